@@ -1,0 +1,25 @@
+"""Embedding of token ids, defined (rule EMB-1; "Attention Is All You Need", section 3.4)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from jaxtyping import Float, Integer
+
+from reference_numpy.attention import widen
+from specification import checks
+
+
+def embedding(
+    table: Float[np.ndarray, "N E"], ids: Integer[np.ndarray, "..."], *, scaled: bool = False
+) -> Float[np.ndarray, "... E"]:
+    """Row ids[...] of the table; multiplied by sqrt(E) when `scaled`, and then rounded once.
+
+    Differs from the paper in that sqrt(E) is applied only when asked for. Raises ValueError for an id outside
+    [0, N); negative ids do not count from the end. Returns a new array in the dtype of table.
+    """
+    checks.embedding(table, ids)
+    checks.ids_within(ids, table.shape[0])
+    rows = table[ids]
+    return (widen(rows) * math.sqrt(table.shape[1])).astype(table.dtype) if scaled else rows

@@ -1,0 +1,26 @@
+"""Gradient of the operation in `embedding.py`, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from jaxtyping import Float, Integer
+
+from reference_numpy.attention import widen
+from specification import checks
+
+
+def embedding_vjp(
+    table: Float[np.ndarray, "N E"],
+    ids: Integer[np.ndarray, "..."],
+    cotangent: Float[np.ndarray, "... E"],
+    *,
+    scaled: bool = False,
+) -> Float[np.ndarray, "N E"]:
+    """Gradient of the table, given that of `embedding`'s output: each row adds up what its occurrences received."""
+    checks.embedding(table, ids)
+    checks.ids_within(ids, table.shape[0])
+    gradient = np.zeros_like(widen(table))
+    np.add.at(gradient, ids.reshape(-1), widen(cotangent).reshape(-1, table.shape[1]))
+    return (gradient * math.sqrt(table.shape[1]) if scaled else gradient).astype(table.dtype)

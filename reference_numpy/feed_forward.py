@@ -1,0 +1,60 @@
+"""The position-wise feed-forward network, defined (rule FFN-1; "Attention Is All You Need", section 3.3)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from reference_numpy.attention import linear, widen
+from specification import FeedForward, checks
+
+complementary_error = np.vectorize(math.erfc, otypes=[np.float64])
+"""erfc; NumPy has none, and Python's is accurate to about one unit in the last place of a float64."""
+
+
+def relu(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """max(x, 0). NaN stays NaN; the slope at 0 is 0."""
+    return np.maximum(x, 0)
+
+
+def gelu(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """x * Phi(x), with the normal distribution function (Hendrycks and Gimpel, arXiv 1606.08415)."""
+    return x * normal_distribution(x)
+
+
+def normal_distribution(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """Phi(x) = erfc(-x / sqrt(2)) / 2, which keeps its digits for negative x, where 1 + erf(x / sqrt(2)) cancels."""
+    return 0.5 * complementary_error(-x / math.sqrt(2)).astype(x.dtype)
+
+
+def gelu_tanh(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), the same paper's approximation."""
+    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+
+
+@np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output
+def feed_forward(
+    parameters: FeedForward,
+    x: Float[np.ndarray, "... E"],
+    *,
+    activation: str = "relu",
+    dropout_keep: Bool[np.ndarray, "... F"] | None = None,
+    dropout_rate: float = 0.0,
+) -> Float[np.ndarray, "... E_out"]:
+    """outer(activation(inner(x))), each a linear projection, for every position on its own.
+
+    activation: "relu", "gelu" or "gelu_tanh".
+    dropout_keep, dropout_rate: activations * keep / (1 - rate); the caller draws `keep`. Only some dialects have it.
+
+    The parameters share the dtype of x, to which each projection and the activation round. Returns a new array.
+    """
+    checks.feed_forward(parameters, x, activation, dropout_keep, dropout_rate)
+    hidden = ACTIVATIONS[activation](widen(linear(parameters.inner, x)))
+    if dropout_keep is not None:
+        hidden = np.where(dropout_keep, hidden / (1 - dropout_rate), 0)
+    return linear(parameters.outer, hidden.astype(x.dtype))

@@ -1,0 +1,63 @@
+"""Gradient of the operation in `feed_forward.py`, by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from reference_numpy.attention import linear, widen
+from reference_numpy.attention_vjp import linear_vjp
+from reference_numpy.feed_forward import ACTIVATIONS, normal_distribution
+from specification import FeedForward, checks
+
+
+class FeedForwardGradients(NamedTuple):
+    """Gradients in the shapes and dtypes of the arguments."""
+
+    parameters: FeedForward
+    x: Any
+
+
+def relu_slope(x: Any) -> Any:
+    return (x > 0).astype(x.dtype)
+
+
+def gelu_slope(x: Any) -> Any:
+    """Phi(x) + x * phi(x), with the normal distribution function and density."""
+    density = np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
+    return normal_distribution(x) + x * density
+
+
+def gelu_tanh_slope(x: Any) -> Any:
+    """(1 + t) / 2 + x (1 - t^2) / 2 * sqrt(2 / pi) (1 + 3 * 0.044715 x^2), with t the function's own tanh."""
+    root = math.sqrt(2 / math.pi)
+    t = np.tanh(root * (x + 0.044715 * x**3))
+    return 0.5 * (1 + t) + 0.5 * x * (1 - t**2) * root * (1 + 3 * 0.044715 * x**2)
+
+
+SLOPES = {"relu": relu_slope, "gelu": gelu_slope, "gelu_tanh": gelu_tanh_slope}
+
+
+@np.errstate(all="ignore")
+def feed_forward_vjp(
+    parameters: FeedForward,
+    x: Float[np.ndarray, "... E"],
+    cotangent: Float[np.ndarray, "... E_out"],
+    *,
+    activation: str = "relu",
+    dropout_keep: Any = None,
+    dropout_rate: float = 0.0,
+) -> FeedForwardGradients:
+    """Gradients of the parameters and of x, given that of `feed_forward`'s output. Arguments as there."""
+    checks.feed_forward(parameters, x, activation, dropout_keep, dropout_rate)
+    factor = 1.0 if dropout_keep is None else np.where(dropout_keep, 1 / (1 - dropout_rate), 0.0)
+    before = widen(linear(parameters.inner, x))
+    factor = np.asarray(factor, before.dtype)
+    hidden = (ACTIVATIONS[activation](before) * factor).astype(x.dtype)
+    outer, hidden_gradient = linear_vjp(parameters.outer, hidden, cotangent)
+    before_gradient = widen(hidden_gradient) * factor * SLOPES[activation](before)
+    inner, x_gradient = linear_vjp(parameters.inner, x, before_gradient.astype(x.dtype))
+    return FeedForwardGradients(FeedForward(inner, outer), x_gradient)

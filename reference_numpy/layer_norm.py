@@ -1,0 +1,88 @@
+"""Layer norm and its named variants, defined (rules NORM-1 to NORM-7; Ba, Kiros and Hinton, arXiv 1607.06450).
+
+All of them normalise over the trailing axes that `weight` names: for x [..., *N], weight and bias are [*N]. x has one
+of the dtypes float16, bfloat16, float32, float64; weight and bias have the same one or the wider one used inside.
+Statistics and the affine step are kept in float32, or in float64 for float64, and rounded once, at the end.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+
+from reference_numpy.attention import widen
+from specification import checks
+
+
+def deviations(x: Float[np.ndarray, "..."], axes: tuple[int, ...]) -> Float[np.ndarray, "..."]:
+    """x - mean, by way of the row's first element (NORM-3, NORM-4).
+
+    The mean of x - first is small when the row is nearly constant, so nothing is lost to a large common offset; and in
+    a constant row every x - first is exactly 0, where sum(x) / n need not give x back.
+    """
+    first = x[(..., *(slice(0, 1) for _ in axes))]
+    shifted = x - first
+    return shifted - shifted.mean(axis=axes, keepdims=True)
+
+
+@np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output
+def layer_norm(
+    x: Float[np.ndarray, "..."],
+    weight: Float[np.ndarray, "*N"],
+    bias: Float[np.ndarray, "*N"] | None,
+    *,
+    eps: float = 1e-5,
+) -> Float[np.ndarray, "..."]:
+    """(x - mean) / sqrt(variance + eps) * weight + bias, with the biased two-pass variance (NORM-1).
+
+    A constant row gives bias exactly, also when it has one element (NORM-3). NaN or infinity in a row makes that row
+    non-finite and no other (NORM-5). eps is at least 2**-126. Returns a new array in the shape and dtype of x.
+    """
+    axes = checks.norm(x, weight, bias, eps)
+    deviation = deviations(widen(x), axes)
+    variance = np.mean(deviation**2, axis=axes, keepdims=True)
+    normalized = deviation / np.sqrt(variance + float(eps))
+    return affine(normalized, weight, bias).astype(x.dtype)
+
+
+@np.errstate(all="ignore")
+def rms_norm(
+    x: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], *, eps: float
+) -> Float[np.ndarray, "..."]:
+    """x / sqrt(mean(x^2) + eps) * weight (NORM-7; Zhang and Sennrich, arXiv 1910.07467).
+
+    Returns a new array in the shape and dtype of x.
+    """
+    axes = checks.norm(x, weight, None, eps)
+    wide = widen(x)
+    square = np.mean(wide**2, axis=axes, keepdims=True)
+    normalized = wide / np.sqrt(square + float(eps))
+    return affine(normalized, weight, None).astype(x.dtype)
+
+
+@np.errstate(all="ignore")
+def standard_deviation_norm(
+    x: Float[np.ndarray, "..."],
+    weight: Float[np.ndarray, "*N"],
+    bias: Float[np.ndarray, "*N"] | None,
+    *,
+    eps: float,
+) -> Float[np.ndarray, "..."]:
+    """(x - mean) / (deviation + eps) * weight + bias, with the unbiased deviation (NORM-7).
+
+    The variance is divided by n - 1, so a row needs two elements, and eps stands outside the root: this is what The
+    Annotated Transformer computes under the name of layer norm. Returns a new array in the shape and dtype of x.
+    """
+    axes = checks.standard_deviation_norm(x, weight, bias, eps)
+    deviation = deviations(widen(x), axes)
+    variance = np.sum(deviation**2, axis=axes, keepdims=True) / (weight.size - 1)
+    normalized = deviation / (np.sqrt(variance) + float(eps))
+    return affine(normalized, weight, bias).astype(x.dtype)
+
+
+def affine(
+    normalized: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], bias: Float[np.ndarray, "*N"] | None
+) -> Float[np.ndarray, "..."]:
+    """normalized * weight + bias, unrounded."""
+    output = normalized * widen(weight)
+    return output if bias is None else output + widen(bias)

@@ -1,0 +1,97 @@
+"""Gradients of the operations in `layer_norm.py`, by hand (NORM-6).
+
+With y = n * weight + bias and n = d * r, where d is x - mean and r the reciprocal of the spread, and a bar for "gradient
+with respect to" (sums over the rows for the parameters, means over the normalised axes for x):
+
+    weight_bar = sum(y_bar * n)     bias_bar = sum(y_bar)     n_bar = y_bar * weight
+    layer_norm               x_bar = r * (n_bar - mean(n_bar) - n * mean(n_bar * n))
+    rms_norm                 x_bar = r * (n_bar - n * mean(n_bar * n))
+    standard_deviation_norm  x_bar = r * (n_bar - mean(n_bar)) - d * (sum(n_bar * d) * r^2 / ((count - 1) * deviation))
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from reference_numpy.attention import widen
+from reference_numpy.layer_norm import deviations
+from specification import checks
+
+
+class NormGradients(NamedTuple):
+    """Gradients in the shapes and dtypes of the arguments; None for an argument that was not given."""
+
+    x: Any
+    weight: Any
+    bias: Any = None
+
+
+@np.errstate(all="ignore")
+def layer_norm_vjp(
+    x: Float[np.ndarray, "..."],
+    weight: Float[np.ndarray, "*N"],
+    bias: Float[np.ndarray, "*N"] | None,
+    cotangent: Float[np.ndarray, "..."],
+    *,
+    eps: float = 1e-5,
+) -> NormGradients:
+    """Gradients of x, weight and bias, given that of `layer_norm`'s output. Arguments as there."""
+    axes = checks.norm(x, weight, bias, eps)
+    deviation = deviations(widen(x), axes)
+    reciprocal = 1 / np.sqrt(np.mean(deviation**2, axis=axes, keepdims=True) + float(eps))
+    normalized = deviation * reciprocal
+    inner = widen(cotangent) * widen(weight)
+    # The mean of inner is taken off by way of its first element, as in the forward pass, and for the same reason.
+    x_gradient = reciprocal * (
+        deviations(inner, axes) - normalized * np.mean(inner * normalized, axis=axes, keepdims=True)
+    )
+    return rounded(x, weight, bias, x_gradient, normalized, cotangent)
+
+
+@np.errstate(all="ignore")
+def rms_norm_vjp(
+    x: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], cotangent: Float[np.ndarray, "..."], *, eps: float
+) -> NormGradients:
+    """Gradients of x and weight, given that of `rms_norm`'s output. Arguments as there."""
+    axes = checks.norm(x, weight, None, eps)
+    wide = widen(x)
+    reciprocal = 1 / np.sqrt(np.mean(wide**2, axis=axes, keepdims=True) + float(eps))
+    normalized = wide * reciprocal
+    inner = widen(cotangent) * widen(weight)
+    x_gradient = reciprocal * (inner - normalized * np.mean(inner * normalized, axis=axes, keepdims=True))
+    return rounded(x, weight, None, x_gradient, normalized, cotangent)
+
+
+@np.errstate(all="ignore")
+def standard_deviation_norm_vjp(
+    x: Float[np.ndarray, "..."],
+    weight: Float[np.ndarray, "*N"],
+    bias: Float[np.ndarray, "*N"] | None,
+    cotangent: Float[np.ndarray, "..."],
+    *,
+    eps: float,
+) -> NormGradients:
+    """Gradients of x, weight and bias, given that of `standard_deviation_norm`'s output. Arguments as there.
+
+    In a constant row the deviation has no slope of its own, but the quotient has: x_bar = (n_bar - mean(n_bar)) / eps.
+    """
+    axes = checks.standard_deviation_norm(x, weight, bias, eps)
+    deviation = deviations(widen(x), axes)
+    spread = np.sqrt(np.sum(deviation**2, axis=axes, keepdims=True) / (weight.size - 1))
+    reciprocal = 1 / (spread + float(eps))
+    inner = widen(cotangent) * widen(weight)
+    slope = np.sum(inner * deviation, axis=axes, keepdims=True) * reciprocal / (weight.size - 1)
+    through_spread = deviation / np.where(spread == 0, 1, spread) * slope
+    x_gradient = reciprocal * (deviations(inner, axes) - through_spread)
+    return rounded(x, weight, bias, x_gradient, deviation * reciprocal, cotangent)
+
+
+def rounded(x: Any, weight: Any, bias: Any, x_gradient: Any, normalized: Any, cotangent: Any) -> NormGradients:
+    """All gradients in the arguments' dtypes; the parameters' are summed over every row."""
+    rows = tuple(range(x.ndim - weight.ndim))
+    weight_gradient = np.sum(widen(cotangent) * normalized, axis=rows).astype(weight.dtype)
+    bias_gradient = None if bias is None else np.sum(widen(cotangent), axis=rows).astype(bias.dtype)
+    return NormGradients(x_gradient.astype(x.dtype), weight_gradient, bias_gradient)

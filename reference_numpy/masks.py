@@ -1,0 +1,84 @@
+"""Mask descriptions made into boolean arrays (MASK-1 to MASK-6). True = this query may attend to this key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool
+
+from specification import checks
+from specification.masks import And, Causal, KeyLengths, KeyPadding, Or, Segments, SlidingWindow, as_mask, map_arrays
+
+
+def materialize(
+    mask: Any, query_length: int, key_length: int, *, batch: int | None = None, heads: int | None = None
+) -> Bool[np.ndarray, "#B #H #Q #K"]:
+    """The boolean array that a mask description means.
+
+    mask: a description, a boolean array (the same as `Dense` of it), or None for "every query sees every key".
+    batch, heads: when given, the arrays inside the description must fit them.
+
+    Returns a new boolean array of rank 4 that broadcasts to [batch, heads, query_length, key_length].
+    Raises TypeError for a mask that is not boolean, ValueError for sizes or values that do not fit.
+    """
+    mask = checked_mask(mask, query_length, key_length, batch, heads)
+    allowed = allowed_pairs(mask, query_length, key_length)
+    return np.array(np.broadcast_to(allowed, (*allowed.shape[:2], query_length, key_length)))
+
+
+def checked_mask(mask: Any, query_length: int, key_length: int, batch: int | None, heads: int | None) -> Any:
+    """The description with NumPy arrays inside, once all that it holds is known to fit."""
+    mask = map_arrays(as_mask(mask), np.asarray)
+    checks.mask(mask, query_length, key_length, batch, heads)
+    check_values(mask, key_length)
+    return mask
+
+
+def check_values(mask: Any, key_length: int) -> None:
+    if isinstance(mask, And | Or):
+        check_values(mask.left, key_length)
+        check_values(mask.right, key_length)
+    elif isinstance(mask, KeyLengths):
+        checks.lengths_within(mask.lengths, key_length)
+
+
+def allowed_pairs(
+    mask: Any, query_length: int, key_length: int, rows: slice = slice(None)
+) -> Bool[np.ndarray, "#B #H #q #K"]:
+    """The description's meaning for the queries in `rows` only, so that long sequences can be taken in blocks."""
+    queries = np.arange(query_length)[rows, None]
+    keys = np.arange(key_length)
+    if mask is None:
+        return np.ones((1, 1, 1, 1), bool)
+    if isinstance(mask, And):
+        return allowed_pairs(mask.left, query_length, key_length, rows) & allowed_pairs(
+            mask.right, query_length, key_length, rows
+        )
+    if isinstance(mask, Or):
+        return allowed_pairs(mask.left, query_length, key_length, rows) | allowed_pairs(
+            mask.right, query_length, key_length, rows
+        )
+    if isinstance(mask, Causal):
+        return keys <= queries + per_batch(mask.offset)
+    if isinstance(mask, SlidingWindow):
+        distance = keys - (queries + per_batch(mask.offset))
+        inside = np.ones_like(distance, dtype=bool)
+        if mask.left is not None:
+            inside &= distance >= -mask.left
+        if mask.right is not None:
+            inside &= distance <= mask.right
+        return inside
+    if isinstance(mask, KeyLengths):
+        return keys < per_batch(mask.lengths)
+    if isinstance(mask, KeyPadding):
+        return mask.keep[:, None, None, :]
+    if isinstance(mask, Segments):
+        return mask.query_ids[:, None, rows, None] == mask.key_ids[:, None, None, :]
+    dense = mask.array if mask.array.ndim == 4 else mask.array[None, None]
+    return dense[:, :, rows, :]
+
+
+def per_batch(numbers: Any) -> np.ndarray:
+    """A number, or one number per batch element, shaped [B or 1, 1, 1, 1]; None is 0."""
+    return np.asarray(0 if numbers is None else numbers).reshape(-1, 1, 1, 1)

@@ -1,0 +1,19 @@
+"""Dtypes by name, so that one rule serves NumPy, PyTorch and JAX (ATT-9, NORM-2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+INTEGER = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+BOOLEAN = ("bool",)
+
+
+def dtype_name(array: Any) -> str:
+    """'float32' for anything whose dtype is float32: np.float32, torch.float32, jnp.float32."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def compute_dtype_name(name: str) -> str:
+    """The dtype in which scores, statistics and sums are kept: float64 for float64, float32 for everything narrower."""
+    return "float64" if name == "float64" else "float32"

@@ -1,0 +1,115 @@
+"""Mask descriptions: plain data that says which query may attend to which key (rules MASK-1 to MASK-6).
+
+A description is a predicate over (batch, head, query position, key position); it computes nothing. Each
+implementation's `materialize` turns it into a boolean array, True where attending is allowed, and that array is the
+description's meaning. Descriptions combine with `&` (both must allow) and `|` (either may allow).
+
+The numbers and arrays inside may be Python's, NumPy's or the framework's own, traced ones included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+class Mask:
+    """Base of every description, so that `&` and `|` work between any two."""
+
+    def __and__(self, other: Any) -> And:
+        return And(self, as_mask(other))
+
+    def __rand__(self, other: Any) -> And:
+        return And(as_mask(other), self)
+
+    def __or__(self, other: Any) -> Or:
+        return Or(self, as_mask(other))
+
+    def __ror__(self, other: Any) -> Or:
+        return Or(as_mask(other), self)
+
+    # Without this, `array & mask` would be NumPy's elementwise "and", applied to the description as an object.
+    __array_ufunc__ = None
+
+
+@dataclass(frozen=True, eq=False)
+class Causal(Mask):
+    """Key j is allowed iff j <= i + offset, where query i stands at absolute position i + offset (MASK-3).
+
+    `offset` is an int or one int per batch element, [B]. None means 0, and is an error unless Q = K.
+    """
+
+    offset: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class SlidingWindow(Mask):
+    """Key j is allowed iff -left <= j - (i + offset) <= right (MASK-4).
+
+    `left` and `right` are inclusive distances, None for unbounded; `offset` is as in `Causal`.
+    """
+
+    left: Any
+    right: Any
+    offset: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class KeyLengths(Mask):
+    """Key j of batch element b is allowed iff j < lengths[b]; `lengths` is an integer array [B]."""
+
+    lengths: Any
+
+
+@dataclass(frozen=True, eq=False)
+class KeyPadding(Mask):
+    """Key j of batch element b is allowed iff keep[b, j]; `keep` is a boolean array [B, K], True for a real token."""
+
+    keep: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Segments(Mask):
+    """Query i may attend to key j iff their ids are equal; integer arrays [B or 1, Q] and [B or 1, K].
+
+    This is how several sequences share one row ("packing").
+    """
+
+    query_ids: Any
+    key_ids: Any
+
+
+@dataclass(frozen=True, eq=False)
+class Dense(Mask):
+    """The boolean array itself: [Q, K] or [B or 1, H or 1, Q, K], True = this query may attend to this key."""
+
+    array: Any
+
+
+@dataclass(frozen=True, eq=False)
+class And(Mask):
+    """Allowed iff both sides allow. Written `left & right`."""
+
+    left: Mask
+    right: Mask
+
+
+@dataclass(frozen=True, eq=False)
+class Or(Mask):
+    """Allowed iff either side allows. Written `left | right`."""
+
+    left: Mask
+    right: Mask
+
+
+def as_mask(mask: Any) -> Any:
+    """A description as it is, None as it is, and anything else as `Dense` of it (MASK-2)."""
+    return mask if mask is None or isinstance(mask, Mask) else Dense(mask)
+
+
+def map_arrays(mask: Any, convert: Callable[[Any], Any]) -> Any:
+    """The same description with `convert` applied to every list and array inside; plain numbers and None stay."""
+    if isinstance(mask, Mask):
+        return type(mask)(*(map_arrays(getattr(mask, field.name), convert) for field in fields(mask)))
+    return convert(mask) if isinstance(mask, list | tuple) or hasattr(mask, "shape") else mask

@@ -1,0 +1,57 @@
+"""The rules of SPEC.md as data: every identifier with its one-line statement.
+
+SPEC.md says the same at length, with the reasons, and what well-known libraries do instead.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Rule(NamedTuple):
+    """One numbered decision."""
+
+    id: str
+    title: str
+    statement: str
+
+
+RULES = {
+    rule.id: rule
+    for rule in (
+        Rule("MASK-1", "polarity", "A mask is boolean and True means that the query may attend to the key."),
+        Rule("MASK-2", "description", "A description means the boolean array that it materialises to."),
+        Rule("MASK-3", "causal", "Key j is allowed iff j <= i + offset; the offset may be left out only when Q = K."),
+        Rule("MASK-4", "window", "Key j is allowed iff -left <= j - (i + offset) <= right, both ends included."),
+        Rule("MASK-5", "shape", "A dense mask is [Q, K] or [B or 1, H or 1, Q, K]; every other shape is refused."),
+        Rule("MASK-6", "combination", "All constraints hold together: & allows what both allow, | what either allows."),
+        Rule("MASK-7", "isolation", "What stands behind a mask reaches no output and no gradient, NaN included."),
+        Rule("ATT-1", "scale", "scores = scale * (query . key), with scale 1 / sqrt(D) unless given."),
+        Rule("ATT-2", "softcap", "scores become c * tanh(scores / c) before bias and mask; c is positive."),
+        Rule("ATT-3", "bias", "A bias is added after the softcap, in float32 or wider; -inf in it forbids the pair."),
+        Rule("ATT-4", "masking", "Forbidden scores are left out of the arithmetic, whatever the size of the others."),
+        Rule("ATT-5", "softmax", "Softmax over the allowed keys; a sink is one more logit, with no value."),
+        Rule("ATT-6", "empty row", "A row that allows nothing has weights, output and gradients 0, log-sum-exp -inf."),
+        Rule("ATT-7", "grouped heads", "Query head h reads key and value head h // (H / G); H is a multiple of G."),
+        Rule("ATT-8", "shapes", "[B,H,Q,D], [B,G,K,D], [B,G,K,V] give [B,H,Q,V]; B, H, Q and K may be 0."),
+        Rule("ATT-9", "dtype", "One floating dtype in and out, float32 or wider in between, one rounding at the end."),
+        Rule("ATT-10", "special values", "An attended NaN reaches exactly what attends to it; large logits do not."),
+        Rule("ATT-11", "dropout", "Weights are multiplied by a given keep mask and divided by 1 - rate."),
+        Rule("ATT-12", "gradients", "The gradients of query, key, value, bias and sinks are part of the definition."),
+        Rule("ATT-13", "determinism", "Same inputs, same bits; inputs are not changed, and results share no memory."),
+        Rule("ATT-14", "companions", "Weights, log-sum-exp, and the exact merge of results over disjoint keys."),
+        Rule("MHA-1", "projections", "x @ weight + bias with weight [in, out]; head h is the h-th block of columns."),
+        Rule("MHA-2", "separate heads", "Per-head projections side by side are the fused one; key and value widths are free."),
+        Rule("NORM-1", "layer norm", "(x - mean) / sqrt(variance + eps) * weight + bias, biased variance, eps 1e-5."),
+        Rule("NORM-2", "precision", "Statistics and affine step in float32 or wider, one rounding at the output."),
+        Rule("NORM-3", "constant row", "A constant row gives the bias exactly, also when it has one element."),
+        Rule("NORM-4", "conditioning", "A mean far larger than the deviation costs no more than its conditioning."),
+        Rule("NORM-5", "special values", "NaN or infinity in a row makes that row non-finite, and no other."),
+        Rule("NORM-6", "gradients", "The gradients of x, weight and bias are part of the definition."),
+        Rule("NORM-7", "variants", "rms_norm and standard_deviation_norm are functions of their own."),
+        Rule("POS-1", "sinusoidal", "sin(p / 10000^(2i/E)) in column 2i, cos of the same angle in column 2i + 1."),
+        Rule("POS-2", "learned", "Row p of a table; a position past its end is refused."),
+        Rule("EMB-1", "embedding", "Row lookup; an id outside the vocabulary is refused; times sqrt(E) when asked."),
+        Rule("FFN-1", "feed-forward", "activation(x @ W1 + b1) @ W2 + b2 with ReLU, GELU (erf) or GELU (tanh)."),
+    )
+}  # fmt: skip
