@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
+from specification import Mask
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Case:
     """One call of one operation, and the cotangents with which its gradients are asked for.
 
@@ -16,6 +18,7 @@ class Case:
         "query.weight" is the weight of multi-head attention's query projection, "outputs[0]" the first part to merge.
     options: everything else that the operation takes by keyword; a mask holds NumPy arrays and Python numbers.
     cotangents: one array for each result, by name; empty when the case asks for no gradients.
+    special: NaN or infinity stands where it can reach results, which are then compared as what they are.
     """
 
     operation: str
@@ -23,3 +26,22 @@ class Case:
     inputs: dict[str, np.ndarray]
     options: dict[str, Any] = field(default_factory=dict)
     cotangents: dict[str, np.ndarray] = field(default_factory=dict)
+    special: bool = False
+
+    def __repr__(self) -> str:
+        """One line, as a call; large arrays by dtype and shape only."""
+        named = (self.inputs | self.options).items()
+        return f"{self.operation}({', '.join(f'{name}={brief(value)}' for name, value in named if value is not None)})"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """The same line where Hypothesis prints a failing case."""
+        printer.text(repr(self))
+
+
+def brief(value: Any) -> str:
+    if isinstance(value, Mask):
+        inside = (f"{field.name}={brief(getattr(value, field.name))}" for field in fields(value))
+        return f"{type(value).__name__}({', '.join(inside)})"
+    if not isinstance(value, np.ndarray):
+        return repr(value)
+    return f"{value.dtype}{list(value.shape)}" if value.size > 8 else f"{value.dtype}({value.tolist()})"

@@ -130,7 +130,7 @@ def repeat_heads(array: Float[np.ndarray, "B G K W"], num_heads: int) -> Float[n
     return np.repeat(array, num_heads // max(array.shape[1], 1), axis=1)
 
 
-def widen(array: Float[np.ndarray, "..."] | None) -> Float[np.ndarray, "..."] | None:
+def widen(array: Float[np.ndarray, "..."] | None) -> Any:
     """The array in the dtype in which everything is computed: float32, or float64 for float64 (ATT-9)."""
     return None if array is None else array.astype(compute_dtype_name(dtype_name(array)))
 
@@ -150,6 +150,11 @@ def visible_pairs(
         return allowed, None
     bias = bias[..., rows, :] if bias.ndim == 4 else bias[None, None, rows, :]
     return allowed & (bias != -np.inf), bias
+
+
+def dropout_factor(keep: Bool[np.ndarray, "..."], rate: float, dtype: np.dtype[Any]) -> Float[np.ndarray, "..."]:
+    """keep / (1 - rate), with which weights are multiplied; no mask, so 0 * NaN is NaN (ATT-11)."""
+    return np.where(keep, 1 / (1 - float(rate)), 0.0).astype(dtype)
 
 
 # --- the operations ---------------------------------------------------------------------------------------------------
@@ -199,7 +204,7 @@ def attention(
         weights, _ = softmax(scores, allowed, sinks)
         weights, reach = fill_empty_rows(weights, allowed, empty_rows)
         if dropout_keep is not None:
-            weights = np.where(dropout_keep[:, :, rows], weights / (1 - dropout_rate), 0)
+            weights = weights * dropout_factor(dropout_keep[:, :, rows], dropout_rate, weights.dtype)
         output[:, :, rows] = allowed_sum(weights, value, reach)
     return output
 
@@ -341,7 +346,7 @@ def multi_head_attention(
     columns / num_heads, G is key's columns / D, V is value's columns / G. Every projection and the attention round to
     the inputs' dtype, which the parameters share. Other arguments as in `attention`.
     """
-    projections = MultiHeadAttention(*(join_heads(p) for p in parameters[:3]), parameters.output)
+    projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])
     H, G, _ = checks.multi_head_attention(projections, query, key, value, num_heads)
     output = attention(
         split_heads(linear(projections.query, query), H),

@@ -24,10 +24,10 @@ from reference_numpy.attention import (
     attention,
     attention_scores,
     concatenate_heads,
+    dropout_factor,
     fill_empty_rows,
     join_heads,
     linear,
-    merge_attention,
     pair_products,
     query_blocks,
     repeat_heads,
@@ -128,8 +128,8 @@ def pullback(
     value = None if value is None else repeat_heads(widen(value), H)
     bias, sinks = widen(bias), widen(sinks)
     query_gradient, key_gradient = np.zeros_like(query), np.zeros_like(key)
-    value_gradient = None if value is None else np.zeros_like(value)
-    bias_gradient = None if bias is None else np.zeros_like(bias)
+    value_gradient: Any = None if value is None else np.zeros_like(value)
+    bias_gradient: Any = None if bias is None else np.zeros_like(bias)
     sinks_gradient = None if sinks is None else np.zeros_like(sinks)
     for rows in query_blocks(B, H, Q, K):
         part = cotangent[:, :, rows]
@@ -143,8 +143,8 @@ def pullback(
             logsumexp_cotangent = part
         else:
             filled, reach = fill_empty_rows(weights, allowed, empty_rows)
-            factor = 1.0 if dropout_keep is None else np.where(dropout_keep[:, :, rows], 1 / (1 - dropout_rate), 0.0)
-            factor = np.asarray(factor, weights.dtype)
+            keep = np.ones(1, bool) if dropout_keep is None else dropout_keep[:, :, rows]
+            factor = dropout_factor(keep, dropout_rate, weights.dtype)
             turned = np.swapaxes(reach, -1, -2)
             value_gradient += allowed_sum(np.swapaxes(filled * factor, -1, -2), part, turned)
             weights_cotangent = pair_products(part, value, reach) * factor
@@ -187,7 +187,7 @@ def attention_vjp(
     empty_rows: str = "zero",
 ) -> AttentionGradients:
     """Gradients of query, key, value, bias and sinks, given that of `attention`'s output. Arguments as there."""
-    options = {"bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks, "dropout_keep": dropout_keep}
+    options = dict[str, Any](bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout_keep=dropout_keep)
     options |= {"dropout_rate": dropout_rate, "empty_rows": empty_rows}
     checks.attention(query, key, value, **options)
     return pullback(query, key, value, cotangent, "output", mask=mask, **options)
@@ -207,7 +207,7 @@ def attention_weights_vjp(
     empty_rows: str = "zero",
 ) -> AttentionGradients:
     """Gradients of query, key, bias and sinks, given that of `attention_weights`. Arguments as there."""
-    options = {"bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks, "empty_rows": empty_rows}
+    options = dict[str, Any](bias=bias, scale=scale, softcap=softcap, sinks=sinks, empty_rows=empty_rows)
     checks.attention(query, key, None, **options)
     return pullback(query, key, None, cotangent, "weights", mask=mask, **options)
 
@@ -225,7 +225,7 @@ def attention_logsumexp_vjp(
     sinks: Float[np.ndarray, "H"] | None = None,
 ) -> AttentionGradients:
     """Gradients of query, key, bias and sinks, given that of `attention_logsumexp`. Arguments as there."""
-    options = {"bias": bias, "scale": scale, "softcap": softcap, "sinks": sinks}
+    options = dict[str, Any](bias=bias, scale=scale, softcap=softcap, sinks=sinks)
     checks.attention(query, key, None, **options)
     return pullback(query, key, None, cotangent, "logsumexp", mask=mask, **options)
 
@@ -281,16 +281,17 @@ def multi_head_attention_vjp(
 
     `options` are those of `multi_head_attention`.
     """
-    projections = MultiHeadAttention(*(join_heads(p) for p in parameters[:3]), parameters.output)
+    projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])
     H, G, _ = checks.multi_head_attention(projections, query, key, value, num_heads)
     inputs, counts = (query, key, value), (H, G, G)
     heads = [split_heads(linear(p, x), n) for p, x, n in zip(projections[:3], inputs, counts, strict=True)]
     joined = concatenate_heads(attention(*heads, **options))
     output_gradient, joined_gradient = linear_vjp(projections.output, joined, cotangent)
-    inner = attention_vjp(*heads, split_heads(joined_gradient, H), **options)
+    inner = attention_vjp(heads[0], heads[1], heads[2], split_heads(joined_gradient, H), **options)
     pairs = [
         linear_vjp(p, x, concatenate_heads(gradient))
         for p, x, gradient in zip(projections[:3], inputs, inner[:3], strict=True)
     ]
-    parameters_gradient = MultiHeadAttention(*(pair[0] for pair in pairs), output_gradient)
-    return MultiHeadAttentionGradients(parameters_gradient, *(pair[1] for pair in pairs), inner.bias, inner.sinks)
+    parameters_gradient = MultiHeadAttention._make([*(pair[0] for pair in pairs), output_gradient])
+    inputs_gradient = [pair[1] for pair in pairs]
+    return MultiHeadAttentionGradients._make([parameters_gradient, *inputs_gradient, inner.bias, inner.sinks])

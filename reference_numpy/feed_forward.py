@@ -7,7 +7,7 @@ import math
 import numpy as np
 from jaxtyping import Bool, Float
 
-from reference_numpy.attention import linear, widen
+from reference_numpy.attention import dropout_factor, linear, widen
 from specification import FeedForward, checks
 
 complementary_error = np.vectorize(math.erfc, otypes=[np.float64])
@@ -56,5 +56,5 @@ def feed_forward(
     checks.feed_forward(parameters, x, activation, dropout_keep, dropout_rate)
     hidden = ACTIVATIONS[activation](widen(linear(parameters.inner, x)))
     if dropout_keep is not None:
-        hidden = np.where(dropout_keep, hidden / (1 - dropout_rate), 0)
+        hidden = hidden * dropout_factor(dropout_keep, dropout_rate, hidden.dtype)
     return linear(parameters.outer, hidden.astype(x.dtype))

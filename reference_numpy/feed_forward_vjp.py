@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from reference_numpy.attention import linear, widen
+from reference_numpy.attention import dropout_factor, linear, widen
 from reference_numpy.attention_vjp import linear_vjp
 from reference_numpy.feed_forward import ACTIVATIONS, normal_distribution
 from specification import FeedForward, checks
@@ -53,9 +53,9 @@ def feed_forward_vjp(
 ) -> FeedForwardGradients:
     """Gradients of the parameters and of x, given that of `feed_forward`'s output. Arguments as there."""
     checks.feed_forward(parameters, x, activation, dropout_keep, dropout_rate)
-    factor = 1.0 if dropout_keep is None else np.where(dropout_keep, 1 / (1 - dropout_rate), 0.0)
     before = widen(linear(parameters.inner, x))
-    factor = np.asarray(factor, before.dtype)
+    keep = np.ones(1, bool) if dropout_keep is None else dropout_keep
+    factor = dropout_factor(keep, dropout_rate, before.dtype)
     hidden = (ACTIVATIONS[activation](before) * factor).astype(x.dtype)
     outer, hidden_gradient = linear_vjp(parameters.outer, hidden, cotangent)
     before_gradient = widen(hidden_gradient) * factor * SLOPES[activation](before)

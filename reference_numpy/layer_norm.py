@@ -7,6 +7,8 @@ Statistics and the affine step are kept in float32, or in float64 for float64, a
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from jaxtyping import Float
 
@@ -15,14 +17,17 @@ from specification import checks
 
 
 def deviations(x: Float[np.ndarray, "..."], axes: tuple[int, ...]) -> Float[np.ndarray, "..."]:
-    """x - mean, by way of the row's first element (NORM-3, NORM-4).
+    """x - mean, taken twice (NORM-3, NORM-4).
 
-    The mean of x - first is small when the row is nearly constant, so nothing is lost to a large common offset; and in
-    a constant row every x - first is exactly 0, where sum(x) / n need not give x back.
+    The first center is reached by way of the row's first element: in a constant row every x - first is exactly 0, where
+    sum(x) / n need not give x back. The second subtraction takes off the rounding error of that center, which is large
+    when the first element lies far from the others.
     """
-    first = x[(..., *(slice(0, 1) for _ in axes))]
-    shifted = x - first
-    return shifted - shifted.mean(axis=axes, keepdims=True)
+    corner: Any = (..., *(slice(0, 1) for _ in axes))
+    first = x[corner]
+    center = first + np.mean(x - first, axis=axes, keepdims=True)
+    deviation = x - center
+    return deviation - np.mean(deviation, axis=axes, keepdims=True)
 
 
 @np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output
@@ -46,9 +51,7 @@ def layer_norm(
 
 
 @np.errstate(all="ignore")
-def rms_norm(
-    x: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], *, eps: float
-) -> Float[np.ndarray, "..."]:
+def rms_norm(x: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], *, eps: float) -> Float[np.ndarray, "..."]:
     """x / sqrt(mean(x^2) + eps) * weight (NORM-7; Zhang and Sennrich, arXiv 1910.07467).
 
     Returns a new array in the shape and dtype of x.

@@ -1,7 +1,7 @@
 """Gradients of the operations in `layer_norm.py`, by hand (NORM-6).
 
-With y = n * weight + bias and n = d * r, where d is x - mean and r the reciprocal of the spread, and a bar for "gradient
-with respect to" (sums over the rows for the parameters, means over the normalised axes for x):
+With y = n * weight + bias and n = d * r, where d is x - mean and r the reciprocal of the spread, and a bar for
+"gradient with respect to" (sums over the rows for the parameters, means over the normalised axes for x):
 
     weight_bar = sum(y_bar * n)     bias_bar = sum(y_bar)     n_bar = y_bar * weight
     layer_norm               x_bar = r * (n_bar - mean(n_bar) - n * mean(n_bar * n))

@@ -15,7 +15,7 @@ import numpy as np
 
 from specification.dtypes import BOOLEAN, FLOATING, INTEGER, compute_dtype_name, dtype_name
 from specification.masks import And, Causal, Dense, KeyLengths, KeyPadding, Or, Segments, SlidingWindow
-from specification.parameters import Linear
+from specification.parameters import FeedForward, Linear
 from specification.positions import EXPONENTS
 
 SMALLEST_EPS = 2.0**-126
@@ -100,29 +100,71 @@ def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def natural(name: str, value: Any) -> None:
+def described(value: Any) -> str:
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ if shape is None else f"{dtype_name(value)} array of shape {list(shape)}"
+
+
+def plain(value: Any) -> Any:
+    """A NumPy array of rank 0 as the number that it holds; anything else as it is."""
+    return value.item() if isinstance(value, np.ndarray) and value.shape == () else value
+
+
+def real_number(name: str, value: Any) -> float | None:
+    """The value of a real number. A framework's array of rank 0 will do too; it may be traced, is not read: None."""
+    value = plain(value)
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return float(value)
+    if getattr(value, "shape", None) == () and dtype_name(value) in FLOATING + INTEGER:
+        return None
+    raise TypeError(f"{name} must be a real number, got {described(value)}")
+
+
+def whole_number(name: str, value: Any) -> int | None:
+    """The value of an integer. A framework's array of rank 0 will do too; it may be traced, is not read: None."""
+    value = plain(value)
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    if getattr(value, "shape", None) == () and dtype_name(value) in INTEGER:
+        return None
+    raise TypeError(f"{name} must be an integer, got {described(value)}")
+
+
+def distance(name: str, value: Any) -> int | None:
+    """The value of an integer that is not negative, or None for one that cannot be read."""
+    number = whole_number(name, value)
+    if number is not None and number < 0:
+        raise ValueError(f"{name} must not be negative, got {number}")
+    return number
+
+
+def natural(name: str, value: Any) -> int:
+    """A count, which decides shapes and so must be a plain number."""
     if not isinstance(value, Integral) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
-    if value < 0:
+        raise TypeError(f"{name} must be an integer, got {described(value)}")
+    if int(value) < 0:
         raise ValueError(f"{name} must not be negative, got {value}")
+    return int(value)
 
 
 def finite(name: str, value: Any) -> None:
-    """A real number must be finite. Arrays and traced numbers cannot be read here and pass."""
-    if isinstance(value, Real) and not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, got {value}")
+    number = real_number(name, value)
+    if number is not None and not -math.inf < number < math.inf:
+        raise ValueError(f"{name} must be finite, got {number}")
 
 
 def epsilon(eps: Any) -> None:
-    if isinstance(eps, Real) and not SMALLEST_EPS <= eps < math.inf:
-        raise ValueError(f"eps must be finite and at least 2**-126, got {eps}")
+    number = real_number("eps", eps)
+    if number is not None and not SMALLEST_EPS <= number < math.inf:
+        raise ValueError(f"eps must be finite and at least 2**-126, got {number}")
 
 
 def dropout(keep: Any, rate: Any, shape: tuple[int, ...]) -> None:
-    if isinstance(rate, Real) and not 0 <= rate < 1:
-        raise ValueError(f"dropout_rate must be at least 0 and below 1, got {rate}")
+    number = real_number("dropout_rate", rate)
+    if number is not None and not 0 <= number < 1:
+        raise ValueError(f"dropout_rate must be at least 0 and below 1, got {number}")
     if keep is None:
-        if isinstance(rate, Real) and rate != 0:
+        if number is not None and number != 0:
             raise ValueError(f"dropout_rate is {rate} but no dropout_keep was given; the caller draws it")
         return
     boolean("dropout_keep", keep)
@@ -144,13 +186,10 @@ def offset_given(description: Causal | SlidingWindow, query_length: int, key_len
 
 def offset_type(offset: Any, batch: int | None) -> None:
     """An int or one int per batch element (MASK-3)."""
-    if isinstance(offset, Real):
-        if not isinstance(offset, Integral):
-            raise TypeError(f"offset must be an integer, got {type(offset).__name__}")
-    elif offset is not None and shape_of("offset", offset) == ():
-        integer("offset", offset)
-    elif offset is not None:
+    if offset is not None and getattr(offset, "shape", ()) != ():
         per_batch("offset", offset, batch)
+    elif offset is not None:
+        whole_number("offset", offset)
 
 
 def per_batch(name: str, array: Any, batch: int | None) -> None:
@@ -204,9 +243,9 @@ NOT_ADDITIVE = " (True = may attend; additive numbers are a bias, never a mask)"
 
 
 def window(left: Any, right: Any) -> None:
-    for name, distance in (("left", left), ("right", right)):
-        if isinstance(distance, Real):
-            natural(name, distance)
+    for name, value in (("left", left), ("right", right)):
+        if value is not None:
+            distance(name, value)
 
 
 def lengths_within(lengths: np.ndarray, key_length: int) -> None:
@@ -254,9 +293,12 @@ def attention(
     if bias is not None:
         companion_dtype("bias", bias, dtype)
         pair_shape("bias", bias, (B, H, Q, K))
-    finite("scale", scale)
-    if isinstance(softcap, Real) and not 0 < softcap < math.inf:
-        raise ValueError(f"softcap must be positive and finite, got {softcap}")
+    if scale is not None:
+        finite("scale", scale)
+    if softcap is not None:
+        cap = real_number("softcap", softcap)
+        if cap is not None and not 0 < cap < math.inf:
+            raise ValueError(f"softcap must be positive and finite, got {cap}")
     if sinks is not None:
         companion_dtype("sinks", sinks, dtype)
         if shape_of("sinks", sinks) != (H,):
@@ -285,6 +327,7 @@ def merge(outputs: Any, logsumexps: Any) -> None:
 
 def linear(name: str, parameters: Linear, dtype: str, width: int | None) -> tuple[int, int]:
     """(in, out) of a projection whose input has the given dtype and width."""
+    structure(name, parameters, Linear)
     inner, outer = ranked(f"{name}.weight", parameters.weight, "in, out")
     same_dtype(**{"input": _Named(dtype), f"{name}.weight": parameters.weight})
     if width is not None and inner != width:
@@ -294,6 +337,11 @@ def linear(name: str, parameters: Linear, dtype: str, width: int | None) -> tupl
         if shape_of(f"{name}.bias", parameters.bias) != (outer,):
             raise ValueError(f"{name}.bias must have shape [{outer}], got {list(parameters.bias.shape)}")
     return inner, outer
+
+
+def structure(name: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got {described(value)}")
 
 
 class _Named:
@@ -341,11 +389,15 @@ def multi_head_attention(parameters: Any, query: Any, key: Any, value: Any, num_
 
 def join_heads(projections: Any) -> None:
     """Per-head projections that are to be concatenated (MHA-2)."""
+    if not isinstance(projections, list | tuple):
+        raise TypeError(f"a projection must be a Linear or a list of them, got {described(projections)}")
     if len(projections) == 0:
         raise ValueError("at least one per-head projection is needed, got none")
     first = projections[0]
+    structure("heads[0]", first, Linear)
+    width, _ = ranked("heads[0].weight", first.weight, "in, out")
     for i, head in enumerate(projections):
-        linear(f"heads[{i}]", head, floating("heads[0].weight", first.weight), first.weight.shape[0])
+        linear(f"heads[{i}]", head, floating("heads[0].weight", first.weight), width)
         if (head.bias is None) != (first.bias is None):
             raise ValueError(f"either every head has a bias or none has, but heads[0] and heads[{i}] differ")
 
@@ -377,8 +429,7 @@ def standard_deviation_norm(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[i
 def positions(length: int, width: int, offset: Any, exponent: str, dtype: str) -> None:
     natural("length", length)
     natural("width", width)
-    if isinstance(offset, Real):
-        natural("offset", offset)
+    distance("offset", offset)
     one_of("exponent", exponent, EXPONENTS)
     if dtype not in FLOATING:
         raise TypeError(f"dtype must be one of {', '.join(FLOATING)}, got {dtype}")
@@ -388,10 +439,9 @@ def learned_positions(table: Any, length: int, offset: Any) -> None:
     rows, _ = ranked("table", table, "positions, width")
     floating("table", table)
     natural("length", length)
-    if isinstance(offset, Real):
-        natural("offset", offset)
-        if offset + length > rows:
-            raise ValueError(f"{length} positions from {offset} on need a table of {offset + length} rows, got {rows}")
+    start = distance("offset", offset)
+    if start is not None and start + length > rows:
+        raise ValueError(f"{length} positions from {start} on need a table of {start + length} rows, got {rows}")
 
 
 def embedding(table: Any, ids: Any) -> None:
@@ -403,12 +453,11 @@ def embedding(table: Any, ids: Any) -> None:
 def ids_within(ids: np.ndarray, vocabulary: int) -> None:
     """Values of token ids, where they can be read (EMB-1)."""
     if ids.size and (ids.min() < 0 or ids.max() >= vocabulary):
-        raise ValueError(
-            f"ids must lie in [0, {vocabulary}), got values from {ids.min()} to {ids.max()}"
-        )
+        raise ValueError(f"ids must lie in [0, {vocabulary}), got values from {ids.min()} to {ids.max()}")
 
 
 def feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dropout_rate: Any) -> None:
+    structure("parameters", parameters, FeedForward)
     shape = shape_of("x", x)
     dtype = floating("x", x)
     if len(shape) == 0:

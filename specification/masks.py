@@ -111,5 +111,6 @@ def as_mask(mask: Any) -> Any:
 def map_arrays(mask: Any, convert: Callable[[Any], Any]) -> Any:
     """The same description with `convert` applied to every list and array inside; plain numbers and None stay."""
     if isinstance(mask, Mask):
-        return type(mask)(*(map_arrays(getattr(mask, field.name), convert) for field in fields(mask)))
+        parts: Any = mask
+        return type(parts)(*(map_arrays(getattr(parts, field.name), convert) for field in fields(parts)))
     return convert(mask) if isinstance(mask, list | tuple) or hasattr(mask, "shape") else mask

@@ -41,7 +41,10 @@ RULES = {
         Rule("ATT-13", "determinism", "Same inputs, same bits; inputs are not changed, and results share no memory."),
         Rule("ATT-14", "companions", "Weights, log-sum-exp, and the exact merge of results over disjoint keys."),
         Rule("MHA-1", "projections", "x @ weight + bias with weight [in, out]; head h is the h-th block of columns."),
-        Rule("MHA-2", "separate heads", "Per-head projections side by side are the fused one; key and value widths are free."),
+        Rule(
+            "MHA-2", "separate heads",
+            "Per-head projections side by side are the fused one; key and value widths are free.",
+        ),
         Rule("NORM-1", "layer norm", "(x - mean) / sqrt(variance + eps) * weight + bias, biased variance, eps 1e-5."),
         Rule("NORM-2", "precision", "Statistics and affine step in float32 or wider, one rounding at the output."),
         Rule("NORM-3", "constant row", "A constant row gives the bias exactly, also when it has one element."),

@@ -1,0 +1,9 @@
+"""How far from exact an honest implementation may be, derived for every element of every result.
+
+`bound(case)` gives, for each result and gradient of the case, an array of the largest admissible |got - exact|. See
+`arithmetic.py` for the model of rounding, and each operation's file for its derivation.
+"""
+
+from conformance.bounds.operations import bound
+
+__all__ = ["bound"]

@@ -1,0 +1,120 @@
+"""The model of rounding, and numbers that carry a bound on their own error through a computation.
+
+Every floating-point operation returns exact * (1 + r) + t with |r| <= u, the unit roundoff, and |t| <= tiny, the
+smallest normal number (results below it may be flushed to 0, as XLA does on CPU and fast GPU modes do).
+
+A sum or dot product of n terms, in whatever order, is off by at most gamma(n) * (sum of absolute terms). The worst case
+is n u / (1 - n u); for long sums errors of either sign nearly cancel, and with independent errors of mean 0 the constant
+is at most LAMBDA * sqrt(n) u, except with a probability below 2 n exp(-LAMBDA^2 / 2) (Higham and Mary, SIAM J. Sci.
+Comput. 41, 2019; Ipsen and Zhou, arXiv 1906.10465): for LAMBDA = 9 and n = 1000 that is 6e-15. gamma takes the smaller
+of the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+LAMBDA = 9.0
+EXP = 6.0
+"""Error of exp and exp2 in units of u: 3 units in the last place (NumPy documents 2.5 for float32, CUDA 2)."""
+LOG = 8.0
+"""Error of log in units of u (NumPy documents 3.9 units in the last place for float32)."""
+TANH = 10.0
+"""Error of tanh, erf, sin and cos in units of u, relative to 1 for the last two: 5 units in the last place."""
+
+UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
+SMALLEST = {"float16": 2.0**-25, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
+"""Absolute error of a result too small to be normal: half a subnormal step in float16, a flush to 0 elsewhere."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Unit roundoffs of the arithmetic inside and of the dtype to which results are rounded (ATT-9, NORM-2)."""
+
+    inner: float
+    inner_tiny: float
+    output: float
+    output_tiny: float
+
+    @classmethod
+    def of(cls, dtype: str) -> Precision:
+        inner = "float64" if dtype == "float64" else "float32"
+        return cls(UNIT_ROUNDOFF[inner], SMALLEST[inner], UNIT_ROUNDOFF[dtype], SMALLEST[dtype])
+
+    def gamma(self, n: int | float) -> float:
+        """Relative error of a sum of n terms, or of n successive roundings."""
+        steps = min(n, LAMBDA * np.sqrt(n)) * self.inner
+        return steps / (1 - steps)
+
+
+class Approx(NamedTuple):
+    """A value, computed in float64 as if exact, and a bound on the error that an implementation's own has."""
+
+    value: np.ndarray
+    error: np.ndarray
+
+    @property
+    def size(self) -> np.ndarray:
+        """The largest absolute value that an implementation may hold."""
+        return np.abs(self.value) + self.error
+
+
+def exact(array: np.ndarray) -> Approx:
+    wide = np.asarray(array, np.float64)
+    return Approx(wide, np.zeros_like(wide))
+
+
+def stored(x: Approx, p: Precision) -> Approx:
+    """Rounded to the output dtype. Where the result would be the same dtype as inside, nothing is added."""
+    extra = 0.0 if p.output == p.inner else p.output * x.size + p.output_tiny
+    return Approx(x.value, x.error + extra)
+
+
+def add(x: Approx, y: Approx, p: Precision) -> Approx:
+    value = x.value + y.value
+    error = x.error + y.error
+    return Approx(value, error + p.inner * (np.abs(value) + error) + p.inner_tiny)
+
+
+def multiply(x: Approx, y: Approx, p: Precision, roundings: int = 1) -> Approx:
+    value = x.value * y.value
+    error = x.error * np.abs(y.value) + np.abs(x.value) * y.error + x.error * y.error
+    return Approx(value, error + roundings * p.inner * (np.abs(value) + error) + p.inner_tiny)
+
+
+def matmul(x: Approx, y: Approx, p: Precision, roundings: int = 0) -> Approx:
+    """x @ y, with `roundings` more for scaling either side before or the product after."""
+    n = x.value.shape[-1]
+    error = x.error @ y.size + np.abs(x.value) @ y.error
+    rounding = p.gamma(n + roundings) * (x.size @ y.size)
+    return Approx(x.value @ y.value, error + rounding + (n + roundings) * p.inner_tiny)
+
+
+def total(x: Approx, axis: int | tuple[int, ...], p: Precision, keepdims: bool = False) -> Approx:
+    axes = (axis,) if isinstance(axis, int) else axis
+    n = int(np.prod([x.value.shape[a] for a in axes]))
+    error = np.sum(x.error, axis=axes, keepdims=keepdims)
+    rounding = p.gamma(n) * np.sum(x.size, axis=axes, keepdims=keepdims)
+    return Approx(np.sum(x.value, axis=axes, keepdims=keepdims), error + rounding)
+
+
+def select(condition: np.ndarray, x: Approx) -> Approx:
+    """x where the condition holds, an exact 0 elsewhere."""
+    return Approx(np.where(condition, x.value, 0), np.where(condition, x.error, 0))
+
+
+def transposed(x: Approx) -> Approx:
+    return Approx(np.swapaxes(x.value, -1, -2), np.swapaxes(x.error, -1, -2))
+
+
+def scaled(x: Approx, factor: float) -> Approx:
+    """Multiplied by a number whose roundings are counted elsewhere."""
+    return Approx(x.value * factor, x.error * abs(factor))
+
+
+def mapped(x: Approx, function) -> Approx:
+    """The same rearrangement of value and error: reshape, transpose, index."""
+    return Approx(function(x.value), function(x.error))

@@ -1,0 +1,139 @@
+"""Error bounds of layer norm, its variants and their gradients.
+
+The row is taken as one axis of n elements; u is the unit roundoff inside.
+
+Deviations. The mean of a row is off by at most gamma(n + 2) mean|x|, by whatever summation; so d = x - mean is off by
+that, common to the row, and by 2 u |d|. Hence the condition number (|x| + mean|x|) / |d| of numerics: what a mean far
+from zero costs, and no more.
+
+Variance. A common error of the deviations enters the variance only squared, because deviations add up to 0. The sum of
+squares costs gamma(n + 6), times the condition number sqrt(1 + mean^2 / variance) that one-pass updating algorithms
+(Welford's; Chan, Golub and LeVeque 1983) have and two passes have not. E[x^2] - E[x]^2 has its square, and is not
+covered.
+
+Reciprocal. 1 / sqrt(variance + eps) has half the relative error of its argument, and 4 u for rsqrt.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conformance.bounds.arithmetic import Approx, Precision, exact
+
+
+def average(array: np.ndarray) -> np.ndarray:
+    return np.mean(array, axis=-1, keepdims=True)
+
+
+def deviation(x: np.ndarray, p: Precision) -> tuple[Approx, np.ndarray]:
+    """x - mean, and the part of its error that the whole row shares."""
+    common = p.gamma(x.shape[-1] + 2) * average(np.abs(x))
+    value = x - average(x)
+    return Approx(value, common + 2 * p.inner * np.abs(value) + p.inner_tiny), common
+
+
+def mean_square(x: np.ndarray, p: Precision, count: int) -> Approx:
+    """sum(x^2) / count with the errors of squaring, adding and dividing."""
+    value = np.sum(x**2, axis=-1, keepdims=True) / count
+    return Approx(value, p.gamma(x.shape[-1] + 6) * value + p.inner_tiny)
+
+
+def variance(x: np.ndarray, d: Approx, common: np.ndarray, p: Precision, count: int) -> Approx:
+    two_pass = mean_square(d.value, p, count)
+    condition = np.sqrt(1 + average(x) ** 2 / np.maximum(two_pass.value, np.finfo(float).tiny))
+    share = x.shape[-1] / count
+    # Where the condition number exceeds 1 / u nothing is known but that deviations are as large as their error.
+    error = np.minimum(two_pass.error * condition, two_pass.error + p.gamma(x.shape[-1]) ** 2 * average(x**2) * share)
+    return Approx(two_pass.value, error + share * common**2)
+
+
+def reciprocal_root(square: Approx, eps: float, p: Precision) -> Approx:
+    """1 / sqrt(square + eps)."""
+    argument = square.value + eps
+    relative = np.minimum(square.error / argument, 0.75)
+    value = 1 / np.sqrt(argument)
+    return Approx(value, value * (1 / np.sqrt(1 - relative) - 1 + 4 * p.inner))
+
+
+def reciprocal_deviation(square: Approx, eps: float, p: Precision) -> Approx:
+    """1 / (sqrt(square) + eps)."""
+    spread = np.sqrt(square.value)
+    moved = np.minimum(np.sqrt(square.error), square.error / np.maximum(spread, np.finfo(float).tiny))
+    argument = spread + eps
+    relative = np.minimum(moved / argument + 2 * p.inner, 0.75)
+    value = 1 / argument
+    return Approx(value, value * (1 / (1 - relative) - 1 + 3 * p.inner))
+
+
+def times(x: Approx, y: Approx, p: Precision, roundings: int = 1) -> Approx:
+    value = x.value * y.value
+    error = x.error * np.abs(y.value) + x.size * y.error
+    return Approx(value, error + roundings * p.inner * (np.abs(value) + error) + p.inner_tiny)
+
+
+def normalized(kind: str, x: np.ndarray, eps: float, p: Precision) -> tuple[Approx, Approx, Approx]:
+    """(x - mean or x, reciprocal, their product) for "layer_norm", "rms_norm" or "standard_deviation_norm"."""
+    n = x.shape[-1]
+    if kind == "rms_norm":
+        d = exact(x)
+        r = reciprocal_root(mean_square(x, p, n), eps, p)
+    else:
+        d, common = deviation(x, p)
+        if kind == "layer_norm":
+            r = reciprocal_root(variance(x, d, common, p, n), eps, p)
+        else:
+            r = reciprocal_deviation(variance(x, d, common, p, n - 1), eps, p)
+    return d, r, times(d, r, p, 2)
+
+
+def forward(kind: str, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, eps: float, p: Precision) -> Approx:
+    """x is [rows, n], weight and bias are [n]."""
+    _, _, n = normalized(kind, x, eps, p)
+    output = times(n, exact(weight), p)
+    if bias is None:
+        return output
+    value = output.value + bias
+    return Approx(value, output.error + p.inner * (np.abs(value) + output.error))
+
+
+def gradients(
+    kind: str, x: np.ndarray, weight: np.ndarray, cotangent: np.ndarray, eps: float, p: Precision
+) -> dict[str, Approx]:
+    """Gradients of x [rows, n], weight and bias [n]."""
+    d, r, n = normalized(kind, x, eps, p)
+    rows, count = x.shape
+    inner = times(exact(cotangent), exact(weight), p)
+    products = times(inner, n, p)
+    if kind == "standard_deviation_norm":
+        spread = np.sqrt(np.sum(d.value**2, axis=-1, keepdims=True) / (count - 1))
+        # d / spread is at most sqrt(n - 1) and as uncertain as d * r is, unless the row is constant.
+        safe = np.where(spread == 0, 1, spread)
+        # error(d / s) <= error(d) / s + |d| / s * relative error of s; that of r bounds the latter times s / (s + eps).
+        relative = np.minimum(r.error / r.value * (spread + eps) / safe, 1)
+        direction = Approx(d.value / safe, d.error / safe + np.abs(d.value) / safe * relative)
+        slope = Approx(
+            np.sum(products.value, axis=-1, keepdims=True) / (count - 1),
+            np.sum(products.error, axis=-1, keepdims=True) / (count - 1)
+            + p.gamma(count + 4) * np.sum(products.size, axis=-1, keepdims=True) / (count - 1),
+        )
+        second = times(direction, slope, p, 2)
+    else:
+        slope = Approx(
+            average(products.value), average(products.error) + p.gamma(count + 4) * average(products.size)
+        )
+        second = times(n, slope, p, 2)
+    value = inner.value - second.value
+    error = inner.error + second.error
+    if kind != "rms_norm":
+        # Autodiff takes the mean of both terms off, and of what is left once more; the second's is 0 but for rounding.
+        value = value - average(inner.value)
+        error = error + average(inner.error) + average(second.error)
+        error = error + 2 * p.gamma(count + 3) * average(inner.size + second.size)
+    error = error + 4 * p.inner * (inner.size + second.size + average(inner.size))
+    x_gradient = times(Approx(value, error), r, p, 2)
+    terms = times(exact(cotangent), n, p)
+    weight_gradient = Approx(
+        np.sum(terms.value, axis=0), np.sum(terms.error, axis=0) + p.gamma(rows) * np.sum(terms.size, axis=0)
+    )
+    bias_gradient = Approx(np.sum(cotangent, axis=0), p.gamma(rows) * np.sum(np.abs(cotangent), axis=0))
+    return {"x": x_gradient, "weight": weight_gradient, "bias": bias_gradient}

@@ -1,0 +1,114 @@
+"""Error bounds of linear projections, activations and position encodings.
+
+A projection is a sum of n products and a bias: gamma(n + 1) of the sum of absolute terms, plus what the input's own
+error becomes. An activation multiplies its input's error by its steepest slope nearby and adds its own rounding, which
+for the GELUs is absolute in |x|, because 1 + erf and 1 + tanh cancel for negative x in the form most people write.
+A sinusoid's error is that of its angle: float32 frequencies by way of exp(-log(10000) 2i/E) are off by up to
+(2 log(10000) + 4) u, which at position p makes the angle off by p times as much.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from conformance.bounds.arithmetic import TANH, Approx, Precision, exact, matmul, multiply, total, transposed
+
+FREQUENCY = 2 * math.log(10000.0) + 6
+
+
+def linear(x: Approx, weight: Approx, bias: Approx | None, p: Precision) -> Approx:
+    """x [..., in] @ weight + bias."""
+    output = matmul(x, weight, p, 1)
+    if bias is None:
+        return output
+    value = output.value + bias.value
+    return Approx(value, output.error + bias.error + p.inner * (np.abs(value) + output.error + np.abs(bias.value)))
+
+
+def linear_gradients(x: Approx, weight: Approx, cotangent: Approx, p: Precision) -> tuple[Approx, Approx, Approx]:
+    """Gradients of x, weight and bias."""
+    rows = Approx(*(a.reshape(-1, a.shape[-1]) for a in cotangent))
+    flat = Approx(*(a.reshape(-1, a.shape[-1]) for a in x))
+    # Batches may be summed one after the other, which rounds once more for each.
+    extra = int(np.prod(x.value.shape[:-2]))
+    return (
+        matmul(cotangent, transposed(weight), p),
+        matmul(transposed(flat), rows, p, extra),
+        total(rows, 0, p),
+    )
+
+
+def normal_distribution(x: np.ndarray) -> np.ndarray:
+    return 0.5 * np.vectorize(math.erfc, otypes=[float])(-x / math.sqrt(2))
+
+
+def normal_density(x: np.ndarray) -> np.ndarray:
+    return np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
+
+
+def tanh_argument(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    root = math.sqrt(2 / math.pi)
+    return root * (x + 0.044715 * x**3), root * (1 + 3 * 0.044715 * x**2)
+
+
+def activation(name: str, x: Approx, p: Precision) -> Approx:
+    if name == "relu":
+        return Approx(np.maximum(x.value, 0), x.error)
+    if name == "gelu":
+        value = x.value * normal_distribution(x.value)
+    else:
+        value = 0.5 * x.value * (1 + np.tanh(tanh_argument(x.value)[0]))
+    # Both GELUs are at most 1.13 steep. tanh's argument has 6 roundings, and |a| (1 - tanh^2 a) is below 0.45.
+    error = 1.13 * x.error + (TANH + 4) * p.inner * x.size + 4 * p.inner * np.abs(value) + p.inner_tiny
+    return Approx(value, error)
+
+
+def activation_slope(name: str, x: Approx, p: Precision) -> Approx:
+    if name == "relu":
+        # Within its error of 0 the input may be on either side.
+        return Approx((x.value > 0).astype(float), ((np.abs(x.value) <= x.error) & (x.error > 0)).astype(float))
+    if name == "gelu":
+        value = normal_distribution(x.value) + x.value * normal_density(x.value)
+        own = (TANH + 6) * p.inner + 12 * p.inner * (1 + x.size**2) * x.size * normal_density(x.value)
+    else:
+        argument, steep = tanh_argument(x.value)
+        t = np.tanh(argument)
+        value = 0.5 * (1 + t) + 0.5 * x.value * (1 - t**2) * steep
+        # 1 - t^2 is off by 2 |t| times tanh's own error and its argument's, and by 2 u.
+        own = (TANH + 6) * p.inner + 0.5 * x.size * steep * (2 * (TANH + 4) + 8) * p.inner
+    # The second derivatives are at most 0.85.
+    return Approx(value, 0.85 * x.error + own)
+
+
+def feed_forward(
+    inputs: dict[str, np.ndarray],
+    cotangent: np.ndarray | None,
+    name: str,
+    factor: np.ndarray | float,
+    p: Precision,
+    store,
+) -> dict[str, Approx]:
+    """Errors of the output and of all gradients. `store` rounds to the dtype that stands between the layers."""
+    approx = {key: exact(array) for key, array in inputs.items()}
+    before = store(linear(approx["x"], approx["inner.weight"], approx.get("inner.bias"), p))
+    activated = activation(name, before, p)
+    hidden = store(Approx(activated.value * factor, (activated.error + 2 * p.inner * activated.size) * factor))
+    results = {"output": linear(hidden, approx["outer.weight"], approx.get("outer.bias"), p)}
+    if cotangent is None:
+        return results
+    hidden_bar, outer_weight, outer_bias = linear_gradients(hidden, approx["outer.weight"], exact(cotangent), p)
+    hidden_bar = store(hidden_bar)
+    dropped = Approx(hidden_bar.value * factor, (hidden_bar.error + 2 * p.inner * hidden_bar.size) * factor)
+    # Autodiff of GELU adds up several terms, each of them rounded.
+    before_bar = store(multiply(dropped, activation_slope(name, before, p), p, 4))
+    x_bar, inner_weight, inner_bias = linear_gradients(approx["x"], approx["inner.weight"], before_bar, p)
+    results |= {"x": x_bar, "inner.weight": inner_weight, "inner.bias": inner_bias}
+    return results | {"outer.weight": outer_weight, "outer.bias": outer_bias}
+
+
+def sinusoid(positions: np.ndarray, frequencies: np.ndarray, p: Precision) -> np.ndarray:
+    """Largest error of sin and cos of position * frequency."""
+    angle = np.abs(positions[:, None] * frequencies)
+    return np.minimum(2.0, FREQUENCY * p.inner * angle + TANH * p.inner)

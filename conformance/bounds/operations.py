@@ -1,0 +1,301 @@
+"""`bound(case)`: the derived bounds of every result and gradient of a case, by operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from conformance.bounds import attention as att
+from conformance.bounds import layer_norm as norm
+from conformance.bounds import layers
+from conformance.bounds.arithmetic import Approx, Precision, exact, mapped, stored
+from conformance.cases import Case
+from conformance.spreading import gradient_name, heads_of, joined
+from reference_numpy import materialize
+from specification.dtypes import compute_dtype_name
+from specification.positions import angular_frequencies
+
+Bounds = dict[str, np.ndarray]
+LOOKUPS = ("embedding", "learned_positions")
+
+
+def bound(case: Case) -> Bounds:
+    """The largest admissible |got - exact| for every element of every result, and of every gradient asked for."""
+    p = Precision.of(case.dtype)
+    with np.errstate(all="ignore"):
+        approximations = OPERATIONS[case.operation](case, p)
+        return {name: finished(name, approx, case, p) for name, approx in approximations.items()}
+
+
+def finished(name: str, approx: Approx, case: Case, p: Precision) -> np.ndarray:
+    """Rounded to the dtype of the result, which for log-sum-exps is the wider one and for gradients the argument's."""
+    if case.operation in LOOKUPS and not np.any(approx.error):
+        return approx.error  # copied, not computed
+    dtype = result_dtype(name, case)
+    here = Precision(p.inner, p.inner_tiny, *(getattr(Precision.of(dtype), f) for f in ("output", "output_tiny")))
+    error = stored(approx, here).error
+    # The oracle is itself rounded to float64 when the definition serves as oracle.
+    error = error + 2.0**-46 * np.abs(approx.value) if case.dtype != "float64" else error
+    return np.where(np.isnan(error), np.inf, error)
+
+
+def result_dtype(name: str, case: Case) -> str:
+    if name.startswith("gradient of "):
+        return str(case.inputs[name.removeprefix("gradient of ")].dtype)
+    wide = name == "logsumexp" or case.operation == "attention_logsumexp"
+    return compute_dtype_name(case.dtype) if wide else case.dtype
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+
+def pairs(array: np.ndarray | None) -> Approx | None:
+    """A bias as [B or 1, H or 1, Q, K]."""
+    return None if array is None else exact(array if array.ndim == 4 else array[None, None])
+
+
+def allowed_of(case: Case, shape: tuple[int, int, int, int]) -> np.ndarray:
+    B, H, Q, K = shape
+    allowed = materialize(case.options.get("mask"), Q, K, batch=B, heads=H)
+    if "bias" in case.inputs:
+        allowed = allowed & (np.asarray(pairs(case.inputs["bias"]).value) != -np.inf)
+    return np.broadcast_to(allowed, shape)
+
+
+def dropout_factor(case: Case, shape: tuple[int, ...]) -> np.ndarray:
+    keep = case.options.get("dropout_keep")
+    return np.ones(shape) if keep is None else np.where(keep, 1 / (1 - case.options["dropout_rate"]), 0.0)
+
+
+def attend(
+    case: Case, query: Approx, key: Approx, value: Approx | None, p: Precision
+) -> tuple[att.AttentionApprox, dict[str, Any]]:
+    """Forward errors, and the keywords with which the gradients are then asked for."""
+    shape = (*query.value.shape[:3], key.value.shape[2])
+    sinks = exact(case.inputs["sinks"]) if "sinks" in case.inputs else None
+    forward = att.attention(
+        query,
+        key,
+        value,
+        allowed_of(case, shape),
+        bias=pairs(case.inputs.get("bias")),
+        scale=case.options.get("scale"),
+        softcap=case.options.get("softcap"),
+        sinks=sinks,
+        factor=dropout_factor(case, shape),
+        empty_rows=case.options.get("empty_rows", "zero"),
+        p=p,
+    )
+    return forward, {"scale": case.options.get("scale"), "sinks": sinks, "p": p}
+
+
+def named(case: Case, gradients: dict[str, Approx], p: Precision) -> dict[str, Approx]:
+    """Gradients of what the case holds, the bias's summed over what it was broadcast to."""
+    if "bias" in case.inputs:
+        gradients["bias"] = unbroadcast(gradients["bias"], case.inputs["bias"].shape, p)
+    return {gradient_name(name): g for name, g in gradients.items() if name in case.inputs}
+
+
+def unbroadcast(x: Approx, shape: tuple[int, ...], p: Precision) -> Approx:
+    full = shape if len(shape) == 4 else (1, 1, *shape)
+    axes = tuple(axis for axis in (0, 1) if full[axis] == 1)
+    n = int(np.prod([x.value.shape[axis] for axis in axes]))
+    value, error, size = (np.sum(a, axis=axes, keepdims=True).reshape(shape) for a in (x.value, x.error, x.size))
+    return Approx(value, error + (p.gamma(n) if n > 1 else 0) * size)
+
+
+def attention(case: Case, p: Precision) -> dict[str, Approx]:
+    query, key = exact(case.inputs["query"]), exact(case.inputs["key"])
+    value = exact(case.inputs["value"]) if "value" in case.inputs else None
+    forward, keywords = attend(case, query, key, value, p)
+    if case.operation == "attention":
+        kind, results = "output", {"output": forward.output}
+    elif case.operation == "attention_weights":
+        kind, results = "weights", {"output": filled_weights(case, forward, p)}
+    else:
+        kind, results = "logsumexp", {"output": att.logsumexp_approx(forward.rows, p)}
+        results["output"] = mapped(results["output"], lambda a: a[..., 0])
+    if not case.cotangents:
+        return results
+    cotangents = {kind: exact(case.cotangents["output"])}
+    gradients = att.attention_gradients(query, key, value, forward, cotangents, **keywords)
+    return results | named(case, gradients, p)
+
+
+def filled_weights(case: Case, forward: att.AttentionApprox, p: Precision) -> Approx:
+    weights = att.weights_approx(forward.rows, p)
+    if case.options.get("empty_rows", "zero") != "mean":
+        return weights
+    empty = ~np.any(forward.rows.allowed, axis=-1, keepdims=True)
+    keys = max(weights.value.shape[-1], 1)
+    return Approx(np.where(empty, 1 / keys, weights.value), np.where(empty, 2 * p.inner / keys, weights.error))
+
+
+def merge_attention(case: Case, p: Precision) -> dict[str, Approx]:
+    """Attention of one query over the parts, with their log-sum-exps as scores."""
+    count = sum(name.startswith("outputs[") for name in case.inputs)
+    outputs = [np.asarray(case.inputs[f"outputs[{i}]"], float) for i in range(count)]
+    logsumexps = [np.asarray(case.inputs[f"logsumexps[{i}]"], float) for i in range(count)]
+    shape = outputs[0].shape
+
+    def flat(array: np.ndarray) -> np.ndarray:  # every (b, h, q) becomes a batch element of its own
+        return array.reshape(-1, 1, 1, *array.shape[3:])
+
+    scores = np.stack([flat(a) for a in logsumexps], axis=-1)
+    values = np.stack([a.reshape(-1, 1, shape[-1]) for a in outputs], axis=-2)
+    allowed = scores != -np.inf
+    finite = exact(np.where(allowed, scores, 0))
+    rows = att.softmax_rows(finite, exact(np.ones_like(scores)), allowed, None, p)
+    ones = np.ones_like(scores)
+    output = att.weighted_mean(rows, exact(values), ones, p)
+    results = {
+        "output": mapped(output, lambda a: a.reshape(shape)),
+        "logsumexp": mapped(att.logsumexp_approx(rows, p), lambda a: a.reshape(shape[:3])),
+    }
+    if not case.cotangents:
+        return results
+    bar = exact(case.cotangents["output"].reshape(-1, 1, 1, shape[-1]))
+    logsumexp_bar = exact(case.cotangents["logsumexp"].reshape(-1, 1, 1, 1))
+    weights = att.weights_approx(rows, p)
+    weights_bar = att.matmul(bar, att.transposed(exact(values)), p)
+    scores_bar, _ = att.softmax_gradient(rows, weights_bar, logsumexp_bar, None, p)
+    for i in range(count):
+        part = att.multiply(mapped(weights, lambda a, i=i: a[..., i : i + 1]), bar, p)
+        results[gradient_name(f"outputs[{i}]")] = mapped(part, lambda a: a.reshape(shape))
+        score = mapped(scores_bar, lambda a, i=i: a[..., i].reshape(shape[:3]))
+        results[gradient_name(f"logsumexps[{i}]")] = score
+    return results
+
+
+def multi_head_attention(case: Case, p: Precision) -> dict[str, Approx]:
+    """Projections, attention and the last projection, each result rounded to the inputs' dtype in between."""
+    inputs = {name: exact(array) for name, array in joined(case.inputs).items()}
+    counts = heads_of(case)
+
+    def split(x: Approx, heads: int) -> Approx:
+        return mapped(x, lambda a: a.reshape(*a.shape[:2], heads, -1).swapaxes(1, 2))
+
+    def concatenate(x: Approx) -> Approx:
+        return mapped(x, lambda a: a.swapaxes(1, 2).reshape(a.shape[0], a.shape[2], -1))
+
+    heads = {}
+    for name, count in counts.items():
+        projected = layers.linear(inputs[name], inputs[f"{name}.weight"], inputs.get(f"{name}.bias"), p)
+        heads[name] = split(stored(projected, p), count)
+    forward, keywords = attend(case, heads["query"], heads["key"], heads["value"], p)
+    output = concatenate(stored(forward.output, p))
+    results = {"output": layers.linear(output, inputs["output.weight"], inputs.get("output.bias"), p)}
+    if not case.cotangents:
+        return results
+    cotangent = exact(case.cotangents["output"])
+    gradients: dict[str, Approx] = {}
+    output_bar, gradients["output.weight"], gradients["output.bias"] = layers.linear_gradients(
+        output, inputs["output.weight"], cotangent, p
+    )
+    bar = {"output": split(stored(output_bar, p), counts["query"])}
+    inner = att.attention_gradients(heads["query"], heads["key"], heads["value"], forward, bar, **keywords)
+    gradients |= {name: inner[name] for name in ("bias", "sinks") if name in inner}
+    for name in counts:
+        projected_bar = concatenate(stored(inner[name], p))
+        gradients[name], gradients[f"{name}.weight"], gradients[f"{name}.bias"] = layers.linear_gradients(
+            inputs[name], inputs[f"{name}.weight"], projected_bar, p
+        )
+    return results | named(case, separated(gradients, case), p)
+
+
+def separated(gradients: dict[str, Approx], case: Case) -> dict[str, Approx]:
+    """Gradients of fused projections cut up again into those of per-head ones, where the case has those."""
+    result = dict(gradients)
+    for name in ("query", "key", "value"):
+        start, head = 0, 0
+        while f"{name}[{head}].weight" in case.inputs:
+            stop = start + case.inputs[f"{name}[{head}].weight"].shape[1]
+            for part in ("weight", "bias"):
+                columns = mapped(gradients[f"{name}.{part}"], lambda a, s=slice(start, stop): a[..., s])
+                result[f"{name}[{head}].{part}"] = columns
+            start, head = stop, head + 1
+    return result
+
+
+# --- the layers around it ---------------------------------------------------------------------------------------------
+
+
+def layer_norm(case: Case, p: Precision) -> dict[str, Approx]:
+    x, weight = np.asarray(case.inputs["x"], float), np.asarray(case.inputs["weight"], float)
+    bias = np.asarray(case.inputs["bias"], float).reshape(-1) if "bias" in case.inputs else None
+    eps = case.options.get("eps", 1e-5)
+    flat = x.reshape(-1, weight.size)
+    output = norm.forward(case.operation, flat, weight.reshape(-1), bias, eps, p)
+    results = {"output": mapped(output, lambda a: a.reshape(x.shape))}
+    if not case.cotangents:
+        return results
+    cotangent = np.asarray(case.cotangents["output"], float).reshape(flat.shape)
+    gradients = norm.gradients(case.operation, flat, weight.reshape(-1), cotangent, eps, p)
+    shapes = {"x": x.shape, "weight": weight.shape, "bias": weight.shape}
+    for name, gradient in gradients.items():
+        if name in case.inputs:
+            results[gradient_name(name)] = mapped(gradient, lambda a, s=shapes[name]: a.reshape(s))
+    return results
+
+
+def feed_forward(case: Case, p: Precision) -> dict[str, Approx]:
+    keep = case.options.get("dropout_keep")
+    factor = 1.0 if keep is None else np.where(keep, 1 / (1 - case.options["dropout_rate"]), 0.0)
+    name = case.options.get("activation", "relu")
+    cotangent = case.cotangents.get("output")
+    inputs = {key: np.asarray(array, float) for key, array in case.inputs.items()}
+    results = layers.feed_forward(inputs, cotangent, name, factor, p, lambda x: stored(x, p))
+    return {
+        (key if key == "output" else gradient_name(key)): approx
+        for key, approx in results.items()
+        if key == "output" or key in case.inputs
+    }
+
+
+def sinusoidal_positions(case: Case, p: Precision) -> dict[str, Approx]:
+    options = case.options
+    positions = np.arange(options["length"]) + options.get("offset", 0)
+    exponent = options.get("exponent", "shared")
+    angles = positions[:, None] * angular_frequencies(options["width"], exponent)
+    value = np.where(np.arange(options["width"]) % 2 == 0, np.sin(angles), np.cos(angles))
+    return {"output": Approx(value, layers.sinusoid(positions, angular_frequencies(options["width"], exponent), p))}
+
+
+def lookup(case: Case, p: Precision) -> dict[str, Approx]:
+    """Rows of a table are copied, not computed: no error, unless they are multiplied by sqrt(E)."""
+    table = np.asarray(case.inputs["table"], float)
+    if case.operation == "embedding":
+        rows = case.inputs["ids"].astype(int)
+    else:
+        rows = np.arange(case.options["length"]) + case.options.get("offset", 0)
+    root = np.sqrt(table.shape[1]) if case.options.get("scaled") else 1.0
+    value = table[rows] * root
+    unit = 3 * p.inner if case.options.get("scaled") else 0.0
+    results = {"output": Approx(value, unit * np.abs(value))}
+    if case.cotangents:
+        cotangent = np.asarray(case.cotangents["output"], float).reshape(-1, table.shape[1])
+        value, size, count = np.zeros_like(table), np.zeros_like(table), np.zeros(len(table))
+        np.add.at(value, rows.reshape(-1), cotangent * root)
+        np.add.at(size, rows.reshape(-1), np.abs(cotangent) * root)
+        np.add.at(count, rows.reshape(-1), 1)
+        steps = att.summation(np.maximum(count - 1, 0), p)[:, None] + unit
+        results[gradient_name("table")] = Approx(value, steps * size)
+    return results
+
+
+OPERATIONS: dict[str, Callable[[Case, Precision], dict[str, Approx]]] = {
+    "attention": attention,
+    "attention_weights": attention,
+    "attention_logsumexp": attention,
+    "merge_attention": merge_attention,
+    "multi_head_attention": multi_head_attention,
+    "layer_norm": layer_norm,
+    "rms_norm": layer_norm,
+    "standard_deviation_norm": layer_norm,
+    "feed_forward": feed_forward,
+    "sinusoidal_positions": sinusoidal_positions,
+    "learned_positions": lookup,
+    "embedding": lookup,
+}

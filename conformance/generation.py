@@ -1,0 +1,355 @@
+"""Strategies that draw cases (Hypothesis).
+
+Hypothesis draws the structure: sizes, dtype, mask, options. Array contents come from a NumPy generator seeded by a drawn
+integer, so a case is small to describe and its arrays can be large.
+
+Sizes come from short lists, because JAX compiles anew for every shape. Within a list every axis has a size of its own,
+so that a swapped axis shows; the long list goes past 16, 32 and 64 with lengths that are no multiple of 8, so that a
+tail block shows. Numbers are signed and of several magnitudes, with means far from zero too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance.cases import Case
+from conformance.spreading import result_names
+from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
+from specification.dtypes import compute_dtype_name
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+class Sizes(NamedTuple):
+    """B batch, H query heads, G key heads, Q queries, K keys, D width of query and key, V of value."""
+
+    B: int
+    H: int
+    G: int
+    Q: int
+    K: int
+    D: int
+    V: int
+
+
+SHORT = (
+    Sizes(2, 4, 2, 5, 7, 3, 6),
+    Sizes(3, 2, 1, 7, 4, 5, 1),
+    Sizes(1, 6, 3, 4, 4, 8, 5),
+    Sizes(2, 3, 3, 6, 6, 4, 7),
+    Sizes(2, 4, 2, 1, 9, 3, 6),
+)
+LONG = (
+    Sizes(2, 3, 3, 19, 37, 8, 5),
+    Sizes(1, 4, 2, 35, 35, 10, 12),
+    Sizes(2, 2, 1, 21, 67, 16, 9),
+)
+EMPTY = (
+    Sizes(0, 4, 2, 5, 7, 3, 6),
+    Sizes(2, 0, 0, 5, 7, 3, 6),
+    Sizes(2, 4, 2, 0, 7, 3, 6),
+    Sizes(2, 4, 2, 5, 0, 3, 6),
+    Sizes(2, 4, 2, 5, 7, 3, 0),
+)
+WIDE = Sizes(1, 2, 1, 33, 70, 64, 40)
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+class Draw:
+    """Arrays drawn from one seed, in one dtype."""
+
+    def __init__(self, seed: int, dtype: str) -> None:
+        self.rng, self.dtype = np.random.default_rng(seed), dtype
+
+    def normal(self, *shape: int, scale: float = 1.0, mean: float = 0.0, dtype: str | None = None) -> np.ndarray:
+        return (self.rng.normal(size=shape) * scale + mean).astype(numpy_dtype(dtype or self.dtype))
+
+    def booleans(self, *shape: int, share: float = 0.6) -> np.ndarray:
+        return self.rng.random(shape) < share
+
+    def integers(self, low: int, high: int, *shape: int) -> np.ndarray:
+        return self.rng.integers(low, high, size=shape, endpoint=True)
+
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def sizes(dtype: str) -> st.SearchStrategy[Sizes]:
+    """float64 is judged by ball arithmetic, which is slow: short lengths only."""
+    return st.sampled_from(SHORT if dtype == "float64" else SHORT + LONG + (WIDE,))
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def causal(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
+    kind = draw(st.sampled_from(("none", "number", "per batch")))
+    if kind == "none" and s.Q == s.K:
+        return Causal()
+    if kind == "per batch":
+        return Causal(d.integers(-2, max(0, s.K - 1), s.B))
+    return Causal(draw(st.integers(-2, max(0, s.K - 1))))
+
+
+def window(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
+    side = st.one_of(st.none(), st.integers(0, max(1, s.K // 3)))
+    offset = draw(st.one_of(st.integers(-1, max(0, s.K - s.Q)), st.just("per batch")))
+    if offset == "per batch":
+        offset = d.integers(-1, max(0, s.K - s.Q), s.B)
+    left, right = draw(side), draw(side)
+    return SlidingWindow(left, right if left is not None else draw(st.integers(0, s.K // 3)), offset)
+
+
+def lengths(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
+    low = draw(st.sampled_from((0, 1)))
+    return KeyLengths(d.integers(min(low, s.K), s.K, s.B))
+
+
+def padding(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
+    return KeyPadding(d.booleans(s.B, s.K))
+
+
+def segments(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
+    rows = draw(st.sampled_from((1, s.B)))
+    return Segments(np.sort(d.integers(0, 2, rows, s.Q)), np.sort(d.integers(0, 2, s.B, s.K)))
+
+
+def dense(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
+    shape = draw(st.sampled_from(((s.Q, s.K), (1, s.H, s.Q, s.K), (s.B, 1, s.Q, s.K), (s.B, s.H, s.Q, s.K))))
+    array = d.booleans(*shape)
+    return array if draw(st.booleans()) else Dense(array)
+
+
+MASKS: dict[str, Callable[[st.DrawFn, Sizes, Draw], Any]] = {
+    "causal": causal,
+    "window": window,
+    "lengths": lengths,
+    "padding": padding,
+    "segments": segments,
+    "dense": dense,
+}
+
+
+def combined(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
+    kinds = draw(st.lists(st.sampled_from(sorted(MASKS)), min_size=2, max_size=3, unique=True))
+    parts = [MASKS[kind](draw, s, d) for kind in kinds]
+    parts = [Dense(part) if isinstance(part, np.ndarray) else part for part in parts]
+    mask = parts[0]
+    for part in parts[1:]:
+        mask = mask | part if draw(st.integers(0, 3)) == 0 else mask & part
+    return mask
+
+
+def draw_mask(draw: st.DrawFn, kind: str, s: Sizes, d: Draw) -> Any:
+    """kind: one of MASKS, "combined", "any" (one of those), or "maybe" (any, or none at all)."""
+    if kind == "maybe":
+        kind = draw(st.sampled_from(("none", *sorted(MASKS), "combined")))
+    if kind == "any":
+        kind = draw(st.sampled_from((*sorted(MASKS), "combined")))
+    if kind == "none":
+        return None
+    return combined(draw, s, d) if kind == "combined" else MASKS[kind](draw, s, d)
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+FEATURES = ("scale", "softcap", "bias", "sinks", "dropout")
+
+
+@st.composite
+def attention_cases(
+    draw: st.DrawFn,
+    operation: str = "attention",
+    mask: str = "maybe",
+    focus: tuple[str, ...] = (),
+    others: bool = True,
+    gradients: bool = True,
+    dtypes: tuple[str, ...] = DTYPES,
+    grouped: bool | None = None,
+    empty_rows: tuple[str, ...] = ("zero",),
+    plans: tuple[Sizes, ...] | None = None,
+) -> Case:
+    """Attention, its weights or its log-sum-exp.
+
+    focus: features that every case has. others: the remaining features appear now and then, one in five.
+    grouped: True for H > G only. plans: the sizes to draw from, instead of the usual ones.
+    """
+    dtype = draw(st.sampled_from(dtypes))
+    choice = sizes(dtype) if plans is None else st.sampled_from(plans)
+    s = draw(choice.filter(lambda s: grouped is None or (s.H > s.G) == grouped))
+    d = Draw(draw(seeds), dtype)
+    features = set(focus) | {f for f in FEATURES if others and draw(st.integers(0, 4)) == 4}
+    if operation != "attention":
+        features.discard("dropout")
+    inputs, options = attention_inputs(draw, s, d, operation)
+    options["mask"] = draw_mask(draw, mask, s, d)
+    mode = draw(st.sampled_from(empty_rows))
+    if mode != "zero":
+        options["empty_rows"] = mode
+        features.discard("sinks")
+    add_features(draw, s, d, features, inputs, options)
+    cotangents = {}
+    if gradients:
+        shape = {"attention": (s.B, s.H, s.Q, s.V), "attention_weights": (s.B, s.H, s.Q, s.K)}
+        wide = compute_dtype_name(dtype) if operation == "attention_logsumexp" else dtype
+        cotangents["output"] = d.normal(*shape.get(operation, (s.B, s.H, s.Q)), dtype=wide)
+    return Case(operation, dtype, inputs, options, cotangents)
+
+
+def attention_inputs(
+    draw: st.DrawFn, s: Sizes, d: Draw, operation: str
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Query, key and value. Scores have a spread of about 1, or of 0.1, or of 8, where one key takes nearly all."""
+    spread = draw(st.sampled_from((1.0, 1.0, 0.1, 8.0)))
+    mean = draw(st.sampled_from((0.0, 0.0, 3.0)))
+    inputs = {"query": d.normal(s.B, s.H, s.Q, s.D, scale=spread), "key": d.normal(s.B, s.G, s.K, s.D)}
+    if operation == "attention":
+        size = draw(st.sampled_from((1.0, 1.0, 1e-2, 30.0)))
+        inputs["value"] = d.normal(s.B, s.G, s.K, s.V, scale=size, mean=mean * size)
+    return inputs, {}
+
+
+def add_features(
+    draw: st.DrawFn, s: Sizes, d: Draw, features: set[str], inputs: dict[str, np.ndarray], options: dict[str, Any]
+) -> None:
+    companion = draw(st.sampled_from((d.dtype, compute_dtype_name(d.dtype))))
+    if "scale" in features:
+        options["scale"] = draw(st.sampled_from((0.3, 1.0, -0.7, 0.0, 0.05)))
+    if "softcap" in features:
+        options["softcap"] = draw(st.sampled_from((0.5, 2.0, 30.0)))
+    if "bias" in features:
+        shapes = ((s.Q, s.K), (1, s.H, s.Q, s.K), (s.B, 1, s.Q, s.K), (s.B, s.H, s.Q, s.K))
+        inputs["bias"] = d.normal(*draw(st.sampled_from(shapes)), scale=2.0, dtype=companion)
+        if draw(st.booleans()):
+            inputs["bias"][d.booleans(*inputs["bias"].shape, share=0.15)] = -np.inf
+    if "sinks" in features:
+        inputs["sinks"] = d.normal(s.H, scale=2.0, dtype=companion)
+    if "dropout" in features:
+        options["dropout_rate"] = draw(st.sampled_from((0.1, 0.5)))
+        options["dropout_keep"] = d.booleans(s.B, s.H, s.Q, s.K, share=1 - options["dropout_rate"])
+
+
+@st.composite
+def merge_cases(draw: st.DrawFn) -> Case:
+    dtype = draw(st.sampled_from(DTYPES))
+    s, d, parts = draw(sizes(dtype)), Draw(draw(seeds), dtype), draw(st.integers(1, 4))
+    wide = compute_dtype_name(dtype)
+    inputs = {f"outputs[{i}]": d.normal(s.B, s.H, s.Q, s.V) for i in range(parts)}
+    for i in range(parts):
+        logsumexp = d.normal(s.B, s.H, s.Q, scale=3.0, mean=2.0, dtype=wide)
+        logsumexp[d.booleans(s.B, s.H, s.Q, share=0.2)] = -np.inf
+        inputs[f"logsumexps[{i}]"] = logsumexp
+    cotangents = {"output": d.normal(s.B, s.H, s.Q, s.V), "logsumexp": d.normal(s.B, s.H, s.Q, dtype=wide)}
+    return Case("merge_attention", dtype, inputs, {}, cotangents)
+
+
+@st.composite
+def multi_head_cases(draw: st.DrawFn, separate: bool = False) -> Case:
+    """separate: per-head projections, with widths of key and value that differ from E / H."""
+    dtype = draw(st.sampled_from(DTYPES))
+    s, d = draw(st.sampled_from(SHORT if dtype == "float64" else (*SHORT, *LONG[:2]))), Draw(draw(seeds), dtype)
+    E, E_key, E_value, E_out = 6, 5, 4, 3
+    widths = {"query": (E, s.H * s.D), "key": (E_key, s.G * s.D), "value": (E_value, s.G * s.V)}
+    inputs = {"query": d.normal(s.B, s.Q, E), "key": d.normal(s.B, s.K, E_key), "value": d.normal(s.B, s.K, E_value)}
+    biased = draw(st.booleans())
+    counts = {"query": s.H, "key": s.G, "value": s.G}
+    for name, (inner, outer) in widths.items():
+        heads = counts[name] if separate else 1
+        for head in range(heads):
+            prefix = f"{name}[{head}]" if separate else name
+            inputs[f"{prefix}.weight"] = d.normal(inner, outer // heads, scale=inner**-0.5)
+            if biased:
+                inputs[f"{prefix}.bias"] = d.normal(outer // heads, scale=0.3)
+    inputs["output.weight"] = d.normal(s.H * s.V, E_out, scale=(s.H * s.V) ** -0.5)
+    if draw(st.booleans()):
+        inputs["output.bias"] = d.normal(E_out)
+    options: dict[str, Any] = {"num_heads": s.H, "mask": draw_mask(draw, "maybe", s, d)}
+    features = {f for f in FEATURES if draw(st.integers(0, 5)) == 5}
+    add_features(draw, s, d, features, inputs, options)
+    return Case("multi_head_attention", dtype, inputs, options, {"output": d.normal(s.B, s.Q, E_out)})
+
+
+# --- the layers around it ---------------------------------------------------------------------------------------------
+
+NORM_SHAPES = (((3, 7), 1), ((2, 5, 12), 1), ((4, 3, 5), 2), ((5, 70), 1), ((2, 3, 1), 1), ((3, 257), 1))
+
+
+@st.composite
+def norm_cases(
+    draw: st.DrawFn,
+    operation: str = "layer_norm",
+    means: tuple[float, ...] = (0.0, 0.0, 2.0, -30.0),
+    gradients: bool = True,
+    dtypes: tuple[str, ...] = DTYPES,
+) -> Case:
+    dtype = draw(st.sampled_from(dtypes))
+    shapes = [s for s in NORM_SHAPES if operation != "standard_deviation_norm" or s[0][-1] > 1]
+    shape, axes = draw(st.sampled_from(shapes))
+    d, scale = Draw(draw(seeds), dtype), draw(st.sampled_from((1.0, 1.0, 0.03, 40.0)))
+    names = shape[-axes:]
+    companion = draw(st.sampled_from((dtype, compute_dtype_name(dtype))))
+    inputs = {
+        "x": d.normal(*shape, scale=scale, mean=draw(st.sampled_from(means)) * scale),
+        "weight": d.normal(*names, dtype=companion),
+    }
+    if operation != "rms_norm" and draw(st.integers(0, 4)) > 0:
+        inputs["bias"] = d.normal(*names, dtype=companion)
+    options: dict[str, Any] = {}
+    if operation != "layer_norm" or draw(st.booleans()):
+        options["eps"] = draw(st.sampled_from((1e-5, 1e-6, 1e-12, 1e-3, 0.5)))
+    return Case(operation, dtype, inputs, options, {"output": d.normal(*shape)} if gradients else {})
+
+
+@st.composite
+def feed_forward_cases(draw: st.DrawFn) -> Case:
+    dtype = draw(st.sampled_from(DTYPES))
+    shape, inner, outer = draw(st.sampled_from((((2, 3, 4), 10, 5), ((5, 6), 7, 6), ((2, 9, 24), 40, 17))))
+    d, E = Draw(draw(seeds), dtype), shape[-1]
+    size = draw(st.sampled_from((1.0, 1.0, 4.0)))
+    inputs = {"x": d.normal(*shape, scale=size), "inner.weight": d.normal(E, inner, scale=E**-0.5)}
+    inputs["outer.weight"] = d.normal(inner, outer, scale=inner**-0.5)
+    if draw(st.booleans()):
+        inputs |= {"inner.bias": d.normal(inner), "outer.bias": d.normal(outer)}
+    options: dict[str, Any] = {"activation": draw(st.sampled_from(("relu", "gelu", "gelu_tanh")))}
+    if draw(st.integers(0, 2)) == 0:
+        options |= {"dropout_rate": 0.25, "dropout_keep": d.booleans(*shape[:-1], inner, share=0.75)}
+    return Case("feed_forward", dtype, inputs, options, {"output": d.normal(*shape[:-1], outer)})
+
+
+@st.composite
+def sinusoidal_cases(draw: st.DrawFn) -> Case:
+    options = {
+        "length": draw(st.sampled_from((1, 5, 33))),
+        "width": draw(st.sampled_from((1, 2, 7, 64))),
+        "offset": draw(st.sampled_from((0, 3, 511, 10000))),
+        "exponent": draw(st.sampled_from(("shared", "doubled"))),
+        "dtype": draw(st.sampled_from(DTYPES)),
+    }
+    return Case("sinusoidal_positions", options["dtype"], {}, options)
+
+
+@st.composite
+def lookup_cases(draw: st.DrawFn, operation: str) -> Case:
+    dtype = draw(st.sampled_from(DTYPES))
+    d = Draw(draw(seeds), dtype)
+    rows, width = draw(st.sampled_from(((11, 4), (40, 9))))
+    inputs = {"table": d.normal(rows, width)}
+    if operation == "learned_positions":
+        options = {"length": draw(st.sampled_from((1, 5, 11))), "offset": 0}
+        options["offset"] = draw(st.sampled_from((0, rows - options["length"])))
+        shape: tuple[int, ...] = (options["length"],)
+    else:
+        shape = draw(st.sampled_from(((7,), (2, 5), (3, 2, 4))))
+        kind = draw(st.sampled_from((np.int32, np.int64)))
+        inputs["ids"] = d.integers(0, rows - 1, *shape).astype(kind)
+        options = {"scaled": draw(st.booleans())}
+    cotangents = {result_names(operation)[0]: d.normal(*shape, width)}
+    return Case(operation, dtype, inputs, options, cotangents)

@@ -1,0 +1,61 @@
+"""What a case's results are, exactly enough to judge by.
+
+float16, bfloat16 and float32: the definition in float64, on the exactly widened inputs; its own rounding, 2^-29 of
+float32's, is part of the bound. float64: `ball.py`, which shares no code with the definition and so judges it too.
+Cases with NaN or infinity are special: ball arithmetic has no use for them, and the definition says what they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from conformance.cases import Case
+from conformance.subjects import NumpySubject
+from specification.dtypes import FLOATING
+
+
+class Exact(NamedTuple):
+    """high + low, unevaluated: two float64 arrays that together hold about 100 bits."""
+
+    high: np.ndarray
+    low: np.ndarray
+
+
+def widened(case: Case) -> Case:
+    """The same case in float64; every float16, bfloat16 and float32 is a float64."""
+
+    def wide(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {n: a.astype(np.float64) if str(a.dtype) in FLOATING else a for n, a in arrays.items()}
+
+    options = dict(case.options)
+    if "dtype" in options:
+        options["dtype"] = "float64"
+    return replace(
+        case, dtype="float64", inputs=wide(case.inputs), cotangents=wide(case.cotangents), options=options
+    )
+
+
+def by_definition(case: Case) -> dict[str, Exact]:
+    answers = NumpySubject()(widened(case))
+    return {name: Exact(array, np.zeros_like(array)) for name, array in answers.items()}
+
+
+def by_balls(case: Case) -> dict[str, Exact]:
+    from conformance import ball
+
+    return {name: Exact(*exact) for name, exact in ball.evaluate(case).items()}
+
+
+def balls_available() -> bool:
+    try:
+        from conformance import ball  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def oracle(case: Case) -> dict[str, Exact]:
+    return by_balls(case) if case.dtype == "float64" and not case.special else by_definition(case)

@@ -1,0 +1,361 @@
+"""Probes: for every rule, the cases that test it and what is asked of each answer.
+
+A probe draws material with Hypothesis, prepares what all subjects share (truth and bounds are computed once), and
+examines one subject at a time. It returns findings; a finding with a ratio above 1 is a violation of the probe's rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from conformance.bounds import bound
+from conformance.cases import Case
+from conformance.generation import (
+    EMPTY,
+    MASKS,
+    Draw,
+    attention_cases,
+    feed_forward_cases,
+    lookup_cases,
+    merge_cases,
+    multi_head_cases,
+    norm_cases,
+    seeds,
+    sinusoidal_cases,
+)
+from conformance.oracle import oracle
+from conformance.pairs import visible_pairs
+from conformance.special import (
+    Planted,
+    empty_row_cases,
+    empty_rows,
+    expectation,
+    planted_cases,
+    sunken_cases,
+    towering_cases,
+)
+from conformance.spreading import arguments, gradient_name
+from conformance.subjects import Answers, Subject, framework_options, results_by_name
+from conformance.verdict import Finding, judge
+from specification import Dense
+
+Findings = list[Finding]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What tests one rule.
+
+    material: draws what `prepare` and `examine` work on. case_of: the case in it, for statistics and reports.
+    weight: its share of the cases, relative to other probes.
+    """
+
+    rule: str
+    title: str
+    material: st.SearchStrategy[Any]
+    prepare: Callable[[Any], Any]
+    examine: Callable[[Subject, Any, Any], Findings]
+    case_of: Callable[[Any], Case | None] = lambda material: material
+    weight: float = 1.0
+
+
+# --- agreement with the oracle ----------------------------------------------------------------------------------------
+
+
+def truth_and_bounds(case: Case) -> tuple[Any, Any]:
+    return oracle(case), bound(case)
+
+
+def examine_agreement(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
+    return judge(case, subject(case), *shared)
+
+
+def agreement(rule: str, title: str, cases: st.SearchStrategy[Case], weight: float = 1.0) -> Probe:
+    return Probe(rule, title, cases, truth_and_bounds, examine_agreement, weight=weight)
+
+
+def dense_meaning(case: Case) -> np.ndarray:
+    """What the mask allows, asked pair by pair of the plain predicate (MASK-2)."""
+    (B, H, Q, _), K = case.inputs["query"].shape, case.inputs["key"].shape[2]
+    return visible_pairs(case.options.get("mask"), None, (B, H, Q, K))
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def prepare_description(case: Case) -> tuple[Any, Any, Any]:
+    return dense_meaning(case), *truth_and_bounds(case)
+
+
+def examine_description(subject: Subject, case: Case, shared: tuple[Any, Any, Any]) -> Findings:
+    """The array is the description's meaning exactly, and attention by that array gives what the description gives."""
+    meaning, truth, bounds = shared
+    B, H, Q, K = meaning.shape
+    with subject.context():
+        mask = framework_options(subject, case)["mask"]
+        array = subject.numpy(subject.module.materialize(mask, Q, K, batch=B, heads=H))
+    if array.dtype != bool or array.ndim != 4 or not np.array_equal(np.broadcast_to(array, meaning.shape), meaning):
+        return [Finding("materialize", np.inf, message="differs from the predicate")]
+    return judge(case, subject(replace(case, options=case.options | {"mask": Dense(array)})), truth, bounds)
+
+
+def identical(name: str, left: np.ndarray, right: np.ndarray) -> Finding:
+    same = left.dtype == right.dtype and np.array_equal(left, right, equal_nan=True)
+    return Finding(name, 0.0 if same else np.inf, message="" if same else "differs between two equal calls")
+
+
+def examine_shapes(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
+    """A mask [Q, K], the same as [1, 1, Q, K] and as [B, H, Q, K], a bare array and `Dense` of it: all mean the same."""
+    array = np.asarray(case.options["mask"].array)
+    whole = np.broadcast_to(array, (*case.inputs["query"].shape[:2], *array.shape))
+    forms = (array, Dense(array), Dense(array[None, None]), Dense(whole))
+    answers = (subject(replace(case, options=case.options | {"mask": form})) for form in forms)
+    return [finding for answer in answers for finding in judge(case, answer, *shared)]
+
+
+@st.composite
+def flat_masks(draw: st.DrawFn) -> Case:
+    case = draw(attention_cases(mask="none"))
+    d = Draw(draw(seeds), case.dtype)
+    shape = (case.inputs["query"].shape[2], case.inputs["key"].shape[2])
+    return replace(case, options=case.options | {"mask": Dense(d.booleans(*shape))})
+
+
+# --- special values ---------------------------------------------------------------------------------------------------
+
+
+def prepare_planted(planted: Planted) -> tuple[Any, Any]:
+    return expectation(planted, oracle(planted.clean)), bound(planted.clean)
+
+
+def examine_planted(subject: Subject, planted: Planted, shared: tuple[Any, Any]) -> Findings:
+    return judge(planted.planted, subject(planted.planted), *shared)
+
+
+def examine_empty_rows(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
+    """Agreement, and exact zeros where a row allows nothing: for these no rounding is an excuse."""
+    answers = subject(case)
+    findings = judge(case, answers, *shared)
+    if case.options.get("empty_rows", "zero") == "zero" and case.operation != "attention_logsumexp":
+        names = ["output", *(n for n in (gradient_name("query"),) if n in answers)]
+        findings += [zero(f"{name} of empty rows", answers[name][empty_rows(case)]) for name in names]
+    return findings
+
+
+def zero(name: str, array: np.ndarray) -> Finding:
+    wrong = array[~(array == 0)]
+    return Finding(name, np.inf if wrong.size else 0.0, message=f"holds {wrong[0]}, expected 0" if wrong.size else "")
+
+
+def prepare_twin(twins: tuple[Case, Case]) -> tuple[Any, Any]:
+    return truth_and_bounds(twins[1])
+
+
+def examine_twin(subject: Subject, twins: tuple[Case, Case], shared: tuple[Any, Any]) -> Findings:
+    """The first case must give what the second, harmless one gives (outputs and the values' gradient)."""
+    truth, bounds = shared
+    answers = subject(twins[0])
+    names = [name for name in ("output", gradient_name("value")) if name in truth]
+    return judge(twins[0], answers, {name: truth[name] for name in names}, bounds)
+
+
+# --- determinism ------------------------------------------------------------------------------------------------------
+
+
+def examine_determinism(subject: Subject, case: Case, shared: Any) -> Findings:
+    """The same bits twice, another call in between; inputs untouched; results that share no memory with anything."""
+    with subject.context():
+        inputs = {name: subject.array(array) for name, array in case.inputs.items()}
+        options = framework_options(subject, case)
+        first = call(subject, case, inputs, options)
+        kept = {name: np.array(subject.numpy(result)) for name, result in first.items()}
+        others = {n: subject.array(a[..., ::-1].copy() if a.dtype.kind == "f" else a) for n, a in case.inputs.items()}
+        between = call(subject, case, others, options)
+        second = call(subject, case, inputs, options)
+        findings = [
+            identical(name, array, subject.numpy(results[name]))
+            for results in (first, second)
+            for name, array in kept.items()
+        ]
+        for name, array in case.inputs.items():
+            if not np.array_equal(array, subject.numpy(inputs[name]), equal_nan=array.dtype.kind != "i"):
+                findings.append(Finding(name, np.inf, message="was changed by the call"))
+        if subject.mutable:
+            arrays = {f"input {name}": array for name, array in inputs.items()}
+            arrays |= {f"earlier {name}": array for name, array in first.items()}
+            arrays |= {f"other {name}": array for name, array in between.items()}
+            for name, result in second.items():
+                for other, array in arrays.items():
+                    if np.shares_memory(subject.numpy(result), subject.numpy(array)):
+                        findings.append(Finding(name, np.inf, message=f"shares memory with {other}"))
+    return findings
+
+
+def call(subject: Subject, case: Case, inputs: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    positional, keywords = arguments(case.operation, inputs, options)
+    return results_by_name(case.operation, getattr(subject.module, case.operation)(*positional, **keywords))
+
+
+# --- splits -----------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> tuple[Case, tuple[int, ...]]:
+    """A case of attention, and where its keys are cut into parts."""
+    case = draw(attention_cases(mask="maybe", others=False, gradients=False, dtypes=("float32", "float64")))
+    case = replace(case, options=case.options | {"mask": Dense(np.array(dense_meaning(case)))})
+    keys = case.inputs["key"].shape[2]
+    return case, tuple(sorted(draw(st.lists(st.integers(0, keys), min_size=1, max_size=3))))
+
+
+def prepare_split(split: tuple[Case, tuple[int, ...]]) -> tuple[Any, Any]:
+    """Merging rounds once more: the parts' own bounds are the whole's, and a merge's bound is added (ATT-14).
+
+    A part's output is a weighted mean with the whole's weights, so its error, weighed once more, is within the whole's
+    bound taken for the rounding of the log-sum-exps as well: exp of their errors is a relative error of the weights.
+    """
+    case, _ = split
+    truth, bounds = truth_and_bounds(case)
+    companions = {
+        name: truth_and_bounds(replace(case, operation=operation, inputs=without_value(case)))
+        for name, operation in (("logsumexp", "attention_logsumexp"),)
+    }
+    truth["logsumexp"] = companions["logsumexp"][0]["output"]
+    slack = companions["logsumexp"][1]["output"]
+    value = np.abs(np.asarray(case.inputs["value"], float)).max(axis=2, initial=0)
+    largest = np.repeat(value, case.inputs["query"].shape[1] // value.shape[1], axis=1)[:, :, None]
+    bounds = {"output": 2 * bounds["output"] + 4 * slack[..., None] * largest, "logsumexp": 4 * slack}
+    return truth, bounds
+
+
+def without_value(case: Case) -> dict[str, np.ndarray]:
+    return {name: array for name, array in case.inputs.items() if name != "value"}
+
+
+def examine_split(subject: Subject, split: tuple[Case, tuple[int, ...]], shared: tuple[Any, Any]) -> Findings:
+    case, cuts = split
+    edges = (0, *cuts, case.inputs["key"].shape[2])
+    outputs, logsumexps = [], []
+    for start, stop in zip(edges[:-1], edges[1:], strict=True):
+        inputs = {n: a if n == "query" else a[:, :, start:stop] for n, a in case.inputs.items()}
+        mask = Dense(case.options["mask"].array[..., start:stop])
+        part = replace(case, inputs=inputs, options=case.options | {"mask": mask})
+        outputs.append(subject(part)["output"])
+        part = replace(part, operation="attention_logsumexp", inputs=without_value(part))
+        logsumexps.append(subject(part)["output"])
+    named = {f"outputs[{i}]": a for i, a in enumerate(outputs)} | {f"logsumexps[{i}]": a for i, a in enumerate(logsumexps)}
+    answers = subject(Case("merge_attention", case.dtype, named))
+    return judge(replace(case, operation="merge_attention"), answers, *shared)
+
+
+# --- layer norm -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def constant_rows(draw: st.DrawFn) -> Case:
+    case = draw(norm_cases(gradients=False))
+    d = Draw(draw(seeds), case.dtype)
+    x = case.inputs["x"]
+    axes = tuple(range(-case.inputs["weight"].ndim, 0))
+    rows = d.normal(*(1 if axis - x.ndim in axes else n for axis, n in enumerate(x.shape)), scale=100.0, mean=300.0)
+    return replace(case, inputs=case.inputs | {"x": np.array(np.broadcast_to(rows, x.shape))})
+
+
+def examine_constant_rows(subject: Subject, case: Case, shared: Any) -> Findings:
+    bias = case.inputs.get("bias")
+    expected = np.zeros_like(case.inputs["x"]) if bias is None else np.broadcast_to(bias, case.inputs["x"].shape)
+    got = subject(case)["output"]
+    return [zero("output - bias", got.astype(float) - expected.astype(case.inputs["x"].dtype).astype(float))]
+
+
+@st.composite
+def spoiled_rows(draw: st.DrawFn) -> tuple[Case, Case, np.ndarray]:
+    """(clean case, the same with NaN or infinity in some rows, which elements those rows have)."""
+    case = draw(norm_cases(draw(st.sampled_from(("layer_norm", "rms_norm"))), gradients=False))
+    x = np.array(case.inputs["x"])
+    axes = tuple(range(-case.inputs["weight"].ndim, 0))
+    place = tuple(draw(st.integers(0, n - 1)) for n in x.shape)
+    poisons = (np.nan, np.inf, -np.inf) if case.operation == "layer_norm" else (np.nan,)
+    x[place] = draw(st.sampled_from(poisons))
+    rows = np.broadcast_to((~np.isfinite(x)).any(axis=axes, keepdims=True), x.shape)
+    return case, replace(case, inputs=case.inputs | {"x": x}, special=True), rows
+
+
+def examine_spoiled_rows(subject: Subject, material: Any, shared: tuple[Any, Any]) -> Findings:
+    """Non-finite throughout the spoiled rows; the clean case's answer everywhere else."""
+    clean, dirty, rows = material
+    truth, bounds = shared
+    got = subject(dirty)["output"]
+    wrong = got[rows & np.isfinite(got.astype(float))]
+    finding = Finding("output of spoiled rows", np.inf if wrong.size else 0.0, message=f"holds {wrong[:1]}")
+    rest = {"output": np.where(rows, truth["output"].high, got.astype(float)).astype(got.dtype)}
+    return [finding, *judge(clean, rest, truth, {"output": np.where(rows, np.inf, bounds["output"])})]
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+HALF = ("float16", "bfloat16")
+
+PROBES = [
+    agreement("MASK-1", "dense masks", attention_cases(mask="dense", others=False)),
+    *(
+        Probe("MASK-2", f"{kind} and its array", attention_cases(mask=kind, others=False), prepare_description, examine_description, weight=0.3)
+        for kind in (*MASKS, "combined")
+    ),
+    agreement("MASK-3", "causal", attention_cases(mask="causal", others=False)),
+    agreement("MASK-4", "window", attention_cases(mask="window", others=False)),
+    Probe("MASK-5", "forms of one mask", flat_masks(), truth_and_bounds, examine_shapes, weight=0.5),
+    agreement("MASK-6", "combinations", attention_cases(mask="combined", others=False)),
+    Probe("MASK-7", "hidden NaN and infinity", planted_cases("hidden"), prepare_planted, examine_planted,
+          case_of=lambda p: p.planted),
+    agreement("ATT-1", "scale", attention_cases(focus=("scale",), others=False)),
+    agreement("ATT-1", "default scale", attention_cases(mask="none", others=False)),
+    agreement("ATT-2", "softcap", attention_cases(focus=("softcap",), others=False)),
+    agreement("ATT-3", "bias", attention_cases(focus=("bias",), others=False)),
+    agreement("ATT-3", "bias after softcap", attention_cases(focus=("bias", "softcap"), others=False), weight=0.5),
+    Probe("ATT-4", "allowed scores below any filling", sunken_cases(), prepare_twin, examine_twin,
+          case_of=lambda twins: twins[0]),
+    agreement("ATT-5", "weights", attention_cases("attention_weights", others=False)),
+    agreement("ATT-5", "sinks", attention_cases(focus=("sinks",), others=False)),
+    Probe("ATT-6", "empty rows", empty_row_cases(), truth_and_bounds, examine_empty_rows),
+    Probe("ATT-6", "empty rows of weights", empty_row_cases("attention_weights"), truth_and_bounds, examine_empty_rows),
+    Probe("ATT-6", "empty rows of log-sum-exp", empty_row_cases("attention_logsumexp"), truth_and_bounds,
+          examine_empty_rows),
+    Probe("ATT-6", "empty rows as the mean", empty_row_cases(modes=("mean",)), truth_and_bounds, examine_empty_rows),
+    agreement("ATT-7", "grouped heads", attention_cases(grouped=True, others=False)),
+    agreement("ATT-8", "every feature", attention_cases(focus=("scale", "softcap", "bias", "sinks"), mask="any")),
+    agreement("ATT-8", "lengths of 0", attention_cases(plans=EMPTY), weight=0.5),
+    agreement("ATT-9", "16-bit inputs", attention_cases(dtypes=HALF, others=False)),
+    Probe("ATT-10", "an attended NaN", planted_cases("attended"), prepare_planted, examine_planted,
+          case_of=lambda p: p.planted),
+    Probe("ATT-10", "towering logits", towering_cases(), prepare_twin, examine_twin, case_of=lambda twins: twins[0]),
+    agreement("ATT-11", "dropout", attention_cases(focus=("dropout",), others=False)),
+    agreement("ATT-12", "gradients", attention_cases(), weight=2.0),
+    Probe("ATT-13", "attention", attention_cases(gradients=False), lambda _: None, examine_determinism),
+    Probe("ATT-13", "layer norm", norm_cases(gradients=False), lambda _: None, examine_determinism),
+    Probe("ATT-13", "lookups", lookup_cases("learned_positions"), lambda _: None, examine_determinism),
+    agreement("ATT-14", "weights", attention_cases("attention_weights")),
+    agreement("ATT-14", "log-sum-exp", attention_cases("attention_logsumexp")),
+    agreement("ATT-14", "merge", merge_cases()),
+    Probe("ATT-14", "split and merged", splits(), prepare_split, examine_split, case_of=lambda split: split[0]),
+    agreement("MHA-1", "fused projections", multi_head_cases(), weight=2.0),
+    agreement("MHA-2", "separate heads", multi_head_cases(separate=True)),
+    agreement("NORM-1", "layer norm", norm_cases(gradients=False)),
+    agreement("NORM-2", "16-bit inputs", norm_cases(gradients=False, dtypes=HALF)),
+    Probe("NORM-3", "constant rows", constant_rows(), lambda _: None, examine_constant_rows),
+    agreement("NORM-4", "far from zero", norm_cases(means=(1e3, -1e4), gradients=False, dtypes=("float32", "float64"))),
+    Probe("NORM-5", "NaN and infinity", spoiled_rows(), lambda m: truth_and_bounds(m[0]), examine_spoiled_rows,
+          case_of=lambda m: m[1]),
+    agreement("NORM-6", "gradients", norm_cases()),
+    agreement("NORM-7", "rms_norm", norm_cases("rms_norm")),
+    agreement("NORM-7", "standard_deviation_norm", norm_cases("standard_deviation_norm")),
+    agreement("POS-1", "sinusoidal", sinusoidal_cases()),
+    agreement("POS-2", "learned", lookup_cases("learned_positions")),
+    agreement("EMB-1", "embedding", lookup_cases("embedding")),
+    agreement("FFN-1", "feed-forward", feed_forward_cases(), weight=2.0),
+]  # fmt: skip

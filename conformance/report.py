@@ -1,0 +1,89 @@
+"""What a run prints: rules by implementation, operations by dtype, violations, and how much the cases tested."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from conformance.tally import Cell, Substance, Tally, Violation
+from specification import RULES
+from specification.dtypes import FLOATING
+
+
+def ratio(cell: Cell) -> Text:
+    """A worst ratio; "exact" where nothing was off at all."""
+    if cell.worst > 1:
+        return Text("violated" if np.isinf(cell.worst) else f"{cell.worst:.3g} violated", style="bold red")
+    return Text("exact" if cell.worst == 0 else f"{cell.worst:.3f}", style="green")
+
+
+def rules_table(tally: Tally, subjects: Sequence[str]) -> Table:
+    table = Table(title="Worst error of each rule, in units of its bound (at most 1 conforms)", title_justify="left")
+    table.add_column("rule")
+    table.add_column("")
+    for name in subjects:
+        table.add_column(name, justify="right")
+    table.add_column("cases", justify="right")
+    for rule in RULES.values():
+        cells = [tally.rules[rule.id, name] for name in subjects if (rule.id, name) in tally.rules]
+        if cells:
+            table.add_row(rule.id, rule.title, *map(ratio, cells), str(cells[0].cases))
+    return table
+
+
+def results_table(tally: Tally, subjects: Sequence[str]) -> Table:
+    table = Table(title="The same by operation and dtype, the worst of all implementations", title_justify="left")
+    table.add_column("operation")
+    for dtype in FLOATING:
+        table.add_column(dtype, justify="right")
+    table.add_column("cases", justify="right")
+    for operation in dict.fromkeys(key[0] for key in tally.results):
+        worst, count = [], 0
+        for dtype in FLOATING:
+            cells = [tally.results[operation, dtype, n] for n in subjects if (operation, dtype, n) in tally.results]
+            worst.append(ratio(Cell(0, max(cell.worst for cell in cells))) if cells else Text("-"))
+            count += cells[0].cases if cells else 0
+        table.add_row(operation, *worst, str(count))
+    return table
+
+
+def substance_lines(substance: Substance) -> Text:
+    """How much the attention cases tested: a case that zeros, or any mask, would pass tests nothing."""
+    count = len(substance.masked)
+    if count == 0:
+        return Text("")
+    middle = {name: np.median(getattr(substance, name)) for name in ("masked", "largest_weight", "output_over_bound")}
+    return Text(
+        f"Of {count} attention cases, medians: {middle['masked']:.0%} of the pairs masked, largest weight of a row "
+        f"{middle['largest_weight']:.2f}, output {middle['output_over_bound']:.3g} times its bound. "
+        f"In {substance.telling / count:.0%} the median row has a largest weight below 0.99 and an output that zeros "
+        "would fail."
+    )
+
+
+def violation_lines(violation: Violation) -> Text:
+    rule = RULES[violation.rule]
+    text = Text(f"{violation.subject} breaks {rule.id} ({rule.title}): ", style="bold red")
+    text.append(f"{rule.statement}\n", style="default")
+    text.append(f"  {violation.message}\n  smallest case found: {violation.case}", style="default")
+    return text
+
+
+def report(tally: Tally, subjects: Sequence[str]) -> RenderableType:
+    parts: list[RenderableType] = [rules_table(tally, subjects), results_table(tally, subjects)]
+    parts.append(substance_lines(tally.substance))
+    parts += [violation_lines(violation) for violation in tally.violations.values()]
+    count = sum(tally.generated.values())
+    if tally.conforms:
+        verdict = Text(f"{', '.join(subjects)} conform on {count} generated cases.", style="bold green")
+    else:
+        verdict = Text(f"{len(tally.violations)} violations on {count} generated cases.", style="bold red")
+    return Group(*parts, verdict)
+
+
+def print_report(tally: Tally, subjects: Sequence[str], console: Console) -> None:
+    console.print(report(tally, subjects))

@@ -1,0 +1,92 @@
+"""What a run has found: worst ratios and counts, by rule, and by operation and dtype; and how much the cases tested."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from conformance.cases import Case
+from conformance.special import allowed_pairs
+from conformance.verdict import Finding
+from reference_numpy import attention, attention_weights
+
+
+@dataclass
+class Cell:
+    """One rule, or one result in one dtype, of one subject."""
+
+    cases: int = 0
+    worst: float = 0.0
+
+    def add(self, ratio: float) -> None:
+        self.cases += 1
+        self.worst = max(self.worst, ratio)
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A rule that a subject breaks. `case` is the smallest one found."""
+
+    rule: str
+    subject: str
+    ratio: float
+    message: str
+    case: Any
+
+
+@dataclass
+class Substance:
+    """How much the attention cases test: lists with one number for each case."""
+
+    masked: list[float] = field(default_factory=list)
+    largest_weight: list[float] = field(default_factory=list)
+    output_over_bound: list[float] = field(default_factory=list)
+    telling: int = 0
+
+    def add(self, case: Case, bounds: dict[str, np.ndarray]) -> None:
+        """Statistics of a case of attention without special values."""
+        allowed = allowed_pairs(case)
+        if allowed.size == 0 or case.inputs["value"].shape[-1] == 0:
+            return
+        names = ("mask", "scale", "softcap")
+        options = {name: case.options[name] for name in names if name in case.options}
+        inputs = {name: case.inputs[name].astype(np.float64) for name in case.inputs}
+        weights = attention_weights(**{n: a for n, a in inputs.items() if n != "value"}, **options)
+        rows = allowed.sum(-1) > 1
+        largest = float(np.median(weights.max(-1)[rows])) if rows.any() else 1.0
+        output = np.abs(attention(**inputs, **options))
+        with np.errstate(all="ignore"):
+            over = float(np.median(np.where(output > 0, output / bounds["output"], 0)))
+        self.masked.append(1 - float(allowed.mean()))
+        self.largest_weight.append(largest)
+        self.output_over_bound.append(over)
+        self.telling += bool(largest < 0.99 and allowed.any() and over > 1)
+
+
+class Tally:
+    """Everything that a run counts."""
+
+    def __init__(self) -> None:
+        self.rules: dict[tuple[str, str], Cell] = defaultdict(Cell)
+        self.results: dict[tuple[str, str, str], Cell] = defaultdict(Cell)
+        self.generated: Counter[str] = Counter()
+        self.violations: dict[tuple[str, str], Violation] = {}
+        self.substance = Substance()
+
+    def add(self, rule: str, subject: str, findings: list[Finding], agreement_with: Case | None = None) -> None:
+        """`agreement_with`: the case with whose truth the findings are a comparison, if that is what they are."""
+        self.rules[rule, subject].add(max((f.ratio for f in findings), default=0.0))
+        if agreement_with is None:
+            return
+        case = agreement_with
+        for kind in ("output", "gradient"):
+            ratios = [f.ratio for f in findings if f.name.startswith("gradient of") == (kind == "gradient")]
+            if ratios:
+                self.results[f"{case.operation}, {kind}", case.dtype, subject].add(max(ratios))
+
+    @property
+    def conforms(self) -> bool:
+        return not self.violations

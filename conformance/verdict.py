@@ -1,0 +1,84 @@
+"""One answer against the truth: the error of every element in units of its bound."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from conformance.cases import Case
+from conformance.oracle import Exact
+from conformance.subjects import Answers
+from specification.dtypes import compute_dtype_name
+
+LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
+
+
+class Finding(NamedTuple):
+    """The worst element of one result. `ratio` is |got - exact| / bound; infinity for what no bound can excuse."""
+
+    name: str
+    ratio: float
+    index: tuple[int, ...] = ()
+    got: float = 0.0
+    expected: float = 0.0
+    bound: float = 0.0
+    message: str = ""
+
+    def __str__(self) -> str:
+        if self.message:
+            return f"{self.name}: {self.message}"
+        where = f"{self.name}{list(self.index)}"
+        return f"{where}: got {self.got!r}, expected {self.expected!r}, {self.ratio:.3g} bounds of {self.bound:.3g}"
+
+
+def judge(case: Case, answers: Answers, truth: dict[str, Exact], bounds: dict[str, np.ndarray]) -> list[Finding]:
+    """One finding for each result and gradient of the truth."""
+    return [
+        compare(name, answers.get(name), exact, bounds[name], expected_dtype(name, case))
+        for name, exact in truth.items()
+    ]
+
+
+def expected_dtype(name: str, case: Case) -> str:
+    """Results have the dtype of the inputs, log-sum-exps the one used inside, gradients that of their argument."""
+    if name.startswith("gradient of "):
+        return str(case.inputs[name.removeprefix("gradient of ")].dtype)
+    wide = name == "logsumexp" or case.operation == "attention_logsumexp"
+    return compute_dtype_name(case.dtype) if wide else case.dtype
+
+
+def compare(name: str, got: np.ndarray | None, exact: Exact, bound: np.ndarray, dtype: str) -> Finding:
+    if got is None:
+        return Finding(name, np.inf, message="no such result")
+    if str(got.dtype) != dtype or got.shape != exact.high.shape:
+        found = f"{got.dtype} {list(got.shape)}, expected {dtype} {list(exact.high.shape)}"
+        return Finding(name, np.inf, message=f"has dtype and shape {found}")
+    if got.size == 0:
+        return Finding(name, 0.0)
+    ratios = ratio(got.astype(np.float64), exact, bound, dtype)
+    index = np.unravel_index(np.argmax(ratios), ratios.shape)
+    return Finding(
+        name,
+        float(ratios[index]),
+        tuple(int(i) for i in index),
+        float(got[index]),
+        float(exact.high[index]),
+        float(bound[index]),
+    )
+
+
+def ratio(got: np.ndarray, exact: Exact, bound: np.ndarray, dtype: str) -> np.ndarray:
+    """|got - exact| / bound elementwise.
+
+    A NaN answers only a NaN, and an infinity only the same infinity, or a number so large that, within its bound, the
+    dtype cannot hold it. An exact answer has ratio 0 even where the bound is 0.
+    """
+    with np.errstate(all="ignore"):
+        error = np.abs((got - exact.high) - exact.low)
+        ratios = np.where(error == 0, 0, error / bound)
+        same = (got == exact.high) | (np.isnan(got) & np.isnan(exact.high))
+        overflow = np.isinf(got) & (np.sign(got) == np.sign(exact.high))
+        overflow &= np.abs(exact.high) + bound >= LARGEST.get(dtype, np.finfo(np.float64).max)
+        numbers = np.isfinite(got) & np.isfinite(exact.high)
+    return np.where(numbers, np.where(np.isnan(ratios), np.inf, ratios), np.where(same | overflow, 0.0, np.inf))

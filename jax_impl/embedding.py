@@ -1,0 +1,34 @@
+"""Embedding of token ids in JAX (rule EMB-1; "Attention Is All You Need", section 3.4)."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Integer
+
+from jax_impl.attention import widen
+from specification import checks
+
+
+def embedding(
+    table: Float[jax.Array, "N E"], ids: Integer[jax.Array, "..."], *, scaled: bool = False
+) -> Float[jax.Array, "... E"]:
+    """Row ids[...] of the table; multiplied by sqrt(E) when `scaled`, and then rounded once.
+
+    An id outside [0, N), negative ones included, is a ValueError where ids can be read, and a row of NaN where they are
+    traced. Returns an array in the dtype of table.
+    """
+    checks.embedding(table, ids)
+    if not isinstance(ids, jax.core.Tracer):
+        checks.ids_within(np.asarray(ids), table.shape[0])
+    # The whole table is widened, not the rows taken, so that its gradient adds up in the wider dtype.
+    rows = take_rows(widen(table), jnp.asarray(ids))
+    return (rows * math.sqrt(table.shape[1]) if scaled else rows).astype(table.dtype)
+
+
+def take_rows(table: Float[jax.Array, "N E"], ids: Integer[jax.Array, "..."]) -> Float[jax.Array, "... E"]:
+    """table[ids] with NaN for what lies outside, where JAX's default would take the nearest row, or count backwards."""
+    return table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)

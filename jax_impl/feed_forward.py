@@ -1,0 +1,55 @@
+"""The position-wise feed-forward network in JAX (rule FFN-1; "Attention Is All You Need", section 3.3)."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+
+from jax_impl.attention import dropout_factor, linear, widen
+from specification import FeedForward, checks
+
+
+def relu(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
+    """max(x, 0). NaN stays NaN; the slope at 0 is 0, where that of jnp.maximum is 1/2."""
+    return jax.nn.relu(x)
+
+
+def gelu(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
+    """x * Phi(x), with the normal distribution function (Hendrycks and Gimpel, arXiv 1606.08415)."""
+    return x * normal_distribution(x)
+
+
+def normal_distribution(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
+    """Phi(x) = erfc(-x / sqrt(2)) / 2, which keeps its digits for negative x, where 1 + erf(x / sqrt(2)) cancels."""
+    return 0.5 * jax.lax.erfc(-x / math.sqrt(2))
+
+
+def gelu_tanh(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
+    """0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), the same paper's approximation."""
+    return 0.5 * x * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+
+
+def feed_forward(
+    parameters: FeedForward,
+    x: Float[jax.Array, "... E"],
+    *,
+    activation: str = "relu",
+    dropout_keep: Bool[jax.Array, "... F"] | None = None,
+    dropout_rate: float = 0.0,
+) -> Float[jax.Array, "... E_out"]:
+    """outer(activation(inner(x))), each a linear projection, for every position on its own.
+
+    activation: "relu", "gelu" or "gelu_tanh"; static. `parameters` is a pytree as it stands. Dtypes as in the
+    definition.
+    """
+    checks.feed_forward(parameters, x, activation, dropout_keep, dropout_rate)
+    hidden = ACTIVATIONS[activation](widen(linear(parameters.inner, x)))
+    if dropout_keep is not None:
+        hidden = hidden * dropout_factor(dropout_keep, dropout_rate, hidden.dtype)
+    return linear(parameters.outer, hidden.astype(x.dtype))

@@ -1,0 +1,116 @@
+"""Mask descriptions made into boolean arrays (MASK-1 to MASK-6). True = this query may attend to this key.
+
+Importing this file makes every description a pytree, with its numbers and arrays as leaves, so that masks pass through
+`jax.jit` and `jax.vmap` as arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool
+
+from specification import checks
+from specification.masks import (
+    And,
+    Causal,
+    Dense,
+    KeyLengths,
+    KeyPadding,
+    Or,
+    Segments,
+    SlidingWindow,
+    as_mask,
+    map_arrays,
+)
+
+for description in (Causal, SlidingWindow, KeyLengths, KeyPadding, Segments, Dense, And, Or):
+    names = [field.name for field in fields(description)]
+    jax.tree_util.register_dataclass(description, data_fields=names, meta_fields=[])
+
+
+def materialize(
+    mask: Any, query_length: int, key_length: int, *, batch: int | None = None, heads: int | None = None
+) -> Bool[jax.Array, "#B #H #Q #K"]:
+    """The boolean array that a mask description means, of rank 4.
+
+    The lengths, and batch and heads where given, are static under `jax.jit`; what the description holds may be traced.
+    """
+    mask = checked_mask(mask, query_length, key_length, batch, heads)
+    allowed = allowed_pairs(mask, query_length, key_length)
+    return jnp.broadcast_to(allowed, (*allowed.shape[:2], query_length, key_length))
+
+
+def checked_mask(mask: Any, query_length: int, key_length: int, batch: int | None, heads: int | None) -> Any:
+    """The description with arrays inside, once all that it holds is known to fit."""
+    mask = map_arrays(as_mask(mask), as_array)
+    checks.mask(mask, query_length, key_length, batch, heads)
+    check_values(mask, key_length)
+    return jax.tree.map(as_jax, mask)
+
+
+def as_array(numbers: Any) -> Any:
+    """JAX arrays, and lists that hold some, as JAX arrays; NumPy's and Python's as NumPy arrays, to be checked first.
+
+    Without x64, JAX keeps 32 bits of a 64-bit integer and says nothing, which could make two ids equal.
+    """
+    if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(numbers)):
+        return jnp.asarray(numbers)
+    array = np.asarray(numbers)
+    if array.dtype.kind in "iu" and (array != array.astype(jax.dtypes.canonicalize_dtype(array.dtype))).any():
+        raise OverflowError("integers in masks must fit in 32 bits unless jax_enable_x64 is on")
+    return array
+
+
+def as_jax(numbers: Any) -> jax.Array:
+    """Python's integers have no bound; past 2^30 they are cut, which compares with every position as before."""
+    return jnp.asarray(max(-(2**30), min(numbers, 2**30)) if isinstance(numbers, int) else numbers)
+
+
+def check_values(mask: Any, key_length: int) -> None:
+    """Lengths are checked where they can be read; while they are traced, too long a length allows every key."""
+    if isinstance(mask, And | Or):
+        check_values(mask.left, key_length)
+        check_values(mask.right, key_length)
+    elif isinstance(mask, KeyLengths) and not isinstance(mask.lengths, jax.core.Tracer):
+        checks.lengths_within(np.asarray(mask.lengths), key_length)
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def allowed_pairs(mask: Any, query_length: int, key_length: int) -> Bool[jax.Array, "#B #H #Q #K"]:
+    """The description's meaning."""
+    queries = jnp.arange(query_length)[:, None]
+    keys = jnp.arange(key_length)
+    if mask is None:
+        return jnp.ones((1, 1, 1, 1), bool)
+    if isinstance(mask, And):
+        return allowed_pairs(mask.left, query_length, key_length) & allowed_pairs(mask.right, query_length, key_length)
+    if isinstance(mask, Or):
+        return allowed_pairs(mask.left, query_length, key_length) | allowed_pairs(mask.right, query_length, key_length)
+    if isinstance(mask, Causal):
+        return keys <= queries + per_batch(mask.offset)
+    if isinstance(mask, SlidingWindow):
+        distance = keys - (queries + per_batch(mask.offset))
+        inside = jnp.ones_like(distance, dtype=bool)
+        if mask.left is not None:
+            inside &= distance >= -per_batch(mask.left)
+        if mask.right is not None:
+            inside &= distance <= per_batch(mask.right)
+        return inside
+    if isinstance(mask, KeyLengths):
+        return keys < per_batch(mask.lengths)
+    if isinstance(mask, KeyPadding):
+        return mask.keep[:, None, None, :]
+    if isinstance(mask, Segments):
+        return mask.query_ids[:, None, :, None] == mask.key_ids[:, None, None, :]
+    return mask.array if mask.array.ndim == 4 else mask.array[None, None]
+
+
+def per_batch(numbers: Any) -> jax.Array:
+    """A number, or one number per batch element, shaped [B or 1, 1, 1, 1]; None is 0."""
+    return jnp.reshape(jnp.asarray(0 if numbers is None else numbers, int), (-1, 1, 1, 1))

@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import os
+
+# float64 has to be asked for in JAX, and before it is loaded.
+os.environ.setdefault("JAX_ENABLE_X64", "1")
+
+import pytest
+
+from tests.helpers import IMPLEMENTATIONS, Implementation
+
+
+@pytest.fixture(params=IMPLEMENTATIONS, ids=lambda implementation: implementation.package)
+def implementation(request: pytest.FixtureRequest) -> Implementation:
+    return request.param

@@ -1,0 +1,134 @@
+"""Planted faults: small wrong edits of the definition, each with the rule whose probes must catch it.
+
+A fault is a piece of source text and what stands in its place. `planted` writes a copy of `reference_numpy` under
+another name with that one edit, so the definition that serves as oracle stays as it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import reference_numpy
+
+
+class Fault(NamedTuple):
+    """In `file`, `old` (which must occur exactly once) becomes `new`; `rule` must notice."""
+
+    rule: str
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+FAULTS = (
+    Fault("MASK-1", "dense masks inverted", "masks.py", "return dense[:, :, rows, :]", "return ~dense[:, :, rows, :]"),
+    Fault("MASK-2", "segments by order, not equality", "masks.py", "rows, None] == mask.key_ids", "rows, None] >= mask.key_ids"),
+    Fault("MASK-3", "causal off by one", "masks.py", "keys <= queries + per_batch(mask.offset)", "keys < queries + per_batch(mask.offset)"),
+    Fault("MASK-3", "offset ignored", "masks.py", "keys <= queries + per_batch(mask.offset)", "keys <= queries"),
+    Fault("MASK-4", "left bound exclusive", "masks.py", "distance >= -mask.left", "distance > -mask.left"),
+    Fault("MASK-4", "window not moved by the offset", "masks.py", "keys - (queries + per_batch(mask.offset))", "keys - queries"),
+    Fault("MASK-5", "masks not checked", "masks.py", "    checks.mask(mask, query_length, key_length, batch, heads)\n", ""),
+    Fault("MASK-5", "lengths not checked", "masks.py", "    check_values(mask, key_length)\n", ""),
+    Fault("MASK-6", "and taken for or", "masks.py", "key_length, rows) & allowed_pairs(", "key_length, rows) | allowed_pairs("),
+    Fault("MASK-7", "zero weights times hidden NaN", "attention.py", "weights @ np.where(finite, values, 0)", "weights @ values"),
+    Fault("MASK-7", "hidden NaN in a gradient", "attention_vjp.py", "allowed_sum(cotangent, key, allowed)", "(cotangent @ key)"),
+    Fault("ATT-1", "scale by D + 1", "attention.py", "1 / math.sqrt(width) if", "1 / math.sqrt(width + 1) if"),
+    Fault("ATT-1", "negative scale taken as positive", "attention.py", "else float(scale)", "else abs(float(scale))"),
+    Fault("ATT-2", "softcap without its division", "attention.py", "np.tanh(scores / float(softcap))", "np.tanh(scores)"),
+    Fault("ATT-2", "no slope of the softcap", "attention_vjp.py", "cotangent * slope, 0)", "cotangent, 0)"),
+    Fault("ATT-3", "bias of head 0 for every head", "attention.py", "np.where(allowed, bias, 0)", "np.where(allowed, bias[:, :1], 0)"),
+    Fault("ATT-3", "bias inside the softcap", "attention.py",
+          "    scores = pair_products(query, key, allowed) * resolve_scale(scale, query.shape[-1])\n",
+          "    scores = pair_products(query, key, allowed) * resolve_scale(scale, query.shape[-1])\n"
+          "    scores, bias = (scores if bias is None else scores + np.where(allowed, bias, 0)), None\n"),
+    Fault("ATT-4", "forbidden scores filled with -1e9", "attention.py",
+          "    allowed = np.broadcast_to(allowed, scores.shape)\n    maximum",
+          "    scores = np.where(allowed, scores, -1e9).astype(scores.dtype)\n"
+          "    allowed = np.ones(scores.shape, bool)\n    maximum"),
+    Fault("ATT-5", "sink left out of the denominator", "attention.py",
+          "total = total + np.exp(sinks[:, None, None] - maximum)", "total = total + 0"),
+    Fault("ATT-5", "exp off by 2e-5", "attention.py", "np.exp(np.where(allowed, scores - maximum, -np.inf))",
+          "np.exp(np.where(allowed, (scores - maximum) * np.float32(1.00002), -np.inf)).astype(scores.dtype)"),
+    Fault("ATT-6", "empty rows as the mean", "attention.py", 'if empty_rows == "zero":', 'if empty_rows == "never":'),
+    Fault("ATT-6", "log-sum-exp of an empty row 0", "attention.py", "np.log(total))[..., 0]",
+          "np.log(np.where(total == 0, 1, total)))[..., 0]"),
+    Fault("ATT-7", "heads tiled, not repeated", "attention.py",
+          "np.repeat(array, num_heads // max(array.shape[1], 1), axis=1)",
+          "np.tile(array, (1, num_heads // max(array.shape[1], 1), 1, 1))"),
+    Fault("ATT-7", "gradients of one head of a group", "attention_vjp.py", "K, W).sum(axis=2)", "K, W)[:, :, 0]"),
+    Fault("ATT-8", "no keys", "attention.py", "max(batch * heads * keys, 1)", "(batch * heads * keys)"),
+    Fault("ATT-8", "the last rows of a long block", "attention.py", "range(0, queries, size)", "range(0, queries - 1, size)"),
+    Fault("ATT-9", "computed in the inputs' dtype", "attention.py", "array.astype(compute_dtype_name(dtype_name(array)))",
+          "array.copy()"),
+    Fault("ATT-9", "result wider than the inputs", "attention.py", "output = np.empty((B, H, Q, value.shape[-1]), dtype)",
+          "output = np.empty((B, H, Q, value.shape[-1]), query.dtype)"),
+    Fault("ATT-10", "NaN swallowed", "attention.py", "    if not finite.all():", "    if False:"),
+    Fault("ATT-10", "no maximum subtracted", "attention.py", "np.where(maximum == -np.inf, 0, maximum)", "0 * maximum"),
+    Fault("ATT-11", "not divided by 1 - rate", "attention.py", "np.where(keep, 1 / (1 - float(rate)), 0.0)", "np.where(keep, 1.0, 0.0)"),
+    Fault("ATT-12", "no mean in the softmax's gradient", "attention_vjp.py", "(weights_cotangent - mean + logsumexp",
+          "(weights_cotangent + logsumexp"),
+    Fault("ATT-12", "sinks' gradient with the wrong sign", "attention_vjp.py", "(cotangent - mean), axis=(0, 2)", "(cotangent + mean), axis=(0, 2)"),
+    Fault("ATT-12", "bias gradient through the softcap's slope", "attention_vjp.py", "    turned = np.swapaxes(allowed, -1, -2)\n",
+          "    turned = np.swapaxes(allowed, -1, -2)\n    bias_gradient = cotangent\n"),
+    Fault("ATT-13", "one buffer for all results", "attention.py", "output = np.empty((B, H, Q, value.shape[-1]), dtype)",
+          "output = attention.__dict__.setdefault((B, H, Q, value.shape[-1], dtype.name), "
+          "np.empty((B, H, Q, value.shape[-1]), dtype))"),
+    Fault("ATT-13", "query changed in place", "attention.py", "    mask, dtype = checked_mask(mask, Q, K, B, H), query.dtype\n    query, key, value",
+          "    mask, dtype = checked_mask(mask, Q, K, B, H), query.dtype\n    query *= query.dtype.type(2)\n    query, key, value"),
+    Fault("ATT-14", "log-sum-exp without the maximum", "attention.py", "(maximum + np.log(total))", "np.log(total)"),
+    Fault("ATT-14", "merge by plain averages", "attention.py", "softmax(np.where(seen, scores, 0), seen)", "softmax(0 * np.where(seen, scores, 0), seen)"),
+    Fault("MHA-1", "heads interleaved", "attention.py", "x.reshape(B, T, num_heads, width // num_heads).swapaxes(1, 2)",
+          "x.reshape(B, T, width // num_heads, num_heads).transpose(0, 3, 1, 2)"),
+    Fault("MHA-1", "output bias forgotten", "attention_vjp.py", "rows.sum(axis=0).astype", "(0 * rows.sum(axis=0)).astype"),
+    Fault("MHA-2", "heads joined in reverse", "attention.py", "[head.weight for head in projections]", "[head.weight for head in projections[::-1]]"),
+    Fault("NORM-1", "unbiased variance", "layer_norm.py", "variance = np.mean(deviation**2, axis=axes, keepdims=True)",
+          "variance = np.sum(deviation**2, axis=axes, keepdims=True) / max(weight.size - 1, 1)"),
+    Fault("NORM-1", "eps outside the root", "layer_norm.py", "np.sqrt(variance + float(eps))", "(np.sqrt(variance) + float(eps))"),
+    Fault("NORM-1", "another default eps", "layer_norm.py", "eps: float = 1e-5", "eps: float = 1e-6"),
+    Fault("NORM-2", "rounded before the affine step", "layer_norm.py", "    output = normalized * widen(weight)\n",
+          "    output = widen(normalized.astype(weight.dtype)) * widen(weight)\n"),
+    Fault("NORM-3", "deviations from a rounded mean", "layer_norm.py",
+          "return deviation - np.mean(deviation, axis=axes, keepdims=True)",
+          "return x - np.mean(x, axis=axes, keepdims=True)"),
+    Fault("NORM-4", "mean of squares less square of mean", "layer_norm.py", "variance = np.mean(deviation**2, axis=axes, keepdims=True)",
+          "variance = np.mean(widen(x) ** 2, axis=axes, keepdims=True) - np.mean(widen(x), axis=axes, keepdims=True) ** 2"),
+    Fault("NORM-5", "NaN swallowed", "layer_norm.py", "    variance = np.mean(deviation**2, axis=axes, keepdims=True)\n",
+          "    deviation = np.nan_to_num(deviation)\n    variance = np.mean(deviation**2, axis=axes, keepdims=True)\n"),
+    Fault("NORM-6", "no gradient through the variance", "layer_norm_vjp.py",
+          "deviations(inner, axes) - normalized * np.mean(inner * normalized, axis=axes, keepdims=True)", "deviations(inner, axes)"),
+    Fault("NORM-7", "eps inside the root", "layer_norm.py", "(np.sqrt(variance) + float(eps))", "np.sqrt(variance + float(eps))"),
+    Fault("NORM-7", "mean square by n - 1", "layer_norm.py", "square = np.mean(wide**2, axis=axes, keepdims=True)",
+          "square = np.sum(wide**2, axis=axes, keepdims=True) / max(weight.size - 1, 1)"),
+    Fault("POS-1", "sine and cosine swapped", "positions.py", "np.where(even, np.sin(angle), np.cos(angle))", "np.where(even, np.cos(angle), np.sin(angle))"),
+    Fault("POS-1", "angles in float32", "positions.py", "np.arange(length) + offset\n", "np.float16(np.arange(length) + offset)\n"),
+    Fault("POS-2", "off by one", "positions.py", "return table[offset : offset + length].copy()", "return np.roll(table, -1, 0)[offset : offset + length].copy()"),
+    Fault("EMB-1", "negative ids from the end", "embedding.py", "    checks.ids_within(ids, table.shape[0])\n", ""),
+    Fault("EMB-1", "multiplied by E", "embedding.py", "widen(rows) * math.sqrt(table.shape[1])", "widen(rows) * table.shape[1]"),
+    Fault("EMB-1", "repeated ids counted once", "embedding_vjp.py", "    np.add.at(gradient, ids.reshape(-1), widen(cotangent).reshape(-1, table.shape[1]))\n",
+          "    gradient[ids.reshape(-1)] = widen(cotangent).reshape(-1, table.shape[1])\n"),
+    Fault("FFN-1", "one GELU for the other", "feed_forward.py", '"gelu": gelu,', '"gelu": gelu_tanh,'),
+    Fault("FFN-1", "slope of the ReLU at every place", "feed_forward_vjp.py", "return (x > 0).astype(x.dtype)", "return np.ones_like(x)"),
+)  # fmt: skip
+
+
+def planted(fault: Fault, folder: Path) -> ModuleType:
+    """A copy of reference_numpy with the fault in it, importable while `folder` is on the path."""
+    name = f"faulty_{FAULTS.index(fault)}"
+    original = Path(reference_numpy.__file__).parent
+    (folder / name).mkdir()
+    for source in original.glob("*.py"):
+        text = source.read_text()
+        if source.name == fault.file:
+            assert text.count(fault.old) == 1, f"{fault.name}: {text.count(fault.old)} places for {fault.old!r}"
+            text = text.replace(fault.old, fault.new)
+        (folder / name / source.name).write_text(text.replace("reference_numpy", name))
+    sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(folder))

@@ -1,0 +1,51 @@
+"""The three implementations, told apart by name, each with the way into and out of its framework's arrays."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from conformance.subjects import JaxSubject, NumpySubject, Subject, TorchSubject
+from specification.masks import Mask, map_arrays
+
+SUBJECTS = {"reference_numpy": NumpySubject, "torch_impl": TorchSubject, "jax_impl": JaxSubject}
+PACKAGES = tuple(SUBJECTS)
+
+
+class Implementation:
+    """One of the three packages. Its operations are attributes: `implementation.attention(...)`."""
+
+    def __init__(self, package: str) -> None:
+        self.package = package
+
+    @cached_property
+    def subject(self) -> Subject:
+        return SUBJECTS[self.package]()
+
+    def __getattr__(self, operation: str) -> Any:
+        return getattr(self.subject.module, operation)
+
+    def convert(self, argument: Any) -> Any:
+        """Every NumPy array inside an argument as the framework's own: in masks, parameters, lists and dictionaries."""
+        if isinstance(argument, np.ndarray):
+            return self.subject.array(argument)
+        if isinstance(argument, Mask):
+            return map_arrays(argument, self.convert)
+        if isinstance(argument, dict):
+            return {name: self.convert(value) for name, value in argument.items()}
+        if isinstance(argument, tuple) and hasattr(argument, "_fields"):
+            return type(argument)(*map(self.convert, argument))
+        if isinstance(argument, list | tuple):
+            return type(argument)(map(self.convert, argument))
+        return argument
+
+    def call(self, operation: str, *arguments: Any, **options: Any) -> Any:
+        """An operation on NumPy arrays, with NumPy arrays as its result."""
+        result = getattr(self, operation)(*self.convert(arguments), **self.convert(options))
+        return tuple(map(self.subject.numpy, result)) if isinstance(result, tuple) else self.subject.numpy(result)
+
+
+IMPLEMENTATIONS = tuple(map(Implementation, PACKAGES))
+REFERENCE = IMPLEMENTATIONS[0]

@@ -1,0 +1,506 @@
+"""Every gradient written by hand, against difference quotients of the operation itself, in float64.
+
+For f = sum(cotangent * result) and one entry x of one argument, with D(h) = (f(x + h) - f(x - h)) / 2h, Richardson's
+extrapolation R(h) = (4 D(h / 2) - D(h)) / 3 removes the leading error of D. What is compared is R(h / 2), and the bound
+on its error is the sum of two terms that are both measured, not chosen:
+
+truncation: R(h) and R(h / 2) differ by at least as much as R(h / 2) still errs, whatever the order p >= 1 of the
+    remaining error, since halving h divides that by 2^p: |R(h / 2) - f'| <= |R(h) - R(h / 2)| / (2^p - 1) to leading
+    order. Twice the difference is allowed, for the orders after the leading one.
+rounding: if every f is off by e at most, D(h / 4) is so by 4 e / h, D(h / 2) by 2 e / h, and R(h / 2) by 6 e / h. e is
+    one rounding of every result and of every product with its cotangent, plus six standard deviations of f's noise,
+    which shows in high differences of f at points so close together that a smooth function would have none
+    (More and Wild, "Estimating computational noise", SIAM J. Sci. Comput. 33, 2011).
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import reference_numpy
+from specification import (
+    Causal,
+    FeedForward,
+    KeyLengths,
+    KeyPadding,
+    Linear,
+    MultiHeadAttention,
+    Segments,
+    SlidingWindow,
+)
+
+B, H, G, Q, K, D, V, E = 2, 4, 2, 3, 5, 3, 2, 6
+STEP = 2.0**-6
+UNIT_ROUNDOFF = 2.0**-53
+
+# By their full names: `reference_numpy.attention_vjp` is also a function.
+attention, attention_vjp, feed_forward_vjp, layer_norm_vjp = (
+    importlib.import_module(f"reference_numpy.{name}")
+    for name in ("attention", "attention_vjp", "feed_forward_vjp", "layer_norm_vjp")
+)
+
+
+class Case(NamedTuple):
+    """One call. Its floating arrays are differentiated: the positional ones, then bias and sinks."""
+
+    id: str
+    rules: tuple[str, ...]
+    operation: str
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    step: float = STEP
+
+
+def leaves(structure: Any) -> list[np.ndarray]:
+    """The floating arrays inside tuples, lists and NamedTuples, in order."""
+    if isinstance(structure, np.ndarray):
+        return [structure] if structure.dtype.kind == "f" else []
+    if isinstance(structure, tuple | list):
+        return [leaf for part in structure for leaf in leaves(part)]
+    return []
+
+
+def inputs(case: Case) -> list[np.ndarray]:
+    return leaves([case.arguments, case.options.get("bias"), case.options.get("sinks")])
+
+
+class Function:
+    """f = sum(cotangent * result) over the finite entries of the results; the others do not depend on anything."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        results = self.results()
+        rng = np.random.default_rng(7)
+        self.cotangents = [rng.standard_normal(result.shape) for result in results]
+        self.finite = [np.isfinite(result) for result in results]
+
+    def results(self) -> list[np.ndarray]:
+        return leaves(getattr(reference_numpy, self.case.operation)(*self.case.arguments, **self.case.options))
+
+    def terms(self) -> np.ndarray:
+        parts = zip(self.cotangents, self.results(), self.finite, strict=True)
+        return np.concatenate([(cotangent * result)[finite] for cotangent, result, finite in parts])
+
+    def __call__(self) -> float:
+        return math.fsum(self.terms())
+
+    def gradients(self) -> list[np.ndarray]:
+        vjp = getattr(reference_numpy, f"{self.case.operation}_vjp")
+        return leaves([vjp(*self.case.arguments, *self.cotangents, **self.case.options)])
+
+
+def noise(function: Function) -> float:
+    """The standard deviation of f's rounding errors, from its differences of order 3 to 6 at almost equal points."""
+    arrays = inputs(function.case)
+    originals = [array.copy() for array in arrays]
+    directions = [np.random.default_rng(11).standard_normal(array.shape) for array in arrays]
+    values = []
+    for k in range(13):
+        for array, original, direction in zip(arrays, originals, directions, strict=True):
+            array[...] = original + k * 2.0**-40 * direction
+        values.append(function())
+    for array, original in zip(arrays, originals, strict=True):
+        array[...] = original
+    orders = range(3, 7)
+    variances = [np.mean(np.diff(values, order) ** 2) / math.comb(2 * order, order) for order in orders]
+    return math.sqrt(max(variances))
+
+
+def difference_quotients(function: Function) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """For every argument: R(h / 2) of every entry, and the bound on its error."""
+    step = function.case.step
+    rounding = 6 * noise(function) + 2 * UNIT_ROUNDOFF * math.fsum(np.abs(function.terms()))
+    for array in inputs(function.case):
+        quotient, bound = np.zeros_like(array), np.zeros_like(array)
+        for index in np.ndindex(array.shape):
+            x = array[index]
+            if not np.isfinite(x):
+                continue  # NaN and infinity behind a mask, and -inf in a bias: f does not depend on them
+            central = []
+            for h in (step, step / 2, step / 4):
+                array[index] = above = x + h
+                value = function()
+                array[index] = below = x - h
+                central.append((value - function()) / (above - below))
+            array[index] = x
+            coarse, fine = ((4 * b - a) / 3 for a, b in pairwise(central))
+            quotient[index], bound[index] = fine, 2 * abs(fine - coarse) + 6 * rounding / step
+        yield quotient, bound
+
+
+def worst_ratio(case: Case) -> float:
+    """The largest |gradient - difference quotient| / bound over all entries of all arguments."""
+    function = Function(case)
+    gradients = function.gradients()
+    assert [gradient.shape for gradient in gradients] == [array.shape for array in inputs(case)]
+    ratios = []
+    for gradient, (quotient, bound) in zip(gradients, difference_quotients(function), strict=True):
+        error = np.abs(gradient - quotient)
+        ratios.append(np.max(np.where(error == 0, 0, error / np.where(bound == 0, UNIT_ROUNDOFF, bound)), initial=0))
+        if gradient.size:  # a bound as large as the gradient would let anything through
+            assert bound.max() <= 1e-5 * max(np.abs(gradient).max(), np.abs(quotient).max(), 1)
+    return float(max(ratios))
+
+
+# --- the cases --------------------------------------------------------------------------------------------------------
+
+
+def floats(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape)
+
+
+def booleans(*shape: int, share: float = 0.7) -> np.ndarray:
+    return np.random.default_rng([5, *shape]).random(shape) < share
+
+
+def with_entry(array: np.ndarray, index: Any, entry: float) -> np.ndarray:
+    array = array.copy()
+    array[index] = entry
+    return array
+
+
+def integers(*numbers: Any) -> np.ndarray:
+    return np.array(numbers)
+
+
+def triple() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    return floats(B, H, Q, D, seed=1), floats(B, G, K, D, seed=2), floats(B, G, K, V, seed=3)
+
+
+CASES: list[Case] = []
+
+
+def case(id: str, rules: str, operation: str, *arguments: Any, step: float = STEP, **options: Any) -> None:
+    CASES.append(Case(f"{operation}-{id}", tuple(rules.split()), operation, arguments, options, step))
+
+
+SCORING: dict[str, tuple[str, dict[str, Any]]] = {
+    "plain": ("", {}),
+    "scale": ("ATT-1", {"scale": -0.7}),
+    "scale-0": ("ATT-1", {"scale": 0.0}),
+    "large-scores": ("ATT-5", {"scale": 3.0}),
+    "softcap": ("ATT-2", {"softcap": 0.8}),
+    "bias-pairs": ("ATT-3", {"bias": floats(Q, K)}),
+    "bias-shared": ("ATT-3", {"bias": floats(1, 1, Q, K)}),
+    "bias-batch": ("ATT-3", {"bias": floats(B, 1, Q, K)}),
+    "bias-heads": ("ATT-3", {"bias": floats(1, H, Q, K)}),
+    "bias-whole": ("ATT-3", {"bias": floats(B, H, Q, K)}),
+    "bias-forbids": ("ATT-3", {"bias": with_entry(floats(1, H, Q, K), (0, 1, slice(1, 3)), -np.inf)}),
+    "sinks": ("ATT-5", {"sinks": floats(H)}),
+    "causal": ("MASK-3", {"mask": Causal(0)}),
+    "causal-empty": ("MASK-3 ATT-6", {"mask": Causal(-2)}),
+    "causal-batch": ("MASK-3", {"mask": Causal(integers(2, -1))}),
+    "window": ("MASK-4", {"mask": SlidingWindow(1, 2, offset=1)}),
+    "lengths": ("MASK-2", {"mask": KeyLengths(integers(4, 2))}),
+    "lengths-empty": ("ATT-6", {"mask": KeyLengths(integers(3, 0))}),
+    "padding": ("MASK-2", {"mask": KeyPadding(np.arange(K) >= [[1], [2]])}),
+    "segments": ("MASK-2", {"mask": Segments(integers([0, 0, 1]), integers([0, 0, 1, 1, 2], [1, 0, 2, 2, 2]))}),
+    "dense": ("MASK-5", {"mask": booleans(Q, K)}),
+    "dense-heads": ("MASK-5", {"mask": booleans(1, H, Q, K)}),
+    "dense-whole": ("MASK-5", {"mask": booleans(B, H, Q, K)}),
+    "combined": ("MASK-6", {"mask": KeyLengths(integers(4, 3)) & (Causal(1) | booleans(B, 1, Q, K, share=0.3))}),
+    "sinks-empty": ("ATT-5 ATT-6", {"mask": KeyLengths(integers(3, 0)), "sinks": floats(H)}),
+    "everything": (
+        "ATT-1 ATT-2 ATT-3 ATT-5 MASK-6",
+        {
+            "mask": Causal(1) & booleans(1, H, Q, K), "bias": with_entry(floats(B, 1, Q, K), (0, 0, 1, 1), -np.inf),
+            "scale": 0.9, "softcap": 1.5, "sinks": floats(H),
+        },
+    ),
+}  # fmt: skip
+
+query, key, value = triple()
+for id, (rules, options) in SCORING.items():
+    case(id, f"ATT-12 {rules}", "attention", *triple(), **options)
+    case(id, f"ATT-12 ATT-14 {rules}", "attention_weights", query, key, **options)
+    case(id, f"ATT-12 ATT-14 {rules}", "attention_logsumexp", query, key, **options)
+
+case("no-groups", "ATT-7 ATT-12", "attention", query, floats(B, H, K, D), floats(B, H, K, V))
+case("one-group", "ATT-7 ATT-12", "attention", query, floats(B, 1, K, D), floats(B, 1, K, V), mask=booleans(Q, K))
+dropped: dict[str, Any] = {"dropout_keep": booleans(B, H, Q, K), "dropout_rate": 0.3}
+case("dropout", "ATT-11 ATT-12", "attention", *triple(), **dropped)
+case("dropout-empty", "ATT-11 ATT-6 ATT-12", "attention", *triple(), mask=Causal(-1), sinks=floats(H), **dropped)
+case("dropout-mean", "ATT-11 ATT-6 ATT-12", "attention", *triple(), mask=Causal(-1), empty_rows="mean", **dropped)
+case("mean", "ATT-6 ATT-12", "attention", *triple(), mask=KeyLengths(integers(3, 0)), empty_rows="mean")
+case("mean", "ATT-6 ATT-12", "attention_weights", query, key, mask=KeyLengths(integers(3, 0)), empty_rows="mean")
+
+HIDDEN = KeyLengths(integers(4, 3))
+case(
+    "hidden-nan", "MASK-7 ATT-12", "attention", query,
+    with_entry(key, (slice(None), slice(None), 4), np.nan),
+    with_entry(with_entry(value, (1, 0, 3), np.inf), (slice(None), slice(None), 4, 0), np.nan),
+    mask=HIDDEN, bias=with_entry(floats(B, H, Q, K), (1, 2, 0, 4), np.nan),
+)  # fmt: skip
+case("no-keys", "ATT-6 ATT-8", "attention", query, floats(B, G, 0, D), floats(B, G, 0, V), sinks=floats(H))
+case("no-queries", "ATT-8 ATT-12", "attention", floats(B, H, 0, D), key, value, bias=floats(0, K), sinks=floats(H))
+
+parts = [floats(B, H, Q, V, seed=part) for part in range(3)]
+sums = [floats(B, H, Q, seed=part) for part in range(3)]
+unseen = [sums[0], with_entry(sums[1], (slice(None), 1), -np.inf), with_entry(sums[2], (1, slice(0, 2)), -np.inf)]
+case("plain", "ATT-14 ATT-12", "merge_attention", parts, sums)
+case("single", "ATT-14 ATT-12", "merge_attention", parts[:1], sums[:1])
+case(
+    "unseen",
+    "ATT-14 ATT-12",
+    "merge_attention",
+    [parts[0], with_entry(parts[1], (0, 1, 0, 0), np.nan), parts[2]],
+    unseen,
+)
+case("nothing", "ATT-14 ATT-6", "merge_attention", parts[:2], [np.full((B, H, Q), -np.inf)] * 2)
+
+
+def layers(biases: bool = True) -> MultiHeadAttention:
+    """Four query heads of width 3, two key and value heads, the value's of width 2."""
+
+    def linear(seed: int, rows: int, columns: int) -> Linear:
+        return Linear(floats(rows, columns, seed=seed), floats(columns, seed=seed) if biases else None)
+
+    return MultiHeadAttention(linear(1, E, H * D), linear(2, 5, G * D), linear(3, 4, G * V), linear(4, H * V, 7))
+
+
+streams = floats(B, Q, E), floats(B, K, 5), floats(B, K, 4)
+case("plain", "MHA-1 ATT-12", "multi_head_attention", layers(), *streams, num_heads=H)
+case("no-bias", "MHA-1 ATT-12", "multi_head_attention", layers(biases=False), *streams, num_heads=H, scale=0.2)
+case(
+    "everything", "MHA-1 ATT-12", "multi_head_attention", layers(), *streams, num_heads=H, scale=0.2, softcap=2.0,
+    mask=Causal(1), bias=floats(1, H, Q, K), sinks=floats(H), dropout_keep=booleans(B, H, Q, K), dropout_rate=0.2,
+)  # fmt: skip
+case("empty-mean", "ATT-6", "multi_head_attention", layers(), *streams, num_heads=H, mask=Causal(-1), empty_rows="mean")
+
+for id, x, weight in (
+    ("rows", floats(2, 3, E), floats(E)),
+    ("one-row", floats(E), floats(E)),
+    ("two-axes", floats(2, 3, 4), floats(3, 4)),
+    ("far-from-zero", floats(2, E) + 1000, floats(E)),
+    ("constant-row", with_entry(floats(2, E), 0, 3.0), floats(E)),
+    ("no-rows", floats(0, E), floats(E)),
+):
+    bias = floats(*weight.shape, seed=9)
+    case(id, "NORM-6 NORM-1", "layer_norm", x, weight, bias, eps=0.3)
+    case(id, "NORM-6 NORM-7", "rms_norm", x, weight, eps=0.3)
+    # The deviation has a kink where it is 0, so that the quotients err by the first power of the step, not the second.
+    step = 2.0**-24 if id == "constant-row" else STEP
+    case(id, "NORM-6 NORM-7", "standard_deviation_norm", x, weight, bias, eps=0.3, step=step)
+case("default-eps", "NORM-6 NORM-1", "layer_norm", floats(2, E), floats(E), None)
+case("one-element", "NORM-6 NORM-3", "layer_norm", floats(3, 1), floats(1), floats(1))
+case("no-bias", "NORM-6 NORM-7", "standard_deviation_norm", floats(2, E), floats(E), None, eps=1e-6)
+
+
+def network(inner_bias: np.ndarray | None, outer_bias: np.ndarray | None) -> FeedForward:
+    return FeedForward(Linear(floats(4, E), inner_bias), Linear(floats(E, 3), outer_bias))
+
+
+for activation in ("relu", "gelu", "gelu_tanh"):
+    both = network(floats(E), floats(3))
+    case(activation, "FFN-1", "feed_forward", both, floats(2, 3, 4), activation=activation)
+    case(f"{activation}-no-bias", "FFN-1", "feed_forward", network(None, None), floats(4), activation=activation)
+    case(
+        f"{activation}-dropout", "FFN-1", "feed_forward", both, floats(2, 3, 4), activation=activation,
+        dropout_keep=booleans(2, 3, E), dropout_rate=0.4,
+    )  # fmt: skip
+
+ids = integers([0, 3, 3], [1, 3, 0])
+case("repeated", "EMB-1", "embedding", floats(5, E), ids)
+case("scaled", "EMB-1", "embedding", floats(5, E), ids, scaled=True)
+case("nothing", "EMB-1", "embedding", floats(5, E), np.zeros((2, 0), int))
+case("start", "POS-2", "learned_positions", floats(7, E), 4)
+case("offset", "POS-2", "learned_positions", floats(7, E), 4, offset=3)
+
+BY_ID = {case.id: case for case in CASES}
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.id, marks=pytest.mark.rule(*c.rules)) for c in CASES])
+def test_gradient(case: Case) -> None:
+    assert worst_ratio(case) <= 1
+
+
+@pytest.mark.rule("ATT-12")
+@pytest.mark.parametrize("id", ["attention-everything", "attention_logsumexp-sinks", "attention-dropout"])
+def test_gradient_in_blocks_of_queries(id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "BLOCK_SCORES", B * H * K)
+    assert len(list(attention.query_blocks(B, H, Q, K))) == Q
+    assert worst_ratio(BY_ID[id]) <= 1
+
+
+@pytest.mark.rule("MHA-2")
+def test_gradient_of_separate_projections_is_the_fused_one() -> None:
+    fused, case = layers(), BY_ID["multi_head_attention-everything"]
+    separate = fused._replace(
+        query=[
+            Linear(fused.query.weight[:, h * D : (h + 1) * D], fused.query.bias[h * D : (h + 1) * D]) for h in range(H)
+        ]
+    )
+    cotangent = floats(B, Q, 7)
+    expected = reference_numpy.multi_head_attention_vjp(fused, *streams, cotangent, **case.options)
+    got = reference_numpy.multi_head_attention_vjp(separate, *streams, cotangent, **case.options)
+    for gradient, other in zip(leaves([got]), leaves([expected]), strict=True):
+        np.testing.assert_array_equal(gradient, other)
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=c.id, marks=pytest.mark.rule("ATT-13")) for c in CASES])
+def test_gradients_are_new_arrays_and_leave_the_arguments_alone(case: Case) -> None:
+    function = Function(case)
+    arrays = [*inputs(case), *function.cotangents]
+    before = [array.copy() for array in arrays]
+    first, second = function.gradients(), function.gradients()
+    for array, copy in zip(arrays, before, strict=True):
+        np.testing.assert_array_equal(array, copy)
+    for gradient, again in zip(first, second, strict=True):
+        np.testing.assert_array_equal(gradient, again)
+        assert not any(np.shares_memory(gradient, array) for array in [*arrays, *second])
+
+
+# --- planted faults ---------------------------------------------------------------------------------------------------
+
+FAULTS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], None]]] = {}
+
+
+def fault(*ids: str) -> Callable[[Callable[[pytest.MonkeyPatch], None]], None]:
+    def register(plant: Callable[[pytest.MonkeyPatch], None]) -> None:
+        for id in ids:
+            FAULTS[f"{plant.__name__}, {id}"] = (id, plant)
+
+    return register
+
+
+@fault("attention-plain", "attention_weights-causal", "merge_attention-plain", "multi_head_attention-plain")
+def no_row_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        attention_vjp, "softmax_vjp",
+        lambda weights, allowed, cotangent, logsumexp: weights * (cotangent + logsumexp[..., None]),
+    )  # fmt: skip
+
+
+@fault("attention_logsumexp-plain", "merge_attention-unseen")
+def no_gradient_through_the_logsumexp(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = attention_vjp.softmax_vjp
+    monkeypatch.setattr(attention_vjp, "softmax_vjp", lambda *arguments: right(*arguments[:3], 0 * arguments[3]))
+
+
+@fault("attention-softcap", "attention-everything")
+def no_slope_of_the_softcap(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = attention_vjp.attention_scores_vjp
+    monkeypatch.setattr(attention_vjp, "attention_scores_vjp", lambda *a, **o: right(*a, **o | {"softcap": None}))
+
+
+@fault("attention-plain", "attention_logsumexp-plain")
+def scale_of_another_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_vjp, "resolve_scale", lambda scale, width: 1 / math.sqrt(width + 1))
+
+
+@fault("attention-scale")
+def scale_off_by_a_millionth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_vjp, "resolve_scale", lambda scale, width: scale * (1 + 1e-6))
+
+
+@fault("attention-plain", "multi_head_attention-plain")
+def groups_tiled_instead_of_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tiled(gradient: np.ndarray, key_heads: int) -> np.ndarray:
+        batch, heads, keys, width = gradient.shape
+        return gradient.reshape(batch, heads // key_heads, key_heads, keys, width).sum(axis=1)
+
+    monkeypatch.setattr(attention_vjp, "sum_groups", tiled)
+
+
+@fault("attention-bias-pairs", "attention-bias-shared", "attention-bias-batch", "attention-bias-heads")
+def bias_of_one_batch_element_or_head_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def first(gradient: np.ndarray, like: np.ndarray) -> np.ndarray:
+        shape = like.shape if like.ndim == 4 else (1, 1, *like.shape)
+        return gradient[: shape[0], : shape[1]].reshape(like.shape)
+
+    monkeypatch.setattr(attention_vjp, "sum_broadcast", first)
+
+
+@fault("attention-sinks", "attention_weights-sinks")
+def sinks_with_the_wrong_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = attention_vjp.sinks_vjp
+    monkeypatch.setattr(attention_vjp, "sinks_vjp", lambda *arguments: -right(*arguments))
+
+
+def with_options(operation: str, **changed: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    """The gradient of the operation with other options than it was called with."""
+
+    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
+        right = getattr(reference_numpy, f"{operation}_vjp")
+        monkeypatch.setattr(reference_numpy, f"{operation}_vjp", lambda *a, **o: right(*a, **o | changed))
+
+    plant.__name__ = f"{operation} with {changed}"
+    return plant
+
+
+fault("attention-dropout")(with_options("attention", dropout_rate=0.0))
+fault("attention-dropout")(with_options("attention", dropout_keep=None, dropout_rate=0.0))
+fault("attention-causal")(with_options("attention", mask=Causal(1)))
+fault("attention-mean")(with_options("attention", empty_rows="zero"))
+fault("attention-sinks")(with_options("attention", sinks=np.zeros(H)))
+fault("layer_norm-default-eps")(with_options("layer_norm", eps=1.1e-5))
+fault("rms_norm-rows")(with_options("rms_norm", eps=0.31))
+fault("standard_deviation_norm-rows")(with_options("standard_deviation_norm", eps=0.31))
+fault("embedding-scaled")(with_options("embedding", scaled=False))
+fault("learned_positions-offset")(with_options("learned_positions", offset=2))
+fault("feed_forward-gelu")(with_options("feed_forward", activation="gelu_tanh"))
+fault("feed_forward-gelu_tanh")(with_options("feed_forward", activation="gelu"))
+fault("feed_forward-relu-dropout")(with_options("feed_forward", dropout_rate=0.0))
+
+
+@fault("layer_norm-rows", "standard_deviation_norm-rows", "standard_deviation_norm-constant-row")
+def no_gradient_through_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, calls = layer_norm_vjp.deviations, []
+
+    def only_of_x(x: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+        calls.append(x)
+        return right(x, axes) if len(calls) == 1 else x
+
+    monkeypatch.setattr(layer_norm_vjp, "deviations", only_of_x)
+
+
+@fault("layer_norm-rows", "rms_norm-rows", "standard_deviation_norm-rows")
+def parameters_of_the_first_row_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = layer_norm_vjp.rounded
+
+    def first_row(x: Any, weight: Any, bias: Any, gradient: Any, normalized: Any, cotangent: Any) -> Any:
+        first = np.zeros_like(cotangent)
+        first[0] = cotangent[0]
+        return right(x, weight, bias, gradient, normalized, first)
+
+    monkeypatch.setattr(layer_norm_vjp, "rounded", first_row)
+
+
+@fault("feed_forward-relu", "feed_forward-gelu", "feed_forward-gelu_tanh")
+def no_slope_of_the_activation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_forward_vjp, "SLOPES", dict.fromkeys(feed_forward_vjp.SLOPES, np.ones_like))
+
+
+@fault("embedding-repeated")
+def repeated_ids_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def once(table: np.ndarray, ids: np.ndarray, cotangent: np.ndarray) -> np.ndarray:
+        gradient = np.zeros_like(table)
+        gradient[ids] += cotangent
+        return gradient
+
+    monkeypatch.setattr(reference_numpy, "embedding_vjp", once)
+
+
+@fault("multi_head_attention-plain")
+def projection_biases_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = attention_vjp.linear_vjp
+
+    def averaged(parameters: Linear, x: np.ndarray, cotangent: np.ndarray) -> Any:
+        gradient, x_gradient = right(parameters, x, cotangent)
+        return Linear(gradient.weight, gradient.bias / cotangent.shape[1]), x_gradient
+
+    monkeypatch.setattr(attention_vjp, "linear_vjp", averaged)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    id, plant = FAULTS[name]
+    plant(monkeypatch)
+    assert worst_ratio(BY_ID[id]) > 100

@@ -1,0 +1,53 @@
+"""The position-wise feed-forward network in PyTorch (rule FFN-1), as `reference_numpy/feed_forward.py` defines it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Bool, Float
+
+from specification import FeedForward, checks
+from torch_impl.attention import dropout_factor, linear, widen
+
+
+def relu(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
+    """max(x, 0). NaN stays NaN; the slope is 0 at 0 and, other than `torch.relu`'s, at NaN."""
+    return torch.where(x > 0, x, torch.relu(x.detach()))
+
+
+def gelu(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
+    """x * Phi(x), with the normal distribution function."""
+    return x * normal_distribution(x)
+
+
+def normal_distribution(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
+    """Phi(x) = erfc(-x / sqrt(2)) / 2, which keeps its digits for negative x, where 1 + erf(x / sqrt(2)) cancels."""
+    return 0.5 * torch.special.erfc(-x / math.sqrt(2))
+
+
+def gelu_tanh(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
+    """0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+
+
+def feed_forward(
+    parameters: FeedForward,
+    x: Float[torch.Tensor, "... E"],
+    *,
+    activation: str = "relu",
+    dropout_keep: Bool[torch.Tensor, "... F"] | None = None,
+    dropout_rate: float = 0.0,
+) -> Float[torch.Tensor, "... E_out"]:
+    """outer(activation(inner(x))), each a linear projection, for every position on its own.
+
+    weight is [in, out], the transpose of `torch.nn.Linear`'s.
+    """
+    checks.feed_forward(parameters, x, activation, dropout_keep, dropout_rate)
+    hidden = ACTIVATIONS[activation](widen(linear(parameters.inner, x)))
+    if dropout_keep is not None:
+        hidden = hidden * dropout_factor(dropout_keep, dropout_rate, hidden.dtype)
+    return linear(parameters.outer, hidden.to(x.dtype))
