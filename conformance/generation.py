@@ -1,7 +1,7 @@
 """Strategies that draw cases (Hypothesis).
 
-Hypothesis draws the structure: sizes, dtype, mask, options. Array contents come from a NumPy generator seeded by a drawn
-integer, so a case is small to describe and its arrays can be large.
+Hypothesis draws the structure: sizes, dtype, mask, options. Array contents come from a NumPy generator seeded by a
+drawn integer, so a case is small to describe and its arrays can be large.
 
 Sizes come from short lists, because JAX compiles anew for every shape. Within a list every axis has a size of its own,
 so that a swapped axis shows; the long list goes past 16, 32 and 64 with lengths that are no multiple of 8, so that a
@@ -39,15 +39,14 @@ class Sizes(NamedTuple):
 
 SHORT = (
     Sizes(2, 4, 2, 5, 7, 3, 6),
-    Sizes(3, 2, 1, 7, 4, 5, 1),
-    Sizes(1, 6, 3, 4, 4, 8, 5),
-    Sizes(2, 3, 3, 6, 6, 4, 7),
-    Sizes(2, 4, 2, 1, 9, 3, 6),
+    Sizes(3, 2, 1, 6, 6, 5, 1),
+    Sizes(2, 3, 3, 7, 4, 8, 5),
+    Sizes(3, 4, 2, 1, 9, 3, 7),
 )
 LONG = (
     Sizes(2, 3, 3, 19, 37, 8, 5),
     Sizes(1, 4, 2, 35, 35, 10, 12),
-    Sizes(2, 2, 1, 21, 67, 16, 9),
+    Sizes(1, 2, 1, 33, 70, 64, 40),
 )
 EMPTY = (
     Sizes(0, 4, 2, 5, 7, 3, 6),
@@ -56,7 +55,6 @@ EMPTY = (
     Sizes(2, 4, 2, 5, 0, 3, 6),
     Sizes(2, 4, 2, 5, 7, 3, 0),
 )
-WIDE = Sizes(1, 2, 1, 33, 70, 64, 40)
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
@@ -84,7 +82,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 def sizes(dtype: str) -> st.SearchStrategy[Sizes]:
     """float64 is judged by ball arithmetic, which is slow: short lengths only."""
-    return st.sampled_from(SHORT if dtype == "float64" else SHORT + LONG + (WIDE,))
+    return st.sampled_from(SHORT if dtype == "float64" else SHORT + LONG)
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------

@@ -33,9 +33,7 @@ def widened(case: Case) -> Case:
     options = dict(case.options)
     if "dtype" in options:
         options["dtype"] = "float64"
-    return replace(
-        case, dtype="float64", inputs=wide(case.inputs), cotangents=wide(case.cotangents), options=options
-    )
+    return replace(case, dtype="float64", inputs=wide(case.inputs), cotangents=wide(case.cotangents), options=options)
 
 
 def by_definition(case: Case) -> dict[str, Exact]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ from conformance.special import (
     towering_cases,
 )
 from conformance.spreading import arguments, gradient_name
-from conformance.subjects import Answers, Subject, framework_options, results_by_name
+from conformance.subjects import Subject, framework_options, results_by_name
 from conformance.verdict import Finding, judge
 from specification import Dense
 
@@ -110,7 +111,7 @@ def identical(name: str, left: np.ndarray, right: np.ndarray) -> Finding:
 
 
 def examine_shapes(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
-    """A mask [Q, K], the same as [1, 1, Q, K] and as [B, H, Q, K], a bare array and `Dense` of it: all mean the same."""
+    """A mask [Q, K], also as [1, 1, Q, K] and as [B, H, Q, K], a bare array and `Dense` of it: all mean the same."""
     array = np.asarray(case.options["mask"].array)
     whole = np.broadcast_to(array, (*case.inputs["query"].shape[:2], *array.shape))
     forms = (array, Dense(array), Dense(array[None, None]), Dense(whole))
@@ -241,14 +242,16 @@ def examine_split(subject: Subject, split: tuple[Case, tuple[int, ...]], shared:
     case, cuts = split
     edges = (0, *cuts, case.inputs["key"].shape[2])
     outputs, logsumexps = [], []
-    for start, stop in zip(edges[:-1], edges[1:], strict=True):
+    for start, stop in pairwise(edges):
         inputs = {n: a if n == "query" else a[:, :, start:stop] for n, a in case.inputs.items()}
         mask = Dense(case.options["mask"].array[..., start:stop])
         part = replace(case, inputs=inputs, options=case.options | {"mask": mask})
         outputs.append(subject(part)["output"])
         part = replace(part, operation="attention_logsumexp", inputs=without_value(part))
         logsumexps.append(subject(part)["output"])
-    named = {f"outputs[{i}]": a for i, a in enumerate(outputs)} | {f"logsumexps[{i}]": a for i, a in enumerate(logsumexps)}
+    named = {f"outputs[{i}]": a for i, a in enumerate(outputs)} | {
+        f"logsumexps[{i}]": a for i, a in enumerate(logsumexps)
+    }
     answers = subject(Case("merge_attention", case.dtype, named))
     return judge(replace(case, operation="merge_attention"), answers, *shared)
 
@@ -304,35 +307,65 @@ HALF = ("float16", "bfloat16")
 PROBES = [
     agreement("MASK-1", "dense masks", attention_cases(mask="dense", others=False)),
     *(
-        Probe("MASK-2", f"{kind} and its array", attention_cases(mask=kind, others=False), prepare_description, examine_description, weight=0.3)
+        Probe(
+            "MASK-2",
+            f"{kind} and its array",
+            attention_cases(mask=kind, others=False),
+            prepare_description,
+            examine_description,
+            weight=0.3,
+        )
         for kind in (*MASKS, "combined")
     ),
     agreement("MASK-3", "causal", attention_cases(mask="causal", others=False)),
     agreement("MASK-4", "window", attention_cases(mask="window", others=False)),
     Probe("MASK-5", "forms of one mask", flat_masks(), truth_and_bounds, examine_shapes, weight=0.5),
     agreement("MASK-6", "combinations", attention_cases(mask="combined", others=False)),
-    Probe("MASK-7", "hidden NaN and infinity", planted_cases("hidden"), prepare_planted, examine_planted,
-          case_of=lambda p: p.planted),
+    Probe(
+        "MASK-7",
+        "hidden NaN and infinity",
+        planted_cases("hidden"),
+        prepare_planted,
+        examine_planted,
+        case_of=lambda p: p.planted,
+    ),
     agreement("ATT-1", "scale", attention_cases(focus=("scale",), others=False)),
     agreement("ATT-1", "default scale", attention_cases(mask="none", others=False)),
     agreement("ATT-2", "softcap", attention_cases(focus=("softcap",), others=False)),
     agreement("ATT-3", "bias", attention_cases(focus=("bias",), others=False)),
     agreement("ATT-3", "bias after softcap", attention_cases(focus=("bias", "softcap"), others=False), weight=0.5),
-    Probe("ATT-4", "allowed scores below any filling", sunken_cases(), prepare_twin, examine_twin,
-          case_of=lambda twins: twins[0]),
+    Probe(
+        "ATT-4",
+        "allowed scores below any filling",
+        sunken_cases(),
+        prepare_twin,
+        examine_twin,
+        case_of=lambda twins: twins[0],
+    ),
     agreement("ATT-5", "weights", attention_cases("attention_weights", others=False)),
     agreement("ATT-5", "sinks", attention_cases(focus=("sinks",), others=False)),
     Probe("ATT-6", "empty rows", empty_row_cases(), truth_and_bounds, examine_empty_rows),
     Probe("ATT-6", "empty rows of weights", empty_row_cases("attention_weights"), truth_and_bounds, examine_empty_rows),
-    Probe("ATT-6", "empty rows of log-sum-exp", empty_row_cases("attention_logsumexp"), truth_and_bounds,
-          examine_empty_rows),
+    Probe(
+        "ATT-6",
+        "empty rows of log-sum-exp",
+        empty_row_cases("attention_logsumexp"),
+        truth_and_bounds,
+        examine_empty_rows,
+    ),
     Probe("ATT-6", "empty rows as the mean", empty_row_cases(modes=("mean",)), truth_and_bounds, examine_empty_rows),
     agreement("ATT-7", "grouped heads", attention_cases(grouped=True, others=False)),
     agreement("ATT-8", "every feature", attention_cases(focus=("scale", "softcap", "bias", "sinks"), mask="any")),
     agreement("ATT-8", "lengths of 0", attention_cases(plans=EMPTY), weight=0.5),
     agreement("ATT-9", "16-bit inputs", attention_cases(dtypes=HALF, others=False)),
-    Probe("ATT-10", "an attended NaN", planted_cases("attended"), prepare_planted, examine_planted,
-          case_of=lambda p: p.planted),
+    Probe(
+        "ATT-10",
+        "an attended NaN",
+        planted_cases("attended"),
+        prepare_planted,
+        examine_planted,
+        case_of=lambda p: p.planted,
+    ),
     Probe("ATT-10", "towering logits", towering_cases(), prepare_twin, examine_twin, case_of=lambda twins: twins[0]),
     agreement("ATT-11", "dropout", attention_cases(focus=("dropout",), others=False)),
     agreement("ATT-12", "gradients", attention_cases(), weight=2.0),
@@ -349,8 +382,14 @@ PROBES = [
     agreement("NORM-2", "16-bit inputs", norm_cases(gradients=False, dtypes=HALF)),
     Probe("NORM-3", "constant rows", constant_rows(), lambda _: None, examine_constant_rows),
     agreement("NORM-4", "far from zero", norm_cases(means=(1e3, -1e4), gradients=False, dtypes=("float32", "float64"))),
-    Probe("NORM-5", "NaN and infinity", spoiled_rows(), lambda m: truth_and_bounds(m[0]), examine_spoiled_rows,
-          case_of=lambda m: m[1]),
+    Probe(
+        "NORM-5",
+        "NaN and infinity",
+        spoiled_rows(),
+        lambda m: truth_and_bounds(m[0]),
+        examine_spoiled_rows,
+        case_of=lambda m: m[1],
+    ),
     agreement("NORM-6", "gradients", norm_cases()),
     agreement("NORM-7", "rms_norm", norm_cases("rms_norm")),
     agreement("NORM-7", "standard_deviation_norm", norm_cases("standard_deviation_norm")),
@@ -358,4 +397,4 @@ PROBES = [
     agreement("POS-2", "learned", lookup_cases("learned_positions")),
     agreement("EMB-1", "embedding", lookup_cases("embedding")),
     agreement("FFN-1", "feed-forward", feed_forward_cases(), weight=2.0),
-]  # fmt: skip
+]

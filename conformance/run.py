@@ -120,7 +120,9 @@ def smallest(probe: Probe, subject: Subject, examples: int, seed: int, shrink: b
         findings = examine(probe, subject, material, probe.prepare(material))
         worst = max(findings, key=lambda finding: finding.ratio, default=None)
         if worst is not None and worst.ratio > 1:
-            found.append(Violation(probe.rule, subject.name, worst.ratio, str(worst), probe.case_of(material) or material))
+            found.append(
+                Violation(probe.rule, subject.name, worst.ratio, str(worst), probe.case_of(material) or material)
+            )
             raise Broken
 
     try:

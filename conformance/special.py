@@ -33,7 +33,7 @@ class Planted:
         printer.text(repr(self.planted))
 
 
-def allowed_pairs(case: Case) -> np.ndarray:
+def allowed_pairs(case: Case) -> Any:
     B, H, Q, _ = case.inputs["query"].shape
     K = case.inputs["key"].shape[2]
     allowed = np.broadcast_to(materialize(case.options.get("mask"), Q, K, batch=B, heads=H), (B, H, Q, K))
@@ -82,13 +82,13 @@ def expectation(p: Planted, truth: dict[str, Exact]) -> dict[str, Exact]:
     Dropout hides nothing: a dropped weight is 0, and 0 * NaN is NaN.
     """
     allowed = p.allowed
-    B, H, Q, K = allowed.shape
+    B, H = allowed.shape[:2]
     G = p.marks["key"].shape[1]
 
     def heads(mark: np.ndarray) -> np.ndarray:
         return np.repeat(mark, H // G, axis=1)
 
-    def groups(mark: np.ndarray) -> np.ndarray:
+    def groups(mark: np.ndarray) -> Any:
         return mark.reshape(B, G, H // G, *mark.shape[2:]).any(axis=2)
 
     bad_key = heads(p.marks["key"].any(-1))[:, :, None, :]
@@ -180,7 +180,7 @@ def towering_cases(draw: st.DrawFn) -> tuple[Case, Case]:
     return case, replace(case, options={"scale": 0.0, "mask": Dense(largest(case, s))})
 
 
-def largest(case: Case, s: Sizes) -> np.ndarray:
+def largest(case: Case, s: Sizes) -> Any:
     key = np.repeat(case.inputs["key"].astype(float), s.H // s.G, axis=1)
     scores = np.where(allowed_pairs(case), case.inputs["query"].astype(float) @ key.swapaxes(-1, -2), -np.inf)
     return (scores == scores.max(axis=-1, keepdims=True)) & np.isfinite(scores)

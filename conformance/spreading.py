@@ -66,7 +66,7 @@ def projection(inputs: dict[str, Any], name: str) -> Linear | list[Linear]:
 
 
 def listed(inputs: dict[str, Any], name: str, field: str = "") -> list[Any]:
-    found = []
+    found: list[Any] = []
     while f"{name}[{len(found)}]{field}" in inputs:
         found.append(inputs[f"{name}[{len(found)}]{field}"])
     return found
@@ -112,7 +112,7 @@ def projection_gradients(case: Case, name: str, gradient: Linear) -> dict[str, n
     if not heads:
         return {f"{name}.weight": gradient.weight, f"{name}.bias": gradient.bias}
     stops = np.cumsum([head.shape[1] for head in heads])[:-1]
-    result = {}
+    result: dict[str, np.ndarray] = {}
     for field in ("weight", "bias"):
         whole = getattr(gradient, field)
         parts = [] if whole is None else np.split(whole, stops, axis=-1)

@@ -136,11 +136,11 @@ def softmax(
     total = jnp.sum(exponentials, axis=-1, keepdims=True)
     if sinks is not None:
         total = total + jnp.exp(sinks[:, None, None] - maximum)
-    # Dividing by 0 and choosing another result afterwards would still give the gradient 0 * inf = NaN.
+    # A row without weight has 1 added. Choosing after a division by 0 would still give the gradient 0 * inf = NaN.
     nothing = total == 0
-    total = jnp.where(nothing, 1, total)
+    total = total + nothing
     weights = jnp.where(allowed, exponentials / total, 0)
-    return weights, jnp.where(nothing, -jnp.inf, maximum + jnp.log(total))[..., 0]
+    return weights, (maximum + jnp.log(total) + jnp.where(nothing, -jnp.inf, 0))[..., 0]
 
 
 def fill_empty_rows(

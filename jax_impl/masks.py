@@ -51,7 +51,7 @@ def checked_mask(mask: Any, query_length: int, key_length: int, batch: int | Non
     mask = map_arrays(as_mask(mask), as_array)
     checks.mask(mask, query_length, key_length, batch, heads)
     check_values(mask, key_length)
-    return jax.tree.map(as_jax, mask)
+    return jax.tree.map(jnp.asarray, mask)
 
 
 def as_array(numbers: Any) -> Any:
@@ -62,14 +62,10 @@ def as_array(numbers: Any) -> Any:
     if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(numbers)):
         return jnp.asarray(numbers)
     array = np.asarray(numbers)
-    if array.dtype.kind in "iu" and (array != array.astype(jax.dtypes.canonicalize_dtype(array.dtype))).any():
+    wide = array.ndim > 0 and array.dtype.kind in "iu"
+    if wide and (array != array.astype(jax.dtypes.canonicalize_dtype(array.dtype))).any():
         raise OverflowError("integers in masks must fit in 32 bits unless jax_enable_x64 is on")
     return array
-
-
-def as_jax(numbers: Any) -> jax.Array:
-    """Python's integers have no bound; past 2^30 they are cut, which compares with every position as before."""
-    return jnp.asarray(max(-(2**30), min(numbers, 2**30)) if isinstance(numbers, int) else numbers)
 
 
 def check_values(mask: Any, key_length: int) -> None:

@@ -13,6 +13,7 @@ empty row gives and receives 0.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -89,7 +90,9 @@ def softmax_vjp(weights: Any, allowed: Any, weights_cotangent: Any, logsumexp_co
 def sinks_vjp(sinks: Any, logsumexp: Any, weights: Any, allowed: Any, weights_cotangent: Any, cotangent: Any) -> Any:
     """Gradient of the sinks: the sink's own weight times (L_bar - rowsum(P * P_bar)), summed over batch and queries."""
     mean = np.sum(np.where(allowed, weights * weights_cotangent, 0), axis=-1)
-    return np.sum(np.exp(sinks[:, None] - logsumexp) * (cotangent - mean), axis=(0, 2))
+    # A sink of -inf weighs nothing, also in an empty row, where -inf - -inf would be NaN.
+    weight = np.exp(np.where(sinks[:, None] == -np.inf, -np.inf, sinks[:, None] - logsumexp))
+    return np.sum(weight * (cotangent - mean), axis=(0, 2))
 
 
 def sum_groups(gradient: Float[np.ndarray, "B H K W"], key_heads: int) -> Float[np.ndarray, "B G K W"]:
@@ -246,7 +249,7 @@ def merge_attention_vjp(
     weights, _ = softmax(np.where(seen, scores, 0), seen)
     weights_cotangent = pair_products(output_cotangent[..., None, :], parts, seen[..., None, :])[..., 0, :]
     scores_gradient = softmax_vjp(weights, seen, weights_cotangent, logsumexp_cotangent)
-    parts_gradient = np.where(seen[..., None], weights[..., None] * output_cotangent[..., None, :], 0)
+    parts_gradient = allowed_sum(weights[..., None], output_cotangent[..., None, :], seen[..., None])
     return (
         [parts_gradient[..., p, :].astype(output.dtype) for p, output in enumerate(outputs)],
         [scores_gradient[..., p].astype(logsumexp.dtype) for p, logsumexp in enumerate(logsumexps)],
@@ -260,7 +263,8 @@ def linear_vjp(
     parameters: Linear, x: Float[np.ndarray, "... I"], cotangent: Float[np.ndarray, "... O"]
 ) -> tuple[Linear, Float[np.ndarray, "... I"]]:
     """Gradients of the parameters and of x, for `linear`."""
-    rows, flat = widen(cotangent).reshape(-1, cotangent.shape[-1]), widen(x).reshape(-1, x.shape[-1])
+    count = math.prod(x.shape[:-1])
+    rows, flat = (widen(array).reshape(count, array.shape[-1]) for array in (cotangent, x))
     weight = (flat.T @ rows).astype(parameters.weight.dtype)
     bias = None if parameters.bias is None else rows.sum(axis=0).astype(parameters.bias.dtype)
     return Linear(weight, bias), (widen(cotangent) @ widen(parameters.weight).T).astype(x.dtype)

@@ -22,5 +22,5 @@ def embedding_vjp(
     checks.embedding(table, ids)
     checks.ids_within(ids, table.shape[0])
     gradient = np.zeros_like(widen(table))
-    np.add.at(gradient, ids.reshape(-1), widen(cotangent).reshape(-1, table.shape[1]))
+    np.add.at(gradient, ids.reshape(-1), widen(cotangent).reshape(ids.size, table.shape[1]))
     return (gradient * math.sqrt(table.shape[1]) if scaled else gradient).astype(table.dtype)

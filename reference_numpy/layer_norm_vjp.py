@@ -44,10 +44,9 @@ def layer_norm_vjp(
     reciprocal = 1 / np.sqrt(np.mean(deviation**2, axis=axes, keepdims=True) + float(eps))
     normalized = deviation * reciprocal
     inner = widen(cotangent) * widen(weight)
-    # The mean of inner is taken off by way of its first element, as in the forward pass, and for the same reason.
-    x_gradient = reciprocal * (
-        deviations(inner, axes) - normalized * np.mean(inner * normalized, axis=axes, keepdims=True)
-    )
+    # The mean of n is 0, so n_bar - mean(n_bar) may stand for n_bar in the last mean, and a large common part is lost.
+    centered = deviations(inner, axes)
+    x_gradient = reciprocal * (centered - normalized * np.mean(centered * normalized, axis=axes, keepdims=True))
     return rounded(x, weight, bias, x_gradient, normalized, cotangent)
 
 

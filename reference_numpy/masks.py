@@ -65,9 +65,9 @@ def allowed_pairs(
         distance = keys - (queries + per_batch(mask.offset))
         inside = np.ones_like(distance, dtype=bool)
         if mask.left is not None:
-            inside &= distance >= -mask.left
+            inside &= distance >= -per_batch(mask.left)
         if mask.right is not None:
-            inside &= distance <= mask.right
+            inside &= distance <= per_batch(mask.right)
         return inside
     if isinstance(mask, KeyLengths):
         return keys < per_batch(mask.lengths)
@@ -81,4 +81,4 @@ def allowed_pairs(
 
 def per_batch(numbers: Any) -> np.ndarray:
     """A number, or one number per batch element, shaped [B or 1, 1, 1, 1]; None is 0."""
-    return np.asarray(0 if numbers is None else numbers).reshape(-1, 1, 1, 1)
+    return np.asarray(0 if numbers is None else numbers, np.int64).reshape(-1, 1, 1, 1)

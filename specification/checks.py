@@ -135,6 +135,13 @@ def distance(name: str, value: Any) -> int | None:
     number = whole_number(name, value)
     if number is not None and number < 0:
         raise ValueError(f"{name} must not be negative, got {number}")
+    return in_range(name, number)
+
+
+def in_range(name: str, number: int | None) -> int | None:
+    """Positions are compared in 32 bits where a framework has no more; larger numbers would wrap around."""
+    if number is not None and abs(number) > 2**30:
+        raise ValueError(f"{name} must lie within 2**30 of 0, got {number}; a window's None is unbounded")
     return number
 
 
@@ -189,7 +196,7 @@ def offset_type(offset: Any, batch: int | None) -> None:
     if offset is not None and getattr(offset, "shape", ()) != ():
         per_batch("offset", offset, batch)
     elif offset is not None:
-        whole_number("offset", offset)
+        in_range("offset", whole_number("offset", offset))
 
 
 def per_batch(name: str, array: Any, batch: int | None) -> None:

@@ -18,9 +18,9 @@ from flint import arb, ctx
 from conformance import ball
 from conformance.ball import Exact, evaluate, evaluate_balls
 from conformance.ball.inputs import Leaves
-from conformance.pairs import visible_pairs
 from conformance.ball.tape import Variable, balls
 from conformance.cases import Case
+from conformance.pairs import visible_pairs
 from specification.masks import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 
 

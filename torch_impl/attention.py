@@ -84,7 +84,7 @@ class AllowedSum(torch.autograd.Function):
 
 
 class Product(torch.autograd.Function):
-    """x @ weight, where autocast narrows neither the product nor, as it would with `@`, the products of its gradient."""
+    """x @ weight. Autocast narrows neither this product nor, as it would with `@`, those of its gradient."""
 
     generate_vmap_rule = True
 
@@ -188,7 +188,7 @@ def repeat_heads(array: Float[torch.Tensor, "B G K W"], num_heads: int) -> Float
     return torch.repeat_interleave(array, num_heads // max(array.shape[1], 1), dim=1)
 
 
-def widen(array: Float[torch.Tensor, "..."] | None) -> Float[torch.Tensor, "..."] | None:
+def widen(array: Float[torch.Tensor, "..."] | None) -> Any:
     """The tensor in the dtype in which everything is computed: float32, or float64 for float64 (ATT-9)."""
     return None if array is None else array.to(getattr(torch, compute_dtype_name(dtype_name(array))))
 
@@ -228,8 +228,8 @@ def attention(
 ) -> Float[torch.Tensor, "B H Q V"]:
     """output = softmax(softcap(scale * query . key) + bias) . value, over the keys that the mask allows.
 
-    The output is a new tensor in the dtype and on the device of query; arrays inside the mask are moved there. The whole
-    [B, H, Q, K] of scores stands in memory.
+    The output is a new tensor in the dtype and on the device of query, to which arrays inside the mask are moved. The
+    whole [B, H, Q, K] of scores stands in memory.
     """
     checks.attention(
         query, key, value, bias=bias, scale=scale, softcap=softcap, sinks=sinks,
@@ -365,7 +365,7 @@ def multi_head_attention(
 
     weight is [in, out], the transpose of `torch.nn.Linear`'s. Other arguments as in `attention`.
     """
-    projections = MultiHeadAttention(*(join_heads(p) for p in parameters[:3]), parameters.output)
+    projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])
     H, G, _ = checks.multi_head_attention(projections, query, key, value, num_heads)
     output = attention(
         split_heads(linear(projections.query, query), H),

@@ -1,6 +1,6 @@
 """Layer norm and its named variants in PyTorch (rules NORM-1 to NORM-7), as `reference_numpy/layer_norm.py` has them.
 
-For x [..., *N], weight and bias are [*N], as in `torch.nn.functional.layer_norm`, which does not keep NORM-3 and NORM-4.
+For x [..., *N], weight and bias are [*N].
 """
 
 from __future__ import annotations

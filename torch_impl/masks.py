@@ -26,7 +26,7 @@ def materialize(
     Arrays inside the description may be tensors, NumPy arrays or lists. The result is a new tensor on `device`: unless
     given, that of the description's first tensor, or the default device.
     """
-    device = device or device_of(mask)
+    device = device_of(mask) if device is None else device
     mask = checked_mask(mask, query_length, key_length, batch, heads, device)
     allowed = allowed_pairs(mask, query_length, key_length, device)
     shape = (*allowed.shape[:2], query_length, key_length)

@@ -12,8 +12,8 @@ import numpy as np
 from flint import arb
 
 from conformance.ball.inputs import Leaves
-from conformance.pairs import any_in_group, bias_entries_seen, visible_pairs
 from conformance.ball.tape import ONE, ZERO, Variable, concatenate, constant, exp, log, select, tanh
+from conformance.pairs import any_in_group, bias_entries_seen, visible_pairs
 
 Results = dict[str, Variable]
 

@@ -3,17 +3,18 @@
 Every floating-point operation returns exact * (1 + r) + t with |r| <= u, the unit roundoff, and |t| <= tiny, the
 smallest normal number (results below it may be flushed to 0, as XLA does on CPU and fast GPU modes do).
 
-A sum or dot product of n terms, in whatever order, is off by at most gamma(n) * (sum of absolute terms). The worst case
-is n u / (1 - n u); for long sums errors of either sign nearly cancel, and with independent errors of mean 0 the constant
-is at most LAMBDA * sqrt(n) u, except with a probability below 2 n exp(-LAMBDA^2 / 2) (Higham and Mary, SIAM J. Sci.
-Comput. 41, 2019; Ipsen and Zhou, arXiv 1906.10465): for LAMBDA = 9 and n = 1000 that is 6e-15. gamma takes the smaller
-of the two.
+A sum or dot product of n terms, in whatever order, is off by at most gamma(n) * (sum of absolute terms). In the worst
+case gamma(n) is n u / (1 - n u). For long sums errors of either sign nearly cancel: with independent errors of mean 0
+it is at most LAMBDA * sqrt(n) u, except with a probability below 2 n exp(-LAMBDA^2 / 2) (Higham and Mary, SIAM J. Sci.
+Comput. 41, 2019; Ipsen and Zhou, arXiv 1906.10465), which for LAMBDA = 9 and n = 1000 is 6e-15. The smaller of the two
+is taken.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,6 +61,12 @@ class Approx(NamedTuple):
     def size(self) -> np.ndarray:
         """The largest absolute value that an implementation may hold."""
         return np.abs(self.value) + self.error
+
+    def reshape(self, *shape: int) -> Approx:
+        return Approx(self.value.reshape(shape), self.error.reshape(shape))
+
+    def at(self, index: Any) -> Approx:
+        return Approx(self.value[index], self.error[index])
 
 
 def exact(array: np.ndarray) -> Approx:
@@ -115,6 +122,6 @@ def scaled(x: Approx, factor: float) -> Approx:
     return Approx(x.value * factor, x.error * abs(factor))
 
 
-def mapped(x: Approx, function) -> Approx:
+def mapped(x: Approx, function: Callable[[np.ndarray], np.ndarray]) -> Approx:
     """The same rearrangement of value and error: reshape, transpose, index."""
     return Approx(function(x.value), function(x.error))

@@ -2,15 +2,17 @@
 
 Write s for the exact scores, P for the exact weights, and primes for what an implementation holds.
 
-Scores. s' = s + d with |d| <= gamma(D + SCALE) |scale| sum |q||k|, where SCALE counts the roundings of putting the scale
-on the product, on either side, split as its square root on both, and multiplied by log2(e) for exp2; then the softcap's
-slope times that and its own rounding, then the bias's.
+Scores. s' = s + d with
+    |d| <= gamma(D + SCALE) |scale| sum |q||k|.
+SCALE counts the roundings of putting the scale on the product or on either side, of splitting it as its square root on
+both, and of multiplying by log2(e) for exp2. Then come the softcap's slope times that and its own rounding, then the
+bias's.
 
 Exponentials. With the row's maximum m (any number near it cancels), exp(s' - m) = exp(s - m)(1 + e) where
     |e| <= expm1(d + 3 u |s - m| + (EXP + online(n)) u):
-3 u |s - m| is the rounding of the shifted argument, of a constant of exp2, and of the rescalings in online softmax, whose
-shifts add up to no more than m - s; online(n) is the error of the rescaling factors themselves, at most one for every 16
-keys, each of which multiplies numerator and denominator alike.
+3 u |s - m| is the rounding of the shifted argument, of a constant of exp2, and of the rescalings in online softmax,
+whose shifts add up to no more than m - s; online(n) is the error of the rescaling factors themselves, at most one for
+every 16 keys, each of which multiplies numerator and denominator alike.
 
 Weights and output. Since the weights are normalised, a common factor in e cancels exactly:
     o' - o = sum_j P_j e_j (v_j - o) / (1 + sum_j P_j e_j),
@@ -100,9 +102,7 @@ def scores_and_slope(
     return scores, slope
 
 
-def softmax_rows(
-    scores: Approx, slope: Approx, allowed: np.ndarray, sinks: Approx | None, p: Precision
-) -> Rows:
+def softmax_rows(scores: Approx, slope: Approx, allowed: np.ndarray, sinks: Approx | None, p: Precision) -> Rows:
     value = np.where(allowed, scores.value, -np.inf)
     maximum = np.max(value, axis=-1, keepdims=True, initial=-np.inf)
     if sinks is not None:
@@ -224,7 +224,7 @@ def group_sum(x: Approx, groups: int, p: Precision) -> Approx:
 
 class AttentionApprox(NamedTuple):
     rows: Rows
-    output: Approx | None
+    output: Approx
     factor: np.ndarray
     reach: np.ndarray
 
@@ -255,8 +255,8 @@ def attention(
         bias = Approx(np.where(np.isfinite(bias.value), bias.value, 0), bias.error)
     scores, slope = scores_and_slope(query, key, bias, scale, softcap, p)
     rows = softmax_rows(scores, slope, allowed, sinks, p)
-    if value is None:
-        return AttentionApprox(rows, None, factor, allowed)
+    if value is None:  # the weights and the log-sum-exp have no output
+        return AttentionApprox(rows, exact(np.zeros(0)), factor, allowed)
     value = spread_heads(value, heads)
     output = weighted_mean(rows, value, factor, p)
     empty = ~np.any(allowed, axis=-1, keepdims=True)
@@ -295,9 +295,7 @@ def attention_gradients(
         keys = max(reach.shape[-1], 1)
         # Rows filled by a mean have weight 1 / K, rounded once, on every key.
         filled = reach & ~rows.allowed
-        weights = Approx(
-            np.where(filled, 1 / keys, weights.value), np.where(filled, 2 * p.inner / keys, weights.error)
-        )
+        weights = Approx(np.where(filled, 1 / keys, weights.value), np.where(filled, 2 * p.inner / keys, weights.error))
         dropped = Approx(weights.value * factor, (weights.error + 3 * p.inner * weights.size) * factor)
         gradients["value"] = group_sum(matmul(transposed(dropped), bar, p, 2), groups, p)
         weights_bar = matmul(bar, transposed(wide), p, 2)

@@ -118,9 +118,7 @@ def gradients(
         )
         second = times(direction, slope, p, 2)
     else:
-        slope = Approx(
-            average(products.value), average(products.error) + p.gamma(count + 4) * average(products.size)
-        )
+        slope = Approx(average(products.value), average(products.error) + p.gamma(count + 4) * average(products.size))
         second = times(n, slope, p, 2)
     value = inner.value - second.value
     error = inner.error + second.error

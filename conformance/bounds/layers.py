@@ -10,6 +10,7 @@ A sinusoid's error is that of its angle: float32 frequencies by way of exp(-log(
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -88,7 +89,7 @@ def feed_forward(
     name: str,
     factor: np.ndarray | float,
     p: Precision,
-    store,
+    store: Callable[[Approx], Approx],
 ) -> dict[str, Approx]:
     """Errors of the output and of all gradients. `store` rounds to the dtype that stands between the layers."""
     approx = {key: exact(array) for key, array in inputs.items()}

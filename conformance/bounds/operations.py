@@ -60,7 +60,7 @@ def allowed_of(case: Case, shape: tuple[int, int, int, int]) -> np.ndarray:
     B, H, Q, K = shape
     allowed = materialize(case.options.get("mask"), Q, K, batch=B, heads=H)
     if "bias" in case.inputs:
-        allowed = allowed & (np.asarray(pairs(case.inputs["bias"]).value) != -np.inf)
+        allowed = allowed & (case.inputs["bias"].astype(float) != -np.inf)
     return np.broadcast_to(allowed, shape)
 
 
@@ -116,7 +116,7 @@ def attention(case: Case, p: Precision) -> dict[str, Approx]:
         kind, results = "weights", {"output": filled_weights(case, forward, p)}
     else:
         kind, results = "logsumexp", {"output": att.logsumexp_approx(forward.rows, p)}
-        results["output"] = mapped(results["output"], lambda a: a[..., 0])
+        results["output"] = results["output"].at((..., 0))
     if not case.cotangents:
         return results
     cotangents = {kind: exact(case.cotangents["output"])}
@@ -151,8 +151,8 @@ def merge_attention(case: Case, p: Precision) -> dict[str, Approx]:
     ones = np.ones_like(scores)
     output = att.weighted_mean(rows, exact(values), ones, p)
     results = {
-        "output": mapped(output, lambda a: a.reshape(shape)),
-        "logsumexp": mapped(att.logsumexp_approx(rows, p), lambda a: a.reshape(shape[:3])),
+        "output": output.reshape(*shape),
+        "logsumexp": att.logsumexp_approx(rows, p).reshape(*shape[:3]),
     }
     if not case.cotangents:
         return results
@@ -162,10 +162,9 @@ def merge_attention(case: Case, p: Precision) -> dict[str, Approx]:
     weights_bar = att.matmul(bar, att.transposed(exact(values)), p)
     scores_bar, _ = att.softmax_gradient(rows, weights_bar, logsumexp_bar, None, p)
     for i in range(count):
-        part = att.multiply(mapped(weights, lambda a, i=i: a[..., i : i + 1]), bar, p)
-        results[gradient_name(f"outputs[{i}]")] = mapped(part, lambda a: a.reshape(shape))
-        score = mapped(scores_bar, lambda a, i=i: a[..., i].reshape(shape[:3]))
-        results[gradient_name(f"logsumexps[{i}]")] = score
+        part = att.multiply(weights.at((..., slice(i, i + 1))), bar, p)
+        results[gradient_name(f"outputs[{i}]")] = part.reshape(*shape)
+        results[gradient_name(f"logsumexps[{i}]")] = scores_bar.at((..., i)).reshape(*shape[:3])
     return results
 
 
@@ -213,7 +212,7 @@ def separated(gradients: dict[str, Approx], case: Case) -> dict[str, Approx]:
         while f"{name}[{head}].weight" in case.inputs:
             stop = start + case.inputs[f"{name}[{head}].weight"].shape[1]
             for part in ("weight", "bias"):
-                columns = mapped(gradients[f"{name}.{part}"], lambda a, s=slice(start, stop): a[..., s])
+                columns = gradients[f"{name}.{part}"].at((..., slice(start, stop)))
                 result[f"{name}[{head}].{part}"] = columns
             start, head = stop, head + 1
     return result
@@ -228,7 +227,7 @@ def layer_norm(case: Case, p: Precision) -> dict[str, Approx]:
     eps = case.options.get("eps", 1e-5)
     flat = x.reshape(-1, weight.size)
     output = norm.forward(case.operation, flat, weight.reshape(-1), bias, eps, p)
-    results = {"output": mapped(output, lambda a: a.reshape(x.shape))}
+    results = {"output": output.reshape(*x.shape)}
     if not case.cotangents:
         return results
     cotangent = np.asarray(case.cotangents["output"], float).reshape(flat.shape)
@@ -236,7 +235,7 @@ def layer_norm(case: Case, p: Precision) -> dict[str, Approx]:
     shapes = {"x": x.shape, "weight": weight.shape, "bias": weight.shape}
     for name, gradient in gradients.items():
         if name in case.inputs:
-            results[gradient_name(name)] = mapped(gradient, lambda a, s=shapes[name]: a.reshape(s))
+            results[gradient_name(name)] = gradient.reshape(*shapes[name])
     return results
 
 
