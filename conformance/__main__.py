@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import secrets
-import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-EFFORTS = {"quick": 4, "default": 20, "thorough": 200}
+from conformance.generation import OPERATIONS
+from conformance.oracle import balls_available
+from conformance.probes import PROBES
+from conformance.report import print_report, results_table, violation_lines
+from conformance.tally import Tally
+from conformance.workers import Workers
+from specification import RULES
+
+CORES = min(os.cpu_count() or 1, 4)
+EFFORTS = {"quick": 3, "default": 10, "thorough": 100}
 FRAMEWORKS = {"reference_numpy": "numpy", "torch_impl": "torch", "jax_impl": "jax"}
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Does an implementation compute what SPEC.md says?")
@@ -42,8 +52,6 @@ def commands() -> None:
 @app.command()
 def rules() -> None:
     """List the rules."""
-    from specification import RULES
-
     table = Table(show_header=False, box=None)
     for rule in RULES.values():
         table.add_row(rule.id, rule.title, rule.statement)
@@ -53,30 +61,58 @@ def rules() -> None:
 @app.command()
 def run(
     effort: Annotated[str, typer.Option(help="quick, default or thorough: how many cases for each probe")] = "default",
-    cases: Annotated[int | None, typer.Option(help="cases for each probe, instead of an effort")] = None,
+    cases: Annotated[int | None, typer.Option(help="cases for each probe, instead of an effort", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="draw the same cases again; a fresh seed unless given")] = None,
-    repeat: Annotated[int, typer.Option(help="that many runs, each with the next seed")] = 1,
-    only: Annotated[list[str] | None, typer.Option(help="an implementation, or a rule; may be given again")] = None,
+    repeat: Annotated[int, typer.Option(help="that many runs, each with the next seed", min=1)] = 1,
+    only: Annotated[list[str] | None, typer.Option(help="an implementation or a rule; may be given again")] = None,
+    workers: Annotated[int, typer.Option(help="processes", min=1)] = CORES,
 ) -> None:
     """Judge the three implementations against every rule, on generated cases."""
-    from specification import RULES
-
-    names = [name for name in only or [] if name in FRAMEWORKS] or list(FRAMEWORKS)
-    chosen = [name for name in only or [] if name in RULES] or list(RULES)
     wrong = [name for name in only or [] if name not in FRAMEWORKS and name not in RULES]
-    if effort not in EFFORTS or wrong or repeat < 1 or (cases is not None and cases < 1):
-        unknown = wrong[0] if wrong else effort
-        console.print(f"[red]not understood: {unknown}; see conformance run --help, conformance rules[/red]")
+    if effort not in EFFORTS or wrong:
+        console.print(f"[red]not understood: {wrong[0] if wrong else effort}[/red]; see conformance run --help")
         raise typer.Exit(2)
-    installed = [name for name in names if available(name)]
+    chosen = [name for name in only or [] if name in RULES] or list(RULES)
+    installed = [n for n in [name for name in only or [] if name in FRAMEWORKS] or FRAMEWORKS if available(n)]
+    if not balls_available():
+        console.print("float64 is left out: its oracle needs python-flint, which is not installed")
     first = secrets.randbelow(2**32) if seed is None else seed
-    failures = sum(
-        not judged(installed, chosen, EFFORTS[effort] if cases is None else cases, first + number)
-        for number in range(repeat)
-    )
-    if repeat > 1:
-        console.print(f"{repeat} runs, seeds {first} to {first + repeat - 1}: {failures} with violations")
+    examples = EFFORTS[effort] if cases is None else cases
+    pool, total, failures = Workers(installed, workers), Tally(), 0
+    try:
+        for number in range(first, first + repeat):
+            with bar("loading the frameworks", sum(probe.rule in chosen for probe in PROBES)) as advance:
+                tally = pool.run(chosen, examples, number, advance)
+            total.include(tally)
+            failures += not tally.conforms
+            console.print(f"seed {number}: {'conforms' if tally.conforms else 'violations'}")
+    finally:
+        pool.close()
+    print_report(total, installed, console)
+    console.print(f"{repeat} run{'s' * (repeat > 1)} of {examples} cases for each probe, {failures} with violations")
     raise typer.Exit(1 if failures else 0)
+
+
+@app.command()
+def definition(
+    cases: Annotated[int, typer.Option(help="cases of each operation", min=1)] = 1000,
+    seed: Annotated[int | None, typer.Option(help="draw the same cases again; a fresh seed unless given")] = None,
+    workers: Annotated[int, typer.Option(help="processes", min=1)] = CORES,
+) -> None:
+    """Hold the definition itself to its bound of ball arithmetic, which shares no code with it."""
+    if not balls_available():
+        console.print("this needs python-flint, which is not installed")
+        raise typer.Exit(2)
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    pool = Workers(["reference_numpy"], workers)
+    try:
+        with bar("ball arithmetic", len(OPERATIONS)) as advance:
+            tally = pool.run_definition(cases, seed, advance)
+    finally:
+        pool.close()
+    console.print(results_table(tally, ["reference_numpy"]), *map(violation_lines, tally.violations.values()))
+    console.print(f"seed {seed}, {cases} cases of each operation: {'conforms' if tally.conforms else 'violations'}")
+    raise typer.Exit(0 if tally.conforms else 1)
 
 
 def available(name: str) -> bool:
@@ -86,31 +122,21 @@ def available(name: str) -> bool:
     return True
 
 
-def judged(names: list[str], chosen: list[str], examples: int, seed: int) -> bool:
-    """One run with a bar that moves; prints the report."""
-    from conformance.oracle import balls_available
-    from conformance.probes import PROBES
-    from conformance.refusals import REFUSALS
-    from conformance.report import print_report
-    from conformance.run import cases_of, run
-    from conformance.subjects import IMPLEMENTATIONS
-
-    if not balls_available():
-        console.print("float64 is left out: its oracle needs python-flint, which is not installed")
-    probes = [probe for probe in PROBES if probe.rule in chosen]
-    total = sum(cases_of(probe, examples) for probe in probes) + sum(r.rule in chosen for r in REFUSALS)
-    columns = (TextColumn("{task.description:48}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not sys.stdout.isatty()) as progress:
-        task = progress.add_task("loading the frameworks", total=total)
-        subjects = [IMPLEMENTATIONS[name]() for name in names]
+@contextlib.contextmanager
+def bar(start: str, total: int) -> Iterator[Callable[[str, str], None]]:
+    """A bar that moves; where there is no terminal, a dot for every step."""
+    columns = (TextColumn("{task.description:42}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(start, total=total)
 
         def advance(rule: str, title: str) -> None:
             progress.update(task, advance=1, description=f"{rule} {title}")
+            if not console.is_terminal:
+                print(".", end="", flush=True)
 
-        tally = run(probes, subjects, examples=examples, seed=seed, progress=advance)
-    console.print(f"seed {seed}, {examples} cases for each probe")
-    print_report(tally, names, console)
-    return tally.conforms
+        yield advance
+    if not console.is_terminal:
+        print()
 
 
 if __name__ == "__main__":

@@ -236,8 +236,8 @@ def add_features(
 
 
 @st.composite
-def merge_cases(draw: st.DrawFn) -> Case:
-    dtype = draw(st.sampled_from(DTYPES))
+def merge_cases(draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES) -> Case:
+    dtype = draw(st.sampled_from(dtypes))
     s, d, parts = draw(sizes(dtype)), Draw(draw(seeds), dtype), draw(st.integers(1, 4))
     wide = compute_dtype_name(dtype)
     inputs = {f"outputs[{i}]": d.normal(s.B, s.H, s.Q, s.V) for i in range(parts)}
@@ -250,9 +250,9 @@ def merge_cases(draw: st.DrawFn) -> Case:
 
 
 @st.composite
-def multi_head_cases(draw: st.DrawFn, separate: bool = False) -> Case:
+def multi_head_cases(draw: st.DrawFn, separate: bool = False, dtypes: tuple[str, ...] = DTYPES) -> Case:
     """separate: per-head projections, with widths of key and value that differ from E / H."""
-    dtype = draw(st.sampled_from(DTYPES))
+    dtype = draw(st.sampled_from(dtypes))
     s, d = draw(st.sampled_from(SHORT if dtype == "float64" else (*SHORT, *LONG[:2]))), Draw(draw(seeds), dtype)
     E, E_key, E_value, E_out = 6, 5, 4, 3
     widths = {"query": (E, s.H * s.D), "key": (E_key, s.G * s.D), "value": (E_value, s.G * s.V)}
@@ -307,8 +307,8 @@ def norm_cases(
 
 
 @st.composite
-def feed_forward_cases(draw: st.DrawFn) -> Case:
-    dtype = draw(st.sampled_from(DTYPES))
+def feed_forward_cases(draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES) -> Case:
+    dtype = draw(st.sampled_from(dtypes))
     shape, inner, outer = draw(st.sampled_from((((2, 3, 4), 10, 5), ((5, 6), 7, 6), ((2, 9, 24), 40, 17))))
     d, E = Draw(draw(seeds), dtype), shape[-1]
     size = draw(st.sampled_from((1.0, 1.0, 4.0)))
@@ -323,20 +323,20 @@ def feed_forward_cases(draw: st.DrawFn) -> Case:
 
 
 @st.composite
-def sinusoidal_cases(draw: st.DrawFn) -> Case:
+def sinusoidal_cases(draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES) -> Case:
     options = {
-        "length": draw(st.sampled_from((1, 5, 33))),
-        "width": draw(st.sampled_from((1, 2, 7, 64))),
-        "offset": draw(st.sampled_from((0, 3, 511, 10000))),
+        "length": draw(st.integers(0, 40)),
+        "width": draw(st.integers(1, 70)),
+        "offset": draw(st.one_of(st.just(0), st.integers(0, 20_000))),
         "exponent": draw(st.sampled_from(("shared", "doubled"))),
-        "dtype": draw(st.sampled_from(DTYPES)),
+        "dtype": draw(st.sampled_from(dtypes)),
     }
     return Case("sinusoidal_positions", options["dtype"], {}, options)
 
 
 @st.composite
-def lookup_cases(draw: st.DrawFn, operation: str) -> Case:
-    dtype = draw(st.sampled_from(DTYPES))
+def lookup_cases(draw: st.DrawFn, operation: str, dtypes: tuple[str, ...] = DTYPES) -> Case:
+    dtype = draw(st.sampled_from(dtypes))
     d = Draw(draw(seeds), dtype)
     rows, width = draw(st.sampled_from(((11, 4), (40, 9))))
     inputs = {"table": d.normal(rows, width)}
@@ -351,3 +351,20 @@ def lookup_cases(draw: st.DrawFn, operation: str) -> Case:
         options = {"scaled": draw(st.booleans())}
     cotangents = {result_names(operation)[0]: d.normal(*shape, width)}
     return Case(operation, dtype, inputs, options, cotangents)
+
+
+OPERATIONS: dict[str, Callable[[tuple[str, ...]], st.SearchStrategy[Case]]] = {
+    "attention": lambda dtypes: attention_cases(dtypes=dtypes, empty_rows=("zero", "zero", "mean")),
+    "attention_weights": lambda dtypes: attention_cases("attention_weights", dtypes=dtypes),
+    "attention_logsumexp": lambda dtypes: attention_cases("attention_logsumexp", dtypes=dtypes),
+    "merge_attention": lambda dtypes: merge_cases(dtypes=dtypes),
+    "multi_head_attention": lambda dtypes: st.booleans().flatmap(lambda b: multi_head_cases(separate=b, dtypes=dtypes)),
+    "layer_norm": lambda dtypes: norm_cases("layer_norm", dtypes=dtypes),
+    "rms_norm": lambda dtypes: norm_cases("rms_norm", dtypes=dtypes),
+    "standard_deviation_norm": lambda dtypes: norm_cases("standard_deviation_norm", dtypes=dtypes),
+    "sinusoidal_positions": lambda dtypes: sinusoidal_cases(dtypes=dtypes),
+    "learned_positions": lambda dtypes: lookup_cases("learned_positions", dtypes=dtypes),
+    "embedding": lambda dtypes: lookup_cases("embedding", dtypes=dtypes),
+    "feed_forward": lambda dtypes: feed_forward_cases(dtypes=dtypes),
+}
+"""Every operation with the strategy that draws all its features, in the given dtypes."""

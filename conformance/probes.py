@@ -61,7 +61,7 @@ class Probe:
     material: st.SearchStrategy[Any]
     prepare: Callable[[Any], Any]
     examine: Callable[[Subject, Any, Any], Findings]
-    case_of: Callable[[Any], Case | None] = lambda material: material
+    case_of: Callable[[Any], Case] = lambda material: material
     weight: float = 1.0
 
 
@@ -372,9 +372,9 @@ PROBES = [
     Probe("ATT-13", "attention", attention_cases(gradients=False), lambda _: None, examine_determinism),
     Probe("ATT-13", "layer norm", norm_cases(gradients=False), lambda _: None, examine_determinism),
     Probe("ATT-13", "lookups", lookup_cases("learned_positions"), lambda _: None, examine_determinism),
-    agreement("ATT-14", "weights", attention_cases("attention_weights")),
-    agreement("ATT-14", "log-sum-exp", attention_cases("attention_logsumexp")),
-    agreement("ATT-14", "merge", merge_cases()),
+    agreement("ATT-14", "weights", attention_cases("attention_weights"), weight=1.5),
+    agreement("ATT-14", "log-sum-exp", attention_cases("attention_logsumexp"), weight=1.5),
+    agreement("ATT-14", "merge", merge_cases(), weight=1.5),
     Probe("ATT-14", "split and merged", splits(), prepare_split, examine_split, case_of=lambda split: split[0]),
     agreement("MHA-1", "fused projections", multi_head_cases(), weight=2.0),
     agreement("MHA-2", "separate heads", multi_head_cases(separate=True)),
@@ -390,11 +390,11 @@ PROBES = [
         examine_spoiled_rows,
         case_of=lambda m: m[1],
     ),
-    agreement("NORM-6", "gradients", norm_cases()),
-    agreement("NORM-7", "rms_norm", norm_cases("rms_norm")),
-    agreement("NORM-7", "standard_deviation_norm", norm_cases("standard_deviation_norm")),
-    agreement("POS-1", "sinusoidal", sinusoidal_cases()),
-    agreement("POS-2", "learned", lookup_cases("learned_positions")),
-    agreement("EMB-1", "embedding", lookup_cases("embedding")),
+    agreement("NORM-6", "gradients", norm_cases(), weight=2.0),
+    agreement("NORM-7", "rms_norm", norm_cases("rms_norm"), weight=2.0),
+    agreement("NORM-7", "standard_deviation_norm", norm_cases("standard_deviation_norm"), weight=2.0),
+    agreement("POS-1", "sinusoidal", sinusoidal_cases(), weight=2.0),
+    agreement("POS-2", "learned", lookup_cases("learned_positions"), weight=2.0),
+    agreement("EMB-1", "embedding", lookup_cases("embedding"), weight=2.0),
     agreement("FFN-1", "feed-forward", feed_forward_cases(), weight=2.0),
 ]

@@ -14,15 +14,21 @@ from specification import RULES
 from specification.dtypes import FLOATING
 
 
-def ratio(cell: Cell) -> Text:
+def ratio(worst: float) -> Text:
     """A worst ratio; "exact" where nothing was off at all."""
-    if cell.worst > 1:
-        return Text("violated" if np.isinf(cell.worst) else f"{cell.worst:.3g} violated", style="bold red")
-    return Text("exact" if cell.worst == 0 else f"{cell.worst:.3f}", style="green")
+    if worst > 1:
+        return Text("violated" if np.isinf(worst) else f"{worst:.3g} violated", style="bold red")
+    return Text("exact" if worst == 0 else f"{worst:.2f}", style="green")
+
+
+def both(cell: Cell) -> Text:
+    """The worst in float32 and float64, then that of all dtypes."""
+    return ratio(cell.worst) if cell.worst > 1 or cell.worst == 0 else ratio(cell.wide) + "  " + ratio(cell.worst)
 
 
 def rules_table(tally: Tally, subjects: Sequence[str]) -> Table:
-    table = Table(title="Worst error of each rule, in units of its bound (at most 1 conforms)", title_justify="left")
+    title = "Worst error in units of its bound (at most 1 conforms): in float32 and float64, and in all four dtypes"
+    table = Table(title=title, title_justify="left")
     table.add_column("rule")
     table.add_column("")
     for name in subjects:
@@ -31,7 +37,7 @@ def rules_table(tally: Tally, subjects: Sequence[str]) -> Table:
     for rule in RULES.values():
         cells = [tally.rules[rule.id, name] for name in subjects if (rule.id, name) in tally.rules]
         if cells:
-            table.add_row(rule.id, rule.title, *map(ratio, cells), str(cells[0].cases))
+            table.add_row(rule.id, rule.title, *map(both, cells), str(cells[0].cases))
     return table
 
 
@@ -45,7 +51,7 @@ def results_table(tally: Tally, subjects: Sequence[str]) -> Table:
         worst, count = [], 0
         for dtype in FLOATING:
             cells = [tally.results[operation, dtype, n] for n in subjects if (operation, dtype, n) in tally.results]
-            worst.append(ratio(Cell(0, max(cell.worst for cell in cells))) if cells else Text("-"))
+            worst.append(ratio(max(cell.worst for cell in cells)) if cells else Text("-"))
             count += cells[0].cases if cells else 0
         table.add_row(operation, *worst, str(count))
     return table

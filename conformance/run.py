@@ -1,9 +1,9 @@
-"""The run: every probe, its cases, every subject, one tally."""
+"""A run: probes, their cases, every subject, one tally. `workers.py` spreads one over several processes."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import hypothesis
@@ -19,31 +19,37 @@ Progress = Callable[[str, str], None]
 """Told the rule and the title after every case."""
 
 
+def silent(rule: str, title: str) -> None:
+    """No progress is shown."""
+
+
 def run(
     probes: Sequence[Probe],
     subjects: Sequence[Subject],
     *,
     examples: int,
     seed: int,
-    progress: Progress = lambda rule, title: None,
+    progress: Progress = silent,
     shrink: bool = True,
 ) -> Tally:
     """Draw `examples` cases for each probe (times its weight), the same for every subject, and tally what is found."""
-    tally = Tally()
-    rules = {probe.rule for probe in probes}
-    for refusal in REFUSALS:
-        if refusal.rule in rules:
-            try_refusal(refusal, subjects, tally)
-            progress(refusal.rule, "refusals")
+    tally = run_refusals({probe.rule for probe in probes}, subjects)
     for probe in probes:
-        count = cases_of(probe, examples)
-        try_probe(probe, subjects, count, seed_of(probe, seed), tally, progress)
-        for subject in subjects:
-            broken = tally.rules[probe.rule, subject.name].worst > 1
-            if broken and (probe.rule, subject.name) not in tally.violations:
-                violation = smallest(probe, subject, count, seed_of(probe, seed), shrink)
-                if violation is not None:
-                    tally.violations[probe.rule, subject.name] = violation
+        tally.include(run_probe(probe, subjects, examples, seed, progress, shrink))
+    return tally
+
+
+def run_probe(
+    probe: Probe, subjects: Sequence[Subject], examples: int, seed: int, progress: Progress, shrink: bool
+) -> Tally:
+    """One probe's cases; a subject that breaks its rule has its smallest failing case looked for."""
+    tally, count, own_seed = Tally(), cases_of(probe, examples), seed_of(probe, seed)
+    try_probe(probe, subjects, count, own_seed, tally, progress)
+    for subject in subjects:
+        if tally.rules[probe.rule, subject.name].worst > 1:
+            violation = smallest(probe, subject, count, own_seed, shrink)
+            if violation is not None:
+                tally.violations[probe.rule, subject.name] = violation
     return tally
 
 
@@ -51,11 +57,20 @@ def cases_of(probe: Probe, examples: int) -> int:
     return max(1, round(examples * probe.weight))
 
 
+def run_refusals(rules: Collection[str], subjects: Sequence[Subject]) -> Tally:
+    """Every call that the rules refuse."""
+    tally = Tally()
+    for refusal in REFUSALS:
+        if refusal.rule in rules:
+            try_refusal(refusal, subjects, tally)
+    return tally
+
+
 def try_refusal(refusal: Refusal, subjects: Sequence[Subject], tally: Tally) -> None:
     for subject in subjects:
         message = refused(subject, refusal)
         finding = Finding(refusal.title, float("inf") if message else 0.0, message=message)
-        tally.add(refusal.rule, subject.name, [finding])
+        tally.add(refusal.rule, subject.name, [finding], refusal.case)
         if message:
             violation = Violation(refusal.rule, subject.name, finding.ratio, str(finding), refusal.case)
             tally.violations.setdefault((refusal.rule, subject.name), violation)
@@ -86,12 +101,12 @@ def try_probe(
     @hypothesis.given(probe.material)
     def each(material: Any) -> None:
         shared = probe.prepare(material)
-        compared = material if probe.examine is examine_agreement else None
+        case, agreement = probe.case_of(material), probe.examine is examine_agreement
         tally.generated[probe.rule] += 1
         for subject in subjects:
-            tally.add(probe.rule, subject.name, examine(probe, subject, material, shared), compared)
-        if compared is not None and compared.operation == "attention":
-            tally.substance.add(compared, shared[1])
+            tally.add(probe.rule, subject.name, examine(probe, subject, material, shared), case, agreement)
+        if agreement and case.operation == "attention":
+            tally.substance.add(case, shared[1])
         progress(probe.rule, probe.title)
 
     each()
@@ -120,9 +135,7 @@ def smallest(probe: Probe, subject: Subject, examples: int, seed: int, shrink: b
         findings = examine(probe, subject, material, probe.prepare(material))
         worst = max(findings, key=lambda finding: finding.ratio, default=None)
         if worst is not None and worst.ratio > 1:
-            found.append(
-                Violation(probe.rule, subject.name, worst.ratio, str(worst), probe.case_of(material) or material)
-            )
+            found.append(Violation(probe.rule, subject.name, worst.ratio, str(worst), probe.case_of(material)))
             raise Broken
 
     try:

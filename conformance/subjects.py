@@ -133,7 +133,7 @@ class JaxSubject:
         self.name, self.module, self.jit = module + (" (jit)" if jit else ""), importlib.import_module(module), jit
 
     def array(self, array: np.ndarray) -> Any:
-        return self.jax.numpy.asarray(array)
+        return self.jax.device_put(array)
 
     def numpy(self, array: Any) -> np.ndarray:
         return np.asarray(array)

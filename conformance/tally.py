@@ -20,10 +20,17 @@ class Cell:
 
     cases: int = 0
     worst: float = 0.0
+    wide: float = 0.0  # the worst in float32 and float64, where no rounding to 16 bits outweighs all other errors
 
-    def add(self, ratio: float) -> None:
+    def add(self, ratio: float, dtype: str) -> None:
         self.cases += 1
         self.worst = max(self.worst, ratio)
+        if dtype in ("float32", "float64"):
+            self.wide = max(self.wide, ratio)
+
+    def include(self, other: Cell) -> None:
+        self.cases += other.cases
+        self.worst, self.wide = max(self.worst, other.worst), max(self.wide, other.wide)
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,12 @@ class Substance:
         self.output_over_bound.append(over)
         self.telling += bool(largest < 0.99 and allowed.any() and over > 1)
 
+    def include(self, other: Substance) -> None:
+        self.masked += other.masked
+        self.largest_weight += other.largest_weight
+        self.output_over_bound += other.output_over_bound
+        self.telling += other.telling
+
 
 class Tally:
     """Everything that a run counts."""
@@ -76,16 +89,25 @@ class Tally:
         self.violations: dict[tuple[str, str], Violation] = {}
         self.substance = Substance()
 
-    def add(self, rule: str, subject: str, findings: list[Finding], agreement_with: Case | None = None) -> None:
-        """`agreement_with`: the case with whose truth the findings are a comparison, if that is what they are."""
-        self.rules[rule, subject].add(max((f.ratio for f in findings), default=0.0))
-        if agreement_with is None:
+    def add(self, rule: str, subject: str, findings: list[Finding], case: Case, agreement: bool = False) -> None:
+        """`agreement`: the findings compare the case's results with its truth, one by one."""
+        self.rules[rule, subject].add(max((f.ratio for f in findings), default=0.0), case.dtype)
+        if not agreement:
             return
-        case = agreement_with
         for kind in ("output", "gradient"):
             ratios = [f.ratio for f in findings if f.name.startswith("gradient of") == (kind == "gradient")]
             if ratios:
-                self.results[f"{case.operation}, {kind}", case.dtype, subject].add(max(ratios))
+                self.results[f"{case.operation}, {kind}", case.dtype, subject].add(max(ratios), case.dtype)
+
+    def include(self, other: Tally) -> None:
+        """Add what another run found, with the same subjects."""
+        for mine, theirs in ((self.rules, other.rules), (self.results, other.results)):
+            for key, cell in theirs.items():
+                mine[key].include(cell)
+        self.generated.update(other.generated)
+        for violation in other.violations.values():
+            self.violations.setdefault((violation.rule, violation.subject), violation)
+        self.substance.include(other.substance)
 
     @property
     def conforms(self) -> bool:

@@ -180,14 +180,22 @@ def require_dtype(name: str) -> None:
         raise TypeError(f"{name} needs jax.enable_x64, without which JAX narrows it")
 
 
+@partial(jax.jit, static_argnums=(2, 3))
 def visible_pairs(
-    mask: Any, bias: Float[jax.Array, "..."] | None, query_length: int, key_length: int
-) -> tuple[Bool[jax.Array, "#B #H #Q #K"], Float[jax.Array, "#B #H #Q #K"] | None]:
-    """Which pairs count, and the bias; -inf in the bias forbids a pair (ATT-3)."""
-    allowed = allowed_pairs(mask, query_length, key_length)
+    mask: Any,
+    bias: Float[jax.Array, "..."] | None,
+    query_shape: tuple[int, int, int],
+    key_length: int,
+) -> tuple[Bool[jax.Array, "B H Q K"], Float[jax.Array, "B H Q K"] | None]:
+    """Which pairs count, and the bias; -inf in the bias forbids a pair (ATT-3).
+
+    Both come in their full shape: outside `jax.jit` JAX compiles each of the pieces anew for every shape it meets.
+    """
+    shape = (*query_shape, key_length)
+    allowed = jnp.broadcast_to(allowed_pairs(mask, query_shape[2], key_length), shape)
     if bias is None:
         return allowed, None
-    bias = bias if bias.ndim == 4 else bias[None, None]
+    bias = jnp.broadcast_to(bias if bias.ndim == 4 else bias[None, None], shape)
     return allowed & (bias != -jnp.inf), bias
 
 
@@ -228,7 +236,7 @@ def attention(
     mask, dtype = checked_mask(mask, Q, K, B, H), query.dtype
     query, key, value = widen(query), repeat_heads(widen(key), H), repeat_heads(widen(value), H)
     bias, sinks = widen(bias), widen(sinks)
-    allowed, bias = visible_pairs(mask, bias, Q, K)
+    allowed, bias = visible_pairs(mask, bias, (B, H, Q), K)
     scores = attention_scores(query, key, allowed, bias=bias, scale=scale, softcap=softcap)
     weights, _ = softmax(scores, allowed, sinks)
     weights, reach = fill_empty_rows(weights, allowed, empty_rows)
@@ -255,7 +263,7 @@ def attention_weights(
     (B, H, Q, _), K = query.shape, key.shape[2]
     mask, dtype = checked_mask(mask, Q, K, B, H), query.dtype
     query, key, bias, sinks = widen(query), repeat_heads(widen(key), H), widen(bias), widen(sinks)
-    allowed, bias = visible_pairs(mask, bias, Q, K)
+    allowed, bias = visible_pairs(mask, bias, (B, H, Q), K)
     scores = attention_scores(query, key, allowed, bias=bias, scale=scale, softcap=softcap)
     weights, _ = softmax(scores, allowed, sinks)
     weights, _ = fill_empty_rows(weights, allowed, empty_rows)
@@ -280,7 +288,7 @@ def attention_logsumexp(
     (B, H, Q, _), K = query.shape, key.shape[2]
     mask = checked_mask(mask, Q, K, B, H)
     query, key, bias, sinks = widen(query), repeat_heads(widen(key), H), widen(bias), widen(sinks)
-    allowed, bias = visible_pairs(mask, bias, Q, K)
+    allowed, bias = visible_pairs(mask, bias, (B, H, Q), K)
     scores = attention_scores(query, key, allowed, bias=bias, scale=scale, softcap=softcap)
     _, logsumexp = softmax(scores, allowed, sinks)
     return logsumexp

@@ -1,0 +1,75 @@
+"""A run spread over processes, one probe at a time: JAX compiles for every new shape, and one core is not enough."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Collection, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any
+
+from conformance.generation import OPERATIONS
+from conformance.probes import PROBES, agreement
+from conformance.run import Progress, cases_of, run_probe, run_refusals, silent
+from conformance.subjects import IMPLEMENTATIONS, Subject
+from conformance.tally import Tally
+
+subjects: list[Subject] = []
+"""A worker process's own subjects, made once."""
+
+
+def start(names: Sequence[str]) -> None:
+    subjects[:] = [IMPLEMENTATIONS[name]() for name in names]
+    for subject in subjects:
+        torch: Any = getattr(subject, "torch", None)
+        if torch is not None:
+            torch.set_num_threads(1)  # the processes share the cores among them
+
+
+def work(index: int | None, rules: Collection[str], examples: int, seed: int) -> Tally:
+    """The probe of that index, or for None the refusals."""
+    if index is None:
+        return run_refusals(rules, subjects)
+    return run_probe(PROBES[index], subjects, examples, seed, silent, True)
+
+
+def work_definition(operation: str, examples: int, seed: int) -> Tally:
+    """The definition in float64 against ball arithmetic, on cases of one operation."""
+    probe = agreement("ATT-9", operation, OPERATIONS[operation](("float64",)))
+    return run_probe(probe, subjects, examples, seed, silent, True)
+
+
+class Workers:
+    """Processes that keep their frameworks loaded, and what JAX has compiled, from one run to the next."""
+
+    def __init__(self, names: Sequence[str], count: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pool = ProcessPoolExecutor(count, mp_context=context, initializer=start, initargs=(names,))
+
+    def run(self, rules: Collection[str], examples: int, seed: int, progress: Progress) -> Tally:
+        """As `run.run`, for the probes of the given rules; `progress` hears of a probe once all its cases are done."""
+        largest_first = sorted(range(len(PROBES)), key=lambda index: -cases_of(PROBES[index], examples))
+        chosen = [None, *(index for index in largest_first if PROBES[index].rule in rules)]
+        futures = {self.pool.submit(work, index, rules, examples, seed): index for index in chosen}
+        for future in as_completed(futures):
+            index = futures[future]
+            future.result()  # what went wrong in a worker goes wrong here
+            if index is not None:
+                progress(PROBES[index].rule, PROBES[index].title)
+        tally = Tally()
+        for future in sorted(futures, key=lambda future: futures[future] or 0):  # the same order every time
+            tally.include(future.result())
+        return tally
+
+    def run_definition(self, examples: int, seed: int, progress: Progress) -> Tally:
+        """Every operation in float64, against an oracle that shares no code with the definition."""
+        futures = {self.pool.submit(work_definition, name, examples, seed): name for name in OPERATIONS}
+        for future in as_completed(futures):
+            future.result()
+            progress("float64", futures[future])
+        tally = Tally()
+        for future in futures:
+            tally.include(future.result())
+        return tally
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)

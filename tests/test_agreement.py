@@ -1,0 +1,43 @@
+"""The three implementations agree on every rule (Hypothesis), and the run that says so is not vacuous."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.generation import OPERATIONS
+from conformance.probes import PROBES, agreement
+from conformance.run import run
+from conformance.subjects import IMPLEMENTATIONS, Subject
+from specification import RULES
+
+SEED = 20260102
+
+
+@pytest.fixture(scope="module")
+def subjects() -> list[Subject]:
+    return [make() for make in IMPLEMENTATIONS.values()]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_all_three_keep_the_rule(rule: str, subjects: list[Subject]) -> None:
+    tally = run([probe for probe in PROBES if probe.rule == rule], subjects, examples=4, seed=SEED)
+    assert tally.conforms, tally.violations
+
+
+def test_substance() -> None:
+    """Most attention cases have masked and allowed keys, weights that are spread, and an output unlike zeros."""
+    probe = agreement("ATT-12", "attention", OPERATIONS["attention"](("float32", "bfloat16")))
+    tally = run([probe], [IMPLEMENTATIONS["reference_numpy"]()], examples=200, seed=SEED)
+    count = len(tally.substance.masked)
+    assert count == 200
+    assert tally.substance.telling > 0.8 * count
+    assert sum(share > 0 for share in tally.substance.masked) > 0.7 * count
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_definition_within_its_bound_of_ball_arithmetic(operation: str) -> None:
+    """float64, every feature; `conformance definition` does the same with more cases."""
+    pytest.importorskip("flint")
+    probe = agreement("ATT-9", operation, OPERATIONS[operation](("float64",)))
+    tally = run([probe], [IMPLEMENTATIONS["reference_numpy"]()], examples=100, seed=SEED)
+    assert tally.conforms, tally.violations

@@ -1,0 +1,46 @@
+"""Long sequences in blocks of queries: the same results, and memory for a block only."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import reference_numpy
+from conformance.bounds import bound
+from conformance.cases import Case
+from conformance.generation import attention_cases
+from conformance.oracle import by_definition
+from conformance.subjects import NumpySubject
+from conformance.verdict import judge
+from reference_numpy.attention import query_blocks
+from specification import Causal
+
+
+@given(attention_cases(dtypes=("float32",)))
+@settings(max_examples=40, deadline=None, derandomize=True, database=None)
+def test_blocks_change_nothing(case: Case) -> None:
+    truth = by_definition(case)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("reference_numpy.attention.BLOCK_SCORES", 200)
+        answers = NumpySubject()(case)
+    assert all(finding.ratio <= 1 for finding in judge(case, answers, truth, bound(case)))
+
+
+def test_blocks_cover_every_query_once() -> None:
+    for queries in (0, 1, 5, 4096):
+        rows = [row for block in query_blocks(2, 3, queries, 5000) for row in range(queries)[block]]
+        assert rows == list(range(queries))
+
+
+def test_long_sequences_need_no_square_array() -> None:
+    """Q = K = 16,384: a boolean [Q, K] alone would be 268 MB, its scores 1 GB."""
+    x = np.random.default_rng(0).normal(size=(1, 1, 16384, 8)).astype(np.float32)
+    tracemalloc.start()
+    output = reference_numpy.attention(x, x, x, mask=Causal())
+    reference_numpy.attention_vjp(x, x, x, output, mask=Causal())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 200e6
