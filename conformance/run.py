@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import hypothesis
+import hypothesis.errors
 from hypothesis import HealthCheck, Phase
 
 from conformance.probes import Probe, examine_agreement
@@ -46,10 +47,9 @@ def run_probe(
     tally, count, own_seed = Tally(), cases_of(probe, examples), seed_of(probe, seed)
     try_probe(probe, subjects, count, own_seed, tally, progress)
     for subject in subjects:
-        if tally.rules[probe.rule, subject.name].worst > 1:
-            violation = smallest(probe, subject, count, own_seed, shrink)
-            if violation is not None:
-                tally.violations[probe.rule, subject.name] = violation
+        first = tally.violations.get((probe.rule, subject.name))
+        if shrink and first is not None:
+            tally.violations[probe.rule, subject.name] = smallest(probe, subject, count, own_seed) or first
     return tally
 
 
@@ -71,9 +71,6 @@ def try_refusal(refusal: Refusal, subjects: Sequence[Subject], tally: Tally) -> 
         message = refused(subject, refusal)
         finding = Finding(refusal.title, float("inf") if message else 0.0, message=message)
         tally.add(refusal.rule, subject.name, [finding], refusal.case)
-        if message:
-            violation = Violation(refusal.rule, subject.name, finding.ratio, str(finding), refusal.case)
-            tally.violations.setdefault((refusal.rule, subject.name), violation)
 
 
 def seed_of(probe: Probe, seed: int) -> int:
@@ -124,12 +121,12 @@ class Broken(Exception):
     """Raised for Hypothesis to shrink."""
 
 
-def smallest(probe: Probe, subject: Subject, examples: int, seed: int, shrink: bool) -> Violation | None:
-    """The smallest failing case that Hypothesis finds from the same seed."""
+def smallest(probe: Probe, subject: Subject, examples: int, seed: int) -> Violation | None:
+    """The smallest failing case that Hypothesis finds from the same seed; None if the subject now passes."""
     found: list[Violation] = []
 
     @hypothesis.seed(seed)
-    @drawing(examples, Phase.generate, *([Phase.shrink] if shrink else []))
+    @drawing(examples, Phase.generate, Phase.shrink)
     @hypothesis.given(probe.material)
     def each(material: Any) -> None:
         findings = examine(probe, subject, material, probe.prepare(material))
@@ -140,6 +137,6 @@ def smallest(probe: Probe, subject: Subject, examples: int, seed: int, shrink: b
 
     try:
         each()
-    except Broken:
+    except (Broken, hypothesis.errors.Flaky):
         return found[-1]
     return None

@@ -91,7 +91,11 @@ class Tally:
 
     def add(self, rule: str, subject: str, findings: list[Finding], case: Case, agreement: bool = False) -> None:
         """`agreement`: the findings compare the case's results with its truth, one by one."""
-        self.rules[rule, subject].add(max((f.ratio for f in findings), default=0.0), case.dtype)
+        worst = max(findings, key=lambda finding: finding.ratio, default=None)
+        self.rules[rule, subject].add(0.0 if worst is None else worst.ratio, case.dtype)
+        if worst is not None and worst.ratio > 1:
+            violation = Violation(rule, subject, worst.ratio, str(worst), case)
+            self.violations.setdefault((rule, subject), violation)
         if not agreement:
             return
         for kind in ("output", "gradient"):
