@@ -40,6 +40,7 @@ from reference_numpy.attention import (
 )
 from reference_numpy.masks import checked_mask
 from specification import Linear, MultiHeadAttention, checks
+from specification.dtypes import compute_dtype_name, dtype_name
 
 
 class AttentionGradients(NamedTuple):
@@ -193,6 +194,7 @@ def attention_vjp(
     options = dict[str, Any](bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout_keep=dropout_keep)
     options |= {"dropout_rate": dropout_rate, "empty_rows": empty_rows}
     checks.attention(query, key, value, **options)
+    checks.cotangent(cotangent, (*query.shape[:3], value.shape[3]), dtype_name(query))
     return pullback(query, key, value, cotangent, "output", mask=mask, **options)
 
 
@@ -212,6 +214,7 @@ def attention_weights_vjp(
     """Gradients of query, key, bias and sinks, given that of `attention_weights`. Arguments as there."""
     options = dict[str, Any](bias=bias, scale=scale, softcap=softcap, sinks=sinks, empty_rows=empty_rows)
     checks.attention(query, key, None, **options)
+    checks.cotangent(cotangent, (*query.shape[:3], key.shape[2]), dtype_name(query))
     return pullback(query, key, None, cotangent, "weights", mask=mask, **options)
 
 
@@ -230,6 +233,7 @@ def attention_logsumexp_vjp(
     """Gradients of query, key, bias and sinks, given that of `attention_logsumexp`. Arguments as there."""
     options = dict[str, Any](bias=bias, scale=scale, softcap=softcap, sinks=sinks)
     checks.attention(query, key, None, **options)
+    checks.cotangent(cotangent, query.shape[:3], compute_dtype_name(dtype_name(query)))
     return pullback(query, key, None, cotangent, "logsumexp", mask=mask, **options)
 
 
@@ -242,6 +246,9 @@ def merge_attention_vjp(
 ) -> tuple[list[Float[np.ndarray, "B H Q V"]], list[Float[np.ndarray, "B H Q"]]]:
     """Gradients of every part's output and log-sum-exp, given those of `merge_attention`'s two results."""
     checks.merge(outputs, logsumexps)
+    dtype = dtype_name(outputs[0])
+    checks.cotangent(output_cotangent, outputs[0].shape, dtype, "output_cotangent")
+    checks.cotangent(logsumexp_cotangent, logsumexps[0].shape, compute_dtype_name(dtype), "logsumexp_cotangent")
     parts = np.stack([widen(output) for output in outputs], axis=-2)
     scores = np.stack([widen(logsumexp) for logsumexp in logsumexps], axis=-1)
     output_cotangent, logsumexp_cotangent = widen(output_cotangent), widen(logsumexp_cotangent)
@@ -287,6 +294,7 @@ def multi_head_attention_vjp(
     """
     projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])
     H, G, _ = checks.multi_head_attention(projections, query, key, value, num_heads)
+    checks.cotangent(cotangent, (*query.shape[:2], projections.output.weight.shape[1]), dtype_name(query))
     inputs, counts = (query, key, value), (H, G, G)
     heads = [split_heads(linear(p, x), n) for p, x, n in zip(projections[:3], inputs, counts, strict=True)]
     joined = concatenate_heads(attention(*heads, **options))

@@ -9,6 +9,7 @@ from jaxtyping import Float, Integer
 
 from reference_numpy.attention import widen
 from specification import checks
+from specification.dtypes import dtype_name
 
 
 def embedding_vjp(
@@ -21,6 +22,7 @@ def embedding_vjp(
     """Gradient of the table, given that of `embedding`'s output: each row adds up what its occurrences received."""
     checks.embedding(table, ids)
     checks.ids_within(ids, table.shape[0])
+    checks.cotangent(cotangent, (*ids.shape, table.shape[1]), dtype_name(table))
     gradient = np.zeros_like(widen(table))
     np.add.at(gradient, ids.reshape(-1), widen(cotangent).reshape(ids.size, table.shape[1]))
     return (gradient * math.sqrt(table.shape[1]) if scaled else gradient).astype(table.dtype)

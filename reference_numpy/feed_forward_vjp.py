@@ -12,6 +12,7 @@ from reference_numpy.attention import dropout_factor, linear, widen
 from reference_numpy.attention_vjp import linear_vjp
 from reference_numpy.feed_forward import ACTIVATIONS, normal_distribution
 from specification import FeedForward, checks
+from specification.dtypes import dtype_name
 
 
 class FeedForwardGradients(NamedTuple):
@@ -53,6 +54,7 @@ def feed_forward_vjp(
 ) -> FeedForwardGradients:
     """Gradients of the parameters and of x, given that of `feed_forward`'s output. Arguments as there."""
     checks.feed_forward(parameters, x, activation, dropout_keep, dropout_rate)
+    checks.cotangent(cotangent, (*x.shape[:-1], parameters.outer.weight.shape[1]), dtype_name(x))
     before = widen(linear(parameters.inner, x))
     keep = np.ones(1, bool) if dropout_keep is None else dropout_keep
     factor = dropout_factor(keep, dropout_rate, before.dtype)

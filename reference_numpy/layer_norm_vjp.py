@@ -19,6 +19,7 @@ from jaxtyping import Float
 from reference_numpy.attention import widen
 from reference_numpy.layer_norm import deviations
 from specification import checks
+from specification.dtypes import dtype_name
 
 
 class NormGradients(NamedTuple):
@@ -40,6 +41,7 @@ def layer_norm_vjp(
 ) -> NormGradients:
     """Gradients of x, weight and bias, given that of `layer_norm`'s output. Arguments as there."""
     axes = checks.norm(x, weight, bias, eps)
+    checks.cotangent(cotangent, x.shape, dtype_name(x))
     deviation = deviations(widen(x), axes)
     reciprocal = 1 / np.sqrt(np.mean(deviation**2, axis=axes, keepdims=True) + float(eps))
     normalized = deviation * reciprocal
@@ -56,6 +58,7 @@ def rms_norm_vjp(
 ) -> NormGradients:
     """Gradients of x and weight, given that of `rms_norm`'s output. Arguments as there."""
     axes = checks.norm(x, weight, None, eps)
+    checks.cotangent(cotangent, x.shape, dtype_name(x))
     wide = widen(x)
     reciprocal = 1 / np.sqrt(np.mean(wide**2, axis=axes, keepdims=True) + float(eps))
     normalized = wide * reciprocal
@@ -78,6 +81,7 @@ def standard_deviation_norm_vjp(
     In a constant row the deviation has no slope of its own, but the quotient has: x_bar = (n_bar - mean(n_bar)) / eps.
     """
     axes = checks.standard_deviation_norm(x, weight, bias, eps)
+    checks.cotangent(cotangent, x.shape, dtype_name(x))
     deviation = deviations(widen(x), axes)
     spread = np.sqrt(np.sum(deviation**2, axis=axes, keepdims=True) / (weight.size - 1))
     reciprocal = 1 / (spread + float(eps))

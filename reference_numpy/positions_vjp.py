@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Float
 
 from specification import checks
+from specification.dtypes import dtype_name
 
 
 def learned_positions_vjp(
@@ -13,6 +14,7 @@ def learned_positions_vjp(
 ) -> Float[np.ndarray, "N E"]:
     """Gradient of the table, given that of `learned_positions`' rows: 0 for the rows that were not taken."""
     checks.learned_positions(table, length, offset)
+    checks.cotangent(cotangent, (length, table.shape[1]), dtype_name(table))
     gradient = np.zeros_like(table)
     gradient[offset : offset + length] = cotangent
     return gradient

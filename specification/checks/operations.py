@@ -1,0 +1,240 @@
+"""Checks on the arguments of each operation."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from specification.checks.arguments import (
+    companion_dtype,
+    described,
+    distance,
+    dropout,
+    epsilon,
+    finite,
+    floating,
+    integer,
+    natural,
+    one_of,
+    pair_shape,
+    ranked,
+    real_number,
+    same_dtype,
+    shape_of,
+)
+from specification.dtypes import FLOATING
+from specification.parameters import FeedForward, Linear
+from specification.positions import EXPONENTS
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    bias: Any,
+    scale: Any,
+    softcap: Any,
+    sinks: Any,
+    dropout_keep: Any = None,
+    dropout_rate: Any = 0.0,
+    empty_rows: str = "zero",
+) -> None:
+    """Arguments of attention, and of its weights and log-sum-exp, for which `value` is None (ATT-1 to ATT-9).
+
+    The mask is checked by `mask`, once it is known what query and key look like.
+    """
+    arrays = {"query": query, "key": key} | ({} if value is None else {"value": value})
+    B, H, Q, D = ranked("query", query, "batch, heads, queries, width")
+    key_batch, G, K, key_width = ranked("key", key, "batch, key heads, keys, width")
+    dtype = same_dtype(**arrays)
+    if key_batch != B:
+        raise ValueError(f"query and key must have the same batch size, got {B} and {key_batch}")
+    if key_width != D:
+        raise ValueError(f"query and key must have the same width, got {D} and {key_width}")
+    if D == 0:
+        raise ValueError("query and key must have a width of at least 1, got 0")
+    if value is not None:
+        shape = ranked("value", value, "batch, key heads, keys, value width")
+        if shape[:3] != (B, G, K):
+            raise ValueError(f"value must have shape [{B}, {G}, {K}, value width] like key, got {list(shape)}")
+    if (G == 0 and H != 0) or (G != 0 and H % G != 0):
+        raise ValueError(f"the {H} query heads must be a multiple of the {G} key heads")
+    if bias is not None:
+        companion_dtype("bias", bias, dtype)
+        pair_shape("bias", bias, (B, H, Q, K))
+    if scale is not None:
+        finite("scale", scale)
+    if softcap is not None:
+        cap = real_number("softcap", softcap)
+        if cap is not None and not 0 < cap < math.inf:
+            raise ValueError(f"softcap must be positive and finite, got {cap}")
+    if sinks is not None:
+        companion_dtype("sinks", sinks, dtype)
+        if shape_of("sinks", sinks) != (H,):
+            raise ValueError(f"sinks must have shape [{H}], one for each query head, got {list(sinks.shape)}")
+    dropout(dropout_keep, dropout_rate, (B, H, Q, K))
+    one_of("empty_rows", empty_rows, ("zero", "mean", "nan"))
+    if empty_rows != "zero" and sinks is not None:
+        raise ValueError(f"empty_rows={empty_rows!r} has no meaning with sinks, which give every row a denominator")
+
+
+def merge(outputs: Any, logsumexps: Any) -> None:
+    """Arguments of merge_attention (ATT-14)."""
+    if len(outputs) != len(logsumexps) or len(outputs) == 0:
+        raise ValueError(f"as many outputs as log-sum-exps, and at least one, got {len(outputs)} and {len(logsumexps)}")
+    shape = ranked("outputs[0]", outputs[0], "batch, heads, queries, value width")
+    dtype = floating("outputs[0]", outputs[0])
+    for i, (output, logsumexp) in enumerate(zip(outputs, logsumexps, strict=True)):
+        same_dtype(**{"outputs[0]": outputs[0], f"outputs[{i}]": output})
+        companion_dtype(f"logsumexps[{i}]", logsumexp, dtype)
+        if shape_of(f"outputs[{i}]", output) != shape or shape_of(f"logsumexps[{i}]", logsumexp) != shape[:3]:
+            raise ValueError(
+                f"outputs[{i}] and logsumexps[{i}] must have shapes {list(shape)} and {list(shape[:3])}, "
+                f"got {list(output.shape)} and {list(logsumexp.shape)}"
+            )
+
+
+def linear(name: str, parameters: Linear, dtype: str, width: int | None) -> tuple[int, int]:
+    """(in, out) of a projection whose input has the given dtype and width."""
+    structure(name, parameters, Linear)
+    inner, outer = ranked(f"{name}.weight", parameters.weight, "in, out")
+    same_dtype(**{"input": _Named(dtype), f"{name}.weight": parameters.weight})
+    if width is not None and inner != width:
+        raise ValueError(f"{name}.weight must have shape [{width}, out], got {[inner, outer]}")
+    if parameters.bias is not None:
+        same_dtype(**{f"{name}.weight": parameters.weight, f"{name}.bias": parameters.bias})
+        if shape_of(f"{name}.bias", parameters.bias) != (outer,):
+            raise ValueError(f"{name}.bias must have shape [{outer}], got {list(parameters.bias.shape)}")
+    return inner, outer
+
+
+def structure(name: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got {described(value)}")
+
+
+class _Named:
+    """A dtype standing where an array is expected."""
+
+    shape = ()
+
+    def __init__(self, dtype: str) -> None:
+        self.dtype = dtype
+
+
+def multi_head_attention(parameters: Any, query: Any, key: Any, value: Any, num_heads: int) -> tuple[int, int, int]:
+    """(H, G, D): query heads, key heads and head width, all read off the shapes (MHA-1, ATT-7).
+
+    `parameters` holds fused projections.
+    """
+    natural("num_heads", num_heads)
+    if num_heads == 0:
+        raise ValueError("num_heads must be at least 1, got 0")
+    shapes = [
+        ranked(name, array, "batch, positions, width")
+        for name, array in (("query", query), ("key", key), ("value", value))
+    ]
+    dtype = same_dtype(query=query, key=key, value=value)
+    if len({shape[0] for shape in shapes}) > 1 or shapes[1][1] != shapes[2][1]:
+        raise ValueError(
+            "query, key and value must share the batch size, and key and value the length, got "
+            f"{list(shapes[0])}, {list(shapes[1])} and {list(shapes[2])}"
+        )
+    named = zip(("query", "key", "value"), parameters[:3], shapes, strict=True)
+    widths = [linear(name, projection, dtype, shape[2])[1] for name, projection, shape in named]
+    if widths[0] % num_heads != 0 or widths[0] == 0:
+        raise ValueError(f"query.weight has {widths[0]} columns, which {num_heads} heads cannot share equally")
+    width = widths[0] // num_heads
+    if widths[1] % width != 0 or widths[1] == 0:
+        raise ValueError(f"key.weight has {widths[1]} columns, which is no multiple of the head width {width}")
+    key_heads = widths[1] // width
+    if num_heads % key_heads != 0:
+        raise ValueError(f"the {num_heads} query heads must be a multiple of the {key_heads} key heads")
+    if widths[2] % key_heads != 0:
+        raise ValueError(f"value.weight has {widths[2]} columns, which {key_heads} key heads cannot share equally")
+    linear("output", parameters[3], dtype, widths[2] // key_heads * num_heads)
+    return num_heads, key_heads, width
+
+
+def join_heads(projections: Any) -> None:
+    """Per-head projections that are to be concatenated (MHA-2)."""
+    if not isinstance(projections, list | tuple):
+        raise TypeError(f"a projection must be a Linear or a list of them, got {described(projections)}")
+    if len(projections) == 0:
+        raise ValueError("at least one per-head projection is needed, got none")
+    first = projections[0]
+    structure("heads[0]", first, Linear)
+    width, _ = ranked("heads[0].weight", first.weight, "in, out")
+    for i, head in enumerate(projections):
+        linear(f"heads[{i}]", head, floating("heads[0].weight", first.weight), width)
+        if (head.bias is None) != (first.bias is None):
+            raise ValueError(f"either every head has a bias or none has, but heads[0] and heads[{i}] differ")
+
+
+def norm(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[int, ...]:
+    """The trailing axes that a norm's weight names, as negative numbers (NORM-1)."""
+    shape, axes = shape_of("x", x), shape_of("weight", weight)
+    dtype = floating("x", x)
+    companion_dtype("weight", weight, dtype)
+    if len(axes) == 0 or shape[-len(axes) :] != axes:
+        raise ValueError(f"weight must have the shape of x's trailing axes, got {list(axes)} for x {list(shape)}")
+    if 0 in axes:
+        raise ValueError(f"there must be at least one element to normalise over, got weight {list(axes)}")
+    if bias is not None:
+        companion_dtype("bias", bias, dtype)
+        if shape_of("bias", bias) != axes:
+            raise ValueError(f"bias must have shape {list(axes)} like weight, got {list(bias.shape)}")
+    epsilon(eps)
+    return tuple(range(-len(axes), 0))
+
+
+def standard_deviation_norm(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[int, ...]:
+    axes = norm(x, weight, bias, eps)
+    if math.prod(weight.shape) < 2:
+        raise ValueError("the unbiased deviation needs at least two elements, got 1")
+    return axes
+
+
+def positions(length: int, width: int, offset: Any, exponent: str, dtype: str) -> None:
+    natural("length", length)
+    natural("width", width)
+    distance("offset", offset)
+    one_of("exponent", exponent, EXPONENTS)
+    if dtype not in FLOATING:
+        raise TypeError(f"dtype must be one of {', '.join(FLOATING)}, got {dtype}")
+
+
+def learned_positions(table: Any, length: int, offset: Any) -> None:
+    rows, _ = ranked("table", table, "positions, width")
+    floating("table", table)
+    natural("length", length)
+    start = distance("offset", offset)
+    if start is not None and start + length > rows:
+        raise ValueError(f"{length} positions from {start} on need a table of {start + length} rows, got {rows}")
+
+
+def embedding(table: Any, ids: Any) -> None:
+    ranked("table", table, "vocabulary, width")
+    floating("table", table)
+    integer("ids", ids)
+
+
+def ids_within(ids: np.ndarray, vocabulary: int) -> None:
+    """Values of token ids, where they can be read (EMB-1)."""
+    if ids.size and (ids.min() < 0 or ids.max() >= vocabulary):
+        raise ValueError(f"ids must lie in [0, {vocabulary}), got values from {ids.min()} to {ids.max()}")
+
+
+def feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dropout_rate: Any) -> None:
+    structure("parameters", parameters, FeedForward)
+    shape = shape_of("x", x)
+    dtype = floating("x", x)
+    if len(shape) == 0:
+        raise ValueError("x must have shape [..., width], got []")
+    _, inner = linear("inner", parameters.inner, dtype, shape[-1])
+    linear("outer", parameters.outer, dtype, inner)
+    one_of("activation", activation, ("relu", "gelu", "gelu_tanh"))
+    dropout(dropout_keep, dropout_rate, (*shape[:-1], inner))
