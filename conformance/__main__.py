@@ -66,11 +66,15 @@ def run(
     repeat: Annotated[int, typer.Option(help="that many runs, each with the next seed", min=1)] = 1,
     only: Annotated[list[str] | None, typer.Option(help="an implementation or a rule; may be given again")] = None,
     workers: Annotated[int, typer.Option(help="processes", min=1)] = CORES,
+    device: Annotated[str, typer.Option(help="cpu or cuda; NumPy stays on the CPU")] = "cpu",
 ) -> None:
     """Judge the three implementations against every rule, on generated cases."""
     wrong = [name for name in only or [] if name not in FRAMEWORKS and name not in RULES]
     if effort not in EFFORTS or wrong:
         console.print(f"[red]not understood: {wrong[0] if wrong else effort}[/red]; see conformance run --help")
+        raise typer.Exit(2)
+    if device not in ("cpu", "cuda") or (device == "cuda" and not gpu_available()):
+        console.print(f"no device {device} here; cpu, or cuda where PyTorch sees a GPU")
         raise typer.Exit(2)
     chosen = [name for name in only or [] if name in RULES] or list(RULES)
     installed = [n for n in [name for name in only or [] if name in FRAMEWORKS] or FRAMEWORKS if available(n)]
@@ -78,7 +82,7 @@ def run(
         console.print("float64 is left out: its oracle needs python-flint, which is not installed")
     first = secrets.randbelow(2**32) if seed is None else seed
     examples = EFFORTS[effort] if cases is None else cases
-    pool, total, failures = Workers(installed, workers), Tally(), 0
+    pool, total, failures = Workers(installed, workers, device), Tally(), 0
     try:
         for number in range(first, first + repeat):
             with bar("loading the frameworks", sum(probe.rule in chosen for probe in PROBES)) as advance:
@@ -120,6 +124,13 @@ def available(name: str) -> bool:
         console.print(f"{name} is left out: {FRAMEWORKS[name]} is not installed")
         return False
     return True
+
+
+def gpu_available() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    torch = importlib.import_module("torch")
+    return bool(torch.cuda.is_available())
 
 
 @contextlib.contextmanager

@@ -36,6 +36,8 @@ from conformance.special import (
     empty_row_cases,
     empty_rows,
     expectation,
+    nan_row_cases,
+    nan_rows,
     planted_cases,
     sunken_cases,
     towering_cases,
@@ -135,7 +137,20 @@ def prepare_planted(planted: Planted) -> tuple[Any, Any]:
 
 
 def examine_planted(subject: Subject, planted: Planted, shared: tuple[Any, Any]) -> Findings:
-    return judge(planted.planted, subject(planted.planted), *shared)
+    """NaN where NaN is due, the clean case's answer elsewhere; a planted infinity may also show as an infinity."""
+    answers = subject(planted.planted)
+    if planted.infinite:
+        answers = {name: np.where(np.isinf(a), a.dtype.type(np.nan), a) for name, a in answers.items()}
+    return judge(planted.planted, answers, *shared)
+
+
+def prepare_nan_rows(twins: tuple[Case, Case]) -> tuple[Any, Any]:
+    truth, bounds = truth_and_bounds(twins[1])
+    return nan_rows(twins[1], truth), bounds
+
+
+def examine_nan_rows(subject: Subject, twins: tuple[Case, Case], shared: tuple[Any, Any]) -> Findings:
+    return judge(twins[0], subject(twins[0]), *shared)
 
 
 def examine_empty_rows(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
@@ -354,6 +369,14 @@ PROBES = [
         examine_empty_rows,
     ),
     Probe("ATT-6", "empty rows as the mean", empty_row_cases(modes=("mean",)), truth_and_bounds, examine_empty_rows),
+    Probe(
+        "ATT-6",
+        "empty rows as NaN",
+        nan_row_cases(),
+        prepare_nan_rows,
+        examine_nan_rows,
+        case_of=lambda twins: twins[0],
+    ),
     agreement("ATT-7", "grouped heads", attention_cases(grouped=True, others=False)),
     agreement("ATT-8", "every feature", attention_cases(focus=("scale", "softcap", "bias", "sinks"), mask="any")),
     agreement("ATT-8", "lengths of 0", attention_cases(plans=EMPTY), weight=0.5),

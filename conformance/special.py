@@ -28,6 +28,7 @@ class Planted:
     planted: Case
     allowed: np.ndarray  # [B, H, Q, K]
     marks: dict[str, np.ndarray]  # boolean, for "query", "key" and "value"
+    infinite: bool = False  # whether infinities are planted, not NaN
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(repr(self.planted))
@@ -52,13 +53,15 @@ def planted_cases(draw: st.DrawFn, where: str) -> Planted:
     B, H, _, K = allowed.shape
     G = arrays["key"].shape[1]
     seen = allowed.reshape(B, G, H // G, -1, K).any(axis=(2, 3))  # keys that some query of the group attends to
-    poison = draw(st.sampled_from((np.nan, np.inf, -np.inf) if where == "hidden" else (np.nan,)))
+    name = draw(st.sampled_from(("query", "key", "value")))
+    # An attended infinity in a query or key is an infinite score, with a softmax of its own; only NaN is told from it.
+    poisons = (np.nan, np.inf, -np.inf) if where == "hidden" or name == "value" else (np.nan,)
+    poison = draw(st.sampled_from(poisons))
     marks = {name: np.zeros(arrays[name].shape, bool) for name in ("query", "key", "value")}
     if where == "hidden":
-        for name in draw(st.sampled_from((("key",), ("value",), ("key", "value")))):
-            marks[name] |= ~seen[..., None] & d.booleans(B, G, K, 1, share=0.7)
+        for hidden in {"query": ("key", "value"), "key": ("key",), "value": ("value",)}[name]:
+            marks[hidden] |= ~seen[..., None] & d.booleans(B, G, K, 1, share=0.7)
     else:
-        name = draw(st.sampled_from(("query", "key", "value")))
         place = tuple(draw(st.integers(0, n - 1)) for n in arrays[name].shape)
         marks[name][place] = True
     if where == "hidden" and draw(st.booleans()):
@@ -70,7 +73,7 @@ def planted_cases(draw: st.DrawFn, where: str) -> Planted:
         clean_inputs["bias"] = np.zeros_like(arrays["bias"])
         clean = replace(clean, inputs=clean_inputs, options=clean.options | {"mask": Dense(allowed)})
     dirty = replace(clean, inputs=arrays | planted, special=True)
-    return Planted(clean, dirty, allowed, marks)
+    return Planted(clean, dirty, allowed, marks, bool(np.isinf(poison)))
 
 
 def expectation(p: Planted, truth: dict[str, Exact]) -> dict[str, Exact]:
@@ -133,6 +136,28 @@ def empty_row_cases(draw: st.DrawFn, operation: str = "attention", modes: tuple[
 
 def empty_rows(case: Case) -> np.ndarray:
     return ~allowed_pairs(case).any(-1)
+
+
+@st.composite
+def nan_row_cases(draw: st.DrawFn) -> tuple[Case, Case]:
+    """A case with empty_rows="nan", and the same one with the definition's own empty rows."""
+    operation = draw(st.sampled_from(("attention", "attention_weights")))
+    case = draw(empty_row_cases(operation, modes=("nan",)))
+    plain = {name: value for name, value in case.options.items() if name != "empty_rows"}
+    return replace(case, special=True), replace(case, options=plain)
+
+
+def nan_rows(case: Case, truth: dict[str, Exact]) -> dict[str, Exact]:
+    """NaN in the outputs and weights of empty rows, and in the gradients of all the values that they would weigh."""
+    rows = empty_rows(case)
+    B = len(rows)
+    G = case.inputs["key"].shape[1]
+    spoiled = {"output": rows[..., None], gradient_name("value"): rows.reshape(B, G, -1).any(-1)[..., None, None]}
+    expected = {}
+    for name, exact in truth.items():
+        bad = spoiled.get(name, np.zeros((1,) * exact.high.ndim, bool))
+        expected[name] = Exact(np.where(bad, np.nan, exact.high), np.where(bad, 0, exact.low))
+    return expected
 
 
 # --- extreme logits ---------------------------------------------------------------------------------------------------

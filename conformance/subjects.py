@@ -56,8 +56,8 @@ class NumpySubject:
 
     mutable = True
 
-    def __init__(self, module: str = "reference_numpy") -> None:
-        self.name, self.module = module, importlib.import_module(module)
+    def __init__(self, module: str = "reference_numpy", device: str = "cpu") -> None:
+        self.name, self.module = module, importlib.import_module(module)  # NumPy is on the CPU, whatever the device
 
     def array(self, array: np.ndarray) -> np.ndarray:
         return array
@@ -128,18 +128,22 @@ class JaxSubject:
 
     mutable = False
 
-    def __init__(self, module: str = "jax_impl", jit: bool = False) -> None:
+    def __init__(self, module: str = "jax_impl", device: str = "cpu", jit: bool = False) -> None:
         self.jax = importlib.import_module("jax")
         self.name, self.module, self.jit = module + (" (jit)" if jit else ""), importlib.import_module(module), jit
+        self.device = self.jax.devices("gpu" if device == "cuda" else device)[0]
 
     def array(self, array: np.ndarray) -> Any:
-        return self.jax.device_put(array)
+        return self.jax.device_put(array, self.device)
 
     def numpy(self, array: Any) -> np.ndarray:
         return np.asarray(array)
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
-        return self.jax.enable_x64(True)
+        context = contextlib.ExitStack()
+        context.enter_context(self.jax.enable_x64(True))
+        context.enter_context(self.jax.default_device(self.device))
+        return context
 
     def __call__(self, case: Case) -> Answers:
         with self.context():

@@ -17,8 +17,9 @@ subjects: list[Subject] = []
 """A worker process's own subjects, made once."""
 
 
-def start(names: Sequence[str]) -> None:
-    subjects[:] = [IMPLEMENTATIONS[name]() for name in names]
+def start(names: Sequence[str], device: str) -> None:
+    made: list[Any] = [IMPLEMENTATIONS[name](device=device) for name in names]
+    subjects[:] = made
     for subject in subjects:
         torch: Any = getattr(subject, "torch", None)
         if torch is not None:
@@ -41,9 +42,9 @@ def work_definition(operation: str, examples: int, seed: int) -> Tally:
 class Workers:
     """Processes that keep their frameworks loaded, and what JAX has compiled, from one run to the next."""
 
-    def __init__(self, names: Sequence[str], count: int) -> None:
+    def __init__(self, names: Sequence[str], count: int, device: str = "cpu") -> None:
         context = multiprocessing.get_context("spawn")
-        self.pool = ProcessPoolExecutor(count, mp_context=context, initializer=start, initargs=(names,))
+        self.pool = ProcessPoolExecutor(count, mp_context=context, initializer=start, initargs=(names, device))
 
     def run(self, rules: Collection[str], examples: int, seed: int, progress: Progress) -> Tally:
         """As `run.run`, for the probes of the given rules; `progress` hears of a probe once all its cases are done."""

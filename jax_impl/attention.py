@@ -368,7 +368,7 @@ def multi_head_attention(
     static. Other arguments as in `attention`.
     """
     projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])
-    H, G, _ = checks.multi_head_attention(projections, query, key, value, num_heads)
+    H, G, _ = checks.multi_head_attention(parameters, projections, query, key, value, num_heads)
     output = attention(
         split_heads(linear(projections.query, query), H),
         split_heads(linear(projections.key, key), G),

@@ -293,7 +293,7 @@ def multi_head_attention_vjp(
     `options` are those of `multi_head_attention`.
     """
     projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])
-    H, G, _ = checks.multi_head_attention(projections, query, key, value, num_heads)
+    H, G, _ = checks.multi_head_attention(parameters, projections, query, key, value, num_heads)
     checks.cotangent(cotangent, (*query.shape[:2], projections.output.weight.shape[1]), dtype_name(query))
     inputs, counts = (query, key, value), (H, G, G)
     heads = [split_heads(linear(p, x), n) for p, x, n in zip(projections[:3], inputs, counts, strict=True)]

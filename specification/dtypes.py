@@ -7,6 +7,7 @@ from typing import Any
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 INTEGER = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 BOOLEAN = ("bool",)
+LARGEST = {"float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
 
 
 def dtype_name(array: Any) -> str:

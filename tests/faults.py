@@ -105,7 +105,7 @@ FAULTS = (
     Fault("NORM-7", "mean square by n - 1", "layer_norm.py", "square = np.mean(wide**2, axis=axes, keepdims=True)",
           "square = np.sum(wide**2, axis=axes, keepdims=True) / max(weight.size - 1, 1)"),
     Fault("POS-1", "sine and cosine swapped", "positions.py", "np.where(even, np.sin(angle), np.cos(angle))", "np.where(even, np.cos(angle), np.sin(angle))"),
-    Fault("POS-1", "angles in float32", "positions.py", "np.arange(length) + offset\n", "np.float16(np.arange(length) + offset)\n"),
+    Fault("POS-1", "positions in float16", "positions.py", "np.arange(length) + offset\n", "np.float16(np.arange(length) + offset)\n"),
     Fault("POS-2", "off by one", "positions.py", "return table[offset : offset + length].copy()", "return np.roll(table, -1, 0)[offset : offset + length].copy()"),
     Fault("EMB-1", "negative ids from the end", "embedding.py", "    checks.ids_within(ids, table.shape[0])\n", ""),
     Fault("EMB-1", "multiplied by E", "embedding.py", "widen(rows) * math.sqrt(table.shape[1])", "widen(rows) * table.shape[1]"),

@@ -7,6 +7,7 @@ from jaxtyping import Float
 
 from specification import checks
 from specification.positions import angular_frequencies
+from torch_impl.masks import readable
 
 
 def sinusoidal_positions(
@@ -33,5 +34,7 @@ def learned_positions(
     table: Float[torch.Tensor, "N E"], length: int, *, offset: int = 0
 ) -> Float[torch.Tensor, "length E"]:
     """Rows offset, ..., offset + length - 1 of the table, as a new tensor."""
+    if isinstance(offset, torch.Tensor) and (number := readable(offset)) is not None:
+        offset = int(number)
     checks.learned_positions(table, length, offset)
     return table[offset : offset + length].clone()

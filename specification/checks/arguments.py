@@ -80,7 +80,7 @@ def pair_shape(name: str, array: Any, sizes: tuple[int | None, int | None, int, 
         expected = [f"{'any' if full is None else full} or 1" for full in (batch, heads)]
         raise ValueError(
             f"{name} of shape {list(shape)} does not fit [{queries}, {keys}] or "
-            f"[{expected[0]}, {expected[1]}, {queries}, {keys}]"
+            f"[{expected[0]}, {expected[1]}, {queries}, {keys}]; for a [batch, keys] padding mask use KeyPadding"
         )
 
 
@@ -133,7 +133,7 @@ def distance(name: str, value: Any) -> int | None:
 def in_range(name: str, number: int | None) -> int | None:
     """Positions are compared in 32 bits where a framework has no more; larger numbers would wrap around."""
     if number is not None and abs(number) > 2**30:
-        raise ValueError(f"{name} must lie within 2**30 of 0, got {number}; a window's None is unbounded")
+        raise ValueError(f"{name} must lie within 2**30 of 0, got {number}")
     return number
 
 
@@ -146,10 +146,12 @@ def natural(name: str, value: Any) -> int:
     return int(value)
 
 
-def finite(name: str, value: Any) -> None:
+def finite(name: str, value: Any, largest: float) -> None:
+    """A number that can be read must be one that the dtype used inside can hold."""
     number = real_number(name, value)
-    if number is not None and not -math.inf < number < math.inf:
-        raise ValueError(f"{name} must be finite, got {number}")
+    # Not math.isfinite, which torch.compile cannot trace on a symbolic number.
+    if number is not None and not -largest <= number <= largest:
+        raise ValueError(f"{name} must be finite, and at most {largest:.3g} beside these inputs, got {number}")
 
 
 def epsilon(eps: Any) -> None:

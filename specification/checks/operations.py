@@ -24,7 +24,7 @@ from specification.checks.arguments import (
     same_dtype,
     shape_of,
 )
-from specification.dtypes import FLOATING
+from specification.dtypes import FLOATING, LARGEST, compute_dtype_name
 from specification.parameters import FeedForward, Linear
 from specification.positions import EXPONENTS
 
@@ -66,7 +66,7 @@ def attention(
         companion_dtype("bias", bias, dtype)
         pair_shape("bias", bias, (B, H, Q, K))
     if scale is not None:
-        finite("scale", scale)
+        finite("scale", scale, LARGEST[compute_dtype_name(dtype)])
     if softcap is not None:
         cap = real_number("softcap", softcap)
         if cap is not None and not 0 < cap < math.inf:
@@ -125,10 +125,12 @@ class _Named:
         self.dtype = dtype
 
 
-def multi_head_attention(parameters: Any, query: Any, key: Any, value: Any, num_heads: int) -> tuple[int, int, int]:
-    """(H, G, D): query heads, key heads and head width, all read off the shapes (MHA-1, ATT-7).
+def multi_head_attention(
+    parameters: Any, projections: Any, query: Any, key: Any, value: Any, num_heads: int
+) -> tuple[int, int, int]:
+    """(H, G, D): query heads, key heads and head width, all read off the shapes (MHA-1, MHA-2, ATT-7).
 
-    `parameters` holds fused projections.
+    `projections` are the parameters with per-head projections joined.
     """
     natural("num_heads", num_heads)
     if num_heads == 0:
@@ -143,7 +145,7 @@ def multi_head_attention(parameters: Any, query: Any, key: Any, value: Any, num_
             "query, key and value must share the batch size, and key and value the length, got "
             f"{list(shapes[0])}, {list(shapes[1])} and {list(shapes[2])}"
         )
-    named = zip(("query", "key", "value"), parameters[:3], shapes, strict=True)
+    named = zip(("query", "key", "value"), projections[:3], shapes, strict=True)
     widths = [linear(name, projection, dtype, shape[2])[1] for name, projection, shape in named]
     if widths[0] % num_heads != 0 or widths[0] == 0:
         raise ValueError(f"query.weight has {widths[0]} columns, which {num_heads} heads cannot share equally")
@@ -155,7 +157,11 @@ def multi_head_attention(parameters: Any, query: Any, key: Any, value: Any, num_
         raise ValueError(f"the {num_heads} query heads must be a multiple of the {key_heads} key heads")
     if widths[2] % key_heads != 0:
         raise ValueError(f"value.weight has {widths[2]} columns, which {key_heads} key heads cannot share equally")
-    linear("output", parameters[3], dtype, widths[2] // key_heads * num_heads)
+    counts = zip(("query", "key", "value"), parameters[:3], (num_heads, key_heads, key_heads), strict=True)
+    for name, given, heads in counts:
+        if not isinstance(given, Linear) and len(given) != heads:
+            raise ValueError(f"{name} must have {heads} per-head projections, got {len(given)}")
+    linear("output", projections[3], dtype, widths[2] // key_heads * num_heads)
     return num_heads, key_heads, width
 
 
@@ -167,9 +173,13 @@ def join_heads(projections: Any) -> None:
         raise ValueError("at least one per-head projection is needed, got none")
     first = projections[0]
     structure("heads[0]", first, Linear)
-    width, _ = ranked("heads[0].weight", first.weight, "in, out")
+    shape = ranked("heads[0].weight", first.weight, "in, out")
     for i, head in enumerate(projections):
-        linear(f"heads[{i}]", head, floating("heads[0].weight", first.weight), width)
+        if linear(f"heads[{i}]", head, floating("heads[0].weight", first.weight), shape[0]) != shape:
+            raise ValueError(
+                f"every head must have the same width, got heads[{i}].weight {list(head.weight.shape)} "
+                f"and heads[0].weight {list(shape)}"
+            )
         if (head.bias is None) != (first.bias is None):
             raise ValueError(f"either every head has a bias or none has, but heads[0] and heads[{i}] differ")
 
