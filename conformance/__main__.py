@@ -1,4 +1,4 @@
-"""The command line: `conformance run` and `conformance rules`, also as `python -m conformance`."""
+"""The command line: `conformance run`, `definition` and `rules`, also as `python -m conformance`."""
 
 from __future__ import annotations
 
@@ -44,11 +44,6 @@ def keep_compiled_code() -> None:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
-@app.callback()
-def commands() -> None:
-    """Without this, typer would run a lone command without its name."""
-
-
 @app.command()
 def rules() -> None:
     """List the rules."""
@@ -78,6 +73,9 @@ def run(
         raise typer.Exit(2)
     chosen = [name for name in only or [] if name in RULES] or list(RULES)
     installed = [n for n in [name for name in only or [] if name in FRAMEWORKS] or FRAMEWORKS if available(n)]
+    if not installed:
+        console.print("nothing to judge")
+        raise typer.Exit(2)
     if not balls_available():
         console.print("float64 is left out: its oracle needs python-flint, which is not installed")
     first = secrets.randbelow(2**32) if seed is None else seed

@@ -94,8 +94,8 @@ def attention_scores(
     allowed: Bool[jax.Array, "#B #H #Q #K"],
     *,
     bias: Float[jax.Array, "#B #H #Q #K"] | None,
-    scale: float | None,
-    softcap: float | None,
+    scale: Any,
+    softcap: Any,
 ) -> Float[jax.Array, "B H Q K"]:
     """softcap(scale * query . key) + bias for the allowed pairs, 0 for the others (ATT-1 to ATT-4)."""
     scores = pair_products(query, key, allowed) * jnp.asarray(resolve_scale(scale, query.shape[-1]), query.dtype)
@@ -174,7 +174,7 @@ def widen(array: Float[jax.Array, "..."] | None) -> Any:
     return jnp.asarray(array, wide)
 
 
-def require_dtype(name: str) -> None:
+def require_dtype(name: Any) -> None:
     """Refuse float64 where JAX would silently give float32 instead."""
     if jax.dtypes.canonicalize_dtype(name) != name:
         raise TypeError(f"{name} needs jax.enable_x64, without which JAX narrows it")
@@ -199,9 +199,9 @@ def visible_pairs(
     return allowed & (bias != -jnp.inf), bias
 
 
-def dropout_factor(keep: Bool[jax.Array, "..."], rate: float, dtype: Any) -> Float[jax.Array, "..."]:
+def dropout_factor(keep: Bool[jax.Array, "..."], rate: Any, dtype: Any) -> Float[jax.Array, "..."]:
     """keep / (1 - rate), with which weights are multiplied; no mask, so 0 * NaN is NaN (ATT-11)."""
-    return jnp.where(keep, jnp.asarray(1 / (1 - rate), dtype), 0)
+    return jnp.where(keep, 1 / (1 - jnp.asarray(rate, dtype)), 0)
 
 
 # --- the operations ---------------------------------------------------------------------------------------------------
@@ -367,6 +367,7 @@ def multi_head_attention(
     `parameters` is a pytree as it stands, so that `jax.grad` gives its gradients in the same structure. num_heads is
     static. Other arguments as in `attention`.
     """
+    checks.structure("parameters", parameters, MultiHeadAttention)
     projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])
     H, G, _ = checks.multi_head_attention(parameters, projections, query, key, value, num_heads)
     output = attention(

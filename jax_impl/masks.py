@@ -50,7 +50,7 @@ def checked_mask(mask: Any, query_length: int, key_length: int, batch: int | Non
     """The description with arrays inside, once all that it holds is known to fit."""
     mask = map_arrays(as_mask(mask), as_array)
     checks.mask(mask, query_length, key_length, batch, heads)
-    check_values(mask, key_length)
+    checks.mask_values(mask, key_length, readable)
     return jax.tree.map(jnp.asarray, mask)
 
 
@@ -68,18 +68,14 @@ def as_array(numbers: Any) -> Any:
     return array
 
 
-def check_values(mask: Any, key_length: int) -> None:
-    """Lengths are checked where they can be read; while they are traced, too long a length allows every key."""
-    if isinstance(mask, And | Or):
-        check_values(mask.left, key_length)
-        check_values(mask.right, key_length)
-    elif isinstance(mask, KeyLengths) and not isinstance(mask.lengths, jax.core.Tracer):
-        checks.lengths_within(np.asarray(mask.lengths), key_length)
+def readable(array: Any) -> np.ndarray | None:
+    """An array's values, for a check on them; None while they are traced. A traced length beyond K allows every key."""
+    return None if isinstance(array, jax.core.Tracer) else np.asarray(array)
 
 
 @partial(jax.jit, static_argnums=(1, 2))
 def allowed_pairs(mask: Any, query_length: int, key_length: int) -> Bool[jax.Array, "#B #H #Q #K"]:
-    """The description's meaning."""
+    """The description's meaning, in a shape that broadcasts to [B, H, Q, K]."""
     queries = jnp.arange(query_length)[:, None]
     keys = jnp.arange(key_length)
     if mask is None:

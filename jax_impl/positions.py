@@ -38,7 +38,8 @@ def learned_positions(table: Float[jax.Array, "N E"], length: int, *, offset: in
 
     Reaching past its end is a ValueError where the offset can be read, and a row of NaN where it is traced.
     """
-    offset = offset if isinstance(offset, jax.core.Tracer) else np.asarray(offset).item()
+    if isinstance(offset, jax.Array) and not isinstance(offset, jax.core.Tracer) and offset.ndim == 0:
+        offset = offset.item()
     checks.learned_positions(table, length, offset)
     require_dtype(dtype_name(table))
     if isinstance(offset, jax.core.Tracer):

@@ -59,7 +59,7 @@ def allowed_sum(
     if not finite.all():
         reached = np.broadcast_to(allowed, weights.shape).astype(values.dtype) @ (~finite).astype(values.dtype) > 0
         output = np.where(reached, np.nan, output)
-    return output.astype(values.dtype, copy=False)
+    return output
 
 
 def attention_scores(
@@ -346,6 +346,7 @@ def multi_head_attention(
     columns / num_heads, G is key's columns / D, V is value's columns / G. Every projection and the attention round to
     the inputs' dtype, which the parameters share. Other arguments as in `attention`.
     """
+    checks.structure("parameters", parameters, MultiHeadAttention)
     projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])
     H, G, _ = checks.multi_head_attention(parameters, projections, query, key, value, num_heads)
     output = attention(

@@ -292,6 +292,7 @@ def multi_head_attention_vjp(
 
     `options` are those of `multi_head_attention`.
     """
+    checks.structure("parameters", parameters, MultiHeadAttention)
     projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])
     H, G, _ = checks.multi_head_attention(parameters, projections, query, key, value, num_heads)
     checks.cotangent(cotangent, (*query.shape[:2], projections.output.weight.shape[1]), dtype_name(query))

@@ -21,5 +21,5 @@ def embedding(
     """
     checks.embedding(table, ids)
     checks.ids_within(ids, table.shape[0])
-    rows = table[ids]
+    rows = np.take(table, ids, axis=0)
     return (widen(rows) * math.sqrt(table.shape[1])).astype(table.dtype) if scaled else rows

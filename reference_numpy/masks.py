@@ -31,16 +31,8 @@ def checked_mask(mask: Any, query_length: int, key_length: int, batch: int | Non
     """The description with NumPy arrays inside, once all that it holds is known to fit."""
     mask = map_arrays(as_mask(mask), np.asarray)
     checks.mask(mask, query_length, key_length, batch, heads)
-    check_values(mask, key_length)
+    checks.mask_values(mask, key_length, np.asarray)
     return mask
-
-
-def check_values(mask: Any, key_length: int) -> None:
-    if isinstance(mask, And | Or):
-        check_values(mask.left, key_length)
-        check_values(mask.right, key_length)
-    elif isinstance(mask, KeyLengths):
-        checks.lengths_within(mask.lengths, key_length)
 
 
 def allowed_pairs(

@@ -1,4 +1,8 @@
-"""Attention in PyTorch (rules ATT-1 to ATT-14, MHA-1, MHA-2), as `reference_numpy/attention.py` defines it.
+"""Attention in PyTorch (rules ATT-1 to ATT-14, MHA-1, MHA-2; "Attention Is All You Need", section 3.2).
+
+    scores  = softcap(scale * query . key) + bias        for the pairs that the mask allows, and for no others
+    weights = softmax over the allowed keys of a row     0 where the mask forbids, and in a row that allows nothing
+    output  = weights . value
 
 Gradients are autograd's. Only three sums of products have a gradient written here, because what autograd does for a
 product, 0 * NaN = NaN, would let a forbidden NaN through (MASK-7), or because autocast would narrow it.
@@ -190,7 +194,11 @@ def repeat_heads(array: Float[torch.Tensor, "B G K W"], num_heads: int) -> Float
 
 def widen(array: Float[torch.Tensor, "..."] | None) -> Any:
     """The tensor in the dtype in which everything is computed: float32, or float64 for float64 (ATT-9)."""
-    return None if array is None else array.to(getattr(torch, compute_dtype_name(dtype_name(array))))
+    if array is None:
+        return None
+    if not isinstance(array, torch.Tensor):
+        raise TypeError(f"expected a torch.Tensor, got {type(array).__name__}")
+    return array.to(getattr(torch, compute_dtype_name(dtype_name(array))))
 
 
 def visible_pairs(
@@ -365,6 +373,7 @@ def multi_head_attention(
 
     weight is [in, out], the transpose of `torch.nn.Linear`'s. Other arguments as in `attention`.
     """
+    checks.structure("parameters", parameters, MultiHeadAttention)
     projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])
     H, G, _ = checks.multi_head_attention(parameters, projections, query, key, value, num_heads)
     output = attention(

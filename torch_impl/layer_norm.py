@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 
 from specification import checks
-from torch_impl.attention import widen
+from torch_impl.attention import number, widen
 
 
 def deviations(x: Float[torch.Tensor, "..."], axes: tuple[int, ...]) -> Float[torch.Tensor, "..."]:
@@ -54,7 +54,7 @@ def layer_norm(
     axes = checks.norm(x, weight, bias, eps)
     deviation = deviations(widen(x), axes)
     variance = torch.mean(deviation**2, dim=axes, keepdim=True)
-    normalized = deviation / torch.sqrt(variance + float(eps))
+    normalized = deviation / torch.sqrt(variance + number(eps))
     return affine(normalized, weight, bias).to(x.dtype)
 
 
@@ -65,7 +65,7 @@ def rms_norm(
     axes = checks.norm(x, weight, None, eps)
     wide = widen(x)
     square = torch.mean(wide**2, dim=axes, keepdim=True)
-    normalized = wide / torch.sqrt(square + float(eps))
+    normalized = wide / torch.sqrt(square + number(eps))
     return affine(normalized, weight, None).to(x.dtype)
 
 
@@ -83,7 +83,7 @@ def standard_deviation_norm(
     # The root's slope at 0 is infinite, and 0 * inf = NaN: a constant row takes the root of 1, and no gradient from it.
     constant = variance == 0
     spread = torch.where(constant, 0, torch.sqrt(torch.where(constant, 1, variance)))
-    normalized = deviation / (spread + float(eps))
+    normalized = deviation / (spread + number(eps))
     return affine(normalized, weight, bias).to(x.dtype)
 
 

@@ -46,7 +46,7 @@ def checked_mask(
     """The description with tensors on `device` inside, once all that it holds is known to fit."""
     mask = map_arrays(as_mask(mask), to_array)
     checks.mask(mask, query_length, key_length, batch, heads)
-    check_values(mask, key_length)
+    checks.mask_values(mask, key_length, readable)
     return map_arrays(mask, lambda array: torch.as_tensor(array, device=device))
 
 
@@ -59,14 +59,6 @@ def to_array(array: Any) -> torch.Tensor | np.ndarray:
         return array
     array = np.array(array)  # a copy, since no tensor can stand on an array that is read-only or has negative strides
     return torch.as_tensor(array) if torch.compiler.is_compiling() else array
-
-
-def check_values(mask: Any, key_length: int) -> None:
-    if isinstance(mask, And | Or):
-        check_values(mask.left, key_length)
-        check_values(mask.right, key_length)
-    elif isinstance(mask, KeyLengths) and (lengths := readable(mask.lengths)) is not None:
-        checks.lengths_within(lengths, key_length)
 
 
 def readable(array: torch.Tensor | np.ndarray) -> np.ndarray | None:

@@ -106,7 +106,10 @@ def real_number(name: str, value: Any) -> float | None:
     """The value of a real number. A framework's array of rank 0 will do too; it may be traced, is not read: None."""
     value = plain(value)
     if isinstance(value, Real) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError as error:
+            raise ValueError(f"{name} must be finite, got an integer of {len(str(value))} digits") from error
     if getattr(value, "shape", None) == () and dtype_name(value) in FLOATING + INTEGER:
         return None
     raise TypeError(f"{name} must be a real number, got {described(value)}")
@@ -151,7 +154,7 @@ def finite(name: str, value: Any, largest: float) -> None:
     number = real_number(name, value)
     # Not math.isfinite, which torch.compile cannot trace on a symbolic number.
     if number is not None and not -largest <= number <= largest:
-        raise ValueError(f"{name} must be finite, and at most {largest:.3g} beside these inputs, got {number}")
+        raise ValueError(f"{name} must be finite, and no larger than {largest:.3g} beside these inputs, got {number}")
 
 
 def epsilon(eps: Any) -> None:

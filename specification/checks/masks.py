@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from specification.checks.arguments import (
     ranked,
     whole_number,
 )
+from specification.dtypes import dtype_name
 from specification.masks import And, Causal, Dense, KeyLengths, KeyPadding, Or, Segments, SlidingWindow
 
 
@@ -74,6 +76,9 @@ def mask(description: Any, query_length: int, key_length: int, batch: int | None
     elif isinstance(description, Segments):
         integer("query_ids", description.query_ids)
         integer("key_ids", description.key_ids)
+        if dtype_name(description.query_ids) != dtype_name(description.key_ids):  # some pairs have no common integer
+            names = f"{dtype_name(description.query_ids)} and {dtype_name(description.key_ids)}"
+            raise TypeError(f"query_ids and key_ids must share one dtype, got {names}")
         batch_by_length("query_ids", description.query_ids, batch, query_length, shared=True)
         batch_by_length("key_ids", description.key_ids, batch, key_length, shared=True)
     elif isinstance(description, Dense):
@@ -92,7 +97,16 @@ def window(left: Any, right: Any) -> None:
             distance(name, value)
 
 
-def lengths_within(lengths: np.ndarray, key_length: int) -> None:
-    """Values of KeyLengths, where they can be read."""
-    if lengths.size and (lengths.min() < 0 or lengths.max() > key_length):
-        raise ValueError(f"lengths must lie between 0 and {key_length} keys, got {lengths.tolist()}")
+def mask_values(description: Any, key_length: int, readable: Callable[[Any], np.ndarray | None]) -> None:
+    """Values inside a description, where `readable` can give them: lengths within K, offsets within 2**30."""
+    if isinstance(description, And | Or):
+        mask_values(description.left, key_length, readable)
+        mask_values(description.right, key_length, readable)
+    elif isinstance(description, KeyLengths) and (lengths := readable(description.lengths)) is not None:
+        if lengths.size and (lengths.min() < 0 or lengths.max() > key_length):
+            raise ValueError(f"lengths must lie between 0 and {key_length} keys, got {lengths.tolist()}")
+    elif isinstance(description, Causal | SlidingWindow) and hasattr(description.offset, "shape"):
+        offsets = readable(description.offset)
+        if offsets is not None and offsets.size:
+            in_range("offset", int(offsets.min()))
+            in_range("offset", int(offsets.max()))

@@ -24,7 +24,7 @@ from specification.checks.arguments import (
     same_dtype,
     shape_of,
 )
-from specification.dtypes import FLOATING, LARGEST, compute_dtype_name
+from specification.dtypes import FLOATING, LARGEST, compute_dtype_name, dtype_name
 from specification.parameters import FeedForward, Linear
 from specification.positions import EXPONENTS
 
@@ -69,8 +69,9 @@ def attention(
         finite("scale", scale, LARGEST[compute_dtype_name(dtype)])
     if softcap is not None:
         cap = real_number("softcap", softcap)
-        if cap is not None and not 0 < cap < math.inf:
-            raise ValueError(f"softcap must be positive and finite, got {cap}")
+        largest = LARGEST[compute_dtype_name(dtype)]
+        if cap is not None and not 1 / largest <= cap <= largest:
+            raise ValueError(f"softcap must be positive and finite in {compute_dtype_name(dtype)}, got {cap}")
     if sinks is not None:
         companion_dtype("sinks", sinks, dtype)
         if shape_of("sinks", sinks) != (H,):
@@ -101,7 +102,8 @@ def linear(name: str, parameters: Linear, dtype: str, width: int | None) -> tupl
     """(in, out) of a projection whose input has the given dtype and width."""
     structure(name, parameters, Linear)
     inner, outer = ranked(f"{name}.weight", parameters.weight, "in, out")
-    same_dtype(**{"input": _Named(dtype), f"{name}.weight": parameters.weight})
+    if floating(f"{name}.weight", parameters.weight) != dtype:
+        raise TypeError(f"input, {name}.weight must share one dtype, got {dtype}, {dtype_name(parameters.weight)}")
     if width is not None and inner != width:
         raise ValueError(f"{name}.weight must have shape [{width}, out], got {[inner, outer]}")
     if parameters.bias is not None:
@@ -114,15 +116,6 @@ def linear(name: str, parameters: Linear, dtype: str, width: int | None) -> tupl
 def structure(name: str, value: Any, kind: type) -> None:
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, got {described(value)}")
-
-
-class _Named:
-    """A dtype standing where an array is expected."""
-
-    shape = ()
-
-    def __init__(self, dtype: str) -> None:
-        self.dtype = dtype
 
 
 def multi_head_attention(
