@@ -17,8 +17,11 @@ from hypothesis import strategies as st
 from conformance.bounds import bound
 from conformance.cases import Case
 from conformance.generation import (
+    DTYPES,
     EMPTY,
     MASKS,
+    OPERATIONS,
+    SHORT,
     Draw,
     attention_cases,
     feed_forward_cases,
@@ -36,6 +39,7 @@ from conformance.special import (
     empty_row_cases,
     empty_rows,
     expectation,
+    hidden_cases,
     nan_row_cases,
     nan_rows,
     planted_cases,
@@ -65,6 +69,11 @@ class Probe:
     examine: Callable[[Subject, Any, Any], Findings]
     case_of: Callable[[Any], Case] = lambda material: material
     weight: float = 1.0
+
+
+def first(materials: tuple[Any, ...]) -> Case:
+    """The case that the subject is asked, of two or more."""
+    return materials[0]
 
 
 # --- agreement with the oracle ----------------------------------------------------------------------------------------
@@ -173,11 +182,20 @@ def prepare_twin(twins: tuple[Case, Case]) -> tuple[Any, Any]:
 
 
 def examine_twin(subject: Subject, twins: tuple[Case, Case], shared: tuple[Any, Any]) -> Findings:
-    """The first case must give what the second, harmless one gives (outputs and the values' gradient)."""
+    """The first case must give what the second, harmless one gives, gradients included."""
+    return judge(twins[0], subject(twins[0]), *shared)
+
+
+def examine_towering(subject: Subject, twins: tuple[Case, Case], shared: tuple[Any, Any]) -> Findings:
+    """Output and the values' gradient as in the harmless case; the others are as large as the scale, but no NaN."""
     truth, bounds = shared
     answers = subject(twins[0])
-    names = [name for name in ("output", gradient_name("value")) if name in truth]
-    return judge(twins[0], answers, {name: truth[name] for name in names}, bounds)
+    names = ("output", gradient_name("value"))
+    findings = judge(twins[0], answers, {name: truth[name] for name in names}, bounds)
+    for name in (gradient_name("query"), gradient_name("key")):
+        wrong = np.isnan(answers[name].astype(float)).any()
+        findings.append(Finding(name, np.inf if wrong else 0.0, message="is NaN" if wrong else ""))
+    return findings
 
 
 # --- determinism ------------------------------------------------------------------------------------------------------
@@ -188,22 +206,25 @@ def examine_determinism(subject: Subject, case: Case, shared: Any) -> Findings:
     with subject.context():
         inputs = {name: subject.array(array) for name, array in case.inputs.items()}
         options = framework_options(subject, case)
-        first = call(subject, case, inputs, options)
-        kept = {name: np.array(subject.numpy(result)) for name, result in first.items()}
+        earlier = call(subject, case, inputs, options)
+        kept = {name: np.array(subject.numpy(result)) for name, result in earlier.items()}
         others = {n: subject.array(a[..., ::-1].copy() if a.dtype.kind == "f" else a) for n, a in case.inputs.items()}
         between = call(subject, case, others, options)
         second = call(subject, case, inputs, options)
         findings = [
             identical(name, array, subject.numpy(results[name]))
-            for results in (first, second)
+            for results in (earlier, second)
             for name, array in kept.items()
         ]
+        if case.cotangents:
+            again = subject(case)
+            findings += [identical(name, array, again[name]) for name, array in subject(case).items()]
         for name, array in case.inputs.items():
             if not np.array_equal(array, subject.numpy(inputs[name]), equal_nan=array.dtype.kind != "i"):
                 findings.append(Finding(name, np.inf, message="was changed by the call"))
         if subject.mutable:
             arrays = {f"input {name}": array for name, array in inputs.items()}
-            arrays |= {f"earlier {name}": array for name, array in first.items()}
+            arrays |= {f"earlier {name}": array for name, array in earlier.items()}
             arrays |= {f"other {name}": array for name, array in between.items()}
             for name, result in second.items():
                 for other, array in arrays.items():
@@ -292,24 +313,28 @@ def examine_constant_rows(subject: Subject, case: Case, shared: Any) -> Findings
 
 
 @st.composite
-def spoiled_rows(draw: st.DrawFn) -> tuple[Case, Case, np.ndarray]:
-    """(clean case, the same with NaN or infinity in some rows, which elements those rows have)."""
+def spoiled_rows(draw: st.DrawFn) -> tuple[Case, Case, np.ndarray, np.ndarray]:
+    """(the case with NaN or infinity somewhere, the clean case, elements that must be non-finite, spoiled rows).
+
+    Infinity in `rms_norm` leaves the others of its row finite: they are divided by it.
+    """
     case = draw(norm_cases(draw(st.sampled_from(("layer_norm", "rms_norm"))), gradients=False))
     x = np.array(case.inputs["x"])
     axes = tuple(range(-case.inputs["weight"].ndim, 0))
     place = tuple(draw(st.integers(0, n - 1)) for n in x.shape)
-    poisons = (np.nan, np.inf, -np.inf) if case.operation == "layer_norm" else (np.nan,)
-    x[place] = draw(st.sampled_from(poisons))
-    rows = np.broadcast_to((~np.isfinite(x)).any(axis=axes, keepdims=True), x.shape)
-    return case, replace(case, inputs=case.inputs | {"x": x}, special=True), rows
+    x[place] = draw(st.sampled_from((np.nan, np.inf, -np.inf)))
+    bad = ~np.isfinite(x.astype(float))
+    rows = np.broadcast_to(bad.any(axis=axes, keepdims=True), x.shape)
+    reached = bad if case.operation == "rms_norm" and np.isinf(x[place]) else rows
+    return replace(case, inputs=case.inputs | {"x": x}, special=True), case, reached, rows
 
 
 def examine_spoiled_rows(subject: Subject, material: Any, shared: tuple[Any, Any]) -> Findings:
-    """Non-finite throughout the spoiled rows; the clean case's answer everywhere else."""
-    clean, dirty, rows = material
+    """Non-finite where it must be; the clean case's answer in all other rows."""
+    dirty, clean, reached, rows = material
     truth, bounds = shared
     got = subject(dirty)["output"]
-    wrong = got[rows & np.isfinite(got.astype(float))]
+    wrong = got[reached & np.isfinite(got.astype(float))]
     finding = Finding("output of spoiled rows", np.inf if wrong.size else 0.0, message=f"holds {wrong[:1]}")
     rest = {"output": np.where(rows, truth["output"].high, got.astype(float)).astype(got.dtype)}
     return [finding, *judge(clean, rest, truth, {"output": np.where(rows, np.inf, bounds["output"])})]
@@ -318,6 +343,8 @@ def examine_spoiled_rows(subject: Subject, material: Any, shared: tuple[Any, Any
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 HALF = ("float16", "bfloat16")
+LOWEST = -3.4028234663852886e38
+"""The lowest float32, with which some fill what is forbidden."""
 
 PROBES = [
     agreement("MASK-1", "dense masks", attention_cases(mask="dense", others=False)),
@@ -344,18 +371,20 @@ PROBES = [
         examine_planted,
         case_of=lambda p: p.planted,
     ),
+    *(
+        Probe("MASK-7", f"hidden in {name}", hidden_cases(name), prepare_twin, examine_twin, first, weight=0.5)
+        for name in ("attention_weights", "attention_logsumexp", "merge_attention")
+    ),
     agreement("ATT-1", "scale", attention_cases(focus=("scale",), others=False)),
     agreement("ATT-1", "default scale", attention_cases(mask="none", others=False)),
     agreement("ATT-2", "softcap", attention_cases(focus=("softcap",), others=False)),
     agreement("ATT-3", "bias", attention_cases(focus=("bias",), others=False)),
     agreement("ATT-3", "bias after softcap", attention_cases(focus=("bias", "softcap"), others=False), weight=0.5),
-    Probe(
-        "ATT-4",
-        "allowed scores below any filling",
-        sunken_cases(),
-        prepare_twin,
-        examine_twin,
-        case_of=lambda twins: twins[0],
+    *(
+        Probe(
+            "ATT-4", f"allowed scores of {level:g}", sunken_cases(level), prepare_twin, examine_twin, first, weight=0.4
+        )
+        for level in (-1e5, -2e9, -1e21, LOWEST)
     ),
     agreement("ATT-5", "weights", attention_cases("attention_weights", others=False)),
     agreement("ATT-5", "sinks", attention_cases(focus=("sinks",), others=False)),
@@ -379,6 +408,7 @@ PROBES = [
     ),
     agreement("ATT-7", "grouped heads", attention_cases(grouped=True, others=False)),
     agreement("ATT-8", "every feature", attention_cases(focus=("scale", "softcap", "bias", "sinks"), mask="any")),
+    agreement("ATT-8", "one query", attention_cases(plans=SHORT[-1:]), weight=0.5),
     agreement("ATT-8", "lengths of 0", attention_cases(plans=EMPTY), weight=0.5),
     agreement("ATT-9", "16-bit inputs", attention_cases(dtypes=HALF, others=False)),
     Probe(
@@ -389,19 +419,24 @@ PROBES = [
         examine_planted,
         case_of=lambda p: p.planted,
     ),
-    Probe("ATT-10", "towering logits", towering_cases(), prepare_twin, examine_twin, case_of=lambda twins: twins[0]),
+    Probe("ATT-10", "towering logits", towering_cases(), prepare_twin, examine_towering, first),
     agreement("ATT-11", "dropout", attention_cases(focus=("dropout",), others=False)),
     agreement("ATT-12", "gradients", attention_cases(), weight=2.0),
-    Probe("ATT-13", "attention", attention_cases(gradients=False), lambda _: None, examine_determinism),
-    Probe("ATT-13", "layer norm", norm_cases(gradients=False), lambda _: None, examine_determinism),
-    Probe("ATT-13", "lookups", lookup_cases("learned_positions"), lambda _: None, examine_determinism),
+    agreement(
+        "ATT-12", "gradients of bias and sinks", attention_cases(focus=("bias", "softcap", "sinks"), others=False)
+    ),
+    *(
+        Probe("ATT-13", name, OPERATIONS[name](DTYPES), lambda _: None, examine_determinism, weight=0.4)
+        for name in OPERATIONS
+    ),
     agreement("ATT-14", "weights", attention_cases("attention_weights"), weight=1.5),
     agreement("ATT-14", "log-sum-exp", attention_cases("attention_logsumexp"), weight=1.5),
     agreement("ATT-14", "merge", merge_cases(), weight=1.5),
-    Probe("ATT-14", "split and merged", splits(), prepare_split, examine_split, case_of=lambda split: split[0]),
+    Probe("ATT-14", "split and merged", splits(), prepare_split, examine_split, first),
     agreement("MHA-1", "fused projections", multi_head_cases(), weight=2.0),
     agreement("MHA-2", "separate heads", multi_head_cases(separate=True)),
     agreement("NORM-1", "layer norm", norm_cases(gradients=False)),
+    agreement("NORM-1", "eps left out", norm_cases(spreads=(3e-3, 0.03), default_eps=True), weight=0.5),
     agreement("NORM-2", "16-bit inputs", norm_cases(gradients=False, dtypes=HALF)),
     Probe("NORM-3", "constant rows", constant_rows(), lambda _: None, examine_constant_rows),
     agreement("NORM-4", "far from zero", norm_cases(means=(1e3, -1e4), gradients=False, dtypes=("float32", "float64"))),
@@ -409,9 +444,9 @@ PROBES = [
         "NORM-5",
         "NaN and infinity",
         spoiled_rows(),
-        lambda m: truth_and_bounds(m[0]),
+        prepare_twin,
         examine_spoiled_rows,
-        case_of=lambda m: m[1],
+        first,
     ),
     agreement("NORM-6", "gradients", norm_cases(), weight=2.0),
     agreement("NORM-7", "rms_norm", norm_cases("rms_norm"), weight=2.0),

@@ -15,7 +15,9 @@ from specification.dtypes import FLOATING
 
 
 def ratio(worst: float) -> Text:
-    """A worst ratio; "exact" where nothing was off at all."""
+    """A worst ratio; "exact" where nothing was off at all, "-" where there was no case."""
+    if worst < 0:
+        return Text("-")
     if worst > 1:
         return Text("violated" if np.isinf(worst) else f"{worst:.3g} violated", style="bold red")
     return Text("exact" if worst == 0 else f"{worst:.2f}", style="green")

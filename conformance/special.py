@@ -13,7 +13,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from conformance.cases import Case
-from conformance.generation import Draw, Sizes, attention_cases, draw_mask, seeds, sizes
+from conformance.generation import DTYPES, Draw, Sizes, attention_cases, draw_mask, judged, merge_cases, seeds, sizes
 from conformance.oracle import Exact
 from conformance.spreading import gradient_name
 from reference_numpy import materialize
@@ -74,6 +74,27 @@ def planted_cases(draw: st.DrawFn, where: str) -> Planted:
         clean = replace(clean, inputs=clean_inputs, options=clean.options | {"mask": Dense(allowed)})
     dirty = replace(clean, inputs=arrays | planted, special=True)
     return Planted(clean, dirty, allowed, marks, bool(np.isinf(poison)))
+
+
+@st.composite
+def hidden_cases(draw: st.DrawFn, operation: str) -> tuple[Case, Case]:
+    """(with NaN or infinity behind the mask, the clean case) for the weights, the log-sum-exp, and merging.
+
+    In a merge, what is hidden is the output of a part that saw no key.
+    """
+    clean = draw(merge_cases() if operation == "merge_attention" else attention_cases(operation, mask="any"))
+    d, poison = Draw(draw(seeds), clean.dtype), draw(st.sampled_from((np.nan, np.inf, -np.inf)))
+    inputs = dict(clean.inputs)
+    if operation == "merge_attention":
+        for name in [name for name in inputs if name.startswith("outputs")]:
+            unseen = inputs[name.replace("outputs", "logsumexps")] == -np.inf
+            inputs[name] = np.where(unseen[..., None], inputs[name].dtype.type(poison), inputs[name])
+    else:
+        allowed, key = allowed_pairs(clean), inputs["key"]
+        seen = allowed.reshape(*key.shape[:2], -1, *allowed.shape[2:]).any(axis=(2, 3))
+        hidden = ~seen[..., None] & d.booleans(*key.shape, share=0.7)
+        inputs["key"] = np.where(hidden, key.dtype.type(poison), key)
+    return replace(clean, inputs=inputs, special=True), clean
 
 
 def expectation(p: Planted, truth: dict[str, Exact]) -> dict[str, Exact]:
@@ -164,7 +185,7 @@ def nan_rows(case: Case, truth: dict[str, Exact]) -> dict[str, Exact]:
 
 
 @st.composite
-def sunken_cases(draw: st.DrawFn) -> tuple[Case, Case]:
+def sunken_cases(draw: st.DrawFn, level: float) -> tuple[Case, Case]:
     """Every allowed score is the same number, far below any finite filling; and the same case with that number 0.
 
     With equal scores the shifted ones are exactly 0, so both cases have the same result to the last bit, unless a
@@ -177,7 +198,6 @@ def sunken_cases(draw: st.DrawFn) -> tuple[Case, Case]:
         "key": d.normal(s.B, s.G, s.K, s.D),
         "value": d.normal(s.B, s.G, s.K, s.V),
     }
-    level = draw(st.sampled_from((-1e5, -2e9, -1e21, -3e38)))
     cotangents = {"output": d.normal(s.B, s.H, s.Q, s.V)}
     options: dict[str, Any] = {"scale": 0.0, "mask": draw_mask(draw, "any", s, d)}
     bias = {depth: np.full((s.Q, s.K), depth, np.float32) for depth in (0.0, level)}
@@ -192,14 +212,15 @@ def towering_cases(draw: st.DrawFn) -> tuple[Case, Case]:
     The products are exact in every dtype and the gaps between different scores are enormous, so the weights are
     exactly equal for the keys that share the row's maximum and 0 for the rest (ATT-10).
     """
-    dtype = draw(st.sampled_from(("float16", "bfloat16", "float32", "float64")))
+    dtype = draw(st.sampled_from(judged(DTYPES)))
     s, d = draw(sizes(dtype)), Draw(draw(seeds), dtype)
     inputs = {
         "query": d.integers(-2, 2, s.B, s.H, s.Q, s.D).astype(d.normal(1).dtype),
         "key": d.integers(-2, 2, s.B, s.G, s.K, s.D).astype(d.normal(1).dtype),
         "value": d.normal(s.B, s.G, s.K, s.V),
     }
-    case = Case("attention", dtype, inputs, {"scale": draw(st.sampled_from((2.0**14, 2.0**40, 2.0**100)))})
+    cotangents = {"output": d.normal(s.B, s.H, s.Q, s.V)}
+    case = Case("attention", dtype, inputs, {"scale": draw(st.sampled_from((2.0**14, 2.0**40, 2.0**100)))}, cotangents)
     mask = draw_mask(draw, "maybe", s, d)
     case = replace(case, options=case.options | {"mask": mask})
     return case, replace(case, options={"scale": 0.0, "mask": Dense(largest(case, s))})

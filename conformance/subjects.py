@@ -60,7 +60,7 @@ class NumpySubject:
         self.name, self.module = module, importlib.import_module(module)  # NumPy is on the CPU, whatever the device
 
     def array(self, array: np.ndarray) -> np.ndarray:
-        return array
+        return np.array(array)
 
     def numpy(self, array: np.ndarray) -> np.ndarray:
         return np.asarray(array)
@@ -69,7 +69,8 @@ class NumpySubject:
         return contextlib.nullcontext()
 
     def __call__(self, case: Case) -> Answers:
-        positional, keywords = arguments(case.operation, case.inputs, case.options)
+        inputs = {name: self.array(array) for name, array in case.inputs.items()}
+        positional, keywords = arguments(case.operation, inputs, framework_options(self, case))
         returned = getattr(self.module, case.operation)(*positional, **keywords)
         answers = results_by_name(case.operation, returned)
         if case.cotangents:

@@ -20,7 +20,7 @@ class Cell:
 
     cases: int = 0
     worst: float = 0.0
-    wide: float = 0.0  # the worst in float32 and float64, where no rounding to 16 bits outweighs all other errors
+    wide: float = -1.0  # the worst in float32 and float64, where no rounding to 16 bits outweighs the rest; -1 for none
 
     def add(self, ratio: float, dtype: str) -> None:
         self.cases += 1

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from conformance.__main__ import EFFORTS
 from conformance.probes import PROBES
 from conformance.run import run
 from conformance.subjects import NumpySubject
 from specification import RULES
 from tests.faults import FAULTS, Fault, planted
 
-CASES = 20
+CASES = EFFORTS["default"]
 SEED = 20260101
 
 

@@ -3,11 +3,13 @@
 Every floating-point operation returns exact * (1 + r) + t with |r| <= u, the unit roundoff, and |t| <= tiny, the
 smallest normal number (results below it may be flushed to 0, as XLA does on CPU and fast GPU modes do).
 
-A sum or dot product of n terms, in whatever order, is off by at most gamma(n) * (sum of absolute terms). In the worst
-case gamma(n) is n u / (1 - n u). For long sums errors of either sign nearly cancel: with independent errors of mean 0
+A sum or dot product of n terms is off by at most gamma(n) * (sum of absolute terms). In the worst case, and in any
+order, gamma(n) is n u / (1 - n u). For long sums errors of either sign nearly cancel: with independent errors of mean 0
 it is at most LAMBDA * sqrt(n) u, except with a probability below 2 n exp(-LAMBDA^2 / 2) (Higham and Mary, SIAM J. Sci.
 Comput. 41, 2019; Ipsen and Zhou, arXiv 1906.10465), which for LAMBDA = 9 and n = 1000 is 6e-15. The smaller of the two
-is taken.
+is taken: the worst case up to n = 81, the other beyond. Rounding errors that all have one sign, as in adding thousands
+of nearly equal numbers one after the other, are not independent, and are covered only if the sum is taken in lanes,
+blocks or pairs, so that no chain of additions is longer than 81.
 """
 
 from __future__ import annotations
@@ -92,12 +94,15 @@ def multiply(x: Approx, y: Approx, p: Precision, roundings: int = 1) -> Approx:
     return Approx(value, error + roundings * p.inner * (np.abs(value) + error) + p.inner_tiny)
 
 
-def matmul(x: Approx, y: Approx, p: Precision, roundings: int = 0) -> Approx:
-    """x @ y, with `roundings` more for scaling either side before or the product after."""
+def matmul(x: Approx, y: Approx, p: Precision, roundings: int = 0, scale: float = 1.0) -> Approx:
+    """scale * x @ y, with `roundings` more for putting the scale on either side before or on the product after."""
     n = x.value.shape[-1]
     error = x.error @ y.size + np.abs(x.value) @ y.error
     rounding = p.gamma(n + roundings) * (x.size @ y.size)
-    return Approx(x.value @ y.value, error + rounding + (n + roundings) * p.inner_tiny)
+    # Numbers too small to be normal may be lost: products, and either side's entries once they are scaled.
+    lost = n + roundings + np.sum(x.size, axis=-1, keepdims=True) + np.sum(y.size, axis=-2, keepdims=True)
+    error = abs(scale) * (error + rounding) + max(1.0, abs(scale)) * lost * p.inner_tiny
+    return Approx(scale * (x.value @ y.value), error)
 
 
 def total(x: Approx, axis: int | tuple[int, ...], p: Precision, keepdims: bool = False) -> Approx:
@@ -115,11 +120,6 @@ def select(condition: np.ndarray, x: Approx) -> Approx:
 
 def transposed(x: Approx) -> Approx:
     return Approx(np.swapaxes(x.value, -1, -2), np.swapaxes(x.error, -1, -2))
-
-
-def scaled(x: Approx, factor: float) -> Approx:
-    """Multiplied by a number whose roundings are counted elsewhere."""
-    return Approx(x.value * factor, x.error * abs(factor))
 
 
 def mapped(x: Approx, function: Callable[[np.ndarray], np.ndarray]) -> Approx:

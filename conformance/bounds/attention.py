@@ -20,8 +20,11 @@ so the bound uses |v_j - o|, not |v_j|: values with a large common part are not 
 Cauchy-Schwarz, which turns it into matrix products. Summation adds gamma(n) of the sums of absolute terms, in the
 numerator and in the denominator.
 
+Weights may also be taken as exp(s - log-sum-exp), as in the backward pass of blocked kernels: they then share the
+relative error of rounding the log-sum-exp, 2 u |log-sum-exp|, and need not add up to 1.
+
 This covers the literal form, two passes, online softmax in blocks of at least 16 keys, the scale wherever it is put,
-and exp2; sums in any order. It does not cover products in TF32 or bfloat16, or weights rounded to a 16-bit dtype.
+exp2, and exp of log-softmax. It does not cover products in TF32 or bfloat16, or weights rounded to a 16-bit dtype.
 
 Gradients follow the same algebra: the mean of P_bar under P has the same cancellation, whether it is taken as
 rowsum(P * P_bar) or as rowsum(O_bar * O).
@@ -44,7 +47,6 @@ from conformance.bounds.arithmetic import (
     mapped,
     matmul,
     multiply,
-    scaled,
     select,
     stored,
     transposed,
@@ -83,7 +85,7 @@ def summation(n: np.ndarray, p: Precision) -> np.ndarray:
 def scores_and_slope(
     query: Approx, key: Approx, bias: Approx | None, scale: float, softcap: float | None, p: Precision
 ) -> tuple[Approx, Approx]:
-    scores = scaled(matmul(query, transposed(key), p, SCALE), scale)
+    scores = matmul(query, transposed(key), p, SCALE, scale)
     slope = exact(np.ones_like(scores.value))
     if softcap is not None:
         ratio = np.tanh(scores.value / softcap)
@@ -137,6 +139,12 @@ def margin(rows: Rows) -> np.ndarray:
     return np.where(rows.spread < 0.9, 1 / np.maximum(1 - rows.spread, 0.1), np.inf)
 
 
+def by_logsumexp(rows: Rows, p: Precision) -> np.ndarray:
+    """Relative error, common to a row, of weights taken as exp(score - log-sum-exp), which need not add up to 1."""
+    size = np.where(np.isfinite(rows.logsumexp), np.abs(rows.logsumexp), 0)
+    return 2 * p.inner * size + LOG * p.inner * np.log(np.maximum(rows.counts, 1)) + 2 * p.inner
+
+
 def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """x * y where 0 * inf is 0: a hopeless row matters only where something depends on it."""
     with np.errstate(invalid="ignore"):
@@ -144,7 +152,7 @@ def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def weights_approx(rows: Rows, p: Precision) -> Approx:
-    rounding = summation(rows.counts, p) + 4 * p.inner
+    rounding = summation(rows.counts, p) + 4 * p.inner + by_logsumexp(rows, p)
     relative = product(rows.relative + rows.spread, margin(rows)) + rounding
     error = np.where(rows.allowed, np.minimum(1, product(rows.weights, relative)) + 4 * p.inner_tiny, 0)
     return Approx(rows.weights, error)
@@ -175,6 +183,7 @@ def weighted_mean(rows: Rows, values: Approx, factor: np.ndarray, p: Precision) 
     absolute = product_of @ values.size
     rounding = summation(rows.counts, p) + 6 * p.inner
     error = product(moved, margin(rows)) + (rounding * (absolute + np.abs(value))) + product_of @ values.error
+    error = error + by_logsumexp(rows, p) * np.abs(value)
     lost = p.inner_tiny * (factor * rows.allowed @ (values.size + 1) + rows.counts * np.abs(value) + 1)
     return Approx(value, error + np.where(rows.counts > 0, lost, 0))
 
@@ -191,6 +200,7 @@ def softmax_gradient(
     absolute = np.sum(rows.weights * weights_bar.size, axis=-1, keepdims=True)
     mean_error = product(moved, margin(rows)) + np.sum(rows.weights * weights_bar.error, axis=-1, keepdims=True)
     mean_error = mean_error + 2 * (summation(rows.counts, p) + 4 * p.inner) * absolute
+    mean_error = mean_error + by_logsumexp(rows, p) * np.abs(mean)
     if alternative is not None:
         mean_error = np.maximum(mean_error, alternative)
     logsumexp = exact(np.zeros_like(mean)) if logsumexp_bar is None else logsumexp_bar
@@ -315,8 +325,8 @@ def attention_gradients(
         gradients["sinks"] = sink_gradient(rows, sink, p)
     raw = select(rows.allowed, multiply(scores_bar, rows.slope, p))
     wide_key = spread_heads(key, heads)
-    gradients["query"] = scaled(matmul(raw, wide_key, p, SCALE), scale)
-    gradients["key"] = group_sum(scaled(matmul(transposed(raw), query, p, SCALE), scale), groups, p)
+    gradients["query"] = matmul(raw, wide_key, p, SCALE, scale)
+    gradients["key"] = group_sum(matmul(transposed(raw), query, p, SCALE, scale), groups, p)
     return gradients
 
 

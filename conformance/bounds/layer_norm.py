@@ -3,8 +3,8 @@
 The row is taken as one axis of n elements; u is the unit roundoff inside.
 
 Deviations. The mean of a row is off by at most gamma(n + 2) mean|x|, by whatever summation; so d = x - mean is off by
-that, common to the row, and by 2 u |d|. Hence the condition number (|x| + mean|x|) / |d| of numerics: what a mean far
-from zero costs, and no more.
+that, common to the row, and by 2 u (|x| + |d|), the first where x and mean are scaled before they are subtracted. Hence
+the condition number (|x| + mean|x|) / |d|: what a mean far from zero costs, and no more.
 
 Variance. A common error of the deviations enters the variance only squared, because deviations add up to 0. The sum of
 squares costs gamma(n + 6), times the condition number sqrt(1 + mean^2 / variance) that one-pass updating algorithms
@@ -29,7 +29,8 @@ def deviation(x: np.ndarray, p: Precision) -> tuple[Approx, np.ndarray]:
     """x - mean, and the part of its error that the whole row shares."""
     common = p.gamma(x.shape[-1] + 2) * average(np.abs(x))
     value = x - average(x)
-    return Approx(value, common + 2 * p.inner * np.abs(value) + p.inner_tiny), common
+    own = 2 * p.inner * (np.abs(x) + np.abs(value))
+    return Approx(value, common + own + p.inner_tiny), common
 
 
 def mean_square(x: np.ndarray, p: Precision, count: int) -> Approx:
@@ -47,12 +48,18 @@ def variance(x: np.ndarray, d: Approx, common: np.ndarray, p: Precision, count: 
     return Approx(two_pass.value, error + share * common**2)
 
 
+def ceiling(value: np.ndarray, growth: np.ndarray, relative: np.ndarray, largest: float) -> np.ndarray:
+    """The error of a reciprocal: what a relative error makes of it or, if that is too large, what eps leaves."""
+    return np.where(relative < 0.75, value * growth, np.maximum(largest - value, value))
+
+
 def reciprocal_root(square: Approx, eps: float, p: Precision) -> Approx:
     """1 / sqrt(square + eps)."""
     argument = square.value + eps
-    relative = np.minimum(square.error / argument, 0.75)
+    relative = square.error / argument
     value = 1 / np.sqrt(argument)
-    return Approx(value, value * (1 / np.sqrt(1 - relative) - 1 + 4 * p.inner))
+    growth = 1 / np.sqrt(1 - np.minimum(relative, 0.75)) - 1
+    return Approx(value, value * 4 * p.inner + ceiling(value, growth, relative, eps**-0.5))
 
 
 def reciprocal_deviation(square: Approx, eps: float, p: Precision) -> Approx:
@@ -60,9 +67,10 @@ def reciprocal_deviation(square: Approx, eps: float, p: Precision) -> Approx:
     spread = np.sqrt(square.value)
     moved = np.minimum(np.sqrt(square.error), square.error / np.maximum(spread, np.finfo(float).tiny))
     argument = spread + eps
-    relative = np.minimum(moved / argument + 2 * p.inner, 0.75)
+    relative = moved / argument + 2 * p.inner
     value = 1 / argument
-    return Approx(value, value * (1 / (1 - relative) - 1 + 3 * p.inner))
+    growth = 1 / (1 - np.minimum(relative, 0.75)) - 1
+    return Approx(value, value * 3 * p.inner + ceiling(value, growth, relative, 1 / eps))
 
 
 def times(x: Approx, y: Approx, p: Precision, roundings: int = 1) -> Approx:
@@ -93,7 +101,8 @@ def forward(kind: str, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | Non
     if bias is None:
         return output
     value = output.value + bias
-    return Approx(value, output.error + p.inner * (np.abs(value) + output.error))
+    # The bias counts by itself where it has -mean * weight / deviation added to it first.
+    return Approx(value, output.error + p.inner * (np.abs(value) + output.error + 2 * np.abs(bias)))
 
 
 def gradients(

@@ -146,7 +146,9 @@ def merge_attention(case: Case, p: Precision) -> dict[str, Approx]:
     scores = np.stack([flat(a) for a in logsumexps], axis=-1)
     values = np.stack([a.reshape(-1, 1, shape[-1]) for a in outputs], axis=-2)
     allowed = scores != -np.inf
-    finite = exact(np.where(allowed, scores, 0))
+    # exp(part - whole) rounds both, and merging one part after the other does so every time.
+    whole = np.max(np.abs(np.where(allowed, scores, 0)), axis=-1, keepdims=True) + np.log(count)
+    finite = Approx(np.where(allowed, scores, 0), 2 * p.inner * count * (np.abs(np.where(allowed, scores, 0)) + whole))
     rows = att.softmax_rows(finite, exact(np.ones_like(scores)), allowed, None, p)
     ones = np.ones_like(scores)
     output = att.weighted_mean(rows, exact(values), ones, p)
