@@ -1,10 +1,10 @@
 """Mask descriptions: plain data that says which query may attend to which key (rules MASK-1 to MASK-6).
 
-A description is a predicate over (batch, head, query position, key position); it computes nothing. Each
-implementation's `materialize` turns it into a boolean array, True where attending is allowed, and that array is the
-description's meaning. Descriptions combine with `&` (both must allow) and `|` (either may allow).
+A description answers, for one batch element, head, query and key, whether attending is allowed; it holds the numbers
+needed for the answer and computes nothing. What it means is settled by each implementation's `materialize`, which gives
+the answers as a boolean array. `a & b` allows what both allow, `a | b` what either does.
 
-The numbers and arrays inside may be Python's, NumPy's or the framework's own, traced ones included.
+Numbers may be plain ones; arrays may be lists, NumPy's, or a framework's, also while it traces.
 """
 
 from __future__ import annotations
