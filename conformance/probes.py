@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from conformance.bounds import bound
 from conformance.cases import Case
 from conformance.generation import (
+    ACTIVATIONS,
     DTYPES,
     EMPTY,
     MASKS,
@@ -375,7 +376,7 @@ PROBES = [
         Probe("MASK-7", f"hidden in {name}", hidden_cases(name), prepare_twin, examine_twin, first, weight=0.5)
         for name in ("attention_weights", "attention_logsumexp", "merge_attention")
     ),
-    agreement("ATT-1", "scale", attention_cases(focus=("scale",), others=False)),
+    agreement("ATT-1", "scale", attention_cases(focus=("scale",), others=False), weight=1.5),
     agreement("ATT-1", "default scale", attention_cases(mask="none", others=False)),
     agreement("ATT-2", "softcap", attention_cases(focus=("softcap",), others=False)),
     agreement("ATT-3", "bias", attention_cases(focus=("bias",), others=False)),
@@ -418,6 +419,7 @@ PROBES = [
         prepare_planted,
         examine_planted,
         case_of=lambda p: p.planted,
+        weight=2.0,
     ),
     Probe("ATT-10", "towering logits", towering_cases(), prepare_twin, examine_towering, first),
     agreement("ATT-11", "dropout", attention_cases(focus=("dropout",), others=False)),
@@ -454,5 +456,5 @@ PROBES = [
     agreement("POS-1", "sinusoidal", sinusoidal_cases(), weight=2.0),
     agreement("POS-2", "learned", lookup_cases("learned_positions"), weight=2.0),
     agreement("EMB-1", "embedding", lookup_cases("embedding"), weight=2.0),
-    agreement("FFN-1", "feed-forward", feed_forward_cases(), weight=2.0),
+    *(agreement("FFN-1", f"with {name}", feed_forward_cases((name,))) for name in ACTIVATIONS),
 ]

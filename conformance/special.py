@@ -62,8 +62,11 @@ def planted_cases(draw: st.DrawFn, where: str) -> Planted:
         for hidden in {"query": ("key", "value"), "key": ("key",), "value": ("value",)}[name]:
             marks[hidden] |= ~seen[..., None] & d.booleans(B, G, K, 1, share=0.7)
     else:
-        place = tuple(draw(st.integers(0, n - 1)) for n in arrays[name].shape)
-        marks[name][place] = True
+        live = np.argwhere(allowed.any(-1) if name == "query" else seen)  # rows and keys that take part
+        if len(live):
+            marks[name][(*draw(st.sampled_from(live.tolist())), draw(st.integers(0, arrays[name].shape[-1] - 1)))] = (
+                True
+            )
     if where == "hidden" and draw(st.booleans()):
         # What stands behind the mask in the bias must not count either.
         arrays["bias"] = np.where(allowed, 0, poison).astype(clean.dtype)

@@ -56,7 +56,9 @@ def compare(name: str, got: np.ndarray | None, exact: Exact, bound: np.ndarray, 
         return Finding(name, np.inf, message=f"has dtype and shape {found}")
     if got.size == 0:
         return Finding(name, 0.0)
-    ratios = ratio(got.astype(np.float64), exact, bound, dtype)
+    with np.errstate(invalid="ignore"):  # widening a NaN of 16 bits
+        wide = got.astype(np.float64)
+    ratios = ratio(wide, exact, bound, dtype)
     index = np.unravel_index(np.argmax(ratios), ratios.shape)
     return Finding(
         name,
