@@ -66,7 +66,8 @@ def run(
     """Judge the three implementations against every rule, on generated cases."""
     wrong = [name for name in only or [] if name not in FRAMEWORKS and name not in RULES]
     if effort not in EFFORTS or wrong:
-        console.print(f"[red]not understood: {wrong[0] if wrong else effort}[/red]; see conformance run --help")
+        known = f"--only takes {', '.join(FRAMEWORKS)} or a rule (conformance rules), --effort {', '.join(EFFORTS)}"
+        console.print(f"[red]not understood: {wrong[0] if wrong else effort}[/red]; {known}")
         raise typer.Exit(2)
     if device not in ("cpu", "cuda") or (device == "cuda" and not gpu_available()):
         console.print(f"no device {device} here; cpu, or cuda where PyTorch sees a GPU")
@@ -88,6 +89,9 @@ def run(
             total.include(tally)
             failures += not tally.conforms
             console.print(f"seed {number}: {'conforms' if tally.conforms else 'violations'}")
+    except KeyboardInterrupt:
+        console.print("interrupted")
+        raise typer.Exit(130) from None
     finally:
         pool.close()
     print_report(total, installed, console)
@@ -110,6 +114,9 @@ def definition(
     try:
         with bar("ball arithmetic", len(OPERATIONS)) as advance:
             tally = pool.run_definition(cases, seed, advance)
+    except KeyboardInterrupt:
+        console.print("interrupted")
+        raise typer.Exit(130) from None
     finally:
         pool.close()
     console.print(results_table(tally, ["reference_numpy"]), *map(violation_lines, tally.violations.values()))

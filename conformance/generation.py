@@ -23,7 +23,8 @@ from conformance.spreading import result_names
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.dtypes import compute_dtype_name
 
-DTYPES = ("float16", "bfloat16", "float32", "float64")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+"""In the order in which a failing case is made simpler."""
 
 
 def judged(dtypes: tuple[str, ...]) -> tuple[str, ...]:

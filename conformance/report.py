@@ -87,7 +87,8 @@ def report(tally: Tally, subjects: Sequence[str]) -> RenderableType:
     parts += [violation_lines(violation) for violation in tally.violations.values()]
     count = sum(tally.generated.values())
     if tally.conforms:
-        verdict = Text(f"{', '.join(subjects)} conform on {count} generated cases.", style="bold green")
+        verb = "conforms" if len(subjects) == 1 else "conform"
+        verdict = Text(f"{', '.join(subjects)} {verb} on {count} generated cases.", style="bold green")
     else:
         verdict = Text(f"{len(tally.violations)} violations on {count} generated cases.", style="bold red")
     return Group(*parts, verdict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
@@ -45,6 +46,11 @@ class Workers:
     def __init__(self, names: Sequence[str], count: int, device: str = "cpu") -> None:
         context = multiprocessing.get_context("spawn")
         self.pool = ProcessPoolExecutor(count, mp_context=context, initializer=start, initargs=(names, device))
+        # An interrupt is for this process alone; those started now inherit that they do not hear it.
+        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for _ in range(count):
+            self.pool.submit(int)
+        signal.signal(signal.SIGINT, heard)
 
     def run(self, rules: Collection[str], examples: int, seed: int, progress: Progress) -> Tally:
         """As `run.run`, for the probes of the given rules; `progress` hears of a probe once all its cases are done."""
@@ -73,4 +79,7 @@ class Workers:
         return tally
 
     def close(self) -> None:
+        """End the processes, also in the middle of a probe."""
+        for process in multiprocessing.active_children():
+            process.terminate()
         self.pool.shutdown(cancel_futures=True)

@@ -132,7 +132,11 @@ def repeat_heads(array: Float[np.ndarray, "B G K W"], num_heads: int) -> Float[n
 
 def widen(array: Float[np.ndarray, "..."] | None) -> Any:
     """The array in the dtype in which everything is computed: float32, or float64 for float64 (ATT-9)."""
-    return None if array is None else array.astype(compute_dtype_name(dtype_name(array)))
+    if array is None:
+        return None
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"expected a np.ndarray, got {type(array).__name__}")
+    return array.astype(compute_dtype_name(dtype_name(array)))
 
 
 def query_blocks(batch: int, heads: int, queries: int, keys: int) -> Iterator[slice]:
