@@ -89,6 +89,7 @@ def run(
             total.include(tally)
             failures += not tally.conforms
             console.print(f"seed {number}: {'conforms' if tally.conforms else 'violations'}")
+            console.print(*map(violation_lines, tally.violations.values()), sep="\n", end="")
     except KeyboardInterrupt:
         console.print("interrupted")
         raise typer.Exit(130) from None
