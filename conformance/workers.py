@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
 from conformance.generation import OPERATIONS
+from conformance.oracle import balls_available
 from conformance.probes import PROBES, agreement
 from conformance.run import Progress, cases_of, run_probe, run_refusals, silent
 from conformance.subjects import IMPLEMENTATIONS, Subject
@@ -19,6 +20,7 @@ subjects: list[Subject] = []
 
 
 def start(names: Sequence[str], device: str) -> None:
+    balls_available()  # loads the oracle now: Hypothesis draws constants it finds in loaded modules, and seeds must last
     made: list[Any] = [IMPLEMENTATIONS[name](device=device) for name in names]
     subjects[:] = made
     for subject in subjects:
