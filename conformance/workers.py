@@ -20,7 +20,7 @@ subjects: list[Subject] = []
 
 
 def start(names: Sequence[str], device: str) -> None:
-    balls_available()  # loads the oracle now: Hypothesis draws constants it finds in loaded modules, and seeds must last
+    balls_available()  # loaded now, because Hypothesis draws constants that it finds in loaded modules
     made: list[Any] = [IMPLEMENTATIONS[name](device=device) for name in names]
     subjects[:] = made
     for subject in subjects:
