@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from specification import Mask
+from specification.dtypes import compute_dtype_name
 
 
 @dataclass(frozen=True, repr=False)
@@ -45,3 +46,11 @@ def brief(value: Any) -> str:
     if not isinstance(value, np.ndarray):
         return repr(value)
     return f"{value.dtype}{list(value.shape)}" if value.size > 8 else f"{value.dtype}({value.tolist()})"
+
+
+def expected_dtype(name: str, case: Case) -> str:
+    """Results have the dtype of the inputs, log-sum-exps the one used inside, gradients that of their argument."""
+    if name.startswith("gradient of "):
+        return str(case.inputs[name.removeprefix("gradient of ")].dtype)
+    wide = name == "logsumexp" or case.operation == "attention_logsumexp"
+    return compute_dtype_name(case.dtype) if wide else case.dtype

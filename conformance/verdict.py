@@ -6,10 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conformance.cases import Case
+from conformance.cases import Case, expected_dtype
 from conformance.oracle import Exact
 from conformance.subjects import Answers
-from specification.dtypes import compute_dtype_name
 
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 
@@ -38,14 +37,6 @@ def judge(case: Case, answers: Answers, truth: dict[str, Exact], bounds: dict[st
         compare(name, answers.get(name), exact, bounds[name], expected_dtype(name, case))
         for name, exact in truth.items()
     ]
-
-
-def expected_dtype(name: str, case: Case) -> str:
-    """Results have the dtype of the inputs, log-sum-exps the one used inside, gradients that of their argument."""
-    if name.startswith("gradient of "):
-        return str(case.inputs[name.removeprefix("gradient of ")].dtype)
-    wide = name == "logsumexp" or case.operation == "attention_logsumexp"
-    return compute_dtype_name(case.dtype) if wide else case.dtype
 
 
 def compare(name: str, got: np.ndarray | None, exact: Exact, bound: np.ndarray, dtype: str) -> Finding:

@@ -48,7 +48,6 @@ from conformance.bounds.arithmetic import (
     matmul,
     multiply,
     select,
-    stored,
     transposed,
 )
 
@@ -328,8 +327,3 @@ def attention_gradients(
     gradients["query"] = matmul(raw, wide_key, p, SCALE, scale)
     gradients["key"] = group_sum(matmul(transposed(raw), query, p, SCALE, scale), groups, p)
     return gradients
-
-
-def rounded(x: Approx, p: Precision) -> Approx:
-    """What an operation returns: its own inner error, and one rounding to the dtype of its result."""
-    return stored(x, p)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from conformance.bounds.arithmetic import Approx, Precision, exact
+from conformance.bounds.arithmetic import Approx, Precision, exact, multiply
 
 
 def average(array: np.ndarray) -> np.ndarray:
@@ -73,12 +73,6 @@ def reciprocal_deviation(square: Approx, eps: float, p: Precision) -> Approx:
     return Approx(value, value * 3 * p.inner + ceiling(value, growth, relative, 1 / eps))
 
 
-def times(x: Approx, y: Approx, p: Precision, roundings: int = 1) -> Approx:
-    value = x.value * y.value
-    error = x.error * np.abs(y.value) + x.size * y.error
-    return Approx(value, error + roundings * p.inner * (np.abs(value) + error) + p.inner_tiny)
-
-
 def normalized(kind: str, x: np.ndarray, eps: float, p: Precision) -> tuple[Approx, Approx, Approx]:
     """(x - mean or x, reciprocal, their product) for "layer_norm", "rms_norm" or "standard_deviation_norm"."""
     n = x.shape[-1]
@@ -91,13 +85,13 @@ def normalized(kind: str, x: np.ndarray, eps: float, p: Precision) -> tuple[Appr
             r = reciprocal_root(variance(x, d, common, p, n), eps, p)
         else:
             r = reciprocal_deviation(variance(x, d, common, p, n - 1), eps, p)
-    return d, r, times(d, r, p, 2)
+    return d, r, multiply(d, r, p, 2)
 
 
 def forward(kind: str, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, eps: float, p: Precision) -> Approx:
     """x is [rows, n], weight and bias are [n]."""
     _, _, n = normalized(kind, x, eps, p)
-    output = times(n, exact(weight), p)
+    output = multiply(n, exact(weight), p)
     if bias is None:
         return output
     value = output.value + bias
@@ -111,8 +105,8 @@ def gradients(
     """Gradients of x [rows, n], weight and bias [n]."""
     d, r, n = normalized(kind, x, eps, p)
     rows, count = x.shape
-    inner = times(exact(cotangent), exact(weight), p)
-    products = times(inner, n, p)
+    inner = multiply(exact(cotangent), exact(weight), p)
+    products = multiply(inner, n, p)
     if kind == "standard_deviation_norm":
         spread = np.sqrt(np.sum(d.value**2, axis=-1, keepdims=True) / (count - 1))
         # d / spread is at most sqrt(n - 1) and as uncertain as d * r is, unless the row is constant.
@@ -125,10 +119,10 @@ def gradients(
             np.sum(products.error, axis=-1, keepdims=True) / (count - 1)
             + p.gamma(count + 4) * np.sum(products.size, axis=-1, keepdims=True) / (count - 1),
         )
-        second = times(direction, slope, p, 2)
+        second = multiply(direction, slope, p, 2)
     else:
         slope = Approx(average(products.value), average(products.error) + p.gamma(count + 4) * average(products.size))
-        second = times(n, slope, p, 2)
+        second = multiply(n, slope, p, 2)
     value = inner.value - second.value
     error = inner.error + second.error
     if kind != "rms_norm":
@@ -137,8 +131,8 @@ def gradients(
         error = error + average(inner.error) + average(second.error)
         error = error + 2 * p.gamma(count + 3) * average(inner.size + second.size)
     error = error + 4 * p.inner * (inner.size + second.size + average(inner.size))
-    x_gradient = times(Approx(value, error), r, p, 2)
-    terms = times(exact(cotangent), n, p)
+    x_gradient = multiply(Approx(value, error), r, p, 2)
+    terms = multiply(exact(cotangent), n, p)
     weight_gradient = Approx(
         np.sum(terms.value, axis=0), np.sum(terms.error, axis=0) + p.gamma(rows) * np.sum(terms.size, axis=0)
     )

@@ -11,10 +11,9 @@ from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norm
 from conformance.bounds import layers
 from conformance.bounds.arithmetic import Approx, Precision, exact, mapped, stored
-from conformance.cases import Case
+from conformance.cases import Case, expected_dtype
 from conformance.spreading import gradient_name, heads_of, joined
 from reference_numpy import materialize
-from specification.dtypes import compute_dtype_name
 from specification.positions import angular_frequencies
 
 Bounds = dict[str, np.ndarray]
@@ -33,19 +32,12 @@ def finished(name: str, approx: Approx, case: Case, p: Precision) -> np.ndarray:
     """Rounded to the dtype of the result, which for log-sum-exps is the wider one and for gradients the argument's."""
     if case.operation in LOOKUPS and not np.any(approx.error):
         return approx.error  # copied, not computed
-    dtype = result_dtype(name, case)
+    dtype = expected_dtype(name, case)
     here = Precision(p.inner, p.inner_tiny, *(getattr(Precision.of(dtype), f) for f in ("output", "output_tiny")))
     error = stored(approx, here).error
     # The oracle is itself rounded to float64 when the definition serves as oracle.
     error = error + 2.0**-46 * np.abs(approx.value) if case.dtype != "float64" else error
     return np.where(np.isnan(error), np.inf, error)
-
-
-def result_dtype(name: str, case: Case) -> str:
-    if name.startswith("gradient of "):
-        return str(case.inputs[name.removeprefix("gradient of ")].dtype)
-    wide = name == "logsumexp" or case.operation == "attention_logsumexp"
-    return compute_dtype_name(case.dtype) if wide else case.dtype
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
