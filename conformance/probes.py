@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.bounds import bound
+from conformance.bounds import bound, merged_bound
 from conformance.cases import Case
 from conformance.generation import (
     ACTIVATIONS,
@@ -251,44 +251,34 @@ def splits(draw: st.DrawFn) -> tuple[Case, tuple[int, ...]]:
     return case, tuple(sorted(draw(st.lists(st.integers(0, keys), min_size=1, max_size=3))))
 
 
+def parts_of(case: Case, cuts: tuple[int, ...]) -> list[Case]:
+    """The case on each part of its keys."""
+
+    def part(start: int, stop: int) -> Case:
+        inputs = {n: a if n == "query" else a[:, :, start:stop] for n, a in case.inputs.items()}
+        mask = Dense(case.options["mask"].array[..., start:stop])
+        return replace(case, inputs=inputs, options=case.options | {"mask": mask})
+
+    return [part(start, stop) for start, stop in pairwise((0, *cuts, case.inputs["key"].shape[2]))]
+
+
+def logsumexp_of(case: Case) -> Case:
+    inputs = {name: array for name, array in case.inputs.items() if name != "value"}
+    return replace(case, operation="attention_logsumexp", inputs=inputs)
+
+
 def prepare_split(split: tuple[Case, tuple[int, ...]]) -> tuple[Any, Any]:
-    """Merging rounds once more: the parts' own bounds are the whole's, and a merge's bound is added (ATT-14).
-
-    A part's output is a weighted mean with the whole's weights, so its error, weighed once more, is within the whole's
-    bound taken for the rounding of the log-sum-exps as well: exp of their errors is a relative error of the weights.
-    """
-    case, _ = split
-    truth, bounds = truth_and_bounds(case)
-    companions = {
-        name: truth_and_bounds(replace(case, operation=operation, inputs=without_value(case)))
-        for name, operation in (("logsumexp", "attention_logsumexp"),)
-    }
-    truth["logsumexp"] = companions["logsumexp"][0]["output"]
-    slack = companions["logsumexp"][1]["output"]
-    value = np.abs(np.asarray(case.inputs["value"], float)).max(axis=2, initial=0)
-    largest = np.repeat(value, case.inputs["query"].shape[1] // value.shape[1], axis=1)[:, :, None]
-    bounds = {"output": 2 * bounds["output"] + 4 * slack[..., None] * largest, "logsumexp": 4 * slack}
-    return truth, bounds
-
-
-def without_value(case: Case) -> dict[str, np.ndarray]:
-    return {name: array for name, array in case.inputs.items() if name != "value"}
+    case, cuts = split
+    truth = {"output": oracle(case)["output"], "logsumexp": oracle(logsumexp_of(case))["output"]}
+    return truth, merged_bound(parts_of(case, cuts))
 
 
 def examine_split(subject: Subject, split: tuple[Case, tuple[int, ...]], shared: tuple[Any, Any]) -> Findings:
     case, cuts = split
-    edges = (0, *cuts, case.inputs["key"].shape[2])
-    outputs, logsumexps = [], []
-    for start, stop in pairwise(edges):
-        inputs = {n: a if n == "query" else a[:, :, start:stop] for n, a in case.inputs.items()}
-        mask = Dense(case.options["mask"].array[..., start:stop])
-        part = replace(case, inputs=inputs, options=case.options | {"mask": mask})
-        outputs.append(subject(part)["output"])
-        part = replace(part, operation="attention_logsumexp", inputs=without_value(part))
-        logsumexps.append(subject(part)["output"])
-    named = {f"outputs[{i}]": a for i, a in enumerate(outputs)} | {
-        f"logsumexps[{i}]": a for i, a in enumerate(logsumexps)
-    }
+    named = {}
+    for i, part in enumerate(parts_of(case, cuts)):
+        named[f"outputs[{i}]"] = subject(part)["output"]
+        named[f"logsumexps[{i}]"] = subject(logsumexp_of(part))["output"]
     answers = subject(Case("merge_attention", case.dtype, named))
     return judge(replace(case, operation="merge_attention"), answers, *shared)
 

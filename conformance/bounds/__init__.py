@@ -4,6 +4,6 @@
 `arithmetic.py` for the model of rounding, and each operation's file for its derivation.
 """
 
-from conformance.bounds.operations import bound
+from conformance.bounds.operations import bound, merged_bound
 
-__all__ = ["bound"]
+__all__ = ["bound", "merged_bound"]

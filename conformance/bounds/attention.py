@@ -181,7 +181,9 @@ def weighted_mean(rows: Rows, values: Approx, factor: np.ndarray, p: Precision) 
     moved = np.sqrt(ones * (np.maximum(squares, 0) + slack)) + rows.sink_weight * rows.sink_relative * np.abs(value)
     absolute = product_of @ values.size
     rounding = summation(rows.counts, p) + 6 * p.inner
-    error = product(moved, margin(rows)) + (rounding * (absolute + np.abs(value))) + product_of @ values.error
+    error = product(moved, margin(rows)) + rounding * (absolute + np.abs(value))
+    # The values' own errors are weighed with the weights as they are held.
+    error = error + product((product_of * (1 + rows.relative)) @ values.error, margin(rows))
     error = error + by_logsumexp(rows, p) * np.abs(value)
     lost = p.inner_tiny * (factor * rows.allowed @ (values.size + 1) + rows.counts * np.abs(value) + 1)
     return Approx(value, error + np.where(rows.counts > 0, lost, 0))

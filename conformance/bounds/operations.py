@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -126,40 +127,58 @@ def filled_weights(case: Case, forward: att.AttentionApprox, p: Precision) -> Ap
 
 
 def merge_attention(case: Case, p: Precision) -> dict[str, Approx]:
-    """Attention of one query over the parts, with their log-sum-exps as scores."""
     count = sum(name.startswith("outputs[") for name in case.inputs)
-    outputs = [np.asarray(case.inputs[f"outputs[{i}]"], float) for i in range(count)]
-    logsumexps = [np.asarray(case.inputs[f"logsumexps[{i}]"], float) for i in range(count)]
-    shape = outputs[0].shape
-
-    def flat(array: np.ndarray) -> np.ndarray:  # every (b, h, q) becomes a batch element of its own
-        return array.reshape(-1, 1, 1, *array.shape[3:])
-
-    scores = np.stack([flat(a) for a in logsumexps], axis=-1)
-    values = np.stack([a.reshape(-1, 1, shape[-1]) for a in outputs], axis=-2)
-    allowed = scores != -np.inf
-    # exp(part - whole) rounds both, and merging one part after the other does so every time.
-    whole = np.max(np.abs(np.where(allowed, scores, 0)), axis=-1, keepdims=True) + np.log(count)
-    finite = Approx(np.where(allowed, scores, 0), 2 * p.inner * count * (np.abs(np.where(allowed, scores, 0)) + whole))
-    rows = att.softmax_rows(finite, exact(np.ones_like(scores)), allowed, None, p)
-    ones = np.ones_like(scores)
-    output = att.weighted_mean(rows, exact(values), ones, p)
-    results = {
-        "output": output.reshape(*shape),
-        "logsumexp": att.logsumexp_approx(rows, p).reshape(*shape[:3]),
-    }
+    outputs = [exact(case.inputs[f"outputs[{i}]"]) for i in range(count)]
+    logsumexps = [exact(case.inputs[f"logsumexps[{i}]"]) for i in range(count)]
+    rows, values, results = merge(outputs, logsumexps, p)
     if not case.cotangents:
         return results
+    shape = outputs[0].value.shape
     bar = exact(case.cotangents["output"].reshape(-1, 1, 1, shape[-1]))
     logsumexp_bar = exact(case.cotangents["logsumexp"].reshape(-1, 1, 1, 1))
     weights = att.weights_approx(rows, p)
-    weights_bar = att.matmul(bar, att.transposed(exact(values)), p)
+    weights_bar = att.matmul(bar, att.transposed(values), p)
     scores_bar, _ = att.softmax_gradient(rows, weights_bar, logsumexp_bar, None, p)
     for i in range(count):
         part = att.multiply(weights.at((..., slice(i, i + 1))), bar, p)
         results[gradient_name(f"outputs[{i}]")] = part.reshape(*shape)
         results[gradient_name(f"logsumexps[{i}]")] = scores_bar.at((..., i)).reshape(*shape[:3])
     return results
+
+
+def merge(
+    outputs: Sequence[Approx], logsumexps: Sequence[Approx], p: Precision
+) -> tuple[att.Rows, Approx, dict[str, Approx]]:
+    """Attention of one query over the parts: their log-sum-exps are its scores, their outputs its values."""
+    shape, count = outputs[0].value.shape, len(outputs)
+    rows = int(np.prod(shape[:3]))  # every (b, h, q) becomes a batch element of its own
+    scores = gathered([x.reshape(rows, 1, 1) for x in logsumexps], axis=-1)
+    values = gathered([x.reshape(rows, 1, shape[-1]) for x in outputs], axis=-2)
+    allowed = scores.value != -np.inf
+    value, given = np.where(allowed, scores.value, 0), np.where(allowed, scores.error, 0)
+    # exp(part - whole) rounds both, and merging one part after the other does so every time.
+    whole = np.max(np.abs(value) + given, axis=-1, keepdims=True) + np.log(count)
+    rounded = 2 * p.inner * count * (np.abs(value) + given + whole)
+    softmax = att.softmax_rows(Approx(value, given + rounded), exact(np.ones_like(value)), allowed, None, p)
+    results = {
+        "output": att.weighted_mean(softmax, values, np.ones_like(value), p).reshape(*shape),
+        "logsumexp": att.logsumexp_approx(softmax, p).reshape(*shape[:3]),
+    }
+    return softmax, values, results
+
+
+def gathered(parts: Sequence[Approx], axis: int) -> Approx:
+    return Approx(np.stack([x.value for x in parts], axis), np.stack([x.error for x in parts], axis))
+
+
+def merged_bound(parts: Sequence[Case]) -> Bounds:
+    """The bounds of attention over parts of the keys, then merged: the parts' own errors, carried through the merge."""
+    p, like = Precision.of(parts[0].dtype), replace(parts[0], operation="merge_attention")
+    with np.errstate(all="ignore"):
+        outputs = [stored(attention(replace(part, operation="attention"), p)["output"], p) for part in parts]
+        logsumexps = [attention(replace(part, operation="attention_logsumexp"), p)["output"] for part in parts]
+        _, _, results = merge(outputs, logsumexps, p)
+        return {name: finished(name, approx, like, p) for name, approx in results.items()}
 
 
 def multi_head_attention(case: Case, p: Precision) -> dict[str, Approx]:
