@@ -1,0 +1,22 @@
+"""The judge: does an implementation compute what SPEC.md says?
+
+    report = conformance.check(my_attention, "attention", arrays="torch")
+    assert report.conforms, report.violations
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["Report", "check", "declare", "replay"]
+
+HOMES = {"check": "checking", "Report": "result", "declare": "declaration", "replay": "replaying"}
+
+
+def __getattr__(name: str) -> Any:
+    """Each is loaded when it is first asked for: replaying needs nothing that draws cases."""
+    if name not in HOMES:
+        raise AttributeError(f"module 'conformance' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"conformance.{HOMES[name]}"), name)

@@ -20,6 +20,7 @@ class Case:
     options: everything else that the operation takes by keyword; a mask holds NumPy arrays and Python numbers.
     cotangents: one array for each result, by name; empty when the case asks for no gradients.
     special: NaN or infinity stands where it can reach results, which are then compared as what they are.
+    rounding: the precisions that the subject declares for "weights" and "products", where they are not the definition's.
     """
 
     operation: str
@@ -28,6 +29,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     cotangents: dict[str, np.ndarray] = field(default_factory=dict)
     special: bool = False
+    rounding: dict[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """One line, as a call; large arrays by dtype and shape only."""

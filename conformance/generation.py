@@ -10,16 +10,22 @@ tail block shows. Numbers are signed and of several magnitudes, with means far f
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from conformance.cases import Case
+from conformance.declaration import EVERYTHING, Declaration
+from conformance.expectations import allowed_pairs
 from conformance.oracle import balls_available
 from conformance.spreading import result_names
+from reference_numpy import materialize
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.dtypes import compute_dtype_name
 
@@ -27,9 +33,16 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 """In the order in which a failing case is made simpler."""
 
 
-def judged(dtypes: tuple[str, ...]) -> tuple[str, ...]:
-    """Without its oracle, float64 cannot be judged."""
-    return tuple(dtype for dtype in dtypes if dtype != "float64" or balls_available())
+def judged(dtypes: tuple[str, ...], declaration: Declaration) -> tuple[str, ...]:
+    """Those that the subject takes. Without its oracle, float64 cannot be judged."""
+    return some(d for d in dtypes if d in declaration.dtypes and (d != "float64" or balls_available()))
+
+
+def some(choices: Iterable[Any]) -> tuple[Any, ...]:
+    """The choices; a case for which there are none is not drawn."""
+    left = tuple(choices)
+    assume(left)
+    return left
 
 
 class Sizes(NamedTuple):
@@ -87,9 +100,25 @@ class Draw:
 seeds = st.integers(0, 2**32 - 1)
 
 
-def sizes(dtype: str) -> st.SearchStrategy[Sizes]:
+def sizes(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None = None) -> st.SearchStrategy[Sizes]:
     """float64 is judged by ball arithmetic, which is slow: short lengths only."""
-    return st.sampled_from(SHORT if dtype == "float64" else SHORT + LONG)
+    plans = (SHORT if dtype == "float64" else SHORT + LONG) if plans is None else plans
+    return st.sampled_from(some(dict.fromkeys(adapted(plan, declaration) for plan in plans)))
+
+
+def adapted(s: Sizes, declaration: Declaration) -> Sizes:
+    """The sizes as the subject takes them."""
+    multiple = declaration.width_multiple
+    D, V = (-(-width // multiple) * multiple for width in (s.D, s.V))
+    return Sizes(
+        s.B,
+        s.H,
+        s.G if "gqa" in declaration else s.H,
+        s.Q,
+        s.K if "cross" in declaration else s.Q,
+        D,
+        V if "value_width" in declaration else D,
+    )
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
@@ -143,8 +172,8 @@ MASKS: dict[str, Callable[[st.DrawFn, Sizes, Draw], Any]] = {
 }
 
 
-def combined(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
-    kinds = draw(st.lists(st.sampled_from(sorted(MASKS)), min_size=2, max_size=3, unique=True))
+def combined(draw: st.DrawFn, s: Sizes, d: Draw, available: list[str]) -> Any:
+    kinds = draw(st.lists(st.sampled_from(available), min_size=2, max_size=min(3, len(available)), unique=True))
     parts = [MASKS[kind](draw, s, d) for kind in kinds]
     parts = [Dense(part) if isinstance(part, np.ndarray) else part for part in parts]
     mask = parts[0]
@@ -153,15 +182,21 @@ def combined(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     return mask
 
 
-def draw_mask(draw: st.DrawFn, kind: str, s: Sizes, d: Draw) -> Any:
+def draw_mask(draw: st.DrawFn, kind: str, s: Sizes, d: Draw, declaration: Declaration) -> Any:
     """kind: one of MASKS, "combined", "any" (one of those), or "maybe" (any, or none at all)."""
+    kinds = sorted(declaration.masks)
+    several = ("combined",) if len(kinds) > 1 else ()
     if kind == "maybe":
-        kind = draw(st.sampled_from(("none", *sorted(MASKS), "combined")))
+        kind = draw(st.sampled_from(("none", *kinds, *several)))
     if kind == "any":
-        kind = draw(st.sampled_from((*sorted(MASKS), "combined")))
+        kind = draw(st.sampled_from(some((*kinds, *several))))
     if kind == "none":
         return None
-    return combined(draw, s, d) if kind == "combined" else MASKS[kind](draw, s, d)
+    some(k for k in (*kinds, *several) if k == kind)
+    aligned = {"top_left": 0, "bottom_right": s.K - s.Q}.get(declaration.convention("causal"))
+    if kind == "causal" and aligned is not None and draw(st.booleans()):
+        return Causal(aligned)
+    return combined(draw, s, d, kinds) if kind == "combined" else MASKS[kind](draw, s, d)
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
@@ -181,32 +216,46 @@ def attention_cases(
     grouped: bool | None = None,
     empty_rows: tuple[str, ...] = ("zero",),
     plans: tuple[Sizes, ...] | None = None,
+    declaration: Declaration = EVERYTHING,
 ) -> Case:
     """Attention, its weights or its log-sum-exp.
 
     focus: features that every case has. others: the remaining features appear now and then, one in five.
     grouped: True for H > G only. plans: the sizes to draw from, instead of the usual ones.
     """
-    dtype = draw(st.sampled_from(judged(dtypes)))
-    choice = sizes(dtype) if plans is None else st.sampled_from(plans)
-    s = draw(choice.filter(lambda s: grouped is None or (s.H > s.G) == grouped))
+    assume(set(focus) <= declaration.features)
+    dtype = draw(st.sampled_from(judged(dtypes, declaration)))
+    s = draw(sizes(dtype, declaration, plans).filter(lambda s: grouped is None or (s.H > s.G) == grouped))
     d = Draw(draw(seeds), dtype)
     features = set(focus) | {f for f in FEATURES if others and draw(st.integers(0, 4)) == 4}
+    features &= declaration.features
     if operation != "attention":
         features.discard("dropout")
     inputs, options = attention_inputs(draw, s, d, operation)
-    options["mask"] = draw_mask(draw, mask, s, d)
-    mode = draw(st.sampled_from(empty_rows))
-    if mode != "zero":
+    options["mask"] = draw_mask(draw, mask, s, d, declaration)
+    mode = draw(st.sampled_from(empty_rows if "empty_rows" in declaration else ("zero",)))
+    if mode == "zero" and "sinks" not in focus:
+        mode = declaration.convention("empty_rows")
+    if mode not in ("zero", "any"):
         options["empty_rows"] = mode
         features.discard("sinks")
     add_features(draw, s, d, features, inputs, options)
-    cotangents = {}
-    if gradients:
+    cotangents, case = {}, Case(operation, dtype, inputs, options, {}, rounding=roundings(declaration, dtype))
+    empty = declaration.convention("empty_rows") in ("any", "nan") and not allowed_pairs(case).any(-1).all()
+    assume(not (empty and declaration.convention("empty_rows") == "any"))
+    spoiled = empty  # who gives NaN for an empty row is not asked for what its gradients then are
+    if gradients and "gradients" in declaration and not spoiled:
         shape = {"attention": (s.B, s.H, s.Q, s.V), "attention_weights": (s.B, s.H, s.Q, s.K)}
         wide = compute_dtype_name(dtype) if operation == "attention_logsumexp" else dtype
         cotangents["output"] = d.normal(*shape.get(operation, (s.B, s.H, s.Q)), dtype=wide)
-    return Case(operation, dtype, inputs, options, cotangents)
+    return replace(case, cotangents=cotangents)
+
+
+def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
+    """The precisions that the subject declares for parts of the arithmetic, in a case of this dtype."""
+    declared = {name: declaration.convention(name) for name in ("weights", "products")}
+    declared = {name: dtype if value == "inputs" else value for name, value in declared.items()}
+    return {name: value for name, value in declared.items() if value not in ("float32", "float64")}
 
 
 def attention_inputs(
@@ -243,9 +292,11 @@ def add_features(
 
 
 @st.composite
-def merge_cases(draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES) -> Case:
-    dtype = draw(st.sampled_from(judged(dtypes)))
-    s, d, parts = draw(sizes(dtype)), Draw(draw(seeds), dtype), draw(st.integers(1, 4))
+def merge_cases(
+    draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES, declaration: Declaration = EVERYTHING
+) -> Case:
+    dtype = draw(st.sampled_from(judged(dtypes, declaration)))
+    s, d, parts = draw(sizes(dtype, declaration)), Draw(draw(seeds), dtype), draw(st.integers(1, 4))
     wide = compute_dtype_name(dtype)
     inputs = {f"outputs[{i}]": d.normal(s.B, s.H, s.Q, s.V) for i in range(parts)}
     for i in range(parts):
@@ -253,14 +304,27 @@ def merge_cases(draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES) -> Case:
         logsumexp[d.booleans(s.B, s.H, s.Q, share=0.2)] = -np.inf
         inputs[f"logsumexps[{i}]"] = logsumexp
     cotangents = {"output": d.normal(s.B, s.H, s.Q, s.V), "logsumexp": d.normal(s.B, s.H, s.Q, dtype=wide)}
-    return Case("merge_attention", dtype, inputs, {}, cotangents)
+    return Case("merge_attention", dtype, inputs, {}, wanted(cotangents, declaration))
+
+
+def wanted(cotangents: dict[str, np.ndarray], declaration: Declaration) -> dict[str, np.ndarray]:
+    return cotangents if "gradients" in declaration else {}
+
 
 
 @st.composite
-def multi_head_cases(draw: st.DrawFn, separate: bool = False, dtypes: tuple[str, ...] = DTYPES) -> Case:
+def multi_head_cases(
+    draw: st.DrawFn,
+    separate: bool = False,
+    focus: tuple[str, ...] = (),
+    dtypes: tuple[str, ...] = DTYPES,
+    declaration: Declaration = EVERYTHING,
+) -> Case:
     """separate: per-head projections, with widths of key and value that differ from E / H."""
-    dtype = draw(st.sampled_from(judged(dtypes)))
-    s, d = draw(st.sampled_from(SHORT if dtype == "float64" else (*SHORT, *LONG[:2]))), Draw(draw(seeds), dtype)
+    assume(set(focus) <= declaration.features)
+    dtype = draw(st.sampled_from(judged(dtypes, declaration)))
+    s = draw(sizes(dtype, declaration, SHORT if dtype == "float64" else (*SHORT, *LONG[:2])))
+    d = Draw(draw(seeds), dtype)
     E, E_key, E_value, E_out = 6, 5, 4, 3
     widths = {"query": (E, s.H * s.D), "key": (E_key, s.G * s.D), "value": (E_value, s.G * s.V)}
     inputs = {"query": d.normal(s.B, s.Q, E), "key": d.normal(s.B, s.K, E_key), "value": d.normal(s.B, s.K, E_value)}
@@ -276,10 +340,15 @@ def multi_head_cases(draw: st.DrawFn, separate: bool = False, dtypes: tuple[str,
     inputs["output.weight"] = d.normal(s.H * s.V, E_out, scale=(s.H * s.V) ** -0.5)
     if draw(st.booleans()):
         inputs["output.bias"] = d.normal(E_out)
-    options: dict[str, Any] = {"num_heads": s.H, "mask": draw_mask(draw, "maybe", s, d)}
-    features = {f for f in FEATURES if draw(st.integers(0, 5)) == 5}
+    options: dict[str, Any] = {"num_heads": s.H, "mask": draw_mask(draw, "maybe", s, d, declaration)}
+    if declaration.convention("empty_rows") != "zero":
+        B, H, Q, K = s.B, s.H, s.Q, s.K
+        assume(options["mask"] is None or np.broadcast_to(
+            materialize(options["mask"], Q, K, batch=B, heads=H), (B, H, Q, K)).any(-1).all())
+    features = set(focus) | ({f for f in FEATURES if draw(st.integers(0, 5)) == 5} & declaration.features)
     add_features(draw, s, d, features, inputs, options)
-    return Case("multi_head_attention", dtype, inputs, options, {"output": d.normal(s.B, s.Q, E_out)})
+    cotangents = wanted({"output": d.normal(s.B, s.Q, E_out)}, declaration)
+    return Case("multi_head_attention", dtype, inputs, options, cotangents)
 
 
 # --- the layers around it ---------------------------------------------------------------------------------------------
@@ -295,9 +364,12 @@ def norm_cases(
     spreads: tuple[float, ...] = (1.0, 1.0, 0.03, 40.0),
     default_eps: bool = False,
     gradients: bool = True,
+    focus: tuple[str, ...] = (),
     dtypes: tuple[str, ...] = DTYPES,
+    declaration: Declaration = EVERYTHING,
 ) -> Case:
-    dtype = draw(st.sampled_from(judged(dtypes)))
+    assume(set(focus) <= declaration.features)
+    dtype = draw(st.sampled_from(judged(dtypes, declaration)))
     shapes = [s for s in NORM_SHAPES if operation != "standard_deviation_norm" or s[0][-1] > 1]
     shape, axes = draw(st.sampled_from(shapes))
     d, scale = Draw(draw(seeds), dtype), draw(st.sampled_from(spreads))
@@ -312,7 +384,8 @@ def norm_cases(
     options: dict[str, Any] = {}
     if operation != "layer_norm" or (not default_eps and draw(st.booleans())):
         options["eps"] = draw(st.sampled_from((1e-5, 1e-6, 1e-12, 1e-3, 0.5)))
-    return Case(operation, dtype, inputs, options, {"output": d.normal(*shape)} if gradients else {})
+    cotangents = wanted({"output": d.normal(*shape)}, declaration) if gradients else {}
+    return Case(operation, dtype, inputs, options, cotangents)
 
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh")
@@ -320,9 +393,12 @@ ACTIVATIONS = ("relu", "gelu", "gelu_tanh")
 
 @st.composite
 def feed_forward_cases(
-    draw: st.DrawFn, activations: tuple[str, ...] = ACTIVATIONS, dtypes: tuple[str, ...] = DTYPES
+    draw: st.DrawFn,
+    activations: tuple[str, ...] = ACTIVATIONS,
+    dtypes: tuple[str, ...] = DTYPES,
+    declaration: Declaration = EVERYTHING,
 ) -> Case:
-    dtype = draw(st.sampled_from(judged(dtypes)))
+    dtype = draw(st.sampled_from(judged(dtypes, declaration)))
     shape, inner, outer = draw(st.sampled_from((((2, 3, 4), 10, 5), ((5, 6), 7, 6), ((2, 9, 24), 40, 17))))
     d, E = Draw(draw(seeds), dtype), shape[-1]
     size = draw(st.sampled_from((1.0, 1.0, 4.0)))
@@ -331,26 +407,31 @@ def feed_forward_cases(
     if draw(st.booleans()):
         inputs |= {"inner.bias": d.normal(inner), "outer.bias": d.normal(outer)}
     options: dict[str, Any] = {"activation": draw(st.sampled_from(activations))}
-    if draw(st.integers(0, 2)) == 0:
+    if draw(st.integers(0, 2)) == 0 and "dropout" in declaration:
         options |= {"dropout_rate": 0.25, "dropout_keep": d.booleans(*shape[:-1], inner, share=0.75)}
-    return Case("feed_forward", dtype, inputs, options, {"output": d.normal(*shape[:-1], outer)})
+    cotangents = wanted({"output": d.normal(*shape[:-1], outer)}, declaration)
+    return Case("feed_forward", dtype, inputs, options, cotangents)
 
 
 @st.composite
-def sinusoidal_cases(draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES) -> Case:
+def sinusoidal_cases(
+    draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES, declaration: Declaration = EVERYTHING
+) -> Case:
     options = {
         "length": draw(st.integers(0, 40)),
         "width": draw(st.integers(1, 70)),
         "offset": draw(st.one_of(st.sampled_from((0, 511, 4099, 10_007)), st.integers(0, 20_000))),
         "exponent": draw(st.sampled_from(("shared", "doubled"))),
-        "dtype": draw(st.sampled_from(judged(dtypes))),
+        "dtype": draw(st.sampled_from(judged(dtypes, declaration))),
     }
     return Case("sinusoidal_positions", options["dtype"], {}, options)
 
 
 @st.composite
-def lookup_cases(draw: st.DrawFn, operation: str, dtypes: tuple[str, ...] = DTYPES) -> Case:
-    dtype = draw(st.sampled_from(judged(dtypes)))
+def lookup_cases(
+    draw: st.DrawFn, operation: str, dtypes: tuple[str, ...] = DTYPES, declaration: Declaration = EVERYTHING
+) -> Case:
+    dtype = draw(st.sampled_from(judged(dtypes, declaration)))
     d = Draw(draw(seeds), dtype)
     rows, width = draw(st.sampled_from(((11, 4), (40, 9))))
     inputs = {"table": d.normal(rows, width)}
@@ -363,22 +444,29 @@ def lookup_cases(draw: st.DrawFn, operation: str, dtypes: tuple[str, ...] = DTYP
         kind = draw(st.sampled_from((np.int32, np.int64)))
         inputs["ids"] = d.integers(0, rows - 1, *shape).astype(kind)
         options = {"scaled": draw(st.booleans())}
-    cotangents = {result_names(operation)[0]: d.normal(*shape, width)}
+    cotangents = wanted({result_names(operation)[0]: d.normal(*shape, width)}, declaration)
     return Case(operation, dtype, inputs, options, cotangents)
 
 
-OPERATIONS: dict[str, Callable[[tuple[str, ...]], st.SearchStrategy[Case]]] = {
-    "attention": lambda dtypes: attention_cases(dtypes=dtypes, empty_rows=("zero", "zero", "mean")),
-    "attention_weights": lambda dtypes: attention_cases("attention_weights", dtypes=dtypes),
-    "attention_logsumexp": lambda dtypes: attention_cases("attention_logsumexp", dtypes=dtypes),
-    "merge_attention": lambda dtypes: merge_cases(dtypes=dtypes),
-    "multi_head_attention": lambda dtypes: st.booleans().flatmap(lambda b: multi_head_cases(separate=b, dtypes=dtypes)),
-    "layer_norm": lambda dtypes: norm_cases("layer_norm", dtypes=dtypes),
-    "rms_norm": lambda dtypes: norm_cases("rms_norm", dtypes=dtypes),
-    "standard_deviation_norm": lambda dtypes: norm_cases("standard_deviation_norm", dtypes=dtypes),
-    "sinusoidal_positions": lambda dtypes: sinusoidal_cases(dtypes=dtypes),
-    "learned_positions": lambda dtypes: lookup_cases("learned_positions", dtypes=dtypes),
-    "embedding": lambda dtypes: lookup_cases("embedding", dtypes=dtypes),
-    "feed_forward": lambda dtypes: feed_forward_cases(dtypes=dtypes),
+def operation_cases(
+    operation: str, dtypes: tuple[str, ...] = DTYPES, declaration: Declaration = EVERYTHING
+) -> st.SearchStrategy[Case]:
+    """Cases of any operation with all its features."""
+    return OPERATIONS[operation](dtypes=dtypes, declaration=declaration)
+
+
+OPERATIONS: dict[str, Callable[..., st.SearchStrategy[Case]]] = {
+    "attention": partial(attention_cases, empty_rows=("zero", "zero", "mean")),
+    "attention_weights": partial(attention_cases, "attention_weights"),
+    "attention_logsumexp": partial(attention_cases, "attention_logsumexp"),
+    "merge_attention": merge_cases,
+    "multi_head_attention": lambda **keywords: st.booleans().flatmap(lambda b: multi_head_cases(separate=b, **keywords)),
+    "layer_norm": partial(norm_cases, "layer_norm"),
+    "rms_norm": partial(norm_cases, "rms_norm"),
+    "standard_deviation_norm": partial(norm_cases, "standard_deviation_norm"),
+    "sinusoidal_positions": sinusoidal_cases,
+    "learned_positions": partial(lookup_cases, "learned_positions"),
+    "embedding": partial(lookup_cases, "embedding"),
+    "feed_forward": feed_forward_cases,
 }
-"""Every operation with the strategy that draws all its features, in the given dtypes."""
+"""Every operation with the strategy that draws all its features; keywords: dtypes, declaration."""

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.cases import Case
-from conformance.spreading import arguments
-from conformance.subjects import Subject, framework_options
+from conformance.subjects import Subject
 from specification import Causal, KeyLengths, KeyPadding, Segments, SlidingWindow
 
 
@@ -25,11 +24,9 @@ class Refusal(NamedTuple):
 def refused(subject: Subject, refusal: Refusal) -> str:
     """Empty if the subject refuses as it should; else what it did instead."""
     case = refusal.case
-    inputs = {name: subject.array(array) for name, array in case.inputs.items()}
     try:
-        with subject.context():
-            positional, keywords = arguments(case.operation, inputs, framework_options(subject, case))
-            getattr(subject.module, case.operation)(*positional, **keywords)
+        with subject.framework.context():
+            subject.results(case.operation, *subject.arrays(case))
     except refusal.error as error:
         return "" if str(error) else f"raised {refusal.error.__name__} without a message"
     except Exception as error:

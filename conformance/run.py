@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -10,14 +11,20 @@ import hypothesis
 import hypothesis.errors
 from hypothesis import HealthCheck, Phase
 
-from conformance.probes import Probe, examine_agreement
-from conformance.refusals import REFUSALS, Refusal, refused
+from conformance.guard import Examiner
+from conformance.probes import Probe
+from conformance.refusals import REFUSALS
 from conformance.subjects import Subject
 from conformance.tally import Tally, Violation
 from conformance.verdict import Finding
 
 Progress = Callable[[str, str], None]
 """Told the rule and the title after every case."""
+
+SHRINKING = 20.0
+"""Seconds spent at most on making one failing case smaller."""
+STUCK = 3
+"""A subject that exceeds its time limit so often is not asked any more."""
 
 
 def silent(rule: str, title: str) -> None:
@@ -34,22 +41,24 @@ def run(
     shrink: bool = True,
 ) -> Tally:
     """Draw `examples` cases for each probe (times its weight), the same for every subject, and tally what is found."""
-    tally = run_refusals({probe.rule for probe in probes}, subjects)
+    examiners = [Examiner(subject) for subject in subjects]
+    tally = run_refusals({probe.rule for probe in probes}, examiners)
     for probe in probes:
-        tally.include(run_probe(probe, subjects, examples, seed, progress, shrink))
+        tally.include(run_probe(probe, examiners, examples, seed, progress, SHRINKING if shrink else 0))
     return tally
 
 
 def run_probe(
-    probe: Probe, subjects: Sequence[Subject], examples: int, seed: int, progress: Progress, shrink: bool
+    probe: Probe, examiners: Sequence[Examiner], examples: int, seed: int, progress: Progress, shrinking: float
 ) -> Tally:
     """One probe's cases; a subject that breaks its rule has its smallest failing case looked for."""
     tally, count, own_seed = Tally(), cases_of(probe, examples), seed_of(probe, seed)
-    try_probe(probe, subjects, count, own_seed, tally, progress)
-    for subject in subjects:
-        first = tally.violations.get((probe.rule, subject.name))
-        if shrink and first is not None:
-            tally.violations[probe.rule, subject.name] = smallest(probe, subject, count, own_seed) or first
+    try_probe(probe, examiners, count, own_seed, tally, progress)
+    for examiner in examiners:
+        first = tally.violations.get((probe.rule, examiner.name))
+        if shrinking and first is not None and not examiner.overrun:
+            smaller = smallest(probe, examiner, count, own_seed, shrinking)
+            tally.violations[probe.rule, examiner.name] = smaller or first
     return tally
 
 
@@ -57,20 +66,21 @@ def cases_of(probe: Probe, examples: int) -> int:
     return max(1, round(examples * probe.weight))
 
 
-def run_refusals(rules: Collection[str], subjects: Sequence[Subject]) -> Tally:
-    """Every call that the rules refuse."""
+def run_refusals(
+    rules: Collection[str] | None, examiners: Sequence[Examiner], operation: str | None = None
+) -> Tally:
+    """Every call that the rules refuse; of one operation, or of all."""
     tally = Tally()
     for refusal in REFUSALS:
-        if refusal.rule in rules:
-            try_refusal(refusal, subjects, tally)
+        if operation not in (None, refusal.case.operation) or (rules is not None and refusal.rule not in rules):
+            continue
+        for examiner in examiners:
+            if "refusals" in examiner.declaration:
+                findings = examiner("refusal", refusal, None)
+                if breaks(findings):
+                    tally.violate(violation(refusal.rule, refusal.title, "refusal", examiner, refusal, findings))
+                tally.add(refusal.rule, examiner.name, findings, refusal.case)
     return tally
-
-
-def try_refusal(refusal: Refusal, subjects: Sequence[Subject], tally: Tally) -> None:
-    for subject in subjects:
-        message = refused(subject, refusal)
-        finding = Finding(refusal.title, float("inf") if message else 0.0, message=message)
-        tally.add(refusal.rule, subject.name, [finding], refusal.case)
 
 
 def seed_of(probe: Probe, seed: int) -> int:
@@ -90,53 +100,72 @@ def drawing(examples: int, *phases: Phase) -> hypothesis.settings:
     )
 
 
+class Enough(BaseException):
+    """Raised to end drawing at once; no `Exception`, which Hypothesis would take for a failure of the test."""
+
+
 def try_probe(
-    probe: Probe, subjects: Sequence[Subject], examples: int, seed: int, tally: Tally, progress: Progress
+    probe: Probe, examiners: Sequence[Examiner], examples: int, seed: int, tally: Tally, progress: Progress
 ) -> None:
+    examination, agreement = probe.examination, probe.examined_by == "agreement"
+
     @hypothesis.seed(seed)
     @drawing(examples, Phase.generate)
     @hypothesis.given(probe.material)
     def each(material: Any) -> None:
-        shared = probe.prepare(material)
-        case, agreement = probe.case_of(material), probe.examine is examine_agreement
+        asked = [examiner for examiner in examiners if examiner.overrun < STUCK]
+        if not asked:
+            raise Enough
+        shared, case = examination.prepare(material), examination.case_of(material)
         tally.generated[probe.rule] += 1
-        for subject in subjects:
-            tally.add(probe.rule, subject.name, examine(probe, subject, material, shared), case, agreement)
+        for examiner in asked:
+            findings = examiner(probe.examined_by, material, shared)
+            if breaks(findings):
+                tally.violate(violation(probe.rule, probe.title, probe.examined_by, examiner, material, findings))
+            tally.add(probe.rule, examiner.name, findings, case, agreement)
         if agreement and case.operation == "attention":
             tally.substance.add(case, shared[1])
         progress(probe.rule, probe.title)
 
-    each()
-
-
-def examine(probe: Probe, subject: Subject, material: Any, shared: Any) -> list[Finding]:
-    """The probe's findings; an exception that the subject raises is a finding like any other."""
     try:
-        return probe.examine(subject, material, shared)
-    except Exception as error:
-        return [Finding("call", float("inf"), message=f"raised {type(error).__name__}: {error}")]
+        each()
+    except (hypothesis.errors.Unsatisfiable, Enough):
+        pass  # nothing, or nothing more, can be asked
+
+
+def breaks(findings: list[Finding]) -> bool:
+    return any(finding.ratio > 1 for finding in findings)
+
+
+def violation(
+    rule: str, title: str, examined_by: str, examiner: Examiner, material: Any, findings: list[Finding]
+) -> Violation:
+    worst = max(findings, key=lambda finding: finding.ratio)
+    return Violation(rule, examiner.name, worst, title, examined_by, material)
 
 
 class Broken(Exception):
     """Raised for Hypothesis to shrink."""
 
 
-def smallest(probe: Probe, subject: Subject, examples: int, seed: int) -> Violation | None:
+def smallest(probe: Probe, examiner: Examiner, examples: int, seed: int, seconds: float) -> Violation | None:
     """The smallest failing case that Hypothesis finds from the same seed; None if the subject now passes."""
     found: list[Violation] = []
+    end = time.monotonic() + seconds
 
     @hypothesis.seed(seed)
     @drawing(examples, Phase.generate, Phase.shrink)
     @hypothesis.given(probe.material)
     def each(material: Any) -> None:
-        findings = examine(probe, subject, material, probe.prepare(material))
-        worst = max(findings, key=lambda finding: finding.ratio, default=None)
-        if worst is not None and worst.ratio > 1:
-            found.append(Violation(probe.rule, subject.name, worst.ratio, str(worst), probe.case_of(material)))
+        if found and time.monotonic() > end:
+            raise Enough
+        findings = examiner(probe.examined_by, material, probe.examination.prepare(material))
+        if breaks(findings):
+            found.append(violation(probe.rule, probe.title, probe.examined_by, examiner, material, findings))
             raise Broken
 
     try:
         each()
-    except (Broken, hypothesis.errors.Flaky):
+    except (Broken, Enough, hypothesis.errors.Flaky):
         return found[-1]
     return None

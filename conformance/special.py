@@ -1,53 +1,38 @@
-"""Cases with NaN, infinity, empty rows and extreme logits, and what must come of them.
-
-The expectation is painted onto the truth of the clean case by plain boolean reasoning about who attends to whom, so it
-rests neither on the definition's arithmetic with NaN nor on that of anybody else.
-"""
+"""Strategies that draw cases with NaN, infinity, empty rows and extreme logits (Hypothesis)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from conformance.cases import Case
-from conformance.generation import DTYPES, Draw, Sizes, attention_cases, draw_mask, judged, merge_cases, seeds, sizes
-from conformance.oracle import Exact
-from conformance.spreading import gradient_name
-from reference_numpy import materialize
+from conformance.declaration import EVERYTHING, Declaration
+from conformance.expectations import Planted, allowed_pairs
+from conformance.generation import (
+    DTYPES,
+    Draw,
+    Sizes,
+    attention_cases,
+    draw_mask,
+    judged,
+    merge_cases,
+    norm_cases,
+    seeds,
+    sizes,
+    wanted,
+)
 from specification import Dense
 
 
-@dataclass(frozen=True)
-class Planted:
-    """A clean case, the same case with special values planted, and where they stand."""
-
-    clean: Case
-    planted: Case
-    allowed: np.ndarray  # [B, H, Q, K]
-    marks: dict[str, np.ndarray]  # boolean, for "query", "key" and "value"
-    infinite: bool = False  # whether infinities are planted, not NaN
-
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(repr(self.planted))
-
-
-def allowed_pairs(case: Case) -> Any:
-    B, H, Q, _ = case.inputs["query"].shape
-    K = case.inputs["key"].shape[2]
-    allowed = np.broadcast_to(materialize(case.options.get("mask"), Q, K, batch=B, heads=H), (B, H, Q, K))
-    if "bias" in case.inputs:
-        bias = case.inputs["bias"].astype(float)
-        allowed = allowed & (bias != -np.inf)
-    return allowed
-
-
 @st.composite
-def planted_cases(draw: st.DrawFn, where: str) -> Planted:
+def planted_cases(draw: st.DrawFn, where: str, declaration: Declaration = EVERYTHING) -> Planted:
     """where: "hidden" plants behind the mask only, "attended" in one place that somebody attends to."""
-    clean = draw(attention_cases(mask="any", others=True))
+    clean = draw(attention_cases(mask="any", others=True, declaration=declaration))
+    isolated(clean, declaration, where == "hidden")
     d = Draw(draw(seeds), clean.dtype)
     allowed, arrays = allowed_pairs(clean), dict(clean.inputs)
     B, H, _, K = allowed.shape
@@ -67,7 +52,7 @@ def planted_cases(draw: st.DrawFn, where: str) -> Planted:
             marks[name][(*draw(st.sampled_from(live.tolist())), draw(st.integers(0, arrays[name].shape[-1] - 1)))] = (
                 True
             )
-    if where == "hidden" and draw(st.booleans()):
+    if where == "hidden" and {"bias", "dense"} <= declaration.features and draw(st.booleans()):
         # What stands behind the mask in the bias must not count either.
         arrays["bias"] = np.where(allowed, 0, poison).astype(clean.dtype)
     planted = {name: np.where(mark, arrays[name].dtype.type(poison), arrays[name]) for name, mark in marks.items()}
@@ -79,13 +64,23 @@ def planted_cases(draw: st.DrawFn, where: str) -> Planted:
     return Planted(clean, dirty, allowed, marks, bool(np.isinf(poison)))
 
 
+def isolated(case: Case, declaration: Declaration, hidden: bool = True) -> None:
+    """The subject promises something about what is hidden, and its own kind of empty row does not read it."""
+    assume(not hidden or declaration.convention("isolation") == "strict")
+    assume(declaration.convention("empty_rows") == "zero" or allowed_pairs(case).any(-1).all())
+
+
 @st.composite
-def hidden_cases(draw: st.DrawFn, operation: str) -> tuple[Case, Case]:
+def hidden_cases(draw: st.DrawFn, operation: str, declaration: Declaration = EVERYTHING) -> tuple[Case, Case]:
     """(with NaN or infinity behind the mask, the clean case) for the weights, the log-sum-exp, and merging.
 
     In a merge, what is hidden is the output of a part that saw no key.
     """
-    clean = draw(merge_cases() if operation == "merge_attention" else attention_cases(operation, mask="any"))
+    if operation == "merge_attention":
+        clean = draw(merge_cases(declaration=declaration))
+    else:
+        clean = draw(attention_cases(operation, mask="any", declaration=declaration))
+        isolated(clean, declaration)
     d, poison = Draw(draw(seeds), clean.dtype), draw(st.sampled_from((np.nan, np.inf, -np.inf)))
     inputs = dict(clean.inputs)
     if operation == "merge_attention":
@@ -100,57 +95,22 @@ def hidden_cases(draw: st.DrawFn, operation: str) -> tuple[Case, Case]:
     return replace(clean, inputs=inputs, special=True), clean
 
 
-def expectation(p: Planted, truth: dict[str, Exact]) -> dict[str, Exact]:
-    """The clean truth with NaN wherever a planted NaN must show (MASK-7, ATT-10), for `attention` and its gradients.
-
-    A NaN in a query or an attended key spoils its row's weights: the row's output, the query's gradient, and the
-    gradients of every key and value that the row attends to. A NaN in an attended value spoils one output feature of
-    the row, and by way of its weights' gradient those of the query and of the keys attended to, but of no value.
-    Dropout hides nothing: a dropped weight is 0, and 0 * NaN is NaN.
-    """
-    allowed = p.allowed
-    B, H = allowed.shape[:2]
-    G = p.marks["key"].shape[1]
-
-    def heads(mark: np.ndarray) -> np.ndarray:
-        return np.repeat(mark, H // G, axis=1)
-
-    def groups(mark: np.ndarray) -> Any:
-        return mark.reshape(B, G, H // G, *mark.shape[2:]).any(axis=2)
-
-    bad_key = heads(p.marks["key"].any(-1))[:, :, None, :]
-    rows = (allowed & (bad_key | p.marks["query"].any(-1)[..., None])).any(-1)
-    features = (allowed[..., None] & heads(p.marks["value"])[:, :, None]).any(3)
-    spoiled = {
-        "output": rows[..., None] | features,
-        gradient_name("value"): groups((allowed & rows[..., None]).any(2))[..., None],
-    }
-    rows = rows | features.any(-1)
-    pairs = allowed & rows[..., None]
-    spoiled |= {
-        gradient_name("query"): rows[..., None],
-        gradient_name("key"): groups(pairs.any(2))[..., None],
-        gradient_name("sinks"): rows.any(axis=(0, 2)),
-        gradient_name("bias"): pairs,
-    }
-    expected = {}
-    for name, exact in truth.items():
-        bad = spoiled[name]
-        if name == gradient_name("bias"):
-            shape = exact.high.shape if exact.high.ndim == 4 else (1, 1, *exact.high.shape)
-            axes = tuple(axis for axis in (0, 1) if shape[axis] == 1)
-            bad = bad.any(axis=axes, keepdims=True).reshape(exact.high.shape)
-        expected[name] = Exact(np.where(bad, np.nan, exact.high), np.where(bad, 0, exact.low))
-    return expected
-
-
 # --- rows that allow nothing ------------------------------------------------------------------------------------------
 
 
 @st.composite
-def empty_row_cases(draw: st.DrawFn, operation: str = "attention", modes: tuple[str, ...] = ("zero",)) -> Case:
+def empty_row_cases(
+    draw: st.DrawFn,
+    operation: str = "attention",
+    modes: tuple[str, ...] = ("zero",),
+    declaration: Declaration = EVERYTHING,
+) -> Case:
     """Some rows of every case allow nothing, whatever else the mask does."""
-    case = draw(attention_cases(operation, mask="maybe", empty_rows=modes))
+    assume("dense" in declaration)
+    assume(declaration.convention("empty_rows") != "any")
+    case = draw(attention_cases(operation, mask="maybe", empty_rows=modes, declaration=declaration))
+    if declaration.convention("empty_rows") == "nan":
+        case = replace(case, cotangents={})
     d = Draw(draw(seeds), case.dtype)
     allowed = allowed_pairs(replace(case, inputs={n: a for n, a in case.inputs.items() if n != "bias"}))
     rows = d.booleans(*allowed.shape[:3], share=0.6)
@@ -158,74 +118,69 @@ def empty_row_cases(draw: st.DrawFn, operation: str = "attention", modes: tuple[
     return replace(case, options=case.options | {"mask": Dense(allowed & rows[..., None])})
 
 
-def empty_rows(case: Case) -> np.ndarray:
-    return ~allowed_pairs(case).any(-1)
-
-
-@st.composite
-def nan_row_cases(draw: st.DrawFn) -> tuple[Case, Case]:
-    """A case with empty_rows="nan", and the same one with the definition's own empty rows."""
-    operation = draw(st.sampled_from(("attention", "attention_weights")))
-    case = draw(empty_row_cases(operation, modes=("nan",)))
-    plain = {name: value for name, value in case.options.items() if name != "empty_rows"}
-    return replace(case, special=True), replace(case, options=plain)
-
-
-def nan_rows(case: Case, truth: dict[str, Exact]) -> dict[str, Exact]:
-    """NaN in the outputs and weights of empty rows, and in the gradients of all the values that they would weigh."""
-    rows = empty_rows(case)
-    B = len(rows)
-    G = case.inputs["key"].shape[1]
-    spoiled = {"output": rows[..., None], gradient_name("value"): rows.reshape(B, G, -1).any(-1)[..., None, None]}
-    expected = {}
-    for name, exact in truth.items():
-        bad = spoiled.get(name, np.zeros((1,) * exact.high.ndim, bool))
-        expected[name] = Exact(np.where(bad, np.nan, exact.high), np.where(bad, 0, exact.low))
-    return expected
-
-
 # --- extreme logits ---------------------------------------------------------------------------------------------------
 
 
 @st.composite
-def sunken_cases(draw: st.DrawFn, level: float) -> tuple[Case, Case]:
+def sunken_cases(draw: st.DrawFn, level: float, declaration: Declaration = EVERYTHING) -> tuple[Case, Case]:
     """Every allowed score is the same number, far below any finite filling; and the same case with that number 0.
 
     With equal scores the shifted ones are exactly 0, so both cases have the same result to the last bit, unless a
     forbidden pair takes part with a score of its own (ATT-4).
     """
-    dtype = draw(st.sampled_from(("float16", "bfloat16", "float32")))
-    s, d = draw(sizes(dtype)), Draw(draw(seeds), dtype)
+    assume({"scale", "bias"} <= declaration.features)
+    dtype = draw(st.sampled_from(judged(("float16", "bfloat16", "float32"), declaration)))
+    s, d = draw(sizes(dtype, declaration)), Draw(draw(seeds), dtype)
     inputs = {
         "query": d.normal(s.B, s.H, s.Q, s.D),
         "key": d.normal(s.B, s.G, s.K, s.D),
         "value": d.normal(s.B, s.G, s.K, s.V),
     }
-    cotangents = {"output": d.normal(s.B, s.H, s.Q, s.V)}
-    options: dict[str, Any] = {"scale": 0.0, "mask": draw_mask(draw, "any", s, d)}
+    cotangents = wanted({"output": d.normal(s.B, s.H, s.Q, s.V)}, declaration)
+    options: dict[str, Any] = {"scale": 0.0, "mask": draw_mask(draw, "any", s, d, declaration)}
     bias = {depth: np.full((s.Q, s.K), depth, np.float32) for depth in (0.0, level)}
     flat = Case("attention", dtype, inputs | {"bias": bias[0.0]}, options, cotangents)
+    isolated(flat, declaration, hidden=False)
     return replace(flat, inputs=inputs | {"bias": bias[level]}), flat
 
 
 @st.composite
-def towering_cases(draw: st.DrawFn) -> tuple[Case, Case]:
+def deep_cases(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[Case, Case]:
+    """Every product of query and key is the same number far below zero; and the same case with products of 0.
+
+    What `sunken_cases` does by a bias, for subjects that take none.
+    """
+    dtype = draw(st.sampled_from(judged(("float16", "bfloat16", "float32"), declaration)))
+    s, d = draw(sizes(dtype, declaration)), Draw(draw(seeds), dtype)
+    level = draw(st.sampled_from((2.0**10, 2.0**15) if dtype == "float16" else (2.0**10, 2.0**15, 2.0**40)))
+    query, key = d.normal(s.B, s.H, s.Q, s.D, scale=0), d.normal(s.B, s.G, s.K, s.D, scale=0)
+    query[..., 0], key[..., 0] = -level, level
+    inputs = {"query": query, "key": key, "value": d.normal(s.B, s.G, s.K, s.V)}
+    deep = Case("attention", dtype, inputs, {"mask": draw_mask(draw, "any", s, d, declaration)})
+    isolated(deep, declaration, hidden=False)
+    return deep, replace(deep, inputs=inputs | {"query": np.zeros_like(query)})
+
+
+@st.composite
+def towering_cases(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[Case, Case]:
     """Small whole numbers times an enormous scale; and the same softmax written as a mean over each row's largest.
 
     The products are exact in every dtype and the gaps between different scores are enormous, so the weights are
     exactly equal for the keys that share the row's maximum and 0 for the rest (ATT-10).
     """
-    dtype = draw(st.sampled_from(judged(DTYPES)))
-    s, d = draw(sizes(dtype)), Draw(draw(seeds), dtype)
+    assume("scale" in declaration)
+    dtype = draw(st.sampled_from(judged(DTYPES, declaration)))
+    s, d = draw(sizes(dtype, declaration)), Draw(draw(seeds), dtype)
     inputs = {
         "query": d.integers(-2, 2, s.B, s.H, s.Q, s.D).astype(d.normal(1).dtype),
         "key": d.integers(-2, 2, s.B, s.G, s.K, s.D).astype(d.normal(1).dtype),
         "value": d.normal(s.B, s.G, s.K, s.V),
     }
-    cotangents = {"output": d.normal(s.B, s.H, s.Q, s.V)}
+    cotangents = wanted({"output": d.normal(s.B, s.H, s.Q, s.V)}, declaration)
     case = Case("attention", dtype, inputs, {"scale": draw(st.sampled_from((2.0**14, 2.0**40, 2.0**100)))}, cotangents)
-    mask = draw_mask(draw, "maybe", s, d)
+    mask = draw_mask(draw, "maybe", s, d, declaration)
     case = replace(case, options=case.options | {"mask": mask})
+    isolated(case, declaration, hidden=False)
     return case, replace(case, options={"scale": 0.0, "mask": Dense(largest(case, s))})
 
 
@@ -233,3 +188,60 @@ def largest(case: Case, s: Sizes) -> Any:
     key = np.repeat(case.inputs["key"].astype(float), s.H // s.G, axis=1)
     scores = np.where(allowed_pairs(case), case.inputs["query"].astype(float) @ key.swapaxes(-1, -2), -np.inf)
     return (scores == scores.max(axis=-1, keepdims=True)) & np.isfinite(scores)
+
+
+# --- masks and splits -------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def flat_masks(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> Case:
+    """A mask [Q, K]."""
+    assume("dense" in declaration)
+    case = draw(attention_cases(mask="none", declaration=declaration))
+    d = Draw(draw(seeds), case.dtype)
+    shape = (case.inputs["query"].shape[2], case.inputs["key"].shape[2])
+    case = replace(case, options=case.options | {"mask": Dense(d.booleans(*shape))})
+    isolated(case, declaration, hidden=False)
+    return case
+
+
+@st.composite
+def splits(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[Case, tuple[int, ...]]:
+    """A case of attention, and where its keys are cut into parts."""
+    dtypes = ("float32", "float64")
+    case = draw(attention_cases(others=False, gradients=False, dtypes=dtypes, declaration=declaration))
+    case = replace(case, options=case.options | {"mask": Dense(np.array(allowed_pairs(case)))})
+    keys = case.inputs["key"].shape[2]
+    return case, tuple(sorted(draw(st.lists(st.integers(0, keys), min_size=1, max_size=3))))
+
+
+# --- layer norm -------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def constant_rows(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> Case:
+    case = draw(norm_cases(gradients=False, declaration=declaration))
+    d = Draw(draw(seeds), case.dtype)
+    x = case.inputs["x"]
+    axes = tuple(range(-case.inputs["weight"].ndim, 0))
+    rows = d.normal(*(1 if axis - x.ndim in axes else n for axis, n in enumerate(x.shape)), scale=100.0, mean=300.0)
+    return replace(case, inputs=case.inputs | {"x": np.array(np.broadcast_to(rows, x.shape))})
+
+
+@st.composite
+def spoiled_rows(
+    draw: st.DrawFn, operation: str, declaration: Declaration = EVERYTHING
+) -> tuple[Case, Case, np.ndarray, np.ndarray]:
+    """(the case with NaN or infinity somewhere, the clean case, elements that must be non-finite, spoiled rows).
+
+    Infinity in `rms_norm` leaves the others of its row finite: they are divided by it.
+    """
+    case = draw(norm_cases(operation, gradients=False, declaration=declaration))
+    x = np.array(case.inputs["x"])
+    axes = tuple(range(-case.inputs["weight"].ndim, 0))
+    place = tuple(draw(st.integers(0, n - 1)) for n in x.shape)
+    x[place] = draw(st.sampled_from((np.nan, np.inf, -np.inf)))
+    bad = ~np.isfinite(x.astype(float))
+    rows = np.broadcast_to(bad.any(axis=axes, keepdims=True), x.shape)
+    reached = bad if operation == "rms_norm" and np.isinf(x[place]) else rows
+    return replace(case, inputs=case.inputs | {"x": x}, special=True), case, reached, rows

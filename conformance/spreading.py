@@ -104,7 +104,7 @@ def named_gradients(case: Case, gradients: Any) -> dict[str, np.ndarray]:
         flat |= fields
         for name in PROJECTIONS.get(case.operation, ()):
             flat |= projection_gradients(case, name, getattr(structure, name))
-    return {gradient_name(name): g for name, g in flat.items() if g is not None and name in case.inputs}
+    return {name: g for name, g in flat.items() if g is not None and name in case.inputs}
 
 
 def projection_gradients(case: Case, name: str, gradient: Linear) -> dict[str, np.ndarray]:

@@ -1,45 +1,25 @@
-"""Subjects: implementations under judgement, and the one place where arrays change framework.
+"""Subjects: implementations under judgement.
 
 A subject answers a case with NumPy arrays by name: its results, and "gradient of <input>" for every floating input when
-the case has cotangents. Frameworks are imported only when a subject of theirs is made.
+the case has cotangents.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from conformance.cases import Case
+from conformance.declaration import EVERYTHING, Declaration
+from conformance.frameworks import Arrays, Framework, JaxArrays, NumpyArrays, TorchArrays
 from conformance.spreading import arguments, gradient_name, named_gradients, result_names
 from specification.dtypes import FLOATING
-from specification.masks import as_mask, map_arrays
+from specification.masks import map_arrays
 
 Answers = dict[str, np.ndarray]
-
-
-class Subject(Protocol):
-    """What the judge needs of an implementation."""
-
-    name: str
-    module: ModuleType
-    mutable: bool  # whether arrays can be changed in place, so that sharing memory would show
-
-    def array(self, array: np.ndarray) -> Any:
-        """A NumPy array as the framework's own, bit for bit."""
-
-    def numpy(self, array: Any) -> np.ndarray:
-        """The framework's array as NumPy's, bit for bit."""
-
-    def context(self) -> contextlib.AbstractContextManager[Any]:
-        """Whatever the framework needs around a call; nothing global stays changed after it."""
-
-    def __call__(self, case: Case) -> Answers:
-        """All results and gradients of the case."""
 
 
 def differentiable(case: Case) -> list[str]:
@@ -51,137 +31,93 @@ def results_by_name(operation: str, returned: Any) -> dict[str, Any]:
     return dict(zip(names, returned if len(names) > 1 else (returned,), strict=True))
 
 
-class NumpySubject:
-    """reference_numpy, with its gradients by hand."""
+class Subject:
+    """A module that has every operation under its own name."""
 
-    mutable = True
+    def __init__(self, name: str, framework: Framework, module: ModuleType | None = None) -> None:
+        self.name, self.framework, self.module = name, framework, module
+        self.declaration: Declaration = EVERYTHING
+
+    def call(self, operation: str, positional: list[Any], keywords: dict[str, Any]) -> Any:
+        return getattr(self.module, operation)(*positional, **keywords)
+
+    def asked(self, case: Case) -> Case:
+        """The case in the subject's own conventions."""
+        return case
+
+    def meant(self, case: Case, answers: Answers) -> Answers:
+        """The subject's answers in the definition's conventions."""
+        return answers
+
+    def arrays(self, case: Case) -> tuple[Arrays, dict[str, Any]]:
+        """Inputs and options in the subject's framework, arrays in masks too."""
+        array = self.framework.array
+        options = dict(case.options)
+        if options.get("mask") is not None:
+            options["mask"] = map_arrays(options["mask"], lambda a: array(np.asarray(a)))
+        if options.get("dropout_keep") is not None:
+            options["dropout_keep"] = array(options["dropout_keep"])
+        return {name: array(a) for name, a in case.inputs.items()}, options
+
+    def results(self, operation: str, inputs: Arrays, options: dict[str, Any]) -> Arrays:
+        """The results by name, still the framework's own arrays."""
+        positional, keywords = arguments(operation, inputs, options)
+        return results_by_name(operation, self.call(operation, positional, keywords))
+
+    def differentiated(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
+        cotangents = {name: self.framework.array(array) for name, array in case.cotangents.items()}
+        return self.framework.differentiate(
+            lambda arrays: self.results(case.operation, arrays, options), inputs, differentiable(case), cotangents
+        )
+
+    def materialized(self, mask: Any, shape: tuple[int, int, int, int]) -> np.ndarray | None:
+        """The subject's dense array of a mask for [B, H, Q, K]; None if it has no such function."""
+        B, H, Q, K = shape
+        with self.framework.context():
+            mask = map_arrays(mask, lambda a: self.framework.array(np.asarray(a)))
+            return self.framework.numpy(getattr(self.module, "materialize")(mask, Q, K, batch=B, heads=H))
+
+    def __call__(self, case: Case) -> Answers:
+        """All results and gradients of the case."""
+        case_asked = self.asked(case)
+        with self.framework.context():
+            inputs, options = self.arrays(case_asked)
+            if case.cotangents and differentiable(case):
+                results, gradients = self.differentiated(case_asked, inputs, options)
+            else:
+                results = self.framework.evaluate(lambda a: self.results(case.operation, a, options), inputs)
+                gradients = {}
+            answers = {name: self.framework.numpy(result) for name, result in results.items()}
+            answers |= {gradient_name(name): self.framework.numpy(gradient) for name, gradient in gradients.items()}
+        return self.meant(case_asked, answers)
+
+
+class NumpySubject(Subject):
+    """reference_numpy, or a module like it, with its gradients by hand."""
 
     def __init__(self, module: str = "reference_numpy", device: str = "cpu") -> None:
-        self.name, self.module = module, importlib.import_module(module)  # NumPy is on the CPU, whatever the device
+        super().__init__(module, NumpyArrays(device), importlib.import_module(module))
 
-    def array(self, array: np.ndarray) -> np.ndarray:
-        return np.array(array)
-
-    def numpy(self, array: np.ndarray) -> np.ndarray:
-        return np.asarray(array)
-
-    def context(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
-
-    def __call__(self, case: Case) -> Answers:
-        inputs = {name: self.array(array) for name, array in case.inputs.items()}
-        positional, keywords = arguments(case.operation, inputs, framework_options(self, case))
-        returned = getattr(self.module, case.operation)(*positional, **keywords)
-        answers = results_by_name(case.operation, returned)
-        if case.cotangents:
-            vjp = getattr(self.module, f"{case.operation}_vjp")
-            cotangents = [case.cotangents[name] for name in result_names(case.operation)]
-            answers |= named_gradients(case, vjp(*positional, *cotangents, **keywords))
-        return answers
+    def differentiated(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
+        positional, keywords = arguments(case.operation, inputs, options)
+        vjp = getattr(self.module, f"{case.operation}_vjp")
+        cotangents = [case.cotangents[name] for name in result_names(case.operation)]
+        gradients = named_gradients(case, vjp(*positional, *cotangents, **keywords))
+        return self.results(case.operation, inputs, options), gradients
 
 
-class TorchSubject:
+class TorchSubject(Subject):
     """A module of torch functions, differentiated by torch.autograd."""
 
-    mutable = True
-
     def __init__(self, module: str = "torch_impl", device: str = "cpu") -> None:
-        self.torch = importlib.import_module("torch")
-        self.name, self.module, self.device = module, importlib.import_module(module), device
-
-    def array(self, array: np.ndarray) -> Any:
-        if array.dtype == ml_dtypes.bfloat16:
-            tensor = self.torch.from_numpy(np.array(array).view(np.int16)).view(self.torch.bfloat16)
-        else:
-            tensor = self.torch.from_numpy(np.array(array))
-        return tensor.to(self.device)
-
-    def numpy(self, array: Any) -> np.ndarray:
-        tensor = array.detach().cpu()
-        if tensor.dtype == self.torch.bfloat16:
-            return tensor.contiguous().view(self.torch.int16).numpy().view(ml_dtypes.bfloat16)
-        return tensor.numpy()
-
-    def context(self) -> contextlib.AbstractContextManager[Any]:
-        return contextlib.nullcontext()
-
-    def __call__(self, case: Case) -> Answers:
-        inputs = {name: self.array(array) for name, array in case.inputs.items()}
-        names = differentiable(case) if case.cotangents else []
-        for name in names:
-            inputs[name].requires_grad_()
-        positional, keywords = arguments(case.operation, inputs, framework_options(self, case))
-        results = results_by_name(case.operation, getattr(self.module, case.operation)(*positional, **keywords))
-        answers = {name: self.numpy(result) for name, result in results.items()}
-        if names:
-            gradients = self.torch.autograd.grad(
-                [results[name] for name in case.cotangents],
-                [inputs[name] for name in names],
-                [self.array(array) for array in case.cotangents.values()],
-                materialize_grads=True,
-            )
-            answers |= {gradient_name(n): self.numpy(g) for n, g in zip(names, gradients, strict=True)}
-        return answers
+        super().__init__(module, TorchArrays(device), importlib.import_module(module))
 
 
-class JaxSubject:
+class JaxSubject(Subject):
     """A module of JAX functions, differentiated by jax.vjp; optionally under jax.jit."""
 
-    mutable = False
-
     def __init__(self, module: str = "jax_impl", device: str = "cpu", jit: bool = False) -> None:
-        self.jax = importlib.import_module("jax")
-        self.name, self.module, self.jit = module + (" (jit)" if jit else ""), importlib.import_module(module), jit
-        self.device = self.jax.devices("gpu" if device == "cuda" else device)[0]
-
-    def array(self, array: np.ndarray) -> Any:
-        return self.jax.device_put(array, self.device)
-
-    def numpy(self, array: Any) -> np.ndarray:
-        return np.asarray(array)
-
-    def context(self) -> contextlib.AbstractContextManager[Any]:
-        context = contextlib.ExitStack()
-        context.enter_context(self.jax.enable_x64(True))
-        context.enter_context(self.jax.default_device(self.device))
-        return context
-
-    def __call__(self, case: Case) -> Answers:
-        with self.context():
-            return self.answer(case)
-
-    def answer(self, case: Case) -> Answers:
-        inputs = {name: self.array(array) for name, array in case.inputs.items()}
-        names = differentiable(case) if case.cotangents else []
-        others = {name: array for name, array in inputs.items() if name not in names}
-        options = framework_options(self, case)
-
-        def function(floating: dict[str, Any]) -> dict[str, Any]:
-            positional, keywords = arguments(case.operation, floating | others, options)
-            return results_by_name(case.operation, getattr(self.module, case.operation)(*positional, **keywords))
-
-        def both(floating: dict[str, Any], cotangents: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-            results, pullback = self.jax.vjp(function, floating)
-            return results, pullback(cotangents)[0]
-
-        floating = {name: inputs[name] for name in names}
-        if not names:
-            results, gradients = (self.jax.jit(function) if self.jit else function)(floating), {}
-        else:
-            cotangents = {name: self.array(array) for name, array in case.cotangents.items()}
-            results, gradients = (self.jax.jit(both) if self.jit else both)(floating, cotangents)
-        answers = {name: self.numpy(result) for name, result in results.items()}
-        return answers | {gradient_name(name): self.numpy(gradient) for name, gradient in gradients.items()}
-
-
-def framework_options(subject: Subject, case: Case) -> dict[str, Any]:
-    """The case's options with arrays of the subject's framework, inside masks too."""
-    converted = dict(case.options)
-    if converted.get("mask") is not None:
-        converted["mask"] = map_arrays(as_mask(converted["mask"]), lambda a: subject.array(np.asarray(a)))
-    if converted.get("dropout_keep") is not None:
-        converted["dropout_keep"] = subject.array(converted["dropout_keep"])
-    return converted
+        super().__init__(module + (" (jit)" if jit else ""), JaxArrays(device, jit), importlib.import_module(module))
 
 
 IMPLEMENTATIONS = {"reference_numpy": NumpySubject, "torch_impl": TorchSubject, "jax_impl": JaxSubject}

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from conformance.cases import Case
-from conformance.special import allowed_pairs
-from conformance.verdict import Finding
+from conformance.examinations import EXAMINATIONS
+from conformance.expectations import allowed_pairs
+from conformance.targets import Target
+from conformance.verdict import Finding, units_in_the_last_place
 from reference_numpy import attention, attention_weights
 
 
@@ -35,13 +37,39 @@ class Cell:
 
 @dataclass(frozen=True)
 class Violation:
-    """A rule that a subject breaks. `case` is the smallest one found."""
+    """A rule that a subject breaks, and the smallest case found that shows it.
+
+    title: of the probe that found it. examined_by: the name of the examination, and material: what it was done on;
+    with these two the violation can be seen again, on the target, where it is known. diagnosis: known mistakes that
+    give the same answers.
+    """
 
     rule: str
     subject: str
-    ratio: float
-    message: str
-    case: Any
+    finding: Finding
+    title: str
+    examined_by: str
+    material: Any
+    diagnosis: tuple[str, ...] = ()
+    target: Target | None = None
+
+    @property
+    def ratio(self) -> float:
+        return self.finding.ratio
+
+    @property
+    def message(self) -> str:
+        return str(self.finding)
+
+    @property
+    def ulp(self) -> float:
+        """The error in units in the last place of the expected number, in the dtype that the result must have."""
+        return units_in_the_last_place(self.finding, self.case)
+
+    @property
+    def case(self) -> Case:
+        """The call in question; None for what is no matter of one call."""
+        return EXAMINATIONS[self.examined_by].case_of(self.material)
 
 
 @dataclass
@@ -93,15 +121,16 @@ class Tally:
         """`agreement`: the findings compare the case's results with its truth, one by one."""
         worst = max(findings, key=lambda finding: finding.ratio, default=None)
         self.rules[rule, subject].add(0.0 if worst is None else worst.ratio, case.dtype)
-        if worst is not None and worst.ratio > 1:
-            violation = Violation(rule, subject, worst.ratio, str(worst), case)
-            self.violations.setdefault((rule, subject), violation)
         if not agreement:
             return
         for kind in ("output", "gradient"):
             ratios = [f.ratio for f in findings if f.name.startswith("gradient of") == (kind == "gradient")]
             if ratios:
                 self.results[f"{case.operation}, {kind}", case.dtype, subject].add(max(ratios), case.dtype)
+
+    def violate(self, violation: Violation) -> None:
+        """The first violation of each rule by each subject is kept."""
+        self.violations.setdefault((violation.rule, violation.subject), violation)
 
     def include(self, other: Tally) -> None:
         """Add what another run found, with the same subjects."""
@@ -110,7 +139,7 @@ class Tally:
                 mine[key].include(cell)
         self.generated.update(other.generated)
         for violation in other.violations.values():
-            self.violations.setdefault((violation.rule, violation.subject), violation)
+            self.violate(violation)
         self.substance.include(other.substance)
 
     @property

@@ -10,6 +10,8 @@ from conformance.cases import Case, expected_dtype
 from conformance.oracle import Exact
 from conformance.subjects import Answers
 
+PRECISION = {"float16": (11, -13), "bfloat16": (8, -125), "float32": (24, -125), "float64": (53, -1021)}
+"""Binary digits of every dtype, and the exponent (as `frexp` gives it) of its smallest normal number."""
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 
 
@@ -75,3 +77,13 @@ def ratio(got: np.ndarray, exact: Exact, bound: np.ndarray, dtype: str) -> np.nd
         overflow &= np.abs(exact.high) + bound >= LARGEST.get(dtype, np.finfo(np.float64).max)
         numbers = np.isfinite(got) & np.isfinite(exact.high)
     return np.where(numbers, np.where(np.isnan(ratios), np.inf, ratios), np.where(same | overflow, 0.0, np.inf))
+
+
+def units_in_the_last_place(finding: Finding, case: Case) -> float:
+    """|got - expected| in units in the last place of the expected number; infinity where either is no number."""
+    if finding.message or not np.isfinite(finding.got) or not np.isfinite(finding.expected):
+        return float("inf")
+    dtype = expected_dtype(finding.name, case)
+    digits, smallest = PRECISION[dtype]
+    exponent = max(np.frexp(abs(finding.expected))[1], smallest)
+    return float(abs(finding.got - finding.expected) / 2.0 ** (int(exponent) - digits))

@@ -8,23 +8,24 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
-from conformance.generation import OPERATIONS
+from conformance.generation import OPERATIONS, operation_cases
+from conformance.guard import Examiner
 from conformance.oracle import balls_available
 from conformance.probes import PROBES, agreement
-from conformance.run import Progress, cases_of, run_probe, run_refusals, silent
-from conformance.subjects import IMPLEMENTATIONS, Subject
+from conformance.run import SHRINKING, Progress, cases_of, run_probe, run_refusals, silent
+from conformance.subjects import IMPLEMENTATIONS
 from conformance.tally import Tally
 
-subjects: list[Subject] = []
+examiners: list[Examiner] = []
 """A worker process's own subjects, made once."""
 
 
 def start(names: Sequence[str], device: str) -> None:
     balls_available()  # loaded now, because Hypothesis draws constants that it finds in loaded modules
-    made: list[Any] = [IMPLEMENTATIONS[name](device=device) for name in names]
-    subjects[:] = made
-    for subject in subjects:
-        torch: Any = getattr(subject, "torch", None)
+    made: dict[str, Any] = IMPLEMENTATIONS
+    examiners[:] = [Examiner(made[name](device=device)) for name in names]
+    for examiner in examiners:
+        torch: Any = getattr(examiner.subject.framework, "torch", None)
         if torch is not None:
             torch.set_num_threads(1)  # the processes share the cores among them
 
@@ -32,14 +33,14 @@ def start(names: Sequence[str], device: str) -> None:
 def work(index: int | None, rules: Collection[str], examples: int, seed: int) -> Tally:
     """The probe of that index, or for None the refusals."""
     if index is None:
-        return run_refusals(rules, subjects)
-    return run_probe(PROBES[index], subjects, examples, seed, silent, True)
+        return run_refusals(rules, examiners)
+    return run_probe(PROBES[index], examiners, examples, seed, silent, SHRINKING)
 
 
 def work_definition(operation: str, examples: int, seed: int) -> Tally:
     """The definition in float64 against ball arithmetic, on cases of one operation."""
-    probe = agreement("ATT-9", operation, OPERATIONS[operation](("float64",)))
-    return run_probe(probe, subjects, examples, seed, silent, True)
+    probe = agreement("ATT-9", operation, operation, operation_cases(operation, ("float64",)))
+    return run_probe(probe, examiners, examples, seed, silent, SHRINKING)
 
 
 class Workers:

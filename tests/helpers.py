@@ -30,7 +30,7 @@ class Implementation:
     def convert(self, argument: Any) -> Any:
         """Every NumPy array inside an argument as the framework's own: in masks, parameters, lists and dictionaries."""
         if isinstance(argument, np.ndarray):
-            return self.subject.array(argument)
+            return self.subject.framework.array(argument)
         if isinstance(argument, Mask):
             return map_arrays(argument, self.convert)
         if isinstance(argument, dict):
@@ -44,7 +44,7 @@ class Implementation:
     def call(self, operation: str, *arguments: Any, **options: Any) -> Any:
         """An operation on NumPy arrays, with NumPy arrays as its result."""
         result = getattr(self, operation)(*self.convert(arguments), **self.convert(options))
-        return tuple(map(self.subject.numpy, result)) if isinstance(result, tuple) else self.subject.numpy(result)
+        return tuple(map(self.subject.framework.numpy, result)) if isinstance(result, tuple) else self.subject.framework.numpy(result)
 
 
 IMPLEMENTATIONS = tuple(map(Implementation, PACKAGES))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.generation import OPERATIONS
+from conformance.generation import OPERATIONS, operation_cases
 from conformance.probes import PROBES, agreement
 from conformance.run import run
 from conformance.subjects import IMPLEMENTATIONS, Subject
@@ -26,7 +26,7 @@ def test_all_three_keep_the_rule(rule: str, subjects: list[Subject]) -> None:
 
 def test_substance() -> None:
     """Most attention cases have masked and allowed keys, weights that are spread, and an output unlike zeros."""
-    probe = agreement("ATT-12", "attention", OPERATIONS["attention"](("float32", "bfloat16")))
+    probe = agreement("ATT-12", "attention", "attention", operation_cases("attention", ("float32", "bfloat16")))
     tally = run([probe], [IMPLEMENTATIONS["reference_numpy"]()], examples=200, seed=SEED)
     count = len(tally.substance.masked)
     assert count == 200
@@ -38,6 +38,6 @@ def test_substance() -> None:
 def test_definition_within_its_bound_of_ball_arithmetic(operation: str) -> None:
     """float64, every feature; `conformance definition` does the same with more cases."""
     pytest.importorskip("flint")
-    probe = agreement("ATT-9", operation, OPERATIONS[operation](("float64",)))
+    probe = agreement("ATT-9", operation, operation, operation_cases(operation, ("float64",)))
     tally = run([probe], [IMPLEMENTATIONS["reference_numpy"]()], examples=100, seed=SEED)
     assert tally.conforms, tally.violations

@@ -1,0 +1,81 @@
+"""`check`: one subject, one operation, every rule that speaks of it.
+
+First the subject is asked the plainest cases, one for every dtype and feature that it claims: what it cannot take at
+all is one violation, and is left out of everything after. Then come the frozen corpus, the probes, and what the subject
+says it does not support, which it must refuse.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from conformance.child import ChildExaminer
+from conformance.guard import TIME_LIMIT, Examiner
+from conformance.judgement import Judgement
+from conformance.result import Report, report_of
+from conformance.run import Progress, silent
+from conformance.targets import Target
+
+EFFORTS = {"quick": 3, "default": 10, "thorough": 100}
+"""Cases for each probe."""
+SHRINKING = 4.0
+"""Seconds spent at most on making one failing case smaller."""
+
+
+def check(
+    subject: str | Callable[..., Any],
+    operation: str,
+    *,
+    arrays: str = "numpy",
+    dtypes: Collection[str] | None = None,
+    supports: Collection[str] | None = None,
+    effort: str = "default",
+    seed: int | None = None,
+    device: str = "cpu",
+    layout: str | None = None,
+    width_multiple: int | None = None,
+    conventions: Mapping[str, str] | None = None,
+    vjp: Callable[..., Any] | None = None,
+    name: str | None = None,
+    rules: Collection[str] | None = None,
+    time_limit: float = TIME_LIMIT,
+    isolate: bool = False,
+    shrink: bool = True,
+    progress: Progress = silent,
+) -> Report:
+    """Judge a function that is to compute an operation.
+
+    subject: the function, or "package.module:callable", or "path/to/file.py:callable". It takes the operation's own
+        parameters: for attention `query, key, value, *, mask, bias, scale, softcap, sinks`, those that it has, with
+        mask a boolean array [Q, K] or [B or 1, H or 1, Q, K] (True: may attend) or None.
+    arrays: "numpy", "torch" or "jax". device: "cpu" or "cuda".
+    dtypes: those that it takes; all four unless given.
+    supports: names from `declaration.FEATURES`; unless given, all for which its signature has room. "no-softcap" and
+        the like: all but these. What is not supported must be refused by an error, and that is checked too.
+    layout: "BTHD" for arrays [batch, length, heads, width]. width_multiple: what widths must be multiples of.
+    conventions: departures from the definition that it declares, from `declaration.CONVENTIONS`.
+    vjp: gives its gradients, `vjp(*arguments, cotangent, **keywords)`, in the order of its floating arguments or as a
+        dictionary by their names; else torch.autograd or jax.vjp does.
+    rules: only these. time_limit: seconds for one case. isolate: run it in a process of its own, for functions that may
+        crash or hang in native code.
+
+    ValueError says what is wrong with a target that cannot be judged at all.
+    """
+    if effort not in EFFORTS:
+        raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
+    given = {"supports": supports, "dtypes": dtypes, "layout": layout, "width_multiple": width_multiple}
+    given |= {"conventions": conventions, "vjp": vjp}
+    given = {key: value for key, value in given.items() if value is not None}
+    target = Target(subject, operation, arrays, device, name, given)
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    start = time.monotonic()
+    examiner = ChildExaminer(target, time_limit) if isolate else Examiner(target.make(), time_limit)
+    try:
+        judgement = Judgement(examiner, operation, EFFORTS[effort], seed, rules, progress, SHRINKING if shrink else 0.0)
+        judgement.run()
+    finally:
+        examiner.close()
+    return report_of(target, judgement, effort, time.monotonic() - start)

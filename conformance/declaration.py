@@ -1,0 +1,188 @@
+"""What a subject says of itself: what it takes, in which layout, and where it departs from the definition on purpose.
+
+Cases are drawn within the declaration. What lies outside it the subject must refuse.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from specification.dtypes import FLOATING
+
+MASK_KINDS = ("causal", "window", "lengths", "padding", "segments", "dense")
+
+FEATURES = {
+    "causal": "masks that are causal, with any offset",
+    "window": "sliding-window masks",
+    "lengths": "masks by the number of keys of each batch element",
+    "padding": "masks by a boolean for every key of each batch element",
+    "segments": "masks of packed sequences",
+    "dense": "any boolean mask",
+    "scale": "a scale other than 1 / sqrt(D)",
+    "softcap": "softcap",
+    "bias": "an additive bias",
+    "sinks": "a sink logit for every head",
+    "dropout": "dropout by a given keep mask",
+    "empty_rows": "a choice of what rows that allow nothing get",
+    "gqa": "fewer key heads than query heads",
+    "cross": "as many queries as keys, or not",
+    "value_width": "values of another width than the keys",
+    "empty": "lengths of 0",
+    "gradients": "gradients",
+    "structured": "masks come as descriptions, not as boolean arrays",
+    "refusals": "bad input is refused, as the rules say",
+}
+"""Names for `supports`. All but the last two are claimed unless something else is said."""
+
+UNCLAIMED = ("structured", "refusals")
+PARAMETERS = {"scale": "scale", "softcap": "softcap", "bias": "bias", "sinks": "sinks"}
+PARAMETERS |= {"dropout": "dropout_keep", "empty_rows": "empty_rows"}
+"""Features that need a parameter of their own."""
+
+CONVENTIONS = {
+    "polarity": ("allowed", "masked"),
+    "empty_rows": ("zero", "mean", "nan", "any"),
+    "causal": ("explicit", "top_left", "bottom_right"),
+    "heads": ("repeated", "tiled"),
+    "isolation": ("strict", "finite"),
+    "weights": ("float32", "inputs", "bfloat16", "float16"),
+    "products": ("float32", "inputs", "tf32", "bfloat16", "float16"),
+}
+"""Names for `convention`, each with its values; the first is the definition's.
+
+polarity: what True means in a dense mask. empty_rows: what a row gets that allows nothing; "any" promises nothing. causal: where `Causal()`
+without an offset stands when Q != K (for subjects that take descriptions). heads: which key head query head h reads,
+h // (H / G) or h % G. isolation: "finite" promises nothing about NaN or infinity behind a mask. weights: the precision
+to which attention weights (and the gradients of scores) are rounded before they are multiplied, "inputs" being the
+dtype of the inputs. products: the precision to which both sides of matrix products are rounded.
+"""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """features: names of `FEATURES`. width_multiple: what D and V must be multiples of. vjp: gives the gradients.
+
+    dtypes: those to be judged. refused_dtypes: those that the function says it does not take.
+    """
+
+    features: frozenset[str] = frozenset(FEATURES)
+    dtypes: tuple[str, ...] = FLOATING
+    layout: str = "BHTD"
+    width_multiple: int = 1
+    conventions: Mapping[str, str] = field(default_factory=dict)
+    vjp: Callable[..., Any] | None = None
+    refused_dtypes: tuple[str, ...] = ()
+
+    def __contains__(self, feature: str) -> bool:
+        return feature in self.features
+
+    def convention(self, name: str) -> str:
+        return self.conventions.get(name, CONVENTIONS[name][0])
+
+    def without(self, *features: str) -> Declaration:
+        return replace(self, features=self.features - set(features))
+
+    @property
+    def masks(self) -> tuple[str, ...]:
+        return tuple(kind for kind in MASK_KINDS if kind in self)
+
+
+EVERYTHING = Declaration()
+
+
+def declare(
+    supports: Collection[str] | None = None,
+    *,
+    dtypes: Iterable[str] | None = None,
+    layout: str | None = None,
+    width_multiple: int | None = None,
+    conventions: Mapping[str, str] | None = None,
+    vjp: Callable[..., Any] | None = None,
+) -> Callable[[Any], Any]:
+    """Say of a function what it supports, where it is defined. The arguments are those of `check`."""
+    given = {"supports": supports, "dtypes": dtypes, "layout": layout, "width_multiple": width_multiple}
+    given |= {"conventions": conventions, "vjp": vjp}
+
+    def decorate(function: Any) -> Any:
+        function.conformance = {name: value for name, value in given.items() if value is not None}
+        return function
+
+    return decorate
+
+
+def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declaration:
+    """From what the caller gives, else from what the function was decorated with, else from its signature.
+
+    differentiated: the function's framework differentiates by itself. The dtypes that a caller gives only choose; those
+    that a function is decorated with say that it takes no others.
+    """
+    own = dict(getattr(function, "conformance", {}))
+    said = own | {n: v for n, v in given.items() if v is not None}
+    supports = said.pop("supports", None)
+    features = claimed(supports, function)
+    if supports is None and not differentiated and "vjp" not in said:
+        features -= {"gradients"}
+    said["refused_dtypes"] = tuple(dtype for dtype in FLOATING if dtype not in own.get("dtypes", FLOATING))
+    said["conventions"] = known_conventions(said.get("conventions", {}))
+    said["dtypes"] = known("dtypes", listed(said.get("dtypes", FLOATING)), FLOATING)
+    if not said["dtypes"]:
+        raise ValueError("dtypes: got none")
+    if said.get("layout", "BHTD") not in ("BHTD", "BTHD"):
+        raise ValueError(f"layout must be BHTD or BTHD, got {said['layout']!r}")
+    if int(said.get("width_multiple", 1)) < 1:
+        raise ValueError(f"width_multiple must be positive, got {said['width_multiple']!r}")
+    return Declaration(features=features, **said)
+
+
+def listed(names: str | Iterable[str]) -> list[str]:
+    """Also for "one,two"."""
+    several = [names] if isinstance(names, str) else names
+    return [part.strip() for name in several for part in name.split(",") if part.strip()]
+
+
+def claimed(supports: Collection[str] | None, function: Any) -> frozenset[str]:
+    """Names as they are; if every one starts with "no-", all that the signature has room for, without those."""
+    names = listed(supports or ())
+    known("supports", [name.removeprefix("no-") for name in names], FEATURES)
+    removed = {name.removeprefix("no-") for name in names if name.startswith("no-")}
+    added = {name for name in names if not name.startswith("no-")}
+    if not added - set(UNCLAIMED):
+        added |= room_for(function)
+    return frozenset(added - removed)
+
+
+def room_for(function: Any) -> set[str]:
+    """Every feature that does not lack its parameter."""
+    accepted = parameters(function)
+    features = set(FEATURES) - set(UNCLAIMED)
+    if accepted is None:
+        return features - {"dropout", "empty_rows"}
+    features -= {feature for feature, name in PARAMETERS.items() if name not in accepted}
+    return features if "mask" in accepted else features - set(MASK_KINDS)
+
+
+def parameters(function: Any) -> set[str] | None:
+    """Names of its parameters; None if it takes any, or does not tell."""
+    try:
+        found = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return None
+    return None if any(p.kind is p.VAR_KEYWORD for p in found.values()) else set(found)
+
+
+def known_conventions(given: Mapping[str, str]) -> dict[str, str]:
+    known("conventions", given, CONVENTIONS)
+    for name, value in given.items():
+        known(f"convention {name}", [value], CONVENTIONS[name])
+    return dict(given)
+
+
+def known(what: str, given: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+    given = tuple(given)
+    wrong = [name for name in given if name not in names]
+    if wrong:
+        raise ValueError(f"{what}: got {wrong[0]!r}, expected one of {', '.join(names)}")
+    return given

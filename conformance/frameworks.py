@@ -1,0 +1,160 @@
+"""The one place where arrays change framework, and where each framework's own differentiation is asked for.
+
+A framework is imported only when something of it is made here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+Arrays = dict[str, Any]
+"""A framework's own arrays, by name."""
+Function = Callable[[Arrays], Arrays]
+
+
+class NoGradients(TypeError):
+    """Gradients were asked for where there are none."""
+
+
+class Framework(Protocol):
+    """What the judge needs of a framework."""
+
+    name: str
+    mutable: bool  # whether arrays can be changed in place, so that sharing memory would show
+    kind: type  # of its arrays
+
+    def array(self, array: np.ndarray) -> Any:
+        """A NumPy array as the framework's own, bit for bit."""
+
+    def numpy(self, array: Any) -> np.ndarray:
+        """The framework's array as NumPy's, bit for bit."""
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        """Whatever the framework needs around a call; nothing global stays changed after it."""
+
+    def evaluate(self, function: Function, inputs: Arrays) -> Arrays:
+        """The results."""
+
+    def differentiate(
+        self, function: Function, inputs: Arrays, names: Sequence[str], cotangents: Arrays
+    ) -> tuple[Arrays, Arrays]:
+        """The results, and for the inputs of those names the gradients by input name."""
+
+
+class NumpyArrays:
+    """NumPy: no differentiation of its own."""
+
+    name, mutable, kind = "numpy", True, np.ndarray
+
+    def __init__(self, device: str = "cpu") -> None:
+        """NumPy is on the CPU, whatever the device."""
+
+    def array(self, array: np.ndarray) -> np.ndarray:
+        return np.array(array)
+
+    def numpy(self, array: np.ndarray) -> np.ndarray:
+        return np.asarray(array)
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def evaluate(self, function: Function, inputs: Arrays) -> Arrays:
+        return function(inputs)
+
+    def differentiate(
+        self, function: Function, inputs: Arrays, names: Sequence[str], cotangents: Arrays
+    ) -> tuple[Arrays, Arrays]:
+        raise NoGradients("NumPy does not differentiate; give the subject a function for its gradients")
+
+
+class TorchArrays:
+    """PyTorch, with torch.autograd."""
+
+    name, mutable = "torch", True
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.torch: Any = importlib.import_module("torch")
+        self.kind, self.device = self.torch.Tensor, device
+
+    def array(self, array: np.ndarray) -> Any:
+        if array.dtype == ml_dtypes.bfloat16:
+            tensor = self.torch.from_numpy(np.array(array).view(np.int16)).view(self.torch.bfloat16)
+        else:
+            tensor = self.torch.from_numpy(np.array(array))
+        return tensor.to(self.device)
+
+    def numpy(self, array: Any) -> np.ndarray:
+        tensor = array.detach().cpu()
+        if tensor.dtype == self.torch.bfloat16:
+            return tensor.contiguous().view(self.torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return tensor.numpy()
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def evaluate(self, function: Function, inputs: Arrays) -> Arrays:
+        return function(inputs)
+
+    def differentiate(
+        self, function: Function, inputs: Arrays, names: Sequence[str], cotangents: Arrays
+    ) -> tuple[Arrays, Arrays]:
+        inputs = inputs | {name: inputs[name].detach().requires_grad_() for name in names}
+        results = function(inputs)
+        if not any(results[name].requires_grad for name in cotangents):
+            raise NoGradients("torch.autograd does not connect the result with the inputs")
+        gradients = self.torch.autograd.grad(
+            [results[name] for name in cotangents],
+            [inputs[name] for name in names],
+            list(cotangents.values()),
+            materialize_grads=True,
+        )
+        return results, dict(zip(names, gradients, strict=True))
+
+
+class JaxArrays:
+    """JAX, with jax.vjp; optionally everything under jax.jit."""
+
+    name, mutable = "jax", False
+
+    def __init__(self, device: str = "cpu", jit: bool = False) -> None:
+        self.jax: Any = importlib.import_module("jax")
+        self.kind, self.jit = self.jax.Array, jit
+        self.device = self.jax.devices("gpu" if device == "cuda" else device)[0]
+
+    def array(self, array: np.ndarray) -> Any:
+        return self.jax.device_put(array, self.device)
+
+    def numpy(self, array: Any) -> np.ndarray:
+        return np.asarray(array)
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        context = contextlib.ExitStack()
+        context.enter_context(self.jax.enable_x64(True))
+        context.enter_context(self.jax.default_device(self.device))
+        return context
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return self.jax.jit(function) if self.jit else function
+
+    def evaluate(self, function: Function, inputs: Arrays) -> Arrays:
+        return self.compiled(function)(inputs)
+
+    def differentiate(
+        self, function: Function, inputs: Arrays, names: Sequence[str], cotangents: Arrays
+    ) -> tuple[Arrays, Arrays]:
+        others = {name: array for name, array in inputs.items() if name not in names}
+
+        def both(floating: Arrays, cotangents: Arrays) -> tuple[Arrays, Arrays]:
+            results, pullback = self.jax.vjp(lambda floating: function(floating | others), floating)
+            return results, pullback(cotangents)[0]
+
+        return self.compiled(both)({name: inputs[name] for name in names}, cotangents)
+
+
+FRAMEWORKS = {"numpy": NumpyArrays, "torch": TorchArrays, "jax": JaxArrays}

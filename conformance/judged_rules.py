@@ -1,0 +1,13 @@
+"""The rules of the specification, and one more that only a judge needs."""
+
+from __future__ import annotations
+
+from specification import RULES
+from specification.rules import Rule
+
+CONTRACT = Rule(
+    "CALL",
+    "contract",
+    "The function takes the operation's own arguments, answers with its framework's arrays, in time, and prints nothing.",
+)
+JUDGED = {CONTRACT.id: CONTRACT} | RULES
