@@ -4,14 +4,20 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+MUTATION_INSTALLED := $(VENV)/.mutation-installed
+PROCESSES ?= 1
 
-.PHONY: conformance test lint format clean
+.PHONY: conformance test mutants lint format clean
 
 conformance: $(INSTALLED)
 	$(BIN)/python -m conformance run
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2
+
+# Resumes where it was broken off; `make mutants PROCESSES=4` for more cores.
+mutants: $(MUTATION_INSTALLED)
+	$(BIN)/python -m mutation run --processes $(PROCESSES)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check
@@ -30,6 +36,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install -qq --constraint constraints.txt pip setuptools
 	$(BIN)/python -m pip install -qq --constraint constraints.txt --no-build-isolation \
 		--editable '.[torch,jax,oracle,dev]'
+	touch $@
+
+$(MUTATION_INSTALLED): $(INSTALLED)
+	$(BIN)/python -m pip install -qq --constraint constraints.txt --no-build-isolation --editable '.[mutation]'
 	touch $@
 
 clean:

@@ -1,7 +1,7 @@
 """The judge: does an implementation compute what SPEC.md says?
 
-    report = conformance.check(my_attention, "attention", arrays="torch")
-    assert report.conforms, report.violations
+report = conformance.check(my_attention, "attention", arrays="torch")
+assert report.conforms, report.violations
 """
 
 from __future__ import annotations

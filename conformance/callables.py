@@ -34,7 +34,7 @@ class WrongAnswer(TypeError):
 
 
 def load(target: str) -> Callable[..., Any]:
-    """The callable that `package.module:name` or `path/to/file.py:name` names; ValueError says what is wrong with it."""
+    """What `package.module:name` or `path/to/file.py:name` names; ValueError says why that is nothing to call."""
     where, colon, name = target.rpartition(":")
     if not colon or not where or not name:
         raise ValueError(f"target must be package.module:callable or path/to/file.py:callable, got {target!r}")
@@ -127,7 +127,7 @@ class CallableSubject(Subject):
     def materialized(self, mask: Any, shape: tuple[int, int, int, int]) -> None:
         """A function has no masks of its own."""
 
-    # --- conventions: what the function is asked, and what its answers mean --------------------------------------------
+    # --- conventions: what the function is asked, and what its answers mean ---
 
     def asked(self, case: Case) -> Case:
         options = {name: value for name, value in case.options.items() if name != "empty_rows"}
@@ -171,7 +171,8 @@ class CallableSubject(Subject):
 
     def meant(self, case: Case, answers: Answers) -> Answers:
         if self.declaration.layout == "BTHD" and case.operation.startswith("attention"):
-            names = {gradient_name(name) for name in FEATURES_LAST} | ({"output"} if case.operation == "attention" else set())
+            names = {gradient_name(name) for name in FEATURES_LAST}
+            names |= {"output"} if case.operation == "attention" else set()
             answers = {n: swapped(a) if n in names else a for n, a in answers.items()}
             case = replace(case, inputs={n: swapped(a) if n in FEATURES_LAST else a for n, a in case.inputs.items()})
         order = tiled_order(case)

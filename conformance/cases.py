@@ -20,7 +20,7 @@ class Case:
     options: everything else that the operation takes by keyword; a mask holds NumPy arrays and Python numbers.
     cotangents: one array for each result, by name; empty when the case asks for no gradients.
     special: NaN or infinity stands where it can reach results, which are then compared as what they are.
-    rounding: the precisions that the subject declares for "weights" and "products", where they are not the definition's.
+    rounding: the precisions that the subject declares for "weights" and "products", where they are narrower.
     """
 
     operation: str

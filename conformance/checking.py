@@ -66,8 +66,8 @@ def check(
     """
     if effort not in EFFORTS:
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
-    given = {"supports": supports, "dtypes": dtypes, "layout": layout, "width_multiple": width_multiple}
-    given |= {"conventions": conventions, "vjp": vjp}
+    given: dict[str, Any] = {"supports": supports, "dtypes": dtypes, "layout": layout, "vjp": vjp}
+    given |= {"width_multiple": width_multiple, "conventions": conventions}
     given = {key: value for key, value in given.items() if value is not None}
     target = Target(subject, operation, arrays, device, name, given)
     seed = secrets.randbelow(2**32) if seed is None else seed

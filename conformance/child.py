@@ -7,9 +7,11 @@ import multiprocessing
 import os
 import signal
 import sys
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+from conformance.declaration import Declaration
 from conformance.guard import Examiner, broken
 from conformance.targets import Target
 from conformance.verdict import Finding
@@ -22,17 +24,28 @@ class ChildExaminer(Examiner):
     """As `Examiner`, in a child process, which is started again after it has died or was ended for taking too long."""
 
     def __init__(self, target: Target, time_limit: float) -> None:
-        super().__init__(target.make(), time_limit)
-        self.target, self.process, self.pipe = target, None, None
+        self.target, self.name, self.time_limit = target, target.title, time_limit
+        self.printed, self.overrun = "", 0
+        self.process: Any = None
+        self.pipe: Any = None
         self.context: Any = multiprocessing.get_context("spawn")
+        self.declaration = self.start()
 
-    def start(self) -> None:
+    def start(self) -> Declaration:
+        """ValueError where the target cannot be loaded, as in `Target.make`."""
         self.pipe, other = self.context.Pipe()
         self.process = self.context.Process(target=serve, args=(other, self.target, self.time_limit), daemon=True)
         self.process.start()
         other.close()
-        if not self.pipe.poll(STARTING) or self.pipe.recv() != "ready":
-            raise RuntimeError("the child process did not start")
+        try:
+            loaded = self.pipe.recv() if self.pipe.poll(STARTING) else f"not loaded after {STARTING:g} s"
+        except EOFError:
+            self.process.join()
+            loaded = f"while it was loaded {died(self.process.exitcode)}"
+        if isinstance(loaded, Declaration):
+            return loaded
+        self.close()
+        raise ValueError(loaded)
 
     def __call__(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
         if self.process is None:
@@ -76,8 +89,12 @@ def serve(pipe: Connection, target: Target, time_limit: float) -> None:
     keep_compiled_code()
     with open(os.devnull, "w") as nowhere:  # what native code prints is for nobody
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
-    examiner = Examiner(target.make(), time_limit)
-    pipe.send("ready")
+    try:
+        examiner = Examiner(target.make(), time_limit)
+    except ValueError as error:
+        pipe.send(str(error))
+        return
+    pipe.send(replace(examiner.declaration, vjp=None))
     with contextlib.suppress(EOFError):
         while True:
             asked = pipe.recv()

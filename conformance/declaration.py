@@ -37,6 +37,9 @@ FEATURES = {
 }
 """Names for `supports`. All but the last two are claimed unless something else is said."""
 
+SIMPLEST_FIRST = ("float32", "bfloat16", "float16", "float64")
+"""The dtypes in the order in which they are tried, and in which a failing case is made simpler."""
+
 UNCLAIMED = ("structured", "refusals")
 PARAMETERS = {"scale": "scale", "softcap": "softcap", "bias": "bias", "sinks": "sinks"}
 PARAMETERS |= {"dropout": "dropout_keep", "empty_rows": "empty_rows"}
@@ -53,11 +56,11 @@ CONVENTIONS = {
 }
 """Names for `convention`, each with its values; the first is the definition's.
 
-polarity: what True means in a dense mask. empty_rows: what a row gets that allows nothing; "any" promises nothing. causal: where `Causal()`
-without an offset stands when Q != K (for subjects that take descriptions). heads: which key head query head h reads,
-h // (H / G) or h % G. isolation: "finite" promises nothing about NaN or infinity behind a mask. weights: the precision
-to which attention weights (and the gradients of scores) are rounded before they are multiplied, "inputs" being the
-dtype of the inputs. products: the precision to which both sides of matrix products are rounded.
+polarity: what True means in a dense mask. empty_rows: what a row gets that allows nothing; "any" promises nothing.
+causal: where `Causal()` without an offset stands when Q != K (for subjects that take descriptions). heads: which key
+head query head h reads, h // (H / G) or h % G. isolation: "finite" promises nothing about NaN or infinity behind a
+mask. weights: the precision to which attention weights (and the gradients of scores) are rounded before they are
+multiplied, "inputs" being the dtype of the inputs. products: that to which both sides of matrix products are rounded.
 """
 
 
@@ -65,7 +68,8 @@ dtype of the inputs. products: the precision to which both sides of matrix produ
 class Declaration:
     """features: names of `FEATURES`. width_multiple: what D and V must be multiples of. vjp: gives the gradients.
 
-    dtypes: those to be judged. refused_dtypes: those that the function says it does not take.
+    dtypes: those to be judged. refused_dtypes: those that the function says it does not take. room: features for which
+    its signature has parameters, supported or not.
     """
 
     features: frozenset[str] = frozenset(FEATURES)
@@ -75,6 +79,7 @@ class Declaration:
     conventions: Mapping[str, str] = field(default_factory=dict)
     vjp: Callable[..., Any] | None = None
     refused_dtypes: tuple[str, ...] = ()
+    room: frozenset[str] = frozenset()
 
     def __contains__(self, feature: str) -> bool:
         return feature in self.features
@@ -103,8 +108,8 @@ def declare(
     vjp: Callable[..., Any] | None = None,
 ) -> Callable[[Any], Any]:
     """Say of a function what it supports, where it is defined. The arguments are those of `check`."""
-    given = {"supports": supports, "dtypes": dtypes, "layout": layout, "width_multiple": width_multiple}
-    given |= {"conventions": conventions, "vjp": vjp}
+    given: dict[str, Any] = {"supports": supports, "dtypes": dtypes, "layout": layout, "vjp": vjp}
+    given |= {"width_multiple": width_multiple, "conventions": conventions}
 
     def decorate(function: Any) -> Any:
         function.conformance = {name: value for name, value in given.items() if value is not None}
@@ -125,16 +130,17 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
     features = claimed(supports, function)
     if supports is None and not differentiated and "vjp" not in said:
         features -= {"gradients"}
-    said["refused_dtypes"] = tuple(dtype for dtype in FLOATING if dtype not in own.get("dtypes", FLOATING))
+    said["refused_dtypes"] = tuple(dtype for dtype in FLOATING if dtype not in listed(own.get("dtypes", FLOATING)))
     said["conventions"] = known_conventions(said.get("conventions", {}))
     said["dtypes"] = known("dtypes", listed(said.get("dtypes", FLOATING)), FLOATING)
+    said["dtypes"] = tuple(dtype for dtype in SIMPLEST_FIRST if dtype in said["dtypes"])
     if not said["dtypes"]:
         raise ValueError("dtypes: got none")
     if said.get("layout", "BHTD") not in ("BHTD", "BTHD"):
         raise ValueError(f"layout must be BHTD or BTHD, got {said['layout']!r}")
     if int(said.get("width_multiple", 1)) < 1:
         raise ValueError(f"width_multiple must be positive, got {said['width_multiple']!r}")
-    return Declaration(features=features, **said)
+    return Declaration(features=features, room=frozenset(room_for(function)), **said)
 
 
 def listed(names: str | Iterable[str]) -> list[str]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from conformance.bounds import bound, merged_bound
 from conformance.cases import Case
+from conformance.diagnosis.examining import examine_diagnosis
 from conformance.expectations import Planted, empty_rows, expectation
 from conformance.frameworks import Arrays, Framework
 from conformance.oracle import oracle
@@ -56,7 +57,7 @@ def examine_description(subject: Subject, case: Case, shared: tuple[Any, Any, An
     """The array is the description's meaning exactly, and attention by that array gives what the description gives."""
     meaning, truth, bounds = shared
     B, H, Q, K = meaning.shape
-    array = subject.materialized(case.options["mask"], (B, H, Q, K))
+    array = subject.materialized(case.options.get("mask"), (B, H, Q, K))
     if array is None:
         array = meaning
     elif array.dtype != bool or array.ndim != 4 or not np.array_equal(np.broadcast_to(array, meaning.shape), meaning):
@@ -122,8 +123,8 @@ def examine_towering(subject: Subject, twins: tuple[Case, Case], shared: tuple[A
     truth, bounds = shared
     answers = subject(twins[0])
     names = ("output", gradient_name("value"))
-    findings = judge(twins[0], answers, {name: truth[name] for name in names}, bounds)
-    for name in (gradient_name("query"), gradient_name("key")):
+    findings = judge(twins[0], answers, {name: truth[name] for name in names if name in truth}, bounds)
+    for name in (n for n in (gradient_name("query"), gradient_name("key")) if n in truth):
         wrong = np.isnan(answers[name].astype(float)).any()
         findings.append(Finding(name, np.inf if wrong else 0.0, message="is NaN" if wrong else ""))
     return findings
@@ -137,25 +138,31 @@ def examine_determinism(subject: Subject, case: Case, shared: Any) -> Findings:
     framework, asked = subject.framework, subject.asked(case)
     with framework.context():
         inputs, options = subject.arrays(asked)
-        others = {n: framework.array(a[..., ::-1].copy() if a.dtype.kind == "f" else a) for n, a in asked.inputs.items()}
+        others = {n: framework.array(reversed_last(a)) for n, a in asked.inputs.items()}
         earlier = subject.results(case.operation, inputs, options)
         kept = {name: np.array(framework.numpy(result)) for name, result in earlier.items()}
         between = subject.results(case.operation, others, options)
         second = subject.results(case.operation, inputs, options)
-        findings = [
+        findings = []
+        for name, array in asked.inputs.items():
+            if not np.array_equal(array, framework.numpy(inputs[name]), equal_nan=array.dtype.kind != "i"):
+                findings.append(Finding(name, np.inf, message="was changed by the call"))
+        findings += [
             identical(name, array, framework.numpy(results[name]))
             for results in (earlier, second)
             for name, array in kept.items()
         ]
-        for name, array in asked.inputs.items():
-            if not np.array_equal(array, framework.numpy(inputs[name]), equal_nan=array.dtype.kind != "i"):
-                findings.append(Finding(name, np.inf, message="was changed by the call"))
         if framework.mutable:
             findings += shared_memory(framework, second, {"input": inputs, "earlier": earlier, "other": between})
     if case.cotangents:
         again = subject(case)
         findings += [identical(name, array, again[name]) for name, array in subject(case).items()]
     return findings
+
+
+def reversed_last(array: np.ndarray) -> np.ndarray:
+    """Other numbers of the same size; ids stay."""
+    return array if array.dtype.kind in "iu" else np.ascontiguousarray(array[..., ::-1])
 
 
 def shared_memory(framework: Framework, results: Arrays, others: dict[str, Arrays]) -> Findings:
@@ -249,7 +256,8 @@ def examine_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -
     except Exception:  # any error is a refusal
         return []
     worst = max(judge(case, answers, *shared), key=lambda finding: finding.ratio)
-    return [worst._replace(message=f"neither supported nor refused, and wrong: {worst}") if worst.ratio > 1 else worst]
+    message = f"neither supported nor refused, and wrong: {worst}"
+    return [worst._replace(message=message) if worst.ratio > 1 else worst]
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -274,7 +282,7 @@ def planted_case(planted: Planted) -> Case:
 
 @dataclass(frozen=True)
 class Examination:
-    """prepare(material) -> shared; examine(subject, material, shared) -> findings; case_of: the case in the material."""
+    """prepare(material) -> shared; examine(subject, material, shared) -> findings; case_of(material) -> the case."""
 
     prepare: Callable[[Any], Any]
     examine: Callable[[Subject, Any, Any], Findings]
@@ -294,6 +302,7 @@ EXAMINATIONS = {
     "constant rows": Examination(nothing, examine_constant_rows),
     "spoiled rows": Examination(prepare_twin, examine_spoiled_rows, first),
     "answers": Examination(oracle, examine_answers),
+    "diagnosis": Examination(nothing, examine_diagnosis),
     "nothing": Examination(nothing, lambda subject, material, shared: []),
     "refusal": Examination(nothing, examine_refusal, lambda refusal: refusal.case),
     "unsupported": Examination(truth_and_bounds, examine_unsupported),

@@ -106,5 +106,3 @@ def nan_rows(case: Case, truth: dict[str, Exact]) -> dict[str, Exact]:
         bad = spoiled.get(name, np.zeros((1,) * exact.high.ndim, bool))
         expected[name] = Exact(np.where(bad, np.nan, exact.high), np.where(bad, 0, exact.low))
     return expected
-
-

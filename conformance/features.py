@@ -60,11 +60,11 @@ def rule_of(feature: str, operation: str) -> str:
     return rules.get(feature, rules.get("", "NORM-1"))
 
 
-
 def features_of(case: Case) -> set[str]:
     """Names of `declaration.FEATURES`."""
     features = mask_kinds(case.options.get("mask"))
-    features |= {name for name in ("bias", "sinks") if name in case.inputs and case.operation.startswith(("att", "mul"))}
+    if case.operation.startswith("attention") or case.operation == "multi_head_attention":
+        features |= {"bias", "sinks"} & set(case.inputs)
     features |= {name for name in ("scale", "softcap", "empty_rows") if case.options.get(name) is not None}
     if case.options.get("dropout_keep") is not None:
         features.add("dropout")

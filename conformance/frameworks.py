@@ -87,7 +87,8 @@ class TorchArrays:
             tensor = self.torch.from_numpy(np.array(array).view(np.int16)).view(self.torch.bfloat16)
         else:
             tensor = self.torch.from_numpy(np.array(array))
-        return tensor.to(self.device)
+        # NumPy's memory is aligned to 16 bytes, by chance to more, and MKL's sums depend on it to the last bit.
+        return tensor.to(self.device) if self.device != "cpu" else tensor.clone()
 
     def numpy(self, array: Any) -> np.ndarray:
         tensor = array.detach().cpu()

@@ -20,8 +20,8 @@ TIME_LIMIT = 30.0
 """Seconds for one examination (one case, a few calls), compilation included."""
 
 
-class TooSlow(Exception):
-    """The time limit passed."""
+class TooSlow(BaseException):
+    """The time limit passed. No `Exception`, which a subject might catch and go on."""
 
 
 def broken(message: str) -> list[Finding]:
@@ -35,8 +35,8 @@ class Examiner:
     """
 
     def __init__(self, subject: Subject, time_limit: float | None = None) -> None:
-        self.subject, self.name, self.time_limit = subject, subject.name, time_limit
-        self.declaration = subject.declaration
+        self.subject, self.time_limit = subject, time_limit
+        self.name, self.declaration = subject.name, subject.declaration
         self.printed, self.overrun = "", 0
 
     def __call__(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:

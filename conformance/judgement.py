@@ -9,23 +9,40 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 from hypothesis import strategies as st
 
 from conformance import generation
 from conformance.cases import Case
-from conformance.declaration import FEATURES, UNCLAIMED, Declaration, room_for
-from conformance.diagnosis import diagnosed
+from conformance.corpus import Entry, entries_for
+from conformance.declaration import FEATURES, UNCLAIMED, Declaration
+from conformance.diagnosis.naming import diagnosed
 from conformance.features import features_of, rule_of
 from conformance.generation import EMPTY, SHORT
 from conformance.guard import Examiner, broken
 from conformance.oracle import balls_available
 from conformance.probes import Probe, catalogue
-from conformance.run import STUCK, Progress, run_probe, run_refusals, violation
+from conformance.run import STUCK, Progress, run_corpus, run_probe, run_refusals, violation
 from conformance.tally import Tally
 
+PLAIN_CALL = "a plain call"
+NOTHING_ELSE = "the plainest call fails, and nothing else was tried"
+MANY = 4
+"""Violations from which on less and less time is spent on making their cases smaller."""
 WITH_MASKS = ("attention", "attention_weights", "attention_logsumexp")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One dtype or feature, by name, that a subject claims, and the plainest cases of it."""
+
+    rule: str
+    name: str
+    cases: st.SearchStrategy[Case]
+
+    @property
+    def title(self) -> str:
+        return f"takes {self.name}"
 
 
 @dataclass
@@ -44,8 +61,8 @@ class Judgement:
 
     def run(self) -> None:
         declaration = self.examiner.declaration
-        if not self.takes("CALL", "a plain call", plain(self.operation, declaration, declaration.dtypes[0])):
-            self.untried = "the plainest call fails, and nothing else was tried"
+        if not self.takes("CALL", PLAIN_CALL, plain(self.operation, declaration, declaration.dtypes[0])):
+            self.untried = NOTHING_ELSE
         else:
             self.judge(self.what_it_takes(declaration))
         if self.examiner.overrun >= STUCK:
@@ -56,37 +73,39 @@ class Judgement:
         diagnosed(self.tally, self.examiner)
 
     def judge(self, declaration: Declaration) -> None:
-        """Empty rows first: who gets them wrong is asked for no more of them, so that other rules are seen for themselves."""
-        self.ask(probe for probe in self.probes(declaration) if probe.rule == "ATT-6")
-        if ("ATT-6", self.examiner.name) in self.tally.violations:
-            conventions = {**declaration.conventions, "empty_rows": "any"}
-            declaration = replace(declaration, conventions=conventions)
+        """Empty rows first: who gets them wrong is asked for no more of them, so that each rule is seen by itself."""
+        rows = self if self.rules is None or "ATT-6" in self.rules else replace(self, rules=["ATT-6"], tally=Tally())
+        rows.ask_frozen(entry for entry in entries_for({self.operation}, declaration) if entry.rule == "ATT-6")
+        rows.ask(probe for probe in rows.probes(declaration) if probe.rule == "ATT-6")
+        if ("ATT-6", self.examiner.name) in rows.tally.violations:
+            declaration = forgiving_empty_rows(declaration)
+        self.ask_frozen(entry for entry in entries_for({self.operation}, declaration) if entry.rule != "ATT-6")
         self.ask(probe for probe in self.probes(declaration) if probe.rule != "ATT-6")
         self.tally.include(run_refusals(self.rules, [self.examiner], self.operation))
 
+    def ask_frozen(self, frozen: Iterable[Entry]) -> None:
+        chosen = (entry for entry in frozen if self.rules is None or entry.rule in self.rules)
+        self.tally.include(run_corpus(chosen, [self.examiner], self.time_to_shrink()))
+
+    def time_to_shrink(self) -> float:
+        """Less for each violation once there are many: the first ones say what is wrong."""
+        return self.shrinking / max(1, len(self.tally.violations) - MANY)
+
     def ask(self, probes: Iterable[Probe]) -> None:
         for probe in probes:
-            tally = run_probe(probe, [self.examiner], self.examples, self.seed, self.progress, self.shrinking)
+            seconds = 0 if (probe.rule, self.examiner.name) in self.tally.violations else self.time_to_shrink()
+            tally = run_probe(probe, [self.examiner], self.examples, self.seed, self.progress, seconds)
             self.tally.include(tally)
 
     def found(self, rule: str, title: str, message: str) -> None:
         self.tally.violate(violation(rule, title, "nothing", self.examiner, None, broken(message)))
 
-    # --- what it takes at all -------------------------------------------------------------------------------------------
+    # --- what it takes at all ---
 
     def what_it_takes(self, declaration: Declaration) -> Declaration:
         """The declaration without the dtypes and features for which the plainest call fails."""
-        first, dtypes = declaration.dtypes[0], [declaration.dtypes[0]]
-        for dtype in declaration.dtypes[1:]:
-            rule = rule_of("dtype", self.operation)
-            if self.takes(rule, f"takes {dtype}", plain(self.operation, declaration, dtype)):
-                dtypes.append(dtype)
-        declaration = replace(declaration, dtypes=tuple(dtypes))
-        for feature in sorted(declaration.features - set(UNCLAIMED)):
-            cases = showing(feature, self.operation, declaration, first)
-            if cases is not None and not self.takes(rule_of(feature, self.operation), f"takes {feature}", cases):
-                declaration = declaration.without(feature)
-        return declaration
+        refused = {c.name for c in claims(self.operation, declaration) if not self.takes(c.rule, c.title, c.cases)}
+        return narrowed(declaration, refused)
 
     def takes(self, rule: str, title: str, cases: st.SearchStrategy[Case]) -> bool:
         """Whether the subject answers a case at all; how well is asked later."""
@@ -96,12 +115,34 @@ class Judgement:
             self.tally.include(tally)
         return not tally.violations
 
-    # --- how well -------------------------------------------------------------------------------------------------------
+    # --- how well ---
 
     def probes(self, declaration: Declaration) -> Iterator[Probe]:
         for probe in (*catalogue(declaration), *unsupported(self.operation, self.examiner, declaration)):
             if probe.operations == (self.operation,) and (self.rules is None or probe.rule in self.rules):
                 yield probe
+
+
+def claims(operation: str, declaration: Declaration) -> Iterator[Claim]:
+    """Everything that the subject claims and that can be asked for alone, with a dtype that a plain call has shown."""
+    first, *others = declaration.dtypes
+    for dtype in others:
+        yield Claim(rule_of("dtype", operation), dtype, plain(operation, declaration, dtype))
+    for feature in sorted(declaration.features - set(UNCLAIMED)):
+        cases = showing(feature, operation, declaration, first)
+        if cases is not None:
+            yield Claim(rule_of(feature, operation), feature, cases)
+
+
+def narrowed(declaration: Declaration, refused: Collection[str]) -> Declaration:
+    """Without the dtypes and features of these names."""
+    dtypes = tuple(dtype for dtype in declaration.dtypes if dtype not in refused)
+    return replace(declaration, dtypes=dtypes).without(*refused)
+
+
+def forgiving_empty_rows(declaration: Declaration) -> Declaration:
+    """The same, with rows that allow nothing promised nothing."""
+    return replace(declaration, conventions={**declaration.conventions, "empty_rows": "any"})
 
 
 def plain(operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case]:
@@ -129,8 +170,7 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
 def unsupported(operation: str, examiner: Examiner, declaration: Declaration) -> Iterator[Probe]:
     """Cases with one thing each that the subject says it does not support, and has room for in its signature."""
     said = examiner.declaration
-    room = room_for(getattr(examiner.subject, "function", None)) if hasattr(examiner.subject, "function") else set()
-    for feature in sorted((room - said.features) & set(FEATURES)):
+    for feature in sorted((said.room - said.features) & set(FEATURES)):
         wider = replace(declaration, features=declaration.features | {feature})
         cases = None if feature == "gradients" else showing(feature, operation, wider, declaration.dtypes[0])
         if cases is not None:

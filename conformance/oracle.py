@@ -8,6 +8,7 @@ Cases with NaN or infinity are special: ball arithmetic has no use for them, and
 from __future__ import annotations
 
 from dataclasses import replace
+
 import numpy as np
 
 from conformance.cases import Case

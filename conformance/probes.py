@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,18 @@ from conformance import generation, special
 from conformance.cases import Case
 from conformance.declaration import EVERYTHING, Declaration
 from conformance.examinations import EXAMINATIONS, Examination
-from conformance.generation import ACTIVATIONS, EMPTY, MASKS, OPERATIONS, SHORT
+from conformance.generation import (
+    ACTIVATIONS,
+    ALIKE,
+    EMPTY,
+    LONG,
+    MASKS,
+    NORM_SHAPES,
+    ONE_KEY,
+    OPERATIONS,
+    SHORT,
+    adapted,
+)
 
 HALF = ("float16", "bfloat16")
 WIDE = ("float32", "float64")
@@ -49,10 +60,21 @@ def catalogue(declaration: Declaration = EVERYTHING) -> list[Probe]:
     return [*attention_probes(declaration), *companion_probes(declaration), *layer_probes(declaration)]
 
 
+def featured_in(declaration: Declaration) -> tuple[str, ...]:
+    """What changes scores and softmax, as far as the subject has it."""
+    return tuple(feature for feature in ("scale", "softcap", "bias", "sinks") if feature in declaration)
+
+
+def unscaled(case: Case) -> Case:
+    """The same with a scale of 0, which is not the same as none."""
+    return replace(case, options=case.options | {"scale": 0.0})
+
+
 def attention_probes(declaration: Declaration) -> list[Probe]:
     cases = partial(generation.attention_cases, declaration=declaration)
     alone = partial(cases, others=False)
-    operations = ("attention",)
+    far = partial(special.far_cases, "attention", declaration=declaration)
+    operations, featured = ("attention",), featured_in(declaration)
 
     def agree(rule: str, title: str, cases: st.SearchStrategy[Case], weight: float = 1.0) -> Probe:
         return agreement(rule, title, "attention", cases, weight)
@@ -62,19 +84,42 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
 
     return [
         agree("MASK-1", "dense masks", alone(mask="dense")),
+        agree("MASK-1", "as many heads as batch elements", special.narrow_masks(declaration), weight=0.5),
         *(
             Probe("MASK-2", f"{kind} and its array", operations, alone(mask=kind), "description", weight=0.3)
             for kind in (*MASKS, "combined")
         ),
-        agree("MASK-3", "causal", alone(mask="causal")),
+        *(agree("MASK-2", kind, alone(mask=kind), weight=0.4) for kind in MASKS if "structured" in declaration),
+        *(
+            agree("MASK-2", f"{kind}, many keys", alone(mask=kind, plans=LONG), weight=0.5)
+            for kind in ("lengths", "padding", "segments")
+        ),
+        agree("MASK-3", "causal", alone(mask="causal"), weight=1.5),
+        agree("MASK-3", "causal, many keys", alone(mask="causal", plans=LONG), weight=0.5),
         agree("MASK-4", "window", alone(mask="window")),
-        Probe("MASK-5", "forms of one mask", operations, special.flat_masks(declaration), "shapes", weight=0.5),
+        agree("MASK-4", "window, many keys", alone(mask="window", plans=LONG)),
+        *(
+            Probe("MASK-5", title, operations, special.flat_masks(plans, declaration), "shapes", weight=0.5)
+            for title, plans in (("forms of one mask", None), ("as many queries as batch elements", ALIKE))
+        ),
         agree("MASK-6", "combinations", alone(mask="combined")),
+        agree("MASK-6", "mask and bias", alone(mask="any", focus=("bias",))),
         Probe("MASK-7", "hidden NaN and infinity", operations, special.planted_cases("hidden", declaration), "planted"),
+        Probe(
+            "MASK-7",
+            "hidden values",
+            operations,
+            special.planted_cases("hidden", declaration, ("value",)),
+            "planted",
+            weight=0.5,
+        ),
         agree("ATT-1", "scale", alone(focus=("scale",)), weight=1.5),
+        agree("ATT-1", "scale 0", alone(focus=("scale",)).map(unscaled), weight=0.3),
         agree("ATT-1", "default scale", alone(mask="none")),
         agree("ATT-2", "softcap", alone(focus=("softcap",))),
+        agree("ATT-2", "softcap of scaled scores", alone(focus=("scale", "softcap")), weight=0.5),
         agree("ATT-3", "bias", alone(focus=("bias",))),
+        agree("ATT-3", "bias beside 16-bit inputs", alone(focus=("bias",), dtypes=HALF), weight=0.5),
         agree("ATT-3", "bias after softcap", alone(focus=("bias", "softcap")), weight=0.5),
         *(
             twin("ATT-4", f"allowed scores of {level:g}", special.sunken_cases(level, declaration), weight=0.4)
@@ -83,12 +128,30 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
         twin("ATT-4", "allowed products far below 0", special.deep_cases(declaration), weight=0.4),
         agree("ATT-5", "softmax", alone(mask="none"), weight=0.5),
         agree("ATT-5", "sinks", alone(focus=("sinks",))),
+        agree("ATT-5", "sinks far from the scores", far(("sinks",)), weight=0.3),
+        *(agree("ATT-5", f"sinks beside {f}", alone(focus=(f, "sinks")), weight=0.4) for f in ("scale", "softcap")),
+        twin("ATT-5", "sinks of -inf", special.absent_sinks("attention", declaration), weight=0.5),
         Probe("ATT-6", "empty rows", operations, special.empty_row_cases(declaration=declaration), "empty rows"),
+        *(
+            Probe("ATT-6", f"empty rows beside {feature}", operations, material, "empty rows", weight=0.5)
+            for feature in ("bias", "sinks")
+            for material in (special.empty_row_cases(declaration=declaration, focus=(feature,)),)
+        ),
         agree("ATT-7", "grouped heads", alone(grouped=True)),
-        agree("ATT-8", "every feature", cases(focus=("scale", "softcap", "bias", "sinks"), mask="any")),
+        agree("ATT-7", "one key head", alone(grouped=True, plans=SHORT[1:2]), weight=0.5),
+        agree("ATT-8", "every feature", cases(focus=featured, mask="any")),
+        *(agree("ATT-8", f"{adapted(s, declaration).K} keys", cases(plans=(s,)), weight=0.3) for s in LONG),
         agree("ATT-8", "one query", cases(plans=SHORT[-1:]), weight=0.5),
+        agree("ATT-8", "one query, every feature", cases(focus=featured, mask="any", plans=SHORT[-1:]), weight=0.8),
+        agree("ATT-8", "one key", cases(plans=ONE_KEY), weight=0.3),
         agree("ATT-8", "lengths of 0", cases(focus=("empty",), plans=EMPTY), weight=0.5),
+        *(
+            agree("ATT-8", f"{axis} = 0", cases(focus=("empty",), plans=(s,)), weight=0.2)
+            for axis, s in zip("BHQKV", EMPTY, strict=True)
+        ),
         agree("ATT-9", "16-bit inputs", alone(dtypes=HALF)),
+        agree("ATT-9", "float32 inputs", alone(dtypes=("float32",)), weight=0.5),
+        agree("ATT-9", "float64 inputs", alone(dtypes=("float64",)), weight=0.3),
         Probe(
             "ATT-10",
             "an attended NaN",
@@ -97,12 +160,27 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
             "planted",
             weight=2.0,
         ),
+        Probe(
+            "ATT-10",
+            "an attended NaN in a value",
+            operations,
+            special.planted_cases("attended", declaration, ("value",)),
+            "planted",
+        ),
+        Probe(
+            "ATT-10",
+            "an attended NaN that is dropped",
+            operations,
+            special.planted_cases("attended", declaration, ("value",), focus=("dropout",)),
+            "planted",
+            weight=0.5,
+        ),
+        twin("ATT-10", "scores of -inf", special.infinite_scores(declaration), weight=0.5),
         twin("ATT-10", "towering logits", special.towering_cases(declaration), "towering"),
+        agree("ATT-10", "scores far from 0", far(), weight=0.5),
         agree("ATT-11", "dropout", alone(focus=("dropout",))),
         agree("ATT-12", "gradients", cases(focus=("gradients",)), weight=2.0),
-        agree(
-            "ATT-12", "gradients of bias and sinks", alone(focus=("gradients", "bias", "softcap", "sinks"))
-        ),
+        agree("ATT-12", "gradients of bias and sinks", alone(focus=("gradients", "bias", "softcap", "sinks"))),
     ]
 
 
@@ -110,15 +188,18 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
     """The weights, the log-sum-exp, merging, modes of empty rows, and what holds for every operation."""
     cases = partial(generation.attention_cases, declaration=declaration)
     empty = partial(special.empty_row_cases, declaration=declaration)
-    weights, logsumexp = "attention_weights", "attention_logsumexp"
+    merges = partial(generation.merge_cases, declaration=declaration)
+    weights, logsumexp, featured = "attention_weights", "attention_logsumexp", featured_in(declaration)
     return [
         *(
             Probe("MASK-7", f"hidden in {name}", (name,), special.hidden_cases(name, declaration), "twin", weight=0.5)
             for name in (weights, logsumexp, "merge_attention")
         ),
         agreement("ATT-5", "weights", weights, cases(weights, others=False)),
+        agreement("ATT-5", "weights beside sinks", weights, cases(weights, others=False, focus=("sinks",)), weight=0.5),
         Probe("ATT-6", "empty rows of weights", (weights,), empty(weights), "empty rows"),
         Probe("ATT-6", "empty rows of log-sum-exp", (logsumexp,), empty(logsumexp), "empty rows"),
+        Probe("ATT-6", "empty rows with a sink", (logsumexp,), empty(logsumexp, focus=("sinks",)), "empty rows", 0.5),
         *(
             Probe("ATT-6", f"empty rows as {mode}", (name,), empty(name, modes=(mode,)), "empty rows", weight=0.5)
             for name in ("attention", weights)
@@ -136,9 +217,28 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
             )
             for name in OPERATIONS
         ),
+        *(
+            Probe("ATT-13", f"attention, {title}", ("attention",), material, "determinism", weight=0.3)
+            for title, material in (
+                ("bias and mask", cases(focus=("bias",), mask="dense")),
+                ("lengths", cases(mask="lengths")),
+                ("equal widths", cases(plans=LONG[-1:])),
+                ("one key", cases(plans=ONE_KEY)),
+            )
+        ),
         agreement("ATT-14", "weights", weights, cases(weights), weight=1.5),
         agreement("ATT-14", "log-sum-exp", logsumexp, cases(logsumexp), weight=1.5),
-        agreement("ATT-14", "merge", "merge_attention", generation.merge_cases(declaration=declaration), weight=1.5),
+        *(
+            agreement("ATT-14", f"{title}, every feature", name, cases(name, focus=featured, mask="any"), weight=0.5)
+            for title, name in (("weights", weights), ("log-sum-exp", logsumexp))
+        ),
+        *(
+            agreement("ATT-14", title, logsumexp, special.far_cases(logsumexp, focus, declaration), weight=0.4)
+            for title, focus in (("log-sum-exp far from 0", ()), ("log-sum-exp of sinks far from 0", ("sinks",)))
+        ),
+        agreement("ATT-14", "merge", "merge_attention", merges(), weight=1.5),
+        agreement("ATT-14", "merge of far parts", "merge_attention", merges(("float32", *HALF), 2, 100.0), weight=0.5),
+        agreement("ATT-14", "merge in 16 bits", "merge_attention", merges(HALF, 3), weight=0.5),
         Probe(
             "ATT-14",
             "split and merged",
@@ -154,15 +254,21 @@ def layer_probes(declaration: Declaration) -> list[Probe]:
     heads = partial(generation.multi_head_cases, declaration=declaration)
     norms = partial(generation.norm_cases, declaration=declaration)
     network = partial(generation.feed_forward_cases, declaration=declaration)
+    constant = partial(special.constant_rows, declaration=declaration)
     deviation = "standard_deviation_norm"
     return [
         agreement("MHA-1", "fused projections", "multi_head_attention", heads(), weight=2.0),
         agreement("MHA-2", "separate heads", "multi_head_attention", heads(separate=True)),
         agreement("NORM-1", "layer norm", "layer_norm", norms(gradients=False)),
+        *(
+            agreement("NORM-1", f"rows of {list(x[-n:])}", "layer_norm", norms(plans=((x, n),)), weight=0.2)
+            for x, n in NORM_SHAPES
+        ),
         agreement("NORM-1", "eps left out", "layer_norm", norms(spreads=(3e-3, 0.03), default_eps=True), weight=0.5),
         agreement("NORM-2", "16-bit inputs", "layer_norm", norms(gradients=False, dtypes=HALF)),
-        Probe("NORM-3", "constant rows", ("layer_norm",), special.constant_rows(declaration), "constant rows"),
+        Probe("NORM-3", "constant rows", ("layer_norm",), constant(), "constant rows"),
         agreement("NORM-4", "far from zero", "layer_norm", norms(means=(1e3, -1e4), gradients=False, dtypes=WIDE)),
+        agreement("NORM-4", "a first element far from the others", "layer_norm", special.outlying_rows(declaration)),
         *(
             Probe("NORM-5", f"NaN and infinity in {name}", (name,), material, "spoiled rows", weight=0.5)
             for name in ("layer_norm", "rms_norm")
@@ -171,6 +277,14 @@ def layer_probes(declaration: Declaration) -> list[Probe]:
         agreement("NORM-6", "gradients", "layer_norm", norms(focus=("gradients",)), weight=2.0),
         agreement("NORM-7", "rms_norm", "rms_norm", norms("rms_norm"), weight=2.0),
         agreement("NORM-7", deviation, deviation, norms(deviation), weight=2.0),
+        Probe("NORM-7", f"constant rows of {deviation}", (deviation,), constant(deviation), "constant rows"),
+        agreement(
+            "NORM-7",
+            f"gradients in constant rows of {deviation}",
+            deviation,
+            constant(deviation, gradients=True, focus=("gradients",)),
+            weight=0.5,
+        ),
         agreement(
             "POS-1",
             "sinusoidal",
@@ -184,6 +298,13 @@ def layer_probes(declaration: Declaration) -> list[Probe]:
                 ("POS-2", "learned", "learned_positions"),
                 ("EMB-1", "embedding", "embedding"),
             )
+        ),
+        agreement(
+            "EMB-1",
+            "rows of 16 bits scaled",
+            "embedding",
+            generation.lookup_cases("embedding", (True,), HALF, declaration=declaration),
+            weight=0.5,
         ),
         *(agreement("FFN-1", f"with {name}", "feed_forward", network((name,))) for name in ACTIVATIONS),
     ]

@@ -20,7 +20,7 @@ FORMAT, VERSION = "transformer-conformance replay", 1
 
 def save(violation: Violation, path: str | Path) -> None:
     """Write the violation's replay file."""
-    target = violation.target
+    target = violation.target or Target(violation.subject, violation.case.operation)
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -29,7 +29,7 @@ def save(violation: Violation, path: str | Path) -> None:
         "subject": violation.subject,
         "message": violation.message,
         "diagnosis": list(violation.diagnosis),
-        "target": None if target is None else encode_target(target),
+        "target": encode_target(target),
         "examined_by": violation.examined_by,
         "material": encode(violation.material),
     }
@@ -58,10 +58,9 @@ def replay(path: str | Path, subject: str | Callable[..., Any] | None = None) ->
         raise ValueError(f"{path} is no replay file")
     if content["version"] != VERSION:
         raise ValueError(f"{path} has version {content['version']}, expected {VERSION}")
-    if content["target"] is None or (subject is None and content["target"]["subject"] is None):
-        if subject is None:
-            raise ValueError(f"{path} was written for a function without a name to find it by: give the subject")
     fields = content["target"]
+    if subject is None and fields["subject"] is None:
+        raise ValueError(f"{path} was written for a function without a name to find it by: give the subject")
     target = Target(**(fields | {"given": decode(fields["given"])}))
     target = target if subject is None else replace(target, subject=subject, name=None)
     material = decode(content["material"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,15 @@ class Report:
     @property
     def cases(self) -> int:
         return sum(cell.cases for cell in self.rules.values())
+
+    @property
+    def headline(self) -> str:
+        """The known mistake that explains most violations; empty where none is known."""
+        known = Counter(name for violation in self.violations for name in violation.diagnosis)
+        if not known:
+            return ""
+        (name, count), total = known.most_common(1)[0], len(self.violations)
+        return f"{name}: this explains {count} of {total} violations" if total > 1 else name
 
     @property
     def conforms(self) -> bool:

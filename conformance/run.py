@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import hypothesis
 import hypothesis.errors
 from hypothesis import HealthCheck, Phase
 
+from conformance.cases import Case
+from conformance.corpus import Entry
+from conformance.examinations import EXAMINATIONS
 from conformance.guard import Examiner
 from conformance.probes import Probe
+from conformance.reducing import reduced
 from conformance.refusals import REFUSALS
 from conformance.subjects import Subject
 from conformance.tally import Tally, Violation
@@ -66,9 +72,7 @@ def cases_of(probe: Probe, examples: int) -> int:
     return max(1, round(examples * probe.weight))
 
 
-def run_refusals(
-    rules: Collection[str] | None, examiners: Sequence[Examiner], operation: str | None = None
-) -> Tally:
+def run_refusals(rules: Collection[str] | None, examiners: Sequence[Examiner], operation: str | None = None) -> Tally:
     """Every call that the rules refuse; of one operation, or of all."""
     tally = Tally()
     for refusal in REFUSALS:
@@ -100,6 +104,24 @@ def drawing(examples: int, *phases: Phase) -> hypothesis.settings:
     )
 
 
+def run_corpus(frozen: Iterable[Entry], examiners: Sequence[Examiner], shrinking: float = 0) -> Tally:
+    """Cases that are written out; see `conformance.corpus`."""
+    tally, by_name = Tally(), {examiner.name: examiner for examiner in examiners}
+    for entry in frozen:
+        examiners = [examiner for examiner in examiners if examiner.overrun < STUCK]
+        shared = EXAMINATIONS[entry.examined_by].prepare(entry.material)
+        for examiner in examiners:
+            findings = examiner(entry.examined_by, entry.material, shared)
+            if breaks(findings):
+                title = f"frozen: {entry.shows}"
+                tally.violate(violation(entry.rule, title, entry.examined_by, examiner, entry.material, findings))
+            tally.add(entry.rule, examiner.name, findings, entry.case)
+    for key, found in tally.violations.items():
+        if shrinking and not by_name[found.subject].overrun:
+            tally.violations[key] = cut_down(found, by_name[found.subject], shrinking)
+    return tally
+
+
 class Enough(BaseException):
     """Raised to end drawing at once; no `Exception`, which Hypothesis would take for a failure of the test."""
 
@@ -127,10 +149,8 @@ def try_probe(
             tally.substance.add(case, shared[1])
         progress(probe.rule, probe.title)
 
-    try:
+    with contextlib.suppress(hypothesis.errors.Unsatisfiable, Enough):  # nothing, or nothing more, can be asked
         each()
-    except (hypothesis.errors.Unsatisfiable, Enough):
-        pass  # nothing, or nothing more, can be asked
 
 
 def breaks(findings: list[Finding]) -> bool:
@@ -167,5 +187,22 @@ def smallest(probe: Probe, examiner: Examiner, examples: int, seed: int, seconds
     try:
         each()
     except (Broken, Enough, hypothesis.errors.Flaky):
-        return found[-1]
+        return cut_down(found[-1], examiner, seconds / 2)
     return None
+
+
+def cut_down(least: Violation, examiner: Examiner, seconds: float) -> Violation:
+    """The violation on an even smaller case, where the material is no more than a case."""
+    failures, examination = {id(least.material): least}, EXAMINATIONS[least.examined_by]
+
+    def fails(case: Case) -> bool:
+        findings = examiner(least.examined_by, case, examination.prepare(case))
+        if breaks(findings):
+            failures[id(case)] = violation(least.rule, least.title, least.examined_by, examiner, case, findings)
+        return breaks(findings)
+
+    if not isinstance(least.material, Case):
+        return least
+    masked = least.examined_by in ("description", "shapes")
+    found = failures[id(reduced(least.material, examiner.declaration, fails, seconds, masked))]
+    return replace(found, uncut=least.material)

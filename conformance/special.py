@@ -13,14 +13,18 @@ from conformance.cases import Case
 from conformance.declaration import EVERYTHING, Declaration
 from conformance.expectations import Planted, allowed_pairs
 from conformance.generation import (
+    ALIKE,
     DTYPES,
+    NORM_SHAPES,
     Draw,
     Sizes,
+    allowed,
     attention_cases,
     draw_mask,
     judged,
     merge_cases,
     norm_cases,
+    roundings,
     seeds,
     sizes,
     wanted,
@@ -29,16 +33,28 @@ from specification import Dense
 
 
 @st.composite
-def planted_cases(draw: st.DrawFn, where: str, declaration: Declaration = EVERYTHING) -> Planted:
-    """where: "hidden" plants behind the mask only, "attended" in one place that somebody attends to."""
-    clean = draw(attention_cases(mask="any", others=True, declaration=declaration))
+def planted_cases(
+    draw: st.DrawFn,
+    where: str,
+    declaration: Declaration = EVERYTHING,
+    names: tuple[str, ...] = ("query", "key", "value"),
+    focus: tuple[str, ...] = (),
+) -> Planted:
+    """where: "hidden" plants behind the mask only, "attended" in one place that somebody attends to.
+
+    names: in which of the inputs. focus: features that every case has, if the subject has them.
+    """
+    # Without promises about what is hidden, an attended NaN must be nowhere hidden either.
+    strict = where == "hidden" or declaration.convention("isolation") == "strict"
+    mask, focus = "any" if strict else "none", tuple(sorted({*focus} & declaration.features))
+    clean = draw(attention_cases(mask=mask, focus=focus, others=True, declaration=declaration))
     isolated(clean, declaration, where == "hidden")
     d = Draw(draw(seeds), clean.dtype)
     allowed, arrays = allowed_pairs(clean), dict(clean.inputs)
     B, H, _, K = allowed.shape
     G = arrays["key"].shape[1]
     seen = allowed.reshape(B, G, H // G, -1, K).any(axis=(2, 3))  # keys that some query of the group attends to
-    name = draw(st.sampled_from(("query", "key", "value")))
+    name = draw(st.sampled_from(names))
     # An attended infinity in a query or key is an infinite score, with a softmax of its own; only NaN is told from it.
     poisons = (np.nan, np.inf, -np.inf) if where == "hidden" or name == "value" else (np.nan,)
     poison = draw(st.sampled_from(poisons))
@@ -104,17 +120,21 @@ def empty_row_cases(
     operation: str = "attention",
     modes: tuple[str, ...] = ("zero",),
     declaration: Declaration = EVERYTHING,
+    focus: tuple[str, ...] = (),
 ) -> Case:
     """Some rows of every case allow nothing, whatever else the mask does."""
     assume("dense" in declaration)
     assume(declaration.convention("empty_rows") != "any")
-    case = draw(attention_cases(operation, mask="maybe", empty_rows=modes, declaration=declaration))
+    case = draw(attention_cases(operation, mask="maybe", empty_rows=modes, focus=focus, declaration=declaration))
     if declaration.convention("empty_rows") == "nan":
         case = replace(case, cotangents={})
     d = Draw(draw(seeds), case.dtype)
     allowed = allowed_pairs(replace(case, inputs={n: a for n, a in case.inputs.items() if n != "bias"}))
     rows = d.booleans(*allowed.shape[:3], share=0.6)
     rows.reshape(-1)[draw(st.integers(0, rows.size - 1))] = False
+    if "bias" in focus:  # which empties rows of its own
+        bias = case.inputs["bias"]
+        bias[d.booleans(*bias.shape[:-1], share=0.3)] = -np.inf
     return replace(case, options=case.options | {"mask": Dense(allowed & rows[..., None])})
 
 
@@ -126,7 +146,7 @@ def sunken_cases(draw: st.DrawFn, level: float, declaration: Declaration = EVERY
     """Every allowed score is the same number, far below any finite filling; and the same case with that number 0.
 
     With equal scores the shifted ones are exactly 0, so both cases have the same result to the last bit, unless a
-    forbidden pair takes part with a score of its own (ATT-4).
+    forbidden pair takes part with a score of its own (ATT-4). Forbidden scores are as low, or 0, far above the others.
     """
     assume({"scale", "bias"} <= declaration.features)
     dtype = draw(st.sampled_from(judged(("float16", "bfloat16", "float32"), declaration)))
@@ -139,7 +159,11 @@ def sunken_cases(draw: st.DrawFn, level: float, declaration: Declaration = EVERY
     cotangents = wanted({"output": d.normal(s.B, s.H, s.Q, s.V)}, declaration)
     options: dict[str, Any] = {"scale": 0.0, "mask": draw_mask(draw, "any", s, d, declaration)}
     bias = {depth: np.full((s.Q, s.K), depth, np.float32) for depth in (0.0, level)}
-    flat = Case("attention", dtype, inputs | {"bias": bias[0.0]}, options, cotangents)
+    if draw(st.sampled_from((True, False))):
+        visible = allowed(options["mask"], s)
+        bias = {depth: np.where(visible, np.float32(depth), np.float32(0)) for depth in bias}
+    rounding = roundings(declaration, dtype)
+    flat = Case("attention", dtype, inputs | {"bias": bias[0.0]}, options, cotangents, rounding=rounding)
     isolated(flat, declaration, hidden=False)
     return replace(flat, inputs=inputs | {"bias": bias[level]}), flat
 
@@ -152,18 +176,21 @@ def deep_cases(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[
     """
     dtype = draw(st.sampled_from(judged(("float16", "bfloat16", "float32"), declaration)))
     s, d = draw(sizes(dtype, declaration)), Draw(draw(seeds), dtype)
-    level = draw(st.sampled_from((2.0**10, 2.0**15) if dtype == "float16" else (2.0**10, 2.0**15, 2.0**40)))
+    rounding = roundings(declaration, dtype)
+    narrow = "float16" in (dtype, rounding.get("products"))
+    level = draw(st.sampled_from((2.0**10, 2.0**15) if narrow else (2.0**10, 2.0**15, 2.0**40)))
     query, key = d.normal(s.B, s.H, s.Q, s.D, scale=0), d.normal(s.B, s.G, s.K, s.D, scale=0)
     query[..., 0], key[..., 0] = -level, level
     inputs = {"query": query, "key": key, "value": d.normal(s.B, s.G, s.K, s.V)}
-    deep = Case("attention", dtype, inputs, {"mask": draw_mask(draw, "any", s, d, declaration)})
+    options = {"mask": draw_mask(draw, "any", s, d, declaration)}
+    deep = Case("attention", dtype, inputs, options, rounding=rounding)
     isolated(deep, declaration, hidden=False)
     return deep, replace(deep, inputs=inputs | {"query": np.zeros_like(query)})
 
 
 @st.composite
 def towering_cases(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[Case, Case]:
-    """Small whole numbers times an enormous scale; and the same softmax written as a mean over each row's largest.
+    """Small whole numbers times an enormous scale of either sign; the same softmax as a mean over each row's largest.
 
     The products are exact in every dtype and the gaps between different scores are enormous, so the weights are
     exactly equal for the keys that share the row's maximum and 0 for the rest (ATT-10).
@@ -177,16 +204,17 @@ def towering_cases(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tu
         "value": d.normal(s.B, s.G, s.K, s.V),
     }
     cotangents = wanted({"output": d.normal(s.B, s.H, s.Q, s.V)}, declaration)
-    case = Case("attention", dtype, inputs, {"scale": draw(st.sampled_from((2.0**14, 2.0**40, 2.0**100)))}, cotangents)
-    mask = draw_mask(draw, "maybe", s, d, declaration)
-    case = replace(case, options=case.options | {"mask": mask})
+    options: dict[str, Any] = {"scale": draw(st.sampled_from((2.0**14, -(2.0**14), -(2.0**40), 2.0**100)))}
+    options["mask"] = draw_mask(draw, "maybe", s, d, declaration)
+    case = Case("attention", dtype, inputs, options, cotangents, rounding=roundings(declaration, dtype))
     isolated(case, declaration, hidden=False)
     return case, replace(case, options={"scale": 0.0, "mask": Dense(largest(case, s))})
 
 
 def largest(case: Case, s: Sizes) -> Any:
     key = np.repeat(case.inputs["key"].astype(float), s.H // s.G, axis=1)
-    scores = np.where(allowed_pairs(case), case.inputs["query"].astype(float) @ key.swapaxes(-1, -2), -np.inf)
+    products = np.sign(case.options["scale"]) * case.inputs["query"].astype(float) @ key.swapaxes(-1, -2)
+    scores = np.where(allowed_pairs(case), products, -np.inf)
     return (scores == scores.max(axis=-1, keepdims=True)) & np.isfinite(scores)
 
 
@@ -194,10 +222,74 @@ def largest(case: Case, s: Sizes) -> Any:
 
 
 @st.composite
-def flat_masks(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> Case:
+def absent_sinks(
+    draw: st.DrawFn, operation: str = "attention", declaration: Declaration = EVERYTHING
+) -> tuple[Case, Case]:
+    """Sinks of -inf; and the same case without sinks, which they do not change (ATT-5)."""
+    assume("sinks" in declaration)
+    clean = draw(attention_cases(operation, mask="maybe", others=False, declaration=declaration))
+    isolated(clean, declaration, hidden=False)
+    query = clean.inputs["query"]
+    sinks = np.full(query.shape[1], -np.inf, query.dtype)
+    return replace(clean, inputs=clean.inputs | {"sinks": sinks}, special=True), clean
+
+
+@st.composite
+def infinite_scores(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[Case, Case]:
+    """A key whose every score is -inf; and the same case with that key forbidden (ATT-10)."""
+    assume("dense" in declaration)
+    clean = draw(attention_cases(mask="maybe", others=False, gradients=False, declaration=declaration))
+    allowed, inputs = np.array(allowed_pairs(clean)), dict(clean.inputs)
+    inputs["query"], key = -np.abs(inputs["query"]) - 1, np.array(inputs["key"])
+    place = draw(st.integers(0, key.shape[2] - 1))
+    key[:, :, place, 0] = np.inf
+    allowed[..., place] = False
+    assume(allowed.any(-1).all())
+    clean = replace(clean, inputs=inputs, options=clean.options | {"mask": Dense(allowed)})
+    isolated(clean, declaration, hidden=False)
+    allowed = allowed.copy()
+    allowed[..., place] = True
+    dirty = replace(clean, inputs=inputs | {"key": key}, options=clean.options | {"mask": Dense(allowed)}, special=True)
+    return dirty, clean
+
+
+@st.composite
+def far_cases(
+    draw: st.DrawFn, operation: str, focus: tuple[str, ...] = (), declaration: Declaration = EVERYTHING
+) -> Case:
+    """Scores that all lie some 300 above or below 0, or sinks that do: beyond the range of exponentials in float32."""
+    dtypes = ("float32", "bfloat16", "float16")
+    case = draw(attention_cases(operation, focus=focus, others=False, dtypes=dtypes, declaration=declaration))
+    d, level = Draw(draw(seeds), case.dtype), draw(st.sampled_from((300.0, -300.0)))
+    inputs = dict(case.inputs)
+    if "sinks" in inputs:
+        signs = np.where(d.booleans(*inputs["sinks"].shape, share=0.5), 1, -1)
+        inputs["sinks"] = (inputs["sinks"].astype(float) + level * signs).astype(inputs["sinks"].dtype)
+    else:
+        query, key = inputs["query"].copy(), inputs["key"].copy()
+        size = np.sqrt(abs(level)) * query.shape[-1] ** 0.25
+        query[..., 0], key[..., 0] = size, np.sign(level) * size
+        inputs |= {"query": query, "key": key}
+    return replace(case, inputs=inputs)
+
+
+@st.composite
+def narrow_masks(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> Case:
+    """A mask [B, 1, Q, K] or [1, H, Q, K], where B = H."""
+    assume("dense" in declaration)
+    case = draw(attention_cases(mask="none", others=False, plans=ALIKE, declaration=declaration))
+    d, (B, H, Q, _), K = Draw(draw(seeds), case.dtype), case.inputs["query"].shape, case.inputs["key"].shape[2]
+    shape = draw(st.sampled_from(((B, 1, Q, K), (1, H, Q, K))))
+    case = replace(case, options=case.options | {"mask": Dense(d.booleans(*shape))})
+    isolated(case, declaration, hidden=False)
+    return case
+
+
+@st.composite
+def flat_masks(draw: st.DrawFn, plans: tuple[Sizes, ...] | None = None, declaration: Declaration = EVERYTHING) -> Case:
     """A mask [Q, K]."""
     assume("dense" in declaration)
-    case = draw(attention_cases(mask="none", declaration=declaration))
+    case = draw(attention_cases(mask="none", plans=plans, declaration=declaration))
     d = Draw(draw(seeds), case.dtype)
     shape = (case.inputs["query"].shape[2], case.inputs["key"].shape[2])
     case = replace(case, options=case.options | {"mask": Dense(d.booleans(*shape))})
@@ -219,13 +311,30 @@ def splits(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[Case
 
 
 @st.composite
-def constant_rows(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> Case:
-    case = draw(norm_cases(gradients=False, declaration=declaration))
+def constant_rows(
+    draw: st.DrawFn,
+    operation: str = "layer_norm",
+    gradients: bool = False,
+    focus: tuple[str, ...] = (),
+    declaration: Declaration = EVERYTHING,
+) -> Case:
+    """focus: features that the subject must have."""
+    case = draw(norm_cases(operation, gradients=gradients, focus=focus, declaration=declaration))
     d = Draw(draw(seeds), case.dtype)
     x = case.inputs["x"]
     axes = tuple(range(-case.inputs["weight"].ndim, 0))
     rows = d.normal(*(1 if axis - x.ndim in axes else n for axis, n in enumerate(x.shape)), scale=100.0, mean=300.0)
     return replace(case, inputs=case.inputs | {"x": np.array(np.broadcast_to(rows, x.shape))})
+
+
+@st.composite
+def outlying_rows(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> Case:
+    """The first element of every long row lies far from the others, which lie together (NORM-4)."""
+    long = tuple(plan for plan in NORM_SHAPES if plan[0][-1] >= 70)
+    case = draw(norm_cases(gradients=False, plans=long, dtypes=("float32", "float64"), declaration=declaration))
+    x = np.array(case.inputs["x"])
+    x[..., 0] *= draw(st.sampled_from((1e2, 1e4)))
+    return replace(case, inputs=case.inputs | {"x": x})
 
 
 @st.composite

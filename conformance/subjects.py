@@ -7,7 +7,6 @@ the case has cotangents.
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,7 @@ def results_by_name(operation: str, returned: Any) -> dict[str, Any]:
 class Subject:
     """A module that has every operation under its own name."""
 
-    def __init__(self, name: str, framework: Framework, module: ModuleType | None = None) -> None:
+    def __init__(self, name: str, framework: Framework, module: Any = None) -> None:
         self.name, self.framework, self.module = name, framework, module
         self.declaration: Declaration = EVERYTHING
 
@@ -73,9 +72,11 @@ class Subject:
     def materialized(self, mask: Any, shape: tuple[int, int, int, int]) -> np.ndarray | None:
         """The subject's dense array of a mask for [B, H, Q, K]; None if it has no such function."""
         B, H, Q, K = shape
+        if mask is None:
+            return None
         with self.framework.context():
             mask = map_arrays(mask, lambda a: self.framework.array(np.asarray(a)))
-            return self.framework.numpy(getattr(self.module, "materialize")(mask, Q, K, batch=B, heads=H))
+            return self.framework.numpy(self.module.materialize(mask, Q, K, batch=B, heads=H))
 
     def __call__(self, case: Case) -> Answers:
         """All results and gradients of the case."""

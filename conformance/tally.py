@@ -40,8 +40,9 @@ class Violation:
     """A rule that a subject breaks, and the smallest case found that shows it.
 
     title: of the probe that found it. examined_by: the name of the examination, and material: what it was done on;
-    with these two the violation can be seen again, on the target, where it is known. diagnosis: known mistakes that
-    give the same answers.
+    with these two the violation can be seen again, on the target, where it is known. uncut: the material before its
+    case was cut down, where it was; a larger case tells mistakes apart that look alike on a small one. diagnosis: known
+    mistakes that give the same answers.
     """
 
     rule: str
@@ -50,6 +51,7 @@ class Violation:
     title: str
     examined_by: str
     material: Any
+    uncut: Any = None
     diagnosis: tuple[str, ...] = ()
     target: Target | None = None
 

@@ -39,12 +39,12 @@ class Target:
         function = load(self.subject) if isinstance(self.subject, str) else self.subject
         if not callable(function):
             raise ValueError(f"the subject is no callable but {type(function).__name__}")
-        framework = FRAMEWORKS[self.arrays](self.device)
+        framework: Any = FRAMEWORKS[self.arrays](self.device)
         declaration = declaration_of(function, framework.name != "numpy", **self.given)
         return CallableSubject(function, self.operation, framework, declaration, self.title)
 
     @property
     def title(self) -> str:
-        if self.name is not None:
-            return self.name
-        return self.subject if isinstance(self.subject, str) else getattr(self.subject, "__qualname__", repr(self.subject))
+        if self.name is not None or isinstance(self.subject, str):
+            return self.name or str(self.subject)
+        return getattr(self.subject, "__qualname__", repr(self.subject))

@@ -8,11 +8,13 @@ from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import Any
 
+from conformance.corpus import entries_for
+from conformance.declaration import EVERYTHING
 from conformance.generation import OPERATIONS, operation_cases
 from conformance.guard import Examiner
 from conformance.oracle import balls_available
 from conformance.probes import PROBES, agreement
-from conformance.run import SHRINKING, Progress, cases_of, run_probe, run_refusals, silent
+from conformance.run import SHRINKING, Progress, cases_of, run_corpus, run_probe, run_refusals, silent
 from conformance.subjects import IMPLEMENTATIONS
 from conformance.tally import Tally
 
@@ -31,9 +33,12 @@ def start(names: Sequence[str], device: str) -> None:
 
 
 def work(index: int | None, rules: Collection[str], examples: int, seed: int) -> Tally:
-    """The probe of that index, or for None the refusals."""
+    """The probe of that index, or for None the frozen corpus and the refusals."""
     if index is None:
-        return run_refusals(rules, examiners)
+        frozen = (entry for entry in entries_for(set(OPERATIONS), EVERYTHING) if entry.rule in rules)
+        tally = run_corpus(frozen, examiners)
+        tally.include(run_refusals(rules, examiners))
+        return tally
     return run_probe(PROBES[index], examiners, examples, seed, silent, SHRINKING)
 
 

@@ -48,9 +48,9 @@ class AttentionGradients(NamedTuple):
 
     query: Any
     key: Any
-    value: Any = None
-    bias: Any = None
-    sinks: Any = None
+    value: Any
+    bias: Any
+    sinks: Any
 
 
 class MultiHeadAttentionGradients(NamedTuple):
@@ -60,15 +60,15 @@ class MultiHeadAttentionGradients(NamedTuple):
     query: Any
     key: Any
     value: Any
-    bias: Any = None
-    sinks: Any = None
+    bias: Any
+    sinks: Any
 
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
 
 def attention_scores_vjp(
-    query: Any, key: Any, allowed: Any, cotangent: Any, *, bias: Any, scale: float | None, softcap: float | None
+    query: Any, key: Any, allowed: Any, cotangent: Any, *, scale: float | None, softcap: float | None
 ) -> tuple[Any, Any, Any]:
     """(query, key, bias) gradients; the bias's is [B, H, q, K], before it is summed over what the bias broadcast."""
     scale = resolve_scale(scale, query.shape[-1])
@@ -79,7 +79,7 @@ def attention_scores_vjp(
     turned = np.swapaxes(allowed, -1, -2)
     query_gradient = scale * allowed_sum(cotangent, key, allowed)
     key_gradient = scale * allowed_sum(np.swapaxes(cotangent, -1, -2), query, turned)
-    return query_gradient, key_gradient, None if bias is None else bias_gradient
+    return query_gradient, key_gradient, bias_gradient
 
 
 def softmax_vjp(weights: Any, allowed: Any, weights_cotangent: Any, logsumexp_cotangent: Any) -> Any:
@@ -106,7 +106,7 @@ def sum_broadcast(gradient: Any, like: Any) -> Any:
     """Transpose of broadcasting an array [Q, K] or [B or 1, H or 1, Q, K] over batch and heads."""
     shape = like.shape if like.ndim == 4 else (1, 1, *like.shape)
     axes = tuple(axis for axis in (0, 1) if shape[axis] == 1)
-    return gradient.sum(axis=axes, keepdims=True).reshape(like.shape)
+    return gradient.sum(axis=axes).reshape(like.shape)
 
 
 def pullback(
@@ -154,7 +154,7 @@ def pullback(
             weights_cotangent = pair_products(part, value, reach) * factor
         scores_gradient = softmax_vjp(weights, allowed, weights_cotangent, logsumexp_cotangent)
         query_gradient[:, :, rows], key_part, bias_part = attention_scores_vjp(
-            query[:, :, rows], key, allowed, scores_gradient, bias=block_bias, scale=scale, softcap=softcap
+            query[:, :, rows], key, allowed, scores_gradient, scale=scale, softcap=softcap
         )
         key_gradient += key_part
         if bias is not None:

@@ -27,7 +27,7 @@ class NormGradients(NamedTuple):
 
     x: Any
     weight: Any
-    bias: Any = None
+    bias: Any
 
 
 @np.errstate(all="ignore")

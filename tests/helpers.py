@@ -44,7 +44,8 @@ class Implementation:
     def call(self, operation: str, *arguments: Any, **options: Any) -> Any:
         """An operation on NumPy arrays, with NumPy arrays as its result."""
         result = getattr(self, operation)(*self.convert(arguments), **self.convert(options))
-        return tuple(map(self.subject.framework.numpy, result)) if isinstance(result, tuple) else self.subject.framework.numpy(result)
+        numpy = self.subject.framework.numpy
+        return tuple(map(numpy, result)) if isinstance(result, tuple) else numpy(result)
 
 
 IMPLEMENTATIONS = tuple(map(Implementation, PACKAGES))

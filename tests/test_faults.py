@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.__main__ import EFFORTS
+from conformance.checking import EFFORTS
 from conformance.probes import PROBES
 from conformance.run import run
 from conformance.subjects import NumpySubject

@@ -14,8 +14,8 @@ blocks or pairs, so that no chain of additions is longer than 81.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,23 +33,50 @@ SMALLEST = {"float16": 2.0**-25, "bfloat16": 2.0**-126, "float32": 2.0**-126, "f
 """Absolute error of a result too small to be normal: half a subnormal step in float16, a flush to 0 elsewhere."""
 
 
+class Format(NamedTuple):
+    """A format to which numbers are rounded on the way: its unit roundoff, and its error below normal numbers."""
+
+    name: str
+    unit: float
+    tiny: float
+
+
+FORMATS = {name: Format(name, UNIT_ROUNDOFF[name], SMALLEST[name]) for name in ("float16", "bfloat16")}
+FORMATS["tf32"] = Format("tf32", 2.0**-11, 2.0**-126)
+
+
 @dataclass(frozen=True)
 class Precision:
-    """Unit roundoffs of the arithmetic inside and of the dtype to which results are rounded (ATT-9, NORM-2)."""
+    """Unit roundoffs of the arithmetic inside and of the dtype to which results are rounded (ATT-9, NORM-2).
+
+    dtype: of the inputs. weights, products: the formats that a subject declares; None where everything is kept inside.
+    growth: of the error of a sum with the root of its length.
+    """
 
     inner: float
     inner_tiny: float
     output: float
     output_tiny: float
+    dtype: str = ""
+    weights: Format | None = None
+    products: Format | None = None
+    growth: float = LAMBDA
 
     @classmethod
-    def of(cls, dtype: str) -> Precision:
+    def of(cls, dtype: str, rounding: Mapping[str, str] | None = None) -> Precision:
         inner = "float64" if dtype == "float64" else "float32"
-        return cls(UNIT_ROUNDOFF[inner], SMALLEST[inner], UNIT_ROUNDOFF[dtype], SMALLEST[dtype])
+        formats = {part: FORMATS[name] for part, name in (rounding or {}).items()}
+        units = UNIT_ROUNDOFF[inner], SMALLEST[inner], UNIT_ROUNDOFF[dtype], SMALLEST[dtype]
+        return cls(*units, dtype, formats.get("weights"), formats.get("products"))
+
+    @property
+    def undeclared(self) -> Precision:
+        """Without the formats that a subject declares."""
+        return replace(self, weights=None, products=None)
 
     def gamma(self, n: int | float) -> float:
         """Relative error of a sum of n terms, or of n successive roundings."""
-        steps = min(n, LAMBDA * np.sqrt(n)) * self.inner
+        steps = min(n, self.growth * np.sqrt(n)) * self.inner
         return steps / (1 - steps)
 
 

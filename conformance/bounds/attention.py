@@ -24,7 +24,8 @@ Weights may also be taken as exp(s - log-sum-exp), as in the backward pass of bl
 relative error of rounding the log-sum-exp, 2 u |log-sum-exp|, and need not add up to 1.
 
 This covers the literal form, two passes, online softmax in blocks of at least 16 keys, the scale wherever it is put,
-exp2, and exp of log-softmax. It does not cover products in TF32 or bfloat16, or weights rounded to a 16-bit dtype.
+exp2, and exp of log-softmax. Products in TF32 or a 16-bit dtype, and weights rounded to one, are covered for subjects
+that declare them only (`rounding.py`).
 
 Gradients follow the same algebra: the mean of P_bar under P has the same cancellation, whether it is taken as
 rowsum(P * P_bar) or as rowsum(O_bar * O).
@@ -38,7 +39,6 @@ import numpy as np
 
 from conformance.bounds.arithmetic import (
     EXP,
-    LAMBDA,
     LOG,
     TANH,
     Approx,
@@ -48,8 +48,10 @@ from conformance.bounds.arithmetic import (
     matmul,
     multiply,
     select,
+    stored,
     transposed,
 )
+from conformance.bounds.rounding import rounded, scaled_side, side, side_gradient, weight_format
 
 SCALE = 8
 """Roundings of scale, square root, products with either side, and log2(e)."""
@@ -73,17 +75,18 @@ class Rows(NamedTuple):
 def online(keys: int, p: Precision) -> float:
     """Relative error of rescaling factors: 7 u each in the worst case; near 1, where they add up, 2 u on average."""
     blocks = max(0, -(-keys // 16) - 1)
-    return min(7.0 * blocks, 2 * LAMBDA * np.sqrt(blocks)) * p.inner
+    return min(7.0 * blocks, 2 * p.growth * np.sqrt(blocks)) * p.inner
 
 
 def summation(n: np.ndarray, p: Precision) -> np.ndarray:
-    steps = np.minimum(n, LAMBDA * np.sqrt(n)) * p.inner
+    steps = np.minimum(n, p.growth * np.sqrt(n)) * p.inner
     return steps / (1 - steps)
 
 
 def scores_and_slope(
     query: Approx, key: Approx, bias: Approx | None, scale: float, softcap: float | None, p: Precision
 ) -> tuple[Approx, Approx]:
+    query, key = scaled_side(query, p, scale), scaled_side(key, p, scale)
     scores = matmul(query, transposed(key), p, SCALE, scale)
     slope = exact(np.ones_like(scores.value))
     if softcap is not None:
@@ -179,36 +182,63 @@ def weighted_mean(rows: Rows, values: Approx, factor: np.ndarray, p: Precision) 
     # float64's own rounding of the three terms must not make the difference too small.
     slack = 2.0**-48 * ((w * factor**2) @ values.value**2 + value**2 * ones)
     moved = np.sqrt(ones * (np.maximum(squares, 0) + slack)) + rows.sink_weight * rows.sink_relative * np.abs(value)
-    absolute = product_of @ values.size
-    rounding = summation(rows.counts, p) + 6 * p.inner
-    error = product(moved, margin(rows)) + rounding * (absolute + np.abs(value))
+    error = product(moved, margin(rows)) + mean_rounding(rows, values, factor, value, p)
     # The values' own errors are weighed with the weights as they are held.
     error = error + product((product_of * (1 + rows.relative)) @ values.error, margin(rows))
     error = error + by_logsumexp(rows, p) * np.abs(value)
-    lost = p.inner_tiny * (factor * rows.allowed @ (values.size + 1) + rows.counts * np.abs(value) + 1)
-    return Approx(value, error + np.where(rows.counts > 0, lost, 0))
+    return Approx(value, error + rounded_weights(rows, values, factor, Approx(value, error), p))
+
+
+def mean_rounding(rows: Rows, values: Approx, factor: np.ndarray, mean: np.ndarray, p: Precision) -> np.ndarray:
+    """What the sums of `weighted_mean` add to its error, for themselves."""
+    absolute = (rows.weights * factor) @ values.size
+    error = (summation(rows.counts, p) + 6 * p.inner) * (absolute + np.abs(mean))
+    lost = p.inner_tiny * (factor * rows.allowed @ (values.size + 1) + rows.counts * np.abs(mean) + 1)
+    return error + np.where(rows.counts > 0, lost, 0)
+
+
+def rounded_weights(rows: Rows, values: Approx, factor: np.ndarray, mean: Approx, p: Precision) -> np.ndarray | float:
+    """What rounding the weights of `weighted_mean` adds to its error, where it is declared."""
+    form = weight_format(p)
+    if form is None:
+        return 0.0
+    w = rows.weights * (1 + rows.relative)
+    sizes = (w * factor) @ values.size
+    squares = (w * factor**2) @ values.value**2 - 2 * mean.value * ((w * factor) @ values.value)
+    squares = squares + mean.value**2 * np.sum(w, axis=-1, keepdims=True)
+    deviations = np.sqrt(np.sum(w, axis=-1, keepdims=True) * np.maximum(squares, 0)) + mean.error
+    lost = form.tiny * (factor * rows.allowed @ values.size + rows.counts * mean.size)
+    return form.unit * product(np.maximum(sizes, deviations), margin(rows)) + lost
 
 
 def softmax_gradient(
-    rows: Rows, weights_bar: Approx, logsumexp_bar: Approx | None, alternative: np.ndarray | None, p: Precision
+    rows: Rows, weights_bar: Approx, logsumexp_bar: Approx | None, by_output: np.ndarray | None, p: Precision
 ) -> tuple[Approx, Approx]:
-    """S_bar = P (P_bar - mean + L_bar), and (L_bar - mean) for the sink; `alternative` is another form's mean error."""
-    weights = weights_approx(rows, p)
+    """S_bar = P (P_bar - mean + L_bar), and (L_bar - mean) for the sink.
+
+    by_output: rounding errors of the mean as rowsum(O_bar * O), where it may be taken so.
+    """
+    weights = rounded(weights_approx(rows, p), p.weights)
     mean = np.sum(rows.weights * weights_bar.value, axis=-1, keepdims=True)
     w = rows.weights * rows.relative
     moved = np.sum(w * np.abs(weights_bar.value - mean), axis=-1, keepdims=True)
     moved = moved + rows.sink_weight * rows.sink_relative * np.abs(mean)
     absolute = np.sum(rows.weights * weights_bar.size, axis=-1, keepdims=True)
     mean_error = product(moved, margin(rows)) + np.sum(rows.weights * weights_bar.error, axis=-1, keepdims=True)
-    mean_error = mean_error + 2 * (summation(rows.counts, p) + 4 * p.inner) * absolute
     mean_error = mean_error + by_logsumexp(rows, p) * np.abs(mean)
-    if alternative is not None:
-        mean_error = np.maximum(mean_error, alternative)
+    by_weights = 2 * (summation(rows.counts, p) + 4 * p.inner) * absolute
+    mean_error = mean_error + (by_weights if by_output is None else np.maximum(by_weights, by_output))
+    form = weight_format(p)
+    if form is not None:
+        lost = form.tiny * np.sum(rows.allowed * weights_bar.size, axis=-1, keepdims=True)
+        mean_error = mean_error + form.unit * absolute + lost
     logsumexp = exact(np.zeros_like(mean)) if logsumexp_bar is None else logsumexp_bar
     inside = weights_bar.value - mean + logsumexp.value
     largest = weights_bar.size + np.abs(mean) + mean_error + logsumexp.size
     inside_error = weights_bar.error + mean_error + logsumexp.error + 3 * p.inner * largest
-    scores_bar = select(rows.allowed, multiply(weights, Approx(inside, inside_error), p, 2))
+    scores_bar = multiply(weights, Approx(inside, inside_error), p, 2)
+    # The gradient of exp2 has ln(2) times it on the way, which is lost where it is itself up to 1.45 times the smallest.
+    scores_bar = select(rows.allowed, Approx(scores_bar.value, scores_bar.error + p.inner_tiny))
     sink = Approx(logsumexp.value - mean, mean_error + logsumexp.error + 2 * p.inner * (np.abs(mean) + logsumexp.size))
     return scores_bar, sink
 
@@ -268,16 +298,34 @@ def attention(
     rows = softmax_rows(scores, slope, allowed, sinks, p)
     if value is None:  # the weights and the log-sum-exp have no output
         return AttentionApprox(rows, exact(np.zeros(0)), factor, allowed)
-    value = spread_heads(value, heads)
+    value = side(spread_heads(value, heads), p)
     output = weighted_mean(rows, value, factor, p)
     empty = ~np.any(allowed, axis=-1, keepdims=True)
     if empty_rows == "mean" and empty.any():
         keys = max(allowed.shape[-1], 1)
-        spread = factor / keys
-        mean = spread @ value.value
-        error = spread @ value.error + (p.gamma(keys) + 6 * p.inner) * (spread @ value.size) + p.inner_tiny
+        spread = rounded(exact(factor / keys), weight_format(p))
+        mean = spread.value @ value.value
+        error = spread.value @ value.error + spread.error @ value.size
+        error = error + (p.gamma(keys) + 6 * p.inner) * (spread.size @ value.size) + p.inner_tiny
         output = Approx(np.where(empty, mean, output.value), np.where(empty, error, output.error))
     return AttentionApprox(rows, output, factor, allowed | (empty & (empty_rows == "mean")))
+
+
+def output_product_rounding(forward: AttentionApprox, bar: Approx, values: Approx, p: Precision) -> np.ndarray:
+    """Rounding errors of rowsum(O_bar * O) beyond those that rowsum(P * P_bar) has too.
+
+    What the weights' and the values' errors do to O they do to P_bar's mean alike: with the same e_j and v_j it is
+    off by sum_j P_j e_j (P_bar_j - mean) again. Left are the sums of O and of this product, and O's own dtype, in
+    which a declared kernel may keep it.
+    """
+    output = forward.output
+    error = mean_rounding(forward.rows, values, forward.factor, output.value, p)
+    if weight_format(p) is not None:
+        error = stored(Approx(output.value, error), p).error
+    product_error = (p.gamma(bar.value.shape[-1]) + 2 * p.inner) * np.sum(
+        bar.size * output.size, axis=-1, keepdims=True
+    )
+    return np.sum(bar.size * error, axis=-1, keepdims=True) + product_error
 
 
 def attention_gradients(
@@ -299,33 +347,32 @@ def attention_gradients(
     heads, groups, width = query.value.shape[1], key.value.shape[1], query.value.shape[-1]
     scale = 1 / np.sqrt(width) if scale is None else float(scale)
     gradients: dict[str, Approx] = {}
-    logsumexp_bar = alternative = None
+    form = weight_format(p)
+    logsumexp_bar = by_output = None
     if "output" in cotangents:
-        bar, wide = cotangents["output"], spread_heads(value, heads)
+        bar, wide = side(cotangents["output"], p), side(spread_heads(value, heads), p)
         weights = weights_approx(rows, p)
         keys = max(reach.shape[-1], 1)
         # Rows filled by a mean have weight 1 / K, rounded once, on every key.
         filled = reach & ~rows.allowed
         weights = Approx(np.where(filled, 1 / keys, weights.value), np.where(filled, 2 * p.inner / keys, weights.error))
         dropped = Approx(weights.value * factor, (weights.error + 3 * p.inner * weights.size) * factor)
-        gradients["value"] = group_sum(matmul(transposed(dropped), bar, p, 2), groups, p)
-        weights_bar = matmul(bar, transposed(wide), p, 2)
+        dropped = select(reach, rounded(dropped, form))
+        gradients["value"] = group_sum(side_gradient(matmul(transposed(dropped), bar, p, 2), p), groups, p)
+        weights_bar = rounded(matmul(bar, transposed(wide), p, 2), form)
         weights_bar = Approx(weights_bar.value * factor, (weights_bar.error + 3 * p.inner * weights_bar.size) * factor)
-        absolute = np.sum(bar.size * forward.output.size, axis=-1, keepdims=True)
-        alternative = np.sum(bar.size * forward.output.error, axis=-1, keepdims=True)
-        alternative = alternative + np.sum(bar.error * np.abs(forward.output.value), axis=-1, keepdims=True)
-        alternative = alternative + (p.gamma(bar.value.shape[-1]) + 2 * p.inner) * absolute
+        by_output = output_product_rounding(forward, cotangents["output"], wide, p)
     elif "weights" in cotangents:
         weights_bar = cotangents["weights"]
     else:
         weights_bar = exact(np.zeros_like(rows.weights))
         logsumexp_bar = mapped(cotangents["logsumexp"], lambda a: a[..., None])
-    scores_bar, sink = softmax_gradient(rows, weights_bar, logsumexp_bar, alternative, p)
+    scores_bar, sink = softmax_gradient(rows, weights_bar, logsumexp_bar, by_output, p)
     gradients["bias"] = scores_bar
     if sinks is not None:
         gradients["sinks"] = sink_gradient(rows, sink, p)
-    raw = select(rows.allowed, multiply(scores_bar, rows.slope, p))
-    wide_key = spread_heads(key, heads)
-    gradients["query"] = matmul(raw, wide_key, p, SCALE, scale)
-    gradients["key"] = group_sum(matmul(transposed(raw), query, p, SCALE, scale), groups, p)
+    raw = select(rows.allowed, rounded(multiply(scores_bar, rows.slope, p), form, scale))
+    wide_key, query = scaled_side(spread_heads(key, heads), p, scale), scaled_side(query, p, scale)
+    gradients["query"] = side_gradient(matmul(raw, wide_key, p, SCALE, scale), p)
+    gradients["key"] = group_sum(side_gradient(matmul(transposed(raw), query, p, SCALE, scale), p), groups, p)
     return gradients

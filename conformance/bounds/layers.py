@@ -15,13 +15,14 @@ from collections.abc import Callable
 import numpy as np
 
 from conformance.bounds.arithmetic import TANH, Approx, Precision, exact, matmul, multiply, total, transposed
+from conformance.bounds.rounding import side, side_gradient
 
 FREQUENCY = 2 * math.log(10000.0) + 6
 
 
 def linear(x: Approx, weight: Approx, bias: Approx | None, p: Precision) -> Approx:
     """x [..., in] @ weight + bias."""
-    output = matmul(x, weight, p, 1)
+    output = matmul(side(x, p), side(weight, p), p, 1)
     if bias is None:
         return output
     value = output.value + bias.value
@@ -30,15 +31,18 @@ def linear(x: Approx, weight: Approx, bias: Approx | None, p: Precision) -> Appr
 
 def linear_gradients(x: Approx, weight: Approx, cotangent: Approx, p: Precision) -> tuple[Approx, Approx, Approx]:
     """Gradients of x, weight and bias."""
-    rows = Approx(*(a.reshape(-1, a.shape[-1]) for a in cotangent))
-    flat = Approx(*(a.reshape(-1, a.shape[-1]) for a in x))
+    bias_bar = total(flattened(cotangent), 0, p)
+    x, weight, cotangent = (side(array, p) for array in (x, weight, cotangent))
     # Batches may be summed one after the other, which rounds once more for each.
     extra = int(np.prod(x.value.shape[:-2]))
-    return (
-        matmul(cotangent, transposed(weight), p),
-        matmul(transposed(flat), rows, p, extra),
-        total(rows, 0, p),
-    )
+    x_bar = matmul(cotangent, transposed(weight), p)
+    weight_bar = matmul(transposed(flattened(x)), flattened(cotangent), p, extra)
+    return side_gradient(x_bar, p), side_gradient(weight_bar, p), bias_bar
+
+
+def flattened(x: Approx) -> Approx:
+    """[rows, width]."""
+    return Approx(*(a.reshape(-1, a.shape[-1]) for a in x))
 
 
 def normal_distribution(x: np.ndarray) -> np.ndarray:

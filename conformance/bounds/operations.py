@@ -10,11 +10,11 @@ import numpy as np
 
 from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norm
-from conformance.bounds import layers
+from conformance.bounds import layers, quadrature
 from conformance.bounds.arithmetic import Approx, Precision, exact, mapped, stored
+from conformance.bounds.reading import allowed_of, dropout_factor, pairs, separated
 from conformance.cases import Case, expected_dtype
 from conformance.spreading import gradient_name, heads_of, joined
-from reference_numpy import materialize
 from specification.positions import angular_frequencies
 
 Bounds = dict[str, np.ndarray]
@@ -23,9 +23,11 @@ LOOKUPS = ("embedding", "learned_positions")
 
 def bound(case: Case) -> Bounds:
     """The largest admissible |got - exact| for every element of every result, and of every gradient asked for."""
-    p = Precision.of(case.dtype)
+    p = Precision.of(case.dtype, case.rounding)
     with np.errstate(all="ignore"):
         approximations = OPERATIONS[case.operation](case, p)
+        if case.operation in quadrature.OPERATIONS:
+            approximations = quadrature.tightened(approximations, quadrature.OPERATIONS[case.operation](case, p))
         return {name: finished(name, approx, case, p) for name, approx in approximations.items()}
 
 
@@ -42,24 +44,6 @@ def finished(name: str, approx: Approx, case: Case, p: Precision) -> np.ndarray:
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
-
-
-def pairs(array: np.ndarray | None) -> Approx | None:
-    """A bias as [B or 1, H or 1, Q, K]."""
-    return None if array is None else exact(array if array.ndim == 4 else array[None, None])
-
-
-def allowed_of(case: Case, shape: tuple[int, int, int, int]) -> np.ndarray:
-    B, H, Q, K = shape
-    allowed = materialize(case.options.get("mask"), Q, K, batch=B, heads=H)
-    if "bias" in case.inputs:
-        allowed = allowed & (case.inputs["bias"].astype(float) != -np.inf)
-    return np.broadcast_to(allowed, shape)
-
-
-def dropout_factor(case: Case, shape: tuple[int, ...]) -> np.ndarray:
-    keep = case.options.get("dropout_keep")
-    return np.ones(shape) if keep is None else np.where(keep, 1 / (1 - case.options["dropout_rate"]), 0.0)
 
 
 def attend(
@@ -130,12 +114,14 @@ def merge_attention(case: Case, p: Precision) -> dict[str, Approx]:
     count = sum(name.startswith("outputs[") for name in case.inputs)
     outputs = [exact(case.inputs[f"outputs[{i}]"]) for i in range(count)]
     logsumexps = [exact(case.inputs[f"logsumexps[{i}]"]) for i in range(count)]
+    p = p.undeclared  # what is merged are no attention weights
     rows, values, results = merge(outputs, logsumexps, p)
     if not case.cotangents:
         return results
     shape = outputs[0].value.shape
-    bar = exact(case.cotangents["output"].reshape(-1, 1, 1, shape[-1]))
-    logsumexp_bar = exact(case.cotangents["logsumexp"].reshape(-1, 1, 1, 1))
+    n = int(np.prod(shape[:3]))
+    bar = exact(case.cotangents["output"].reshape(n, 1, 1, shape[-1]))
+    logsumexp_bar = exact(case.cotangents["logsumexp"].reshape(n, 1, 1, 1))
     weights = att.weights_approx(rows, p)
     weights_bar = att.matmul(bar, att.transposed(values), p)
     scores_bar, _ = att.softmax_gradient(rows, weights_bar, logsumexp_bar, None, p)
@@ -160,8 +146,14 @@ def merge(
     whole = np.max(np.abs(value) + given, axis=-1, keepdims=True) + np.log(count)
     rounded = 2 * p.inner * count * (np.abs(value) + given + whole)
     softmax = att.softmax_rows(Approx(value, given + rounded), exact(np.ones_like(value)), allowed, None, p)
+    output = att.weighted_mean(softmax, values, np.ones_like(value), p)
+    # Merged one after the other, the weights exp(part - running log-sum-exp) need not add up to 1: what the running
+    # log-sum-exps are off by on their own account, and each step's exponential, is common to a row and does not cancel.
+    alone = att.softmax_rows(Approx(value, rounded), exact(np.ones_like(value)), allowed, None, p)
+    common = att.logsumexp_approx(alone, p).error[..., 0] + (count - 1) * (att.EXP + 3) * p.inner
+    output = Approx(output.value, output.error + att.product(common[..., None], np.abs(output.value)))
     results = {
-        "output": att.weighted_mean(softmax, values, np.ones_like(value), p).reshape(*shape),
+        "output": output.reshape(*shape),
         "logsumexp": att.logsumexp_approx(softmax, p).reshape(*shape[:3]),
     }
     return softmax, values, results
@@ -173,11 +165,12 @@ def gathered(parts: Sequence[Approx], axis: int) -> Approx:
 
 def merged_bound(parts: Sequence[Case]) -> Bounds:
     """The bounds of attention over parts of the keys, then merged: the parts' own errors, carried through the merge."""
-    p, like = Precision.of(parts[0].dtype), replace(parts[0], operation="merge_attention")
+    p = Precision.of(parts[0].dtype, parts[0].rounding)
+    like = replace(parts[0], operation="merge_attention")
     with np.errstate(all="ignore"):
         outputs = [stored(attention(replace(part, operation="attention"), p)["output"], p) for part in parts]
         logsumexps = [attention(replace(part, operation="attention_logsumexp"), p)["output"] for part in parts]
-        _, _, results = merge(outputs, logsumexps, p)
+        _, _, results = merge(outputs, logsumexps, p.undeclared)
         return {name: finished(name, approx, like, p) for name, approx in results.items()}
 
 
@@ -215,20 +208,6 @@ def multi_head_attention(case: Case, p: Precision) -> dict[str, Approx]:
             inputs[name], inputs[f"{name}.weight"], projected_bar, p
         )
     return results | named(case, separated(gradients, case), p)
-
-
-def separated(gradients: dict[str, Approx], case: Case) -> dict[str, Approx]:
-    """Gradients of fused projections cut up again into those of per-head ones, where the case has those."""
-    result = dict(gradients)
-    for name in ("query", "key", "value"):
-        start, head = 0, 0
-        while f"{name}[{head}].weight" in case.inputs:
-            stop = start + case.inputs[f"{name}[{head}].weight"].shape[1]
-            for part in ("weight", "bias"):
-                columns = gradients[f"{name}.{part}"].at((..., slice(start, stop)))
-                result[f"{name}[{head}].{part}"] = columns
-            start, head = stop, head + 1
-    return result
 
 
 # --- the layers around it ---------------------------------------------------------------------------------------------

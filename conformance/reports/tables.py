@@ -6,12 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from conformance.reports.blocks import rows
+from conformance.reports.content import Content, real
 from conformance.tally import Cell, Substance, Tally, Violation
 from specification import RULES
 from specification.dtypes import FLOATING
+
+RATIOS = "Worst error in units of its bound (at most 1 conforms): in float32 and float64, and in all four dtypes"
 
 
 def ratio(worst: float) -> Text:
@@ -29,8 +34,7 @@ def both(cell: Cell) -> Text:
 
 
 def rules_table(tally: Tally, subjects: Sequence[str]) -> Table:
-    title = "Worst error in units of its bound (at most 1 conforms): in float32 and float64, and in all four dtypes"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=RATIOS, title_justify="left")
     table.add_column("rule")
     table.add_column("")
     for name in subjects:
@@ -96,3 +100,59 @@ def report(tally: Tally, subjects: Sequence[str]) -> RenderableType:
 
 def print_report(tally: Tally, subjects: Sequence[str], console: Console) -> None:
     console.print(report(tally, subjects))
+
+
+# --- one subject's report ---------------------------------------------------------------------------------------------
+
+
+def verdict_of(rule: Content) -> Text:
+    styles = {"conforms": "green", "violated": "bold red", "untried": "dim"}
+    return Text(rule["status"], style=styles[rule["status"]])
+
+
+def worst_of(rule: Content) -> Text:
+    """As in a run: the worst in float32 and float64, then that of all dtypes."""
+    if rule["status"] == "untried" or (rule["status"] == "violated" and real(rule["worst"]) <= 1):
+        return Text("-")
+    wide = -1.0 if rule["worst_wide"] is None else real(rule["worst_wide"])
+    return both(Cell(rule["cases"], real(rule["worst"]), wide))
+
+
+def subject_table(subject: Content) -> Table:
+    """Rule, what it is, cases, worst ratio, verdict."""
+    table = Table(title=RATIOS, title_justify="left")
+    for column in ("rule", ""):
+        table.add_column(column)
+    for column in ("cases", "worst"):
+        table.add_column(column, justify="right")
+    table.add_column("verdict")
+    for rule in subject["rules"]:
+        row = (rule["rule"], rule["title"], str(rule["cases"]), worst_of(rule), verdict_of(rule))
+        table.add_row(*row, style="dim" if rule["status"] == "untried" else "")
+    return table
+
+
+def violation_block(violation: Content) -> RenderableType:
+    """The violation's rule, and below it everything that is known of it."""
+    inside = Table.grid(padding=(0, 2))
+    inside.add_column(style="dim", no_wrap=True)
+    inside.add_column(overflow="fold")
+    for label, text in rows(violation):
+        inside.add_row(Text(label), Text(text))
+    head = Text.assemble((f"{violation['rule']} {violation['title']}: ", "bold red"), violation["statement"])
+    return Group(head, Padding(inside, (0, 0, 1, 2)))
+
+
+def subject_report(subject: Content, seed: int | None) -> RenderableType:
+    parts: list[RenderableType] = [subject_table(subject), *map(violation_block, subject["violations"])]
+    if subject["headline"]:
+        parts.append(Text(f"It looks as if {subject['headline']}.", style="bold"))
+    if subject["untried"]:
+        parts.append(Text(f"Not everything was tried: {subject['untried']}.", style="red"))
+    cases = sum(rule["cases"] for rule in subject["rules"])
+    count = len(subject["violations"])
+    violates = f"violates {count} rule{'s' * (count != 1)}" if count else "is not judged to the end"
+    what = "conforms" if subject["conforms"] else violates
+    style = "bold green" if subject["conforms"] else "bold red"
+    told = "" if seed is None else f", seed {seed}"
+    return Group(*parts, Text(f"{subject['name']} {what}; {cases} cases{told}.", style=style))

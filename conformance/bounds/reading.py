@@ -1,0 +1,41 @@
+"""What bounds of attention read from a case: who attends to whom, biases, dropout, and whose gradient is whose."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conformance.bounds.arithmetic import Approx, exact
+from conformance.cases import Case
+from reference_numpy import materialize
+
+
+def pairs(array: np.ndarray | None) -> Approx | None:
+    """A bias as [B or 1, H or 1, Q, K]."""
+    return None if array is None else exact(array if array.ndim == 4 else array[None, None])
+
+
+def allowed_of(case: Case, shape: tuple[int, int, int, int]) -> np.ndarray:
+    B, H, Q, K = shape
+    allowed = materialize(case.options.get("mask"), Q, K, batch=B, heads=H)
+    if "bias" in case.inputs:
+        allowed = allowed & (case.inputs["bias"].astype(float) != -np.inf)
+    return np.broadcast_to(allowed, shape)
+
+
+def dropout_factor(case: Case, shape: tuple[int, ...]) -> np.ndarray:
+    keep = case.options.get("dropout_keep")
+    return np.ones(shape) if keep is None else np.where(keep, 1 / (1 - case.options["dropout_rate"]), 0.0)
+
+
+def separated(gradients: dict[str, Approx], case: Case) -> dict[str, Approx]:
+    """Gradients of fused projections cut up again into those of per-head ones, where the case has those."""
+    result = dict(gradients)
+    for name in ("query", "key", "value"):
+        start, head = 0, 0
+        while f"{name}[{head}].weight" in case.inputs:
+            stop = start + case.inputs[f"{name}[{head}].weight"].shape[1]
+            for part in ("weight", "bias"):
+                columns = gradients[f"{name}.{part}"].at((..., slice(start, stop)))
+                result[f"{name}[{head}].{part}"] = columns
+            start, head = stop, head + 1
+    return result

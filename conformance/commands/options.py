@@ -1,0 +1,30 @@
+"""Options that several commands take, and what is written in them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+CORES = min(os.cpu_count() or 1, 4)
+
+Json = Annotated[Path | None, typer.Option("--json", help="write the report to this file", metavar="FILE")]
+Junit = Annotated[Path | None, typer.Option("--junit", help="the same as JUnit XML", metavar="FILE")]
+Html = Annotated[Path | None, typer.Option("--html", help="the same as one HTML page", metavar="FILE")]
+Effort = Annotated[str, typer.Option(help="quick, default or thorough: how many cases for each probe")]
+Seed = Annotated[int | None, typer.Option(help="draw the same cases again; a fresh seed unless given")]
+Workers = Annotated[int, typer.Option(help="processes", min=1)]
+
+
+def conventions_of(given: Iterable[str]) -> dict[str, str]:
+    """ "empty_rows=mean,polarity=masked" as a dictionary; ValueError where no value is given."""
+    found = {}
+    for part in (part.strip() for text in given for part in text.split(",")):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"convention must be name=value, got {part!r}")
+        found[name.strip()] = value.strip()
+    return found

@@ -1,0 +1,73 @@
+"""`python -m conformance.corpus.build`: draw a new version of the frozen corpus.
+
+For every planted fault, the smallest case that shows it by the rule it names; each case once. Cases of the version
+before are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from conformance.corpus import entries
+from conformance.encoding import encode
+from conformance.faults import Fault, planted
+from conformance.guard import Examiner
+from conformance.probes import catalogue
+from conformance.run import run_probe, silent
+from conformance.tally import Violation
+
+FOLDER = Path(__file__).parent
+EXAMPLES, SEED, SHRINKING = 10, 1, 1.0
+"""Cases for each probe; seconds for making one smaller."""
+LARGEST = 100_000
+"""Characters of one case at most, so that the corpus stays small."""
+
+
+def failing() -> Iterator[tuple[str, tuple[str, ...], Violation]]:
+    """(the fault's name, its probe's operations, the violation with its smallest case) for every fault in NumPy."""
+    for fault in planted():
+        if fault.arrays == "numpy":
+            yield from islice(shown(fault), 1)
+
+
+def shown(fault: Fault) -> Iterator[tuple[str, tuple[str, ...], Violation]]:
+    subject = fault.target().make()
+    for probe in catalogue(subject.declaration):
+        if probe.rule == fault.rule and probe.operations == (fault.operation,):
+            tally = run_probe(probe, [Examiner(subject)], EXAMPLES, SEED, silent, SHRINKING)
+            yield from ((fault.name, probe.operations, violation) for violation in tally.violations.values())
+
+
+def line(shows: str, operations: tuple[str, ...], violation: Violation) -> dict[str, Any]:
+    # Uncut: its sizes are then those of generated cases, for which JAX has compiled.
+    material = violation.material if violation.uncut is None else violation.uncut
+    fields = {"rule": violation.rule, "title": violation.title, "operations": list(operations)}
+    return fields | {"examined_by": violation.examined_by, "shows": shows, "material": encode(material)}
+
+
+def build() -> None:
+    old = [
+        {"rule": e.rule, "title": e.title, "operations": list(e.operations), "examined_by": e.examined_by,
+         "shows": e.shows, "material": encode(e.material)}
+        for e in (entries() if (FOLDER / "cases.jsonl").exists() else ())
+    ]  # fmt: skip
+    found: dict[str, dict[str, Any]] = {}
+    for entry in [*old, *(line(*part) for part in failing())]:
+        material = json.dumps(entry["material"], sort_keys=True)
+        if len(material) <= LARGEST:
+            found.setdefault(entry["examined_by"] + material, entry)
+    raw = "".join(json.dumps(entry) + "\n" for entry in found.values()).encode()
+    (FOLDER / "cases.jsonl").write_bytes(raw)
+    version = 1 + (json.loads((FOLDER / "manifest.json").read_text())["version"] if old else 0)
+    content = {"version": version, "cases": len(found), "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+    (FOLDER / "manifest.json").write_text(json.dumps(content, indent=1) + "\n")
+    print(content)
+
+
+if __name__ == "__main__":
+    build()

@@ -1,0 +1,249 @@
+"""Known mistakes of attention, its weights and its log-sum-exp.
+
+Most are the definition's answer to another question: a mask inverted, a scale left out. The others are computed here,
+step by step in float64, with one step done wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conformance.cases import Case
+from conformance.diagnosis import blocks, precision
+from conformance.diagnosis.matching import Mistake, computed, instead
+from conformance.diagnosis.steps import (
+    capped,
+    dense,
+    exact_bias,
+    exact_products,
+    exact_sinks,
+    exact_value,
+    resolved_scale,
+)
+from specification import Causal, Dense, KeyLengths, SlidingWindow
+
+
+def with_mask(case: Case, mask: Any) -> Case:
+    return replace(case, options=case.options | {"mask": mask})
+
+
+def with_options(case: Case, **options: Any) -> Case:
+    return replace(case, options=case.options | options)
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def dense_changed(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Case], Case | None]:
+    """The same question with another dense mask, where there is a mask."""
+
+    def changed(case: Case) -> Case | None:
+        if case.options.get("mask") is None:
+            return None
+        return with_mask(case, Dense(np.array(np.broadcast_to(change(dense(case)), dense(case).shape))))
+
+    return changed
+
+
+def offset_changed(change: Callable[[Any, int, int], Any]) -> Callable[[Case], Case | None]:
+    """A causal mask at another offset; `change` gets the offset, Q and K."""
+
+    def changed(case: Case) -> Case | None:
+        mask = case.options.get("mask")
+        if not isinstance(mask, Causal):
+            return None
+        Q, K = case.inputs["query"].shape[2], case.inputs["key"].shape[2]
+        return with_mask(case, Causal(change(0 if mask.offset is None else mask.offset, Q, K)))
+
+    return changed
+
+
+def bottom_right(offset: Any, queries: int, keys: int) -> int:
+    return keys - queries
+
+
+def window_changed(left: int, right: int) -> Callable[[Case], Case | None]:
+    def changed(case: Case) -> Case | None:
+        mask = case.options.get("mask")
+        if not isinstance(mask, SlidingWindow):
+            return None
+        sides = (None if side is None else side + step for side, step in ((mask.left, left), (mask.right, right)))
+        low, high = sides
+        if (low is not None and low < 0) or (high is not None and high < 0):
+            return None
+        return with_mask(case, SlidingWindow(low, high, mask.offset))
+
+    return changed
+
+
+def lengths_changed(step: int) -> Callable[[Case], Case | None]:
+    def changed(case: Case) -> Case | None:
+        mask = case.options.get("mask")
+        if not isinstance(mask, KeyLengths):
+            return None
+        return with_mask(case, KeyLengths(np.clip(np.asarray(mask.lengths) + step, 0, case.inputs["key"].shape[2])))
+
+    return changed
+
+
+def empty_rows_as(mode: str) -> Callable[[Case], Case | None]:
+    def changed(case: Case) -> Case | None:
+        if "sinks" in case.inputs or case.operation == "attention_logsumexp":
+            return None
+        return with_options(case, empty_rows=mode)
+
+    return changed
+
+
+MASK_MISTAKES = [
+    instead("the mask is inverted: True is taken for forbidden", dense_changed(np.logical_not)),
+    instead("the mask is ignored", dense_changed(np.ones_like)),
+    instead("the mask is transposed", dense_changed(lambda m: m.swapaxes(2, 3) if m.shape[2] == m.shape[3] else m)),
+    instead("the mask of batch element 0 is used for all", dense_changed(lambda m: m[:1])),
+    instead("the mask of head 0 is used for all heads", dense_changed(lambda m: m[:, :1])),
+    instead("the causal mask is aligned to the first query and key (top left)", offset_changed(lambda o, Q, K: 0)),
+    instead("the causal mask is aligned to the last query and key (bottom right)", offset_changed(bottom_right)),
+    instead("the causal mask is off by one: a query does not see its own key", offset_changed(lambda o, Q, K: o - 1)),
+    instead("the causal mask is off by one: a query sees the key after its own", offset_changed(lambda o, Q, K: o + 1)),
+    instead("the window's left end is left out", window_changed(-1, 0)),
+    instead("the window's right end is left out", window_changed(0, -1)),
+    instead("the window is one too wide on the left", window_changed(1, 0)),
+    instead("the window is one too wide on the right", window_changed(0, 1)),
+    instead("key lengths count one key too few", lengths_changed(-1)),
+    instead("key lengths count one key too many", lengths_changed(1)),
+    instead("rows that allow nothing get the mean of all values", empty_rows_as("mean")),
+    instead("rows that allow nothing get NaN", empty_rows_as("nan")),
+]
+
+
+# --- scale, softcap, bias, sinks, heads -------------------------------------------------------------------------------
+
+
+def scaled(scale: Callable[[float, Case], float]) -> Callable[[Case], Case | None]:
+    def changed(case: Case) -> Case | None:
+        given = case.options.get("scale")
+        own = 1 / np.sqrt(case.inputs["query"].shape[-1]) if given is None else given
+        new = float(scale(own, case))
+        return None if new == own or not np.isfinite(new) else with_options(case, scale=new)
+
+    return changed
+
+
+def width(case: Case) -> int:
+    return case.inputs["query"].shape[-1]
+
+
+def model_width(case: Case) -> int:
+    return max(1, case.inputs["query"].shape[1] * width(case))
+
+
+def value_width(case: Case) -> int:
+    return max(1, case.inputs["value"].shape[-1]) if "value" in case.inputs else width(case)
+
+
+def left_out(name: str) -> Callable[[Case], Case | None]:
+    """Without one input or option."""
+
+    def changed(case: Case) -> Case | None:
+        if name in case.inputs:
+            return replace(case, inputs={n: a for n, a in case.inputs.items() if n != name})
+        return with_options(case, **{name: None}) if case.options.get(name) is not None else None
+
+    return changed
+
+
+def keys_read(order: Callable[[int, int], np.ndarray]) -> Callable[[Case], Case | None]:
+    """Query heads read other key heads; `order` gets H and G. Gradients of keys and values are not compared."""
+
+    def changed(case: Case) -> Case | None:
+        H, G = case.inputs["query"].shape[1], case.inputs["key"].shape[1]
+        if not 1 < G < H:
+            return None
+        inputs = {n: np.take(a, order(H, G), axis=1) if n in ("key", "value") else a for n, a in case.inputs.items()}
+        return replace(case, inputs=inputs)
+
+    return changed
+
+
+SCORE_MISTAKES = [
+    instead("the scale is 1: it is left out", scaled(lambda s, case: 1.0)),
+    instead("the given scale is ignored: 1 / sqrt(D) is used", scaled(lambda s, case: width(case) ** -0.5)),
+    instead("the scale is 1 / D", scaled(lambda s, case: 1 / width(case))),
+    instead("the scale is that of the model width H * D", scaled(lambda s, case: model_width(case) ** -0.5)),
+    instead("the scale is 1 / sqrt(V)", scaled(lambda s, case: value_width(case) ** -0.5)),
+    instead("the scale is applied twice", scaled(lambda s, case: s * s)),
+    instead("the scale is on top of 1 / sqrt(D)", scaled(lambda s, case: s * width(case) ** -0.5)),
+    instead("the root of the scale is used once", scaled(lambda s, case: np.sqrt(abs(s)))),
+    instead("the scale's sign is lost", scaled(lambda s, case: abs(s))),
+    instead("softcap is ignored", left_out("softcap")),
+    instead("bias is ignored", left_out("bias")),
+    instead("sinks are ignored", left_out("sinks")),
+    instead("dropout is ignored", lambda case: left_out("dropout_keep")(with_options(case, dropout_rate=0.0))),
+    instead("query head h reads key head h % G", keys_read(lambda H, G: np.arange(H) % G)),
+    instead("every query head reads key head 0", keys_read(lambda H, G: np.zeros(H, int))),
+]
+
+
+# --- one step of the formula done wrong -------------------------------------------------------------------------------
+
+
+def stepwise(name: str, uses: str = "", **steps: Any) -> Mistake:
+    """Attention with one step done differently; forward only. `uses`: an input or option without which it is right."""
+
+    def output(case: Case) -> Any:
+        if uses and case.inputs.get(uses) is None and case.options.get(uses) is None:
+            return None
+        return attention(case, **steps)
+
+    return computed(name, output)
+
+
+def attention(case: Case, score: Any = None, axis: int = -1, weigh: Any = None, sum_of: Any = None) -> Any:
+    """score(products, bias, cap, scale), weigh(weights, case), sum_of(exponentials, allowed) replace right steps."""
+    products, cap = exact_products(case), capped(case.options.get("softcap"))
+    bias, allowed = exact_bias(case)
+    scores = cap(products) + bias if score is None else score(products, bias, cap, resolved_scale(case))
+    scores = np.where(allowed, scores, -np.inf)
+    maximum = scores.max(axis=axis, keepdims=True, initial=-1e30)
+    exponentials = np.where(allowed, np.exp(scores - maximum), 0)
+    total = exponentials.sum(axis=axis, keepdims=True) if sum_of is None else sum_of(exponentials, allowed)
+    if "sinks" in case.inputs:
+        total = total + np.exp(exact_sinks(case) - maximum)
+    weights = exponentials / np.where(total == 0, 1, total)
+    weights = weights if weigh is None else weigh(weights, case)
+    if case.operation == "attention_weights":
+        return weights
+    if case.operation != "attention":
+        return None
+    keep = case.options.get("dropout_keep")
+    if keep is not None:
+        weights = np.where(keep, weights / (1 - case.options["dropout_rate"]), 0)
+    return weights @ exact_value(case)
+
+
+def renormalised(weights: np.ndarray, case: Case) -> np.ndarray:
+    keep = np.asarray(case.options["dropout_keep"])
+    kept = np.where(keep, weights, 0)
+    total = kept.sum(axis=-1, keepdims=True)
+    return kept / np.where(total == 0, 1, total) * (1 - case.options["dropout_rate"])
+
+
+STEP_MISTAKES = [
+    stepwise("bias is added before the softcap", "bias", score=lambda p, b, cap, s: cap(p + b)),
+    stepwise("bias is added twice", "bias", score=lambda p, b, cap, s: cap(p) + 2 * b),
+    stepwise("bias is subtracted", "bias", score=lambda p, b, cap, s: cap(p) - b),
+    stepwise("bias is multiplied by the scale", "bias", score=lambda p, b, cap, s: cap(p) + b * s),
+    stepwise("the softmax runs over queries, not keys", axis=-2),
+    stepwise(
+        "forbidden keys stay in the softmax's denominator with a score of 0",
+        "mask",
+        sum_of=lambda e, allowed: e.sum(-1, keepdims=True) + (~allowed).sum(-1, keepdims=True),
+    ),
+    stepwise("weights are renormalised after dropout", "dropout_keep", weigh=renormalised),
+]
+
+MISTAKES = [*MASK_MISTAKES, *SCORE_MISTAKES, *STEP_MISTAKES, *blocks.MISTAKES, *precision.MISTAKES]

@@ -1,0 +1,84 @@
+"""Trying known mistakes on one case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conformance.bounds import bound
+from conformance.cases import Case, expected_dtype
+from conformance.expectations import Exact
+from conformance.oracle import oracle
+from conformance.subjects import Answers
+from conformance.verdict import Finding, compare
+
+MOST = 3
+"""Mistakes that are named for one violation."""
+
+Bounds = dict[str, np.ndarray]
+
+
+class Mistake(NamedTuple):
+    """What is wrong, in words, and its exact answers with their bounds; None where the case has no place for it."""
+
+    name: str
+    answers: Callable[[Case], tuple[dict[str, Exact], Bounds] | None]
+
+
+def instead(name: str, change: Callable[[Case], Case | None]) -> Mistake:
+    """The subject answers another case than it was asked."""
+
+    def answers(case: Case) -> tuple[dict[str, Exact], Bounds] | None:
+        other = change(case)
+        return None if other is None else (oracle(other), bound(other))
+
+    return Mistake(name, answers)
+
+
+def computed(name: str, output: Callable[[Case], Any]) -> Mistake:
+    """The subject's output is what a formula gives in float64. It may be off as far as the case's worst element."""
+
+    def answers(case: Case) -> tuple[dict[str, Exact], Bounds] | None:
+        array = output(case)
+        if array is None:
+            return None
+        worst = np.max(np.where(np.isfinite(b := bound(case)["output"]), b, 0), initial=0)
+        return {"output": Exact(array, np.zeros_like(array))}, {"output": np.full(np.shape(array), worst)}
+
+    return Mistake(name, answers)
+
+
+def matching(
+    case: Case, got: Answers, truth: dict[str, Exact], finding: Finding, mistakes: list[Mistake]
+) -> Iterator[str]:
+    """Names of the mistakes whose answers are those of the subject, in the result that is wrong and in the output."""
+    for mistake in mistakes:
+        with np.errstate(all="ignore"):
+            answers = mistake.answers(case)
+        if answers is not None and finding.name in answers[0] and same(case, got, *answers):
+            yield mistake.name
+    yield from multiples(case, got, truth, finding)
+
+
+def same(case: Case, got: Answers, answers: dict[str, Exact], bounds: Bounds) -> bool:
+    return all(
+        compare(name, got.get(name), exact, bounds[name], expected_dtype(name, case)).ratio <= 1
+        for name, exact in answers.items()
+        if name in got
+    )
+
+
+def multiples(case: Case, got: Answers, truth: dict[str, Exact], finding: Finding) -> Iterator[str]:
+    """The right answer times a number, the same everywhere."""
+    if finding.name not in truth or finding.name not in got:
+        return
+    expected, wide = truth[finding.name].high, got[finding.name].astype(float)
+    if not (np.isfinite(expected).all() and np.isfinite(wide).all()) or np.count_nonzero(expected) < 2:
+        return
+    factor = float(np.sum(wide * expected) / np.sum(expected**2))
+    scaled = Exact(expected * factor, np.zeros_like(expected))
+    bounds = bound(case)[finding.name] * max(1.0, abs(factor))
+    if compare(finding.name, got[finding.name], scaled, bounds, expected_dtype(finding.name, case)).ratio <= 1:
+        yield f"{finding.name} is {f'{factor:.6g} times what it must be' if factor else '0 everywhere'}"

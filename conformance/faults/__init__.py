@@ -1,0 +1,32 @@
+"""Planted faults: wrong implementations, each with the rule that must catch it, and the right ones they are made from.
+
+A fault is one step of a right implementation replaced by a wrong one that somebody could have written. They test the
+judge: `conformance.selftest` holds that each is caught by its own rule, and that what it was made from conforms.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+from conformance.faults.fault import Fault
+
+__all__ = ["Fault", "absent", "planted"]
+
+FILES = (
+    *("masks", "scores", "masking", "softmax", "empty_rows", "companions", "heads", "blocks", "dtypes"),
+    *("special_values", "gradients", "memory", "norms", "norm_variants", "layers", "lookups", "bad_input"),
+)
+FRAMEWORKS = {"torch": "of_torch", "jax": "of_jax"}
+"""Files whose faults need a framework."""
+
+
+def absent() -> list[str]:
+    """Frameworks that are not installed; their faults are left out."""
+    return [name for name in FRAMEWORKS if importlib.util.find_spec(name) is None]
+
+
+def planted() -> tuple[Fault, ...]:
+    """Every fault that can be planted here, always in the same order."""
+    files = (*FILES, *(file for name, file in FRAMEWORKS.items() if name not in absent()))
+    return tuple(fault for file in files for fault in importlib.import_module(f"conformance.faults.{file}").FAULTS)

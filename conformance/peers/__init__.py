@@ -1,0 +1,37 @@
+"""Peers: what libraries in wide use compute, path by path, judged like anybody's function.
+
+    from conformance.peers.matrix import matrix
+    from conformance.peers.markdown import as_markdown
+    print(as_markdown(matrix("default", seed=0)))
+
+An adapter passes arrays straight through. It raises NotImplementedError where its path has no such parameter, and
+nothing else in it refuses, widens or repairs anything.
+"""
+
+from __future__ import annotations
+
+from conformance.peers import (
+    equinox_layers,
+    flax_layers,
+    jax_functions,
+    keras_layers,
+    onnx_peers,
+    torch_attention,
+    torch_flex,
+    torch_multi_head,
+    torch_norms,
+)
+from conformance.peers.peer import Peer
+
+PEERS: tuple[Peer, ...] = (
+    *torch_attention.PEERS,
+    *torch_flex.PEERS,
+    *torch_multi_head.PEERS,
+    *torch_norms.PEERS,
+    *jax_functions.PEERS,
+    *flax_layers.PEERS,
+    *equinox_layers.PEERS,
+    *keras_layers.PEERS,
+    *onnx_peers.PEERS,
+)
+"""In the order of the table."""

@@ -1,0 +1,87 @@
+"""What a report says of one rule, in one sign and in two lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from conformance.judged_rules import JUDGED
+from conformance.peers.matrix import PeerReport
+from conformance.reports.blocks import error
+from conformance.reports.content import real, violation_content
+from conformance.tally import Violation
+
+CONFORMS, VIOLATED, ACCEPTS, NOT_ASKED = "conforms", "violated", "accepts", "not asked"
+SIGNS = {CONFORMS: "✓", VIOLATED: "✗", ACCEPTS: "○", NOT_ASKED: "·"}
+LEGEND = {
+    CONFORMS: "conforms on every case",
+    VIOLATED: "a case shows otherwise",
+    ACCEPTS: "right wherever it answers, but takes a call that the rule refuses",
+    NOT_ASKED: "the path has no parameter for it, or promises nothing",
+}
+LONG = re.compile(r"-?\d+\.\d{6,}(e[+-]\d+)?")
+"""A number that is written with more digits than anybody reads."""
+OPERATIONS = {
+    "attention": "Attention",
+    "multi_head_attention": "Multi-head attention",
+    "layer_norm": "Layer norm",
+    "rms_norm": "RMS norm",
+}
+
+
+def violation_of(report: PeerReport, rule: str) -> Violation | None:
+    return next((violation for violation in report.violations if violation.rule == rule), None)
+
+
+def state(report: PeerReport, rule: str) -> str:
+    """CONFORMS, VIOLATED, ACCEPTS or NOT_ASKED."""
+    violation = violation_of(report, rule)
+    if violation is not None:
+        return ACCEPTS if violation.examined_by == "refusal" else VIOLATED
+    return CONFORMS if rule in report.rules else NOT_ASKED
+
+
+def rules_asked(reports: Sequence[PeerReport]) -> list[str]:
+    """In the specification's order; the plain call itself only where it fails."""
+    return [
+        rule
+        for rule in JUDGED
+        if any(state(r, rule) in ((VIOLATED,) if rule == "CALL" else (CONFORMS, VIOLATED, ACCEPTS)) for r in reports)
+    ]
+
+
+def asked(violation: Violation) -> str:
+    """The call, in one line; numbers with six digits."""
+    return LONG.sub(lambda number: f"{float(number[0]):.6g}", repr(violation.case))
+
+
+def seen(violation: Violation) -> str:
+    """What came of it, and what should have."""
+    content = violation_content(violation)
+    if content["dtype"] is None:
+        return str(violation.message)
+    got, expected = (f"{real(content[name]):.9g}" for name in ("got", "expected"))
+    return f"{content['result']}{content['index']} is {got}, expected {expected}: {error(content)}"
+
+
+def remark(report: PeerReport, rule: str) -> str:
+    """What else is known: in which dtypes, which mistake explains it, and what it accepts."""
+    violation = violation_of(report, rule)
+    parts = [report.remarks.get(rule, "")]
+    if violation is not None and violation.examined_by != "refusal":
+        parts += violation.diagnosis[:1]
+        cell = report.rules[rule]
+        parts += ["float32 and float64 conform"] if 0 <= cell.wide <= 1 and not parts[0] else []
+    return "; ".join(part for part in parts if part)
+
+
+def accepted(report: PeerReport) -> str:
+    """Every call that it should refuse and takes, by rule; empty if there is none."""
+    return "; ".join(f"{rule} {', '.join(titles)}" for rule, titles in report.accepted.items())
+
+
+def versions(reports: Sequence[PeerReport]) -> dict[str, str]:
+    """Of everything that was judged."""
+    wanted = ["python", "numpy", *(package for report in reports for package in report.peer.packages)]
+    found = {name: version for report in reports for name, version in report.versions.items()}
+    return {name: found[name] for name in dict.fromkeys(wanted) if name in found}

@@ -1,0 +1,77 @@
+"""Equinox: multi-head attention and norms. Its modules take one example, and `jax.vmap` gives them a batch."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+from conformance.declaration import declare
+from conformance.peers.heads import joined
+from conformance.peers.peer import Peer
+
+
+def batched_mask(mask: Any) -> tuple[Any, int | None]:
+    """What one example gets of the mask, [Q, K] or [H, Q, K], and the axis along which it differs by example."""
+    if mask is None or mask.ndim == 2:
+        return mask, None
+    return (mask[0], None) if mask.shape[0] == 1 else (mask, 0)
+
+
+@declare(["no-gqa", "no-empty"])
+def heads(parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, mask: Any = None) -> Any:
+    """`equinox.nn.MultiheadAttention`."""
+    import equinox
+    import jax
+
+    parts = [joined(part, jax.numpy.concatenate) for part in parameters[:3]]
+    parts.append(parameters.output)
+    sizes = {"query_size": query.shape[-1], "key_size": key.shape[-1], "value_size": value.shape[-1]}
+    sizes |= {"qk_size": parts[0].weight.shape[1] // num_heads, "vo_size": parts[2].weight.shape[1] // num_heads}
+    names = ("query", "key", "value", "output")
+    biased = {f"use_{name}_bias": part.bias is not None for name, part in zip(names, parts, strict=True)}
+    made = equinox.nn.MultiheadAttention(
+        num_heads, output_size=parts[3].weight.shape[1], **sizes, **biased, key=jax.random.PRNGKey(0)
+    )
+    for name, part in zip(names, parts, strict=True):
+        made = equinox.tree_at(attrgetter(f"{name}_proj.weight"), made, part.weight.T)
+        if part.bias is not None:
+            made = equinox.tree_at(attrgetter(f"{name}_proj.bias"), made, part.bias)
+    one, axis = batched_mask(mask)
+    if one is not None and one.ndim == 3 + (axis is not None) and one.shape[-3] == 1:
+        one = jax.numpy.broadcast_to(one, (*one.shape[:-3], num_heads, *one.shape[-2:]))
+    return jax.vmap(lambda q, k, v, m: made(q, k, v, mask=m), in_axes=(0, 0, 0, axis))(query, key, value, one)
+
+
+def norm(kind: str, x: Any, weight: Any, bias: Any, eps: float | None) -> Any:
+    import equinox
+    import jax
+
+    given = {} if eps is None else {"eps": eps}
+    made = getattr(equinox.nn, kind)(weight.shape, use_bias=bias is not None, **given)
+    made = equinox.tree_at(lambda m: m.weight, made, weight)
+    made = made if bias is None else equinox.tree_at(lambda m: m.bias, made, bias)
+    call = made
+    for _ in range(x.ndim - weight.ndim):
+        call = jax.vmap(call)
+    return call(x)
+
+
+def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float | None = None) -> Any:
+    """`equinox.nn.LayerNorm`."""
+    return norm("LayerNorm", x, weight, bias, eps)
+
+
+def rms_norm(x: Any, weight: Any, *, eps: float | None = None) -> Any:
+    """`equinox.nn.RMSNorm`."""
+    return norm("RMSNorm", x, weight, None, eps)
+
+
+def peer(name: str, subject: str, operation: str) -> Peer:
+    return Peer(f"Equinox nn.{name}", f"equinox_layers:{subject}", operation, "jax", ("equinox", "jax"))
+
+
+PEERS = (
+    peer("MultiheadAttention", "heads", "multi_head_attention"),
+    peer("LayerNorm", "layer_norm", "layer_norm"),
+    peer("RMSNorm", "rms_norm", "rms_norm"),
+)

@@ -1,0 +1,114 @@
+"""`jax.nn.dot_product_attention`, by the parameter that holds the mask, and layer norm by `jax.nn.standardize`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from conformance.cases import Case
+from conformance.declaration import declare
+from conformance.peers.peer import Peer, causal_flag, no_mask, top_left, unmasked_or
+from specification import KeyLengths, SlidingWindow
+
+DESCRIBED = {"structured", "scale", "cross", "gqa", "gradients"}
+
+
+def attend(implementation: str, query: Any, key: Any, value: Any, **keywords: Any) -> Any:
+    import jax
+
+    return jax.nn.dot_product_attention(query, key, value, implementation=implementation, **keywords)
+
+
+def masked(implementation: str) -> Callable[..., Any]:
+    @declare(["no-value_width", "no-empty"], layout="BTHD")
+    def attention(
+        query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: float | None = None
+    ) -> Any:
+        """With `mask` and `bias`."""
+        return attend(implementation, query, key, value, mask=mask, bias=bias, scale=scale)
+
+    return attention
+
+
+def causal(implementation: str) -> Callable[..., Any]:
+    @declare({*DESCRIBED, "causal"}, layout="BTHD", conventions={"causal": "top_left"})
+    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None) -> Any:
+        """With `is_causal`."""
+        return attend(implementation, query, key, value, is_causal=causal_flag(mask, "is_causal"), scale=scale)
+
+    return attention
+
+
+def lengths(implementation: str) -> Callable[..., Any]:
+    @declare({*DESCRIBED, "lengths"}, layout="BTHD")
+    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None) -> Any:
+        """With `key_value_seq_lengths`."""
+        counts = mask.lengths.astype("int32") if isinstance(mask, KeyLengths) else no_mask(mask, "sequence lengths")
+        return attend(implementation, query, key, value, key_value_seq_lengths=counts, scale=scale)
+
+    return attention
+
+
+def window(implementation: str) -> Callable[..., Any]:
+    @declare({*DESCRIBED, "window"}, layout="BTHD")
+    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None) -> Any:
+        """With `local_window_size`."""
+        size = (mask.left, mask.right) if isinstance(mask, SlidingWindow) else no_mask(mask, "local_window_size")
+        return attend(implementation, query, key, value, local_window_size=size, scale=scale)
+
+    return attention
+
+
+def plain_window(case: Case) -> bool:
+    """Calls without a mask, or with a window that has both sides and starts at the first key."""
+    mask = case.options.get("mask")
+    if mask is None:
+        return True
+    bounded = isinstance(mask, SlidingWindow) and isinstance(mask.left, int) and isinstance(mask.right, int)
+    return bounded and isinstance(mask.offset, int | None) and not mask.offset
+
+
+xla_mask, xla_causal, xla_lengths, xla_window = masked("xla"), causal("xla"), lengths("xla"), window("xla")
+cudnn_mask, cudnn_causal = masked("cudnn"), causal("cudnn")
+
+
+def standardized(algorithm: str) -> Callable[..., Any]:
+    def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float | None = None) -> Any:
+        """`jax.nn.standardize`, times weight, plus bias."""
+        import jax
+
+        axes, given = tuple(range(-weight.ndim, 0)), {} if eps is None else {"epsilon": eps}
+        standardize: Any = jax.nn.standardize
+        scaled = standardize(x, axis=axes, algorithm=algorithm, **given) * weight
+        return scaled if bias is None else scaled + bias
+
+    return layer_norm
+
+
+standardize_fast, standardize_stable = standardized("fast"), standardized("stable")
+
+WIDE = {"dtypes": ("float32", "float64")}
+"""Multiplying what `standardize` returned is the adapter's doing, and in 16 bits it would round once more."""
+HALF = {"dtypes": ("bfloat16", "float16"), "width_multiple": 8}
+
+
+def peer(implementation: str, subject: str, path: str, **fields: Any) -> Peer:
+    name = f"jax.nn.dot_product_attention, {implementation}, {path}"
+    return Peer(name, f"jax_functions:{subject}", "attention", "jax", ("jax",), **fields)
+
+
+def norm(algorithm: str) -> Peer:
+    name, subject = f"jax.nn.standardize, {algorithm}", f"jax_functions:standardize_{algorithm}"
+    return Peer(name, subject, "layer_norm", "jax", ("jax",), given=WIDE)
+
+
+PEERS = (
+    peer("xla", "xla_mask", "mask and bias"),
+    peer("xla", "xla_causal", "is_causal", takes=top_left),
+    peer("xla", "xla_lengths", "key_value_seq_lengths", takes=unmasked_or(KeyLengths)),
+    peer("xla", "xla_window", "local_window_size", takes=plain_window),
+    peer("cudnn", "cudnn_mask", "mask and bias", device="cuda", given=HALF),
+    peer("cudnn", "cudnn_causal", "is_causal", takes=top_left, device="cuda", given=HALF),
+    norm("fast"),
+    norm("stable"),
+)

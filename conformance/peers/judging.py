@@ -1,0 +1,242 @@
+"""A peer's way through the judge: one divergence, one rule.
+
+What a subject gets wrong would show again in every rule whose cases contain it. So what stands below other rules is
+asked first, on its own, and who breaks it is not asked for it again: every dtype beyond the first (ATT-9, NORM-2),
+rows with a large mean (NORM-4), scales of 0 and below (ATT-1), softcap (ATT-2), bias (ATT-3), gradients (ATT-12,
+NORM-6), empty rows (ATT-6), what stands behind a mask (MASK-7).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any
+
+from hypothesis import strategies as st
+
+from conformance.callables import CallableSubject, load
+from conformance.cases import Case
+from conformance.child import ChildExaminer
+from conformance.declaration import UNCLAIMED, Declaration, parameters
+from conformance.features import features_of
+from conformance.frameworks import NumpyArrays
+from conformance.guard import Examiner
+from conformance.judgement import Judgement
+from conformance.peers import probes as own
+from conformance.peers.peer import Peer
+from conformance.probes import Probe
+from conformance.refusals import REFUSALS, Refusal
+from conformance.run import run_probe, violation
+from conformance.tally import Tally
+from specification import Mask
+
+DESCRIBED = ("MASK-2", "MASK-3", "MASK-4", "MASK-6")
+"""Rules about descriptions: who takes boolean arrays only has no part in them."""
+
+
+FEATURES = {"ATT-2": "softcap", "ATT-3": "bias"}
+"""Features that are not asked for in other rules' cases by who breaks their own."""
+
+
+class PeerExaminer(ChildExaminer):
+    """An examiner whose process is started with the peer's environment."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.environment = peer.environment
+        super().__init__(peer.target, peer.time_limit)
+
+    def start(self) -> Declaration:
+        before = {name: os.environ.get(name) for name in self.environment}
+        os.environ.update(self.environment)
+        try:
+            return super().start()
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def examiner_of(peer: Peer) -> Examiner:
+    apart = peer.isolated or peer.environment
+    return PeerExaminer(peer) if apart else Examiner(peer.target.make(), peer.time_limit)
+
+
+@dataclass
+class PeerJudgement(Judgement):
+    """As `Judgement`, within what the peer's path has parameters for, and in the order told above.
+
+    remarks: by rule, what is to be said beside the violation. accepted: by rule, titles of calls that it should refuse.
+    """
+
+    peer: Peer = field(kw_only=True)
+    remarks: dict[str, str] = field(default_factory=dict, kw_only=True)
+    accepted: dict[str, list[str]] = field(default_factory=dict, kw_only=True)
+    level_rows: bool = field(default=False, kw_only=True)
+    positive_scales: bool = field(default=False, kw_only=True)
+
+    @cached_property
+    def adapter(self) -> CallableSubject:
+        """The peer's adapter in this process, which calls nothing of it."""
+        declaration = self.examiner.declaration
+        return CallableSubject(
+            load(str(self.peer.target.subject)), self.operation, NumpyArrays(), declaration, self.peer.name
+        )
+
+    @property
+    def skipped(self) -> tuple[str, ...]:
+        return () if "structured" in self.examiner.declaration else DESCRIBED
+
+    def judge(self, declaration: Declaration) -> None:
+        declaration = self.precise(declaration)
+        self.level_rows = self.breaks("NORM-4", [declaration])
+        plain = promising(declaration.without("gradients"), empty_rows="any")
+        self.positive_scales = self.breaks("ATT-1", [plain])
+        for rule, feature in FEATURES.items():
+            if self.breaks(rule, [plain]):
+                declaration, plain = declaration.without(feature), plain.without(feature)
+        declared = self.differentiated(declaration)
+        if self.breaks("ATT-6", declared):
+            declared = [promising(one, empty_rows="any") for one in declared]
+        if self.breaks("MASK-7", declared):
+            declared = [promising(one, isolation="finite") for one in declared]
+        asked = {"NORM-4", "ATT-1", *FEATURES, "ATT-6", "MASK-7"}
+        for one in declared:
+            self.ask(probe for probe in self.probes(one) if probe.rule not in asked)
+        self.refusals()
+
+    # --- what is asked first ---
+
+    def breaks(self, rule: str, declared: list[Declaration]) -> bool:
+        for one in declared:
+            self.ask(probe for probe in self.probes(one) if probe.rule == rule)
+        return (rule, self.examiner.name) in self.tally.violations
+
+    def precise(self, declaration: Declaration) -> Declaration:
+        """The declaration with the dtypes in which plain results are right; the first is taken to be."""
+        rule, (first, *others) = own.dtype_rule(self.operation), declaration.dtypes
+        plain = promising(declaration.without("gradients", "scale", "softcap", "bias"), empty_rows="any")
+        wrong = self.wrong(others, rule, lambda dtype: own.dtype_probe(self.operation, rule, dtype, plain))
+        excused = [dtype + self.excuse(rule, dtype, plain) for dtype in wrong]
+        self.remark(rule, f"in {', '.join(excused)}" if excused else "")
+        return replace(declaration, dtypes=(first, *(dtype for dtype in others if dtype not in wrong)))
+
+    def differentiated(self, declaration: Declaration) -> list[Declaration]:
+        """The same with gradients in those dtypes in which they are right, and without in the others."""
+        if "gradients" not in declaration:
+            return [declaration]
+        rule, plain = own.gradient_rule(self.operation), promising(declaration, empty_rows="any")
+        probe = partial(own.gradient_probe, self.operation, rule, declaration=plain)
+        wrong = self.wrong(declaration.dtypes, rule, probe)
+        self.remark(rule, f"in {', '.join(wrong)}" if wrong else "")
+        right = tuple(dtype for dtype in declaration.dtypes if dtype not in wrong)
+        parts = [replace(declaration, dtypes=right), replace(declaration.without("gradients"), dtypes=tuple(wrong))]
+        return [part for part in parts if part.dtypes]
+
+    def wrong(self, dtypes: Iterable[str], rule: str, probe: Callable[[str], Probe]) -> list[str]:
+        """The dtypes in which the probe fails."""
+        found = []
+        for dtype in dtypes:
+            known = (rule, self.examiner.name) in self.tally.violations
+            tally = self.tried(probe(dtype), 0.0 if known else self.shrinking)
+            self.tally.include(tally)
+            found += [dtype] if tally.violations else []
+        return found
+
+    def excuse(self, rule: str, dtype: str, declaration: Declaration) -> str:
+        """The convention under which it is right after all, if one of its precisions is declared to be the inputs'."""
+        if self.operation != "attention" or dtype == "float64":
+            return ""
+        for conventions in ({"weights": "inputs"}, {"weights": "inputs", "products": "inputs"}):
+            probe = own.dtype_probe(self.operation, rule, dtype, promising(declaration, **conventions))
+            if not self.tried(probe, 0).violations:
+                told = ", ".join(f"{name}={value}" for name, value in conventions.items())
+                return f" (conforms under {told})"
+        return ""
+
+    def remark(self, rule: str, text: str) -> None:
+        self.remarks[rule] = "; ".join(part for part in (self.remarks.get(rule, ""), text) if part)
+
+    def tried(self, probe: Probe, shrinking: float) -> Tally:
+        return run_probe(self.within(probe), [self.examiner], self.examples, self.seed, self.progress, shrinking)
+
+    # --- within the path ---
+
+    def ask(self, probes: Iterable[Probe]) -> None:
+        super().ask(self.within(probe) for probe in probes)
+
+    def takes(self, rule: str, title: str, cases: st.SearchStrategy[Case]) -> bool:
+        if rule in self.skipped:
+            return True
+        return super().takes(rule, title, self.path(cases))
+
+    def within(self, probe: Probe) -> Probe:
+        case_of = probe.examination.case_of
+        material = probe.material.map(self.fitted)
+        if self.operation == "layer_norm" and probe.title != own.EPS_LEFT_OUT:
+            material = material.map(self.with_eps)
+        material = material.filter(lambda m: self.peer.takes(case_of(m)) and self.answered(case_of(m)))
+        return replace(probe, material=material)
+
+    def fitted(self, material: Any) -> Any:
+        """Every case in it, alone or one of several, in the sizes of the path."""
+        if isinstance(material, Case):
+            return self.peer.fitted(material)
+        return tuple(map(self.fitted, material)) if type(material) is tuple else material
+
+    def with_eps(self, material: Any) -> Any:
+        """Layer norms with eps written out; what it is when left out is asked by itself."""
+        if isinstance(material, Case):
+            return replace(material, options={"eps": 1e-5} | material.options)
+        return tuple(map(self.with_eps, material)) if type(material) is tuple else material
+
+    def path(self, cases: st.SearchStrategy[Case]) -> st.SearchStrategy[Case]:
+        return cases.map(self.peer.fitted).filter(self.peer.takes)
+
+    def answered(self, case: Case) -> bool:
+        """Whether the call is within what it has not already been seen to get wrong."""
+        scale = case.options.get("scale")
+        return (not self.level_rows or own.level(case)) and (not self.positive_scales or scale is None or scale > 0)
+
+    def probes(self, declaration: Declaration) -> Iterator[Probe]:
+        for probe in (*super().probes(declaration), *own.probes(self.operation, declaration)):
+            undescribed = probe.examined_by == "description" and "dense" not in declaration
+            if probe.rule not in self.skipped and not undescribed:
+                yield probe
+
+    # --- refusals ---
+
+    def refusals(self) -> None:
+        """What the rules refuse must raise something; which error, each library decides for itself."""
+        for refusal in REFUSALS:
+            if refusal.case.operation == self.operation and self.concerns(refusal):
+                asked = refusal._replace(case=self.adapter.rearranged(refusal.case))
+                findings = [f for f in self.examiner("refusal", asked, None) if not f.message.startswith("raised")]
+                self.tally.add(refusal.rule, self.examiner.name, findings, refusal.case)
+                if any(finding.ratio > 1 for finding in findings):
+                    found = violation(refusal.rule, refusal.title, "refusal", self.examiner, asked, findings)
+                    self.tally.violate(found)
+                    self.accepted.setdefault(refusal.rule, []).append(refusal.title)
+
+    def concerns(self, refusal: Refusal) -> bool:
+        """The path has the parameters that the call needs, and its documentation gives the call no meaning."""
+        said, case = self.examiner.declaration, refusal.case
+        mask = case.options.get("mask")
+        if isinstance(mask, Mask) and "structured" not in said:
+            return False
+        needed = features_of(case) - {"cross", "gqa", "value_width"}
+        accepted = parameters(self.adapter.function) or set()
+        options = {name for name, value in case.options.items() if value is not None} - {"num_heads"}
+        return (
+            needed <= said.features - set(UNCLAIMED)
+            and options <= accepted
+            and refusal.title not in self.peer.documented
+            and (self.rules is None or refusal.rule in self.rules)
+        )
+
+
+def promising(declaration: Declaration, **conventions: str) -> Declaration:
+    return replace(declaration, conventions={**declaration.conventions, **conventions})

@@ -1,0 +1,74 @@
+"""Every peer's judgement, and the table of what each of them does otherwise than the definition."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field, fields
+
+from conformance.checking import EFFORTS, SHRINKING
+from conformance.peers import PEERS
+from conformance.peers.judging import PeerJudgement, examiner_of
+from conformance.peers.peer import Peer, version
+from conformance.result import Report, report_of
+from conformance.run import Progress, silent
+
+
+@dataclass(frozen=True)
+class PeerReport(Report):
+    """A report with the peer it is about.
+
+    remarks: by rule, what is to be said beside a violation. accepted: by rule, titles of the calls that it should
+    refuse and does not.
+    """
+
+    peer: Peer
+    remarks: dict[str, str] = field(default_factory=dict)
+    accepted: dict[str, list[str]] = field(default_factory=dict)
+
+
+def matrix(
+    effort: str = "default",
+    seed: int = 0,
+    only: Collection[str] = (),
+    *,
+    say: Callable[[str], None] = print,
+    progress: Progress = silent,
+) -> list[PeerReport]:
+    """Judge every peer that can be judged here; one line is said of each, also of those that cannot.
+
+    only: parts of names; a peer whose name has one of them is judged, also if it is slow. say: where lines go.
+    """
+    if effort not in EFFORTS:
+        raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
+    reports = []
+    for peer in list(chosen(only, say)):
+        reports.append(judged(peer, effort, seed, progress))
+        say(f"{peer.name}: {len(reports[-1].violations)} divergences in {reports[-1].seconds:.0f} s")
+    return reports
+
+
+def chosen(only: Collection[str], say: Callable[[str], None]) -> Iterator[Peer]:
+    for peer in PEERS:
+        named = any(part in peer.name for part in only)
+        if only and not named:
+            continue
+        why = peer.absent or ("" if named else peer.slow)
+        if why:
+            say(f"{peer.name} is left out: {why}")
+        else:
+            yield peer
+
+
+def judged(peer: Peer, effort: str, seed: int, progress: Progress = silent) -> PeerReport:
+    """One peer's report, as `conformance.check` gives it, within what its path has parameters for."""
+    start, examiner = time.monotonic(), examiner_of(peer)
+    try:
+        judgement = PeerJudgement(examiner, peer.operation, EFFORTS[effort], seed, None, progress, SHRINKING, peer=peer)
+        judgement.run()
+    finally:
+        examiner.close()
+    plain = report_of(peer.target, judgement, effort, time.monotonic() - start)
+    inherited = {f.name: getattr(plain, f.name) for f in fields(Report)}
+    inherited["versions"] = plain.versions | {package: version(package) for package in peer.packages}
+    return PeerReport(**inherited, peer=peer, remarks=judgement.remarks, accepted=judgement.accepted)

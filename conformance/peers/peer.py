@@ -1,0 +1,109 @@
+"""A peer: one code path of a library that people use, as a target of the judge."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from conformance.cases import Case
+from conformance.targets import Target
+from specification import Causal, Dense
+
+
+def anything(case: Case) -> bool:
+    return True
+
+
+def as_it_is(case: Case) -> Case:
+    return case
+
+
+@dataclass(frozen=True)
+class Peer:
+    """One path through a library.
+
+    name: the library, the function and the path. subject: where its adapter is, `module:callable` inside this package.
+    packages: what must be installed, the library first. device: "cuda" for paths that only a GPU has.
+    environment: variables that its process is started with. isolated: it runs in a process of its own, as every peer
+    with an environment does; for native code that ends its process over a bad call.
+    given: what is said of it beyond its adapter's declaration; see `conformance.check`.
+    takes: whether the path has parameters for a call; what it has none for is not asked. fitted: the same kind of call
+    in the sizes that the path can be given. documented: titles of refusals to which its documentation gives a meaning.
+    slow: why it is left out unless it is named.
+    """
+
+    name: str
+    subject: str
+    operation: str
+    arrays: str
+    packages: tuple[str, ...]
+    device: str = "cpu"
+    environment: dict[str, str] = field(default_factory=dict)
+    isolated: bool = False
+    given: dict[str, Any] = field(default_factory=dict)
+    takes: Callable[[Case], bool] = anything
+    fitted: Callable[[Case], Case] = as_it_is
+    documented: tuple[str, ...] = ()
+    slow: str = ""
+    time_limit: float = 60.0
+
+    @property
+    def target(self) -> Target:
+        return Target(f"{__package__}.{self.subject}", self.operation, self.arrays, self.device, self.name, self.given)
+
+    @property
+    def absent(self) -> str:
+        """Why it cannot be judged here; empty if it can."""
+        missing = [package for package in self.packages if importlib.util.find_spec(package) is None]
+        if missing:
+            return f"{missing[0]} is not installed"
+        if self.device == "cuda" and not gpu_of(self.arrays):
+            return f"{self.arrays} sees no GPU"
+        return ""
+
+
+def gpu_of(arrays: str) -> bool:
+    """Whether that framework has a GPU here."""
+    if arrays == "torch":
+        return bool(importlib.import_module("torch").cuda.is_available())
+    return arrays == "jax" and importlib.import_module("jax").default_backend() == "gpu"
+
+
+def version(package: str) -> str:
+    return importlib.metadata.version(package)
+
+
+def unmasked_or(*kinds: type) -> Callable[[Case], bool]:
+    """Calls without a mask, or with one of these descriptions."""
+
+    def takes(case: Case) -> bool:
+        mask = case.options.get("mask")
+        return mask is None or isinstance(mask, kinds)
+
+    return takes
+
+
+def top_left(case: Case) -> bool:
+    """Calls without a mask, or with a causal one whose first query is aligned with the first key."""
+    mask = case.options.get("mask")
+    return mask is None or (isinstance(mask, Causal) and isinstance(mask.offset, int | None) and not mask.offset)
+
+
+def no_mask(mask: Any, path: str) -> Any:
+    """None; NotImplementedError for a mask, where the path has no parameter for it."""
+    if mask is not None:
+        inside = mask.array if isinstance(mask, Dense) else mask
+        raise NotImplementedError(f"{path} has no parameter for {type(inside).__name__}")
+    return None
+
+
+def causal_flag(mask: Any, path: str) -> bool:
+    """The value of a flag that stands for a causal mask without an offset."""
+    if isinstance(mask, Causal) and isinstance(mask.offset, int | None) and not mask.offset:
+        return True
+    no_mask(mask, path)
+    return False

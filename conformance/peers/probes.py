@@ -1,0 +1,95 @@
+"""What a peer is asked beside the catalogue, so that each cause of a divergence is seen under its own rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from conformance import generation
+from conformance.cases import Case
+from conformance.declaration import Declaration
+from conformance.probes import Probe
+from reference_numpy import materialize
+
+HEADS = "multi_head_attention"
+EPS_LEFT_OUT = "eps left out"
+"""The catalogue's probe of the default."""
+NORMS = ("layer_norm", "rms_norm", "standard_deviation_norm")
+
+
+def dtype_rule(operation: str) -> str:
+    return "NORM-2" if operation in NORMS else "ATT-9"
+
+
+def gradient_rule(operation: str) -> str:
+    return "NORM-6" if operation in NORMS else "ATT-12"
+
+
+def dtype_probe(operation: str, rule: str, dtype: str, declaration: Declaration) -> Probe:
+    """Plain agreement in one dtype. Norms are asked for level rows, since NORM-4 has its own turn."""
+    if operation == "attention":
+        cases = generation.attention_cases(others=False, dtypes=(dtype,), declaration=declaration)
+    else:
+        cases = generation.operation_cases(operation, (dtype,), declaration).filter(level)
+    return Probe(rule, f"{dtype} inputs", (operation,), cases, weight=3.0)
+
+
+def gradient_probe(operation: str, rule: str, dtype: str, declaration: Declaration) -> Probe:
+    """Agreement with gradients in one dtype."""
+    draw = {"attention": generation.attention_cases, HEADS: generation.multi_head_cases}
+    cases = draw[operation] if operation in draw else partial(generation.norm_cases, operation)
+    drawn = cases(focus=("gradients",), dtypes=(dtype,), declaration=declaration)
+    return Probe(rule, f"gradients in {dtype}", (operation,), drawn)
+
+
+def probes(operation: str, declaration: Declaration) -> Iterator[Probe]:
+    """Attention's rules in multi-head attention."""
+    if operation == HEADS:
+        heads = generation.multi_head_cases(declaration=declaration)
+        if declaration.convention("empty_rows") == "zero":
+            yield Probe("ATT-6", "empty rows in multi-head attention", (HEADS,), heads.filter(has_empty_rows))
+        if declaration.convention("isolation") == "strict":
+            whole = generation.multi_head_cases(declaration=promising_nothing(declaration))
+            yield Probe("MASK-7", "hidden NaN in multi-head attention", (HEADS,), hidden_tokens(whole), "twin")
+
+
+def promising_nothing(declaration: Declaration) -> Declaration:
+    return replace(declaration, conventions={**declaration.conventions, "empty_rows": "any"})
+
+
+def allowed(case: Case) -> np.ndarray:
+    """[B, H, Q, K] of multi-head attention; -inf in a bias forbids too."""
+    (B, Q), K, H = case.inputs["query"].shape[:2], case.inputs["key"].shape[1], case.options["num_heads"]
+    found = np.broadcast_to(materialize(case.options.get("mask"), Q, K, batch=B, heads=H), (B, H, Q, K))
+    return found & (case.inputs["bias"].astype(float) != -np.inf) if "bias" in case.inputs else found
+
+
+def has_empty_rows(case: Case) -> bool:
+    return not allowed(case).any(-1).all()
+
+
+@st.composite
+def hidden_tokens(draw: st.DrawFn, cases: st.SearchStrategy[Case]) -> tuple[Case, Case]:
+    """(with NaN or infinity in tokens that no query of any head may attend to, the clean case); no gradients."""
+    clean = replace(draw(cases), cotangents={})
+    hidden = ~allowed(clean).any((1, 2))
+    assume(hidden.any())
+    poison = draw(st.sampled_from((np.nan, np.inf, -np.inf)))
+    planted = {
+        n: np.where(hidden[..., None], a.dtype.type(poison), a) for n in ("key", "value") for a in (clean.inputs[n],)
+    }
+    return replace(clean, inputs=clean.inputs | planted, special=True), clean
+
+
+def level(case: Case) -> bool:
+    """No row of a norm has a mean far beyond its deviation, unless it is constant; true of every other operation."""
+    if "x" not in case.inputs or "weight" not in case.inputs:
+        return True
+    x, axes = case.inputs["x"].astype(np.float64), tuple(range(-case.inputs["weight"].ndim, 0))
+    with np.errstate(invalid="ignore"):
+        return bool(((np.abs(x.mean(axes)) <= 4 * x.std(axes)) | (x.std(axes) == 0)).all())

@@ -1,0 +1,93 @@
+"""`flex_attention` of torch: a mask becomes a `mask_mod` that looks it up, a bias or softcap a `score_mod`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from conformance.declaration import declare
+from conformance.peers.peer import Peer
+
+
+def lookup(array: Any) -> Callable[..., Any]:
+    """[Q, K] or [B or 1, H or 1, Q, K] as a function of the four indices."""
+    if array.ndim == 2:
+        return lambda b, h, i, j: array[i, j]
+    batches, heads = array.shape[0] > 1, array.shape[1] > 1
+    return lambda b, h, i, j: array[b if batches else 0, h if heads else 0, i, j]
+
+
+def block_mask(mask: Any, query: Any, key: Any) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    found = lookup(mask)
+    sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    return create_block_mask(lambda b, h, i, j: found(b, h, i, j), *sizes, device=str(query.device))
+
+
+def score_mod(bias: Any, softcap: float | None) -> Callable[..., Any] | None:
+    import torch
+
+    if bias is None and softcap is None:
+        return None
+    found = None if bias is None else lookup(bias)
+
+    def changed(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
+        capped = score if softcap is None else softcap * torch.tanh(score / softcap)
+        return capped if found is None else capped + found(b, h, i, j)
+
+    return changed
+
+
+@declare()
+def eager(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Any:
+    """Without torch.compile."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    blocks = None if mask is None else block_mask(mask, query, key)
+    grouped = query.shape[1] != key.shape[1]
+    return flex_attention(
+        query, key, value, score_mod=score_mod(bias, softcap), block_mask=blocks, scale=scale, enable_gqa=grouped
+    )
+
+
+@functools.cache
+def compiled_flex() -> Callable[..., Any]:
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+
+    torch._dynamo.config.recompile_limit = 10_000
+    return torch.compile(flex_attention, dynamic=False)
+
+
+@declare(["no-gradients"], dtypes=("float32", "bfloat16", "float16"))
+def compiled(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    """Under torch.compile, which compiles anew for every shape."""
+    blocks = None if mask is None else block_mask(mask, query, key)
+    grouped = query.shape[1] != key.shape[1]
+    return compiled_flex()(query, key, value, block_mask=blocks, enable_gqa=grouped)
+
+
+SLOW = "it compiles C++ for every shape, 3 to 15 seconds each time; name it to have it judged"
+PEERS = (
+    Peer("torch FlexAttention, eager", "torch_flex:eager", "attention", "torch", ("torch",)),
+    Peer(
+        "torch FlexAttention, compiled (CPU), mask_mod",
+        "torch_flex:compiled",
+        "attention",
+        "torch",
+        ("torch",),
+        slow=SLOW,
+        time_limit=300.0,
+    ),
+)

@@ -1,0 +1,107 @@
+"""`torch.nn.MultiheadAttention`, by the code that `forward` chooses.
+
+The module has one width for queries, results and heads side by side, as many key heads as query heads, and biases on
+all projections or on none. Its boolean masks read True as "leave this key out" and are [Q, K] or [B * H, Q, K].
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from conformance.cases import Case
+from conformance.declaration import declare
+from conformance.peers.heads import joined, square, to_itself
+from conformance.peers.peer import Peer
+
+LACKS = ("no-gqa", "no-value_width", "no-empty")
+
+
+@functools.cache
+def module(width: int, heads: int, biased: bool, key_width: int, value_width: int) -> Any:
+    """A module without numbers in it."""
+    from torch.nn import MultiheadAttention
+
+    made = MultiheadAttention(
+        width, heads, bias=biased, kdim=key_width, vdim=value_width, batch_first=True, device="meta"
+    )
+    return made.eval()
+
+
+def state(parameters: Any, packed: bool) -> dict[str, Any]:
+    """The parameters under the module's names, weights transposed to [out, in]."""
+    import torch
+
+    parts = [joined(part, torch.cat) for part in (parameters.query, parameters.key, parameters.value)]
+    weights = [part.weight.T for part in parts]
+    named = {"in_proj_weight": torch.cat(weights)} if packed else {}
+    if not packed:
+        named |= {f"{name}_proj_weight": weight for name, weight in zip("qkv", weights, strict=True)}
+    named["out_proj.weight"] = parameters.output.weight.T
+    if parameters.output.bias is not None:
+        named["in_proj_bias"] = torch.cat([part.bias for part in parts])
+        named["out_proj.bias"] = parameters.output.bias
+    return named
+
+
+def attn_mask(mask: Any, batch: int, heads: int) -> Any:
+    if mask is None or mask.ndim == 2:
+        return None if mask is None else ~mask
+    return ~mask.expand(batch, heads, -1, -1).reshape(batch * heads, *mask.shape[2:])
+
+
+def attend(parameters: Any, query: Any, key: Any, value: Any, heads: int, mask: Any, need_weights: bool) -> Any:
+    from torch.func import functional_call
+
+    width, inner = query.shape[-1], parameters.output.weight.shape[0]
+    if width != inner or parameters.output.weight.shape[1] != inner:
+        raise NotImplementedError(f"one width for queries, heads and results, got {width} and {inner}")
+    widths = key.shape[-1], value.shape[-1]
+    made = module(width, heads, parameters.output.bias is not None, *widths)
+    given = {"attn_mask": attn_mask(mask, query.shape[0], heads), "need_weights": need_weights}
+    named = state(parameters, widths == (width, width))
+    return functional_call(made, named, (query, key, value), given)[0]
+
+
+def multi_head(need_weights: bool) -> Callable[..., Any]:
+    @declare(LACKS)
+    def attention(parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, mask: Any = None) -> Any:
+        return attend(parameters, query, key, value, num_heads, mask, need_weights)
+
+    return attention
+
+
+slow, weighing = multi_head(need_weights=False), multi_head(need_weights=True)
+
+
+@declare((*LACKS, "no-cross", "no-gradients"))
+def fast(parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, mask: Any = None) -> Any:
+    """What `forward` takes in evaluation, without gradients, where query, key and value are one tensor.
+
+    It also wants biases and an even number of heads.
+    """
+    import torch
+
+    with torch.inference_mode():
+        attended = attend(parameters, query, query, query, num_heads, mask, need_weights=False)
+    return attended.clone()
+
+
+def even_heads(case: Case) -> bool:
+    """Calls of tokens that attend to themselves, by an even number of heads; a NaN in them is nowhere hidden."""
+    inputs = case.inputs
+    alike = all(inputs[name].shape == inputs["query"].shape for name in ("key", "value"))
+    return alike and not case.special and case.options["num_heads"] % 2 == 0
+
+
+def peer(subject: str, path: str, **fields: Any) -> Peer:
+    name = f"torch nn.MultiheadAttention, {path}"
+    return Peer(name, f"torch_multi_head:{subject}", "multi_head_attention", "torch", ("torch",), **fields)
+
+
+PEERS = (
+    peer("fast", "fast path", fitted=to_itself, takes=even_heads),
+    peer("slow", "slow path", fitted=square),
+    peer("weighing", "need_weights=True", fitted=square),
+)

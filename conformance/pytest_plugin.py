@@ -1,0 +1,177 @@
+"""Conformance as ordinary tests, one for each question that the judge asks.
+
+From the command line, for any target:
+
+    pytest --conformance path/to/file.py:my_attention --conformance-operation attention
+
+In a test file of one's own:
+
+    from conformance.pytest_plugin import conformance_test
+
+    test_my_attention = conformance_test(my_attention, "attention", arrays="torch")
+
+This module is loaded by every pytest where the project is installed, and loads the judge only when it is needed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from conformance.trials import Question, Trial
+
+OPTIONS = {
+    "operation": "attention, layer_norm, ...: what it is to compute",
+    "arrays": "numpy, torch or jax",
+    "device": "cpu or cuda",
+    "dtypes": "those to be judged, such as float32,float16",
+    "supports": "what it takes, or no-softcap and the like for all but that",
+    "layout": "BHTD or BTHD",
+    "width-multiple": "what widths must be multiples of",
+    "convention": "declared departures, such as empty_rows=mean,polarity=masked",
+    "effort": "quick, default or thorough",
+    "seed": "draw the same cases again",
+    "time-limit": "seconds for one case",
+}
+"""Each with a value, and with the meaning that it has for `conformance check`."""
+NUMBERS = {"width-multiple": int, "seed": int, "time-limit": float}
+SEED = 0
+"""Of a test in a test file: it draws the same cases every time, unless another seed is given."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("conformance", "judging an implementation of a Transformer's operations")
+    group.addoption("--conformance", metavar="TARGET", help="package.module:callable or path/to/file.py:callable")
+    for name, told in OPTIONS.items():
+        group.addoption(f"--conformance-{name}", metavar=name.upper(), type=NUMBERS.get(name, str), help=told)
+    group.addoption("--conformance-rule", metavar="RULE", action="append", help="only this rule; may be given again")
+    group.addoption("--conformance-isolate", action="store_true", help="in a process of its own, which may crash")
+    group.addoption("--conformance-no-shrink", action="store_true", help="look for no smaller failing cases")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.option.conformance is None:
+        return
+    if config.option.conformance_operation is None:
+        raise pytest.UsageError("--conformance needs --conformance-operation, such as attention")
+    if config.option.conformance_seed is None:
+        config.option.conformance_seed = secrets.randbelow(2**32)  # one for all processes of a distributed run
+    if config.args_source is not config.ArgsSource.ARGS:
+        config.args = []  # only the target, unless tests are named too
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    if config.option.conformance is None:
+        return None
+    return f"conformance: {config.option.conformance}, seed {config.option.conformance_seed}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """The session collects one thing more."""
+    report: Any = yield
+    if isinstance(collector, pytest.Session) and collector.config.option.conformance is not None and report.passed:
+        name = f"conformance[{collector.config.option.conformance}]"
+        report.result = [*report.result, TargetCollector.from_parent(collector, name=name, nodeid=name)]
+    return report
+
+
+class TargetCollector(pytest.Collector):
+    """A target of the command line."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        from conformance.commands.options import conventions_of
+
+        option = self.config.option
+        names = [name.replace("-", "_") for name in OPTIONS if name not in ("operation", "convention")]
+        options = {name: getattr(option, f"conformance_{name}") for name in names}
+        options |= {"rules": option.conformance_rule, "isolate": option.conformance_isolate}
+        options["shrink"] = not option.conformance_no_shrink
+        try:
+            if option.conformance_convention is not None:
+                options["conventions"] = conventions_of([option.conformance_convention])
+            trial = trial_of(option.conformance, option.conformance_operation, options)
+        except (ValueError, ImportError, RuntimeError) as error:
+            raise self.CollectError(f"not judged: {error}") from error
+        self.config.add_cleanup(trial.close)
+        for question in trial.questions():
+            yield QuestionItem.from_parent(self, name=str(question), trial=trial, question=question)
+
+
+class QuestionItem(pytest.Item):
+    """One question to the target."""
+
+    def __init__(self, *, trial: Trial, question: Question, **keywords: Any) -> None:
+        super().__init__(**keywords)
+        self.trial, self.question = trial, question
+
+    def runtest(self) -> None:
+        put(self.trial, self.question, self.config)
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        return self.config.rootpath, None, f"{self.parent.name if self.parent else ''} {self.name}"
+
+
+def conformance_test(subject: str | Callable[..., Any], operation: str, **options: Any) -> Callable[..., None]:
+    """A test function, parametrised with every question that the judge asks of the subject.
+
+    subject, operation and options are those of `conformance.check`, with a seed of 0 unless another is given. Assign
+    the result to a name that pytest collects. ValueError says what is wrong with a subject that cannot be judged.
+    """
+    trial = trial_of(subject, operation, {"seed": SEED} | options)
+
+    @pytest.mark.parametrize("question", trial.questions(), ids=str)
+    def test(question: Question, request: pytest.FixtureRequest) -> None:
+        request.config.add_cleanup(trial.close)
+        put(trial, question, request.config)
+
+    test.__doc__ = f"{trial.target.title} computes {operation}."
+    return test
+
+
+def trial_of(subject: str | Callable[..., Any], operation: str, options: dict[str, Any]) -> Trial:
+    """options: those of `conformance.check`. ValueError says what is wrong with them, or with the subject."""
+    from conformance.declaration import known
+    from conformance.targets import Target
+    from conformance.trials import Trial
+
+    kept = ("effort", "seed", "rules", "time_limit", "isolate", "shrink")
+    own = {name: options[name] for name in kept if options.get(name) is not None}
+    declared = ("supports", "dtypes", "layout", "width_multiple", "conventions", "vjp")
+    given = {name: options[name] for name in declared if options.get(name) is not None}
+    unknown = set(options) - {*kept, *declared, "arrays", "device", "name"}
+    if unknown:
+        raise ValueError(f"unknown option: {', '.join(sorted(unknown))}")
+    arrays, device = options.get("arrays") or "numpy", options.get("device") or "cpu"
+    known("device", [device], ("cpu", "cuda"))
+    target = Target(subject, operation, arrays, device, options.get("name"), given)
+    return Trial(target, **own)
+
+
+def put(trial: Trial, question: Question, config: pytest.Config) -> None:
+    """Fails with all that is known of a violation; skips where the question cannot be asked."""
+    __tracebackhide__ = True
+    from conformance.reports.blocks import block
+    from conformance.reports.content import violation_content
+    from conformance.reports.replays import write_replay
+    from conformance.trials import NotAsked
+
+    try:
+        found = trial.ask(question)
+    except NotAsked as reason:
+        pytest.skip(str(reason))
+    if found is not None:
+        path = write_replay(found, replays_folder(config), titled=True)
+        pytest.fail(block(violation_content(found, path)), pytrace=False)
+
+
+def replays_folder(config: pytest.Config) -> Path:
+    """In pytest's cache, where the files outlive the run; a temporary folder where there is none."""
+    cache: Any = getattr(config, "cache", None)
+    return Path(mkdtemp(prefix="conformance-replays-")) if cache is None else cache.mkdir("conformance-replays")

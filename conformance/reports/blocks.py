@@ -1,0 +1,54 @@
+"""A violation as a readable block: rule and statement, probe, smallest case, numbers, diagnosis, replay command."""
+
+from __future__ import annotations
+
+import math
+
+from conformance.reports.content import Content, real
+
+
+def heading(violation: Content) -> str:
+    return f"{violation['rule']} {violation['title']}: {violation['statement']}"
+
+
+def rows(violation: Content) -> list[tuple[str, str]]:
+    """(label, text) of everything that is known of a violation; a list of several lines repeats no label."""
+    found = [("found by", violation["probe"])]
+    if violation["index"] is None:
+        found.append(("found", violation["message"]))
+    else:
+        found += [("where", where(violation)), ("got", digits(violation["got"]))]
+        found += [("expected", digits(violation["expected"])), ("error", error(violation))]
+        if violation["dtype"] is None:  # a message of its own beside the numbers
+            found.append(("found", violation["message"]))
+    if violation["case"] is not None:
+        found.append(("smallest case", violation["case"]))
+    found += [("diagnosis" if i == 0 else "", line) for i, line in enumerate(violation["diagnosis"])]
+    if violation["replay_command"] is not None:
+        found.append(("replay", violation["replay_command"]))
+    return found
+
+
+def block(violation: Content) -> str:
+    """The same as plain text."""
+    return "\n".join([heading(violation), *(f"  {label:<15}{text}" for label, text in rows(violation))])
+
+
+def where(violation: Content) -> str:
+    return f"{violation['result']}{violation['index']}"
+
+
+def digits(value: float | str) -> str:
+    """A number as Python writes it."""
+    return repr(real(value))
+
+
+def error(violation: Content) -> str:
+    """The error in units of its bound and in units in the last place."""
+    got, expected, bound = (real(violation[name]) for name in ("got", "expected", "bound"))
+    if not math.isfinite(got) or not math.isfinite(expected):
+        return "no bound allows it"
+    ratio, ulp = real(violation["ratio"]), real(violation["ulp"])
+    exactly = "where only the exact number will do"
+    off = f"{abs(got - expected):.3g}, " + (f"{ratio:.3g} times its bound of {bound:.3g}" if bound else exactly)
+    return f"{off}, {ulp:.3g} ULP of {violation['dtype']}" if math.isfinite(ulp) else off

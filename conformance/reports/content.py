@@ -1,0 +1,189 @@
+"""A report as plain data, ready for strict JSON: one run of the judge on one subject or several.
+
+`schema.json` describes every field. A number that JSON lacks is "NaN", "Infinity" or "-Infinity".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from conformance.cases import expected_dtype
+from conformance.declaration import CONVENTIONS, Declaration
+from conformance.judged_rules import JUDGED
+from conformance.reports.replays import askable, replay_command
+from conformance.result import versions
+from conformance.tally import Cell, Violation
+from conformance.targets import Target
+from conformance.verdict import Finding
+
+SCHEMA = {"name": "transformer-conformance report", "version": 1}
+PROJECT = "transformer-conformance"
+UNPRINTABLE = re.compile("[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What a terminal would obey, or XML and UTF-8 cannot hold."""
+
+Content = dict[str, Any]
+
+
+def document(
+    command: str,
+    subjects: list[Content],
+    *,
+    seed: int | None = None,
+    effort: str | None = None,
+    cases: int | None = None,
+    runs: int = 1,
+    seconds: float = 0.0,
+    error: str | None = None,
+) -> Content:
+    """The whole report. cases: for each probe. error: why nothing, or not everything, could be judged."""
+    found = versions()
+    return {
+        "schema": dict(SCHEMA),
+        "project": found.pop(PROJECT, None),
+        "command": command,
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": found,
+        "seed": seed,
+        "effort": effort,
+        "cases_per_probe": cases,
+        "runs": runs,
+        "seconds": round(seconds, 3),
+        "conforms": error is None and all(subject["conforms"] for subject in subjects if not subject["peer"]),
+        "error": None if error is None else clean(error),
+        "subjects": subjects,
+    }
+
+
+def subject_content(
+    target: Target,
+    declaration: Declaration | None,
+    operations: Collection[str],
+    rules: Iterable[str],
+    cells: Mapping[str, Cell],
+    violations: list[Content],
+    untried: str = "",
+    headline: str = "",
+    seconds: float | None = None,
+    peer: bool = False,
+) -> Content:
+    """One subject's part.
+
+    rules: those that speak of the operations. cells: of the rules that were tried. untried: why not everything was.
+    headline: what explains most violations. peer: it stands beside others for comparison, and need not conform.
+    """
+    broken = {violation["rule"] for violation in violations}
+    listed = [rule for rule in JUDGED if rule in {*rules, *cells, *broken}]
+    return {
+        "name": clean(target.title),
+        "peer": peer,
+        "target": target.subject if isinstance(target.subject, str) else None,
+        "operations": list(operations),
+        "arrays": target.arrays,
+        "device": target.device,
+        "declaration": None if declaration is None else declaration_content(declaration),
+        "conforms": not violations and not untried,
+        "untried": clean(untried) or None,
+        "headline": clean(headline) or None,
+        "seconds": None if seconds is None else round(seconds, 3),
+        "rules": [rule_content(rule, cells.get(rule), rule in broken) for rule in listed],
+        "violations": violations,
+    }
+
+
+def declaration_content(declaration: Declaration) -> Content:
+    return {
+        "features": sorted(declaration.features),
+        "dtypes": list(declaration.dtypes),
+        "refused_dtypes": list(declaration.refused_dtypes),
+        "layout": declaration.layout,
+        "width_multiple": declaration.width_multiple,
+        "conventions": {name: declaration.convention(name) for name in CONVENTIONS},
+        "own_gradients": declaration.vjp is not None,
+    }
+
+
+def rule_content(rule: str, cell: Cell | None, broken: bool) -> Content:
+    judged = JUDGED[rule]
+    cell = Cell(wide=-1.0) if cell is None else cell
+    tried = "conforms" if cell.cases else "untried"
+    return {
+        "rule": rule,
+        "title": judged.title,
+        "statement": judged.statement,
+        "status": "violated" if broken or cell.worst > 1 else tried,
+        "cases": cell.cases,
+        "worst": number(cell.worst) if cell.cases else None,
+        "worst_wide": number(cell.wide) if cell.wide >= 0 else None,
+    }
+
+
+def violation_content(violation: Violation, replay_file: str | None = None) -> Content:
+    """A violation with all its evidence; replay_file: where its replay file was written."""
+    rule, finding = JUDGED[violation.rule], violation.finding
+    return {
+        "rule": rule.id,
+        "title": rule.title,
+        "statement": rule.statement,
+        "probe": violation.title,
+        "message": clean(violation.message),
+        **numbers_content(violation, finding),
+        "case": None if violation.case is None else clean(repr(violation.case)),
+        "diagnosis": [clean(line) for line in violation.diagnosis],
+        "replay": replay_content(violation),
+        "replay_file": replay_file,
+        "replay_command": None if replay_file is None else replay_command(violation, replay_file),
+    }
+
+
+def numbers_content(violation: Violation, finding: Finding) -> Content:
+    """Where the worst element stands and what it is; all but the ratio is null for what is no matter of numbers."""
+    content = {"ratio": number(finding.ratio), "result": clean(finding.name)}
+    if finding.message and not finding.index:
+        return content | dict.fromkeys(("dtype", "index", "got", "expected", "bound", "ulp"))
+    return content | {
+        "dtype": None if finding.message else expected_dtype(finding.name, violation.case),
+        "index": list(finding.index),
+        "got": number(finding.got),
+        "expected": number(finding.expected),
+        "bound": number(finding.bound),
+        "ulp": None if finding.message else number(violation.ulp),
+    }
+
+
+def replay_content(violation: Violation) -> Content | None:
+    """What its replay file holds; None where there is nothing to ask again, or it cannot be written."""
+    from conformance.replaying import save
+
+    if not askable(violation):
+        return None
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "replay.json"
+        try:
+            save(violation, path)
+        except TypeError:
+            return None
+        return json.loads(path.read_text())
+
+
+def clean(text: str) -> str:
+    """Text of anybody's, fit for a terminal and for every file."""
+    return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def number(value: float) -> float | str:
+    value = float(value)
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def real(value: float | str | None) -> float:
+    """The number that stands in a report; NaN for null."""
+    return float("nan") if value is None else float(value)

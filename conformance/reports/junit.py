@@ -1,0 +1,69 @@
+"""A report as JUnit XML, which continuous integration shows: a suite for each subject, a test case for each rule.
+
+Peers are left out: they need not conform.
+"""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement
+
+from conformance.reports.blocks import block
+from conformance.reports.content import PROJECT, Content, clean
+
+
+def junit(report: Content) -> str:
+    root = Element("testsuites", name=PROJECT)
+    for subject in (subject for subject in report["subjects"] if not subject["peer"]):
+        root.append(suite(report, subject))
+    if report["error"] is not None:
+        root.append(error_suite(report))
+    for total in ("tests", "failures", "errors", "skipped"):
+        root.set(total, str(sum(int(part.get(total, "0")) for part in root)))
+    root.set("time", f"{report['seconds']:.3f}")
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def suite(report: Content, subject: Content) -> Element:
+    status = [rule["status"] for rule in subject["rules"]]
+    counts = {"tests": len(status), "failures": status.count("violated"), "skipped": status.count("untried")}
+    found = Element("testsuite", name=clean(subject["name"]), errors="0", timestamp=report["written"])
+    for name, count in counts.items():
+        found.set(name, str(count))
+    found.set("time", f"{report['seconds'] if subject['seconds'] is None else subject['seconds']:.3f}")
+    properties(found, report, subject)
+    for rule in subject["rules"]:
+        found.append(test_case(rule, subject))
+    return found
+
+
+def properties(parent: Element, report: Content, subject: Content) -> None:
+    told = {name: report[name] for name in ("seed", "effort")} | {name: subject[name] for name in ("arrays", "device")}
+    named = told | {f"version {package}": version for package, version in report["versions"].items()}
+    inside = SubElement(parent, "properties")
+    for name, value in named.items():
+        if value is not None:
+            SubElement(inside, "property", name=name, value=clean(str(value)))
+
+
+def test_case(rule: Content, subject: Content) -> Element:
+    case = Element("testcase", classname=clean(subject["name"]), name=f"{rule['rule']} {rule['title']}")
+    if rule["status"] == "untried":
+        SubElement(case, "skipped", message=clean(subject["untried"] or "no case of it was tried"))
+    violations = [violation for violation in subject["violations"] if violation["rule"] == rule["rule"]]
+    if rule["status"] == "violated":
+        message = violations[0]["message"] if violations else "its worst case is beyond its bound"
+        failure = SubElement(case, "failure", message=clean(message), type=rule["rule"])
+        failure.text = clean("\n\n".join(map(block, violations)))
+    elif rule["cases"]:
+        SubElement(case, "system-out").text = f"{rule['cases']} cases, worst error {rule['worst']} of its bound"
+    return case
+
+
+def error_suite(report: Content) -> Element:
+    """What could not be judged at all, as one test case."""
+    found = Element("testsuite", name="conformance", tests="1", failures="0", errors="1", skipped="0")
+    case = SubElement(found, "testcase", classname="conformance", name=clean(report["command"]))
+    SubElement(case, "error", message=clean(report["error"]), type="error")
+    return found

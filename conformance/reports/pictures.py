@@ -1,0 +1,138 @@
+"""A case's arrays as small tables of shaded cells; of a large array the part that the worst element depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from conformance.cases import Case
+from conformance.reports.content import Content
+from reference_numpy import materialize
+
+LARGEST = 64
+"""Elements of a picture at most."""
+MARKED = {"query": (2, None), "bias": (2, None), "mask": (2, None), "value": (None, 3)}
+"""For attention's output: the axes of its index that say which row and column of an input the element is made of."""
+
+Place = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """kind: "number", "nan", "infinite", "true" or "false". shade: from -1 to 1, the largest of the picture being 1."""
+
+    text: str
+    kind: str
+    shade: float = 0.0
+    marked: bool = False
+
+
+@dataclass(frozen=True)
+class Picture:
+    """title: the name, with the indices of the part that is shown. shape: of the whole array."""
+
+    title: str
+    dtype: str
+    shape: tuple[int, ...]
+    tables: list[list[list[Cell]]]
+
+    @property
+    def marked(self) -> bool:
+        return any(cell.marked for table in self.tables for row in table for cell in row)
+
+
+def pictures(violation: Content) -> list[Picture]:
+    """Of the inputs and the mask of the violation's case; none where it is about no case, or cannot be read."""
+    from conformance.encoding import decode
+    from conformance.examinations import EXAMINATIONS
+
+    replay = violation["replay"]
+    if replay is None:
+        return []
+    case = EXAMINATIONS[replay["examined_by"]].case_of(decode(replay["material"]))
+    return [] if case is None else case_pictures(case, violation["result"], violation["index"] or [])
+
+
+def case_pictures(case: Case, result: str, index: list[int]) -> list[Picture]:
+    arrays: dict[str, np.ndarray | None] = {**case.inputs, "mask": mask_of(case)}
+    arrays["dropout_keep"] = case.options.get("dropout_keep")
+    if result.startswith("gradient"):
+        arrays |= {f"cotangent of {name}": array for name, array in case.cotangents.items()}
+    heads = result_heads(case, result)
+    marks = MARKED if case.operation == "attention" and result == "output" and len(index) == 4 else {}
+    found = []
+    for name, array in arrays.items():
+        row, column = marks.get(name, (None, None))
+        place = (None if row is None else index[row], None if column is None else index[column])
+        one = None if array is None else picture(name, array, index, heads, place)
+        found += [] if one is None else [one]
+    return found
+
+
+def mask_of(case: Case) -> np.ndarray | None:
+    """The array that the mask means; none where there is no mask, or none that means anything."""
+    mask = case.options.get("mask")
+    if mask is None or not case.operation.startswith("attention"):
+        return None
+    (B, H, Q, _), K = case.inputs["query"].shape, case.inputs["key"].shape[2]
+    try:
+        return np.asarray(materialize(mask, Q, K, batch=B, heads=H))
+    except (TypeError, ValueError):
+        return None
+
+
+def result_heads(case: Case, result: str) -> int:
+    """The length of the result's axis of heads."""
+    name = result.removeprefix("gradient of ")
+    array = case.inputs.get(name, case.inputs.get("query"))
+    return array.shape[1] if array is not None and array.ndim == 4 else 1
+
+
+def picture(name: str, array: np.ndarray, index: list[int], heads: int, place: Place) -> Picture | None:
+    """The whole array, or the batch element and head of the worst element, if that is small enough."""
+    part, fixed = array, ()
+    if array.size > LARGEST and array.ndim == 4 and 0 not in array.shape:
+        fixed = (within(index, 0, array.shape[0], None), within(index, 1, array.shape[1], heads))
+        part = array[fixed]
+    if part.size == 0 or part.size > LARGEST:
+        return None
+    flat = part.reshape(-1, *part.shape[-2:]) if part.ndim > 1 else part.reshape(1, 1, -1)
+    largest = largest_magnitude(part)
+    tables = [table_of(table, largest, place if len(flat) == 1 else (None, None)) for table in flat]
+    title = f"{name}{list(fixed)}" if fixed else name
+    return Picture(title, str(array.dtype), array.shape, tables)
+
+
+def within(index: list[int], axis: int, length: int, of: int | None) -> int:
+    """The worst element's place on an axis of `length`, which has `of` places in the result: heads share key heads."""
+    place = index[axis] if axis < len(index) else 0
+    place = place if of is None else place * length // of
+    return min(place, length - 1)
+
+
+def largest_magnitude(array: np.ndarray) -> float:
+    if array.dtype == bool:
+        return 1.0
+    magnitudes = np.abs(array.astype(np.float64))
+    finite = magnitudes[np.isfinite(magnitudes)]
+    return float(finite.max()) if finite.size else 0.0
+
+
+def table_of(table: np.ndarray, largest: float, place: Place) -> list[list[Cell]]:
+    return [
+        [cell(value, largest, i == place[0] or j == place[1]) for j, value in enumerate(row)]
+        for i, row in enumerate(table)
+    ]
+
+
+def cell(value: Any, largest: float, marked: bool = False) -> Cell:
+    if isinstance(value, np.bool_):
+        return Cell("1" if value else "\N{MIDDLE DOT}", "true" if value else "false", marked=marked)
+    number = float(value)
+    if np.isnan(number):
+        return Cell("nan", "nan", marked=marked)
+    if np.isinf(number):
+        return Cell("inf" if number > 0 else "-inf", "infinite", marked=marked)
+    return Cell(f"{number:.4g}", "number", round(number / largest, 3) if largest else 0.0, marked)

@@ -1,0 +1,67 @@
+"""Replay files of a run's violations, and the command that replays each."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from conformance.replaying import save
+from conformance.tally import Violation
+
+
+def write_replay(violation: Violation, folder: Path, *, titled: bool = False) -> str | None:
+    """The path of its replay file; None where there is nothing to ask again, or it cannot be written.
+
+    One file for each subject and rule; titled: one for each probe.
+    """
+    name = f"{slug(violation.subject)}-{violation.rule}" + (f"-{slug(violation.title)}" if titled else "")
+    path = folder / f"{name}.json"
+    if not askable(violation):
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        save(violation, path)
+    except TypeError:
+        return None
+    return str(path)
+
+
+def askable(violation: Violation) -> bool:
+    """Whether it was found by one question, and not by the way, over all of them."""
+    return violation.examined_by != "nothing"
+
+
+def slug(name: str) -> str:
+    """The name as part of a file's name."""
+    return re.sub(r"[^\w.+]+", "-", name).strip("-.")[-80:] or "subject"
+
+
+def replay_command(violation: Violation, path: str) -> str:
+    """What to type to see the violation again; from Python where the function has no name to find it by."""
+    subject = None if violation.target is None else violation.target.subject
+    found = None if subject is None or isinstance(subject, str) else import_name(subject)
+    if callable(subject) and found is None:
+        return f"python: conformance.replay({path!r}, the function)"
+    words = ["conformance", "replay", path]
+    words += [] if found is None else ["--target", found]
+    words += ["--isolate"] if ended(violation) else []
+    return shlex.join(words)
+
+
+def import_name(function: Callable[..., Any]) -> str | None:
+    """`path/to/file.py:name` of a function at the top level of its file; None for any other."""
+    name, module = getattr(function, "__qualname__", ""), inspect.getmodule(function)
+    file = getattr(module, "__file__", None)
+    if not name.isidentifier() or file is None or getattr(module, name, None) is not function:
+        return None
+    path = Path(file)
+    return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{name}"
+
+
+def ended(violation: Violation) -> bool:
+    """Whether only a process of its own survived it."""
+    return "its process" in violation.finding.message

@@ -1,0 +1,46 @@
+"""A report's subjects: from the result of a check, and from the tally of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from conformance.declaration import EVERYTHING
+from conformance.reports.content import Content, subject_content, violation_content
+from conformance.reports.declared import declared
+from conformance.reports.replays import write_replay
+from conformance.result import Report
+from conformance.spreading import POSITIONAL
+from conformance.tally import Tally, Violation
+from conformance.targets import Target
+
+
+def checked(
+    report: Report, replays: Path | None, *, chosen: Collection[str] | None = None, peer: bool = False
+) -> Content:
+    """What was checked. replays: the folder for its replay files. chosen: rules, if not all of them were asked for."""
+    files = (None if replays is None else write_replay(violation, replays) for violation in report.violations)
+    violations = [violation_content(*found) for found in zip(report.violations, files, strict=True)]
+    told = {"untried": report.untried, "headline": report.headline, "seconds": report.seconds, "peer": peer}
+    target, rules = report.target, [rule for rule in rules_of(report.operation) if not chosen or rule in chosen]
+    return subject_content(target, declared(target), [target.operation], rules, report.rules, violations, **told)
+
+
+def rules_of(operation: str) -> list[str]:
+    """Those that speak of a function which has this operation alone."""
+    from conformance.probes import PROBES
+
+    return ["CALL", *(probe.rule for probe in PROBES if probe.operations == (operation,))]
+
+
+def tallied(tally: Tally, name: str, arrays: str, device: str, chosen: Collection[str]) -> Content:
+    """One implementation of this project, whose violations can be replayed from the report. chosen: the rules."""
+    target = Target(name, "attention", arrays, device)
+
+    def named(violation: Violation) -> Violation:
+        return replace(violation, target=replace(target, operation=violation.case.operation))
+
+    violations = [violation_content(named(v)) for (_, subject), v in tally.violations.items() if subject == name]
+    cells = {rule: cell for (rule, subject), cell in tally.rules.items() if subject == name}
+    return subject_content(target, EVERYTHING, list(POSITIONAL), chosen, cells, violations)

@@ -1,0 +1,34 @@
+"""A report into the files that were asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from conformance.reports.content import Content
+from conformance.reports.junit import junit
+
+
+def as_json(report: Content) -> str:
+    return json.dumps(report, indent=1, allow_nan=False) + "\n"
+
+
+def as_page(report: Content) -> str:
+    from conformance.reports.page import page
+
+    return page(report)
+
+
+FORMATS = {"json": as_json, "junit": junit, "html": as_page}
+
+
+def write(report: Content, paths: dict[str, Path | None]) -> None:
+    """paths: by the name of their format; ValueError says which file cannot be written."""
+    for name, path in paths.items():
+        if path is None:
+            continue
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(FORMATS[name](report), encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,208 @@
+"""A judgement as questions that can be asked one at a time, in any order, each with the verdict that all of them give.
+
+`judgement.py` asks the same in one go. What a question presupposes (what the subject takes at all, and whether it gets
+empty rows right) is asked once, when the first question needs it.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+from conformance.checking import EFFORTS, SHRINKING
+from conformance.child import ChildExaminer
+from conformance.corpus import entries_for
+from conformance.declaration import Declaration, known
+from conformance.diagnosis.naming import diagnosed
+from conformance.guard import TIME_LIMIT, Examiner
+from conformance.judged_rules import JUDGED
+from conformance.judgement import (
+    NOTHING_ELSE,
+    PLAIN_CALL,
+    Claim,
+    Judgement,
+    claims,
+    forgiving_empty_rows,
+    narrowed,
+    plain,
+)
+from conformance.refusals import REFUSALS
+from conformance.run import STUCK, breaks, silent, violation
+from conformance.tally import Tally, Violation
+from conformance.targets import Target
+
+PRINTS, FROZEN = "prints nothing", "frozen cases"
+EMPTY_ROWS = "ATT-6"
+
+
+class NotAsked(Exception):
+    """Why a question cannot be asked of this subject."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """kind: "claim" (what it takes), "frozen", "probe", "refusal" or "printed"."""
+
+    kind: str
+    rule: str
+    title: str
+
+    def __str__(self) -> str:
+        return f"{self.rule} {self.title}"
+
+
+class Trial:
+    """All that is to be asked of one subject. rules: only these. ValueError where the target cannot be judged."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        effort: str = "default",
+        seed: int = 0,
+        rules: Collection[str] | None = None,
+        time_limit: float = TIME_LIMIT,
+        isolate: bool = False,
+        shrink: bool = True,
+    ) -> None:
+        known("effort", [effort], EFFORTS)
+        known("rules", rules or [], JUDGED)
+        self.target, self.operation, self.rules = target, target.operation, rules
+        self.examiner = ChildExaminer(target, time_limit) if isolate else Examiner(target.make(), time_limit)
+        shrinking = SHRINKING if shrink else 0.0
+        self.judgement = Judgement(self.examiner, self.operation, EFFORTS[effort], seed, None, silent, shrinking)
+        self.tried = cache(self.try_one)
+
+    # --- what is asked ---
+
+    @cached_property
+    def claims(self) -> dict[str, Claim]:
+        declaration = self.examiner.declaration
+        dtype = declaration.dtypes[0]
+        call = Claim("CALL", "", plain(self.operation, declaration, dtype))
+        return {PLAIN_CALL: call} | {claim.title: claim for claim in claims(self.operation, declaration)}
+
+    def questions(self) -> list[Question]:
+        """In the order in which a judgement asks them."""
+        found = [Question("claim", claim.rule, title) for title, claim in self.claims.items()]
+        found += sorted(self.about(self.examiner.declaration), key=lambda question: question.rule != EMPTY_ROWS)
+        if "refusals" in self.examiner.declaration:
+            own = [refusal for refusal in REFUSALS if refusal.case.operation == self.operation]
+            found += [Question("refusal", refusal.rule, refusal.title) for refusal in own]
+        found.append(Question("printed", "CALL", PRINTS))
+        chosen = self.rules or JUDGED
+        return list(dict.fromkeys(question for question in found if question.rule in chosen))
+
+    def about(self, declaration: Declaration) -> list[Question]:
+        """What is asked, rule by rule, of a subject that takes all that it declares."""
+        frozen = dict.fromkeys(entry.rule for entry in entries_for({self.operation}, declaration))
+        probes = self.judgement.probes(declaration)
+        found = [Question("frozen", rule, FROZEN) for rule in frozen]
+        return found + [Question("probe", probe.rule, probe.title) for probe in probes]
+
+    # --- asking ---
+
+    def ask(self, question: Question) -> Violation | None:
+        """The violation that is found; NotAsked where nothing can be asked."""
+        # Warnings are for whoever runs this to see, and nothing that a subject is judged by.
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            tally = self.tried(question)
+            if tally.violations:
+                diagnosed(tally, self.examiner)
+        found = next(iter(tally.violations.values()), None)
+        return None if found is None else replace(found, target=self.target)
+
+    def try_one(self, question: Question) -> Tally:
+        if question.kind == "claim":
+            if question.title != PLAIN_CALL:
+                self.answers_at_all()
+            return self.claimed(question.title)
+        declaration = self.declaration
+        if question.kind == "refusal":
+            return self.refused(question)
+        if question.kind == "printed":
+            return self.printed()
+        declaration = declaration if question.rule == EMPTY_ROWS else self.forgiving
+        return (self.thawed if question.kind == "frozen" else self.probed)(question, declaration)
+
+    def claimed(self, title: str) -> Tally:
+        claim, judgement = self.claims[title], self.fresh()
+        judgement.takes(claim.rule, title, claim.cases)
+        return self.asked(judgement.tally)
+
+    def probed(self, question: Question, declaration: Declaration) -> Tally:
+        judgement = self.fresh()
+        probes = [p for p in judgement.probes(declaration) if (p.rule, p.title) == (question.rule, question.title)]
+        judgement.ask(probes)
+        return self.asked(judgement.tally)
+
+    def thawed(self, question: Question, declaration: Declaration) -> Tally:
+        judgement = self.fresh()
+        if self.examiner.overrun < STUCK:
+            entries = entries_for({self.operation}, declaration)
+            judgement.ask_frozen(entry for entry in entries if entry.rule == question.rule)
+        return self.asked(judgement.tally)
+
+    def refused(self, question: Question) -> Tally:
+        tally = Tally()
+        for refusal in REFUSALS:
+            if (refusal.rule, refusal.title) == (question.rule, question.title):
+                findings = self.examiner("refusal", refusal, None)
+                tally.add(refusal.rule, self.examiner.name, findings, refusal.case)
+                if breaks(findings):
+                    found = violation(refusal.rule, refusal.title, "refusal", self.examiner, refusal, findings)
+                    tally.violate(found)
+        return tally
+
+    def printed(self) -> Tally:
+        judgement = self.fresh()
+        if self.examiner.printed:
+            judgement.found("CALL", PRINTS, f"prints to standard output: {self.examiner.printed[:80]!r}")
+        return judgement.tally
+
+    def fresh(self) -> Judgement:
+        return replace(self.judgement, tally=Tally())
+
+    def asked(self, tally: Tally) -> Tally:
+        if tally.rules:
+            return tally
+        if self.examiner.overrun >= STUCK:
+            raise NotAsked(f"{STUCK} cases took longer than {self.examiner.time_limit:g} s, and nothing more is tried")
+        raise NotAsked("within what the function takes there is no such case")
+
+    # --- what others presuppose ---
+
+    def answers_at_all(self) -> None:
+        if self.tried(Question("claim", "CALL", PLAIN_CALL)).violations:
+            raise NotAsked(NOTHING_ELSE)
+
+    @cached_property
+    def declaration(self) -> Declaration:
+        """Without what the subject claims and cannot take."""
+        self.answers_at_all()
+        refused = [
+            claim.name
+            for title, claim in self.claims.items()
+            if title != PLAIN_CALL and self.holds(Question("claim", claim.rule, title)) is False
+        ]
+        return narrowed(self.examiner.declaration, refused)
+
+    @cached_property
+    def forgiving(self) -> Declaration:
+        """As a judgement goes on after empty rows: a subject that gets them wrong is asked for no more of them."""
+        found = [question for question in self.about(self.declaration) if question.rule == EMPTY_ROWS]
+        wrong = any(self.holds(question) is False for question in found)
+        return forgiving_empty_rows(self.declaration) if wrong else self.declaration
+
+    def holds(self, question: Question) -> bool | None:
+        """None where it cannot be asked."""
+        try:
+            return not self.tried(question).violations
+        except NotAsked:
+            return None
+
+    def close(self) -> None:
+        self.examiner.close()

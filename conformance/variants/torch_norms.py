@@ -1,0 +1,62 @@
+"""Norms in PyTorch with other statistics and other orders of multiplication, differentiated by torch.autograd."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from torch_impl.attention import widen
+
+
+def layer_norm_two_passes(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
+    """Mean, then the squares of the deviations; the reciprocal root by rsqrt."""
+    wide, axes = widen(x), axes_of(weight)
+    deviation = wide - mean(wide, axes)
+    reciprocal = torch.rsqrt((deviation**2).mean(dim=axes, keepdim=True) + eps)
+    return affine(deviation * reciprocal, weight, bias).to(x.dtype)
+
+
+def layer_norm_one_pass(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
+    """Sums of x and x^2 in one pass, after a number near the mean is taken off: that of the first few elements."""
+    wide, axes = widen(x), axes_of(weight)
+    shifted = wide - near_mean(wide, axes)
+    first, second = (part.mean(dim=axes, keepdim=True) for part in (shifted, shifted**2))
+    variance = torch.clamp(second - first**2, min=0)
+    return affine((shifted - first) / torch.sqrt(variance + eps), weight, bias).to(x.dtype)
+
+
+def layer_norm_folded(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
+    """The reciprocal multiplies the weight first."""
+    wide, axes = widen(x), axes_of(weight)
+    deviation = wide - mean(wide, axes)
+    reciprocal = 1 / torch.sqrt((deviation**2).mean(dim=axes, keepdim=True) + eps)
+    output = deviation * (reciprocal * widen(weight))
+    return (output if bias is None else output + widen(bias)).to(x.dtype)
+
+
+def rms_norm_rsqrt(x: Any, weight: Any, *, eps: float) -> Any:
+    wide, axes = widen(x), axes_of(weight)
+    reciprocal = torch.rsqrt((wide * wide).mean(dim=axes, keepdim=True) + eps)
+    return (wide * (reciprocal * widen(weight))).to(x.dtype)
+
+
+def axes_of(weight: Any) -> tuple[int, ...]:
+    return tuple(range(-weight.ndim, 0))
+
+
+def mean(wide: Any, axes: tuple[int, ...]) -> Any:
+    """By way of the row's first element, so that a constant row gives it back."""
+    first = wide[(..., *(slice(0, 1) for _ in axes))].detach()
+    return first + (wide - first).mean(dim=axes, keepdim=True)
+
+
+def near_mean(wide: Any, axes: tuple[int, ...]) -> Any:
+    """Of at most eight elements on each axis; a constant row gives its constant."""
+    few = wide[(..., *(slice(0, 8) for _ in axes))].detach()
+    return mean(few, axes)
+
+
+def affine(normalized: Any, weight: Any, bias: Any) -> Any:
+    output = normalized * widen(weight)
+    return output if bias is None else output + widen(bias)

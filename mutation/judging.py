@@ -1,0 +1,122 @@
+"""The judge on mutants: every probe's cases are drawn, and their truth and bounds computed, once for all mutants."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import reference_numpy
+from conformance.declaration import EVERYTHING
+from conformance.guard import Examiner
+from conformance.oracle import balls_available
+from conformance.probes import PROBES
+from conformance.run import breaks, run_probe, run_refusals, silent
+from conformance.subjects import NumpySubject
+from conformance.verdict import Finding
+from mutation.mutants import Mutant
+
+CASES, SEED = 10, 20260101
+"""Cases for each probe, times its weight: as many as `conformance run` draws."""
+TIME_LIMIT = 10.0
+"""Seconds for one case."""
+PACKAGE = Path(reference_numpy.__file__).parent
+
+
+class Question(NamedTuple):
+    """One case, or refused call, as an examiner is asked it, and the definition's functions that run to answer it."""
+
+    title: str
+    examined_by: str
+    material: Any
+    shared: Any
+    functions: frozenset[tuple[str, str]]
+
+
+class Recorder:
+    """Stands in an examiner's place, and writes down what it is asked."""
+
+    name, declaration, overrun = "recorder", EVERYTHING, 0
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any, Any]] = []
+
+    def __call__(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
+        self.asked.append((examined_by, material, shared))
+        return []
+
+
+def questions() -> list[Question]:
+    """All that `conformance.run.run` asks of a subject; the definition answers it without a violation or warning."""
+    balls_available()
+    recorder: Any = Recorder()
+    titles: list[str] = []
+    for probe in (None, *PROBES):
+        if probe is None:
+            run_refusals(None, [recorder])
+        else:
+            run_probe(probe, [recorder], CASES, SEED, silent, 0)
+        title = "refusals" if probe is None else f"{probe.rule} {probe.title}"
+        titles += [title] * (len(recorder.asked) - len(titles))
+    examiner, result = Examiner(NumpySubject()), []
+    for title, (examined_by, material, shared) in zip(titles, recorder.asked, strict=True):
+        functions, findings = traced(examiner, examined_by, material, shared)
+        if breaks(findings):
+            raise RuntimeError(f"the definition itself does not pass {title}: {findings}")
+        result.append(Question(title, examined_by, material, shared, functions))
+    return result
+
+
+def traced(
+    examiner: Examiner, examined_by: str, material: Any, shared: Any
+) -> tuple[frozenset[tuple[str, str]], list[Finding]]:
+    functions = set()
+
+    def called(frame: Any, event: str, argument: Any) -> None:
+        file = Path(frame.f_code.co_filename)
+        if event == "call" and file.parent == PACKAGE:
+            functions.add((file.name, frame.f_code.co_qualname.partition(".")[0]))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sys.setprofile(called)
+        try:
+            findings = examiner(examined_by, material, shared)
+        finally:
+            sys.setprofile(None)
+    return frozenset(functions), findings
+
+
+def written(mutant: Mutant, folder: Path, name: str = "reference_numpy") -> None:
+    """A copy of the definition with the mutant's edit, as a package of that name in the folder."""
+    (folder / name).mkdir()
+    for source in PACKAGE.glob("*.py"):
+        text = mutant.text if source.name == mutant.file else source.read_text()
+        (folder / name / source.name).write_text(text.replace("reference_numpy", name))
+
+
+def judged(asked: list[Question], mutant: Mutant, folder: Path) -> str:
+    """What the judge says against the mutant, a word or two; "" if it finds nothing. Runs in a process of its own."""
+    written(mutant, folder, "mutant")
+    sys.path.insert(0, str(folder))
+    sys.dont_write_bytecode = True
+    warnings.simplefilter("error")
+    try:
+        importlib.import_module("mutant")
+    except Exception as error:
+        return f"cannot be imported: {type(error).__name__}"
+    examiner = Examiner(NumpySubject("mutant"), TIME_LIMIT)
+    for question in relevant(mutant, asked):
+        if breaks(examiner(question.examined_by, question.material, question.shared)):
+            return question.title
+    return ""
+
+
+def relevant(mutant: Mutant, asked: list[Question]) -> Iterator[Question]:
+    """Those for which a function runs that is another one in the mutant; all if that is no function."""
+    place = (mutant.file, mutant.function)
+    known = {function for question in asked for function in question.functions}
+    return (question for question in asked if place in question.functions or place not in known)

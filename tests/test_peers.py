@@ -1,0 +1,229 @@
+"""Adapters of other libraries: they pass on what they are given, refuse what their path lacks, and invent nothing.
+
+Where a library departs from the definition is no test's matter; the cases here are some that all of them get right.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conformance.bounds import bound
+from conformance.callables import load
+from conformance.cases import Case
+from conformance.features import within
+from conformance.guard import Examiner
+from conformance.oracle import oracle
+from conformance.peers import PEERS, heads
+from conformance.peers.judging import examiner_of
+from conformance.peers.markdown import as_markdown, as_tables
+from conformance.peers.matrix import chosen, matrix
+from conformance.peers.peer import Peer
+from conformance.peers.probes import hidden_tokens, level
+from conformance.peers.terminal import as_table
+from conformance.subjects import NumpySubject
+from specification import Causal, Dense, KeyLengths, KeyPadding, SlidingWindow
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what other libraries warn of is their own
+
+HERE = [peer for peer in PEERS if not peer.environment]
+KERAS = [peer for peer in PEERS if peer.name.endswith(("unfused, mask", "layers.LayerNormalization"))]
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def attention(mask: Any = None, bias: np.ndarray | None = None, G: int = 4, Q: int = 5, **options: Any) -> Case:
+    """B=2, H=4, K=7, D=V=8; every row may attend to something."""
+    inputs = {"query": normal(1, 2, 4, Q, 8), "key": normal(2, 2, G, 7, 8), "value": normal(3, 2, G, 7, 8)}
+    inputs |= {} if bias is None else {"bias": bias}
+    return Case("attention", "float32", inputs, {"mask": mask} | options, {"output": normal(4, 2, 4, Q, 8)})
+
+
+def multi_head(mask: Any = None, keys: int = 7) -> Case:
+    """B=2, H=2, D=V=3, and a width of its own for every kind of token."""
+    inputs = {"query": normal(1, 2, 5, 6), "key": normal(2, 2, keys, 5), "value": normal(3, 2, keys, 4)}
+    widths = {"query": (6, 6), "key": (5, 6), "value": (4, 6), "output": (6, 3)}
+    for number, (name, shape) in enumerate(widths.items()):
+        inputs |= {f"{name}.weight": normal(4 + number, *shape), f"{name}.bias": normal(8 + number, shape[1])}
+    options = {"num_heads": 2, "mask": mask}
+    return Case("multi_head_attention", "float32", inputs, options, {"output": normal(12, 2, 5, 3)})
+
+
+def norm(operation: str, bias: bool, axes: int = 1) -> Case:
+    inputs = {"x": normal(1, 4, 3, 6), "weight": normal(2, *(3, 6)[-axes:])}
+    inputs |= {"bias": normal(3, *(3, 6)[-axes:])} if bias else {}
+    return Case(operation, "float32", inputs, {"eps": 1e-5}, {"output": normal(4, 4, 3, 6)})
+
+
+MASK = np.arange(35).reshape(5, 7) % 3 > 0
+CASES = [
+    attention(),
+    attention(G=2),
+    attention(Dense(MASK)),
+    attention(Dense(np.stack([MASK, ~MASK])[:, None])),
+    attention(Dense(np.stack([MASK] * 4)[None])),
+    attention(bias=normal(5, 5, 7)),
+    attention(bias=normal(6, 2, 4, 5, 7)),
+    attention(scale=0.3),
+    attention(softcap=2.0),
+    attention(Causal(0)),
+    attention(Causal(), Q=7),
+    attention(KeyLengths(np.array([3, 7]))),
+    attention(KeyPadding(np.arange(14).reshape(2, 7) % 4 > 0)),
+    attention(SlidingWindow(2, 1, 0)),
+    multi_head(),
+    multi_head(Dense(MASK)),
+    multi_head(Dense(np.stack([MASK, ~MASK])[:, None])),
+    multi_head(Dense(MASK[:, :5] | np.eye(5, dtype=bool)), keys=5),
+    norm("layer_norm", bias=True),
+    norm("layer_norm", bias=False),
+    norm("layer_norm", bias=True, axes=2),
+    norm("rms_norm", bias=False),
+]
+
+
+def cases_of(peer: Peer, examiner: Examiner) -> Iterator[Case]:
+    """Those that its path has parameters for, with gradients if it gives any."""
+    for case in CASES:
+        case = case if "gradients" in examiner.declaration else replace(case, cotangents={})
+        if case.operation == peer.operation and within(case, examiner.declaration):
+            fitted = peer.fitted(case)
+            if peer.takes(fitted):
+                yield fitted
+
+
+def judged(peer: Peer) -> dict[str, float]:
+    """The worst ratio of every case; an exception that the adapter raises is infinitely far off."""
+    if peer.absent or peer.slow:
+        pytest.skip(peer.absent or peer.slow)
+    examiner = examiner_of(peer)
+    try:
+        return {
+            repr(case): max(f.ratio for f in examiner("agreement", case, (oracle(case), bound(case))))
+            for case in cases_of(peer, examiner)
+        }
+    finally:
+        examiner.close()
+
+
+@pytest.mark.parametrize("peer", HERE, ids=lambda peer: peer.name)
+def test_plain_cases_are_answered_rightly(peer: Peer) -> None:
+    ratios = judged(peer)
+    assert ratios
+    assert {case: ratio for case, ratio in ratios.items() if ratio > 1} == {}
+
+
+@pytest.mark.parametrize("peer", KERAS, ids=lambda peer: peer.name)
+def test_peers_with_an_environment_are_asked_in_a_process_of_their_own(peer: Peer) -> None:
+    before = dict(os.environ)
+    ratios = judged(peer)
+    assert max(ratios.values()) <= 1
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("package", "subject", "mask"),
+    [
+        ("torch", "torch_attention:math_causal", Causal(1)),
+        ("torch", "torch_attention:math_causal", Dense(MASK)),
+        ("jax", "jax_functions:xla_lengths", Causal(0)),
+        ("jax", "jax_functions:xla_window", KeyLengths(np.array([3, 7]))),
+        ("onnx", "onnx_peers:reference_window", Causal(0)),
+    ],
+)
+def test_what_a_path_has_no_parameter_for_is_refused(package: str, subject: str, mask: Any) -> None:
+    pytest.importorskip(package)
+    adapter = load(f"conformance.peers.{subject}")
+    with pytest.raises(NotImplementedError, match="has no parameter for (Causal|KeyLengths|ndarray)"):
+        adapter(*(normal(1, 2, 4, 5, 8),) * 3, mask=mask)
+
+
+def test_a_module_of_one_width_refuses_another() -> None:
+    torch = pytest.importorskip("torch")
+    adapter = load("conformance.peers.torch_multi_head:slow")
+    subject = NumpySubject()
+    case = multi_head()
+    from conformance.spreading import arguments
+
+    positional, keywords = arguments(case.operation, {n: torch.tensor(a) for n, a in case.inputs.items()}, case.options)
+    assert subject(case)["output"].shape == (2, 5, 3)
+    with pytest.raises(NotImplementedError, match="one width"):
+        adapter(*positional, **keywords)
+
+
+def test_every_adapter_can_be_found() -> None:
+    """Without importing any of the libraries: what an adapter declares is known where they are absent."""
+    assert len({peer.name for peer in PEERS}) == len(PEERS)
+    for peer in PEERS:
+        assert callable(load(str(peer.target.subject)))
+        assert peer.operation in {case.operation for case in CASES}
+
+
+def test_what_cannot_be_judged_is_told_in_one_line() -> None:
+    lines: list[str] = []
+    absent = replace(PEERS[0], name="a name that no other has", packages=("no_such_package",))
+    assert absent.absent == "no_such_package is not installed"
+    list(chosen((), lines.append))
+    assert all(" is left out: " in line for line in lines)
+    assert sum("FlexAttention, compiled" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("fitted", [heads.square, heads.to_itself, heads.resized])
+def test_refitted_calls_are_calls_of_the_same_operation(fitted: Any) -> None:
+    case = fitted(multi_head(keys=5))
+    answers = NumpySubject()(case)
+    assert answers["output"].shape == case.cotangents["output"].shape
+    assert set(answers) == {"output", *(f"gradient of {name}" for name in case.inputs)}
+    if fitted is not heads.resized:
+        assert {case.inputs[name].shape[-1] for name in ("query", "key", "value")} == {6}
+
+
+def test_one_mask_for_all_heads() -> None:
+    assert heads.one_mask_for_all_heads(multi_head())
+    assert heads.one_mask_for_all_heads(multi_head(Dense(MASK)))
+    assert not heads.one_mask_for_all_heads(multi_head(Dense(np.stack([MASK] * 2)[None])))
+
+
+def test_level_rows() -> None:
+    """A constant row is level, one with a mean far from its deviation is not."""
+    case = norm("layer_norm", bias=True)
+    assert level(case)
+    assert level(replace(case, inputs=case.inputs | {"x": np.full((4, 3, 6), 300, np.float32)}))
+    assert not level(replace(case, inputs=case.inputs | {"x": case.inputs["x"] + 300}))
+
+
+def test_hidden_tokens_are_hidden_from_every_query() -> None:
+    from hypothesis import find
+    from hypothesis import strategies as st
+
+    case = multi_head(KeyLengths(np.array([3, 7])))
+    dirty, clean = find(hidden_tokens(st.just(case)), lambda twins: True)
+    assert not np.isfinite(dirty.inputs["key"][0, 3:]).any()
+    assert np.isfinite(dirty.inputs["key"][0, :3]).all()
+    assert np.isfinite(dirty.inputs["key"][1]).all()
+    truth = NumpySubject()
+    np.testing.assert_array_equal(truth(dirty)["output"], truth(clean)["output"])
+
+
+def test_divergences_stand_under_their_own_rule() -> None:
+    """E[x^2] - E[x]^2 breaks the rule of conditioning; what only follows from it is not laid to other rules."""
+    pytest.importorskip("jax")
+    lines: list[str] = []
+    fast, stable = matrix("quick", 1, ["jax.nn.standardize"], say=lines.append)
+    assert len(lines) == 2
+    broken = {report.subject: {violation.rule for violation in report.violations} for report in (fast, stable)}
+    assert "NORM-4" in broken[fast.subject] - broken[stable.subject]
+    assert broken[fast.subject] - {"NORM-4"} <= broken[stable.subject]
+    text = as_markdown([fast, stable])
+    assert "| jax.nn.standardize, stable |" in text
+    assert f"jax {fast.versions['jax']}" in text
+    assert "layer\\_norm(" not in as_tables([fast, stable])
+    assert "`layer_norm(x=" in text
+    assert as_table([fast, stable]) is not None

@@ -1,0 +1,264 @@
+"""The pytest plugin: one test for each question, on the command line and in a test file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import conformance
+from conformance import trials  # loaded here, since what a run in this process loads is unloaded after it
+from conformance.judged_rules import JUDGED
+from conformance.targets import Target
+
+pytest_plugins = ["pytester"]
+
+INSTALLED = any(point.name == "conformance" for point in entry_points(group="pytest11"))
+PLUGIN = () if INSTALLED else ("-p", "conformance.pytest_plugin")
+QUICK = ("--conformance-operation", "attention", "--conformance-effort", "quick", "--conformance-seed", "1")
+QUICK += ("--conformance-no-shrink", "--conformance-time-limit", "1")
+
+TARGETS = """
+import time
+
+import numpy as np
+
+import reference_numpy
+
+
+def good(query, key, value, *, mask=None, scale=None):
+    return reference_numpy.attention(query, key, value, mask=mask, scale=scale)
+
+
+def unscaled(query, key, value, *, mask=None):
+    return reference_numpy.attention(query, key, value, mask=mask, scale=1.0)
+
+
+def mean_of_empty_rows(query, key, value, *, mask=None):
+    if mask is not None:
+        mask = mask | ~mask.any(-1, keepdims=True)
+    return reference_numpy.attention(query, key, value, mask=mask)
+
+
+def takes_no_masks(query, key, value, *, mask=None):
+    if mask is not None:
+        raise NotImplementedError("masks")
+    return reference_numpy.attention(query, key, value)
+
+
+def takes_nothing():
+    return None
+
+
+def changes_inputs(query, key, value):
+    result = reference_numpy.attention(query, key, value)
+    query *= 2
+    key *= 0.5  # so that another call answers the same
+    return result
+
+
+def prints(query, key, value):
+    print("loading kernel")
+    return reference_numpy.attention(query, key, value)
+
+
+def warns(query, key, value):
+    np.float32(0) / np.float32(0)
+    return reference_numpy.attention(query, key, value)
+
+
+def hangs_on_masks(query, key, value, *, mask=None):
+    if mask is not None:
+        time.sleep(100)
+    return reference_numpy.attention(query, key, value)
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_targets() -> Iterator[None]:
+    """targets.py is loaded for each test anew."""
+    sys.modules.pop("targets", None)
+    yield
+    sys.modules.pop("targets", None)
+
+
+@pytest.fixture
+def run(pytester: pytest.Pytester) -> Any:
+    """pytest on a function of targets.py."""
+    pytester.makepyfile(targets=TARGETS)
+
+    def run(name: str, *words: str) -> pytest.RunResult:
+        return pytester.runpytest_inprocess(*PLUGIN, "--conformance", f"targets.py:{name}", *QUICK, *words)
+
+    return run
+
+
+# --- on the command line ----------------------------------------------------------------------------------------------
+
+
+def test_conforming_target(run: Any) -> None:
+    result = run("good", "--conformance-dtypes", "float32", "-k", "MASK-3 or ATT-7")
+    outcomes = result.parseoutcomes()
+    assert outcomes["passed"] >= 4
+    assert "failed" not in outcomes
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["conformance: targets.py:good, seed 1"])
+
+
+def test_items_are_rules_and_titles(run: Any) -> None:
+    result = run("good", "--collect-only", "-q")
+    lines = [line.removeprefix("conformance[targets.py:good]::") for line in result.outlines]
+    assert lines[0] == "CALL a plain call"
+    for line in ("ATT-9 takes float16", "MASK-3 takes causal", "ATT-1 scale", "CALL prints nothing"):
+        assert line in lines
+
+
+def test_failure_is_the_block(run: Any, pytester: pytest.Pytester) -> None:
+    result = run("unscaled", "-k", "ATT-1 and default")
+    result.assert_outcomes(failed=1, deselected=result.parseoutcomes()["deselected"])
+    result.stdout.fnmatch_lines(["ATT-1 scale: scores = *", "  found by *default scale", "  replay *.json"])
+    assert "trials.py" not in result.stdout.str()  # no traceback of ours
+    (file,) = (pytester.path / ".pytest_cache/d/conformance-replays").iterdir()
+    assert file.name == "targets.py-unscaled-ATT-1-default-scale.json"
+    assert max(finding.ratio for finding in conformance.replay(file)) > 1
+
+
+def test_selection(run: Any) -> None:
+    assert "failed" not in run("unscaled", "-k", "plain or takes").parseoutcomes()
+    outcomes = run("unscaled", "-x", "--conformance-rule", "MASK-1", "--conformance-rule", "MASK-3").parseoutcomes()
+    assert outcomes["failed"] == 1
+    assert "deselected" not in outcomes
+    outcomes = run("unscaled", "--conformance-rule", "MASK-1", "--last-failed").parseoutcomes()
+    assert (outcomes["failed"], "passed" in outcomes) == (1, False)
+
+
+def test_what_is_claimed_and_not_taken(run: Any) -> None:
+    """The claims fail; what depends on them is skipped; the rest is judged."""
+    rules = ("--conformance-rule", "MASK-1", "--conformance-rule", "MASK-3", "--conformance-rule", "ATT-1")
+    result = run("takes_no_masks", "-rsf", "--conformance-dtypes", "float32", *rules)
+    failed = {line.split("::")[1].split(" - ")[0] for line in result.outlines if line.startswith("FAILED")}
+    assert failed == {"MASK-1 takes dense", "MASK-3 takes causal"}
+    result.stdout.fnmatch_lines(["SKIPPED * within what the function takes there is no such case"])
+
+
+def test_function_that_answers_nothing(run: Any) -> None:
+    outcomes = run("takes_nothing").parseoutcomes()
+    assert (outcomes["failed"], "passed" in outcomes) == (1, False)
+    result = run("takes_nothing", "-rs", "-k", "ATT-1")
+    result.stdout.fnmatch_lines(["SKIPPED * the plainest call fails, and nothing else was tried"])
+
+
+def test_empty_rows_fail_by_themselves(run: Any) -> None:
+    """Whatever else is selected, and in whatever order."""
+    result = run("mean_of_empty_rows", "--conformance-dtypes", "float32", "-k", "ATT-6 or MASK-1 or MASK-3")
+    failed = [line for line in result.outlines if line.startswith("FAILED")]
+    assert failed
+    assert all("::ATT-6 " in line for line in failed)
+    assert "failed" not in run("mean_of_empty_rows", "-k", "MASK-1 or ATT-7").parseoutcomes()
+
+
+def test_function_that_prints(run: Any) -> None:
+    run("prints", "--conformance-rule", "CALL").stdout.fnmatch_lines(
+        ["*prints to standard output: 'loading kernel\\n'*"]
+    )
+
+
+def test_warnings_are_nothing_to_be_judged_by(run: Any) -> None:
+    result = run("warns", "-W", "error", "-k", "plain")
+    result.assert_outcomes(passed=1, deselected=result.parseoutcomes()["deselected"], warnings=1)
+
+
+def test_function_that_hangs(run: Any) -> None:
+    """After a few cases that took too long it is asked no more."""
+    rules = ("--conformance-rule", "MASK-2", "--conformance-rule", "MASK-3", "--conformance-dtypes", "float32")
+    result = run("hangs_on_masks", *rules, "--conformance-time-limit", "0.3", "-rs")
+    assert 1 <= result.parseoutcomes()["failed"] <= 3
+    result.stdout.fnmatch_lines(["SKIPPED * 3 cases took longer than 0.3 s, and nothing more is tried"])
+
+
+def test_target_that_cannot_be_judged(run: Any) -> None:
+    result = run("nothing")
+    result.stdout.fnmatch_lines(["not judged: targets.py has no nothing"])
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    for option, value in {"convention": "polarity", "rule": "ATT-99", "device": "tpu"}.items():
+        run("good", f"--conformance-{option}", value).stdout.fnmatch_lines(["not judged: *"])
+
+
+def test_operation_is_needed(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_inprocess(*PLUGIN, "--conformance", "targets.py:good")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--conformance needs --conformance-operation*"])
+
+
+def test_own_tests_are_left_alone_unless_named(run: Any, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_nothing(): pass")
+    assert "test_nothing" not in run("good", "--collect-only", "-q").stdout.str()
+    file = "test_own_tests_are_left_alone_unless_named.py"
+    named = run("good", file, "--collect-only", "-q").stdout.str()
+    assert "test_nothing" in named
+    assert "ATT-1 scale" in named
+    result = pytester.runpytest_inprocess(*PLUGIN)
+    result.assert_outcomes(passed=1)
+
+
+def test_without_a_cache(run: Any) -> None:
+    run("unscaled", "-p", "no:cacheprovider", "-k", "ATT-1 and default").stdout.fnmatch_lines(["  replay *.json"])
+
+
+# --- in a test file ---------------------------------------------------------------------------------------------------
+
+TEST_FILE = """
+from targets import unscaled
+from conformance.pytest_plugin import conformance_test
+
+test_unscaled = conformance_test(unscaled, "attention", effort="quick", rules=["ATT-1", "MASK-1"], shrink=False)
+"""
+
+
+def test_in_a_test_file(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(targets=TARGETS, test_mine=TEST_FILE)
+    result = pytester.runpytest_inprocess(*PLUGIN)
+    assert result.parseoutcomes()["failed"] >= 1
+    result.stdout.fnmatch_lines(["*test_unscaled[[]ATT-1 default scale[]]*", "  replay *--target targets.py:unscaled"])
+    assert pytester.runpytest_inprocess(*PLUGIN, "-k", "takes").ret == 0
+
+
+def test_test_file_with_wrong_options(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(targets=TARGETS, test_mine=TEST_FILE.replace("effort", "efort"))
+    pytester.runpytest_inprocess(*PLUGIN).stdout.fnmatch_lines(["*ValueError: unknown option: efort"])
+
+
+# --- the questions ----------------------------------------------------------------------------------------------------
+
+
+def test_questions_find_what_a_check_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "targets.py").write_text(TARGETS)
+    monkeypatch.chdir(tmp_path)
+    chosen = {"mean_of_empty_rows": ["ATT-6", "MASK-1"], "takes_no_masks": ["MASK-1", "MASK-3"], "prints": ["CALL"]}
+    for name, rules in chosen.items():
+        options: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "rules": rules}
+        report = conformance.check(f"targets.py:{name}", "attention", dtypes=["float32"], **options)
+        trial = trials.Trial(Target(f"targets.py:{name}", "attention", given={"dtypes": ["float32"]}), **options)
+        found: dict[str, str] = {}
+        for question in trial.questions():
+            try:
+                violation = trial.ask(question)
+            except trials.NotAsked:
+                continue
+            if violation is not None:
+                found.setdefault(violation.rule, violation.message)
+        order = list(JUDGED)
+        assert found == {violation.rule: violation.message for violation in report.violations}
+        assert sorted(found, key=order.index) == [violation.rule for violation in report.violations]
+
+
+def test_every_refusal_is_a_question() -> None:
+    target = Target("reference_numpy:attention", "attention", given={"supports": ["refusals", "structured"]})
+    trial = trials.Trial(target, effort="quick")
+    refusals = [question for question in trial.questions() if question.kind == "refusal"]
+    assert len(refusals) > 20
+    assert all(trial.ask(question) is None for question in refusals)

@@ -1,0 +1,391 @@
+"""Reports: the schema, strict JSON, JUnit XML, the page, and what changed between two of them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from html.parser import HTMLParser
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import fastjsonschema
+import numpy as np
+import pytest
+
+import conformance
+import reference_numpy
+from conformance.cases import Case
+from conformance.declaration import EVERYTHING
+from conformance.reports.blocks import block
+from conformance.reports.comparison import changes, circumstances
+from conformance.reports.content import clean, document, number, real, subject_content, violation_content
+from conformance.reports.junit import junit
+from conformance.reports.page import page
+from conformance.reports.pictures import LARGEST, case_pictures
+from conformance.reports.replays import replay_command, slug, write_replay
+from conformance.reports.subjects import checked
+from conformance.reports.writing import as_json, write
+from conformance.tally import Cell, Violation
+from conformance.targets import Target
+from conformance.verdict import Finding
+from specification import RULES, Causal
+
+NASTY = "<script>alert('1')</script>&amp; ]]> \x00\x1b[31m \ud800 [/red]"
+
+
+def case(queries: int = 2) -> Case:
+    """Attention with one batch element, four query heads, two key heads, and three keys."""
+    shapes = {"query": (1, 4, queries, 2), "key": (1, 2, 3, 2), "value": (1, 2, 3, 2)}
+    inputs = {name: np.arange(np.prod(shape)).reshape(shape).astype("float32") for name, shape in shapes.items()}
+    return Case("attention", "float32", inputs, {"mask": Causal(0)})
+
+
+def violation(finding: Finding, target: Target, rule: str = "ATT-1") -> Violation:
+    told: dict[str, Any] = {"title": "a probe", "diagnosis": ("scale is left out",), "target": target}
+    return Violation(rule, target.title, finding, examined_by="agreement", material=case(), **told)
+
+
+OFF = Finding("output", 12.5, (0, 2, 1, 1), 0.75, 0.5, 0.02)
+NAN = Finding("output", np.inf, (0, 0, 0, 0), np.nan, -np.inf, 0.02)
+BROKEN = Finding("call", np.inf, message=f"raised ValueError: {NASTY}")
+
+
+def report(*findings: Finding, name: str = "kernels.py:attention", worst: float = 0.5, **told: Any) -> dict[str, Any]:
+    """Of one subject: ATT-1 (scale) and, for the second and third finding, ATT-2 and ATT-3 are violated."""
+    target = Target(name, "attention")
+    rules = list(RULES)[7:10]
+    found = [violation(finding, target, rule) for finding, rule in zip(findings, rules, strict=False)]
+    cells = {"MASK-1": Cell(3, worst, worst / 2), "ATT-9": Cell(4, 0.9, -1.0)}
+    cells |= {one.rule: Cell(2, one.ratio, one.ratio) for one in found}
+    contents = [violation_content(one, "replays/one.json") for one in found]
+    subject = subject_content(target, EVERYTHING, ["attention"], ["MASK-1", "ATT-9", "ATT-11"], cells, contents)
+    return document("check", [subject], **({"seed": 1, "effort": "quick", "cases": 3, "seconds": 1.25} | told))
+
+
+REPORTS = {
+    "nothing violated": report(),
+    "everything violated": report(OFF, NAN, BROKEN),
+    "nasty name": report(BROKEN, name=NASTY),
+    "error": document("check", [], error=f"cannot be imported: {NASTY}"),
+}
+
+
+@pytest.fixture(params=REPORTS.values(), ids=REPORTS.keys())
+def any_report(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return request.param
+
+
+# --- JSON -------------------------------------------------------------------------------------------------------------
+
+SCHEMA = json.loads(files("conformance.reports").joinpath("schema.json").read_text())
+valid = fastjsonschema.compile(SCHEMA)
+
+
+def test_report_is_strict_json_of_the_schema(any_report: dict[str, Any]) -> None:
+    read = json.loads(as_json(any_report), parse_constant=pytest.fail)
+    assert valid(read) == any_report
+
+
+def test_every_field_of_the_schema_is_required() -> None:
+    """So that a reader may rely on it, and the schema holds no field that nobody writes."""
+    for part in (SCHEMA, *SCHEMA["definitions"].values()):
+        if part.get("additionalProperties") is False:
+            assert set(part["required"]) == set(part["properties"])
+
+
+@pytest.mark.parametrize("spoiled", ["schema", "conforms", "subjects"])
+def test_schema_notices_what_is_missing(spoiled: str) -> None:
+    without = {name: value for name, value in report().items() if name != spoiled}
+    with pytest.raises(fastjsonschema.JsonSchemaException):
+        valid(without)
+
+
+def test_report_of_a_check(tmp_path: Path) -> None:
+    def unscaled(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        return reference_numpy.attention(query, key, value, mask=mask, scale=1.0)
+
+    result = conformance.check(unscaled, "attention", effort="quick", seed=1, rules=["ATT-1"], shrink=False)
+    subject = checked(result, tmp_path)
+    valid(json.loads(as_json(document("check", [subject]))))
+    (found,) = subject["violations"]
+    assert (subject["target"], found["rule"], found["result"]) == (None, "ATT-1", "output")
+    assert found["replay"] == json.loads(Path(found["replay_file"]).read_text())
+    assert "python: conformance.replay(" in found["replay_command"]  # a local function has no name to find it by
+    assert [f.ratio for f in conformance.replay(found["replay_file"], unscaled)] == [real(found["ratio"])]
+
+
+@pytest.mark.parametrize("value", [0.0, -1.5, 1e300, np.inf, -np.inf, np.nan])
+def test_numbers(value: float) -> None:
+    written = json.dumps(number(value), allow_nan=False)
+    np.testing.assert_equal(real(json.loads(written)), value)
+
+
+def test_statuses() -> None:
+    (subject,) = report(OFF)["subjects"]
+    assert {rule["rule"]: rule["status"] for rule in subject["rules"]} == {
+        "MASK-1": "conforms", "ATT-1": "violated", "ATT-9": "conforms", "ATT-11": "untried",
+    }  # fmt: skip
+    assert [rule["worst_wide"] for rule in subject["rules"]] == [0.25, 12.5, None, None]
+
+
+def test_numbers_of_violations() -> None:
+    off, nan, broken = report(OFF, NAN, BROKEN)["subjects"][0]["violations"]
+    assert (off["result"], off["index"], off["dtype"]) == ("output", [0, 2, 1, 1], "float32")
+    assert (off["got"], off["expected"], off["bound"], off["ratio"]) == (0.75, 0.5, 0.02, 12.5)
+    assert off["ulp"] == 0.25 / np.spacing(np.float32(0.5))
+    assert (nan["got"], nan["expected"], nan["ratio"], nan["ulp"]) == ("NaN", "-Infinity", "Infinity", "Infinity")
+    assert [broken[name] for name in ("index", "got", "expected", "bound", "dtype", "ulp")] == [None] * 6
+
+
+def test_peer_counts_in_no_verdict() -> None:
+    content = report(OFF)
+    peer = content["subjects"][0] | {"peer": True}
+    both = document("run", [report()["subjects"][0], peer])
+    assert both["conforms"]
+    assert ElementTree.fromstring(junit(both).encode()).get("failures") == "0"
+    assert "Conforms" in page(both)
+    assert not document("run", [report()["subjects"][0], content["subjects"][0]])["conforms"]
+
+
+def test_block() -> None:
+    text = block(report(OFF)["subjects"][0]["violations"][0])
+    told = {line[:17].strip(): line[17:] for line in text.splitlines()[1:]}
+    assert text.startswith("ATT-1 scale: scores = scale * (query . key)")
+    assert told["where"] == "output[0, 2, 1, 1]"
+    assert (told["got"], told["expected"]) == ("0.75", "0.5")
+    assert told["error"] == "0.25, 12.5 times its bound of 0.02, 4.19e+06 ULP of float32"
+    assert told["diagnosis"] == "scale is left out"
+    assert told["replay"] == "conformance replay replays/one.json"
+
+
+# --- replay files -----------------------------------------------------------------------------------------------------
+
+
+def test_replay_command_names_what_can_be_found(tmp_path: Path) -> None:
+    def command(subject: Any, finding: Finding = OFF) -> str:
+        return replay_command(violation(finding, Target(subject, "attention")), "a file.json")
+
+    died = Finding("call", np.inf, message="its process died of SIGSEGV")
+    assert command("kernels.py:attention") == "conformance replay 'a file.json'"
+    assert command("kernels.py:attention", died) == "conformance replay 'a file.json' --isolate"
+    assert command(reference_numpy.attention).startswith("conformance replay 'a file.json' --target ")
+    assert command(reference_numpy.attention).endswith("attention.py:attention")
+    assert command(lambda query: query).startswith("python: ")
+
+
+def test_files_have_names_of_their_own(tmp_path: Path) -> None:
+    one = violation(OFF, Target("path/to/kernels.py:attention", "attention"))
+    paths = [write_replay(one, tmp_path / "new"), write_replay(one, tmp_path / "new", titled=True)]
+    names = ["path-to-kernels.py-attention-ATT-1.json", "path-to-kernels.py-attention-ATT-1-a-probe.json"]
+    assert [Path(str(path)).name for path in paths] == names
+    assert all(slug(name) and "/" not in slug(name) for name in (NASTY, "", "..", "/", "x" * 500))
+
+
+def test_report_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
+    paths = {name: tmp_path / "new" / f"report.{name}" for name in ("json", "junit", "html")}
+    write(report(OFF), paths | {"json": None})
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"report.junit", "report.html"}
+    with pytest.raises(ValueError, match="cannot be written"):
+        write(report(), {"json": tmp_path})
+
+
+# --- JUnit ------------------------------------------------------------------------------------------------------------
+
+
+def test_junit() -> None:
+    root = ElementTree.fromstring(junit(report(OFF, BROKEN)).encode())
+    (suite,) = root
+    counts = {"tests": "5", "failures": "2", "errors": "0", "skipped": "1"}
+    assert {name: suite.get(name) for name in counts} == {name: root.get(name) for name in counts} == counts
+    assert suite.get("name") == "kernels.py:attention"
+    cases = {test.get("name"): test for test in suite.iter("testcase")}
+    assert list(cases) == ["MASK-1 polarity", "ATT-1 scale", "ATT-2 softcap", "ATT-9 dtype", "ATT-11 dropout"]
+    failure = cases["ATT-1 scale"].find("failure")
+    assert failure is not None
+    assert failure.get("message") == "output[0, 2, 1, 1]: got 0.75, expected 0.5, 12.5 bounds of 0.02"
+    assert "conformance replay replays/one.json" in str(failure.text)
+    assert cases["ATT-11 dropout"].find("skipped") is not None
+    assert cases["MASK-1 polarity"].find("failure") is None
+
+
+def test_junit_is_xml_whatever_the_text(any_report: dict[str, Any]) -> None:
+    ElementTree.fromstring(junit(any_report).encode())
+
+
+def test_error_in_junit() -> None:
+    root = ElementTree.fromstring(junit(document("check", [], error="no such file")).encode())
+    assert (root.get("tests"), root.get("errors")) == ("1", "1")
+    assert root.find(".//error").get("message") == "no such file"  # type: ignore[union-attr]
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+VOID = {"meta"}
+
+
+class Reader(HTMLParser):
+    """Holds tags to be closed in order, and collects what the page would load or run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text, self.seen, self.loaded = "", [], []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        self.loaded += [name for name, _ in attributes if name in ("src", "href", "srcset") or name.startswith("on")]
+        self.open += [] if tag in VOID else [tag]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read(text: str) -> Reader:
+    reader = Reader()
+    reader.feed(text)
+    reader.close()
+    assert reader.open == []
+    return reader
+
+
+def test_page_stands_alone(any_report: dict[str, Any]) -> None:
+    text = page(any_report)
+    reader = read(text)
+    assert reader.loaded == []
+    assert {"script", "link", "img", "iframe"}.isdisjoint(reader.seen)
+    assert "url(" not in text
+    assert "@import" not in text
+    assert "prefers-color-scheme: dark" in text
+    text.encode()
+
+
+def test_page_shows_nasty_text_as_text() -> None:
+    assert "<script>alert('1')</script>" in read(page(REPORTS["nasty name"])).text
+
+
+def test_page_holds_the_evidence() -> None:
+    text = " ".join(read(page(report(OFF, NAN))).text.split())
+    for told in (
+        "2 rules violated", "output[0, 2, 1, 1]", "0.75", "12.5 times its bound of 0.02", "ULP of float32",
+        "scale is left out", "conformance replay replays/one.json", "attention(query=float32[1, 4, 2, 2]",
+        "no bound allows it", "key float32[1, 2, 3, 2]", "mask bool[1, 1, 2, 3]", "No case was tried.",
+    ):  # fmt: skip
+        assert told in text
+
+
+def test_rows_with_violations_are_open() -> None:
+    text = page(report(OFF))
+    assert '<details id="ATT-1" open>' in text
+    assert '<details id="MASK-1">' in text
+
+
+def test_rules_by_subjects() -> None:
+    two = document("run", [report(OFF)["subjects"][0], report(name="other")["subjects"][0]])
+    text = page(two)
+    assert "--subjects:2" in text
+    assert text.count('<details id="ATT-1"') == 1
+    assert read(text).seen.count("summary") == 4
+
+
+# --- pictures of arrays -----------------------------------------------------------------------------------------------
+
+
+def test_small_arrays_are_shown_whole() -> None:
+    pictures = {picture.title: picture for picture in case_pictures(case(), "output", [0, 2, 1, 1])}
+    assert list(pictures) == ["query", "key", "value", "mask"]
+    assert len(pictures["query"].tables) == 4
+    mask = pictures["mask"].tables[0]
+    assert [[cell.kind for cell in row] for row in mask] == [["true", "false", "false"], ["true", "true", "false"]]
+    assert [cell.marked for cell in mask[1]] == [True] * 3
+    assert not any(cell.marked for cell in mask[0])
+
+
+def test_of_large_arrays_the_part_that_matters_is_shown() -> None:
+    pictures = {picture.title: picture for picture in case_pictures(case(queries=20), "output", [0, 3, 7, 1])}
+    assert list(pictures) == ["query[0, 3]", "key", "value", "mask"]
+    query = pictures["query[0, 3]"]
+    assert query.shape == (1, 4, 20, 2)
+    assert [[cell.text for cell in row if cell.marked] for row in query.tables[0]][7] == ["134", "135"]
+
+
+def test_query_heads_share_key_heads() -> None:
+    shapes = {"query": (2, 4, 5, 3), "key": (2, 2, 20, 3), "value": (2, 2, 20, 3)}
+    large = Case("attention", "float32", {name: np.ones(shape, "float32") for name, shape in shapes.items()})
+    output = [picture.title for picture in case_pictures(large, "output", [1, 3, 0, 2])]
+    gradient = [picture.title for picture in case_pictures(large, "gradient of key", [1, 1, 0, 2])]
+    assert output == ["query[1, 3]", "key[1, 1]", "value[1, 1]"]
+    assert gradient == ["query[1, 2]", "key[1, 1]", "value[1, 1]"]
+
+
+def test_too_large_and_empty_arrays_are_left_out() -> None:
+    inputs = {"x": np.ones((LARGEST + 1, 1), "float32"), "weight": np.ones(0, "float32"), "bias": np.ones(3, "float32")}
+    assert [p.title for p in case_pictures(Case("layer_norm", "float32", inputs), "output", [0, 0])] == ["bias"]
+
+
+def test_special_numbers_are_shown() -> None:
+    inputs = {"x": np.array([[np.nan, np.inf, -np.inf, -2.0, 1.0]], "float32")}
+    (row,) = case_pictures(Case("layer_norm", "float32", inputs), "output", [0, 0])[0].tables[0]
+    assert [cell.kind for cell in row] == ["nan", "infinite", "infinite", "number", "number"]
+    assert [cell.text for cell in row] == ["nan", "inf", "-inf", "-2", "1"]
+    assert [cell.shade for cell in row[3:]] == [-1.0, 0.5]
+
+
+# --- what changed -----------------------------------------------------------------------------------------------------
+
+
+def told(before: dict[str, Any], after: dict[str, Any]) -> dict[str, str]:
+    return {change.rule: change.kind for change in changes(before, after)}
+
+
+def test_nothing_changed() -> None:
+    assert changes(report(OFF, NAN), report(OFF, NAN)) == []
+    assert circumstances(report(), report()) == []
+
+
+def test_violated_and_repaired() -> None:
+    assert told(report(), report(OFF)) == {"ATT-1": "worse"}
+    assert told(report(OFF), report()) == {"ATT-1": "worse"}  # no longer tried
+    repaired = report(OFF)
+    repaired["subjects"][0]["rules"][1] |= {"status": "conforms", "worst": 0.5, "worst_wide": 0.5}
+    assert told(report(OFF), repaired) == {"ATT-1": "better"}
+    assert told(repaired, report(OFF)) == {"ATT-1": "worse"}
+
+
+@pytest.mark.parametrize(
+    ("worst", "kind"), [(0.3, None), (0.9, None), (1.1, "worse"), (0.2, "better"), (0.0, "better")]
+)
+def test_ratios(worst: float, kind: str | None) -> None:
+    assert told(report(worst=0.5), report(worst=worst)).get("MASK-1") == kind
+
+
+def test_ratios_of_other_cases_are_no_verdict() -> None:
+    assert told(report(worst=0.1), report(worst=0.9, seed=2)) == {"MASK-1": "other"}
+    assert told(report(OFF), report(NAN, seed=2)) == {"ATT-1": "other"}
+    assert circumstances(report(), report(seed=2, effort="default")) == ["seed: 1 -> 2", "effort: quick -> default"]
+
+
+def test_subjects_come_and_go() -> None:
+    one, two = report()["subjects"][0], report(name="other")["subjects"][0]
+    both = document("run", [one, two])
+    assert [(c.kind, c.subject) for c in changes(both, document("run", [one]))] == [("worse", "other")]
+    assert [(c.kind, c.subject) for c in changes(document("run", [one]), both)] == [("other", "other")]
+    assert changes(report(), report(name="other")) == []  # the only subjects of both
+
+
+def test_error_and_untried_are_worse() -> None:
+    failed = document("check", [], error="cannot be imported")
+    assert {change.kind for change in changes(report(), failed)} == {"worse"}
+    broken = copy.deepcopy(report())
+    broken["subjects"][0]["untried"] = "it hangs"
+    assert [change.kind for change in changes(report(), broken)] == ["worse"]
+    assert [change.kind for change in changes(broken, report())] == ["better"]
+
+
+def test_clean_keeps_what_can_be_printed() -> None:
+    assert clean("ß 0.5\n\t[1] <b> \N{GREEK SMALL LETTER ALPHA}") == "ß 0.5\n\t[1] <b> \N{GREEK SMALL LETTER ALPHA}"
+    assert clean("\x1b\x00\x9b\ud800\ufffe") == "\N{REPLACEMENT CHARACTER}" * 5
