@@ -197,6 +197,14 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
         ),
         agreement("ATT-5", "weights", weights, cases(weights, others=False)),
         agreement("ATT-5", "weights beside sinks", weights, cases(weights, others=False, focus=("sinks",)), weight=0.5),
+        Probe(
+            "ATT-5",
+            "log-sum-exp beside sinks of -inf",
+            (logsumexp,),
+            special.absent_sinks(logsumexp, declaration),
+            "twin",
+            weight=0.5,
+        ),
         Probe("ATT-6", "empty rows of weights", (weights,), empty(weights), "empty rows"),
         Probe("ATT-6", "empty rows of log-sum-exp", (logsumexp,), empty(logsumexp), "empty rows"),
         Probe("ATT-6", "empty rows with a sink", (logsumexp,), empty(logsumexp, focus=("sinks",)), "empty rows", 0.5),
@@ -266,7 +274,7 @@ def layer_probes(declaration: Declaration) -> list[Probe]:
         ),
         agreement("NORM-1", "eps left out", "layer_norm", norms(spreads=(3e-3, 0.03), default_eps=True), weight=0.5),
         agreement("NORM-2", "16-bit inputs", "layer_norm", norms(gradients=False, dtypes=HALF)),
-        Probe("NORM-3", "constant rows", ("layer_norm",), constant(), "constant rows"),
+        Probe("NORM-3", "constant rows", ("layer_norm",), constant(), "constant rows", 1.5),
         agreement("NORM-4", "far from zero", "layer_norm", norms(means=(1e3, -1e4), gradients=False, dtypes=WIDE)),
         agreement("NORM-4", "a first element far from the others", "layer_norm", special.outlying_rows(declaration)),
         *(

@@ -227,7 +227,11 @@ def absent_sinks(
 ) -> tuple[Case, Case]:
     """Sinks of -inf; and the same case without sinks, which they do not change (ATT-5)."""
     assume("sinks" in declaration)
-    clean = draw(attention_cases(operation, mask="maybe", others=False, declaration=declaration))
+    plain = declaration.without("sinks")
+    if draw(st.sampled_from((True, False))):  # rows that are left with nothing at all
+        clean = draw(empty_row_cases(operation, declaration=plain))
+    else:
+        clean = draw(attention_cases(operation, mask="maybe", others=False, declaration=plain))
     isolated(clean, declaration, hidden=False)
     query = clean.inputs["query"]
     sinks = np.full(query.shape[1], -np.inf, query.dtype)
@@ -236,7 +240,10 @@ def absent_sinks(
 
 @st.composite
 def infinite_scores(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[Case, Case]:
-    """A key whose every score is -inf; and the same case with that key forbidden (ATT-10)."""
+    """A key whose every score is -inf; and the same case with that key forbidden (ATT-10).
+
+    A row that sees nothing else comes out as one that allows nothing.
+    """
     assume("dense" in declaration)
     clean = draw(attention_cases(mask="maybe", others=False, gradients=False, declaration=declaration))
     allowed, inputs = np.array(allowed_pairs(clean)), dict(clean.inputs)
@@ -244,12 +251,11 @@ def infinite_scores(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> t
     place = draw(st.integers(0, key.shape[2] - 1))
     key[:, :, place, 0] = np.inf
     allowed[..., place] = False
-    assume(allowed.any(-1).all())
     clean = replace(clean, inputs=inputs, options=clean.options | {"mask": Dense(allowed)})
     isolated(clean, declaration, hidden=False)
-    allowed = allowed.copy()
-    allowed[..., place] = True
-    dirty = replace(clean, inputs=inputs | {"key": key}, options=clean.options | {"mask": Dense(allowed)}, special=True)
+    seen = allowed.copy()
+    seen[..., place] = True
+    dirty = replace(clean, inputs=inputs | {"key": key}, options=clean.options | {"mask": Dense(seen)}, special=True)
     return dirty, clean
 
 

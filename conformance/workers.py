@@ -32,13 +32,17 @@ def start(names: Sequence[str], device: str) -> None:
             torch.set_num_threads(1)  # the processes share the cores among them
 
 
+SHARES = 8
+"""Pieces into which the frozen corpus is divided among the processes."""
+
+
 def work(index: int | None, rules: Collection[str], examples: int, seed: int) -> Tally:
-    """The probe of that index, or for None the frozen corpus and the refusals."""
+    """The probe of that index; for None the refusals; below 0 a share of the frozen corpus."""
     if index is None:
-        frozen = (entry for entry in entries_for(set(OPERATIONS), EVERYTHING) if entry.rule in rules)
-        tally = run_corpus(frozen, examiners)
-        tally.include(run_refusals(rules, examiners))
-        return tally
+        return run_refusals(rules, examiners)
+    if index < 0:
+        frozen = entries_for(set(OPERATIONS), EVERYTHING)[-1 - index :: SHARES]
+        return run_corpus((entry for entry in frozen if entry.rule in rules), examiners)
     return run_probe(PROBES[index], examiners, examples, seed, silent, SHRINKING)
 
 
@@ -63,15 +67,17 @@ class Workers:
     def run(self, rules: Collection[str], examples: int, seed: int, progress: Progress) -> Tally:
         """As `run.run`, for the probes of the given rules; `progress` hears of a probe once all its cases are done."""
         largest_first = sorted(range(len(PROBES)), key=lambda index: -cases_of(PROBES[index], examples))
-        chosen = [None, *(index for index in largest_first if PROBES[index].rule in rules)]
+        chosen = [*range(-SHARES, 0), None, *(index for index in largest_first if PROBES[index].rule in rules)]
         futures = {self.pool.submit(work, index, rules, examples, seed): index for index in chosen}
         for future in as_completed(futures):
             index = futures[future]
             future.result()  # what went wrong in a worker goes wrong here
-            if index is not None:
+            if index is not None and index >= 0:
                 progress(PROBES[index].rule, PROBES[index].title)
         tally = Tally()
-        for future in sorted(futures, key=lambda future: futures[future] or 0):  # the same order every time
+        for future in sorted(
+            futures, key=lambda future: -SHARES - 1 if futures[future] is None else futures[future]
+        ):  # the same order every time
             tally.include(future.result())
         return tally
 

@@ -11,11 +11,11 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from mutation.judging import PACKAGE, judged, questions
-from mutation.mutants import Mutant, mutants_of
+from mutation.judging import judged, questions
+from mutation.mutants import ROOT, Mutant, mutants_of
 from mutation.results import KINDS, Results, explanations, score
 from mutation.running import Trial, tried
-from mutation.testing import TIME_LIMIT, tested
+from mutation.testing import TIME_LIMIT, tested, tests
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Is every small wrong edit of the definition caught?"
@@ -27,34 +27,41 @@ JUDGING = 60.0
 """Seconds for the judge on one mutant."""
 
 
+Files = Annotated[list[str] | None, typer.Argument(help="by their paths; all of reference_numpy unless given")]
+Place = Annotated[Path, typer.Option("--results", help="where results are kept")]
+
+
 @app.command()
 def run(
-    files: Annotated[list[str] | None, typer.Argument(help="files of reference_numpy; all unless given")] = None,
+    files: Files = None,
     processes: Annotated[int, typer.Option(help="mutants tried at a time", min=1)] = 1,
     again: Annotated[bool, typer.Option(help="try those that lived once more")] = False,
-    results: Annotated[Path, typer.Option(help="where results are kept")] = RESULTS,
+    thorough: Annotated[bool, typer.Option(help="run the tests on mutants that are explained, too")] = False,
+    results: Place = RESULTS,
 ) -> None:
     """Try every mutant that has not been tried yet, and print the score."""
-    mutants, known = all_mutants(files or []), Results(results)
-    waiting = [m for m in mutants if (result := known.of(m)) is None or (again and not result.killed_by)]
+    mutants, known, explained = all_mutants(files or []), Results(results), explanations()
+    waiting = [m for m in mutants if known.of(m) is None or (again and known.lives(m))]
     if waiting:
-        asked = questions()
-        for mutant, killed_by in shown("judge", waiting, partial(judged, asked), processes, JUDGING):
+        trial = partial(judged, questions())
+        for mutant, killed_by in shown("judge", waiting, trial, processes, JUDGING):
             known.add(mutant, "judge", killed_by)
-    passed = [m for m in mutants if (result := known.of(m)) and result.stage == "judge" and not result.killed_by]
-    for mutant, killed_by in shown("tests", passed, tested, processes, 2 * TIME_LIMIT):
-        known.add(mutant, "tests", killed_by)
+    passed = [m for m in mutants if known.passed_judge(m) and (thorough or m.name not in explained)]
+    if passed:
+        for mutant, killed_by in shown("tests", passed, partial(tested, tests()), processes, 2 * TIME_LIMIT):
+            known.add(mutant, "tests", killed_by)
     print_score(mutants, known)
 
 
 @app.command(name="score")
-def score_only(results: Annotated[Path, typer.Option(help="where results are kept")] = RESULTS) -> None:
+def score_only(files: Files = None, results: Place = RESULTS) -> None:
     """Print the score of what has been tried."""
-    print_score(all_mutants([]), Results(results))
+    print_score(all_mutants(files or []), Results(results))
 
 
 def all_mutants(files: Sequence[str]) -> list[Mutant]:
-    return [m for path in sorted(PACKAGE.glob("*.py")) if not files or path.name in files for m in mutants_of(path)]
+    paths = [ROOT / file for file in files] or sorted((ROOT / "reference_numpy").glob("*.py"))
+    return [mutant for path in paths for mutant in mutants_of(path)]
 
 
 def shown(

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import reference_numpy
 from conformance.declaration import EVERYTHING
 from conformance.guard import Examiner
 from conformance.oracle import balls_available
@@ -17,13 +16,14 @@ from conformance.probes import PROBES
 from conformance.run import breaks, run_probe, run_refusals, silent
 from conformance.subjects import NumpySubject
 from conformance.verdict import Finding
-from mutation.mutants import Mutant
+from mutation.calls import Calls, Functions
+from mutation.mutants import ROOT, Mutant
 
 CASES, SEED = 10, 20260101
 """Cases for each probe, times its weight: as many as `conformance run` draws."""
 TIME_LIMIT = 10.0
 """Seconds for one case."""
-PACKAGE = Path(reference_numpy.__file__).parent
+PACKAGE = ROOT / "reference_numpy"
 
 
 class Question(NamedTuple):
@@ -33,7 +33,7 @@ class Question(NamedTuple):
     examined_by: str
     material: Any
     shared: Any
-    functions: frozenset[tuple[str, str]]
+    functions: Functions
 
 
 class Recorder:
@@ -70,32 +70,22 @@ def questions() -> list[Question]:
     return result
 
 
-def traced(
-    examiner: Examiner, examined_by: str, material: Any, shared: Any
-) -> tuple[frozenset[tuple[str, str]], list[Finding]]:
-    functions = set()
-
-    def called(frame: Any, event: str, argument: Any) -> None:
-        file = Path(frame.f_code.co_filename)
-        if event == "call" and file.parent == PACKAGE:
-            functions.add((file.name, frame.f_code.co_qualname.partition(".")[0]))
-
-    with warnings.catch_warnings():
+def traced(examiner: Examiner, examined_by: str, material: Any, shared: Any) -> tuple[Functions, list[Finding]]:
+    with warnings.catch_warnings(), Calls() as calls:
         warnings.simplefilter("error")
-        sys.setprofile(called)
-        try:
-            findings = examiner(examined_by, material, shared)
-        finally:
-            sys.setprofile(None)
-    return frozenset(functions), findings
+        findings = examiner(examined_by, material, shared)
+    return calls.functions, findings
 
 
-def written(mutant: Mutant, folder: Path, name: str = "reference_numpy") -> None:
-    """A copy of the definition with the mutant's edit, as a package of that name in the folder."""
-    (folder / name).mkdir()
-    for source in PACKAGE.glob("*.py"):
-        text = mutant.text if source.name == mutant.file else source.read_text()
-        (folder / name / source.name).write_text(text.replace("reference_numpy", name))
+def written(mutant: Mutant, folder: Path, name: str = "") -> None:
+    """A copy of the mutant's package with its edit, in the folder, under its own name or another one."""
+    package = mutant.file.partition("/")[0]
+    for source in (ROOT / package).rglob("*.py"):
+        path = source.relative_to(ROOT)
+        text = mutant.text if str(path) == mutant.file else source.read_text()
+        copy = folder / (name or package) / path.relative_to(package)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(text.replace(package, name) if name else text)
 
 
 def judged(asked: list[Question], mutant: Mutant, folder: Path) -> str:

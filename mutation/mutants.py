@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import libcst
-from cosmic_ray.mutating import MutationVisitor
-from cosmic_ray.operators.provider import OperatorProvider
+from cosmic_ray.mutating import MutationVisitor  # type: ignore[import-untyped]
+from cosmic_ray.operators.provider import OperatorProvider  # type: ignore[import-untyped]
 from mutmut.mutation.mutators import mutation_operators
 
+ROOT = Path(__file__).parent.parent
 Span = tuple[int, int]
 """A stretch of a text, from its first character to behind its last."""
 
@@ -32,6 +33,8 @@ NEEDS_ARGUMENTS = {"VariableReplacer", "VariableInserter"}
 @dataclass(frozen=True)
 class Mutant:
     """One edit: in `file`, inside `function` ("" at module level), the lines `old` become `new`; `text` is the file.
+
+    `file` is the path from the project's folder.
 
     `place` counts equal edits of equal lines within one function.
     """
@@ -63,7 +66,7 @@ def mutants_of(path: Path) -> list[Mutant]:
         before, part, after = ("".join(piece) for piece in (lines[:first], lines[first:last], lines[last:]))
         function = node.name if isinstance(node, ast.FunctionDef | ast.ClassDef) else ""
         for old, new, mutated in edits(part):
-            mutants.append(Mutant(path.name, function, old, new, before + mutated + after))
+            mutants.append(Mutant(str(path.relative_to(ROOT)), function, old, new, before + mutated + after))
     return numbered(mutants)
 
 

@@ -53,6 +53,15 @@ class Results:
     def of(self, mutant: Mutant) -> Result | None:
         return self.known.get((mutant.name, mutant.digest))
 
+    def lives(self, mutant: Mutant) -> bool:
+        result = self.of(mutant)
+        return result is not None and not result.killed_by
+
+    def passed_judge(self, mutant: Mutant) -> bool:
+        """And has not been put to the tests."""
+        result = self.of(mutant)
+        return result is not None and not result.killed_by and result.stage == "judge"
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -94,7 +103,7 @@ def score(mutants: Iterable[Mutant], results: Results, explained: dict[Name, Exp
     living = set()
     for mutant in mutants:
         result = results.of(mutant)
-        if result is None or (result.stage == "judge" and not result.killed_by):
+        if result is None or (results.passed_judge(mutant) and mutant.name not in explained):
             continue
         total.tried += 1
         if result.killed_by:

@@ -5,6 +5,7 @@ Where a library departs from the definition is no test's matter; the cases here 
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,6 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import find
+from hypothesis import strategies as st
+from rich.console import Console
 
 from conformance.bounds import bound
 from conformance.callables import load
@@ -20,40 +24,46 @@ from conformance.features import within
 from conformance.guard import Examiner
 from conformance.oracle import oracle
 from conformance.peers import PEERS, heads
+from conformance.peers.cells import ACCEPTS, CONFORMS, NOT_ASKED, VIOLATED, state
 from conformance.peers.judging import examiner_of
 from conformance.peers.markdown import as_markdown, as_tables
 from conformance.peers.matrix import chosen, matrix
 from conformance.peers.peer import Peer
 from conformance.peers.probes import hidden_tokens, level
 from conformance.peers.terminal import as_table
+from conformance.spreading import arguments
 from conformance.subjects import NumpySubject
 from specification import Causal, Dense, KeyLengths, KeyPadding, SlidingWindow
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what other libraries warn of is their own
 
 HERE = [peer for peer in PEERS if not peer.environment]
-KERAS = [peer for peer in PEERS if peer.name.endswith(("unfused, mask", "layers.LayerNormalization"))]
+KERAS = ("Keras on jax, layers.LayerNormalization", "Keras on torch, ops.dot_product_attention, unfused, mask")
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-def attention(mask: Any = None, bias: np.ndarray | None = None, G: int = 4, Q: int = 5, **options: Any) -> Case:
+def attention(
+    mask: Any = None, bias: np.ndarray | None = None, G: int = 4, Q: int = 5, gradients: bool = False, **options: Any
+) -> Case:
     """B=2, H=4, K=7, D=V=8; every row may attend to something."""
     inputs = {"query": normal(1, 2, 4, Q, 8), "key": normal(2, 2, G, 7, 8), "value": normal(3, 2, G, 7, 8)}
     inputs |= {} if bias is None else {"bias": bias}
-    return Case("attention", "float32", inputs, {"mask": mask} | options, {"output": normal(4, 2, 4, Q, 8)})
+    cotangents = {"output": normal(4, 2, 4, Q, 8)} if gradients else {}
+    return Case("attention", "float32", inputs, {"mask": mask} | options, cotangents)
 
 
-def multi_head(mask: Any = None, keys: int = 7) -> Case:
+def multi_head(mask: Any = None, keys: int = 7, gradients: bool = False) -> Case:
     """B=2, H=2, D=V=3, and a width of its own for every kind of token."""
     inputs = {"query": normal(1, 2, 5, 6), "key": normal(2, 2, keys, 5), "value": normal(3, 2, keys, 4)}
     widths = {"query": (6, 6), "key": (5, 6), "value": (4, 6), "output": (6, 3)}
     for number, (name, shape) in enumerate(widths.items()):
         inputs |= {f"{name}.weight": normal(4 + number, *shape), f"{name}.bias": normal(8 + number, shape[1])}
     options = {"num_heads": 2, "mask": mask}
-    return Case("multi_head_attention", "float32", inputs, options, {"output": normal(12, 2, 5, 3)})
+    cotangents = {"output": normal(12, 2, 5, 3)} if gradients else {}
+    return Case("multi_head_attention", "float32", inputs, options, cotangents)
 
 
 def norm(operation: str, bias: bool, axes: int = 1) -> Case:
@@ -64,7 +74,7 @@ def norm(operation: str, bias: bool, axes: int = 1) -> Case:
 
 MASK = np.arange(35).reshape(5, 7) % 3 > 0
 CASES = [
-    attention(),
+    attention(gradients=True),
     attention(G=2),
     attention(Dense(MASK)),
     attention(Dense(np.stack([MASK, ~MASK])[:, None])),
@@ -73,15 +83,13 @@ CASES = [
     attention(bias=normal(6, 2, 4, 5, 7)),
     attention(scale=0.3),
     attention(softcap=2.0),
-    attention(Causal(0)),
     attention(Causal(), Q=7),
     attention(KeyLengths(np.array([3, 7]))),
     attention(KeyPadding(np.arange(14).reshape(2, 7) % 4 > 0)),
     attention(SlidingWindow(2, 1, 0)),
     multi_head(),
     multi_head(Dense(MASK)),
-    multi_head(Dense(np.stack([MASK, ~MASK])[:, None])),
-    multi_head(Dense(MASK[:, :5] | np.eye(5, dtype=bool)), keys=5),
+    multi_head(Dense(MASK[:, :5] | np.eye(5, dtype=bool)), keys=5, gradients=True),
     norm("layer_norm", bias=True),
     norm("layer_norm", bias=False),
     norm("layer_norm", bias=True, axes=2),
@@ -95,8 +103,14 @@ def cases_of(peer: Peer, examiner: Examiner) -> Iterator[Case]:
         case = case if "gradients" in examiner.declaration else replace(case, cotangents={})
         if case.operation == peer.operation and within(case, examiner.declaration):
             fitted = peer.fitted(case)
-            if peer.takes(fitted):
+            if peer.takes(fitted) and mask_fits(fitted):
                 yield fitted
+
+
+def mask_fits(case: Case) -> bool:
+    """Where a path has the queries for keys, there may be fewer keys than the mask is for."""
+    mask = case.options.get("mask")
+    return not isinstance(mask, Dense) or mask.array.shape[-1] == case.inputs["key"].shape[-2]
 
 
 def judged(peer: Peer) -> dict[str, float]:
@@ -120,10 +134,10 @@ def test_plain_cases_are_answered_rightly(peer: Peer) -> None:
     assert {case: ratio for case, ratio in ratios.items() if ratio > 1} == {}
 
 
-@pytest.mark.parametrize("peer", KERAS, ids=lambda peer: peer.name)
-def test_peers_with_an_environment_are_asked_in_a_process_of_their_own(peer: Peer) -> None:
+@pytest.mark.parametrize("name", KERAS)
+def test_peers_with_an_environment_are_asked_in_a_process_of_their_own(name: str) -> None:
     before = dict(os.environ)
-    ratios = judged(peer)
+    ratios = judged(next(peer for peer in PEERS if peer.name == name))
     assert max(ratios.values()) <= 1
     assert dict(os.environ) == before
 
@@ -141,7 +155,7 @@ def test_peers_with_an_environment_are_asked_in_a_process_of_their_own(peer: Pee
 def test_what_a_path_has_no_parameter_for_is_refused(package: str, subject: str, mask: Any) -> None:
     pytest.importorskip(package)
     adapter = load(f"conformance.peers.{subject}")
-    with pytest.raises(NotImplementedError, match="has no parameter for (Causal|KeyLengths|ndarray)"):
+    with pytest.raises(NotImplementedError, match=r"has no parameter for (Causal|KeyLengths|ndarray)"):
         adapter(*(normal(1, 2, 4, 5, 8),) * 3, mask=mask)
 
 
@@ -150,8 +164,6 @@ def test_a_module_of_one_width_refuses_another() -> None:
     adapter = load("conformance.peers.torch_multi_head:slow")
     subject = NumpySubject()
     case = multi_head()
-    from conformance.spreading import arguments
-
     positional, keywords = arguments(case.operation, {n: torch.tensor(a) for n, a in case.inputs.items()}, case.options)
     assert subject(case)["output"].shape == (2, 5, 3)
     with pytest.raises(NotImplementedError, match="one width"):
@@ -162,7 +174,7 @@ def test_every_adapter_can_be_found() -> None:
     """Without importing any of the libraries: what an adapter declares is known where they are absent."""
     assert len({peer.name for peer in PEERS}) == len(PEERS)
     for peer in PEERS:
-        assert callable(load(str(peer.target.subject)))
+        assert callable(load(peer.subject))
         assert peer.operation in {case.operation for case in CASES}
 
 
@@ -177,7 +189,7 @@ def test_what_cannot_be_judged_is_told_in_one_line() -> None:
 
 @pytest.mark.parametrize("fitted", [heads.square, heads.to_itself, heads.resized])
 def test_refitted_calls_are_calls_of_the_same_operation(fitted: Any) -> None:
-    case = fitted(multi_head(keys=5))
+    case = fitted(multi_head(keys=5, gradients=True))
     answers = NumpySubject()(case)
     assert answers["output"].shape == case.cotangents["output"].shape
     assert set(answers) == {"output", *(f"gradient of {name}" for name in case.inputs)}
@@ -197,12 +209,10 @@ def test_level_rows() -> None:
     assert level(case)
     assert level(replace(case, inputs=case.inputs | {"x": np.full((4, 3, 6), 300, np.float32)}))
     assert not level(replace(case, inputs=case.inputs | {"x": case.inputs["x"] + 300}))
+    assert level(replace(case, inputs=case.inputs | {"x": case.inputs["x"] + np.float32("nan")}))
 
 
 def test_hidden_tokens_are_hidden_from_every_query() -> None:
-    from hypothesis import find
-    from hypothesis import strategies as st
-
     case = multi_head(KeyLengths(np.array([3, 7])))
     dirty, clean = find(hidden_tokens(st.just(case)), lambda twins: True)
     assert not np.isfinite(dirty.inputs["key"][0, 3:]).any()
@@ -212,18 +222,42 @@ def test_hidden_tokens_are_hidden_from_every_query() -> None:
     np.testing.assert_array_equal(truth(dirty)["output"], truth(clean)["output"])
 
 
-def test_divergences_stand_under_their_own_rule() -> None:
-    """E[x^2] - E[x]^2 breaks the rule of conditioning; what only follows from it is not laid to other rules."""
-    pytest.importorskip("jax")
+# --- a peer of our own ------------------------------------------------------------------------------------------------
+
+
+def one_pass(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-6) -> Any:
+    """Layer norm with E[x^2] - E[x]^2, another default eps, and no refusals."""
+    wide = x.astype(np.float64 if x.dtype == np.float64 else np.float32)
+    mean = wide.mean(-1, keepdims=True)
+    variance = np.maximum((wide * wide).mean(-1, keepdims=True) - mean * mean, 0)
+    normalised = (wide - mean) / np.sqrt(variance + wide.dtype.type(eps)) * weight
+    return (normalised if bias is None else normalised + bias).astype(x.dtype)
+
+
+def last_axis(case: Case) -> bool:
+    return "weight" not in case.inputs or case.inputs["weight"].ndim == 1
+
+
+def test_a_divergence_stands_under_its_own_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What only follows from another divergence is not laid to further rules, and accepting is no wrong answer."""
+    peer = Peer("one pass", f"{__name__}:one_pass", "layer_norm", "numpy", ("numpy",), takes=last_axis)
     lines: list[str] = []
-    fast, stable = matrix("quick", 1, ["jax.nn.standardize"], say=lines.append)
-    assert len(lines) == 2
-    broken = {report.subject: {violation.rule for violation in report.violations} for report in (fast, stable)}
-    assert "NORM-4" in broken[fast.subject] - broken[stable.subject]
-    assert broken[fast.subject] - {"NORM-4"} <= broken[stable.subject]
-    text = as_markdown([fast, stable])
-    assert "| jax.nn.standardize, stable |" in text
-    assert f"jax {fast.versions['jax']}" in text
-    assert "layer\\_norm(" not in as_tables([fast, stable])
-    assert "`layer_norm(x=" in text
-    assert as_table([fast, stable]) is not None
+    monkeypatch.setattr("conformance.peers.matrix.PEERS", (peer, replace(peer, name="slow", slow="it is slow")))
+    (report,) = matrix("default", 1, say=lines.append)
+    judged_line = f"one pass: {len(report.violations)} divergences in {report.seconds:.0f} s"
+    assert lines == ["slow is left out: it is slow", judged_line]
+    states = {rule: state(report, rule) for rule in ("NORM-1", "NORM-2", "NORM-4", "NORM-5", "NORM-6", "NORM-7")}
+    expected = {"NORM-1": VIOLATED, "NORM-2": ACCEPTS, "NORM-4": VIOLATED}
+    expected |= {"NORM-5": CONFORMS, "NORM-6": NOT_ASKED, "NORM-7": NOT_ASKED}
+    assert states == expected
+    assert next(v for v in report.violations if v.rule == "NORM-1").title == "eps left out"
+    assert report.accepted == {"NORM-1": ["eps 0"], "NORM-2": ["mixed dtypes"]}
+    text = as_markdown([report])
+    assert "| one pass | " in text
+    assert f"numpy {np.__version__}" in text
+    assert "- **NORM-4** conditioning: output[" in text
+    assert "- Takes what should be refused: NORM-1 eps 0; NORM-2 mixed dtypes." in text
+    assert "NORM-4** conditioning" not in as_tables([report])
+    console = Console(file=io.StringIO(), width=200)
+    console.print(as_table([report]))
+    assert "one pass breaks NORM-4 (conditioning)" in console.file.getvalue()

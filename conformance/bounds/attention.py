@@ -237,7 +237,7 @@ def softmax_gradient(
     largest = weights_bar.size + np.abs(mean) + mean_error + logsumexp.size
     inside_error = weights_bar.error + mean_error + logsumexp.error + 3 * p.inner * largest
     scores_bar = multiply(weights, Approx(inside, inside_error), p, 2)
-    # The gradient of exp2 has ln(2) times it on the way, which is lost where it is itself up to 1.45 times the smallest.
+    # The gradient of exp2 has ln(2) times it on the way, which may be too small where it is not.
     scores_bar = select(rows.allowed, Approx(scores_bar.value, scores_bar.error + p.inner_tiny))
     sink = Approx(logsumexp.value - mean, mean_error + logsumexp.error + 2 * p.inner * (np.abs(mean) + logsumexp.size))
     return scores_bar, sink

@@ -10,7 +10,7 @@ import numpy as np
 
 from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norm
-from conformance.bounds import layers, quadrature
+from conformance.bounds import layers
 from conformance.bounds.arithmetic import Approx, Precision, exact, mapped, stored
 from conformance.bounds.reading import allowed_of, dropout_factor, pairs, separated
 from conformance.cases import Case, expected_dtype
@@ -26,8 +26,6 @@ def bound(case: Case) -> Bounds:
     p = Precision.of(case.dtype, case.rounding)
     with np.errstate(all="ignore"):
         approximations = OPERATIONS[case.operation](case, p)
-        if case.operation in quadrature.OPERATIONS:
-            approximations = quadrature.tightened(approximations, quadrature.OPERATIONS[case.operation](case, p))
         return {name: finished(name, approx, case, p) for name, approx in approximations.items()}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.faults import right_blocked as right
 from conformance.faults.fault import Fault
-from conformance.faults.right_blocked import RIGHT, TILE, Running, attention, blocked_by
+from conformance.faults.right_blocked import DTYPES, RIGHT, TILE, Running, attention, blocked_by
 from conformance.faults.right_numpy import Function, weighted_sum
 
 
@@ -43,15 +43,16 @@ def four_tiles(keys: int) -> Iterator[slice]:
     return (tile for tile in right.tiles(keys) if tile.start < 4 * TILE)
 
 
-def padded_with_zeros(step: Function) -> Function:
-    """A tail among several tiles is filled with keys of 0, whose scores of 0 count in the denominator."""
-
-    def total(running: Running, factor: Any, exponentials: Any) -> Any:
-        grown = step(running, factor, exponentials)
-        missing = TILE - exponentials.shape[-1]
-        return grown + missing * 1e-2 * (running.total > 0)
-
-    return total
+def padded(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None) -> Any:
+    """The tail is filled up with keys and values of 0, which are masked only where there is a mask."""
+    missing = -key.shape[2] % TILE
+    key, value = (np.pad(array, ((0, 0), (0, 0), (0, missing), (0, 0))) for array in (key, value))
+    columns: Any = ((0, 0), (0, missing))
+    if mask is not None:
+        mask = np.pad(mask, columns if mask.ndim == 2 else ((0, 0), (0, 0), *columns))
+    if bias is not None:
+        bias = np.pad(bias, columns if bias.ndim == 2 else ((0, 0), (0, 0), *columns))
+    return attention(query, key, value, mask=mask, bias=bias, scale=scale)
 
 
 def skipped_by_element_0(allowed: Any, tile: slice) -> bool:
@@ -77,7 +78,7 @@ TILES = (
     planted("ATT-8", "a full tail taken twice", tiles=tail_twice),
     planted("ATT-8", "tail moved back into the tile before", tiles=tail_moved_back),
     planted("ATT-8", "four tiles at most", tiles=four_tiles),
-    planted("ATT-8", "tail filled up in the denominator", total=padded_with_zeros(right.grown_total)),
+    Fault("ATT-8", "tail filled up with zeros that count", "attention", padded, attention, given={"dtypes": DTYPES}),
     planted("MASK-2", "tiles skipped by batch element and head 0", skipped=skipped_by_element_0),
     planted("MASK-4", "tiles skipped by the last query", skipped=skipped_by_last_query),
     planted("MASK-2", "tiles skipped by their first key", skipped=skipped_by_first_key),
@@ -155,11 +156,20 @@ def sink_against_0(running: Running, sinks: Any) -> Running:
     """exp(sink) in place of exp(sink - maximum)."""
     if sinks is None:
         return running
-    return running._replace(total=running.total + np.exp(sinks[:, None, None]) + 0 * running.total)
+    return running._replace(total=running.total + np.exp(sinks[:, None, None]))
 
 
-def one_more_total(running: Running) -> Any:
-    """Rows are empty by the total of the first batch element."""
+def unguarded_sinks(running: Running, sinks: Any) -> Running:
+    """-inf - -inf where nothing was seen and the sink is -inf."""
+    if sinks is None:
+        return running
+    maximum = np.maximum(running.maximum, sinks[:, None, None])
+    factor = np.exp(running.maximum - maximum)
+    return Running(maximum, factor * running.total + np.exp(sinks[:, None, None] - maximum), factor * running.output)
+
+
+def empty_by_element_0(running: Running) -> Any:
+    """Rows are empty where the first batch element has empty ones."""
     total = np.where(running.total[:1] == 0, 0, running.total)
     return np.where(total == 0, 0, running.output / np.where(total == 0, 1, total))
 
@@ -178,7 +188,8 @@ ONLINE = (
     planted("ATT-4", "running maximum from 0 on", started=started_at_0),
     planted("ATT-5", "sink counted at both ends", started=started_at_the_sink),
     planted("ATT-5", "sink not shifted by the maximum", with_sinks=sink_against_0),
-    planted("ATT-6", "rows empty where batch element 0 has them", finished=one_more_total),
+    planted("ATT-5", "a sink of -inf against no score", with_sinks=unguarded_sinks),
+    planted("ATT-6", "rows empty where batch element 0 has them", finished=empty_by_element_0),
 )  # fmt: skip
 
 FAULTS = (*TILES, *ONLINE)

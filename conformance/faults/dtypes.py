@@ -26,7 +26,7 @@ def truncated(array: Any, bits: int) -> Any:
     if array.dtype != np.float32:
         return array
     raw = np.ascontiguousarray(array).view(np.uint32) + np.uint32(1 << (bits - 1))
-    return (raw & np.uint32(0xFFFFFFFF << bits & 0xFFFFFFFF)).view(np.float32)
+    return (raw >> np.uint32(bits) << np.uint32(bits)).view(np.float32).reshape(array.shape)
 
 
 def tf32(array: Any) -> Any:

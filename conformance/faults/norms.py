@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from conformance.faults import right_norms as right
+from conformance.faults.dtypes import truncated
 from conformance.faults.fault import Fault
 from conformance.faults.right_norms import LAYER, with_bias_by
 from conformance.faults.right_numpy import Function
@@ -93,9 +94,8 @@ def no_less_than_eps(square: Any, eps: float) -> Any:
 
 
 def coarse_root(square: Any, eps: float) -> Any:
-    """1 / sqrt by an estimate of 12 bits, without the step of Newton's that belongs to it."""
-    found = right.root(square, eps)
-    return (found * (1 + 2.0**-12 * np.cos(1e3 * found))).astype(found.dtype)
+    """1 / sqrt to 12 bits in float32: an estimate without the step of Newton's that belongs to it."""
+    return truncated(right.root(square, eps), 11)
 
 
 def one_plus(normalized: Any, weight: Any, bias: Any) -> Any:

@@ -85,7 +85,8 @@ def with_sinks(running: Running, sinks: Any) -> Running:
         return running
     sinks = sinks[:, None, None]
     maximum = np.maximum(running.maximum, sinks)
-    factor = np.exp(np.where(running.maximum == -np.inf, -np.inf, running.maximum - maximum))
+    maximum = np.where(maximum == -np.inf, 0, maximum)  # nothing seen, and a sink of -inf
+    factor = np.exp(running.maximum - maximum)
     return Running(maximum, factor * running.total + np.exp(sinks - maximum), factor * running.output)
 
 

@@ -19,6 +19,8 @@ LEGEND = {
     ACCEPTS: "right wherever it answers, but takes a call that the rule refuses",
     NOT_ASKED: "the path has no parameter for it, or promises nothing",
 }
+PRECISION = ("ATT-9", "NORM-2")
+"""Rules whose remark says in which dtypes they are broken, and under which convention they are not."""
 LONG = re.compile(r"-?\d+\.\d{6,}(e[+-]\d+)?")
 """A number that is written with more digits than anybody reads."""
 OPERATIONS = {
@@ -69,7 +71,7 @@ def remark(report: PeerReport, rule: str) -> str:
     violation = violation_of(report, rule)
     parts = [report.remarks.get(rule, "")]
     if violation is not None and violation.examined_by != "refusal":
-        parts += violation.diagnosis[:1]
+        parts += [] if rule in PRECISION else violation.diagnosis[:1]
         cell = report.rules[rule]
         parts += ["float32 and float64 conform"] if 0 <= cell.wide <= 1 and not parts[0] else []
     return "; ".join(part for part in parts if part)

@@ -67,7 +67,7 @@ def rms_norm(x: Any, weight: Any, *, eps: float | None = None) -> Any:
 
 
 def peer(name: str, subject: str, operation: str) -> Peer:
-    return Peer(f"Equinox nn.{name}", f"equinox_layers:{subject}", operation, "jax", ("equinox", "jax"))
+    return Peer(f"Equinox nn.{name}", f"{__name__}:{subject}", operation, "jax", ("equinox", "jax"))
 
 
 PEERS = (

@@ -118,7 +118,7 @@ def nnx_call(kind: str, x: Any, weight: Any, bias: Any, eps: float | None) -> An
 
 
 def peer(name: str, subject: str, operation: str, **fields: Any) -> Peer:
-    return Peer(f"Flax {name}", f"flax_layers:{subject}", operation, "jax", ("flax", "jax"), **fields)
+    return Peer(f"Flax {name}", f"{__name__}:{subject}", operation, "jax", ("flax", "jax"), **fields)
 
 
 PEERS = (

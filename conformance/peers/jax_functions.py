@@ -94,11 +94,11 @@ HALF = {"dtypes": ("bfloat16", "float16"), "width_multiple": 8}
 
 def peer(implementation: str, subject: str, path: str, **fields: Any) -> Peer:
     name = f"jax.nn.dot_product_attention, {implementation}, {path}"
-    return Peer(name, f"jax_functions:{subject}", "attention", "jax", ("jax",), **fields)
+    return Peer(name, f"{__name__}:{subject}", "attention", "jax", ("jax",), **fields)
 
 
 def norm(algorithm: str) -> Peer:
-    name, subject = f"jax.nn.standardize, {algorithm}", f"jax_functions:standardize_{algorithm}"
+    name, subject = f"jax.nn.standardize, {algorithm}", f"{__name__}:standardize_{algorithm}"
     return Peer(name, subject, "layer_norm", "jax", ("jax",), given=WIDE)
 
 

@@ -8,12 +8,14 @@ NORM-6), empty rows (ATT-6), what stands behind a mask (MASK-7).
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 from conformance.callables import CallableSubject, load
@@ -82,9 +84,7 @@ class PeerJudgement(Judgement):
     def adapter(self) -> CallableSubject:
         """The peer's adapter in this process, which calls nothing of it."""
         declaration = self.examiner.declaration
-        return CallableSubject(
-            load(str(self.peer.target.subject)), self.operation, NumpyArrays(), declaration, self.peer.name
-        )
+        return CallableSubject(load(self.peer.subject), self.operation, NumpyArrays(), declaration, self.peer.name)
 
     @property
     def skipped(self) -> tuple[str, ...]:
@@ -213,13 +213,26 @@ class PeerJudgement(Judgement):
         """What the rules refuse must raise something; which error, each library decides for itself."""
         for refusal in REFUSALS:
             if refusal.case.operation == self.operation and self.concerns(refusal):
-                asked = refusal._replace(case=self.adapter.rearranged(refusal.case))
+                asked = refusal._replace(case=self.adapter.rearranged(self.sized(refusal.case)))
                 findings = [f for f in self.examiner("refusal", asked, None) if not f.message.startswith("raised")]
                 self.tally.add(refusal.rule, self.examiner.name, findings, refusal.case)
                 if any(finding.ratio > 1 for finding in findings):
                     found = violation(refusal.rule, refusal.title, "refusal", self.examiner, asked, findings)
                     self.tally.violate(found)
                     self.accepted.setdefault(refusal.rule, []).append(refusal.title)
+
+    def sized(self, case: Case) -> Case:
+        """A call that must be refused, in sizes of the path, so that nothing else about it can be refused."""
+        said, inputs = self.examiner.declaration, dict(case.inputs)
+        if self.operation == "attention" and "value_width" not in said and inputs["value"].shape[-1] == 7:
+            inputs["value"] = inputs["value"][..., :6]
+        if self.operation == "attention" and "gqa" not in said and inputs["query"].ndim == 4:
+            fewer = inputs["query"].shape[1] == 2 * inputs["key"].shape[1]
+            inputs |= {name: np.repeat(inputs[name], 2, axis=1) for name in ("key", "value") if fewer}
+        if self.operation == own.HEADS:
+            with contextlib.suppress(ValueError, IndexError):
+                return self.peer.fitted(case)
+        return replace(case, inputs=inputs)
 
     def concerns(self, refusal: Refusal) -> bool:
         """The path has the parameters that the call needs, and its documentation gives the call no meaning."""

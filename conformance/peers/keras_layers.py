@@ -146,7 +146,7 @@ def peer(backend: str, name: str, subject: str, operation: str, **fields: Any) -
     packages = ("keras", backend)
     return Peer(
         f"Keras on {backend}, {name}",
-        f"keras_layers:{subject}",
+        f"{__name__}:{subject}",
         operation,
         backend,
         packages,

@@ -26,7 +26,7 @@ def as_it_is(case: Case) -> Case:
 class Peer:
     """One path through a library.
 
-    name: the library, the function and the path. subject: where its adapter is, `module:callable` inside this package.
+    name: the library, the function and the path. subject: where its adapter is, `module:callable`.
     packages: what must be installed, the library first. device: "cuda" for paths that only a GPU has.
     environment: variables that its process is started with. isolated: it runs in a process of its own, as every peer
     with an environment does; for native code that ends its process over a bad call.
@@ -53,7 +53,7 @@ class Peer:
 
     @property
     def target(self) -> Target:
-        return Target(f"{__package__}.{self.subject}", self.operation, self.arrays, self.device, self.name, self.given)
+        return Target(self.subject, self.operation, self.arrays, self.device, self.name, self.given)
 
     @property
     def absent(self) -> str:

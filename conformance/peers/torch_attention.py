@@ -75,7 +75,7 @@ PATHS = {"mask": "attn_mask of booleans", "bias": "attn_mask of numbers", "causa
 def peer(kernel: str, subject: str, path: str, **fields: Any) -> Peer:
     name = f"torch SDPA, {kernel}, {PATHS[path]}"
     fields |= {"takes": top_left} if path == "causal" else {"documented": FLOAT_MASK}
-    return Peer(name, f"torch_attention:{subject}", "attention", "torch", ("torch",), **fields)
+    return Peer(name, f"{__name__}:{subject}", "attention", "torch", ("torch",), **fields)
 
 
 PEERS = (

@@ -40,7 +40,7 @@ def score_mod(bias: Any, softcap: float | None) -> Callable[..., Any] | None:
     return changed
 
 
-@declare()
+@declare(["no-gradients"])
 def eager(
     query: Any,
     key: Any,
@@ -51,7 +51,7 @@ def eager(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> Any:
-    """Without torch.compile."""
+    """Without torch.compile; on a CPU it gives no gradients."""
     from torch.nn.attention.flex_attention import flex_attention
 
     blocks = None if mask is None else block_mask(mask, query, key)
@@ -80,10 +80,10 @@ def compiled(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
 
 SLOW = "it compiles C++ for every shape, 3 to 15 seconds each time; name it to have it judged"
 PEERS = (
-    Peer("torch FlexAttention, eager", "torch_flex:eager", "attention", "torch", ("torch",)),
+    Peer("torch FlexAttention, eager (CPU)", f"{__name__}:eager", "attention", "torch", ("torch",)),
     Peer(
         "torch FlexAttention, compiled (CPU), mask_mod",
-        "torch_flex:compiled",
+        f"{__name__}:compiled",
         "attention",
         "torch",
         ("torch",),

@@ -97,7 +97,7 @@ def even_heads(case: Case) -> bool:
 
 def peer(subject: str, path: str, **fields: Any) -> Peer:
     name = f"torch nn.MultiheadAttention, {path}"
-    return Peer(name, f"torch_multi_head:{subject}", "multi_head_attention", "torch", ("torch",), **fields)
+    return Peer(name, f"{__name__}:{subject}", "multi_head_attention", "torch", ("torch",), **fields)
 
 
 PEERS = (

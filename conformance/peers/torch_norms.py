@@ -26,6 +26,6 @@ def rms_norm(x: Any, weight: Any, *, eps: float | None = None) -> Any:
 
 
 PEERS = (
-    Peer("torch F.layer_norm", "torch_norms:layer_norm", "layer_norm", "torch", ("torch",)),
-    Peer("torch F.rms_norm", "torch_norms:rms_norm", "rms_norm", "torch", ("torch",)),
+    Peer("torch F.layer_norm", f"{__name__}:layer_norm", "layer_norm", "torch", ("torch",)),
+    Peer("torch F.rms_norm", f"{__name__}:rms_norm", "rms_norm", "torch", ("torch",)),
 )
