@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from conformance import replaying
 from conformance.commands import app
 from conformance.commands import replay as replay_command
+from conformance.commands.console import console
 
 ROOT = Path(__file__).parent.parent
 
@@ -138,7 +139,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def command(*words: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, [str(word) for word in words], env={"COLUMNS": "200"})
+    console.width = 200  # whatever the terminal has, so that no line is broken
+    result = CliRunner().invoke(app, [str(word) for word in words])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.stdout

@@ -50,7 +50,6 @@ class Precision:
     """Unit roundoffs of the arithmetic inside and of the dtype to which results are rounded (ATT-9, NORM-2).
 
     dtype: of the inputs. weights, products: the formats that a subject declares; None where everything is kept inside.
-    growth: of the error of a sum with the root of its length.
     """
 
     inner: float
@@ -60,7 +59,6 @@ class Precision:
     dtype: str = ""
     weights: Format | None = None
     products: Format | None = None
-    growth: float = LAMBDA
 
     @classmethod
     def of(cls, dtype: str, rounding: Mapping[str, str] | None = None) -> Precision:
@@ -76,7 +74,7 @@ class Precision:
 
     def gamma(self, n: int | float) -> float:
         """Relative error of a sum of n terms, or of n successive roundings."""
-        steps = min(n, self.growth * np.sqrt(n)) * self.inner
+        steps = min(n, LAMBDA * np.sqrt(n)) * self.inner
         return steps / (1 - steps)
 
 

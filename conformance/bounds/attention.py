@@ -39,6 +39,7 @@ import numpy as np
 
 from conformance.bounds.arithmetic import (
     EXP,
+    LAMBDA,
     LOG,
     TANH,
     Approx,
@@ -75,11 +76,11 @@ class Rows(NamedTuple):
 def online(keys: int, p: Precision) -> float:
     """Relative error of rescaling factors: 7 u each in the worst case; near 1, where they add up, 2 u on average."""
     blocks = max(0, -(-keys // 16) - 1)
-    return min(7.0 * blocks, 2 * p.growth * np.sqrt(blocks)) * p.inner
+    return min(7.0 * blocks, 2 * LAMBDA * np.sqrt(blocks)) * p.inner
 
 
 def summation(n: np.ndarray, p: Precision) -> np.ndarray:
-    steps = np.minimum(n, p.growth * np.sqrt(n)) * p.inner
+    steps = np.minimum(n, LAMBDA * np.sqrt(n)) * p.inner
     return steps / (1 - steps)
 
 
