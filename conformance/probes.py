@@ -181,6 +181,10 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
         agree("ATT-11", "dropout", alone(focus=("dropout",))),
         agree("ATT-12", "gradients", cases(focus=("gradients",)), weight=2.0),
         agree("ATT-12", "gradients of bias and sinks", alone(focus=("gradients", "bias", "softcap", "sinks"))),
+        *(
+            agree("ATT-12", f"gradients beside {name}", alone(focus=("gradients", name)), weight=0.4)
+            for name in ("bias", "sinks", "softcap")
+        ),
     ]
 
 

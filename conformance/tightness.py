@@ -137,13 +137,15 @@ class Tightness:
         return [row for row in rows if row[-1] > high or 0 < row[-1] < low]
 
 
-def measure(seconds: float, operations: Iterable[str], dtypes: Iterable[str], jax: bool = False) -> Tightness:
+def measure(
+    seconds: float, operations: Iterable[str], dtypes: Iterable[str], cases: int = CASES, jax: bool = False
+) -> Tightness:
     tightness, operations = Tightness(), tuple(operations)
     for dtype in dtypes:
+        # Ball arithmetic takes its time: fewer cases, so that the climbing begins.
+        most = cases // 8 if dtype == "float64" else cases
         for group in groups(dtype, operations, jax):
-            # Ball arithmetic takes its time: fewer cases, so that the climbing begins.
-            cases = CASES // 8 if dtype == "float64" else CASES
-            tightness.add(group, dtype, climb(group, seconds, cases))
+            tightness.add(group, dtype, climb(group, seconds, most))
     return tightness
 
 
@@ -175,6 +177,7 @@ def tightness_table(tightness: Tightness) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m conformance.tightness", description=__doc__.split("\n")[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="for each operation and dtype")
+    parser.add_argument("--cases", type=int, default=CASES, help="the same as a number, of which half climb")
     parser.add_argument("--operation", action="append", choices=list(OPERATIONS))
     parser.add_argument("--dtype", action="append", choices=DTYPES)
     parser.add_argument("--jax", action="store_true", help="JAX too, which compiles for every new shape")
@@ -185,7 +188,7 @@ def main() -> None:
         console.print(sensitivity.sensitivity_table(sensitivity.measure()))
         return
     dtypes = [d for d in given.dtype or DTYPES if d != "float64" or balls_available()]
-    tightness = measure(given.seconds, given.operation or OPERATIONS, dtypes, given.jax)
+    tightness = measure(given.seconds, given.operation or OPERATIONS, dtypes, given.cases, given.jax)
     console.print(tightness_table(tightness))
     low, high = WANTED
     console.print(f"{len(tightness.unwanted)} rows are outside {low:g} to {high:g}.")

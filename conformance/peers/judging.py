@@ -32,6 +32,7 @@ from conformance.probes import Probe
 from conformance.refusals import REFUSALS, Refusal
 from conformance.run import run_probe, violation
 from conformance.tally import Tally
+from conformance.verdict import Finding
 from specification import Mask
 
 DESCRIBED = ("MASK-2", "MASK-3", "MASK-4", "MASK-6")
@@ -42,7 +43,19 @@ FEATURES = {"ATT-2": "softcap", "ATT-3": "bias"}
 """Features that are not asked for in other rules' cases by who breaks their own."""
 
 
-class PeerExaminer(ChildExaminer):
+class Patient(Examiner):
+    """Asks once more what took too long: a busy machine is no divergence."""
+
+    def __call__(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
+        before = self.overrun
+        findings = super().__call__(examined_by, material, shared)
+        if self.overrun > before:
+            self.overrun = before
+            findings = super().__call__(examined_by, material, shared)
+        return findings
+
+
+class ApartExaminer(Patient, ChildExaminer):
     """An examiner whose process is started with the peer's environment."""
 
     def __init__(self, peer: Peer) -> None:
@@ -64,7 +77,7 @@ class PeerExaminer(ChildExaminer):
 
 def examiner_of(peer: Peer) -> Examiner:
     apart = peer.isolated or peer.environment
-    return PeerExaminer(peer) if apart else Examiner(peer.target.make(), peer.time_limit)
+    return ApartExaminer(peer) if apart else Patient(peer.target.make(), peer.time_limit)
 
 
 @dataclass
@@ -79,6 +92,7 @@ class PeerJudgement(Judgement):
     accepted: dict[str, list[str]] = field(default_factory=dict, kw_only=True)
     level_rows: bool = field(default=False, kw_only=True)
     positive_scales: bool = field(default=False, kw_only=True)
+    nothing_hidden: bool = field(default=False, kw_only=True)
 
     @cached_property
     def adapter(self) -> CallableSubject:
@@ -101,7 +115,8 @@ class PeerJudgement(Judgement):
         declared = self.differentiated(declaration)
         if self.breaks("ATT-6", declared):
             declared = [promising(one, empty_rows="any") for one in declared]
-        if self.breaks("MASK-7", declared):
+        self.nothing_hidden = self.breaks("MASK-7", declared)
+        if self.nothing_hidden:
             declared = [promising(one, isolation="finite") for one in declared]
         asked = {"NORM-4", "ATT-1", *FEATURES, "ATT-6", "MASK-7"}
         for one in declared:

@@ -40,7 +40,7 @@ def score_mod(bias: Any, softcap: float | None) -> Callable[..., Any] | None:
     return changed
 
 
-@declare(["no-gradients"])
+@declare(["no-empty", "no-gradients"])
 def eager(
     query: Any,
     key: Any,
@@ -70,7 +70,7 @@ def compiled_flex() -> Callable[..., Any]:
     return torch.compile(flex_attention, dynamic=False)
 
 
-@declare(["no-gradients"], dtypes=("float32", "bfloat16", "float16"))
+@declare(["no-empty", "no-gradients"], dtypes=("float32", "bfloat16", "float16"))
 def compiled(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
     """Under torch.compile, which compiles anew for every shape."""
     blocks = None if mask is None else block_mask(mask, query, key)
@@ -78,15 +78,32 @@ def compiled(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
     return compiled_flex()(query, key, value, block_mask=blocks, enable_gqa=grouped)
 
 
+FUNCTIONS = (
+    "a mask of 0 and 1",
+    "an additive mask",
+    "a mask [4, 1, 3, 5] for batch 2",
+    "softcap 0",
+    "softcap negative",
+    "a bias of integers",
+)
+"""`mask_mod` and `score_mod` are their author's functions, of whose arrays the library sees nothing."""
 SLOW = "it compiles C++ for every shape, 3 to 15 seconds each time; name it to have it judged"
 PEERS = (
-    Peer("torch FlexAttention, eager (CPU)", f"{__name__}:eager", "attention", "torch", ("torch",)),
+    Peer(
+        "torch FlexAttention, eager (CPU)",
+        f"{__name__}:eager",
+        "attention",
+        "torch",
+        ("torch",),
+        documented=FUNCTIONS,
+    ),
     Peer(
         "torch FlexAttention, compiled (CPU), mask_mod",
         f"{__name__}:compiled",
         "attention",
         "torch",
         ("torch",),
+        documented=FUNCTIONS,
         slow=SLOW,
         time_limit=300.0,
     ),
