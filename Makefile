@@ -7,10 +7,14 @@ INSTALLED := $(VENV)/.installed
 MUTATION_INSTALLED := $(VENV)/.mutation-installed
 PROCESSES ?= 1
 
-.PHONY: conformance test mutants lint format clean
+.PHONY: conformance peers test mutants lint format clean
 
 conformance: $(INSTALLED)
 	$(BIN)/python -m conformance run --cases 5
+
+# What other libraries compute: the divergence matrix, with every divergence's smallest case. About half an hour.
+peers: $(INSTALLED)
+	$(BIN)/python -m conformance.peers --seed 2026 --markdown docs/divergences.md
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2
@@ -35,7 +39,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --constraint constraints.txt pip setuptools
 	$(BIN)/python -m pip install -qq --constraint constraints.txt --no-build-isolation \
-		--editable '.[torch,jax,oracle,dev]'
+		--editable '.[torch,jax,oracle,peers,dev]'
 	touch $@
 
 $(MUTATION_INSTALLED): $(INSTALLED)

@@ -277,7 +277,7 @@ def layer_probes(declaration: Declaration) -> list[Probe]:
             for x, n in NORM_SHAPES
         ),
         agreement("NORM-1", "eps left out", "layer_norm", norms(spreads=(3e-3, 0.03), default_eps=True), weight=0.5),
-        agreement("NORM-2", "16-bit inputs", "layer_norm", norms(gradients=False, dtypes=HALF)),
+        agreement("NORM-2", "16-bit inputs", "layer_norm", norms(gradients=False, dtypes=HALF), weight=1.5),
         Probe("NORM-3", "constant rows", ("layer_norm",), constant(), "constant rows", 1.5),
         agreement("NORM-4", "far from zero", "layer_norm", norms(means=(1e3, -1e4), gradients=False, dtypes=WIDE)),
         agreement("NORM-4", "a first element far from the others", "layer_norm", special.outlying_rows(declaration)),
@@ -289,7 +289,7 @@ def layer_probes(declaration: Declaration) -> list[Probe]:
         agreement("NORM-6", "gradients", "layer_norm", norms(focus=("gradients",)), weight=2.0),
         agreement("NORM-7", "rms_norm", "rms_norm", norms("rms_norm"), weight=2.0),
         agreement("NORM-7", deviation, deviation, norms(deviation), weight=2.0),
-        Probe("NORM-7", f"constant rows of {deviation}", (deviation,), constant(deviation), "constant rows"),
+        Probe("NORM-7", f"constant rows of {deviation}", (deviation,), constant(deviation), "constant rows", 1.5),
         agreement(
             "NORM-7",
             f"gradients in constant rows of {deviation}",

@@ -122,19 +122,25 @@ def empty_row_cases(
     declaration: Declaration = EVERYTHING,
     focus: tuple[str, ...] = (),
 ) -> Case:
-    """Some rows of every case allow nothing, whatever else the mask does."""
-    assume("dense" in declaration)
+    """Some rows of every case allow nothing, whatever else the mask does.
+
+    Who takes no dense masks is asked for those rows that a description leaves empty by itself, or a bias of -inf.
+    """
     assume(declaration.convention("empty_rows") != "any")
+    assume("dense" in declaration or "bias" in focus or declaration.masks)
     case = draw(attention_cases(operation, mask="maybe", empty_rows=modes, focus=focus, declaration=declaration))
     if declaration.convention("empty_rows") == "nan":
         case = replace(case, cotangents={})
     d = Draw(draw(seeds), case.dtype)
-    allowed = allowed_pairs(replace(case, inputs={n: a for n, a in case.inputs.items() if n != "bias"}))
-    rows = d.booleans(*allowed.shape[:3], share=0.6)
-    rows.reshape(-1)[draw(st.integers(0, rows.size - 1))] = False
     if "bias" in focus:  # which empties rows of its own
         bias = case.inputs["bias"]
         bias[d.booleans(*bias.shape[:-1], share=0.3)] = -np.inf
+    if "dense" not in declaration:
+        assume(not allowed_pairs(case).any(-1).all())
+        return case
+    allowed = allowed_pairs(replace(case, inputs={n: a for n, a in case.inputs.items() if n != "bias"}))
+    rows = d.booleans(*allowed.shape[:3], share=0.6)
+    rows.reshape(-1)[draw(st.integers(0, rows.size - 1))] = False
     return replace(case, options=case.options | {"mask": Dense(allowed & rows[..., None])})
 
 

@@ -84,15 +84,14 @@ def run(
 
 
 def peers_of(effort: str, seed: int) -> list[dict[str, Any]]:
-    """The peers' parts of the report; what they do otherwise is printed."""
+    """The peers' parts of the report; the table of what they do otherwise is printed."""
     from conformance.peers.matrix import matrix
+    from conformance.peers.terminal import as_table
     from conformance.reports.subjects import checked
 
     with bar("loading the peers", None, errors) as advance:
         reports = matrix(effort, seed, say=lambda line: console.print(Text(line)), progress=advance)
-    for report in reports:
-        broken = ", ".join(violation.rule for violation in report.violations)
-        console.print(Text(f"{report.subject}: {f'violates {broken}' if broken else 'conforms'}"))
+    console.print(as_table(reports))
     return [checked(report, None, peer=True) for report in reports]
 
 

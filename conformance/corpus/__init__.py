@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -17,8 +18,9 @@ from conformance.cases import Case
 from conformance.declaration import Declaration
 from conformance.encoding import decode
 from conformance.examinations import EXAMINATIONS
-from conformance.expectations import allowed_pairs
+from conformance.expectations import Planted, allowed_pairs
 from conformance.features import within
+from conformance.generation import roundings
 from conformance.oracle import balls_available
 
 HERE = files("conformance.corpus")
@@ -60,13 +62,25 @@ def entry(line: dict[str, Any]) -> Entry:
 def entries_for(operations: set[str], declaration: Declaration) -> list[Entry]:
     """Those that a subject with these operations takes, and that can be judged here."""
     return [
-        entry
+        entry._replace(material=as_declared(entry.material, declaration))
         for entry in entries()
         if set(entry.operations) <= operations
         and within(entry.case, declaration)
         and promised(entry.case, declaration)
         and (entry.case.dtype != "float64" or balls_available())
     ]
+
+
+def as_declared(material: Any, declaration: Declaration) -> Any:
+    """The material with the subject's declared roundings in each of its cases."""
+    if isinstance(material, Case):
+        return replace(material, rounding=roundings(declaration, material.dtype))
+    if isinstance(material, Planted):
+        clean, planted = (as_declared(case, declaration) for case in (material.clean, material.planted))
+        return replace(material, clean=clean, planted=planted)
+    if isinstance(material, tuple):
+        return tuple(as_declared(part, declaration) for part in material)
+    return material
 
 
 def promised(case: Case, declaration: Declaration) -> bool:

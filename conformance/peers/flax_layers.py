@@ -8,7 +8,7 @@ from typing import Any
 
 from conformance.declaration import declare
 from conformance.peers.heads import joined, resized
-from conformance.peers.peer import Peer
+from conformance.peers.peer import BROADCAST, Peer
 
 HEADS_LACK = ("no-gqa", "no-value_width", "no-empty")
 
@@ -122,8 +122,8 @@ def peer(name: str, subject: str, operation: str, **fields: Any) -> Peer:
 
 
 PEERS = (
-    peer("linen.dot_product_attention", "linen_attention", "attention"),
-    peer("nnx.dot_product_attention, weights sown", "nnx_attention", "attention"),
+    peer("linen.dot_product_attention", "linen_attention", "attention", documented=BROADCAST),
+    peer("nnx.dot_product_attention, weights sown", "nnx_attention", "attention", documented=BROADCAST),
     peer("linen.MultiHeadDotProductAttention", "linen_heads", "multi_head_attention", fitted=resized),
     peer("linen.LayerNorm", "linen_layer_norm_fast", "layer_norm"),
     peer("linen.LayerNorm, use_fast_variance=False", "linen_layer_norm_slow", "layer_norm"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases import Case
-from specification import Linear
+from specification import And, Linear, Or
 
 OPERATION = "multi_head_attention"
 
@@ -78,6 +78,11 @@ def fitted(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 def one_mask_for_all_heads(case: Case) -> bool:
     """Calls whose mask, if any, is the same for every head."""
-    mask = case.options.get("mask")
+    return alike_in_all_heads(case.options.get("mask"))
+
+
+def alike_in_all_heads(mask: Any) -> bool:
+    if isinstance(mask, And | Or):
+        return alike_in_all_heads(mask.left) and alike_in_all_heads(mask.right)
     array = getattr(mask, "array", mask)
     return not isinstance(array, np.ndarray) or array.ndim == 2 or array.shape[1] == 1

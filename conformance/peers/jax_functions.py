@@ -7,7 +7,7 @@ from typing import Any
 
 from conformance.cases import Case
 from conformance.declaration import declare
-from conformance.peers.peer import Peer, causal_flag, no_mask, top_left, unmasked_or
+from conformance.peers.peer import BROADCAST, Peer, causal_flag, no_mask, top_left, unmasked_or
 from specification import KeyLengths, SlidingWindow
 
 DESCRIBED = {"structured", "scale", "cross", "gqa", "gradients"}
@@ -88,7 +88,8 @@ def standardized(algorithm: str) -> Callable[..., Any]:
 standardize_fast, standardize_stable = standardized("fast"), standardized("stable")
 
 WIDE = {"dtypes": ("float32", "float64")}
-"""Multiplying what `standardize` returned is the adapter's doing, and in 16 bits it would round once more."""
+"""Multiplying what `standardize` returned is the adapter's doing, and in 16 bits it would round once more; nor is it
+`standardize` that is given a weight of another dtype."""
 HALF = {"dtypes": ("bfloat16", "float16"), "width_multiple": 8}
 
 
@@ -99,15 +100,15 @@ def peer(implementation: str, subject: str, path: str, **fields: Any) -> Peer:
 
 def norm(algorithm: str) -> Peer:
     name, subject = f"jax.nn.standardize, {algorithm}", f"{__name__}:standardize_{algorithm}"
-    return Peer(name, subject, "layer_norm", "jax", ("jax",), given=WIDE)
+    return Peer(name, subject, "layer_norm", "jax", ("jax",), given=WIDE, documented=("mixed dtypes",))
 
 
 PEERS = (
-    peer("xla", "xla_mask", "mask and bias"),
+    peer("xla", "xla_mask", "mask and bias", documented=BROADCAST),
     peer("xla", "xla_causal", "is_causal", takes=top_left),
     peer("xla", "xla_lengths", "key_value_seq_lengths", takes=unmasked_or(KeyLengths)),
     peer("xla", "xla_window", "local_window_size", takes=plain_window),
-    peer("cudnn", "cudnn_mask", "mask and bias", device="cuda", given=HALF),
+    peer("cudnn", "cudnn_mask", "mask and bias", device="cuda", given=HALF, documented=BROADCAST),
     peer("cudnn", "cudnn_causal", "is_causal", takes=top_left, device="cuda", given=HALF),
     norm("fast"),
     norm("stable"),

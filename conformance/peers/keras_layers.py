@@ -12,7 +12,7 @@ from typing import Any
 from conformance.cases import Case
 from conformance.declaration import declare
 from conformance.peers.heads import joined, one_mask_for_all_heads, resized
-from conformance.peers.peer import Peer, causal_flag, top_left
+from conformance.peers.peer import BROADCAST, Peer, causal_flag, top_left
 
 CAUSAL = {"structured", "causal", "scale", "cross", "gqa", "gradients"}
 
@@ -51,7 +51,7 @@ def causal(fused: bool) -> Callable[..., Any]:
 
 
 jax_mask, jax_bias = masked(False, "value_width", "empty"), biased(False, "value_width", "empty")
-torch_mask, torch_bias, unfused_causal = masked(False), biased(False), causal(False)
+torch_mask, torch_bias, unfused_causal = masked(False, "value_width"), biased(False, "value_width"), causal(False)
 fused_mask, fused_causal = masked(True, "value_width", "empty"), causal(True)
 
 
@@ -157,13 +157,13 @@ def peer(backend: str, name: str, subject: str, operation: str, **fields: Any) -
 
 def peers(backend: str) -> list[Peer]:
     attention, heads = "ops.dot_product_attention", "layers.MultiHeadAttention"
-    given: dict[str, Any] = {"operation": "attention"}
+    given: dict[str, Any] = {"operation": "attention", "documented": BROADCAST}
     many: dict[str, Any] = {"operation": "multi_head_attention", "fitted": resized, "takes": one_mask_for_all_heads}
     fused: dict[str, Any] = {"device": "cuda", "given": {"dtypes": ("bfloat16", "float16"), "width_multiple": 8}}
     return [
-        peer(backend, f"{attention}, unfused, mask", f"{backend}_mask", **given),
-        peer(backend, f"{attention}, unfused, bias", f"{backend}_bias", **given),
-        peer(backend, f"{attention}, unfused, is_causal", "unfused_causal", takes=top_left, **given),
+        peer(backend, f"{attention}, flash_attention=False, mask", f"{backend}_mask", **given),
+        peer(backend, f"{attention}, flash_attention=False, bias", f"{backend}_bias", **given),
+        peer(backend, f"{attention}, flash_attention=False, is_causal", "unfused_causal", takes=top_left, **given),
         peer(backend, f"{attention}, flash_attention=True, mask", "fused_mask", **given, **fused),
         peer(
             backend, f"{attention}, flash_attention=True, is_causal", "fused_causal", takes=top_left, **given, **fused

@@ -10,7 +10,7 @@ import numpy as np
 from conformance.cases import Case
 from conformance.declaration import declare
 from conformance.peers.onnx_nodes import CONTRIBUTED, run
-from conformance.peers.peer import Peer, causal_flag, no_mask, top_left, unmasked_or
+from conformance.peers.peer import BROADCAST, FLOAT_MASK, Peer, causal_flag, no_mask, top_left, unmasked_or
 from specification import KeyLengths, KeyPadding, SlidingWindow
 
 DTYPES = {"runtime": ("float32", "float16", "float64"), "reference": ("float32", "bfloat16", "float16", "float64")}
@@ -94,7 +94,8 @@ def contributed(
     """com.microsoft's MultiHeadAttention with `key_padding_mask`, `unidirectional` and `attention_bias`."""
     heads, K = query.shape[2], key.shape[1]
     inputs = {name: array.reshape(*array.shape[:2], -1) for name, array in zip("QKV", (query, key, value), strict=True)}
-    padding = mask.keep.astype(np.int32) if isinstance(mask, KeyPadding) else None
+    padding = mask.keep if isinstance(mask, KeyPadding) else None
+    padding = padding.astype(np.int32) if padding is not None and padding.dtype == bool else padding
     flag = int(causal_flag(mask, "unidirectional")) if padding is None else 0
     bias = bias[None, None] if bias is not None and bias.ndim == 2 else bias
     inputs |= {"bias": None, "key_padding_mask": padding, "attention_bias": bias}
@@ -146,8 +147,10 @@ def plain_window(case: Case) -> bool:
 
 
 def padded_or_causal(case: Case) -> bool:
-    mask = case.options.get("mask")
-    return exact(case) and (isinstance(mask, KeyPadding) or top_left(case))
+    """`unidirectional` is for tokens that attend to themselves: as many queries as keys."""
+    mask, inputs = case.options.get("mask"), case.inputs
+    alike = mask is None or inputs["query"].shape == inputs["key"].shape
+    return exact(case) and (isinstance(mask, KeyPadding) or (alike and top_left(case)))
 
 
 PATHS: dict[str, tuple[str, Callable[[Case], bool]]] = {
@@ -172,7 +175,10 @@ def peers(runner: str) -> list[Peer]:
     for path, (title, takes) in PATHS.items():
         if (runner, path) == ("runtime", "window"):  # version 1.31 does not know the attributes
             continue
-        documented = ("softcap 0", *(("an additive mask",) if path in ("mask", "bias") else ()))
+        documented = (
+            "softcap 0",
+            *((*FLOAT_MASK, *BROADCAST, "a mask of 0 and 1") if path in ("mask", "bias") else ()),
+        )
         found.append(peer(runner, f"{runner}_{path}", title, "attention", takes, documented=documented))
     for operation, title in (("layer_norm", "LayerNormalization-17"), ("rms_norm", "RMSNormalization-23")):
         found.append(peer(runner, f"{runner}_{operation}", title, operation, exact))

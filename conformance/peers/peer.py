@@ -13,6 +13,11 @@ from conformance.cases import Case
 from conformance.targets import Target
 from specification import Causal, Dense
 
+FLOAT_MASK = ("an additive mask",)
+"""The mask's parameter holds a mask or a bias, told apart by its dtype."""
+BROADCAST = ("a mask of rank 1", "a mask of rank 3", "a bias of rank 3")
+"""Masks and biases are documented to be broadcast as arrays are."""
+
 
 def anything(case: Case) -> bool:
     return True

@@ -10,10 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from conformance.declaration import declare
-from conformance.peers.peer import Peer, causal_flag, top_left
-
-FLOAT_MASK = ("an additive mask",)
-"""`attn_mask` holds a mask or a bias, told apart by its dtype."""
+from conformance.peers.peer import BROADCAST, FLOAT_MASK, Peer, causal_flag, top_left
 
 
 def attend(kernel: str, query: Any, key: Any, value: Any, **keywords: Any) -> Any:
@@ -74,7 +71,7 @@ PATHS = {"mask": "attn_mask of booleans", "bias": "attn_mask of numbers", "causa
 
 def peer(kernel: str, subject: str, path: str, **fields: Any) -> Peer:
     name = f"torch SDPA, {kernel}, {PATHS[path]}"
-    fields |= {"takes": top_left} if path == "causal" else {"documented": FLOAT_MASK}
+    fields |= {"takes": top_left} if path == "causal" else {"documented": (*FLOAT_MASK, *BROADCAST)}
     return Peer(name, f"{__name__}:{subject}", "attention", "torch", ("torch",), **fields)
 
 

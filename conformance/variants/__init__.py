@@ -32,12 +32,17 @@ class Variant:
     def target(self) -> str:
         return f"conformance.variants.{self.place}"
 
+    @property
+    def title(self) -> str:
+        """Unlike the name, no other variant's."""
+        return f"{self.operation}, {self.name} ({self.arrays})"
+
     def check(self, **options: Any) -> Report:
         """`conformance.check` of it."""
-        return check(self.target, self.operation, arrays=self.arrays, name=self.name, **options)
+        return check(self.target, self.operation, arrays=self.arrays, name=self.title, **options)
 
     def subject(self) -> Subject:
-        return Target(self.target, self.operation, self.arrays, name=self.name).make()
+        return Target(self.target, self.operation, self.arrays, name=self.title).make()
 
 
 VARIANTS = (

@@ -16,7 +16,8 @@ def layer_norm_rsqrt(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> An
     wide, axes = widen(x), tuple(range(-weight.ndim, 0))
     first = jax.lax.stop_gradient(wide[(..., *(slice(0, 1) for _ in axes))])
     shifted = wide - first
-    deviation = shifted - jnp.mean(shifted, axis=axes, keepdims=True)
+    once = shifted - jnp.mean(shifted, axis=axes, keepdims=True)
+    deviation = once - jnp.mean(once, axis=axes, keepdims=True)
     reciprocal = jax.lax.rsqrt(jnp.mean(deviation**2, axis=axes, keepdims=True) + eps)
     output = deviation * reciprocal * widen(weight)
     return (output if bias is None else output + widen(bias)).astype(x.dtype)

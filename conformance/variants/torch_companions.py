@@ -78,7 +78,8 @@ def merged(left: Any, left_logsumexp: Any, right: Any, right_logsumexp: Any) -> 
     # Without a part that has seen a key, the common log-sum-exp is -inf, and nothing depends on it.
     nothing = ~seen.any(dim=0)
     common = torch.logsumexp(torch.where(nothing, 0, stacked), dim=0)
-    weights = torch.where(seen, torch.exp(torch.where(seen, stacked, 0) - common), 0)
+    # The difference is replaced, not -inf within it: exp(-common) overflows, and its gradient would be 0 * inf.
+    weights = torch.where(seen, torch.exp(torch.where(seen, stacked - common, 0)), 0)
     parts = (torch.where(shown[..., None], part, 0) for shown, part in zip(seen, (left, right), strict=True))
     output = sum(weight[..., None] * part for weight, part in zip(weights, parts, strict=True))
     return output, torch.where(nothing, -torch.inf, common)

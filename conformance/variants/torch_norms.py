@@ -12,7 +12,7 @@ from torch_impl.attention import widen
 def layer_norm_two_passes(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
     """Mean, then the squares of the deviations; the reciprocal root by rsqrt."""
     wide, axes = widen(x), axes_of(weight)
-    deviation = wide - mean(wide, axes)
+    deviation = deviations(wide, axes)
     reciprocal = torch.rsqrt((deviation**2).mean(dim=axes, keepdim=True) + eps)
     return affine(deviation * reciprocal, weight, bias).to(x.dtype)
 
@@ -29,7 +29,7 @@ def layer_norm_one_pass(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) ->
 def layer_norm_folded(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
     """The reciprocal multiplies the weight first."""
     wide, axes = widen(x), axes_of(weight)
-    deviation = wide - mean(wide, axes)
+    deviation = deviations(wide, axes)
     reciprocal = 1 / torch.sqrt((deviation**2).mean(dim=axes, keepdim=True) + eps)
     output = deviation * (reciprocal * widen(weight))
     return (output if bias is None else output + widen(bias)).to(x.dtype)
@@ -49,6 +49,12 @@ def mean(wide: Any, axes: tuple[int, ...]) -> Any:
     """By way of the row's first element, so that a constant row gives it back."""
     first = wide[(..., *(slice(0, 1) for _ in axes))].detach()
     return first + (wide - first).mean(dim=axes, keepdim=True)
+
+
+def deviations(wide: Any, axes: tuple[int, ...]) -> Any:
+    """With their own mean taken off once more: a first element far from the others costs the first one digits."""
+    once = wide - mean(wide, axes)
+    return once - once.mean(dim=axes, keepdim=True)
 
 
 def near_mean(wide: Any, axes: tuple[int, ...]) -> Any:

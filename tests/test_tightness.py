@@ -1,0 +1,44 @@
+"""The bounds allow what honest implementations do, not much more, and catch what is slightly wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.sensitivity import TITLES, sensitivity, slightly_wrong
+from conformance.tightness import WANTED, Tightness, climb, groups, tightness_table
+
+LOW, HIGH = WANTED
+SEED = 20260105
+
+
+@pytest.mark.parametrize(
+    ("operation", "cases"), [("attention", 60), ("merge_attention", 40), ("layer_norm", 60), ("feed_forward", 60)]
+)
+def test_honest_errors_come_near_the_bound_but_not_over(operation: str, cases: int) -> None:
+    """A short climb in float32 finds a ratio between 0.02 and 1 for every result."""
+    tightness = Tightness()
+    for group in groups("float32", [operation]):
+        ratios = climb(group, seconds=60, cases=cases, seed=SEED)
+        tightness.add(group, "float32", ratios)
+        assert "output" in ratios
+        assert max(ratios.values()) <= HIGH, group.title
+        assert min(ratios.values()) >= LOW, (group.title, ratios)
+    assert not tightness.unwanted
+    assert tightness_table(tightness).row_count == len(tightness.rows)
+
+
+def test_a_row_outside_is_reported() -> None:
+    tightness = Tightness()
+    [group] = groups("float32", ["rms_norm"])
+    tightness.add(group, "float32", {"output": 0.5, "gradient of x": 0.001, "gradient of weight": 1.5, "exact": 0.0})
+    assert [row[1] for row in tightness.unwanted] == ["gradient of x", "gradient of weight"]
+
+
+def test_slightly_wrong_attention_is_caught() -> None:
+    """By most float32 cases, and by every default run of the rule that it breaks."""
+    found = [sensitivity(fault, count=60, runs=2, seed=SEED) for fault in slightly_wrong()]
+    assert [row.title for row in found] == list(TITLES)
+    for row in found:
+        assert row.share > 0.5, row
+        assert row.median > 1, row
+        assert row.reliable, row

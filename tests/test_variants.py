@@ -1,0 +1,33 @@
+"""Honest implementations that are written in other ways conform, those with declared roundings only if they declare."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.variants import VARIANTS, Variant
+
+SEED = 20260104
+ROUNDED = [variant for variant in VARIANTS if variant.subject().declaration.conventions]
+
+
+def identifier(variant: Variant) -> str:
+    return f"{variant.operation}, {variant.name}"
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=identifier)
+def test_variant_conforms(variant: Variant) -> None:
+    report = variant.check(effort="quick", seed=SEED, shrink=False)
+    assert report.conforms, (report.untried, report.violations)
+
+
+@pytest.mark.parametrize("variant", ROUNDED, ids=identifier)
+def test_rounding_has_to_be_declared(variant: Variant) -> None:
+    """The same function conforms with its declaration (above) and breaks rules of precision without it."""
+    report = variant.check(effort="quick", seed=SEED, shrink=False, conventions={})
+    assert report.violations
+    assert all(violation.ratio < float("inf") for violation in report.violations)
+
+
+def test_every_declared_rounding_has_a_variant() -> None:
+    declared = {name for variant in ROUNDED for name in variant.subject().declaration.conventions}
+    assert declared == {"weights", "products"}
