@@ -118,13 +118,21 @@ def examine_twin(subject: Subject, twins: tuple[Case, Case], shared: tuple[Any, 
     return judge(twins[0], subject(twins[0]), *shared)
 
 
+def prepare_towering(twins: tuple[Case, Case]) -> tuple[Any, Any]:
+    """The harmless case's truth and bounds; but a kernel may take the weights once more as exp(score - log-sum-exp),
+    whose error grows with the score: the values' gradient has the bound of the towering case itself."""
+    truth, bounds = truth_and_bounds(twins[1])
+    name = gradient_name("value")
+    return truth, bounds | ({name: bound(twins[0])[name]} if name in bounds else {})
+
+
 def examine_towering(subject: Subject, twins: tuple[Case, Case], shared: tuple[Any, Any]) -> Findings:
     """Output and the values' gradient as in the harmless case; the others are as large as the scale, but no NaN."""
     truth, bounds = shared
     answers = subject(twins[0])
     names = ("output", gradient_name("value"))
     findings = judge(twins[0], answers, {name: truth[name] for name in names if name in truth}, bounds)
-    for name in (n for n in (gradient_name("query"), gradient_name("key")) if n in truth):
+    for name in (gradient_name(n) for n in ("query", "key", "value") if gradient_name(n) in truth):
         wrong = np.isnan(answers[name].astype(float)).any()
         findings.append(Finding(name, np.inf if wrong else 0.0, message="is NaN" if wrong else ""))
     return findings
@@ -296,7 +304,7 @@ EXAMINATIONS = {
     "planted": Examination(prepare_planted, examine_planted, planted_case),
     "empty rows": Examination(truth_and_bounds, examine_empty_rows),
     "twin": Examination(prepare_twin, examine_twin, first),
-    "towering": Examination(prepare_twin, examine_towering, first),
+    "towering": Examination(prepare_towering, examine_towering, first),
     "determinism": Examination(nothing, examine_determinism),
     "split": Examination(prepare_split, examine_split, first),
     "constant rows": Examination(nothing, examine_constant_rows),

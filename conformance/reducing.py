@@ -1,6 +1,7 @@
 """Making a failing case of attention smaller than Hypothesis can: it draws from few sizes, this cuts at any.
 
 A case is cut to its first batch elements, heads, queries, keys and features, and loses options, as long as it fails.
+So is one with planted special values, next to its clean twin.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from conformance.cases import Case
 from conformance.declaration import Declaration
+from conformance.expectations import Planted, allowed_pairs
 from conformance.features import within
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
@@ -25,21 +27,43 @@ AXES = ("B", "G", "S", "Q", "K", "D", "V")
 Sizes = dict[str, int]
 
 
+Material = Case | Planted
+
+
 def reduced(
-    case: Case, declaration: Declaration, fails: Callable[[Case], bool], seconds: float, masked: bool = False
-) -> Case:
-    """The smallest case found in the time; the case itself if it cannot be cut. masked: its mask must stay."""
+    material: Material,
+    declaration: Declaration,
+    fails: Callable[[Material], bool],
+    seconds: float,
+    masked: bool = False,
+) -> Material:
+    """The smallest failing one found in the time; itself if it cannot be cut. masked: its mask must stay."""
     end, smaller = time.monotonic() + seconds, True
-    while smaller and case.operation in OPERATIONS:
+    while smaller and call(material).operation in OPERATIONS:
         smaller = False
-        for candidate in candidates(case):
+        for candidate in simpler(material):
             if time.monotonic() > end:
-                return case
-            bare = masked and candidate.options.get("mask") is None
-            if not bare and within(candidate, declaration) and fails(candidate):
-                case, smaller = candidate, True
+                return material
+            bare = masked and call(candidate).options.get("mask") is None
+            if not bare and within(call(candidate), declaration) and fails(candidate):
+                material, smaller = candidate, True
                 break
-    return case
+    return material
+
+
+def call(material: Material) -> Case:
+    return material.planted if isinstance(material, Planted) else material
+
+
+def simpler(material: Material) -> Iterator[Material]:
+    """Of a planted case, both sides cut alike, as long as anything planted is left."""
+    if isinstance(material, Case):
+        yield from candidates(material)
+        return
+    for clean, planted in zip(candidates(material.clean), candidates(material.planted), strict=True):
+        marks = {name: planted.inputs[name] != clean.inputs[name] for name in material.marks}
+        if any(mark.any() for mark in marks.values()):
+            yield Planted(clean, planted, allowed_pairs(clean), marks, material.infinite)
 
 
 def candidates(case: Case) -> Iterator[Case]:

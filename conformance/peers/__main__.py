@@ -22,14 +22,14 @@ def main(
     markdown: Annotated[Path | None, typer.Option(help="a file for the same as Markdown")] = None,
 ) -> None:
     """Judge what is installed, path by path, and print what each of them does otherwise than the definition."""
-    from conformance.peers.markdown import as_markdown
+    from conformance.peers.markdown import as_page
     from conformance.peers.matrix import matrix
     from conformance.peers.terminal import as_table
 
     reports = matrix(effort, seed, only or (), say=console.print)
     console.print(as_table(reports))
     if markdown is not None:
-        markdown.write_text(as_markdown(reports))
+        markdown.write_text(as_page(reports))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,24 @@ from conformance.judged_rules import JUDGED
 from conformance.peers import cells
 from conformance.peers.matrix import PeerReport
 
+PREFACE = """\
+# What libraries compute otherwise
+
+Each row is one path through a library, judged like anybody's function against the rules of [SPEC.md](../SPEC.md),
+within what the path has parameters for. A rule that is not kept is a departure from this project's definition, and not
+always from the library's own documentation: where an empty row gives the mean of the values, somebody may have wanted
+that. What one cause breaks is told once, under the rule that it belongs to, and left out of the cases of the others.
+
+Written by `make peers`. [tests/test_divergences.py](../tests/test_divergences.py) shows the weightiest of it once more,
+in plain calls of the libraries and without the judge.
+
+"""
+
+
+def as_page(reports: Sequence[PeerReport]) -> str:
+    """The page docs/divergences.md."""
+    return PREFACE + as_markdown(reports)
+
 
 def as_markdown(reports: Sequence[PeerReport], level: int = 2) -> str:
     """One table for each operation, and below it every divergence with its smallest case.

@@ -1,0 +1,18 @@
+"""Tables as Markdown."""
+
+from __future__ import annotations
+
+from rich.table import Table
+from rich.text import Text
+
+
+def as_markdown(table: Table) -> str:
+    """A table made for a terminal, with its numbers to the right."""
+    columns = [[plain(cell) for cell in column.cells] for column in table.columns]
+    headings = [plain(column.header) for column in table.columns]
+    rules = ["--:" if column.justify == "right" else "---" for column in table.columns]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (headings, rules, *zip(*columns, strict=True)))
+
+
+def plain(cell: object) -> str:
+    return cell.plain if isinstance(cell, Text) else str(cell)
