@@ -13,7 +13,7 @@ catch attention which is slightly wrong. The third writes both tables to a file.
 from __future__ import annotations
 
 import argparse
-import itertools
+import contextlib
 import math
 import re
 import time
@@ -127,16 +127,14 @@ def ratios_of(case: Case, subjects: Sequence[Subject]) -> Ratios:
 
 
 def climb(group: Group, seconds: float, cases: int = CASES, seed: int = SEED) -> Ratios:
-    """The largest ratios found in so many cases; in as many again while one is below what is wanted and time is left."""
+    """The largest ratios found in so many cases, and in as many again while one is still small and time is left."""
     largest: Ratios = defaultdict(float)
-    end = time.monotonic() + seconds
-    for turn in itertools.count():
-        try:
-            climb_once(group, end, cases, seed + turn, largest)
-        except Enough:
-            return largest
-        if all(ratio == 0 or ratio >= WANTED[0] for ratio in largest.values()):
-            return largest
+    end, small = time.monotonic() + seconds, True
+    with contextlib.suppress(Enough):
+        while small:
+            climb_once(group, end, cases, seed, largest)
+            small, seed = any(0 < ratio < WANTED[0] for ratio in largest.values()), seed + 1
+    return largest
 
 
 def climb_once(group: Group, end: float, cases: int, seed: int, largest: Ratios) -> None:
