@@ -32,6 +32,8 @@ from tests.test_vjp import CASES, Function
 
 # By its full name: `reference_numpy.attention` is also a function.
 pieces = importlib.import_module("reference_numpy.attention")
+gradients = importlib.import_module("reference_numpy.attention_vjp")
+masks = importlib.import_module("reference_numpy.masks")
 
 
 def refusal(call: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[type[BaseException], str]:
@@ -52,6 +54,44 @@ def parameters(operation: str) -> dict[str, inspect.Parameter]:
 @pytest.mark.parametrize("operation", PUBLIC)
 def test_every_argument_may_be_given_by_name(operation: str) -> None:
     assert inspect.Parameter.POSITIONAL_ONLY not in {parameter.kind for parameter in parameters(operation).values()}
+
+
+def linear(rows: int, columns: int) -> Linear:
+    return Linear(floats(rows, columns), floats(columns))
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments"),
+    [
+        ("materialize", {"mask": None, "query_length": Q, "key_length": K}),
+        ("rms_norm", {"x": floats(3, 4), "weight": floats(4), "eps": 1e-6}),
+        ("embedding", {"table": floats(5, 4), "ids": np.arange(3)}),
+        ("learned_positions", {"table": floats(5, 4), "length": 3}),
+        ("sinusoidal_positions", {"length": 3, "width": 4}),
+        ("feed_forward", {"parameters": FeedForward(linear(4, 6), linear(6, 4)), "x": floats(3, 4)}),
+        (
+            "multi_head_attention",
+            {"parameters": MultiHeadAttention(*(linear(4, 4) for _ in range(4))), "num_heads": 2}
+            | {name: floats(2, 3, 4) for name in ("query", "key", "value")},
+        ),
+    ],
+)
+def test_calls_by_name(operation: str, arguments: dict[str, Any]) -> None:
+    """Give what the same arguments give in their order."""
+    positional = [name for name, p in parameters(operation).items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    keywords = {name: value for name, value in arguments.items() if name not in positional}
+    call = getattr(reference_numpy, operation)
+    np.testing.assert_array_equal(call(**arguments), call(*(arguments[name] for name in positional), **keywords))
+
+
+@pytest.mark.rule("MHA-1")
+@pytest.mark.parametrize("operation", ["multi_head_attention", "multi_head_attention_vjp"])
+def test_parameters_of_another_structure_are_refused_by_name(operation: str) -> None:
+    x = floats(2, 3, 4)
+    cotangents = [x] if operation.endswith("_vjp") else []
+    kind, message = refusal(getattr(reference_numpy, operation), linear(4, 4), x, x, x, *cotangents, num_heads=2)
+    assert kind is TypeError
+    assert message.startswith("parameters ")
 
 
 @pytest.mark.rule("ATT-12", "NORM-6")
@@ -309,6 +349,49 @@ def test_scores_of_forbidden_pairs_are_0() -> None:
     scores = pieces.attention_scores(left, right, allowed, bias=floats(1, 1, Q, K) + 3, scale=None, softcap=2.0)
     for array in (products, scores):
         assert (array[np.broadcast_to(~allowed, array.shape)] == 0).all()
+
+
+@pytest.mark.rule("ATT-10", "ATT-12", "MASK-7")
+def test_keys_have_no_gradient_from_queries_that_do_not_see_them() -> None:
+    """A NaN query spoils the gradients of the keys that it sees, whatever the cotangent, and of no other."""
+    allowed = np.tril(np.ones((Q, K), bool))[None, None]
+    query, key = floats(B, H, Q, D), floats(B, H, K, D)
+    query[:, :, 1] = np.nan
+    _, gradient, _ = gradients.attention_scores_vjp(query, key, allowed, floats(B, H, Q, K), scale=None, softcap=None)
+    assert np.isnan(gradient[:, :, :2]).all()
+    assert np.isfinite(gradient[:, :, 2:]).all()
+
+
+@pytest.mark.rule("MASK-6", "ATT-8")
+@pytest.mark.parametrize("operator", ["and", "or"])
+def test_combined_masks_are_taken_in_blocks(operator: str) -> None:
+    """Of some queries only, as of all of them."""
+    left, right = Causal(1), Segments(np.array([[0, 0, 1, 1, 2]]), np.array([[0, 1, 1, 2, 2, 2]]))
+    mask = left & right if operator == "and" else left | right
+    whole = reference_numpy.materialize(mask, 5, 6)
+    for rows in (slice(0, 2), slice(3, 5)):
+        block = masks.allowed_pairs(mask, 5, 6, rows)
+        np.testing.assert_array_equal(np.broadcast_to(block, (1, 1, 2, 6)), whole[:, :, rows])
+
+
+@pytest.mark.rule("NORM-5", "NORM-6")
+def test_gradients_of_rows_with_infinity_do_not_warn() -> None:
+    x = floats(3, 4)
+    x[1, 2] = np.inf
+    found = reference_numpy.rms_norm_vjp(x, floats(4), floats(3, 4), eps=1e-6)
+    assert np.isfinite(found.x[[0, 2]]).all()
+    assert not np.isfinite(found.x[1]).all()
+
+
+@pytest.mark.rule("ATT-14", "ATT-12")
+def test_a_log_sum_exp_that_is_nan_spoils_its_rows_gradients() -> None:
+    outputs, logsumexps = [floats(B, H, Q, V) for _ in range(2)], [floats(B, H, Q) for _ in range(2)]
+    logsumexps[0][0, 0, 0] = np.nan
+    _, found = reference_numpy.merge_attention_vjp(outputs, logsumexps, floats(B, H, Q, V), floats(B, H, Q))
+    for gradient in found:
+        spoiled = np.isnan(gradient)
+        assert spoiled[0, 0, 0]
+        assert spoiled.sum() == 1
 
 
 @pytest.mark.rule("ATT-8")
