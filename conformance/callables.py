@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
-import inspect
+import os
 import sys
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,33 +16,46 @@ from typing import Any
 import numpy as np
 
 from conformance.cases import Case
-from conformance.declaration import Declaration, parameters
-from conformance.frameworks import Arrays, Framework
+from conformance.conventions import (
+    FEATURES_LAST,
+    along_heads,
+    dense_mapped,
+    has_heads,
+    heads_moved,
+    inputs_moved,
+    inverted,
+    layout_swapped,
+    swapped,
+    tiled_order,
+    without_offset,
+)
+from conformance.declaration import Declaration
+from conformance.features import heads_and_keys
+from conformance.frameworks import Arrays, Framework, NoGradients
+from conformance.pullbacks import described, gradients_by_name
+from conformance.signatures import signature_of
 from conformance.spreading import arguments, gradient_name, result_names
-from conformance.subjects import Answers, Subject, differentiable
+from conformance.subjects import Answers, NumpySubject, Subject, WrongAnswer, differentiable
 from reference_numpy import materialize
-from specification.masks import And, Causal, Dense, Or, as_mask
-
-HEADS = ("query", "bias", "sinks")
-"""Inputs of attention with an axis of query heads, which is their axis 1, or for sinks their only one."""
-FEATURES_LAST = ("query", "key", "value")
-"""Inputs that a layout rearranges, and their gradients."""
-DEFAULTS = {"eps": 1e-5}
-"""What a function is given that insists on an argument which the case leaves out."""
-
-
-class WrongAnswer(TypeError):
-    """The function returned something that is no result."""
+from specification.masks import Dense, as_mask
 
 
 def load(target: str) -> Callable[..., Any]:
-    """What `package.module:name` or `path/to/file.py:name` names; ValueError says why that is nothing to call."""
+    """What `package.module:name` or `path/to/file.py:name` names; ValueError says why that is nothing to call.
+
+    The file's folder, or the working directory, is found first while the module is loaded, and stays on the path, last,
+    for what its functions import later.
+    """
     where, colon, name = target.rpartition(":")
     if not colon or not where or not name:
         raise ValueError(f"target must be package.module:callable or path/to/file.py:callable, got {target!r}")
+    path = Path(where)
     try:
-        module = module_of_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
-    except (Exception, SystemExit) as error:
+        with on_path(path.resolve().parent if where.endswith(".py") else Path.cwd()):
+            module = module_of_file(path) if where.endswith(".py") else importlib.import_module(where)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # an import may raise anything, and ends nothing but itself
         raise ValueError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
     found: Any = module
     for part in name.split("."):
@@ -52,21 +67,36 @@ def load(target: str) -> Callable[..., Any]:
     return found
 
 
+@contextlib.contextmanager
+def on_path(folder: Path) -> Iterator[None]:
+    """The folder first on the path in here, and last on it from then on."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the module may have taken it off
+            sys.path.remove(str(folder))
+        if str(folder) not in map(os.path.abspath, sys.path):
+            sys.path.append(str(folder))
+
+
 def module_of_file(path: Path) -> Any:
-    """The file as a module of its own name, with its folder on the path while it is loaded."""
+    """The file as a module that takes no other's name."""
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = module_name(path)
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    sys.path.insert(0, str(path.resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(path.resolve().parent))
+    sys.modules[name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
     return module
+
+
+def module_name(path: Path) -> str:
+    """What a file that is loaded by its path is called in `sys.modules`."""
+    return f"{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
 
 
 class CallableSubject(Subject):
@@ -80,29 +110,20 @@ class CallableSubject(Subject):
         self, function: Callable[..., Any], operation: str, framework: Framework, declaration: Declaration, name: str
     ) -> None:
         super().__init__(name, framework)
-        self.function, self.operation, self.declaration = function, operation, declaration
-        self.accepted, self.required = parameters(function), required(function)
+        self.function, self.operation = function, operation
+        self.signature = signature_of(function, operation)
+        self.declaration = replace(declaration, lacking=self.signature.lacking)
 
-    def call(self, operation: str, positional: list[Any], keywords: dict[str, Any]) -> Any:
-        return self.function(*self.without_absent(positional), **self.own(keywords))
-
-    def without_absent(self, positional: list[Any]) -> list[Any]:
-        """A function without room for the last argument is not given it when there is none."""
-        if positional and positional[-1] is None and self.accepted is not None and len(self.accepted) < len(positional):
-            return positional[:-1]
-        return positional
-
-    def own(self, keywords: dict[str, Any]) -> dict[str, Any]:
-        """The keywords as the function has them: an absent one only where it insists."""
-        given = {name: value for name, value in keywords.items() if value is not None}
-        missing = {name: DEFAULTS.get(name) for name in self.required if name not in given}
-        if isinstance(given.get("mask"), Dense) and "structured" not in self.declaration:
-            given["mask"] = given["mask"].array
-        return missing | given
+    def bound(self, operation: str, inputs: Arrays, options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments as the function has them."""
+        positional, keywords = arguments(operation, inputs, options)
+        if isinstance(keywords.get("mask"), Dense) and "structured" not in self.declaration:
+            keywords["mask"] = keywords["mask"].array
+        return self.signature.bound(positional, keywords)
 
     def results(self, operation: str, inputs: Arrays, options: dict[str, Any]) -> Arrays:
-        positional, keywords = arguments(operation, inputs, options)
-        returned = self.call(operation, positional, keywords)
+        positional, keywords = self.bound(operation, inputs, options)
+        returned = self.function(*positional, **keywords)
         names, kind = result_names(operation), self.framework.kind
         parts = returned if len(names) > 1 else (returned,)
         if len(names) > 1 and (not isinstance(returned, tuple | list) or len(returned) != len(names)):
@@ -116,13 +137,22 @@ class CallableSubject(Subject):
         """By the declared function for the gradients, or as the framework does."""
         if self.declaration.vjp is None:
             return super().differentiated(case, inputs, options)
-        positional, keywords = arguments(case.operation, inputs, options)
-        cotangents = [self.framework.array(case.cotangents[name]) for name in result_names(case.operation)]
-        gradients = self.declaration.vjp(*self.without_absent(positional), *cotangents, **self.own(keywords))
-        if not isinstance(gradients, dict):
-            gradients = dict(zip(differentiable(case), gradients, strict=True))
-        named = {name: gradient for name, gradient in gradients.items() if name in case.inputs and gradient is not None}
+        positional, keywords = self.bound(case.operation, inputs, options)
+        cotangents = self.cotangents(case)
+        bars = [cotangents[name] for name in result_names(case.operation)]
+        returned = self.declaration.vjp(*positional, *bars, **keywords)
+        named = gradients_by_name(case, returned, self.framework.kind, self.declaration.lacking)
         return self.results(case.operation, inputs, options), named
+
+    def __call__(self, case: Case) -> Answers:
+        """As every subject. A result that does not depend on the inputs has gradients of 0, where that is right."""
+        try:
+            return super().__call__(case)
+        except NoGradients:
+            if not gradients_vanish(case):
+                raise
+            zeros = {gradient_name(name): np.zeros_like(case.inputs[name]) for name in differentiable(case)}
+            return super().__call__(replace(case, cotangents={})) | zeros
 
     def materialized(self, mask: Any, shape: tuple[int, int, int, int]) -> None:
         """A function has no masks of its own."""
@@ -135,105 +165,40 @@ class CallableSubject(Subject):
             options = dict(case.options)
         if options.get("mask") is not None:
             options["mask"] = self.mask_as_asked(options["mask"], case)
-        case = replace(case, options=options)
-        return self.rearranged(self.heads_moved(case, tiled_order(case)))
+        case, order = replace(case, options=options), self.tiled(case)
+        case = case if order is None else heads_moved(case, order)
+        return case if self.declaration.layout == "BHTD" else layout_swapped(case)
 
     def mask_as_asked(self, mask: Any, case: Case) -> Any:
-        if "structured" in self.declaration:
-            return without_offset(as_mask(mask), self.declaration.convention("causal"), case)
         mask = as_mask(mask)
-        if not isinstance(mask, Dense):
-            B, H, Q, K = shape_of(case)
-            mask = Dense(np.array(materialize(mask, Q, K, batch=B, heads=H)))
-        return Dense(~np.asarray(mask.array)) if self.declaration.convention("polarity") == "masked" else mask
+        if "structured" in self.declaration:
+            mask = without_offset(mask, self.declaration.convention("causal"), case)
+        elif not isinstance(mask, Dense):
+            H, _, Q, K = heads_and_keys(case)
+            mask = Dense(np.array(materialize(mask, Q, K, batch=case.inputs["query"].shape[0], heads=H)))
+        return dense_mapped(mask, inverted) if self.declaration.convention("polarity") == "masked" else mask
 
-    def heads_moved(self, case: Case, order: np.ndarray | None) -> Case:
-        """Query heads in another order: where the function reads key head h % G, the definition reads h // (H / G)."""
-        if order is None or self.declaration.convention("heads") != "tiled":
-            return case
-        moved = {n: moved_heads(n, a, order) for n, a in case.inputs.items()}
-        cotangents = {n: np.take(a, order, axis=1) for n, a in case.cotangents.items()}
-        options = dict(case.options)
-        for name in ("mask", "dropout_keep"):
-            array = options.get(name)
-            array = array.array if isinstance(array, Dense) else array
-            if isinstance(array, np.ndarray) and array.ndim == 4 and array.shape[1] == len(order):
-                array = np.take(array, order, axis=1)
-                options[name] = Dense(array) if name == "mask" else array
-        return replace(case, inputs=moved, cotangents=cotangents, options=options)
-
-    def rearranged(self, case: Case) -> Case:
-        if self.declaration.layout == "BHTD" or not case.operation.startswith("attention"):
-            return case
-        inputs = {n: swapped(a) if n in FEATURES_LAST else a for n, a in case.inputs.items()}
-        cotangents = {n: swapped(a) if case.operation == "attention" else a for n, a in case.cotangents.items()}
-        return replace(case, inputs=inputs, cotangents=cotangents)
+    def tiled(self, case: Case) -> np.ndarray | None:
+        """The order of query heads, where the function reads key head h % G and the definition h // (H / G)."""
+        return tiled_order(case) if self.declaration.convention("heads") == "tiled" else None
 
     def meant(self, case: Case, answers: Answers) -> Answers:
         if self.declaration.layout == "BTHD" and case.operation.startswith("attention"):
             names = {gradient_name(name) for name in FEATURES_LAST}
             names |= {"output"} if case.operation == "attention" else set()
             answers = {n: swapped(a) if n in names else a for n, a in answers.items()}
-            case = replace(case, inputs={n: swapped(a) if n in FEATURES_LAST else a for n, a in case.inputs.items()})
-        order = tiled_order(case)
-        if order is not None and self.declaration.convention("heads") == "tiled":
-            back = np.argsort(order)
-            moved = {gradient_name(name): name for name in HEADS}
-            answers = {
-                n: np.take(a, back, axis=1) if n == "output" else moved_heads(moved.get(n, ""), a, back)
-                for n, a in answers.items()
-            }
-        return answers
+            case = layout_swapped(case)
+        order = self.tiled(case)
+        if order is None:
+            return answers
+        back = np.argsort(order)
+        gradients = {n: answers[gradient_name(n)] for n in case.inputs if gradient_name(n) in answers}
+        moved = {gradient_name(n): a for n, a in inputs_moved(case, gradients, back).items()}
+        results = {n: along_heads(a, back) if has_heads(case) else a for n, a in answers.items() if n not in moved}
+        return results | moved
 
 
-def described(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def required(function: Callable[..., Any]) -> set[str]:
-    """Keyword arguments without a default."""
-    try:
-        found = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return set()
-    return {p.name for p in found if p.kind is p.KEYWORD_ONLY and p.default is p.empty}
-
-
-def shape_of(case: Case) -> tuple[int, int, int, int]:
-    """[B, H, Q, K] of attention or multi-head attention."""
-    query, key = case.inputs["query"], case.inputs["key"]
-    if case.operation == "multi_head_attention":
-        return query.shape[0], case.options["num_heads"], query.shape[1], key.shape[1]
-    return query.shape[0], query.shape[1], query.shape[2], key.shape[2]
-
-
-def swapped(array: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(np.swapaxes(array, 1, 2)) if array.ndim == 4 else array
-
-
-def tiled_order(case: Case) -> np.ndarray | None:
-    """For every query head of a function that tiles: the definition's head that reads the same key head."""
-    if not case.operation.startswith("attention"):
-        return None
-    H, G = case.inputs["query"].shape[1], case.inputs["key"].shape[1]
-    return np.arange(H).reshape(G, H // G).T.reshape(-1) if 0 < G < H else None
-
-
-def moved_heads(name: str, array: np.ndarray, order: np.ndarray) -> np.ndarray:
-    if name == "sinks":
-        return np.take(array, order)
-    if name not in HEADS or array.ndim != 4 or array.shape[1] != len(order):
-        return array
-    return np.take(array, order, axis=1)
-
-
-def without_offset(mask: Any, convention: str, case: Case) -> Any:
-    """`Causal()` in place of the offset that the subject's convention gives it."""
-    if isinstance(mask, And | Or):
-        return type(mask)(*(without_offset(side, convention, case) for side in (mask.left, mask.right)))
-    _, _, Q, K = shape_of(case)
-    aligned = {"top_left": 0, "bottom_right": K - Q}.get(convention)
-    bare = isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == aligned
-    return Causal() if bare else mask
+def gradients_vanish(case: Case) -> bool:
+    """Whether all gradients of the case are 0, since nothing that it computes depends on its inputs."""
+    answers = NumpySubject()(case)
+    return all((answers[gradient_name(name)] == 0).all() for name in differentiable(case))

@@ -13,7 +13,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from conformance.child import ChildExaminer
-from conformance.guard import TIME_LIMIT, Examiner
+from conformance.declaration import known
+from conformance.guard import TIME_LIMIT, Examiner, judging
+from conformance.judged_rules import JUDGED
 from conformance.judgement import Judgement
 from conformance.result import Report, report_of
 from conformance.run import Progress, silent
@@ -23,6 +25,7 @@ EFFORTS = {"quick": 3, "default": 10, "thorough": 100}
 """Cases for each probe."""
 SHRINKING = 4.0
 """Seconds spent at most on making one failing case smaller."""
+ENDED = "the check was ended before its end"
 
 
 def check(
@@ -45,6 +48,7 @@ def check(
     isolate: bool = False,
     shrink: bool = True,
     progress: Progress = silent,
+    unfinished: Callable[[Report], None] | None = None,
 ) -> Report:
     """Judge a function that is to compute an operation.
 
@@ -61,11 +65,14 @@ def check(
         dictionary by their names; else torch.autograd or jax.vjp does.
     rules: only these. time_limit: seconds for one case. isolate: run it in a process of its own, for functions that may
         crash or hang in native code.
+    unfinished: is given what is known so far where an error or an interrupt ends the check, before that is raised.
 
-    ValueError says what is wrong with a target that cannot be judged at all.
+    ValueError says what is wrong with a target that cannot be judged at all, or that none of the rules has been tried.
+    RuntimeError says what went wrong in the judge, by no fault of the function's.
     """
     if effort not in EFFORTS:
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
+    rules = None if rules is None else known("rules", [rules] if isinstance(rules, str) else rules, JUDGED)
     given: dict[str, Any] = {"supports": supports, "dtypes": dtypes, "layout": layout, "vjp": vjp}
     given |= {"width_multiple": width_multiple, "conventions": conventions}
     given = {key: value for key, value in given.items() if value is not None}
@@ -73,9 +80,29 @@ def check(
     seed = secrets.randbelow(2**32) if seed is None else seed
     start = time.monotonic()
     examiner = ChildExaminer(target, time_limit) if isolate else Examiner(target.make(), time_limit)
+    judgement = Judgement(examiner, operation, EFFORTS[effort], seed, rules, progress, SHRINKING if shrink else 0.0)
     try:
-        judgement = Judgement(examiner, operation, EFFORTS[effort], seed, rules, progress, SHRINKING if shrink else 0.0)
-        judgement.run()
+        with judging():
+            judgement.run()
+    except BaseException:
+        if unfinished is not None:
+            judgement.untried = judgement.untried or ENDED
+            unfinished(report_of(target, judgement, effort, time.monotonic() - start))
+        raise
     finally:
         examiner.close()
-    return report_of(target, judgement, effort, time.monotonic() - start)
+    report = report_of(target, judgement, effort, time.monotonic() - start)
+    if report.conforms and not tried(report, rules):
+        raise ValueError(nothing_tried(report, rules))
+    return report
+
+
+def tried(report: Report, rules: Collection[str] | None) -> bool:
+    """Whether there was a case of a rule, and not only a call to see what the function takes."""
+    return any(cell.cases for rule, cell in report.rules.items() if (rule in rules if rules else rule != "CALL"))
+
+
+def nothing_tried(report: Report, rules: Collection[str] | None) -> str:
+    chosen = f" of {', '.join(rules)}" if rules else ""
+    why = f" ({report.left_out})" if report.left_out else ""
+    return f"nothing was tried: there is no case{chosen} for {report.operation} within what {report.subject} takes{why}"

@@ -9,23 +9,29 @@ import signal
 import sys
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from conformance.declaration import Declaration
-from conformance.guard import Examiner, broken
+from conformance.guard import Examiner, JudgeError, broken, judging
+from conformance.limits import valid_limit
+from conformance.subjects import first_line
 from conformance.targets import Target
 from conformance.verdict import Finding
 
 STARTING = 300.0
 """Seconds that loading the frameworks and the target may take."""
+UNGUARDED = 86
+"""The exit code of a process that loads a script which starts one itself."""
 
 
 class ChildExaminer(Examiner):
     """As `Examiner`, in a child process, which is started again after it has died or was ended for taking too long."""
 
     def __init__(self, target: Target, time_limit: float) -> None:
-        self.target, self.name, self.time_limit = target, target.title, time_limit
-        self.printed, self.overrun = "", 0
+        self.target, self.name, self.time_limit = target, target.title, valid_limit(time_limit)
+        movable(target)
+        self.printed, self.overrun, self.answered = "", 0, 0
         self.process: Any = None
         self.pipe: Any = None
         self.context: Any = multiprocessing.get_context("spawn")
@@ -35,13 +41,16 @@ class ChildExaminer(Examiner):
         """ValueError where the target cannot be loaded, as in `Target.make`."""
         self.pipe, other = self.context.Pipe()
         self.process = self.context.Process(target=serve, args=(other, self.target, self.time_limit), daemon=True)
-        self.process.start()
+        started(self.process)
         other.close()
         try:
             loaded = self.pipe.recv() if self.pipe.poll(STARTING) else f"not loaded after {STARTING:g} s"
         except EOFError:
             self.process.join()
             loaded = f"while it was loaded {died(self.process.exitcode)}"
+            if self.process.exitcode == UNGUARDED:
+                loaded = "its process loads this script again, which starts another: "
+                loaded += 'put what the script does under `if __name__ == "__main__":`'
         if isinstance(loaded, Declaration):
             return loaded
         self.close()
@@ -49,7 +58,10 @@ class ChildExaminer(Examiner):
 
     def __call__(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
         if self.process is None:
-            self.start()
+            try:
+                self.start()
+            except ValueError as error:
+                raise JudgeError(f"the function could not be loaded again: {error}") from error
         try:
             self.pipe.send((examined_by, material, shared))
             # The child ends what Python can end itself; a little later only ending the child is left.
@@ -57,13 +69,20 @@ class ChildExaminer(Examiner):
                 self.overrun += 1
                 self.close()
                 return broken(f"took longer than {self.time_limit:g} s, and its process was ended")
-            findings, printed, overrun = self.pipe.recv()
+            answer = self.pipe.recv()
         except (EOFError, ConnectionError):
             self.process.join()
             message = died(self.process.exitcode)
             self.close()
             return broken(message)
+        if isinstance(answer, JudgeError):
+            if not self.answered:
+                raise answer
+            self.close()  # something in that process is spoilt, as a GPU is after a bad access: once more in a new one
+            return self(examined_by, material, shared)
+        findings, printed, overrun = answer
         self.printed, self.overrun = self.printed or printed, self.overrun + overrun
+        self.answered += 1
         return findings
 
     def close(self) -> None:
@@ -71,7 +90,34 @@ class ChildExaminer(Examiner):
             self.process.kill()
             self.process.join()
             self.pipe.close()
-            self.process = None
+            self.process, self.answered = None, 0
+
+
+def movable(target: Target) -> None:
+    """ValueError where a process of its own cannot be given the target."""
+    what = "name it as package.module:callable or path/to/file.py:callable, or define it at the top level of a module"
+    try:
+        ForkingPickler.dumps(target)
+    except Exception as error:
+        raise ValueError(f"{target.title} cannot be sent to a process of its own ({error}): {what}") from error
+    main = sys.modules["__main__"]
+    for function in (target.subject, target.given.get("vjp")):
+        if getattr(function, "__module__", None) == "__main__" and not hasattr(main, "__file__"):
+            raise ValueError(f"{target.title} is not in a file that a process of its own could load: {what}")
+
+
+def started(process: Any) -> None:
+    """Ends this process where it is a child itself, and still loading the script that it was started from."""
+    try:
+        process.start()
+    except RuntimeError as error:
+        if "bootstrapping" not in str(error):
+            raise
+        os._exit(UNGUARDED)
+
+
+def apart(*arguments: Any, **keywords: Any) -> None:
+    """Stands for a function for gradients that is in the child."""
 
 
 def died(code: int) -> str:
@@ -87,17 +133,26 @@ def serve(pipe: Connection, target: Target, time_limit: float) -> None:
     from conformance.__main__ import keep_compiled_code
 
     keep_compiled_code()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent, which ends this process
     with open(os.devnull, "w") as nowhere:  # what native code prints is for nobody
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
     try:
         examiner = Examiner(target.make(), time_limit)
-    except ValueError as error:
-        pipe.send(str(error))
+    except Exception as error:
+        pipe.send(str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}")
         return
-    pipe.send(replace(examiner.declaration, vjp=None))
+    pipe.send(replace(examiner.declaration, vjp=None if examiner.declaration.vjp is None else apart))
     with contextlib.suppress(EOFError):
         while True:
             asked = pipe.recv()
-            findings = examiner(*asked)
-            pipe.send((findings, examiner.printed, examiner.overrun))
+            pipe.send(answer(examiner, *asked))
             examiner.overrun = 0
+
+
+def answer(examiner: Examiner, *asked: Any) -> Any:
+    """(findings, what was printed, examinations that took too long), or what went wrong in the judge."""
+    try:
+        with judging():
+            return examiner(*asked), examiner.printed, examiner.overrun
+    except RuntimeError as error:
+        return JudgeError(str(error))

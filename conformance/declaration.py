@@ -5,11 +5,11 @@ Cases are drawn within the declaration. What lies outside it the subject must re
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from conformance.signatures import names_taken
 from specification.dtypes import FLOATING
 
 MASK_KINDS = ("causal", "window", "lengths", "padding", "segments", "dense")
@@ -41,9 +41,11 @@ SIMPLEST_FIRST = ("float32", "bfloat16", "float16", "float64")
 """The dtypes in the order in which they are tried, and in which a failing case is made simpler."""
 
 UNCLAIMED = ("structured", "refusals")
-PARAMETERS = {"scale": "scale", "softcap": "softcap", "bias": "bias", "sinks": "sinks"}
-PARAMETERS |= {"dropout": "dropout_keep", "empty_rows": "empty_rows"}
-"""Features that need a parameter of their own."""
+PARAMETERS: dict[str, tuple[str, ...]] = {name: (name,) for name in ("scale", "softcap", "bias", "sinks", "empty_rows")}
+PARAMETERS |= {"dropout": ("dropout_keep", "dropout_rate")} | dict.fromkeys(MASK_KINDS, ("mask",))
+"""Features that need parameters of their own."""
+NAMED_ONLY = ("dropout", "empty_rows")
+"""Features that a signature which takes any keyword is not taken to have."""
 
 CONVENTIONS = {
     "polarity": ("allowed", "masked"),
@@ -69,7 +71,8 @@ class Declaration:
     """features: names of `FEATURES`. width_multiple: what D and V must be multiples of. vjp: gives the gradients.
 
     dtypes: those to be judged. refused_dtypes: those that the function says it does not take. room: features for which
-    its signature has parameters, supported or not.
+    its signature has parameters, supported or not. unsure: features that nobody has named, of a signature that takes
+    any keyword. lacking: optional arguments of the operation for which its signature has no parameter.
     """
 
     features: frozenset[str] = frozenset(FEATURES)
@@ -80,6 +83,8 @@ class Declaration:
     vjp: Callable[..., Any] | None = None
     refused_dtypes: tuple[str, ...] = ()
     room: frozenset[str] = frozenset()
+    unsure: frozenset[str] = frozenset()
+    lacking: frozenset[str] = frozenset()
 
     def __contains__(self, feature: str) -> bool:
         return feature in self.features
@@ -126,10 +131,11 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
     """
     own = dict(getattr(function, "conformance", {}))
     said = own | {n: v for n, v in given.items() if v is not None}
-    supports = said.pop("supports", None)
-    features = claimed(supports, function)
-    if supports is None and not differentiated and "vjp" not in said:
+    supports = listed(said.pop("supports", None) or ())
+    features, room = claimed(supports, function), room_for(function)
+    if not differentiated and "vjp" not in said and "gradients" not in supports:
         features -= {"gradients"}
+    unsure = (features & room) - named_in_signature(function) - set(supports)
     said["refused_dtypes"] = tuple(dtype for dtype in FLOATING if dtype not in listed(own.get("dtypes", FLOATING)))
     said["conventions"] = known_conventions(said.get("conventions", {}))
     said["dtypes"] = known("dtypes", listed(said.get("dtypes", FLOATING)), FLOATING)
@@ -140,7 +146,7 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
         raise ValueError(f"layout must be BHTD or BTHD, got {said['layout']!r}")
     if int(said.get("width_multiple", 1)) < 1:
         raise ValueError(f"width_multiple must be positive, got {said['width_multiple']!r}")
-    return Declaration(features=features, room=frozenset(room_for(function)), **said)
+    return Declaration(features=features, room=frozenset(room), unsure=frozenset(unsure), **said)
 
 
 def listed(names: str | Iterable[str]) -> list[str]:
@@ -149,34 +155,27 @@ def listed(names: str | Iterable[str]) -> list[str]:
     return [part.strip() for name in several for part in name.split(",") if part.strip()]
 
 
-def claimed(supports: Collection[str] | None, function: Any) -> frozenset[str]:
+def claimed(supports: Collection[str], function: Any) -> frozenset[str]:
     """Names as they are; if every one starts with "no-", all that the signature has room for, without those."""
-    names = listed(supports or ())
-    known("supports", [name.removeprefix("no-") for name in names], FEATURES)
-    removed = {name.removeprefix("no-") for name in names if name.startswith("no-")}
-    added = {name for name in names if not name.startswith("no-")}
+    known("supports", [name.removeprefix("no-") for name in supports], FEATURES)
+    removed = {name.removeprefix("no-") for name in supports if name.startswith("no-")}
+    added = {name for name in supports if not name.startswith("no-")}
     if not added - set(UNCLAIMED):
         added |= room_for(function)
     return frozenset(added - removed)
 
 
 def room_for(function: Any) -> set[str]:
-    """Every feature that does not lack its parameter."""
-    accepted = parameters(function)
-    features = set(FEATURES) - set(UNCLAIMED)
-    if accepted is None:
-        return features - {"dropout", "empty_rows"}
-    features -= {feature for feature, name in PARAMETERS.items() if name not in accepted}
-    return features if "mask" in accepted else features - set(MASK_KINDS)
+    """Every feature that does not lack its parameters."""
+    _, anything = names_taken(function)
+    return named_in_signature(function) | (set(PARAMETERS) - set(NAMED_ONLY) if anything else set())
 
 
-def parameters(function: Any) -> set[str] | None:
-    """Names of its parameters; None if it takes any, or does not tell."""
-    try:
-        found = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return None
-    return None if any(p.kind is p.VAR_KEYWORD for p in found.values()) else set(found)
+def named_in_signature(function: Any) -> set[str]:
+    """Every feature that needs no parameter of its own, or whose parameters the signature names."""
+    names, _ = names_taken(function)
+    lacking = {feature for feature, needed in PARAMETERS.items() if not names.issuperset(needed)}
+    return set(FEATURES) - set(UNCLAIMED) - lacking
 
 
 def known_conventions(given: Mapping[str, str]) -> dict[str, str]:

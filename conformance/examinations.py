@@ -17,12 +17,12 @@ from conformance.bounds import bound, merged_bound
 from conformance.cases import Case
 from conformance.diagnosis.examining import examine_diagnosis
 from conformance.expectations import Planted, empty_rows, expectation
-from conformance.frameworks import Arrays, Framework
+from conformance.independence import examine_broadcast_cotangents, examine_determinism, examine_views
 from conformance.oracle import oracle
 from conformance.pairs import visible_pairs
 from conformance.refusals import Refusal, refused
 from conformance.spreading import gradient_name
-from conformance.subjects import Subject
+from conformance.subjects import Subject, WrongAnswer
 from conformance.verdict import Finding, judge
 from specification import Dense
 
@@ -63,11 +63,6 @@ def examine_description(subject: Subject, case: Case, shared: tuple[Any, Any, An
     elif array.dtype != bool or array.ndim != 4 or not np.array_equal(np.broadcast_to(array, meaning.shape), meaning):
         return [Finding("materialize", np.inf, message="differs from the predicate")]
     return judge(case, subject(replace(case, options=case.options | {"mask": Dense(array)})), truth, bounds)
-
-
-def identical(name: str, left: np.ndarray, right: np.ndarray) -> Finding:
-    same = left.dtype == right.dtype and np.array_equal(left, right, equal_nan=True)
-    return Finding(name, 0.0 if same else np.inf, message="" if same else "differs between two equal calls")
 
 
 def examine_shapes(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
@@ -136,52 +131,6 @@ def examine_towering(subject: Subject, twins: tuple[Case, Case], shared: tuple[A
         wrong = np.isnan(answers[name].astype(float)).any()
         findings.append(Finding(name, np.inf if wrong else 0.0, message="is NaN" if wrong else ""))
     return findings
-
-
-# --- determinism ------------------------------------------------------------------------------------------------------
-
-
-def examine_determinism(subject: Subject, case: Case, shared: Any) -> Findings:
-    """The same bits twice, another call in between; inputs untouched; results that share no memory with anything."""
-    framework, asked = subject.framework, subject.asked(case)
-    with framework.context():
-        inputs, options = subject.arrays(asked)
-        others = {n: framework.array(reversed_last(a)) for n, a in asked.inputs.items()}
-        earlier = subject.results(case.operation, inputs, options)
-        kept = {name: np.array(framework.numpy(result)) for name, result in earlier.items()}
-        between = subject.results(case.operation, others, options)
-        second = subject.results(case.operation, inputs, options)
-        findings = []
-        for name, array in asked.inputs.items():
-            if not np.array_equal(array, framework.numpy(inputs[name]), equal_nan=array.dtype.kind != "i"):
-                findings.append(Finding(name, np.inf, message="was changed by the call"))
-        findings += [
-            identical(name, array, framework.numpy(results[name]))
-            for results in (earlier, second)
-            for name, array in kept.items()
-        ]
-        if framework.mutable:
-            findings += shared_memory(framework, second, {"input": inputs, "earlier": earlier, "other": between})
-    if case.cotangents:
-        again = subject(case)
-        findings += [identical(name, array, again[name]) for name, array in subject(case).items()]
-    return findings
-
-
-def reversed_last(array: np.ndarray) -> np.ndarray:
-    """Other numbers of the same size; ids stay."""
-    return array if array.dtype.kind in "iu" else np.ascontiguousarray(array[..., ::-1])
-
-
-def shared_memory(framework: Framework, results: Arrays, others: dict[str, Arrays]) -> Findings:
-    """One finding for every result that lies in memory of something else."""
-    return [
-        Finding(name, np.inf, message=f"shares memory with {kind} {other}")
-        for name, result in results.items()
-        for kind, arrays in others.items()
-        for other, array in arrays.items()
-        if np.shares_memory(framework.numpy(result), framework.numpy(array))
-    ]
 
 
 # --- splits -----------------------------------------------------------------------------------------------------------
@@ -260,10 +209,13 @@ def examine_refusal(subject: Subject, refusal: Refusal, shared: None) -> Finding
 def examine_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
     """A case beyond what the subject declares: refused, or answered rightly all the same, but not wrongly."""
     try:
-        answers = subject(case)
-    except Exception:  # any error is a refusal
+        worst = max(judge(case, subject(case), *shared), key=lambda finding: finding.ratio)
+    except WrongAnswer as error:
+        worst = Finding(error.name, np.inf, message=str(error))
+    except Exception as error:  # any error of the subject's is a refusal
+        if error is not subject.answering.raised:
+            raise
         return []
-    worst = max(judge(case, answers, *shared), key=lambda finding: finding.ratio)
     message = f"neither supported nor refused, and wrong: {worst}"
     return [worst._replace(message=message) if worst.ratio > 1 else worst]
 
@@ -306,6 +258,8 @@ EXAMINATIONS = {
     "twin": Examination(prepare_twin, examine_twin, first),
     "towering": Examination(prepare_towering, examine_towering, first),
     "determinism": Examination(nothing, examine_determinism),
+    "views": Examination(truth_and_bounds, examine_views),
+    "broadcast cotangents": Examination(truth_and_bounds, examine_broadcast_cotangents),
     "split": Examination(prepare_split, examine_split, first),
     "constant rows": Examination(nothing, examine_constant_rows),
     "spoiled rows": Examination(prepare_twin, examine_spoiled_rows, first),

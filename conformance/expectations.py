@@ -96,11 +96,17 @@ def empty_rows(case: Case) -> np.ndarray:
 
 
 def nan_rows(case: Case, truth: dict[str, Exact]) -> dict[str, Exact]:
-    """NaN in the outputs and weights of empty rows, and in the gradients of all the values that they would weigh."""
+    """NaN in the outputs and weights of empty rows, and in the gradients of all the values that they would weigh.
+
+    Without keys the output is 0, a sum over nothing.
+    """
     rows = empty_rows(case)
-    B = len(rows)
-    G = case.inputs["key"].shape[1]
-    spoiled = {"output": rows[..., None], gradient_name("value"): rows.reshape(B, G, -1).any(-1)[..., None, None]}
+    B, H, Q = rows.shape
+    _, G, K, _ = case.inputs["key"].shape
+    if K == 0:
+        return truth
+    groups = rows.reshape(B, G, H // max(G, 1) * Q).any(-1)
+    spoiled = {"output": rows[..., None], gradient_name("value"): groups[..., None, None]}
     expected = {}
     for name, exact in truth.items():
         bad = spoiled.get(name, np.zeros((1,) * exact.high.ndim, bool))

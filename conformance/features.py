@@ -6,6 +6,8 @@ from typing import Any
 
 from conformance.cases import Case
 from conformance.declaration import Declaration
+from conformance.signatures import needed
+from conformance.spreading import listed
 from specification import Causal, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
 
@@ -63,22 +65,50 @@ def rule_of(feature: str, operation: str) -> str:
 def features_of(case: Case) -> set[str]:
     """Names of `declaration.FEATURES`."""
     features = mask_kinds(case.options.get("mask"))
-    if case.operation.startswith("attention") or case.operation == "multi_head_attention":
-        features |= {"bias", "sinks"} & set(case.inputs)
     features |= {name for name in ("scale", "softcap", "empty_rows") if case.options.get(name) is not None}
-    if case.options.get("dropout_keep") is not None:
+    if case.options.get("dropout_keep") is not None or case.options.get("dropout_rate"):
         features.add("dropout")
     if case.cotangents:
         features.add("gradients")
     if any(0 in array.shape for array in case.inputs.values()):
         features.add("empty")
-    if case.operation.startswith("attention"):
-        query, key = case.inputs["query"], case.inputs["key"]
-        features |= {"gqa"} if query.shape[1] != key.shape[1] else set()
-        features |= {"cross"} if query.shape[2] != key.shape[2] else set()
-        value = case.inputs.get("value")
-        features |= {"value_width"} if value is not None and value.shape[-1] != key.shape[-1] else set()
+    if has_masks(case.operation):
+        (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
+        features |= {"bias", "sinks"} & set(case.inputs)
+        features |= {"gqa"} if H != G else set()
+        features |= {"cross"} if Q != K else set()
+        features |= {"value_width"} if len(set(widths)) > 1 else set()
     return features
+
+
+def has_masks(operation: str) -> bool:
+    """Attention, its companions that have a mask, and multi-head attention."""
+    return operation.startswith("attention") or operation == "multi_head_attention"
+
+
+def heads_and_keys(case: Case) -> tuple[int, int, int, int]:
+    """H query heads, G key heads, Q queries and K keys, of an operation that has masks."""
+    query, key = case.inputs["query"], case.inputs["key"]
+    if case.operation != "multi_head_attention":
+        return query.shape[1], key.shape[1], query.shape[2], key.shape[2]
+    H = case.options["num_heads"]
+    return H, projected(case, "key") // max(widths_of(case)[0], 1), query.shape[1], key.shape[1]
+
+
+def widths_of(case: Case) -> tuple[int, ...]:
+    """(D, V), or (D,) without values, of an operation that has masks."""
+    if case.operation != "multi_head_attention":
+        return tuple(case.inputs[name].shape[-1] for name in ("key", "value") if name in case.inputs)
+    D = projected(case, "query") // case.options["num_heads"]
+    G = max(projected(case, "key") // max(D, 1), 1)
+    return D, projected(case, "value") // G
+
+
+def projected(case: Case, name: str) -> int:
+    """Columns of one of multi-head attention's projections, of all heads together."""
+    fused = case.inputs.get(f"{name}.weight")
+    weights = listed(case.inputs, name, ".weight") if fused is None else [fused]
+    return sum(weight.shape[-1] for weight in weights)
 
 
 def mask_kinds(mask: Any) -> set[str]:
@@ -91,8 +121,16 @@ def mask_kinds(mask: Any) -> set[str]:
 
 def within(case: Case, declaration: Declaration) -> bool:
     """Whether the subject takes such a case."""
-    if case.dtype not in declaration.dtypes or not features_of(case) <= declaration.features:
+    features = features_of(case)
+    if case.options.get("empty_rows") == declaration.convention("empty_rows"):
+        features.discard("empty_rows")  # it is not asked for them, since it knows no others
+    if case.dtype not in declaration.dtypes or not features <= declaration.features:
         return False
-    names = {"attention": ("query", "value"), "attention_weights": ("query",), "attention_logsumexp": ("query",)}
-    widths = [case.inputs[name].shape[-1] for name in names.get(case.operation, ())]
-    return all(width % declaration.width_multiple == 0 for width in widths)
+    if needed(case) & declaration.lacking:
+        return False
+    return not has_masks(case.operation) or all(width % declaration.width_multiple == 0 for width in widths_of(case))
+
+
+def taken_as_array(examined_by: str, declaration: Declaration) -> bool:
+    """Whether the subject takes what the examination makes of a case: of a description the array that it means."""
+    return examined_by != "description" or "dense" in declaration or "structured" not in declaration

@@ -30,10 +30,22 @@ class Framework(Protocol):
     kind: type  # of its arrays
 
     def array(self, array: np.ndarray) -> Any:
-        """A NumPy array as the framework's own, bit for bit."""
+        """A NumPy array as the framework's own, bit for bit, its last axis innermost in memory."""
 
     def numpy(self, array: Any) -> np.ndarray:
         """The framework's array as NumPy's, bit for bit."""
+
+    def permuted(self, array: Any, order: Sequence[int]) -> Any:
+        """The same array, its axes in that order in memory, where the framework has strides."""
+
+    def spread(self, array: Any) -> Any:
+        """An array of equal elements as a view of the first, where the framework hands on such cotangents itself."""
+
+    def memory(self, array: Any) -> np.ndarray | None:
+        """For `numpy.shares_memory`: an array at the same addresses, which need not be readable; None for no memory."""
+
+    def elsewhere(self, array: Any) -> str:
+        """The array's device if it is another one than the framework's here; else empty."""
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
         """Whatever the framework needs around a call; nothing global stays changed after it."""
@@ -56,10 +68,22 @@ class NumpyArrays:
         """NumPy is on the CPU, whatever the device."""
 
     def array(self, array: np.ndarray) -> np.ndarray:
-        return np.array(array)
+        return np.array(array, order="C")
 
     def numpy(self, array: np.ndarray) -> np.ndarray:
         return np.asarray(array)
+
+    def permuted(self, array: np.ndarray, order: Sequence[int]) -> np.ndarray:
+        return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
+
+    def spread(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def memory(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def elsewhere(self, array: np.ndarray) -> str:
+        return ""
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
@@ -84,9 +108,9 @@ class TorchArrays:
 
     def array(self, array: np.ndarray) -> Any:
         if array.dtype == ml_dtypes.bfloat16:
-            tensor = self.torch.from_numpy(np.array(array).view(np.int16)).view(self.torch.bfloat16)
+            tensor = self.torch.from_numpy(np.array(array, order="C").view(np.int16)).view(self.torch.bfloat16)
         else:
-            tensor = self.torch.from_numpy(np.array(array))
+            tensor = self.torch.from_numpy(np.array(array, order="C"))
         # NumPy's memory is aligned to 16 bytes, by chance to more, and MKL's sums depend on it to the last bit.
         return tensor.to(self.device) if self.device != "cpu" else tensor.clone()
 
@@ -95,6 +119,24 @@ class TorchArrays:
         if tensor.dtype == self.torch.bfloat16:
             return tensor.contiguous().view(self.torch.int16).numpy().view(ml_dtypes.bfloat16)
         return tensor.numpy()
+
+    def permuted(self, array: Any, order: Sequence[int]) -> Any:
+        return array.permute(*order).contiguous().permute(*np.argsort(order).tolist())
+
+    def spread(self, array: Any) -> Any:
+        """In as much memory as the whole array has, NaN but for the first number: who reads on there reads NaN."""
+        if array.numel() == 0:
+            return array
+        room = self.torch.full_like(array.reshape(-1), self.torch.nan)
+        room[0] = array.reshape(-1)[0]
+        return room[:1].reshape([1] * array.ndim).expand(array.shape)
+
+    def memory(self, array: Any) -> np.ndarray | None:
+        return None if array.numel() == 0 else np.asarray(Addresses(array))
+
+    def elsewhere(self, array: Any) -> str:
+        home = self.torch.empty(0, device=self.device).device
+        return "" if array.device == home else str(array.device)
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
@@ -118,6 +160,20 @@ class TorchArrays:
         return results, dict(zip(names, gradients, strict=True))
 
 
+class Addresses:
+    """Where the elements of a tensor lie, on whatever device: what NumPy makes of it may be compared, and not read."""
+
+    def __init__(self, tensor: Any) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), True),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(step * size for step in tensor.stride()),
+            "typestr": f"|V{size}",
+            "version": 3,
+        }
+
+
 class JaxArrays:
     """JAX, with jax.vjp; optionally everything under jax.jit."""
 
@@ -133,6 +189,19 @@ class JaxArrays:
 
     def numpy(self, array: Any) -> np.ndarray:
         return np.asarray(array)
+
+    def permuted(self, array: Any, order: Sequence[int]) -> Any:
+        return array
+
+    def spread(self, array: Any) -> Any:
+        return array
+
+    def memory(self, array: Any) -> None:
+        """Arrays of JAX cannot be written to."""
+
+    def elsewhere(self, array: Any) -> str:
+        devices = array.devices()
+        return "" if devices == {self.device} else ", ".join(sorted(map(str, devices)))
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
         context = contextlib.ExitStack()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -25,6 +25,8 @@ from conformance.cases import Case
 from conformance.declaration import EVERYTHING, SIMPLEST_FIRST, Declaration
 from conformance.expectations import allowed_pairs
 from conformance.oracle import balls_available
+from conformance.signatures import default
+from conformance.sizes import Sizes, adapted
 from conformance.spreading import result_names
 from reference_numpy import materialize
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
@@ -43,18 +45,6 @@ def some(choices: Iterable[Any]) -> tuple[Any, ...]:
     left = tuple(choices)
     assume(left)
     return left
-
-
-class Sizes(NamedTuple):
-    """B batch, H query heads, G key heads, Q queries, K keys, D width of query and key, V of value."""
-
-    B: int
-    H: int
-    G: int
-    Q: int
-    K: int
-    D: int
-    V: int
 
 
 SHORT = (
@@ -118,21 +108,6 @@ def sizes(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None 
     """float64 is judged by ball arithmetic, which is slow: short lengths only."""
     plans = (SHORT if dtype == "float64" else SHORT + LONG) if plans is None else plans
     return st.sampled_from(some(dict.fromkeys(adapted(plan, declaration) for plan in plans)))
-
-
-def adapted(s: Sizes, declaration: Declaration) -> Sizes:
-    """The sizes as the subject takes them."""
-    multiple = declaration.width_multiple
-    D, V = (-(-width // multiple) * multiple for width in (s.D, s.V))
-    return Sizes(
-        s.B,
-        s.H,
-        s.G if "gqa" in declaration else s.H,
-        s.Q,
-        s.K if "cross" in declaration else s.Q,
-        D,
-        V if "value_width" in declaration else D,
-    )
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
@@ -265,21 +240,28 @@ def attention_cases(
     inputs, options = attention_inputs(draw, s, d, operation)
     options["mask"] = draw_mask(draw, mask, s, d, declaration)
     mode = draw(st.sampled_from(empty_rows if "empty_rows" in declaration else ("zero",)))
+    convention = empty_row_convention(operation, declaration)
     if mode == "zero" and "sinks" not in focus:
-        mode = declaration.convention("empty_rows")
+        mode = convention
     if mode not in ("zero", "any"):
         options["empty_rows"] = mode
         features.discard("sinks")
     add_features(draw, s, d, features, inputs, options)
     cotangents, case = {}, Case(operation, dtype, inputs, options, {}, rounding=roundings(declaration, dtype))
-    empty = declaration.convention("empty_rows") in ("any", "nan") and not allowed_pairs(case).any(-1).all()
-    assume(not (empty and declaration.convention("empty_rows") == "any"))
+    empty = convention in ("any", "nan") and not allowed_pairs(case).any(-1).all()
+    assume(not (empty and convention == "any"))
     spoiled = empty  # who gives NaN for an empty row is not asked for what its gradients then are
     if gradients and "gradients" in declaration and not spoiled:
         shape = {"attention": (s.B, s.H, s.Q, s.V), "attention_weights": (s.B, s.H, s.Q, s.K)}
         wide = compute_dtype_name(dtype) if operation == "attention_logsumexp" else dtype
         cotangents["output"] = d.normal(*shape.get(operation, (s.B, s.H, s.Q)), dtype=wide)
     return replace(case, cotangents=cotangents)
+
+
+def empty_row_convention(operation: str, declaration: Declaration) -> str:
+    """What the subject promises of empty rows; a mean and NaN are outputs and weights, and promise no log-sum-exp."""
+    convention = declaration.convention("empty_rows")
+    return "any" if operation == "attention_logsumexp" and convention != "zero" else convention
 
 
 def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
@@ -351,11 +333,12 @@ def wanted(cotangents: dict[str, np.ndarray], declaration: Declaration) -> dict[
 def multi_head_cases(
     draw: st.DrawFn,
     separate: bool = False,
+    mask: str = "maybe",
     focus: tuple[str, ...] = (),
     dtypes: tuple[str, ...] = DTYPES,
     declaration: Declaration = EVERYTHING,
 ) -> Case:
-    """separate: per-head projections, with widths of key and value that differ from E / H."""
+    """separate: per-head projections, with widths of key and value that differ from E / H. mask: as in `draw_mask`."""
     assume(set(focus) <= declaration.features)
     dtype = draw(st.sampled_from(judged(dtypes, declaration)))
     s = draw(sizes(dtype, declaration, SHORT if dtype == "float64" else (*SHORT, *LONG[:2])))
@@ -375,7 +358,7 @@ def multi_head_cases(
     inputs["output.weight"] = d.normal(s.H * s.V, E_out, scale=(s.H * s.V) ** -0.5)
     if draw(st.booleans()):
         inputs["output.bias"] = d.normal(E_out)
-    options: dict[str, Any] = {"num_heads": s.H, "mask": draw_mask(draw, "maybe", s, d, declaration)}
+    options: dict[str, Any] = {"num_heads": s.H, "mask": draw_mask(draw, mask, s, d, declaration)}
     features = set(focus) | ({f for f in FEATURES if draw(st.integers(0, 5)) == 5} & declaration.features)
     add_features(draw, s, d, features, inputs, options)
     # Without promises about empty rows, none are asked for.
@@ -416,13 +399,25 @@ def norm_cases(
         "x": d.normal(*shape, scale=scale, mean=draw(st.sampled_from(means)) * scale),
         "weight": d.normal(*names, dtype=companion),
     }
-    if operation != "rms_norm" and draw(st.integers(0, 4)) > 0:
+    if operation != "rms_norm" and draw(st.integers(0, 4)) > 0 and "bias" not in declaration.lacking:
         inputs["bias"] = d.normal(*names, dtype=companion)
     options: dict[str, Any] = {}
     if operation != "layer_norm" or (not default_eps and draw(st.booleans())):
         options["eps"] = draw(st.sampled_from((1e-5, 1e-6, 1e-12, 1e-3, 0.5)))
+    options = without_lacking(operation, options, declaration)
     cotangents = wanted({"output": d.normal(*shape)}, declaration) if gradients else {}
     return Case(operation, dtype, inputs, options, cotangents)
+
+
+def without_lacking(operation: str, options: dict[str, Any], declaration: Declaration) -> dict[str, Any]:
+    """The options with the operation's own defaults for those that the function has no parameter for."""
+    return {n: default(operation, n) if n in declaration.lacking else value for n, value in options.items()}
+
+
+def taken(operation: str, name: str, choices: Iterable[Any], declaration: Declaration) -> tuple[Any, ...]:
+    """The choices for an option; only its default where the function has no parameter for it."""
+    lacking = name in declaration.lacking
+    return some(choice for choice in choices if not lacking or choice == default(operation, name))
 
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh")
@@ -443,7 +438,9 @@ def feed_forward_cases(
     inputs["outer.weight"] = d.normal(inner, outer, scale=inner**-0.5)
     if draw(st.booleans()):
         inputs |= {"inner.bias": d.normal(inner), "outer.bias": d.normal(outer)}
-    options: dict[str, Any] = {"activation": draw(st.sampled_from(activations))}
+    options: dict[str, Any] = {
+        "activation": draw(st.sampled_from(taken("feed_forward", "activation", activations, declaration)))
+    }
     if draw(st.integers(0, 2)) == 0 and "dropout" in declaration:
         options |= {"dropout_rate": 0.25, "dropout_keep": d.booleans(*shape[:-1], inner, share=0.75)}
     cotangents = wanted({"output": d.normal(*shape[:-1], outer)}, declaration)
@@ -452,6 +449,8 @@ def feed_forward_cases(
 
 @st.composite
 def sinusoidal_cases(draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES, declaration: Declaration = EVERYTHING) -> Case:
+    if "dtype" in declaration.lacking:
+        dtypes = tuple(dtype for dtype in dtypes if dtype == default("sinusoidal_positions", "dtype"))
     options = {
         "length": draw(st.integers(0, 40)),
         "width": draw(st.integers(1, 70)),
@@ -459,6 +458,7 @@ def sinusoidal_cases(draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES, declarat
         "exponent": draw(st.sampled_from(("shared", "doubled"))),
         "dtype": draw(st.sampled_from(judged(dtypes, declaration))),
     }
+    options = without_lacking("sinusoidal_positions", options, declaration)
     return Case("sinusoidal_positions", options["dtype"], {}, options)
 
 
@@ -483,7 +483,8 @@ def lookup_cases(
         shape = draw(st.sampled_from(((7,), (2, 5), (3, 2, 4))))
         kind = draw(st.sampled_from((np.int32, np.int64)))
         inputs["ids"] = d.integers(0, rows - 1, *shape).astype(kind)
-        options = {"scaled": draw(st.sampled_from(scaled))}
+        options = {"scaled": draw(st.sampled_from(taken(operation, "scaled", scaled, declaration)))}
+    options = without_lacking(operation, options, declaration)
     cotangents = wanted({result_names(operation)[0]: d.normal(*shape, width)}, declaration)
     return Case(operation, dtype, inputs, options, cotangents)
 

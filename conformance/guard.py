@@ -1,27 +1,44 @@
 """How a subject is examined: in this process, under a time limit, with everything that goes wrong turned into findings.
 
-`child.py` does the same in a process of its own, for subjects that may hang in native code or crash.
+What goes wrong in the judge is no finding: it is raised. `child.py` does the same in a process of its own, for subjects
+that may hang in native code or crash.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
-import signal
-import threading
+import os
+import tempfile
+import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
+
+import numpy as np
 
 from conformance.examinations import EXAMINATIONS
-from conformance.subjects import Subject
+from conformance.limits import TooSlow, limited, valid_limit
+from conformance.subjects import Subject, WrongAnswer, first_line
 from conformance.verdict import Finding
 
 TIME_LIMIT = 30.0
 """Seconds for one examination (one case, a few calls), compilation included."""
 
 
-class TooSlow(BaseException):
-    """The time limit passed. No `Exception`, which a subject might catch and go on."""
+class JudgeError(BaseException):
+    """Something went wrong by no fault of the subject's.
+
+    No `Exception`: Hypothesis would take that for a failing case, and ask for it again.
+    """
+
+
+@contextlib.contextmanager
+def judging() -> Iterator[None]:
+    """Around all that the judge does: NumPy's own settings hold, and what goes wrong in it is a RuntimeError."""
+    with np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"):
+        try:
+            yield
+        except JudgeError as error:
+            raise RuntimeError(str(error)) from error
 
 
 def broken(message: str) -> list[Finding]:
@@ -31,53 +48,72 @@ def broken(message: str) -> list[Finding]:
 class Examiner:
     """Examines a subject here. `printed`: what it wrote to standard output. `overrun`: examinations that took too long.
 
-    time_limit: None for no limit and no capture of what is printed.
+    time_limit: None for no limit and no capture of what is printed. ValueError for one that cannot be kept.
     """
 
     def __init__(self, subject: Subject, time_limit: float | None = None) -> None:
-        self.subject, self.time_limit = subject, time_limit
+        self.subject, self.time_limit = subject, valid_limit(time_limit)
         self.name, self.declaration = subject.name, subject.declaration
         self.printed, self.overrun = "", 0
+        self.output: IO[str] | None = None
 
     def __call__(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
         """The findings; an exception that the subject raises is a finding like any other."""
-        output = io.StringIO()
-        captured = contextlib.nullcontext() if self.time_limit is None else contextlib.redirect_stdout(output)
+        limit = limited(self.time_limit)
         try:
-            with captured, limited(self.time_limit):
+            with self.capturing(), limit:
                 return EXAMINATIONS[examined_by].examine(self.subject, material, shared)
-        except TooSlow:
+        except BaseException as error:
+            if error is limit.raised_by_another or isinstance(error, KeyboardInterrupt):
+                raise
+            return self.found(error)
+        finally:
+            limit.end()
+            self.subject.answering.raised = None  # with all that its traceback holds
+
+    def found(self, error: BaseException) -> list[Finding]:
+        """What an exception says of the subject; JudgeError where it is not the subject's."""
+        if isinstance(error, TooSlow):
             self.overrun += 1
             return broken(f"took longer than {self.time_limit:g} s")
-        except (Exception, SystemExit) as error:
+        if isinstance(error, WrongAnswer):
+            return [Finding(error.name, float("inf"), message=str(error))]
+        if error is self.subject.answering.raised:
             return broken(f"raised {type(error).__name__}: {first_line(error)}")
+        if isinstance(error, Exception):
+            raise JudgeError(f"the judge failed: {type(error).__name__}: {first_line(error)}") from error
+        raise error
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Standard output goes to a file, because some ask it for its descriptor or write bytes to it."""
+        if self.time_limit is None:
+            yield
+            return
+        if self.output is None or self.output.closed:
+            self.output = tempfile.TemporaryFile("w+", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
+            weakref.finalize(self, self.output.close)
+        try:
+            with contextlib.redirect_stdout(self.output):
+                yield
         finally:
-            self.printed = self.printed or output.getvalue()
+            self.printed = self.printed or written(self.output)
 
     def close(self) -> None:
-        """Nothing is held."""
+        if self.output is not None:
+            self.output.close()
 
 
-def first_line(error: BaseException) -> str:
-    """Errors of frameworks can be pages long."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else ""
-
-
-@contextlib.contextmanager
-def limited(seconds: float | None) -> Iterator[None]:
-    """Raises `TooSlow` in here once the time is over; on the main thread of a system with alarms, elsewhere not."""
-    if seconds is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def alarm(number: int, frame: Any) -> None:
-        raise TooSlow
-
-    before = signal.signal(signal.SIGALRM, alarm)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+def written(file: IO[str]) -> str:
+    """What has been written to the file, which is empty after it."""
     try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        file.flush()
+        if not os.fstat(file.fileno()).st_size:
+            return ""
+        file.seek(0)
+        text = file.read()
+        file.seek(0)
+        file.truncate()
+    except ValueError:  # somebody has closed it, or taken its buffer
+        return ""
+    return text

@@ -17,28 +17,33 @@ from conformance.cases import Case
 from conformance.corpus import Entry, entries_for
 from conformance.declaration import FEATURES, UNCLAIMED, Declaration
 from conformance.diagnosis.naming import diagnosed
-from conformance.features import features_of, rule_of
+from conformance.features import features_of, has_masks, rule_of, widths_of
 from conformance.generation import EMPTY, SHORT
 from conformance.guard import Examiner, broken
 from conformance.oracle import balls_available
 from conformance.probes import Probe, catalogue
 from conformance.run import STUCK, Progress, run_corpus, run_probe, run_refusals, violation
 from conformance.tally import Tally
+from conformance.verdict import Finding
 
 PLAIN_CALL = "a plain call"
 NOTHING_ELSE = "the plainest call fails, and nothing else was tried"
 MANY = 4
 """Violations from which on less and less time is spent on making their cases smaller."""
-WITH_MASKS = ("attention", "attention_weights", "attention_logsumexp")
+WITH_DROPOUT = ("attention", "multi_head_attention")
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One dtype or feature, by name, that a subject claims, and the plainest cases of it."""
+    """One dtype or feature, by name, that a subject claims, and the plainest cases of it.
+
+    unsure: nobody has named it; the signature takes any keyword, and what it does not know is then refused.
+    """
 
     rule: str
     name: str
     cases: st.SearchStrategy[Case]
+    unsure: bool = False
 
     @property
     def title(self) -> str:
@@ -81,7 +86,7 @@ class Judgement:
             declaration = forgiving_empty_rows(declaration)
         self.ask_frozen(entry for entry in entries_for({self.operation}, declaration) if entry.rule != "ATT-6")
         self.ask(probe for probe in self.probes(declaration) if probe.rule != "ATT-6")
-        self.tally.include(run_refusals(self.rules, [self.examiner], self.operation))
+        self.tally.include(run_refusals(self.rules, [self.examiner], self.operation, declaration))
 
     def ask_frozen(self, frozen: Iterable[Entry]) -> None:
         chosen = (entry for entry in frozen if self.rules is None or entry.rule in self.rules)
@@ -104,13 +109,16 @@ class Judgement:
 
     def what_it_takes(self, declaration: Declaration) -> Declaration:
         """The declaration without the dtypes and features for which the plainest call fails."""
-        refused = {c.name for c in claims(self.operation, declaration) if not self.takes(c.rule, c.title, c.cases)}
+        asked = claims(self.operation, declaration)
+        refused = {c.name for c in asked if not self.takes(c.rule, c.title, c.cases, c.unsure)}
         return narrowed(declaration, refused)
 
-    def takes(self, rule: str, title: str, cases: st.SearchStrategy[Case]) -> bool:
-        """Whether the subject answers a case at all; how well is asked later."""
+    def takes(self, rule: str, title: str, cases: st.SearchStrategy[Case], unsure: bool = False) -> bool:
+        """Whether the subject answers a case at all; how well is asked later. unsure: it may say that it does not."""
         probe = Probe(rule, title, (self.operation,), cases, "answers")
         tally = run_probe(probe, [self.examiner], 1, self.seed, self.progress, 0)
+        if unsure and any(says_no(violation.finding) for violation in tally.violations.values()):
+            return False
         if self.rules is None or rule in self.rules or rule == "CALL":
             self.tally.include(tally)
         return not tally.violations
@@ -131,7 +139,12 @@ def claims(operation: str, declaration: Declaration) -> Iterator[Claim]:
     for feature in sorted(declaration.features - set(UNCLAIMED)):
         cases = showing(feature, operation, declaration, first)
         if cases is not None:
-            yield Claim(rule_of(feature, operation), feature, cases)
+            yield Claim(rule_of(feature, operation), feature, cases, feature in declaration.unsure)
+
+
+def says_no(finding: Finding) -> bool:
+    """Whether the subject raised what is raised for a keyword that it does not know, or does not support."""
+    return finding.message.startswith(("raised TypeError", "raised NotImplementedError"))
 
 
 def narrowed(declaration: Declaration, refused: Collection[str]) -> Declaration:
@@ -156,8 +169,14 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
     bare = replace(declaration, features=(declaration.features & set(UNCLAIMED)) | {feature})
     if feature == "gradients":
         return generation.operation_cases(operation, (dtype,), bare)
-    if operation not in WITH_MASKS or (feature in ("dropout", "empty_rows") and operation != "attention"):
+    if not has_masks(operation) or (feature in ("dropout", "empty_rows") and operation not in WITH_DROPOUT):
         return None
+    mask = feature if feature in generation.MASKS else "none"
+    if operation == "multi_head_attention":
+        if feature in ("empty", "empty_rows"):
+            return None
+        shown = generation.multi_head_cases(mask=mask, focus=(feature,), dtypes=(dtype,), declaration=bare)
+        return shown.filter(lambda case: feature in features_of(case))
     plans = EMPTY if feature == "empty" else SHORT
     cases = partial(generation.attention_cases, operation, dtypes=(dtype,), declaration=bare, plans=plans, others=False)
     if feature in generation.MASKS:
@@ -181,8 +200,8 @@ def unsupported(operation: str, examiner: Examiner, declaration: Declaration) ->
             cases = plain(operation, replace(declaration, dtypes=(dtype,)), dtype)
             title = f"{dtype} is not supported"
             yield Probe(rule_of("dtype", operation), title, (operation,), cases, "unsupported", weight=0.3)
-    if said.width_multiple > 1 and operation in WITH_MASKS:
+    if said.width_multiple > 1 and has_masks(operation):
         cases = plain(operation, replace(declaration, width_multiple=1), declaration.dtypes[0])
-        odd = cases.filter(lambda case: case.inputs["query"].shape[-1] % said.width_multiple != 0)
+        odd = cases.filter(lambda case: any(width % said.width_multiple for width in widths_of(case)))
         title = f"a width that is no multiple of {said.width_multiple}"
         yield Probe(rule_of("cross", operation), title, (operation,), odd, "unsupported", weight=0.5)

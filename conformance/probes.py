@@ -6,12 +6,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
 from conformance import generation, special
 from conformance.cases import Case
 from conformance.declaration import EVERYTHING, Declaration
 from conformance.examinations import EXAMINATIONS, Examination
+from conformance.features import taken_as_array
 from conformance.generation import (
     ACTIVATIONS,
     ALIKE,
@@ -22,11 +24,12 @@ from conformance.generation import (
     ONE_KEY,
     OPERATIONS,
     SHORT,
-    adapted,
 )
+from conformance.sizes import adapted
 
 HALF = ("float16", "bfloat16")
 WIDE = ("float32", "float64")
+BROADCAST = "broadcast cotangents"
 LOWEST = -3.4028234663852886e38
 """The lowest float32, with which some fill what is forbidden."""
 
@@ -57,7 +60,8 @@ def agreement(rule: str, title: str, operation: str, cases: st.SearchStrategy[Ca
 
 def catalogue(declaration: Declaration = EVERYTHING) -> list[Probe]:
     """Every probe, with cases that are within the declaration; some may have none."""
-    return [*attention_probes(declaration), *companion_probes(declaration), *layer_probes(declaration)]
+    probes = (*attention_probes(declaration), *companion_probes(declaration), *layer_probes(declaration))
+    return [probe for probe in probes if taken_as_array(probe.examined_by, declaration)]
 
 
 def featured_in(declaration: Declaration) -> tuple[str, ...]:
@@ -68,6 +72,11 @@ def featured_in(declaration: Declaration) -> tuple[str, ...]:
 def unscaled(case: Case) -> Case:
     """The same with a scale of 0, which is not the same as none."""
     return replace(case, options=case.options | {"scale": 0.0})
+
+
+def summed(case: Case) -> Case:
+    """The same with cotangents of 1, as those of a sum are."""
+    return replace(case, cotangents={name: np.ones_like(array) for name, array in case.cotangents.items()})
 
 
 def attention_probes(declaration: Declaration) -> list[Probe]:
@@ -228,6 +237,18 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
                 weight=0.4,
             )
             for name in OPERATIONS
+        ),
+        *(
+            Probe("ATT-13", f"views in {name}", (name,), cases, "views", weight=0.3)
+            for name in OPERATIONS
+            if name != "sinusoidal_positions"
+            for cases in (generation.operation_cases(name, declaration=declaration),)
+        ),
+        *(
+            Probe("ATT-13", f"gradients of the sum of {name}", (name,), cases.map(summed), BROADCAST, weight=0.3)
+            for name in OPERATIONS
+            if name != "sinusoidal_positions" and "gradients" in declaration
+            for cases in (generation.operation_cases(name, declaration=declaration),)
         ),
         *(
             Probe("ATT-13", f"attention, {title}", ("attention",), material, "determinism", weight=0.3)

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
 from conformance.cases import Case
 from conformance.signatures import definition
 from conformance.spreading import PROJECTIONS, listed
+from conformance.subjects import WrongAnswer
+from specification import Linear
 
-DIFFERENTIATED = ("parameters", "query", "key", "value", "bias", "sinks", "outputs", "logsumexps", "x", "weight", "table")
+DIFFERENTIATED = (
+    "parameters",
+    "query",
+    "key",
+    "value",
+    "bias",
+    "sinks",
+    "outputs",
+    "logsumexps",
+    "x",
+    "weight",
+    "table",
+)
 """Arguments that have gradients, of any operation."""
 SEVERAL = ("outputs", "logsumexps")
 """Those that are lists."""
-
-
-class WrongAnswer(TypeError):
-    """The function returned something that is no result."""
 
 
 def described(value: Any) -> str:
@@ -96,18 +106,17 @@ def of_projection(case: Case, name: str, gradient: Any) -> dict[str, Any]:
     if not hasattr(gradient, "weight") and not (isinstance(gradient, tuple | list) and len(gradient) == len(heads)):
         raise WrongAnswer(f"vjp returned {described(gradient)} for the projection {name}")
     if not heads:
-        return of_linear(name, gradient, lambda whole: whole)
-    if not hasattr(gradient, "weight"):
-        parts = (of_linear(f"{name}[{i}]", part, lambda whole: whole) for i, part in enumerate(gradient))
-        return {n: g for part in parts for n, g in part.items()}
-    stops = accumulate((head.shape[1] for head in heads), initial=0)
-    cuts = [slice(*pair) for pair in pairwise(stops)]
-    found: dict[str, Any] = {}
-    for i, cut in enumerate(cuts):
-        found |= of_linear(f"{name}[{i}]", gradient, lambda whole, cut=cut: whole[..., cut])
-    return found
+        return of_linear(name, gradient)
+    if hasattr(gradient, "weight"):
+        stops = pairwise(accumulate((head.shape[1] for head in heads), initial=0))
+        biases = getattr(gradient, "bias", None)
+        gradient = [Linear(columns(gradient.weight, *cut), columns(biases, *cut)) for cut in stops]
+    return {n: g for i, head in enumerate(gradient) for n, g in of_linear(f"{name}[{i}]", head).items()}
 
 
-def of_linear(name: str, gradient: Any, part: Callable[[Any], Any]) -> dict[str, Any]:
-    fields = {field: getattr(gradient, field, None) for field in ("weight", "bias")}
-    return {f"{name}.{field}": part(whole) for field, whole in fields.items() if whole is not None}
+def columns(whole: Any, start: int, stop: int) -> Any:
+    return None if whole is None else whole[..., start:stop]
+
+
+def of_linear(name: str, gradient: Any) -> dict[str, Any]:
+    return {f"{name}.{field}": getattr(gradient, field, None) for field in ("weight", "bias")}

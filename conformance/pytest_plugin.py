@@ -69,7 +69,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str | None:
     if config.option.conformance is None:
         return None
-    return f"conformance: {config.option.conformance}, seed {config.option.conformance_seed}"
+    from conformance.oracle import balls_available
+    from conformance.result import NO_ORACLE
+
+    told = f"conformance: {config.option.conformance}, seed {config.option.conformance_seed}"
+    return told if balls_available() else f"{told}; {NO_ORACLE}"
 
 
 @pytest.hookimpl(wrapper=True)
@@ -97,10 +101,11 @@ class TargetCollector(pytest.Collector):
             if option.conformance_convention is not None:
                 options["conventions"] = conventions_of([option.conformance_convention])
             trial = trial_of(option.conformance, option.conformance_operation, options)
+            self.config.add_cleanup(trial.close)
+            questions = questions_of(trial)
         except (ValueError, ImportError, RuntimeError) as error:
             raise self.CollectError(f"not judged: {error}") from error
-        self.config.add_cleanup(trial.close)
-        for question in trial.questions():
+        for question in questions:
             yield QuestionItem.from_parent(self, name=str(question), trial=trial, question=question)
 
 
@@ -126,7 +131,7 @@ def conformance_test(subject: str | Callable[..., Any], operation: str, **option
     """
     trial = trial_of(subject, operation, {"seed": SEED} | options)
 
-    @pytest.mark.parametrize("question", trial.questions(), ids=str)
+    @pytest.mark.parametrize("question", questions_of(trial), ids=str)
     def test(question: Question, request: pytest.FixtureRequest) -> None:
         request.config.add_cleanup(trial.close)
         put(trial, question, request.config)
@@ -152,6 +157,14 @@ def trial_of(subject: str | Callable[..., Any], operation: str, options: dict[st
     known("device", [device], ("cpu", "cuda"))
     target = Target(subject, operation, arrays, device, options.get("name"), given)
     return Trial(target, **own)
+
+
+def questions_of(trial: Trial) -> list[Question]:
+    """ValueError where there is none."""
+    questions = trial.questions()
+    if not questions:
+        raise ValueError(f"rules: nothing in {', '.join(trial.rules or ())} speaks of {trial.operation}")
+    return questions
 
 
 def put(trial: Trial, question: Question, config: pytest.Config) -> None:

@@ -8,9 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from conformance.callables import load
+from conformance.cases import Case
 from conformance.encoding import decode, encode
 from conformance.examinations import EXAMINATIONS
-from conformance.guard import TIME_LIMIT, Examiner
+from conformance.guard import TIME_LIMIT, Examiner, judging
+from conformance.oracle import balls_available
 from conformance.tally import Violation
 from conformance.targets import Target
 from conformance.verdict import Finding
@@ -30,6 +33,8 @@ def save(violation: Violation, path: str | Path) -> None:
         "message": violation.message,
         "diagnosis": list(violation.diagnosis),
         "target": encode_target(target),
+        "own_gradients": "vjp" in target.given,
+        "time_limit": violation.time_limit,
         "examined_by": violation.examined_by,
         "material": encode(violation.material),
     }
@@ -45,11 +50,39 @@ def encode_target(target: Target) -> dict[str, Any]:
     return fields | {"name": target.title, "given": encode(given)}
 
 
-def replay(path: str | Path, subject: str | Callable[..., Any] | None = None) -> list[Finding]:
+def replay(
+    path: str | Path,
+    subject: str | Callable[..., Any] | None = None,
+    *,
+    vjp: str | Callable[..., Any] | None = None,
+    time_limit: float | None = None,
+) -> list[Finding]:
     """Ask the same of the file's subject again, or of another one; a ratio above 1 is the violation seen again.
 
-    ValueError where the file is no replay file, or where its subject has to be given.
+    vjp: the function for its gradients, if one was given to `check`; a function, or named like one.
+    time_limit: seconds; those that the subject had then, unless given.
+
+    ValueError where the file is no replay file, where its subject or its vjp has to be given, or where its case cannot
+    be judged here.
     """
+    content = read(path)
+    target = target_of(content, path, subject, vjp)
+    limit = next(limit for limit in (time_limit, content.get("time_limit"), TIME_LIMIT) if limit is not None)
+    examined_by, material = content["examined_by"], decode(content["material"])
+    judged = target.make()
+    differentiated = judged.declaration.vjp is not None or (subject is not None and target.arrays != "numpy")
+    if content.get("own_gradients") and not differentiated:
+        raise ValueError(f"{path} was written for a function whose gradients another one gives: give that as vjp")
+    examiner = Examiner(judged, limit)
+    try:
+        with judging():
+            judgeable(EXAMINATIONS[examined_by].case_of(material))
+            return examiner(examined_by, material, EXAMINATIONS[examined_by].prepare(material))
+    finally:
+        examiner.close()
+
+
+def read(path: str | Path) -> dict[str, Any]:
     try:
         content = json.loads(Path(path).read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
@@ -58,11 +91,19 @@ def replay(path: str | Path, subject: str | Callable[..., Any] | None = None) ->
         raise ValueError(f"{path} is no replay file")
     if content["version"] != VERSION:
         raise ValueError(f"{path} has version {content['version']}, expected {VERSION}")
+    return content
+
+
+def target_of(content: dict[str, Any], path: str | Path, subject: Any, vjp: Any) -> Target:
+    """The file's target, with what is given in place of what it says."""
     fields = content["target"]
     if subject is None and fields["subject"] is None:
         raise ValueError(f"{path} was written for a function without a name to find it by: give the subject")
-    target = Target(**(fields | {"given": decode(fields["given"])}))
-    target = target if subject is None else replace(target, subject=subject, name=None)
-    material = decode(content["material"])
-    prepared = EXAMINATIONS[content["examined_by"]].prepare(material)
-    return Examiner(target.make(), TIME_LIMIT)(content["examined_by"], material, prepared)
+    given = decode(fields["given"]) | ({} if vjp is None else {"vjp": load(vjp) if isinstance(vjp, str) else vjp})
+    target = Target(**(fields | {"given": given}))
+    return target if subject is None else replace(target, subject=subject, name=None)
+
+
+def judgeable(case: Case | None) -> None:
+    if case is not None and case.dtype == "float64" and not case.special and not balls_available():
+        raise ValueError("its case is in float64, whose oracle needs python-flint, which is not installed")

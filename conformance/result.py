@@ -8,13 +8,16 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from conformance.declaration import Declaration
 from conformance.judged_rules import JUDGED
+from conformance.oracle import balls_available
 from conformance.tally import Cell, Tally, Violation
 from conformance.targets import Target
 
 if TYPE_CHECKING:
     from conformance.judgement import Judgement
 
+NO_ORACLE = "float64 is left out: its oracle needs python-flint, which is not installed"
 PACKAGES = ("numpy", "torch", "jax", "hypothesis", "transformer-conformance")
 
 
@@ -23,6 +26,8 @@ class Report:
     """One subject's result.
 
     rules: for every rule that was tried, its cases and worst ratio. untried: why not everything was tried, or empty.
+    left_out: what the subject declares and nobody can judge here, with the reason, or empty; it counts in no verdict.
+    declaration: what the subject says of itself, without what is left out.
     """
 
     target: Target
@@ -33,6 +38,8 @@ class Report:
     untried: str
     seconds: float
     versions: dict[str, str]
+    left_out: str
+    declaration: Declaration
 
     @property
     def subject(self) -> str:
@@ -63,9 +70,19 @@ class Report:
 def report_of(target: Target, judgement: Judgement, effort: str, seconds: float) -> Report:
     tally: Tally = judgement.tally
     rules = {rule: tally.rules[rule, target.title] for rule in JUDGED if (rule, target.title) in tally.rules}
-    violations = [replace(violation, target=target) for violation in tally.violations.values()]
+    limit = judgement.examiner.time_limit
+    violations = [replace(violation, target=target, time_limit=limit) for violation in tally.violations.values()]
     violations.sort(key=lambda violation: list(JUDGED).index(violation.rule))
-    return Report(target, effort, judgement.seed, rules, violations, judgement.untried, seconds, versions())
+    found = (rules, violations, judgement.untried, seconds, versions())
+    return Report(target, effort, judgement.seed, *found, *judged_here(judgement.examiner.declaration))
+
+
+def judged_here(declaration: Declaration) -> tuple[str, Declaration]:
+    """(what of it cannot be judged here and why, what can)."""
+    if balls_available() or "float64" not in declaration.dtypes:
+        return "", declaration
+    others = tuple(dtype for dtype in declaration.dtypes if dtype != "float64")
+    return NO_ORACLE, replace(declaration, dtypes=others)
 
 
 def versions() -> dict[str, str]:

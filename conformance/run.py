@@ -14,11 +14,12 @@ import hypothesis.errors
 from hypothesis import HealthCheck, Phase
 
 from conformance.corpus import Entry
+from conformance.declaration import Declaration
 from conformance.examinations import EXAMINATIONS
 from conformance.guard import Examiner
 from conformance.probes import Probe
 from conformance.reducing import Material, reduced
-from conformance.refusals import REFUSALS
+from conformance.refusals import Refusal, refusals_of
 from conformance.subjects import Subject
 from conformance.tally import Tally, Violation
 from conformance.verdict import Finding
@@ -71,19 +72,27 @@ def cases_of(probe: Probe, examples: int) -> int:
     return max(1, round(examples * probe.weight))
 
 
-def run_refusals(rules: Collection[str] | None, examiners: Sequence[Examiner], operation: str | None = None) -> Tally:
-    """Every call that the rules refuse; of one operation, or of all."""
+def run_refusals(
+    rules: Collection[str] | None,
+    examiners: Sequence[Examiner],
+    operation: str | None = None,
+    declaration: Declaration | None = None,
+) -> Tally:
+    """Every call that the rules refuse; of one operation, or of all. declaration: if what a subject takes is less."""
     tally = Tally()
-    for refusal in REFUSALS:
-        if operation not in (None, refusal.case.operation) or (rules is not None and refusal.rule not in rules):
-            continue
-        for examiner in examiners:
-            if "refusals" in examiner.declaration:
-                findings = examiner("refusal", refusal, None)
-                if breaks(findings):
-                    tally.violate(violation(refusal.rule, refusal.title, "refusal", examiner, refusal, findings))
-                tally.add(refusal.rule, examiner.name, findings, refusal.case)
+    for examiner in examiners:
+        for refusal in refusals_of(operation, declaration or examiner.declaration):
+            claimed = "refusals" in examiner.declaration and (rules is None or refusal.rule in rules)
+            if claimed and examiner.overrun < STUCK:
+                run_refusal(refusal, examiner, tally)
     return tally
+
+
+def run_refusal(refusal: Refusal, examiner: Examiner, tally: Tally) -> None:
+    findings = examiner("refusal", refusal, None)
+    if breaks(findings):
+        tally.violate(violation(refusal.rule, refusal.title, "refusal", examiner, refusal, findings))
+    tally.add(refusal.rule, examiner.name, findings, refusal.case)
 
 
 def seed_of(probe: Probe, seed: int) -> int:

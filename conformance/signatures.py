@@ -87,9 +87,8 @@ class Signature:
     @property
     def lacking(self) -> frozenset[str]:
         """The operation's optional arguments for which there is no parameter."""
-        own = POSITIONAL[self.operation]
-        optional = {n for n, value in definition(self.operation).items() if n in OPTIONAL or n not in own}
-        optional -= {n for n in optional - set(OPTIONAL) if definition(self.operation)[n] is inspect.Parameter.empty}
+        own, empty = POSITIONAL[self.operation], inspect.Parameter.empty
+        optional = {n for n, value in definition(self.operation).items() if n in OPTIONAL or value is not empty}
         taken = {*own[: self.slots], *self.keywords, *(p.name for p in self.extras)}
         return frozenset() if self.open else frozenset(optional - taken)
 

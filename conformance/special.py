@@ -17,10 +17,10 @@ from conformance.generation import (
     DTYPES,
     NORM_SHAPES,
     Draw,
-    Sizes,
     allowed,
     attention_cases,
     draw_mask,
+    empty_row_convention,
     judged,
     merge_cases,
     norm_cases,
@@ -29,6 +29,7 @@ from conformance.generation import (
     sizes,
     wanted,
 )
+from conformance.sizes import Sizes
 from specification import Dense
 
 
@@ -49,6 +50,7 @@ def planted_cases(
     mask, focus = "any" if strict else "none", tuple(sorted({*focus} & declaration.features))
     clean = draw(attention_cases(mask=mask, focus=focus, others=True, declaration=declaration))
     isolated(clean, declaration, where == "hidden")
+    assume(strict or allowed_pairs(clean).all())  # a bias of -inf hides too
     d = Draw(draw(seeds), clean.dtype)
     allowed, arrays = allowed_pairs(clean), dict(clean.inputs)
     B, H, _, K = allowed.shape
@@ -126,7 +128,7 @@ def empty_row_cases(
 
     Who takes no dense masks is asked for those rows that a description leaves empty by itself, or a bias of -inf.
     """
-    assume(declaration.convention("empty_rows") != "any")
+    assume(empty_row_convention(operation, declaration) != "any")
     assume("dense" in declaration or "bias" in focus or declaration.masks)
     case = draw(attention_cases(operation, mask="maybe", empty_rows=modes, focus=focus, declaration=declaration))
     if declaration.convention("empty_rows") == "nan":

@@ -7,11 +7,13 @@ the case has cotangents.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from conformance.cases import Case
+from conformance.cases import Case, expected_dtype
 from conformance.declaration import EVERYTHING, Declaration
 from conformance.frameworks import Arrays, Framework, JaxArrays, NumpyArrays, TorchArrays
 from conformance.spreading import arguments, gradient_name, named_gradients, result_names
@@ -19,6 +21,50 @@ from specification.dtypes import FLOATING
 from specification.masks import map_arrays
 
 Answers = dict[str, np.ndarray]
+
+
+class WrongAnswer(Exception):
+    """The subject returned something that is no answer. name: of the result or gradient, or "call" for all of them."""
+
+    def __init__(self, message: str, name: str = "call") -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class Answering:
+    """Around all that a subject does: what is raised in here is the subject's doing, and `raised` holds it.
+
+    What the subject says by `numpy.seterr` holds in here and nowhere else: the judge's own arithmetic is none of its.
+    """
+
+    def __init__(self) -> None:
+        self.raised: BaseException | None = None
+        self.settings: Any = np.geterr()
+
+    def __enter__(self) -> None:
+        self.raised = None
+        self.scope = np.errstate(**self.settings)
+        self.scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.settings = np.geterr()
+        self.scope.__exit__(kind, error, trace)
+        self.raised = error
+
+
+def first_line(error: BaseException) -> str:
+    """Errors of frameworks can be pages long; empty where an error cannot say what it is."""
+    try:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+    except Exception:
+        return ""
+    return lines[0][:300] if lines else ""
+
+
+def as_it_is(role: str, array: Any) -> Any:
+    return array
 
 
 def differentiable(case: Case) -> list[str]:
@@ -31,11 +77,16 @@ def results_by_name(operation: str, returned: Any) -> dict[str, Any]:
 
 
 class Subject:
-    """A module that has every operation under its own name."""
+    """A module that has every operation under its own name.
+
+    lay: how arrays lie in memory when they are handed over; from ("input" or "cotangent", array) to the same array.
+    """
 
     def __init__(self, name: str, framework: Framework, module: Any = None) -> None:
         self.name, self.framework, self.module = name, framework, module
         self.declaration: Declaration = EVERYTHING
+        self.answering = Answering()
+        self.lay = as_it_is
 
     def call(self, operation: str, positional: list[Any], keywords: dict[str, Any]) -> Any:
         return getattr(self.module, operation)(*positional, **keywords)
@@ -50,10 +101,13 @@ class Subject:
 
     def arrays(self, case: Case) -> tuple[Arrays, dict[str, Any]]:
         """Inputs and options in the subject's framework, arrays in masks too."""
-        array = self.framework.array
+
+        def array(a: np.ndarray) -> Any:
+            return self.lay("input", self.framework.array(np.asarray(a)))
+
         options = dict(case.options)
         if options.get("mask") is not None:
-            options["mask"] = map_arrays(options["mask"], lambda a: array(np.asarray(a)))
+            options["mask"] = map_arrays(options["mask"], array)
         if options.get("dropout_keep") is not None:
             options["dropout_keep"] = array(options["dropout_keep"])
         return {name: array(a) for name, a in case.inputs.items()}, options
@@ -63,10 +117,16 @@ class Subject:
         positional, keywords = arguments(operation, inputs, options)
         return results_by_name(operation, self.call(operation, positional, keywords))
 
+    def cotangents(self, case: Case) -> Arrays:
+        """By result, in the subject's framework."""
+        return {name: self.lay("cotangent", self.framework.array(a)) for name, a in case.cotangents.items()}
+
     def differentiated(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
-        cotangents = {name: self.framework.array(array) for name, array in case.cotangents.items()}
         return self.framework.differentiate(
-            lambda arrays: self.results(case.operation, arrays, options), inputs, differentiable(case), cotangents
+            lambda arrays: self.results(case.operation, arrays, options),
+            inputs,
+            differentiable(case),
+            self.cotangents(case),
         )
 
     def materialized(self, mask: Any, shape: tuple[int, int, int, int]) -> np.ndarray | None:
@@ -76,21 +136,67 @@ class Subject:
             return None
         with self.framework.context():
             mask = map_arrays(mask, lambda a: self.framework.array(np.asarray(a)))
-            return self.framework.numpy(self.module.materialize(mask, Q, K, batch=B, heads=H))
+            with self.answering:
+                return self.framework.numpy(self.module.materialize(mask, Q, K, batch=B, heads=H))
 
     def __call__(self, case: Case) -> Answers:
         """All results and gradients of the case."""
         case_asked = self.asked(case)
         with self.framework.context():
             inputs, options = self.arrays(case_asked)
-            if case.cotangents and differentiable(case):
-                results, gradients = self.differentiated(case_asked, inputs, options)
-            else:
-                results = self.framework.evaluate(lambda a: self.results(case.operation, a, options), inputs)
-                gradients = {}
-            answers = {name: self.framework.numpy(result) for name, result in results.items()}
-            answers |= {gradient_name(name): self.framework.numpy(gradient) for name, gradient in gradients.items()}
+            with self.answering:
+                answers = self.answered(case_asked, inputs, options)
         return self.meant(case_asked, answers)
+
+    def answered(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> Answers:
+        """What is returned, as NumPy arrays; WrongAnswer where something is missing, or is not what it has to be."""
+        names = list(result_names(case.operation))
+        if case.cotangents and differentiable(case):
+            results, gradients = self.differentiated(case, inputs, options)
+            names += [gradient_name(name) for name in differentiable(case)]
+            results = results | {gradient_name(name): gradient for name, gradient in gradients.items()}
+        else:
+            results = self.framework.evaluate(lambda a: self.results(case.operation, a, options), inputs)
+        return {name: self.answer(name, case, results) for name in names}
+
+    def answer(self, name: str, case: Case, results: Mapping[str, Any]) -> np.ndarray:
+        """One result or gradient: of the framework's kind, on its device, and of the shape and dtype it has to have."""
+        got = results.get(name)
+        if got is None:
+            raise WrongAnswer("no such result", name)
+        if not isinstance(got, self.framework.kind):
+            kinds = [f"{kind.__module__}.{kind.__qualname__}" for kind in (type(got), self.framework.kind)]
+            raise WrongAnswer(f"is {kinds[0]}, expected {kinds[1]}", name)
+        place = self.framework.elsewhere(got) if case.inputs else ""
+        if place:
+            raise WrongAnswer(f"lies on {place}, and the inputs do not", name)
+        array = self.framework.numpy(got)
+        dtype, shape = expected_dtype(name, case), expected_shape(name, case, self.declaration.layout)
+        if str(array.dtype) != dtype or array.shape != shape:
+            found = f"{array.dtype} {list(array.shape)}, expected {dtype} {list(shape)}"
+            raise WrongAnswer(f"has dtype and shape {found}", name)
+        return array
+
+
+def expected_shape(name: str, case: Case, layout: str = "BHTD") -> tuple[int, ...]:
+    """Of a result or gradient of a case that is written in that layout."""
+    inputs, options = case.inputs, case.options
+    if name.startswith("gradient of "):
+        return inputs[name.removeprefix("gradient of ")].shape
+    if case.operation in ("attention_weights", "attention_logsumexp"):
+        heads, length = (1, 2) if layout == "BHTD" else (2, 1)
+        rows = tuple(inputs["query"].shape[axis] for axis in (0, heads, length))
+        return rows if case.operation == "attention_logsumexp" else (*rows, inputs["key"].shape[length])
+    shapes = {
+        "attention": lambda: (*inputs["query"].shape[:-1], inputs["value"].shape[-1]),
+        "merge_attention": lambda: inputs["outputs[0]" if name == "output" else "logsumexps[0]"].shape,
+        "multi_head_attention": lambda: (*inputs["query"].shape[:-1], inputs["output.weight"].shape[-1]),
+        "feed_forward": lambda: (*inputs["x"].shape[:-1], inputs["outer.weight"].shape[-1]),
+        "embedding": lambda: (*inputs["ids"].shape, inputs["table"].shape[-1]),
+        "learned_positions": lambda: (options["length"], inputs["table"].shape[-1]),
+        "sinusoidal_positions": lambda: (options["length"], options["width"]),
+    }
+    return shapes.get(case.operation, lambda: inputs["x"].shape)()
 
 
 class NumpySubject(Subject):
@@ -101,9 +207,9 @@ class NumpySubject(Subject):
 
     def differentiated(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
         positional, keywords = arguments(case.operation, inputs, options)
-        vjp = getattr(self.module, f"{case.operation}_vjp")
-        cotangents = [case.cotangents[name] for name in result_names(case.operation)]
-        gradients = named_gradients(case, vjp(*positional, *cotangents, **keywords))
+        vjp, cotangents = getattr(self.module, f"{case.operation}_vjp"), self.cotangents(case)
+        bars = [cotangents[name] for name in result_names(case.operation)]
+        gradients = named_gradients(case, vjp(*positional, *bars, **keywords))
         return self.results(case.operation, inputs, options), gradients
 
 

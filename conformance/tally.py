@@ -42,7 +42,7 @@ class Violation:
     title: of the probe that found it. examined_by: the name of the examination, and material: what it was done on;
     with these two the violation can be seen again, on the target, where it is known. uncut: the material before its
     case was cut down, where it was; a larger case tells mistakes apart that look alike on a small one. diagnosis: known
-    mistakes that give the same answers.
+    mistakes that give the same answers. time_limit: seconds that the subject had for one case, where there was a limit.
     """
 
     rule: str
@@ -54,6 +54,7 @@ class Violation:
     uncut: Any = None
     diagnosis: tuple[str, ...] = ()
     target: Target | None = None
+    time_limit: float | None = None
 
     @property
     def ratio(self) -> float:

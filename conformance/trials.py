@@ -16,7 +16,7 @@ from conformance.child import ChildExaminer
 from conformance.corpus import entries_for
 from conformance.declaration import Declaration, known
 from conformance.diagnosis.naming import diagnosed
-from conformance.guard import TIME_LIMIT, Examiner
+from conformance.guard import TIME_LIMIT, Examiner, judging
 from conformance.judged_rules import JUDGED
 from conformance.judgement import (
     NOTHING_ELSE,
@@ -28,8 +28,8 @@ from conformance.judgement import (
     narrowed,
     plain,
 )
-from conformance.refusals import REFUSALS
-from conformance.run import STUCK, breaks, silent, violation
+from conformance.refusals import refusals_of
+from conformance.run import STUCK, run_refusal, silent
 from conformance.tally import Tally, Violation
 from conformance.targets import Target
 
@@ -74,6 +74,7 @@ class Trial:
         shrinking = SHRINKING if shrink else 0.0
         self.judgement = Judgement(self.examiner, self.operation, EFFORTS[effort], seed, None, silent, shrinking)
         self.tried = cache(self.try_one)
+        self.refused: set[str] = set()
 
     # --- what is asked ---
 
@@ -89,7 +90,7 @@ class Trial:
         found = [Question("claim", claim.rule, title) for title, claim in self.claims.items()]
         found += sorted(self.about(self.examiner.declaration), key=lambda question: question.rule != EMPTY_ROWS)
         if "refusals" in self.examiner.declaration:
-            own = [refusal for refusal in REFUSALS if refusal.case.operation == self.operation]
+            own = refusals_of(self.operation, self.examiner.declaration)
             found += [Question("refusal", refusal.rule, refusal.title) for refusal in own]
         found.append(Question("printed", "CALL", PRINTS))
         chosen = self.rules or JUDGED
@@ -107,13 +108,13 @@ class Trial:
     def ask(self, question: Question) -> Violation | None:
         """The violation that is found; NotAsked where nothing can be asked."""
         # Warnings are for whoever runs this to see, and nothing that a subject is judged by.
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), judging():
             warnings.simplefilter("default")
             tally = self.tried(question)
             if tally.violations:
                 diagnosed(tally, self.examiner)
         found = next(iter(tally.violations.values()), None)
-        return None if found is None else replace(found, target=self.target)
+        return None if found is None else replace(found, target=self.target, time_limit=self.examiner.time_limit)
 
     def try_one(self, question: Question) -> Tally:
         if question.kind == "claim":
@@ -122,7 +123,7 @@ class Trial:
             return self.claimed(question.title)
         declaration = self.declaration
         if question.kind == "refusal":
-            return self.refused(question)
+            return self.refusal(question)
         if question.kind == "printed":
             return self.printed()
         declaration = declaration if question.rule == EMPTY_ROWS else self.forgiving
@@ -130,7 +131,8 @@ class Trial:
 
     def claimed(self, title: str) -> Tally:
         claim, judgement = self.claims[title], self.fresh()
-        judgement.takes(claim.rule, title, claim.cases)
+        if not judgement.takes(claim.rule, title, claim.cases, claim.unsure):
+            self.refused.add(claim.name)
         return self.asked(judgement.tally)
 
     def probed(self, question: Question, declaration: Declaration) -> Tally:
@@ -146,16 +148,12 @@ class Trial:
             judgement.ask_frozen(entry for entry in entries if entry.rule == question.rule)
         return self.asked(judgement.tally)
 
-    def refused(self, question: Question) -> Tally:
+    def refusal(self, question: Question) -> Tally:
         tally = Tally()
-        for refusal in REFUSALS:
+        for refusal in refusals_of(self.operation, self.declaration):
             if (refusal.rule, refusal.title) == (question.rule, question.title):
-                findings = self.examiner("refusal", refusal, None)
-                tally.add(refusal.rule, self.examiner.name, findings, refusal.case)
-                if breaks(findings):
-                    found = violation(refusal.rule, refusal.title, "refusal", self.examiner, refusal, findings)
-                    tally.violate(found)
-        return tally
+                run_refusal(refusal, self.examiner, tally)
+        return self.asked(tally)
 
     def printed(self) -> Tally:
         judgement = self.fresh()
@@ -183,12 +181,10 @@ class Trial:
     def declaration(self) -> Declaration:
         """Without what the subject claims and cannot take."""
         self.answers_at_all()
-        refused = [
-            claim.name
-            for title, claim in self.claims.items()
-            if title != PLAIN_CALL and self.holds(Question("claim", claim.rule, title)) is False
-        ]
-        return narrowed(self.examiner.declaration, refused)
+        for title, claim in self.claims.items():
+            if title != PLAIN_CALL:
+                self.holds(Question("claim", claim.rule, title))
+        return narrowed(self.examiner.declaration, self.refused)
 
     @cached_property
     def forgiving(self) -> Declaration:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from conformance.commands.console import bar, console, errors, explained, interrupted, save_report
+from conformance.commands.console import bar, console, errors, explained, save_report
 from conformance.commands.options import Effort, Html, Json, Junit, Seed, conventions_of
 
+if TYPE_CHECKING:
+    from conformance.result import Report
+
+INTERRUPTED = "interrupted"
 OPERATION = "attention, layer_norm, ...: what it is to compute"
 SUPPORTS = "what it takes, or no-softcap and the like for all but that; unless given, all its signature has room for"
 CONVENTION = "declared departures, such as empty_rows=mean,polarity=masked"
@@ -39,7 +43,7 @@ def check(
 ) -> None:
     """Judge a function that is to compute an operation.
 
-    Exit code 0: it conforms. 1: it violates a rule. 2: it cannot be judged.
+    Exit code 0: it conforms. 1: it violates a rule. 2: it cannot be judged, or not to the end. 130: interrupted.
     """
     from conformance.reports.tables import subject_report
 
@@ -47,44 +51,52 @@ def check(
     given |= {"layout": layout, "width_multiple": width_multiple, "effort": effort, "seed": seed}
     given |= {"rules": rule, "isolate": isolate, "shrink": not no_shrink}
     given |= {} if time_limit is None else {"time_limit": time_limit}
-    try:
-        report = judged(target, operation, convention or [], given, replays)
-    except KeyboardInterrupt:
-        interrupted()
+    report = judged(target, operation, convention or [], given, replays)
     for subject in report["subjects"]:
         console.print(subject_report(subject, report["seed"]))
     if report["error"] is not None:
-        console.print(Text(f"not judged: {report['error']}", style="red"))
+        how = "not judged to the end" if report["subjects"] else "not judged"
+        console.print(Text(f"{how}: {report['error']}", style="red"))
     save_report(report, {"json": json, "junit": junit, "html": html})
+    if report["error"] == INTERRUPTED:
+        raise typer.Exit(130)
     raise typer.Exit(2 if report["error"] is not None else 0 if report["conforms"] else 1)
 
 
 def judged(target: str, operation: str, convention: list[str], given: dict[str, Any], replays: Path) -> dict[str, Any]:
-    """The report; with nothing but an error in it where the target, or what is said of it, cannot be judged."""
+    """The report; with an error, and what was found before it, where the target cannot be judged, or not to the end."""
     from conformance import checking
     from conformance.reports.content import document
-    from conformance.reports.subjects import checked
 
-    asked = False
+    found: list[Report] = []
+    error, told = None, {"seed": given["seed"], "effort": given["effort"]}
     try:
         known_usage(operation, given)
         given = given | {"conventions": conventions_of(convention) or None}
         examples = checking.EFFORTS.get(given["effort"], 0)
         with bar("loading", steps(operation, given["rules"], examples), errors) as advance:
+            found.append(checking.check(target, operation, progress=advance, unfinished=found.append, **given))
+    except KeyboardInterrupt:
+        error = INTERRUPTED
+    except Exception as raised:
+        error = explained(raised)
+    if not found:
+        return document("check", [], error=error, **told)
+    report = found[0]
+    subject, unwritten = with_replays(report, replays, given["rules"])
+    told |= {"seed": report.seed, "cases": checking.EFFORTS[report.effort], "seconds": report.seconds}
+    return document("check", [subject], error=error or unwritten, **told)
 
-            def progress(rule: str, title: str) -> None:
-                nonlocal asked
-                asked = True
-                advance(rule, title)
 
-            report = checking.check(target, operation, progress=progress, **given)
-    except Exception as error:
-        if asked:
-            raise
-        return document("check", [], seed=given["seed"], effort=given["effort"], error=explained(error))
-    cases, subject = checking.EFFORTS[report.effort], checked(report, replays, chosen=given["rules"])
-    told = {"seed": report.seed, "effort": report.effort, "cases": cases, "seconds": report.seconds}
-    return document("check", [subject], **told)
+def with_replays(report: Report, replays: Path, chosen: list[str] | None) -> tuple[dict[str, Any], str | None]:
+    """(the report's part about the subject, why its replay files could not be written)."""
+    from conformance.reports.subjects import checked
+
+    try:
+        return checked(report, replays, chosen=chosen), None
+    except OSError as error:
+        unwritten = f"replay files cannot be written to {replays}: {error.strerror or error}"
+        return checked(report, None, chosen=chosen), unwritten
 
 
 def known_usage(operation: str, given: dict[str, Any]) -> None:

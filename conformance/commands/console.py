@@ -18,9 +18,9 @@ errors = Console(stderr=True)
 
 def explained(error: BaseException) -> str:
     """What was wrong, in one line."""
-    from conformance.guard import first_line
+    from conformance.subjects import first_line
 
-    told = isinstance(error, ValueError) and type(error).__module__ == "builtins"
+    told = type(error) in (ValueError, RuntimeError)
     return first_line(error) if told else f"{type(error).__name__}: {first_line(error)}"
 
 

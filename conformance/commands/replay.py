@@ -8,7 +8,7 @@ import sys
 import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.text import Text
@@ -22,17 +22,30 @@ LOADING = 60.0
 """Seconds that a process may take to load a framework."""
 
 
+class Given(NamedTuple):
+    """What is said on the command line in place of what the file says."""
+
+    target: str | None
+    vjp: str | None
+    time_limit: float | None
+
+
 def replay(
     file: Annotated[Path, typer.Argument(help="a replay file, or a report that --json wrote", metavar="FILE")],
     target: Annotated[str | None, typer.Option(help="another function to ask, as in `check`")] = None,
+    vjp: Annotated[str | None, typer.Option(help="what gives its gradients, if `check` was given that too")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="seconds; those that it had then, unless given")] = None,
     isolate: Annotated[bool, typer.Option("--isolate", help="in a process of its own, which may die")] = False,
 ) -> None:
     """Ask again what a violation was found with; exit code 1 if it is seen again."""
+    from conformance.limits import valid_limit
+
     try:
-        contents = contents_of(file)
+        contents, time_limit = contents_of(file), valid_limit(time_limit)
     except UNREADABLE as error:
         refuse(f"{file} cannot be replayed: {explained(error)}")
-    seen = [seen_again(content, target, isolate) for content in contents]
+    given = Given(target, vjp, time_limit)
+    seen = [seen_again(content, given, isolate) for content in contents]
     raise typer.Exit(1 if any(seen) else 0)
 
 
@@ -53,7 +66,7 @@ def contents_of(file: Path) -> list[dict[str, Any]]:
     return found
 
 
-def seen_again(content: Any, target: str | None, isolate: bool) -> bool:
+def seen_again(content: Any, given: Given, isolate: bool) -> bool:
     """Print what was found then and now."""
     from conformance.judged_rules import JUDGED
     from conformance.reports.content import clean
@@ -62,7 +75,7 @@ def seen_again(content: Any, target: str | None, isolate: bool) -> bool:
         path = Path(folder) / "replay.json"
         path.write_text(json.dumps(content))
         try:
-            ratio, message = asked_in_a_process(path, target) if isolate else asked(path, target)
+            ratio, message = asked_in_a_process(path, given) if isolate else asked(path, given)
             rule = JUDGED[content["rule"]]
             told = {"found by": content["title"], "then": f"{content['subject']}: {content['message']}"}
         except UNREADABLE as error:
@@ -75,25 +88,27 @@ def seen_again(content: Any, target: str | None, isolate: bool) -> bool:
     return again
 
 
-def asked(path: Path, target: str | None) -> tuple[float, str]:
+def asked(path: Path, given: Given) -> tuple[float, str]:
     """The worst ratio, and what it is of."""
     from conformance.replaying import replay
 
-    worst = max(replay(path, target), key=lambda finding: finding.ratio, default=None)
+    findings = replay(path, given.target, vjp=given.vjp, time_limit=given.time_limit)
+    worst = max(findings, key=lambda finding: finding.ratio, default=None)
     ratio = 0.0 if worst is None else worst.ratio
     return ratio, str(worst) if ratio > 1 else f"conforms, worst error {ratio:.3g} of its bound"
 
 
-def asked_in_a_process(path: Path, target: str | None) -> tuple[float, str]:
+def asked_in_a_process(path: Path, given: Given) -> tuple[float, str]:
     """The same in a process that may die of it."""
     from conformance.guard import TIME_LIMIT
 
-    code = f"from conformance.commands.replay import answer; answer({str(path)!r}, {target!r})"
+    code = f"from conformance.commands.replay import answer; answer({str(path)!r}, *{tuple(given)!r})"
     command = [sys.executable, "-c", code]
+    limit = given.time_limit or json.loads(path.read_text()).get("time_limit") or TIME_LIMIT
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIME_LIMIT + LOADING)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit + LOADING)
     except subprocess.TimeoutExpired:
-        return float("inf"), f"took longer than {TIME_LIMIT:g} s, and its process was ended"
+        return float("inf"), f"took longer than {limit:g} s, and its process was ended"
     lines = done.stdout.splitlines()
     if done.returncode or not lines:
         from conformance.child import died
@@ -105,10 +120,10 @@ def asked_in_a_process(path: Path, target: str | None) -> tuple[float, str]:
     return float(answered["ratio"]), answered["message"]
 
 
-def answer(path: str, target: str | None) -> None:
+def answer(path: str, *given: Any) -> None:
     """What the process says, on its last line."""
     try:
-        ratio, message = asked(Path(path), target)
+        ratio, message = asked(Path(path), Given(*given))
         said = {"ratio": str(ratio), "message": message}
     except UNREADABLE as error:
         said = {"error": explained(error)}

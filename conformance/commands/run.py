@@ -10,7 +10,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.text import Text
 
-from conformance.commands.console import bar, console, errors, interrupted, save_report
+from conformance.commands.console import bar, console, errors, explained, interrupted, save_report
 from conformance.commands.options import CORES, Effort, Html, Json, Junit, Seed, Workers
 from specification import RULES
 
@@ -32,11 +32,13 @@ def run(
 ) -> None:
     """Judge the three implementations against every rule, on generated cases."""
     from conformance.checking import EFFORTS
+    from conformance.guard import JudgeError
     from conformance.oracle import balls_available
     from conformance.probes import PROBES
     from conformance.reports.content import document
     from conformance.reports.subjects import tallied
     from conformance.reports.tables import print_report, violation_lines
+    from conformance.result import NO_ORACLE
     from conformance.tally import Tally
     from conformance.workers import Workers as Pool
 
@@ -60,7 +62,7 @@ def run(
     if not installed:
         refuse("nothing to judge")
     if not balls_available():
-        console.print("float64 is left out: its oracle needs python-flint, which is not installed")
+        console.print(NO_ORACLE)
     examples = EFFORTS[effort] if cases is None else cases
     pool, total, failures, start = Pool(installed, workers, device), Tally(), 0, time.monotonic()
     try:
@@ -73,6 +75,8 @@ def run(
             console.print(*map(violation_lines, tally.violations.values()), sep="\n", end="")
     except KeyboardInterrupt:
         interrupted()
+    except (Exception, JudgeError) as error:
+        refuse(f"not judged to the end: {explained(error)}")
     finally:
         pool.close()
     print_report(total, installed, console)

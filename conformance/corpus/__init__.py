@@ -19,7 +19,7 @@ from conformance.declaration import Declaration
 from conformance.encoding import decode
 from conformance.examinations import EXAMINATIONS
 from conformance.expectations import Planted, allowed_pairs
-from conformance.features import within
+from conformance.features import taken_as_array, within
 from conformance.generation import roundings
 from conformance.oracle import balls_available
 
@@ -66,6 +66,7 @@ def entries_for(operations: set[str], declaration: Declaration) -> list[Entry]:
         for entry in entries()
         if set(entry.operations) <= operations
         and within(entry.case, declaration)
+        and taken_as_array(entry.examined_by, declaration)
         and promised(entry.case, declaration)
         and (entry.case.dtype != "float64" or balls_available())
     ]

@@ -178,6 +178,15 @@ def norm_in_place(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
     return output
 
 
+# --- how arguments lie in memory --------------------------------------------------------------------------------------
+
+
+def in_order_of_memory(query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None) -> Any:
+    """Numbers are read one after the other as they lie in memory, whatever the strides say."""
+    query, key, value = (np.ravel(array, order="K").reshape(array.shape) for array in (query, key, value))
+    return attention(query, key, value, mask=mask, scale=scale)
+
+
 FAULTS = (
     planted("ATT-13", "one buffer for all results", rounded=in_one_buffer()),
     planted("ATT-13", "two buffers in turn", rounded=in_turn()),
@@ -188,6 +197,7 @@ FAULTS = (
     planted("ATT-13", "another path in every fourth call", weighted_sum=tuning()),
     planted("ATT-13", "keys added up in any order", weighted_sum=in_any_order()),
     planted("ATT-13", "dropout of its own", normalized=dropping_by_itself()),
+    Fault("ATT-13", "strides of arguments ignored", "attention", in_order_of_memory, attention),
     Fault("ATT-13", "query scaled in place", "attention", scaled_in_place, attention),
     Fault("ATT-13", "mask written into the bias", "attention", biased_in_place, attention),
     Fault("ATT-13", "unseen values cleared in place", "attention", cleaned_in_place, attention),

@@ -146,6 +146,23 @@ def layer_norm(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
     return torch_impl.layer_norm(x, weight, bias, eps=eps)
 
 
+class WithoutStrides(torch.autograd.Function):
+    """Nothing done, with a backward pass that reads the cotangent's numbers one after the other in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Any) -> Any:
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, bar: Any) -> Any:
+        whole = bar.untyped_storage().nbytes() >= bar.numel() * bar.element_size()
+        return bar.as_strided(bar.shape, torch.empty(bar.shape, device="meta").stride()) if whole else bar
+
+
+def cotangent_without_strides(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
+    return WithoutStrides.apply(layer_norm(x, weight, bias, eps=eps))
+
+
 FAULTS = (
     planted("ATT-12", "keys detached", detached_keys),
     planted("ATT-12", "weights detached", detached_weights),
@@ -158,4 +175,5 @@ FAULTS = (
     planted("ATT-12", "a backward pass without the scale", unscaled_backward),
     planted("ATT-12", "a backward pass of positive values only", rectified_backward),
     Fault("NORM-2", "moments in the dtype of x", "layer_norm", norm_from_16_bits, layer_norm, "torch"),
+    Fault("ATT-13", "strides of the cotangent ignored", "layer_norm", cotangent_without_strides, layer_norm, "torch"),
 )  # fmt: skip

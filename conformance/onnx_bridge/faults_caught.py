@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from conformance.faults.fault import Fault
 from conformance.features import within
-from conformance.guard import TooSlow, limited
+from conformance.limits import TooSlow, limited
 from conformance.onnx_bridge.cases import Arrays
 from conformance.onnx_bridge.running import Bridged, objection, outputs_of
 from conformance.onnx_bridge.translation import Translated, Translation

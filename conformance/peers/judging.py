@@ -12,28 +12,23 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
-import numpy as np
 from hypothesis import strategies as st
 
-from conformance.callables import CallableSubject, load
 from conformance.cases import Case
 from conformance.child import ChildExaminer
-from conformance.declaration import UNCLAIMED, Declaration, parameters
-from conformance.features import features_of
-from conformance.frameworks import NumpyArrays
+from conformance.declaration import Declaration
 from conformance.guard import Examiner
 from conformance.judgement import Judgement
 from conformance.peers import probes as own
 from conformance.peers.peer import Peer
 from conformance.probes import Probe
-from conformance.refusals import REFUSALS, Refusal
+from conformance.refusals import refusals_of
 from conformance.run import run_probe, violation
 from conformance.tally import Tally
 from conformance.verdict import Finding
-from specification import Mask
 
 DESCRIBED = ("MASK-2", "MASK-3", "MASK-4", "MASK-6")
 """Rules about descriptions: who takes boolean arrays only has no part in them."""
@@ -93,12 +88,6 @@ class PeerJudgement(Judgement):
     level_rows: bool = field(default=False, kw_only=True)
     positive_scales: bool = field(default=False, kw_only=True)
     nothing_hidden: bool = field(default=False, kw_only=True)
-
-    @cached_property
-    def adapter(self) -> CallableSubject:
-        """The peer's adapter in this process, which calls nothing of it."""
-        declaration = self.examiner.declaration
-        return CallableSubject(load(self.peer.subject), self.operation, NumpyArrays(), declaration, self.peer.name)
 
     @property
     def skipped(self) -> tuple[str, ...]:
@@ -183,10 +172,10 @@ class PeerJudgement(Judgement):
     def ask(self, probes: Iterable[Probe]) -> None:
         super().ask(self.within(probe) for probe in probes)
 
-    def takes(self, rule: str, title: str, cases: st.SearchStrategy[Case]) -> bool:
+    def takes(self, rule: str, title: str, cases: st.SearchStrategy[Case], unsure: bool = False) -> bool:
         if rule in self.skipped:
             return True
-        return super().takes(rule, title, self.path(cases))
+        return super().takes(rule, title, self.path(cases), unsure)
 
     def within(self, probe: Probe) -> Probe:
         case_of = probe.examination.case_of
@@ -218,17 +207,18 @@ class PeerJudgement(Judgement):
 
     def probes(self, declaration: Declaration) -> Iterator[Probe]:
         for probe in (*super().probes(declaration), *own.probes(self.operation, declaration)):
-            undescribed = probe.examined_by == "description" and "dense" not in declaration
-            if probe.rule not in self.skipped and not undescribed:
+            if probe.rule not in self.skipped:
                 yield probe
 
     # --- refusals ---
 
     def refusals(self) -> None:
         """What the rules refuse must raise something; which error, each library decides for itself."""
-        for refusal in REFUSALS:
-            if refusal.case.operation == self.operation and self.concerns(refusal):
-                asked = refusal._replace(case=self.adapter.rearranged(self.sized(refusal.case)))
+        explicit = promising(self.examiner.declaration, causal="explicit")  # a declared alignment is a divergence too
+        for refusal in refusals_of(self.operation, explicit):
+            wanted = self.rules is None or refusal.rule in self.rules
+            if wanted and refusal.title not in self.peer.documented:
+                asked = refusal._replace(case=self.sized(refusal.case))
                 findings = [f for f in self.examiner("refusal", asked, None) if not f.message.startswith("raised")]
                 self.tally.add(refusal.rule, self.examiner.name, findings, refusal.case)
                 if any(finding.ratio > 1 for finding in findings):
@@ -237,33 +227,11 @@ class PeerJudgement(Judgement):
                     self.accepted.setdefault(refusal.rule, []).append(refusal.title)
 
     def sized(self, case: Case) -> Case:
-        """A call that must be refused, in sizes of the path, so that nothing else about it can be refused."""
-        said, inputs = self.examiner.declaration, dict(case.inputs)
-        if self.operation == "attention" and "value_width" not in said and inputs["value"].shape[-1] == 7:
-            inputs["value"] = inputs["value"][..., :6]
-        if self.operation == "attention" and "gqa" not in said and inputs["query"].ndim == 4:
-            fewer = inputs["query"].shape[1] == 2 * inputs["key"].shape[1]
-            inputs |= {name: np.repeat(inputs[name], 2, axis=1) for name in ("key", "value") if fewer}
+        """A call of multi-head attention that must be refused, in sizes of the path."""
         if self.operation == own.HEADS:
             with contextlib.suppress(ValueError, IndexError):
                 return self.peer.fitted(case)
-        return replace(case, inputs=inputs)
-
-    def concerns(self, refusal: Refusal) -> bool:
-        """The path has the parameters that the call needs, and its documentation gives the call no meaning."""
-        said, case = self.examiner.declaration, refusal.case
-        mask = case.options.get("mask")
-        if isinstance(mask, Mask) and "structured" not in said:
-            return False
-        needed = features_of(case) - {"cross", "gqa", "value_width"}
-        accepted = parameters(self.adapter.function) or set()
-        options = {name for name, value in case.options.items() if value is not None} - {"num_heads"}
-        return (
-            needed <= said.features - set(UNCLAIMED)
-            and options <= accepted
-            and refusal.title not in self.peer.documented
-            and (self.rules is None or refusal.rule in self.rules)
-        )
+        return case
 
 
 def promising(declaration: Declaration, **conventions: str) -> Declaration:

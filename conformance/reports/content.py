@@ -72,11 +72,13 @@ def subject_content(
     headline: str = "",
     seconds: float | None = None,
     peer: bool = False,
+    left_out: str = "",
 ) -> Content:
     """One subject's part.
 
     rules: those that speak of the operations. cells: of the rules that were tried. untried: why not everything was.
     headline: what explains most violations. peer: it stands beside others for comparison, and need not conform.
+    left_out: what could not be judged here, which counts in no verdict.
     """
     broken = {violation["rule"] for violation in violations}
     listed = [rule for rule in JUDGED if rule in {*rules, *cells, *broken}]
@@ -90,6 +92,7 @@ def subject_content(
         "declaration": None if declaration is None else declaration_content(declaration),
         "conforms": not violations and not untried,
         "untried": clean(untried) or None,
+        "left_out": clean(left_out) or None,
         "headline": clean(headline) or None,
         "seconds": None if seconds is None else round(seconds, 3),
         "rules": [rule_content(rule, cells.get(rule), rule in broken) for rule in listed],

@@ -43,11 +43,13 @@ def slug(name: str) -> str:
 def replay_command(violation: Violation, path: str) -> str:
     """What to type to see the violation again; from Python where the function has no name to find it by."""
     subject = None if violation.target is None else violation.target.subject
-    found = None if subject is None or isinstance(subject, str) else import_name(subject)
-    if callable(subject) and found is None:
-        return f"python: conformance.replay({path!r}, the function)"
-    words = ["conformance", "replay", path]
-    words += [] if found is None else ["--target", found]
+    vjp = None if violation.target is None else violation.target.given.get("vjp")
+    functions = {"--target": subject if callable(subject) else None, "--vjp": vjp}
+    found = {option: import_name(function) for option, function in functions.items() if function is not None}
+    if None in found.values():
+        function = ", the function" if "--target" in found else ""
+        return f"python: conformance.replay({path!r}{function}{', vjp=its gradients' if vjp is not None else ''})"
+    words = ["conformance", "replay", path, *(word for option in found.items() for word in option if word is not None)]
     words += ["--isolate"] if ended(violation) else []
     return shlex.join(words)
 

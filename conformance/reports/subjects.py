@@ -8,7 +8,6 @@ from pathlib import Path
 
 from conformance.declaration import EVERYTHING
 from conformance.reports.content import Content, subject_content, violation_content
-from conformance.reports.declared import declared
 from conformance.reports.replays import write_replay
 from conformance.result import Report
 from conformance.spreading import POSITIONAL
@@ -23,8 +22,10 @@ def checked(
     files = (None if replays is None else write_replay(violation, replays) for violation in report.violations)
     violations = [violation_content(*found) for found in zip(report.violations, files, strict=True)]
     told = {"untried": report.untried, "headline": report.headline, "seconds": report.seconds, "peer": peer}
+    told["left_out"] = report.left_out
     target, rules = report.target, [rule for rule in rules_of(report.operation) if not chosen or rule in chosen]
-    return subject_content(target, declared(target), [target.operation], rules, report.rules, violations, **told)
+    operations = [target.operation]
+    return subject_content(target, report.declaration, operations, rules, report.rules, violations, **told)
 
 
 def rules_of(operation: str) -> list[str]:

@@ -147,6 +147,8 @@ def subject_report(subject: Content, seed: int | None) -> RenderableType:
     parts: list[RenderableType] = [subject_table(subject), *map(violation_block, subject["violations"])]
     if subject["headline"]:
         parts.append(Text(f"It looks as if {subject['headline']}.", style="bold"))
+    if subject["left_out"]:
+        parts.append(Text(f"{subject['left_out']}.", style="yellow"))
     if subject["untried"]:
         parts.append(Text(f"Not everything was tried: {subject['untried']}.", style="red"))
     cases = sum(rule["cases"] for rule in subject["rules"])
