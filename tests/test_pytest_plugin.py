@@ -186,6 +186,9 @@ def test_target_that_cannot_be_judged(run: Any) -> None:
     assert result.ret == pytest.ExitCode.INTERRUPTED
     for option, value in {"convention": "polarity", "rule": "ATT-99", "device": "tpu"}.items():
         run("good", f"--conformance-{option}", value).stdout.fnmatch_lines(["not judged: *"])
+    result = run("good", "--conformance-rule", "NORM-1")
+    result.stdout.fnmatch_lines(["not judged: rules: nothing in NORM-1 speaks of attention"])
+    assert result.ret == pytest.ExitCode.INTERRUPTED
 
 
 def test_operation_is_needed(pytester: pytest.Pytester) -> None:

@@ -15,8 +15,7 @@ def layer_norm_rsqrt(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> An
     """Deviations taken twice, and sums in whatever order XLA likes."""
     wide, axes = widen(x), tuple(range(-weight.ndim, 0))
     first = jax.lax.stop_gradient(wide[(..., *(slice(0, 1) for _ in axes))])
-    shifted = wide - first
-    once = shifted - jnp.mean(shifted, axis=axes, keepdims=True)
+    once = wide - (first + jnp.mean(wide - first, axis=axes, keepdims=True))
     deviation = once - jnp.mean(once, axis=axes, keepdims=True)
     reciprocal = jax.lax.rsqrt(jnp.mean(deviation**2, axis=axes, keepdims=True) + eps)
     output = deviation * reciprocal * widen(weight)
