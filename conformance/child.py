@@ -35,6 +35,7 @@ class ChildExaminer(Examiner):
         self.process: Any = None
         self.pipe: Any = None
         self.context: Any = multiprocessing.get_context("spawn")
+        self.never_given: tuple[str, ...] = ()
         self.declaration = self.start()
 
     def start(self) -> Declaration:
@@ -51,8 +52,9 @@ class ChildExaminer(Examiner):
             if self.process.exitcode == UNGUARDED:
                 loaded = "its process loads this script again, which starts another: "
                 loaded += 'put what the script does under `if __name__ == "__main__":`'
-        if isinstance(loaded, Declaration):
-            return loaded
+        if isinstance(loaded, tuple):
+            declaration, self.never_given = loaded
+            return declaration
         self.close()
         raise ValueError(loaded)
 
@@ -141,7 +143,8 @@ def serve(pipe: Connection, target: Target, time_limit: float) -> None:
     except Exception as error:
         pipe.send(str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}")
         return
-    pipe.send(replace(examiner.declaration, vjp=None if examiner.declaration.vjp is None else apart))
+    declaration = replace(examiner.declaration, vjp=None if examiner.declaration.vjp is None else apart)
+    pipe.send((declaration, examiner.never_given))
     with contextlib.suppress(EOFError):
         while True:
             asked = pipe.recv()

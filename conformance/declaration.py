@@ -15,8 +15,9 @@ from specification.dtypes import FLOATING
 MASK_KINDS = ("causal", "window", "lengths", "padding", "segments", "dense")
 
 FEATURES = {
-    "causal": "masks that are causal, with any offset",
+    "causal": "masks that are causal",
     "window": "sliding-window masks",
+    "offset": "causal masks and windows at any offset, also one for each batch element",
     "lengths": "masks by the number of keys of each batch element",
     "padding": "masks by a boolean for every key of each batch element",
     "segments": "masks of packed sequences",
@@ -42,7 +43,7 @@ SIMPLEST_FIRST = ("float32", "bfloat16", "float16", "float64")
 
 UNCLAIMED = ("structured", "refusals")
 PARAMETERS: dict[str, tuple[str, ...]] = {name: (name,) for name in ("scale", "softcap", "bias", "sinks", "empty_rows")}
-PARAMETERS |= {"dropout": ("dropout_keep", "dropout_rate")} | dict.fromkeys(MASK_KINDS, ("mask",))
+PARAMETERS |= {"dropout": ("dropout_keep", "dropout_rate")} | dict.fromkeys((*MASK_KINDS, "offset"), ("mask",))
 """Features that need parameters of their own."""
 NAMED_ONLY = ("dropout", "empty_rows")
 """Features that a signature which takes any keyword is not taken to have."""
@@ -156,12 +157,17 @@ def listed(names: str | Iterable[str]) -> list[str]:
 
 
 def claimed(supports: Collection[str], function: Any) -> frozenset[str]:
-    """Names as they are; if every one starts with "no-", all that the signature has room for, without those."""
+    """Names as they are; if every one starts with "no-", all that the signature has room for, without those.
+
+    Who has causal masks or windows has them at any offset, unless "no-offset" is said beside them.
+    """
     known("supports", [name.removeprefix("no-") for name in supports], FEATURES)
     removed = {name.removeprefix("no-") for name in supports if name.startswith("no-")}
     added = {name for name in supports if not name.startswith("no-")}
     if not added - set(UNCLAIMED):
         added |= room_for(function)
+    if added & {"causal", "window"}:
+        added |= {"offset"}
     return frozenset(added - removed)
 
 

@@ -22,6 +22,7 @@ KINDS = {
 FEATURE_RULES = {
     "causal": "MASK-3",
     "window": "MASK-4",
+    "offset": "MASK-3",
     "lengths": "MASK-2",
     "padding": "MASK-2",
     "segments": "MASK-2",
@@ -64,7 +65,8 @@ def rule_of(feature: str, operation: str) -> str:
 
 def features_of(case: Case) -> set[str]:
     """Names of `declaration.FEATURES`."""
-    features = mask_kinds(case.options.get("mask"))
+    mask = case.options.get("mask")
+    features = mask_kinds(mask) | ({"offset"} if shifted(mask, 0) else set())
     features |= {name for name in ("scale", "softcap", "empty_rows") if case.options.get(name) is not None}
     if case.options.get("dropout_keep") is not None or case.options.get("dropout_rate"):
         features.add("dropout")
@@ -119,9 +121,26 @@ def mask_kinds(mask: Any) -> set[str]:
     return {KINDS.get(type(mask), "dense")}
 
 
+def shifted(mask: Any, aligned: int) -> bool:
+    """Whether a causal mask or a window in it stands elsewhere than at this offset."""
+    if isinstance(mask, And | Or):
+        return shifted(mask.left, aligned) or shifted(mask.right, aligned)
+    offset = mask.offset if isinstance(mask, Causal | SlidingWindow) else None
+    return offset is not None and not (isinstance(offset, int) and offset == aligned)
+
+
+def alignment(query_length: int, key_length: int, declaration: Declaration) -> int:
+    """The offset at which causal masks and windows stand for a subject that knows no other."""
+    return key_length - query_length if declaration.convention("causal") == "bottom_right" else 0
+
+
 def within(case: Case, declaration: Declaration) -> bool:
     """Whether the subject takes such a case."""
-    features = features_of(case)
+    features = features_of(case) - {"offset"}
+    if "offset" not in declaration and has_masks(case.operation):
+        _, _, Q, K = heads_and_keys(case)
+        if shifted(case.options.get("mask"), alignment(Q, K, declaration)):
+            return False
     if case.options.get("empty_rows") == declaration.convention("empty_rows"):
         features.discard("empty_rows")  # it is not asked for them, since it knows no others
     if case.dtype not in declaration.dtypes or not features <= declaration.features:

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from conformance.cases import Case
 from conformance.declaration import EVERYTHING, SIMPLEST_FIRST, Declaration
 from conformance.expectations import allowed_pairs
+from conformance.features import alignment
 from conformance.oracle import balls_available
 from conformance.signatures import default
 from conformance.sizes import Sizes, adapted
@@ -31,6 +32,7 @@ from conformance.spreading import result_names
 from reference_numpy import materialize
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.dtypes import compute_dtype_name
+from specification.masks import And, Or
 
 DTYPES = SIMPLEST_FIRST
 
@@ -183,10 +185,20 @@ def draw_mask(draw: st.DrawFn, kind: str, s: Sizes, d: Draw, declaration: Declar
         kind = draw(st.sampled_from(some((*kinds, *several))))
     if kind == "none":
         return None
-    aligned = {"top_left": 0, "bottom_right": s.K - s.Q}.get(declaration.convention("causal"))
-    if kind == "causal" and aligned is not None and draw(st.booleans()):
+    aligned = alignment(s.Q, s.K, declaration)
+    if kind == "causal" and declaration.convention("causal") != "explicit" and draw(st.booleans()):
         return Causal(aligned)
-    return combined(draw, s, d, kinds) if kind == "combined" else MASKS[kind](draw, s, d)
+    mask = combined(draw, s, d, kinds) if kind == "combined" else MASKS[kind](draw, s, d)
+    return mask if "offset" in declaration else at(mask, aligned)
+
+
+def at(mask: Any, offset: int) -> Any:
+    """The same with every causal mask and window at this offset."""
+    if isinstance(mask, And | Or):
+        return type(mask)(at(mask.left, offset), at(mask.right, offset))
+    if isinstance(mask, Causal):
+        return Causal(offset)
+    return SlidingWindow(mask.left, mask.right, offset) if isinstance(mask, SlidingWindow) else mask
 
 
 def kinds_of_masks(declaration: Declaration) -> tuple[list[str], tuple[str, ...]]:

@@ -47,6 +47,7 @@ def broken(message: str) -> list[Finding]:
 
 class Examiner:
     """Examines a subject here. `printed`: what it wrote to standard output. `overrun`: examinations that took too long.
+    `never_given`: parameters of a function that are none of the operation's.
 
     time_limit: None for no limit and no capture of what is printed. ValueError for one that cannot be kept.
     """
@@ -54,6 +55,7 @@ class Examiner:
     def __init__(self, subject: Subject, time_limit: float | None = None) -> None:
         self.subject, self.time_limit = subject, valid_limit(time_limit)
         self.name, self.declaration = subject.name, subject.declaration
+        self.never_given: tuple[str, ...] = getattr(getattr(subject, "signature", None), "never_given", ())
         self.printed, self.overrun = "", 0
         self.output: IO[str] | None = None
 

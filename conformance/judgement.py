@@ -23,6 +23,7 @@ from conformance.guard import Examiner, broken
 from conformance.oracle import balls_available
 from conformance.probes import Probe, catalogue
 from conformance.run import STUCK, Progress, run_corpus, run_probe, run_refusals, violation
+from conformance.special import narrow
 from conformance.tally import Tally
 from conformance.verdict import Finding
 
@@ -167,6 +168,12 @@ def plain(operation: str, declaration: Declaration, dtype: str) -> st.SearchStra
 def showing(feature: str, operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case] | None:
     """Cases that use the feature, and as little else as can be; None where the operation has no such thing."""
     bare = replace(declaration, features=(declaration.features & set(UNCLAIMED)) | {feature})
+    if feature == "offset":  # of a description; an array has none
+        if not operation.startswith("attention") or not {"structured", "causal"} <= declaration.features:
+            return None
+        at_any = replace(bare, features=bare.features | {"causal"})
+        causal = generation.attention_cases(operation, "causal", (), False, False, (dtype,), declaration=at_any)
+        return causal.filter(lambda case: feature in features_of(case))
     if feature == "gradients":
         return generation.operation_cases(operation, (dtype,), bare)
     if not has_masks(operation) or (feature in ("dropout", "empty_rows") and operation not in WITH_DROPOUT):
@@ -180,7 +187,7 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
     plans = EMPTY if feature == "empty" else SHORT
     cases = partial(generation.attention_cases, operation, dtypes=(dtype,), declaration=bare, plans=plans, others=False)
     if feature in generation.MASKS:
-        return cases(mask=feature)
+        return cases(mask=feature).filter(narrow) if feature == "window" else cases(mask=feature)
     modes = ("mean",) if feature == "empty_rows" else ("zero",)
     shown = cases(mask="none", focus=(feature,), gradients=False, empty_rows=modes)
     return shown.filter(lambda case: feature in features_of(case))

@@ -105,7 +105,7 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
         ),
         agree("MASK-3", "causal", alone(mask="causal"), weight=1.5),
         agree("MASK-3", "causal, many keys", alone(mask="causal", plans=LONG), weight=0.5),
-        agree("MASK-4", "window", alone(mask="window")),
+        agree("MASK-4", "window", alone(mask="window").filter(special.narrow)),
         agree("MASK-4", "window, many keys", alone(mask="window", plans=LONG)),
         *(
             Probe("MASK-5", title, operations, special.flat_masks(plans, declaration), "shapes", weight=0.5)

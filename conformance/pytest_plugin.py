@@ -41,6 +41,8 @@ OPTIONS = {
 }
 """Each with a value, and with the meaning that it has for `conformance check`."""
 NUMBERS = {"width-multiple": int, "seed": int, "time-limit": float}
+NEVER_GIVEN = "conformance: never given"
+"""The property of a test that says which of the function's parameters no case gives."""
 SEED = 0
 """Of a test in a test file: it draws the same cases every time, unless another seed is given."""
 
@@ -74,6 +76,14 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
     told = f"conformance: {config.option.conformance}, seed {config.option.conformance_seed}"
     return told if balls_available() else f"{told}; {NO_ORACLE}"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What is never given is told once, from wherever the tests ran."""
+    reports = [report for several in terminalreporter.stats.values() for report in several]
+    found = [p for report in reports for p in getattr(report, "user_properties", ()) if p[0] == NEVER_GIVEN]
+    for line in dict.fromkeys(told for _, told in found):
+        terminalreporter.write_line(f"conformance: {line}", yellow=True)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -117,7 +127,7 @@ class QuestionItem(pytest.Item):
         self.trial, self.question = trial, question
 
     def runtest(self) -> None:
-        put(self.trial, self.question, self.config)
+        put(self.trial, self.question, self)
 
     def reportinfo(self) -> tuple[Path, None, str]:
         return self.config.rootpath, None, f"{self.parent.name if self.parent else ''} {self.name}"
@@ -134,7 +144,7 @@ def conformance_test(subject: str | Callable[..., Any], operation: str, **option
     @pytest.mark.parametrize("question", questions_of(trial), ids=str)
     def test(question: Question, request: pytest.FixtureRequest) -> None:
         request.config.add_cleanup(trial.close)
-        put(trial, question, request.config)
+        put(trial, question, request.node)
 
     test.__doc__ = f"{trial.target.title} computes {operation}."
     return test
@@ -167,7 +177,7 @@ def questions_of(trial: Trial) -> list[Question]:
     return questions
 
 
-def put(trial: Trial, question: Question, config: pytest.Config) -> None:
+def put(trial: Trial, question: Question, item: pytest.Item) -> None:
     """Fails with all that is known of a violation; skips where the question cannot be asked."""
     __tracebackhide__ = True
     from conformance.reports.blocks import block
@@ -175,12 +185,14 @@ def put(trial: Trial, question: Question, config: pytest.Config) -> None:
     from conformance.reports.replays import write_replay
     from conformance.trials import NotAsked
 
+    if trial.never_given:
+        item.user_properties.append((NEVER_GIVEN, f"{trial.target.title} was {trial.never_given}"))
     try:
         found = trial.ask(question)
     except NotAsked as reason:
         pytest.skip(str(reason))
     if found is not None:
-        path = write_replay(found, replays_folder(config), titled=True)
+        path = write_replay(found, replays_folder(item.config), titled=True)
         pytest.fail(block(violation_content(found, path)), pytrace=False)
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from conformance.declaration import Declaration
+from conformance.diagnosis.following import separated
 from conformance.judged_rules import JUDGED
 from conformance.oracle import balls_available
 from conformance.tally import Cell, Tally, Violation
@@ -25,9 +26,12 @@ PACKAGES = ("numpy", "torch", "jax", "hypothesis", "transformer-conformance")
 class Report:
     """One subject's result.
 
-    rules: for every rule that was tried, its cases and worst ratio. untried: why not everything was tried, or empty.
-    left_out: what the subject declares and nobody can judge here, with the reason, or empty; it counts in no verdict.
-    declaration: what the subject says of itself, without what is left out.
+    rules: for every rule that was tried, its cases and worst ratio. violations: those that stand for themselves first,
+    the simplest before the others, and last the `following` ones, which follow from these. untried: why not everything
+    was tried, or empty. left_out: what the subject declares and nobody can judge here, with the reason, or empty; it
+    counts in no verdict.
+    declaration: what the subject says of itself, without what is left out. never_given: parameters of the function that
+    are none of the operation's, and that no case gave.
     """
 
     target: Target
@@ -40,6 +44,7 @@ class Report:
     versions: dict[str, str]
     left_out: str
     declaration: Declaration
+    never_given: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def subject(self) -> str:
@@ -55,12 +60,20 @@ class Report:
 
     @property
     def headline(self) -> str:
-        """The known mistake that explains most violations; empty where none is known."""
+        """The known mistake that explains most violations; empty where none is known, or none explains most."""
         known = Counter(name for violation in self.violations for name in violation.diagnosis)
         if not known:
             return ""
         (name, count), total = known.most_common(1)[0], len(self.violations)
+        of_numbers = sum(not violation.finding.message for violation in self.violations)
+        if 2 * count <= of_numbers:
+            return ""
         return f"{name}: this explains {count} of {total} violations" if total > 1 else name
+
+    @property
+    def following(self) -> list[Violation]:
+        """Violations that are seen without what their rules are about, and follow from the others."""
+        return separated(self.violations)[1]
 
     @property
     def conforms(self) -> bool:
@@ -73,8 +86,10 @@ def report_of(target: Target, judgement: Judgement, effort: str, seconds: float)
     limit = judgement.examiner.time_limit
     violations = [replace(violation, target=target, time_limit=limit) for violation in tally.violations.values()]
     violations.sort(key=lambda violation: list(JUDGED).index(violation.rule))
-    found = (rules, violations, judgement.untried, seconds, versions())
-    return Report(target, effort, judgement.seed, *found, *judged_here(judgement.examiner.declaration))
+    alone, following = separated(violations)
+    found = (rules, [*alone, *following], judgement.untried, seconds, versions())
+    declared, never_given = judged_here(judgement.examiner.declaration), judgement.examiner.never_given
+    return Report(target, effort, judgement.seed, *found, *declared, never_given=never_given)
 
 
 def judged_here(declaration: Declaration) -> tuple[str, Declaration]:

@@ -74,7 +74,7 @@ class Signature:
 
     slots: how many of the operation's positional arguments it takes by place. extras: parameters behind them that it
     takes by place alone. keywords: names of those that it takes by keyword. required: those of them without a default.
-    open: it takes any keyword, or does not tell.
+    open: it takes any keyword, or does not tell. never_given: its parameters that are none of the operation's.
     """
 
     operation: str
@@ -83,6 +83,7 @@ class Signature:
     keywords: frozenset[str]
     required: frozenset[str]
     open: bool
+    never_given: tuple[str, ...] = ()
 
     @property
     def lacking(self) -> frozenset[str]:
@@ -129,4 +130,10 @@ def signature_of(function: Callable[..., Any], operation: str) -> Signature:
         frozenset(p.name for p in behind),
         frozenset(p.name for p in behind if p.default is p.empty),
         any(p.kind is p.VAR_KEYWORD for p in found),
+        tuple(p.name for p in (*places[slots:], *found[len(places) :]) if is_foreign(p, operation)),
     )
+
+
+def is_foreign(parameter: inspect.Parameter, operation: str) -> bool:
+    """Whether the parameter has a name that is none of the operation's."""
+    return parameter.kind not in VARIADIC and parameter.name not in definition(operation)

@@ -146,6 +146,12 @@ def empty_row_cases(
     return replace(case, options=case.options | {"mask": Dense(allowed & rows[..., None])})
 
 
+def narrow(case: Case) -> bool:
+    """The window is no causal mask by another name, of the same offset."""
+    mask = case.options["mask"]
+    return mask.left is not None or mask.right != 0
+
+
 # --- extreme logits ---------------------------------------------------------------------------------------------------
 
 

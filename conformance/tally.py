@@ -23,6 +23,7 @@ class Cell:
     cases: int = 0
     worst: float = 0.0
     wide: float = -1.0  # the worst in float32 and float64, where no rounding to 16 bits outweighs the rest; -1 for none
+    refused: int = 0  # cases beyond what the subject supports that it refused, as it should
 
     def add(self, ratio: float, dtype: str) -> None:
         self.cases += 1
@@ -32,6 +33,7 @@ class Cell:
 
     def include(self, other: Cell) -> None:
         self.cases += other.cases
+        self.refused += other.refused
         self.worst, self.wide = max(self.worst, other.worst), max(self.wide, other.wide)
 
 
@@ -123,7 +125,9 @@ class Tally:
     def add(self, rule: str, subject: str, findings: list[Finding], case: Case, agreement: bool = False) -> None:
         """`agreement`: the findings compare the case's results with its truth, one by one."""
         worst = max(findings, key=lambda finding: finding.ratio, default=None)
-        self.rules[rule, subject].add(0.0 if worst is None else worst.ratio, case.dtype)
+        cell = self.rules[rule, subject]
+        cell.add(0.0 if worst is None else worst.ratio, case.dtype)
+        cell.refused += not findings  # only a refusal of what is not supported leaves nothing to be found
         if not agreement:
             return
         for kind in ("output", "gradient"):

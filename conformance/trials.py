@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
+from conformance.cases import Case
 from conformance.checking import EFFORTS, SHRINKING
 from conformance.child import ChildExaminer
 from conformance.corpus import entries_for
@@ -28,6 +29,8 @@ from conformance.judgement import (
     narrowed,
     plain,
 )
+from conformance.missing import missing, some_cases
+from conformance.probes import Probe
 from conformance.refusals import refusals_of
 from conformance.run import STUCK, run_refusal, silent
 from conformance.tally import Tally, Violation
@@ -75,6 +78,14 @@ class Trial:
         self.judgement = Judgement(self.examiner, self.operation, EFFORTS[effort], seed, None, silent, shrinking)
         self.tried = cache(self.try_one)
         self.refused: set[str] = set()
+
+    @property
+    def never_given(self) -> str:
+        """Which parameters of the function no case gives; empty where there are none."""
+        from conformance.reports.blocks import parameters_never_given
+
+        names = self.examiner.never_given
+        return parameters_never_given(names, self.operation) if names else ""
 
     # --- what is asked ---
 
@@ -133,20 +144,35 @@ class Trial:
         claim, judgement = self.claims[title], self.fresh()
         if not judgement.takes(claim.rule, title, claim.cases, claim.unsure):
             self.refused.add(claim.name)
-        return self.asked(judgement.tally)
+        return self.asked(judgement.tally, claim.name if claim.name in self.refused else "")
 
     def probed(self, question: Question, declaration: Declaration) -> Tally:
         judgement = self.fresh()
-        probes = [p for p in judgement.probes(declaration) if (p.rule, p.title) == (question.rule, question.title)]
-        judgement.ask(probes)
-        return self.asked(judgement.tally)
+
+        def own(declaration: Declaration) -> list[Probe]:
+            return [p for p in judgement.probes(declaration) if (p.rule, p.title) == (question.rule, question.title)]
+
+        judgement.ask(own(declaration))
+        if judgement.tally.rules:
+            return judgement.tally
+
+        def cases_of(declaration: Declaration) -> list[Case]:
+            return [case for probe in own(declaration) for case in some_cases(probe)]
+
+        return self.asked(judgement.tally, missing(cases_of, declaration))
 
     def thawed(self, question: Question, declaration: Declaration) -> Tally:
         judgement = self.fresh()
         if self.examiner.overrun < STUCK:
             entries = entries_for({self.operation}, declaration)
             judgement.ask_frozen(entry for entry in entries if entry.rule == question.rule)
-        return self.asked(judgement.tally)
+        if judgement.tally.rules:
+            return judgement.tally
+
+        def cases_of(declaration: Declaration) -> list[Case]:
+            return [e.case for e in entries_for({self.operation}, declaration) if e.rule == question.rule]
+
+        return self.asked(judgement.tally, missing(cases_of, declaration))
 
     def refusal(self, question: Question) -> Tally:
         tally = Tally()
@@ -164,12 +190,14 @@ class Trial:
     def fresh(self) -> Judgement:
         return replace(self.judgement, tally=Tally())
 
-    def asked(self, tally: Tally) -> Tally:
+    def asked(self, tally: Tally, lacks: str = "") -> Tally:
+        """lacks: what the function does not take."""
         if tally.rules:
             return tally
         if self.examiner.overrun >= STUCK:
             raise NotAsked(f"{STUCK} cases took longer than {self.examiner.time_limit:g} s, and nothing more is tried")
-        raise NotAsked("within what the function takes there is no such case")
+        why = f"it does not take {lacks}: " if lacks else ""
+        raise NotAsked(f"{why}within what the function takes there is no such case")
 
     # --- what others presuppose ---
 

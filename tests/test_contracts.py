@@ -386,6 +386,40 @@ def test_conventions_hold_within_combined_descriptions(mask: Any, function: Func
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
+FLAG = ["structured", "causal", "no-offset", "scale", "gqa", "cross", "value_width"]
+
+
+def with_flag(bottom: bool = False, refuses: bool = True) -> Function:
+    """A kernel that has a flag for one causal mask, from the top left or the bottom right."""
+
+    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None) -> Any:
+        aligned = key.shape[2] - query.shape[2] if bottom else 0
+        if refuses and not (mask is None or (isinstance(mask, Causal) and mask.offset in (None, aligned))):
+            raise NotImplementedError("no mask but the causal one")
+        causal = None if mask is None else Causal(aligned)
+        return reference_numpy.attention(query, key, value, mask=causal, scale=scale)
+
+    return attention
+
+
+@pytest.mark.rule("MASK-3")
+@pytest.mark.parametrize("bottom", [False, True])
+def test_kernels_with_a_causal_flag(bottom: bool) -> None:
+    """Are asked for the one mask that the flag means, and must not take others for it."""
+    said = {"supports": FLAG, "conventions": {"causal": "bottom_right" if bottom else "top_left"}}
+    assert violated(with_flag(bottom), **said) == []
+    assert {"MASK-1", "MASK-2", "MASK-3", "MASK-4"} <= set(violated(with_flag(bottom, refuses=False), **said))
+    assert "MASK-3" in violated(with_flag(not bottom, refuses=False), **said)
+
+
+@pytest.mark.rule("MASK-3")
+def test_offsets_come_with_causal_masks() -> None:
+    assert "offset" in declaration_of(with_flag(), False, supports=["structured", "causal"])
+    assert "offset" not in declaration_of(with_flag(), False, supports=FLAG)
+    assert features_of(attention_case(Causal(2))) >= {"causal", "offset"}
+    assert "offset" not in features_of(attention_case(Causal(0) & KeyLengths(np.array([1, 5]))))
+
+
 def test_description_is_no_array_for_who_takes_no_arrays() -> None:
     whole = Declaration()
     for said, found in ((whole.without("dense"), False), (whole.without("structured", "dense"), True), (whole, True)):

@@ -53,7 +53,7 @@ def check(
     given |= {} if time_limit is None else {"time_limit": time_limit}
     report = judged(target, operation, convention or [], given, replays)
     for subject in report["subjects"]:
-        console.print(subject_report(subject, report["seed"]))
+        console.print(subject_report(subject, report["seed"]), crop=False)
     if report["error"] is not None:
         how = "not judged to the end" if report["subjects"] else "not judged"
         console.print(Text(f"{how}: {report['error']}", style="red"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases import Case
 from conformance.diagnosis import attention, layers
-from conformance.diagnosis.matching import MOST, Mistake, matching
+from conformance.diagnosis.matching import Mistake, matching
 from conformance.diagnosis.precision import excused, scale_off
 from conformance.expectations import Planted
 from conformance.oracle import oracle
@@ -46,7 +45,7 @@ def examine_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shar
     got, truth = subject(asked), oracle(judged)
     if all(one.ratio <= 1 for one in judge(judged, got, truth, bound(judged))):
         return [named(STRIDES[examined_by])] if examined_by in STRIDES else []
-    names = list(islice(matching(judged, got, truth, finding, mistakes_of(judged.operation)), MOST))
+    names = list(matching(judged, got, truth, finding, mistakes_of(judged.operation)))
     return [named(name) for name in names or [*scale_off(judged, got), *excused(judged, got, truth)][:1]]
 
 

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from conformance.diagnosis.matching import MOST
 from conformance.guard import Examiner
 from conformance.tally import Tally, Violation
+
+PARAMETER = re.compile(r" \(blocks of \d+ keys\)$")
+"""In which mistakes of one family differ."""
+MEASURED = re.compile(r"^(the scale is) [-+.e\d]+ times|^(as far off as) .*")
+"""What is measured on a case, and may come out a little differently on another."""
 
 
 def diagnosed(tally: Tally, examiner: Examiner) -> None:
@@ -20,10 +28,28 @@ def diagnosis(violation: Violation, examiner: Examiner) -> tuple[str, ...]:
     if violation.finding.message or violation.material is None:  # no numbers that could be compared
         return ()
     names = asked(violation, violation.material, examiner)
-    if violation.uncut is None:
-        return names
-    before = asked(violation, violation.uncut, examiner)
-    return tuple(name for name in names if name in before) or before
+    if violation.uncut is not None and names:
+        names = explaining(names, asked(violation, violation.uncut, examiner))
+    return in_families(names)[:MOST]
+
+
+def explaining(names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...]:
+    """Of the names that explain the case that is shown, those that explain the one before it was cut down too."""
+    known = set(map(kind, before))
+    return tuple(name for name in names if kind(name) in known)
+
+
+def kind(name: str) -> str:
+    """The name without what is measured."""
+    return MEASURED.sub(lambda found: found[1] or found[2], name)
+
+
+def in_families(names: Iterable[str]) -> tuple[str, ...]:
+    """Each mistake once; without its parameter where it may have several values."""
+    families: dict[str, list[str]] = {}
+    for name in names:
+        families.setdefault(PARAMETER.sub("", name), []).append(name)
+    return tuple(members[0] if len(members) == 1 else family for family, members in families.items())
 
 
 def asked(violation: Violation, material: Any, examiner: Examiner) -> tuple[str, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
+from conformance.judged_rules import CONTRACT
 from conformance.reports.content import Content, real
 
 
@@ -21,6 +23,8 @@ def rows(violation: Content) -> list[tuple[str, str]]:
         found += [("expected", digits(violation["expected"])), ("error", error(violation))]
         if violation["dtype"] is None:  # a message of its own beside the numbers
             found.append(("found", violation["message"]))
+    if violation.get("called_with") is not None:
+        found.append(("arrays", violation["called_with"]))
     if violation["case"] is not None:
         found.append(("smallest case", violation["case"]))
     found += [("diagnosis" if i == 0 else "", line) for i, line in enumerate(violation["diagnosis"])]
@@ -32,6 +36,43 @@ def rows(violation: Content) -> list[tuple[str, str]]:
 def block(violation: Content) -> str:
     """The same as plain text."""
     return "\n".join([heading(violation), *(f"  {label:<15}{text}" for label, text in rows(violation))])
+
+
+# --- what a subject's verdict leaves open -----------------------------------------------------------------------------
+
+
+def never_given(subject: Content) -> str:
+    """Parameters that no case gave; empty where there are none, as in older reports."""
+    names = subject.get("never_given") or ()
+    return parameters_never_given(names, subject["operations"][0]) if names else ""
+
+
+def parameters_never_given(names: Iterable[str], operation: str) -> str:
+    return f"never given: {', '.join(names)} (no parameters of {operation})"
+
+
+def rules_not_tried(subject: Content) -> str:
+    """How many rules of those that speak of the operation, and which; empty where all were tried."""
+    rules = [rule for rule in subject["rules"] if rule["rule"] != CONTRACT.id]
+    untried = [rule["rule"] for rule in rules if rule["status"] == "untried"]
+    return f"{len(untried)} of {len(rules)} rules not tried: {', '.join(untried)}" if untried else ""
+
+
+def follow(subject: Content) -> str:
+    """Which violations follow from the others, where there are any."""
+    rules = [violation["rule"] for violation in subject["violations"] if violation.get("follows")]
+    several = len(rules) > 1
+    fail = "fail on cases without what these rules are about: they follow"
+    fails = "fails on a case without what this rule is about: it follows"
+    return f"{', '.join(rules)} {fail if several else fails} from the above." if rules else ""
+
+
+def only_refused(rule: Content) -> bool:
+    """Whether all that was asked of the rule was what the subject does not support, and it refused that."""
+    return rule["status"] == "conforms" and rule.get("refused", 0) == rule["cases"]
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
 
 
 def where(violation: Content) -> str:

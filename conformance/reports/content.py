@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,6 +25,7 @@ from conformance.verdict import Finding
 
 SCHEMA = {"name": "transformer-conformance report", "version": 1}
 PROJECT = "transformer-conformance"
+ARRAYS = {"numpy": "NumPy arrays", "torch": "PyTorch tensors", "jax": "JAX arrays"}
 UNPRINTABLE = re.compile("[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What a terminal would obey, or XML and UTF-8 cannot hold."""
 
@@ -73,12 +74,14 @@ def subject_content(
     seconds: float | None = None,
     peer: bool = False,
     left_out: str = "",
+    never_given: Sequence[str] = (),
 ) -> Content:
     """One subject's part.
 
     rules: those that speak of the operations. cells: of the rules that were tried. untried: why not everything was.
     headline: what explains most violations. peer: it stands beside others for comparison, and need not conform.
-    left_out: what could not be judged here, which counts in no verdict.
+    left_out: what could not be judged here, which counts in no verdict. never_given: parameters of the function that
+    are none of the operation's.
     """
     broken = {violation["rule"] for violation in violations}
     listed = [rule for rule in JUDGED if rule in {*rules, *cells, *broken}]
@@ -93,6 +96,7 @@ def subject_content(
         "conforms": not violations and not untried,
         "untried": clean(untried) or None,
         "left_out": clean(left_out) or None,
+        "never_given": [clean(name) for name in never_given],
         "headline": clean(headline) or None,
         "seconds": None if seconds is None else round(seconds, 3),
         "rules": [rule_content(rule, cells.get(rule), rule in broken) for rule in listed],
@@ -124,11 +128,15 @@ def rule_content(rule: str, cell: Cell | None, broken: bool) -> Content:
         "cases": cell.cases,
         "worst": number(cell.worst) if cell.cases else None,
         "worst_wide": number(cell.wide) if cell.wide >= 0 else None,
+        "refused": cell.refused,
     }
 
 
-def violation_content(violation: Violation, replay_file: str | None = None) -> Content:
-    """A violation with all its evidence; replay_file: where its replay file was written."""
+def violation_content(violation: Violation, replay_file: str | None = None, follows: bool = False) -> Content:
+    """A violation with all its evidence; replay_file: where its replay file was written.
+
+    follows: its smallest case has nothing of what its rule is about, and fails for what other violations show.
+    """
     rule, finding = JUDGED[violation.rule], violation.finding
     return {
         "rule": rule.id,
@@ -142,7 +150,18 @@ def violation_content(violation: Violation, replay_file: str | None = None) -> C
         "replay": replay_content(violation),
         "replay_file": replay_file,
         "replay_command": None if replay_file is None else replay_command(violation, replay_file),
+        "called_with": called_with(violation),
+        "follows": follows,
     }
+
+
+def called_with(violation: Violation) -> str | None:
+    """In what arrays a function was called that does not even take the plainest call."""
+    if violation.rule != "CALL" or violation.case is None or violation.target is None:
+        return None
+    own = violation.target.arrays
+    others = [arrays for arrays in ARRAYS if arrays != own]
+    return f"it was called with {ARRAYS.get(own, own)}; --arrays {' or '.join(others)} for others"
 
 
 def numbers_content(violation: Violation, finding: Finding) -> Content:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
 
-from conformance.reports.blocks import block
+from conformance.reports.blocks import block, only_refused
 from conformance.reports.content import PROJECT, Content, clean
 
 
@@ -40,6 +40,7 @@ def suite(report: Content, subject: Content) -> Element:
 
 def properties(parent: Element, report: Content, subject: Content) -> None:
     told = {name: report[name] for name in ("seed", "effort")} | {name: subject[name] for name in ("arrays", "device")}
+    told["never_given"] = ", ".join(subject.get("never_given") or ()) or None
     named = told | {f"version {package}": version for package, version in report["versions"].items()}
     inside = SubElement(parent, "properties")
     for name, value in named.items():
@@ -57,7 +58,9 @@ def test_case(rule: Content, subject: Content) -> Element:
         failure = SubElement(case, "failure", message=clean(message), type=rule["rule"])
         failure.text = clean("\n\n".join(map(block, violations)))
     elif rule["cases"]:
-        SubElement(case, "system-out").text = f"{rule['cases']} cases, worst error {rule['worst']} of its bound"
+        worst = "all refused, as what is not supported must be"
+        worst = worst if only_refused(rule) else f"worst error {rule['worst']} of its bound"
+        SubElement(case, "system-out").text = f"{rule['cases']} cases, {worst}"
     return case
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from conformance.reports.blocks import digits, error, where
+from conformance.reports.blocks import digits, error, follow, never_given, only_refused, rules_not_tried, where
 from conformance.reports.comparison import described
 from conformance.reports.content import Content, real
 from conformance.reports.pictures import pictures
@@ -27,6 +27,7 @@ def page(report: Content) -> str:
     style = Markup((HERE / "page.css").read_text())  # our own file, and no place for anything from the report
     names = [subject["name"] for subject in report["subjects"] if not subject["peer"]]
     helpers: dict[str, Any] = {"pictures": pictures, "digits": digits, "error": error, "where": where, "ratio": ratio}
+    helpers |= {"never_given": never_given, "not_tried": rules_not_tried, "follow": follow}
     helpers |= {"described": described, "title": ", ".join(names) or f"conformance {report['command']}"}
     return template.render(report=report, style=style, rows=matrix(report), verdict=verdict(report), **helpers)
 
@@ -67,4 +68,6 @@ def ratio(rule: Content | None) -> str:
     worst = real(rule["worst"])
     if rule["status"] == "violated":
         return "violated" if not math.isfinite(worst) or worst <= 1 else f"{worst:.3g}\N{MULTIPLICATION SIGN}"
+    if only_refused(rule):
+        return "refused"
     return "exact" if worst == 0 else f"{worst:.2f}"

@@ -20,9 +20,10 @@ def checked(
 ) -> Content:
     """What was checked. replays: the folder for its replay files. chosen: rules, if not all of them were asked for."""
     files = (None if replays is None else write_replay(violation, replays) for violation in report.violations)
-    violations = [violation_content(*found) for found in zip(report.violations, files, strict=True)]
+    following = {violation.rule for violation in report.following}
+    violations = [violation_content(v, f, v.rule in following) for v, f in zip(report.violations, files, strict=True)]
     told = {"untried": report.untried, "headline": report.headline, "seconds": report.seconds, "peer": peer}
-    told["left_out"] = report.left_out
+    told |= {"left_out": report.left_out, "never_given": report.never_given}
     target, rules = report.target, [rule for rule in rules_of(report.operation) if not chosen or rule in chosen]
     operations = [target.operation]
     return subject_content(target, report.declaration, operations, rules, report.rules, violations, **told)

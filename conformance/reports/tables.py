@@ -10,12 +10,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from conformance.reports.blocks import rows
+from conformance.reports.blocks import follow, never_given, only_refused, rows, rules_not_tried
 from conformance.reports.content import Content, real
 from conformance.tally import Cell, Substance, Tally, Violation
 from specification import RULES
 from specification.dtypes import FLOATING
 
+LABELS = len("smallest case")
 RATIOS = "Worst error in units of its bound (at most 1 conforms): in float32 and float64, and in all four dtypes"
 
 
@@ -107,12 +108,12 @@ def print_report(tally: Tally, subjects: Sequence[str], console: Console) -> Non
 
 def verdict_of(rule: Content) -> Text:
     styles = {"conforms": "green", "violated": "bold red", "untried": "dim"}
-    return Text(rule["status"], style=styles[rule["status"]])
+    return Text("refused" if only_refused(rule) else rule["status"], style=styles[rule["status"]])
 
 
 def worst_of(rule: Content) -> Text:
     """As in a run: the worst in float32 and float64, then that of all dtypes."""
-    if rule["status"] == "untried" or (rule["status"] == "violated" and real(rule["worst"]) <= 1):
+    if rule["status"] == "untried" or only_refused(rule) or (rule["status"] == "violated" and real(rule["worst"]) <= 1):
         return Text("-")
     wide = -1.0 if rule["worst_wide"] is None else real(rule["worst_wide"])
     return both(Cell(rule["cases"], real(rule["worst"]), wide))
@@ -135,18 +136,31 @@ def subject_table(subject: Content) -> Table:
 def violation_block(violation: Content) -> RenderableType:
     """The violation's rule, and below it everything that is known of it."""
     inside = Table.grid(padding=(0, 2))
-    inside.add_column(style="dim", no_wrap=True)
+    inside.add_column(style="dim", no_wrap=True, min_width=LABELS)
     inside.add_column(overflow="fold")
-    for label, text in rows(violation):
-        inside.add_row(Text(label), Text(text))
+    told = rows(violation)
+    for label, text in told:
+        if label != "replay":
+            inside.add_row(Text(label), Text(text))
     head = Text.assemble((f"{violation['rule']} {violation['title']}: ", "bold red"), violation["statement"])
-    return Group(head, Padding(inside, (0, 0, 1, 2)))
+    commands = [unbroken(label, text) for label, text in told if label == "replay"]
+    return Group(head, Padding(inside, (0, 0, 0, 2)), *commands, Text())
+
+
+def unbroken(label: str, text: str) -> Text:
+    """A line to be copied, which is printed as one on any terminal, if nothing crops it."""
+    return Text.assemble((f"  {label:<{LABELS + 2}}", "dim"), text, no_wrap=True, overflow="ignore")
 
 
 def subject_report(subject: Content, seed: int | None) -> RenderableType:
-    parts: list[RenderableType] = [subject_table(subject), *map(violation_block, subject["violations"])]
+    """To be printed with `crop=False`, so that lines to be copied stay whole."""
+    alone = [violation for violation in subject["violations"] if not violation.get("follows")]
+    parts: list[RenderableType] = [subject_table(subject), *map(violation_block, alone)]
+    parts += [Text(line) for line in (follow(subject),) if line]
     if subject["headline"]:
         parts.append(Text(f"It looks as if {subject['headline']}.", style="bold"))
+    if never_given(subject):
+        parts.append(Text(f"{never_given(subject)}.", style="yellow"))
     if subject["left_out"]:
         parts.append(Text(f"{subject['left_out']}.", style="yellow"))
     if subject["untried"]:
@@ -157,4 +171,6 @@ def subject_report(subject: Content, seed: int | None) -> RenderableType:
     what = "conforms" if subject["conforms"] else violates
     style = "bold green" if subject["conforms"] else "bold red"
     told = "" if seed is None else f", seed {seed}"
-    return Group(*parts, Text(f"{subject['name']} {what}; {cases} cases{told}.", style=style))
+    left = "" if subject["untried"] else rules_not_tried(subject)
+    last = f"{subject['name']} {what}; {cases} cases{told}{left and f'; {left}'}."
+    return Group(*parts, Text(last, style=style))

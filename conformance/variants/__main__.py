@@ -20,28 +20,30 @@ def main(
     effort: Effort = "default",
     repeat: Annotated[int, typer.Option(help="that many runs, each with the next seed", min=1)] = 1,
     seed: Seed = None,
+    only: Annotated[list[str] | None, typer.Option(help="a word in the title; may be given again")] = None,
     jax: Annotated[bool, typer.Option(help="those in JAX too, which compiles for every new shape")] = True,
     workers: Workers = CORES,
 ) -> None:
     """Judge implementations that are right but written differently, and print what is found in them."""
     from conformance.reports.tables import violation_lines
-    from conformance.variants.judging import runs
+    from conformance.variants.judging import chosen, runs
 
     wanted = ("numpy", "torch", "jax") if jax else ("numpy", "torch")
     arrays = [name for name in wanted if importlib.util.find_spec(name) is not None]
+    indices = chosen(arrays, only or ())
     first = secrets.randbelow(2**32) if seed is None else seed
     total, failures = Tally(), 0
-    for number, tally in enumerate(runs(arrays, effort, range(first, first + repeat), workers), first):
+    for number, tally in enumerate(runs(indices, effort, range(first, first + repeat), workers), first):
         total.include(tally)
         failures += not tally.conforms
         console.print(f"seed {number}: {'conform' if tally.conforms else 'violations'}")
         console.print(*map(violation_lines, tally.violations.values()), sep="\n", end="")
-    console.print(table(total, arrays))
+    console.print(table(total, indices))
     console.print(f"{repeat} run{'s' * (repeat > 1)}, {failures} with violations")
     raise typer.Exit(1 if failures else 0)
 
 
-def table(tally: Tally, arrays: list[str]) -> Table:
+def table(tally: Tally, indices: list[int]) -> Table:
     """Cases and the worst errors of every variant."""
     from conformance.variants import VARIANTS
 
@@ -50,7 +52,7 @@ def table(tally: Tally, arrays: list[str]) -> Table:
         made.add_column(heading)
     for heading in ("wide", "all", "cases"):
         made.add_column(heading, justify="right")
-    for variant in (variant for variant in VARIANTS if variant.arrays in arrays):
+    for variant in (VARIANTS[index] for index in indices):
         cells = [cell for (_, name), cell in tally.rules.items() if name == variant.title]
         wide, worst = max(cell.wide for cell in cells), max(cell.worst for cell in cells)
         count = sum(cell.cases for cell in cells)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from conformance.checking import EFFORTS
@@ -22,15 +22,24 @@ examiners: dict[int, Examiner] = {}
 """A worker process's own subjects, made when they are first asked."""
 
 
-def companies(arrays: Collection[str]) -> list[Company]:
-    """Of the variants in these frameworks' arrays, largest first."""
+def chosen(arrays: Collection[str], only: Collection[str] = ()) -> list[int]:
+    """Indices of the variants in these frameworks' arrays, with one of these words in their titles if there are any."""
+    return [
+        index
+        for index, variant in enumerate(VARIANTS)
+        if variant.arrays in arrays and (not only or any(word in variant.title for word in only))
+    ]
+
+
+def companies(indices: Iterable[int]) -> list[Company]:
+    """Those of one kind together, largest company first."""
     found: dict[str, list[int]] = {}
-    for index, variant in enumerate(VARIANTS):
-        if variant.arrays in arrays:
-            said = variant.subject().declaration
-            conventions = sorted(said.conventions.items())
-            key = repr((variant.operation, sorted(said.features), said.dtypes, said.layout, conventions))
-            found.setdefault(key, []).append(index)
+    for index in indices:
+        variant = VARIANTS[index]
+        said = variant.subject().declaration
+        conventions = sorted(said.conventions.items())
+        key = repr((variant.operation, sorted(said.features), said.dtypes, said.layout, conventions))
+        found.setdefault(key, []).append(index)
     return sorted(map(tuple, found.values()), key=len, reverse=True)
 
 
@@ -61,9 +70,9 @@ def start() -> None:
         torch.set_num_threads(1)
 
 
-def runs(arrays: Collection[str], effort: str, seeds: Sequence[int], workers: int) -> Iterator[Tally]:
+def runs(indices: Iterable[int], effort: str, seeds: Sequence[int], workers: int) -> Iterator[Tally]:
     """One tally for each seed, in order."""
-    asked, examples = companies(arrays), EFFORTS[effort]
+    asked, examples = companies(indices), EFFORTS[effort]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=start) as pool:
         waiting = [[pool.submit(judged, company, examples, seed) for company in asked] for seed in seeds]
