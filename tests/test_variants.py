@@ -14,9 +14,14 @@ def identifier(variant: Variant) -> str:
     return f"{variant.operation}, {variant.name}"
 
 
+SOME = ("MASK-3", "ATT-1", "ATT-6")
+"""Rules that are enough for attention in JAX, which compiles for every shape."""
+
+
 @pytest.mark.parametrize("variant", VARIANTS, ids=identifier)
 def test_variant_conforms(variant: Variant) -> None:
-    report = variant.check(effort="quick", seed=SEED, shrink=False)
+    rules = SOME if (variant.arrays, variant.operation) == ("jax", "attention") else None
+    report = variant.check(effort="quick", seed=SEED, shrink=False, rules=rules)
     assert report.conforms, (report.untried, report.violations)
 
 

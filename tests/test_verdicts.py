@@ -36,6 +36,7 @@ from conformance.targets import Target
 from conformance.trials import NotAsked, Trial
 from conformance.verdict import judge
 from specification import Causal
+from tests.test_pytest_plugin import PLUGIN
 
 pytest_plugins = ["pytester"]
 
@@ -123,7 +124,7 @@ def test_what_was_never_given_is_known_of_a_process_of_its_own(tmp_path: Path) -
 def test_pytest_says_what_was_never_given(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(kernel="def mean(q, k, v, causal=False):\n    return 0 * q\n")
     words = ("--conformance", "kernel.py:mean", "--conformance-operation", "attention", "--conformance-effort", "quick")
-    result = pytester.runpytest_inprocess("-p", "conformance.pytest_plugin", *words, "-k", "plain")
+    result = pytester.runpytest_inprocess(*PLUGIN, *words, "-k", "plain")
     result.stdout.fnmatch_lines(
         ["conformance: kernel.py:mean was never given: causal (no parameters of attention)"], consecutive=True
     )
