@@ -96,6 +96,10 @@ class Declaration:
     def without(self, *features: str) -> Declaration:
         return replace(self, features=self.features - set(features))
 
+    def promising(self, **conventions: str) -> Declaration:
+        """The same under these conventions too."""
+        return replace(self, conventions={**self.conventions, **conventions})
+
     @property
     def masks(self) -> tuple[str, ...]:
         return tuple(kind for kind in MASK_KINDS if kind in self)

@@ -19,7 +19,7 @@ from conformance.diagnosis.examining import examine_diagnosis
 from conformance.expectations import Planted, empty_rows, expectation
 from conformance.independence import examine_broadcast_cotangents, examine_determinism, examine_views
 from conformance.oracle import oracle
-from conformance.pairs import visible_pairs
+from conformance.pairs import dense_meaning
 from conformance.refusals import Refusal, refused
 from conformance.spreading import gradient_name
 from conformance.subjects import Subject, WrongAnswer
@@ -38,12 +38,6 @@ def truth_and_bounds(case: Case) -> tuple[Any, Any]:
 
 def examine_agreement(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
     return judge(case, subject(case), *shared)
-
-
-def dense_meaning(case: Case) -> np.ndarray:
-    """What the mask allows, asked pair by pair of the plain predicate (MASK-2)."""
-    (B, H, Q, _), K = case.inputs["query"].shape, case.inputs["key"].shape[2]
-    return visible_pairs(case.options.get("mask"), None, (B, H, Q, K))
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------

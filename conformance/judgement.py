@@ -84,7 +84,7 @@ class Judgement:
         rows.ask_frozen(entry for entry in entries_for({self.operation}, declaration) if entry.rule == "ATT-6")
         rows.ask(probe for probe in rows.probes(declaration) if probe.rule == "ATT-6")
         if ("ATT-6", self.examiner.name) in rows.tally.violations:
-            declaration = forgiving_empty_rows(declaration)
+            declaration = declaration.promising(empty_rows="any")
         self.ask_frozen(entry for entry in entries_for({self.operation}, declaration) if entry.rule != "ATT-6")
         self.ask(probe for probe in self.probes(declaration) if probe.rule != "ATT-6")
         self.tally.include(run_refusals(self.rules, [self.examiner], self.operation, declaration))
@@ -152,11 +152,6 @@ def narrowed(declaration: Declaration, refused: Collection[str]) -> Declaration:
     """Without the dtypes and features of these names."""
     dtypes = tuple(dtype for dtype in declaration.dtypes if dtype not in refused)
     return replace(declaration, dtypes=dtypes).without(*refused)
-
-
-def forgiving_empty_rows(declaration: Declaration) -> Declaration:
-    """The same, with rows that allow nothing promised nothing."""
-    return replace(declaration, conventions={**declaration.conventions, "empty_rows": "any"})
 
 
 def plain(operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case]:

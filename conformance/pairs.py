@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.cases import Case
 from specification.masks import (
     And,
     Causal,
@@ -79,3 +80,9 @@ def any_in_group(seen: Any, groups: int) -> Any:
     """[B, H, K] to [B, G, K]: whether one of the query heads that read a key/value head sees the key."""
     batch, heads, keys = seen.shape
     return seen.reshape(batch, groups, heads // max(groups, 1), keys).any(axis=2)
+
+
+def dense_meaning(case: Case) -> np.ndarray:
+    """What the mask of a call of attention allows, [B, H, Q, K], whatever its bias."""
+    (B, H, Q, _), K = case.inputs["query"].shape, case.inputs["key"].shape[2]
+    return visible_pairs(case.options.get("mask"), None, (B, H, Q, K))

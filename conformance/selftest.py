@@ -11,13 +11,14 @@ import secrets
 import warnings
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from conformance.checking import EFFORTS
+from conformance.companies import kind, start, together
 from conformance.faults import Fault, absent, planted
 from conformance.guard import TIME_LIMIT, Examiner
 from conformance.oracle import balls_available
@@ -80,13 +81,10 @@ class Suspect(Examiner):
 
 def companies(faults: Collection[Fault]) -> list[list[int]]:
     """Indices of faults that the same cases test, largest company first."""
-    found: dict[Any, list[int]] = {}
-    for index, fault in enumerate(faults):
-        declaration = replace(fault.target().make().declaration, vjp=None)
-        said = (sorted(declaration.features), declaration.dtypes, declaration.layout, declaration.width_multiple)
-        key = (fault.rule, fault.operation, fault.arrays, str(said), str(sorted(declaration.conventions.items())))
-        found.setdefault(key, []).append(index)
-    return sorted(found.values(), key=len, reverse=True)
+    subjects = (fault.target().make() for fault in faults)
+    return together(
+        [(f.rule, f.operation, f.arrays, kind(s.declaration)) for f, s in zip(faults, subjects, strict=True)]
+    )
 
 
 def judged(faults: Collection[Fault], effort: str, seed: int) -> Outcome:
@@ -117,18 +115,6 @@ def chosen(only: Collection[str] | None) -> tuple[Fault, ...]:
     if not only:
         return faults
     return tuple(f for f in faults if any(w in (f.rule, f.operation, f.arrays) or w in f.name for w in only))
-
-
-def start() -> None:
-    """A worker process: compiled code is kept, and the processes share the cores among them."""
-    from conformance.__main__ import keep_compiled_code
-
-    keep_compiled_code()
-    balls_available()
-    if "torch" not in absent():
-        import torch
-
-        torch.set_num_threads(1)
 
 
 def work(only: Collection[str] | None, company: list[int], effort: str, seed: int) -> Outcome:

@@ -25,7 +25,6 @@ from conformance.judgement import (
     Claim,
     Judgement,
     claims,
-    forgiving_empty_rows,
     narrowed,
     plain,
 )
@@ -219,7 +218,7 @@ class Trial:
         """As a judgement goes on after empty rows: a subject that gets them wrong is asked for no more of them."""
         found = [question for question in self.about(self.declaration) if question.rule == EMPTY_ROWS]
         wrong = any(self.holds(question) is False for question in found)
-        return forgiving_empty_rows(self.declaration) if wrong else self.declaration
+        return self.declaration.promising(empty_rows="any") if wrong else self.declaration
 
     def holds(self, question: Question) -> bool | None:
         """None where it cannot be asked."""

@@ -6,7 +6,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from typer.testing import CliRunner
 
+from conformance.commands import app
+from conformance.commands.console import console
 from conformance.subjects import JaxSubject, NumpySubject, Subject, TorchSubject
 from specification.masks import Mask, map_arrays
 
@@ -50,3 +53,12 @@ class Implementation:
 
 IMPLEMENTATIONS = tuple(map(Implementation, PACKAGES))
 REFERENCE = IMPLEMENTATIONS[0]
+
+
+def command(*words: object) -> tuple[int, str]:
+    """The exit code and output of the command line."""
+    console.width = 200  # whatever the terminal has, so that no line is broken
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, result.stdout

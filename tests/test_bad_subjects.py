@@ -14,14 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import conformance
 import reference_numpy
 from conformance import examinations, expectations
 from conformance.cases import Case
-from conformance.commands import app
-from conformance.commands.console import console
 from conformance.examinations import EXAMINATIONS
 from conformance.frameworks import TorchArrays
 from conformance.guard import Examiner
@@ -31,6 +28,7 @@ from conformance.reports.subjects import checked
 from conformance.reports.writing import as_json
 from conformance.result import NO_ORACLE
 from conformance.targets import Target
+from tests.helpers import command
 
 ROOT = Path(__file__).parent.parent
 OPTIONS: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "dtypes": ["float32"]}
@@ -104,14 +102,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "targets.py").write_text(TARGETS)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def command(*words: object) -> tuple[int, str]:
-    console.width = 200
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout
 
 
 def check_command(name: str, *words: object) -> tuple[int, str, dict[str, Any]]:

@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import pytest
-from typer.testing import CliRunner
 
 from conformance import replaying
-from conformance.commands import app
 from conformance.commands import replay as replay_command
-from conformance.commands.console import console
+from tests.helpers import command
 
 ROOT = Path(__file__).parent.parent
 
@@ -136,14 +134,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("targets", None)
     yield tmp_path
     sys.modules.pop("targets", None)
-
-
-def command(*words: object) -> tuple[int, str]:
-    console.width = 200  # whatever the terminal has, so that no line is broken
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.exit_code, result.stdout
 
 
 @pytest.fixture

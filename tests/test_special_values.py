@@ -11,7 +11,7 @@ import reference_numpy
 from conformance.cases import Case
 from specification import Causal, Dense, FeedForward, KeyLengths, KeyPadding, Linear
 from tests.helpers import Implementation
-from tests.test_vjp import CASES, Function
+from tests.test_vjp import CASES, Function, with_entry
 from tests.test_vjp import Case as Gradients
 from tests.test_vjp import inputs as differentiated
 
@@ -20,12 +20,6 @@ B, H, G, Q, K, D, V = 2, 4, 2, 3, 5, 6, 7
 
 def floats(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
-
-
-def with_entry(array: np.ndarray, index: Any, entry: float) -> np.ndarray:
-    array = array.copy()
-    array[index] = entry
-    return array
 
 
 def arrays(**changed: np.ndarray) -> dict[str, np.ndarray]:

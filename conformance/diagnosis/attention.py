@@ -17,13 +17,13 @@ from conformance.diagnosis import blocks, precision
 from conformance.diagnosis.matching import Mistake, computed, instead
 from conformance.diagnosis.steps import (
     capped,
-    dense,
     exact_bias,
     exact_products,
     exact_sinks,
     exact_value,
     resolved_scale,
 )
+from conformance.pairs import dense_meaning
 from specification import Causal, Dense, KeyLengths, SlidingWindow
 
 
@@ -44,7 +44,8 @@ def dense_changed(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Case]
     def changed(case: Case) -> Case | None:
         if case.options.get("mask") is None:
             return None
-        return with_mask(case, Dense(np.array(np.broadcast_to(change(dense(case)), dense(case).shape))))
+        meaning = dense_meaning(case)
+        return with_mask(case, Dense(np.array(np.broadcast_to(change(meaning), meaning.shape))))
 
     return changed
 

@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases import Case
-from conformance.pairs import visible_pairs
-
-
-def dense(case: Case) -> np.ndarray:
-    """The mask as it is meant, [B, H, Q, K]."""
-    (B, H, Q, _), K = case.inputs["query"].shape, case.inputs["key"].shape[2]
-    return visible_pairs(case.options.get("mask"), None, (B, H, Q, K))
+from conformance.pairs import dense_meaning
 
 
 def repeats(case: Case) -> int:
@@ -40,7 +34,7 @@ def exact_products(case: Case) -> np.ndarray:
 def exact_bias(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """(the bias without its -inf, the pairs that mask and bias allow)."""
     bias = case.inputs["bias"].astype(float) if "bias" in case.inputs else np.zeros(())
-    return np.where(np.isfinite(bias), bias, 0.0), dense(case) & (bias != -np.inf)
+    return np.where(np.isfinite(bias), bias, 0.0), dense_meaning(case) & (bias != -np.inf)
 
 
 def exact_value(case: Case) -> np.ndarray:

@@ -12,14 +12,23 @@ and at the end output = o / l. A tile in which no pair is allowed is skipped. fl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from conformance.declaration import declare
-from conformance.faults.right_numpy import Function, allowed_pairs, heads, products, scores, weighted_sum, widen
+from conformance.faults.right_numpy import (
+    Function,
+    allowed_pairs,
+    heads,
+    products,
+    resolved_scale,
+    rounded,
+    scores,
+    weighted_sum,
+    widen,
+)
 
 DTYPES = ("float32", "bfloat16", "float16")
 TILE = 16
@@ -44,10 +53,6 @@ def tiles(keys: int) -> Iterator[slice]:
 def skipped(allowed: Any, tile: slice) -> bool:
     """Whether no query of any head may attend to any key of the tile; `allowed` is [B, H, Q, K]."""
     return not allowed[..., tile].any()
-
-
-def resolved_scale(scale: float | None, query: Any, value: Any) -> float:
-    return 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
 
 
 def started(shape: tuple[int, ...], width: int, sinks: Any) -> Running:
@@ -93,10 +98,6 @@ def with_sinks(running: Running, sinks: Any) -> Running:
 def finished(running: Running) -> Any:
     """o / l; 0 where nothing was allowed."""
     return running.output / np.where(running.total == 0, 1, running.total)
-
-
-def rounded(output: Any, dtype: Any) -> Any:
-    return output.astype(dtype)
 
 
 class Steps(NamedTuple):

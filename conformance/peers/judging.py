@@ -96,17 +96,17 @@ class PeerJudgement(Judgement):
     def judge(self, declaration: Declaration) -> None:
         declaration = self.precise(declaration)
         self.level_rows = self.breaks("NORM-4", [declaration])
-        plain = promising(declaration.without("gradients"), empty_rows="any")
+        plain = declaration.without("gradients").promising(empty_rows="any")
         self.positive_scales = self.breaks("ATT-1", [plain])
         for rule, feature in FEATURES.items():
             if self.breaks(rule, [plain]):
                 declaration, plain = declaration.without(feature), plain.without(feature)
         declared = self.differentiated(declaration)
         if self.breaks("ATT-6", declared):
-            declared = [promising(one, empty_rows="any") for one in declared]
+            declared = [one.promising(empty_rows="any") for one in declared]
         self.nothing_hidden = self.breaks("MASK-7", declared)
         if self.nothing_hidden:
-            declared = [promising(one, isolation="finite") for one in declared]
+            declared = [one.promising(isolation="finite") for one in declared]
         asked = {"NORM-4", "ATT-1", *FEATURES, "ATT-6", "MASK-7"}
         for one in declared:
             self.ask(probe for probe in self.probes(one) if probe.rule not in asked)
@@ -122,7 +122,7 @@ class PeerJudgement(Judgement):
     def precise(self, declaration: Declaration) -> Declaration:
         """The declaration with the dtypes in which plain results are right; the first is taken to be."""
         rule, (first, *others) = own.dtype_rule(self.operation), declaration.dtypes
-        plain = promising(declaration.without("gradients", "scale", "softcap", "bias"), empty_rows="any")
+        plain = declaration.without("gradients", "scale", "softcap", "bias").promising(empty_rows="any")
         wrong = self.wrong(others, rule, lambda dtype: own.dtype_probe(self.operation, rule, dtype, plain))
         excused = [dtype + self.excuse(rule, dtype, plain) for dtype in wrong]
         self.remark(rule, f"in {', '.join(excused)}" if excused else "")
@@ -132,7 +132,7 @@ class PeerJudgement(Judgement):
         """The same with gradients in those dtypes in which they are right, and without in the others."""
         if "gradients" not in declaration:
             return [declaration]
-        rule, plain = own.gradient_rule(self.operation), promising(declaration, empty_rows="any")
+        rule, plain = own.gradient_rule(self.operation), declaration.promising(empty_rows="any")
         probe = partial(own.gradient_probe, self.operation, rule, declaration=plain)
         wrong = self.wrong(declaration.dtypes, rule, probe)
         self.remark(rule, f"in {', '.join(wrong)}" if wrong else "")
@@ -155,7 +155,7 @@ class PeerJudgement(Judgement):
         if self.operation != "attention" or dtype == "float64":
             return ""
         for conventions in ({"weights": "inputs"}, {"weights": "inputs", "products": "inputs"}):
-            probe = own.dtype_probe(self.operation, rule, dtype, promising(declaration, **conventions))
+            probe = own.dtype_probe(self.operation, rule, dtype, declaration.promising(**conventions))
             if not self.tried(probe, 0).violations:
                 told = ", ".join(f"{name}={value}" for name, value in conventions.items())
                 return f" (conforms under {told})"
@@ -214,7 +214,7 @@ class PeerJudgement(Judgement):
 
     def refusals(self) -> None:
         """What the rules refuse must raise something; which error, each library decides for itself."""
-        explicit = promising(self.examiner.declaration, causal="explicit")  # a declared alignment is a divergence too
+        explicit = self.examiner.declaration.promising(causal="explicit")  # a declared alignment is a divergence too
         for refusal in refusals_of(self.operation, explicit):
             wanted = self.rules is None or refusal.rule in self.rules
             if wanted and refusal.title not in self.peer.documented:
@@ -232,7 +232,3 @@ class PeerJudgement(Judgement):
             with contextlib.suppress(ValueError, IndexError):
                 return self.peer.fitted(case)
         return case
-
-
-def promising(declaration: Declaration, **conventions: str) -> Declaration:
-    return replace(declaration, conventions={**declaration.conventions, **conventions})

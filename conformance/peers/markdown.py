@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from conformance.judged_rules import JUDGED
 from conformance.peers import cells
 from conformance.peers.matrix import PeerReport
+from conformance.reports.markdown import row
 
 PREFACE = """\
 # What libraries compute otherwise
@@ -63,10 +64,6 @@ def table(reports: Sequence[PeerReport]) -> Iterator[str]:
     yield row("---", *[":-:"] * len(rules))
     for report in reports:
         yield row(escaped(report.subject), *(cells.SIGNS[cells.state(report, rule)] for rule in rules))
-
-
-def row(*texts: str) -> str:
-    return f"| {' | '.join(texts)} |"
 
 
 def divergences(reports: Sequence[PeerReport], heading: str) -> Iterator[str]:

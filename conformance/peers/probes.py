@@ -54,12 +54,8 @@ def probes(operation: str, declaration: Declaration) -> Iterator[Probe]:
         if declaration.convention("empty_rows") == "zero":
             yield Probe("ATT-6", "empty rows in multi-head attention", (HEADS,), heads.filter(has_empty_rows))
         if declaration.convention("isolation") == "strict":
-            whole = generation.multi_head_cases(declaration=promising_nothing(declaration))
+            whole = generation.multi_head_cases(declaration=declaration.promising(empty_rows="any"))
             yield Probe("MASK-7", "hidden NaN in multi-head attention", (HEADS,), hidden_tokens(whole), "twin")
-
-
-def promising_nothing(declaration: Declaration) -> Declaration:
-    return replace(declaration, conventions={**declaration.conventions, "empty_rows": "any"})
 
 
 def allowed(case: Case) -> np.ndarray:

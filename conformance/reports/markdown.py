@@ -11,7 +11,11 @@ def as_markdown(table: Table) -> str:
     columns = [[plain(cell) for cell in column.cells] for column in table.columns]
     headings = [plain(column.header) for column in table.columns]
     rules = ["--:" if column.justify == "right" else "---" for column in table.columns]
-    return "\n".join(f"| {' | '.join(row)} |" for row in (headings, rules, *zip(*columns, strict=True)))
+    return "\n".join(row(*texts) for texts in (headings, rules, *zip(*columns, strict=True)))
+
+
+def row(*texts: str) -> str:
+    return f"| {' | '.join(texts)} |"
 
 
 def plain(cell: object) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from conformance.checking import EFFORTS
+from conformance.companies import kind, start, together
 from conformance.corpus import entries_for
 from conformance.guard import TIME_LIMIT, Examiner
-from conformance.oracle import balls_available
 from conformance.probes import catalogue
 from conformance.run import SHRINKING, run_corpus, run_probe, run_refusals, silent
 from conformance.tally import Tally
@@ -31,16 +31,10 @@ def chosen(arrays: Collection[str], only: Collection[str] = ()) -> list[int]:
     ]
 
 
-def companies(indices: Iterable[int]) -> list[Company]:
-    """Those of one kind together, largest company first."""
-    found: dict[str, list[int]] = {}
-    for index in indices:
-        variant = VARIANTS[index]
-        said = variant.subject().declaration
-        conventions = sorted(said.conventions.items())
-        key = repr((variant.operation, sorted(said.features), said.dtypes, said.layout, conventions))
-        found.setdefault(key, []).append(index)
-    return sorted(map(tuple, found.values()), key=len, reverse=True)
+def companies(indices: Sequence[int]) -> list[Company]:
+    """Those of one operation and one declaration together, largest company first."""
+    kinds = [(VARIANTS[index].operation, kind(VARIANTS[index].subject().declaration)) for index in indices]
+    return [tuple(indices[place] for place in places) for places in together(kinds)]
 
 
 def judged(company: Company, examples: int, seed: int) -> Tally:
@@ -58,19 +52,7 @@ def judged(company: Company, examples: int, seed: int) -> Tally:
     return tally
 
 
-def start() -> None:
-    """A worker process: compiled code is kept, and the processes share the cores among them."""
-    from conformance.__main__ import keep_compiled_code
-
-    keep_compiled_code()
-    balls_available()  # loaded now, because Hypothesis draws constants that it finds in loaded modules
-    if any(variant.arrays == "torch" for variant in VARIANTS):
-        import torch
-
-        torch.set_num_threads(1)
-
-
-def runs(indices: Iterable[int], effort: str, seeds: Sequence[int], workers: int) -> Iterator[Tally]:
+def runs(indices: Sequence[int], effort: str, seeds: Sequence[int], workers: int) -> Iterator[Tally]:
     """One tally for each seed, in order."""
     asked, examples = companies(indices), EFFORTS[effort]
     context = multiprocessing.get_context("spawn")

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from torch_impl.attention import widen
+from torch_impl.layer_norm import affine
 
 
 def layer_norm_two_passes(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
@@ -61,8 +62,3 @@ def near_mean(wide: Any, axes: tuple[int, ...]) -> Any:
     """Of at most eight elements on each axis; a constant row gives its constant."""
     few = wide[(..., *(slice(0, 8) for _ in axes))].detach()
     return mean(few, axes)
-
-
-def affine(normalized: Any, weight: Any, bias: Any) -> Any:
-    output = normalized * widen(weight)
-    return output if bias is None else output + widen(bias)
