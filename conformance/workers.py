@@ -6,17 +6,20 @@ import multiprocessing
 import signal
 from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 from typing import Any
 
 from conformance.corpus import entries_for
 from conformance.declaration import EVERYTHING
+from conformance.examinations import EXAMINATIONS
 from conformance.generation import OPERATIONS, operation_cases
 from conformance.guard import Examiner
 from conformance.oracle import balls_available
 from conformance.probes import PROBES, agreement
-from conformance.run import SHRINKING, Progress, cases_of, run_corpus, run_probe, run_refusals, silent
+from conformance.run import SHRINKING, Progress, breaks, cases_of, run_corpus, run_probe, run_refusals, silent
 from conformance.subjects import IMPLEMENTATIONS
-from conformance.tally import Tally
+from conformance.tally import Tally, Violation
+from conformance.verdict import Finding
 
 examiners: list[Examiner] = []
 """A worker process's own subjects, made once."""
@@ -50,6 +53,22 @@ def work_definition(operation: str, examples: int, seed: int) -> Tally:
     """The definition in float64 against ball arithmetic, on cases of one operation."""
     probe = agreement("ATT-9", operation, operation, operation_cases(operation, ("float64",)))
     return run_probe(probe, examiners, examples, seed, silent, SHRINKING)
+
+
+def ask_again(examined_by: str, material: Any) -> list[Finding]:
+    return examiners[0](examined_by, material, EXAMINATIONS[examined_by].prepare(material))
+
+
+ONLY_THERE = "a new process gives the right answer: what was compiled or loaded in that one computes something else"
+
+
+def asked_again(violation: Violation, device: str = "cpu") -> Violation:
+    """The violation, with a remark where a process that starts anew does not show it."""
+    context = multiprocessing.get_context("spawn")
+    names = (violation.subject,)
+    with ProcessPoolExecutor(1, mp_context=context, initializer=start, initargs=(names, device)) as pool:
+        findings = pool.submit(ask_again, violation.examined_by, violation.material).result()
+    return violation if breaks(findings) else replace(violation, diagnosis=(*violation.diagnosis, ONLY_THERE))
 
 
 class Workers:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from conformance.diagnosis.blocks import padded_tail
 from conformance.diagnosis.following import about, separated
 from conformance.diagnosis.matching import matching
 from conformance.diagnosis.naming import diagnosed, diagnosis, explaining, in_families
+from conformance.expectations import Planted
 from conformance.guard import Examiner
 from conformance.missing import missing, some_cases
 from conformance.oracle import oracle
@@ -29,13 +31,14 @@ from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
 from conformance.reports.subjects import checked
-from conformance.reports.tables import subject_report
+from conformance.reports.tables import subject_report, violation_lines
 from conformance.signatures import signature_of
 from conformance.tally import Tally, Violation
 from conformance.targets import Target
 from conformance.trials import NotAsked, Trial
-from conformance.verdict import judge
-from specification import Causal
+from conformance.verdict import Finding, judge
+from conformance.workers import ONLY_THERE, asked_again
+from specification import Causal, Dense
 from tests.test_pytest_plugin import PLUGIN
 
 pytest_plugins = ["pytester"]
@@ -328,3 +331,23 @@ def test_missing_masks(trial: Trial) -> None:
 
     assert missing(combinations, trial.examiner.declaration.without("dense")) == "masks"
     assert missing(lambda declaration: [], trial.examiner.declaration) == ""
+
+
+# --- violations seen once ---
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_violation_is_asked_for_again_in_a_new_process(hidden: bool) -> None:
+    """It is remarked on where it does not come again; here a NaN is said to be hidden, and is or is not."""
+    query, key, value = (np.ones((1, 1, length, 2), "float32") for length in (1, 2, 2))
+    mask = Dense(np.array([[True, not hidden]]))
+    marks = {"query": np.zeros((1, 1, 1), bool)} | {name: np.zeros((1, 1, 2, 2), bool) for name in ("key", "value")}
+    marks["value"][..., 1, :] = True
+    clean = Case("attention", "float32", {"query": query, "key": key, "value": value}, {"mask": mask})
+    planted = replace(clean, inputs=clean.inputs | {"value": np.where(marks["value"], np.nan, value)}, special=True)
+    material = Planted(clean, planted, np.array([[[[True, False]]]]), marks)
+    finding = Finding("output", float("inf"), message="a NaN where none belongs")
+    seen = Violation("MASK-7", "reference_numpy", finding, "hidden NaN", "planted", material)
+    assert asked_again(seen).diagnosis == ((ONLY_THERE,) if hidden else ())
+    assert ONLY_THERE not in violation_lines(seen).plain
+    assert ONLY_THERE in violation_lines(replace(seen, diagnosis=(ONLY_THERE,))).plain

@@ -41,6 +41,7 @@ def run(
     from conformance.result import NO_ORACLE
     from conformance.tally import Tally
     from conformance.workers import Workers as Pool
+    from conformance.workers import asked_again
 
     files = {"json": json, "junit": junit, "html": html}
     first = secrets.randbelow(2**32) if seed is None else seed
@@ -69,6 +70,7 @@ def run(
         for number in range(first, first + repeat):
             with bar("loading the frameworks", sum(probe.rule in chosen for probe in PROBES)) as advance:
                 tally = pool.run(chosen, examples, number, advance)
+            tally.violations = {key: asked_again(found, device) for key, found in tally.violations.items()}
             total.include(tally)
             failures += not tally.conforms
             console.print(f"seed {number}: {'conforms' if tally.conforms else 'violations'}")

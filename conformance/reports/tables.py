@@ -83,6 +83,8 @@ def violation_lines(violation: Violation) -> Text:
     text = Text(f"{violation.subject} breaks {rule.id} ({rule.title}): ", style="bold red")
     text.append(f"{rule.statement}\n", style="default")
     text.append(f"  {violation.message}\n  smallest case found: {violation.case}", style="default")
+    for line in violation.diagnosis:
+        text.append(f"\n  {line}", style="default")
     return text
 
 
