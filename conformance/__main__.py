@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 
 
@@ -24,7 +25,11 @@ def keep_notes() -> None:
 
 
 def keep_compiled_code() -> None:
-    """JAX compiles for every new shape; the next run finds it all compiled. Set before JAX is imported."""
+    """JAX compiles for every new shape; the next run finds it all compiled. Set before JAX is imported.
+
+    JAX writes its files in place, so a process may read one that another is still writing: it says so and compiles.
+    """
+    warnings.filterwarnings("ignore", message="Error reading persistent compilation cache entry")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache() / "jax"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")

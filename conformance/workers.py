@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any
 
+from conformance.__main__ import keep_compiled_code
 from conformance.corpus import entries_for
 from conformance.declaration import EVERYTHING
 from conformance.examinations import EXAMINATIONS
@@ -26,6 +27,7 @@ examiners: list[Examiner] = []
 
 
 def start(names: Sequence[str], device: str) -> None:
+    keep_compiled_code()
     balls_available()  # loaded now, because Hypothesis draws constants that it finds in loaded modules
     made: dict[str, Any] = IMPLEMENTATIONS
     examiners[:] = [Examiner(made[name](device=device)) for name in names]
