@@ -15,6 +15,7 @@ from conformance.declaration import EVERYTHING
 from conformance.examinations import EXAMINATIONS
 from conformance.generation import OPERATIONS, operation_cases
 from conformance.guard import Examiner
+from conformance.models.real import RealResult, batches, judge_batch
 from conformance.oracle import balls_available
 from conformance.probes import PROBES, agreement
 from conformance.run import SHRINKING, Progress, breaks, cases_of, run_corpus, run_probe, run_refusals, silent
@@ -59,6 +60,11 @@ def work_definition(operation: str, examples: int, seed: int) -> Tally:
 
 def ask_again(examined_by: str, material: Any) -> list[Finding]:
     return examiners[0](examined_by, material, EXAMINATIONS[examined_by].prepare(material))
+
+
+def work_real(batch: int) -> RealResult:
+    """One batch of real sentences."""
+    return judge_batch(batches()[batch], [examiner.name for examiner in examiners])
 
 
 ONLY_THERE = "a new process gives the right answer: what was compiled or loaded in that one computes something else"
@@ -112,6 +118,13 @@ class Workers:
         for future in futures:
             tally.include(future.result())
         return tally
+
+    def run_real(self, progress: Progress) -> list[RealResult]:
+        """A trained model on real sentences, batch by batch."""
+        futures = [self.pool.submit(work_real, batch) for batch in range(len(batches()))]
+        for _ in as_completed(futures):
+            progress("MiniLM", "real sentences")
+        return [future.result() for future in futures]
 
     def close(self) -> None:
         """End the processes, also in the middle of a probe."""

@@ -4,23 +4,48 @@ Mask descriptions, parameter structures, the rules of SPEC.md as data, and the c
 error for the same mistake everywhere. Nothing here computes with floating-point numbers.
 """
 
+from specification.configuration import Configuration
 from specification.masks import And, Causal, Dense, KeyLengths, KeyPadding, Mask, Or, Segments, SlidingWindow
-from specification.parameters import FeedForward, Linear, MultiHeadAttention
-from specification.rules import RULES, Rule
+from specification.parameters import (
+    Classifier,
+    Decoder,
+    DecoderBlock,
+    Embedding,
+    Encoder,
+    EncoderBlock,
+    FeedForward,
+    LanguageModel,
+    Linear,
+    MultiHeadAttention,
+    Norm,
+    Transformer,
+)
+from specification.rules import MODEL_RULES, RULES, Rule
 
 __all__ = [
+    "MODEL_RULES",
     "RULES",
     "And",
     "Causal",
+    "Classifier",
+    "Configuration",
+    "Decoder",
+    "DecoderBlock",
     "Dense",
+    "Embedding",
+    "Encoder",
+    "EncoderBlock",
     "FeedForward",
     "KeyLengths",
     "KeyPadding",
+    "LanguageModel",
     "Linear",
     "Mask",
     "MultiHeadAttention",
+    "Norm",
     "Or",
     "Rule",
     "Segments",
     "SlidingWindow",
+    "Transformer",
 ]

@@ -114,3 +114,10 @@ def map_arrays(mask: Any, convert: Callable[[Any], Any]) -> Any:
         parts: Any = mask
         return type(parts)(*(map_arrays(getattr(parts, field.name), convert) for field in fields(parts)))
     return convert(mask) if isinstance(mask, list | tuple) or hasattr(mask, "shape") else mask
+
+
+def both(mask: Any, other: Any) -> Any:
+    """What both masks allow, where None allows everything."""
+    if mask is None or other is None:
+        return other if mask is None else mask
+    return as_mask(mask) & other

@@ -34,3 +34,83 @@ class FeedForward(NamedTuple):
 
     inner: Linear
     outer: Linear
+
+
+class Norm(NamedTuple):
+    """weight and bias of a layer norm or one of its variants, [E] each; bias may be None."""
+
+    weight: Any
+    bias: Any = None
+
+
+class EncoderBlock(NamedTuple):
+    """Self-attention and feed-forward, each with the norm of its residual connection (BLK-1)."""
+
+    attention: MultiHeadAttention
+    attention_norm: Norm
+    feed_forward: FeedForward
+    feed_forward_norm: Norm
+
+
+class DecoderBlock(NamedTuple):
+    """Self-attention, attention to the encoder's output, and feed-forward, each with its norm (BLK-1).
+
+    The two of the cross-attention are None in a decoder that has no encoder.
+    """
+
+    self_attention: MultiHeadAttention
+    self_attention_norm: Norm
+    cross_attention: MultiHeadAttention | None
+    cross_attention_norm: Norm | None
+    feed_forward: FeedForward
+    feed_forward_norm: Norm
+
+
+class Embedding(NamedTuple):
+    """What is added up for a token: a row of `tokens` [vocabulary, E], and of the others where there are any.
+
+    positions [longest sequence, E], token_types [types, E]; norm is applied to the sum.
+    """
+
+    tokens: Any
+    positions: Any = None
+    token_types: Any = None
+    norm: Norm | None = None
+
+
+class Encoder(NamedTuple):
+    """embedding: None where the input is embedded already. norm: the one after the last block, where there is one."""
+
+    embedding: Embedding | None
+    blocks: list[EncoderBlock]
+    norm: Norm | None = None
+
+
+class Decoder(NamedTuple):
+    """As `Encoder`, of decoder blocks."""
+
+    embedding: Embedding | None
+    blocks: list[DecoderBlock]
+    norm: Norm | None = None
+
+
+class Transformer(NamedTuple):
+    """Encoder and decoder (TRF-1); output [E, vocabulary] is None where the decoder's own output is asked for."""
+
+    encoder: Encoder
+    decoder: Decoder
+    output: Linear | None = None
+
+
+class Classifier(NamedTuple):
+    """An encoder whose positions are pooled into one vector, and output [E, classes]."""
+
+    encoder: Encoder
+    output: Linear
+
+
+class LanguageModel(NamedTuple):
+    """A decoder without an encoder, and output [E, vocabulary]."""
+
+    decoder: Decoder
+    output: Linear

@@ -58,3 +58,15 @@ RULES = {
         Rule("FFN-1", "feed-forward", "activation(x @ W1 + b1) @ W2 + b2 with ReLU, GELU (erf) or GELU (tanh)."),
     )
 }  # fmt: skip
+"""Rules of single operations."""
+
+MODEL_RULES = {
+    rule.id: rule
+    for rule in (
+        Rule("BLK-1", "residual", "Post-norm: x = norm(x + sublayer(x)); pre-norm: x = x + sublayer(norm(x))."),
+        Rule("BLK-2", "dropout sites", "Dropout acts where a keep mask is given: five named sites, and no others."),
+        Rule("TRF-1", "models", "Encoder, decoder and what stands around them, as parameters and a configuration say."),
+        Rule("GEN-1", "generation", "Step by step with a cache gives what the whole forward pass gives."),
+    )
+}
+"""Rules of blocks and models, which are judged step by step."""

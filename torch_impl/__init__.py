@@ -1,9 +1,10 @@
 """The definition in PyTorch, for CPU and CUDA; gradients by autograd.
 
 Read in this order, beside the files of the same names in `reference_numpy`: masks, attention, layer_norm, embedding,
-positions, feed_forward. Everything works under `torch.compile(fullgraph=True)`, `torch.autograd` (twice, too),
-`torch.func.grad`, `vjp` and `vmap`, and keeps its precision under `torch.autocast`. Forward-mode differentiation is not
-offered: `torch.compile` refuses functions that have it.
+positions, feed_forward, blocks, transformer, decoding, generation, models. Everything works under
+`torch.compile(fullgraph=True)`, `torch.autograd` (twice, too), `torch.func.grad`, `vjp` and `vmap`, and keeps its
+precision under `torch.autocast`. Forward-mode differentiation is not offered: `torch.compile` refuses functions that
+have it.
 """
 
 from torch_impl.attention import (
@@ -13,24 +14,49 @@ from torch_impl.attention import (
     merge_attention,
     multi_head_attention,
 )
+from torch_impl.blocks import decoder_block, encoder_block
+from torch_impl.decoding import decode_step, start
 from torch_impl.embedding import embedding
 from torch_impl.feed_forward import feed_forward
+from torch_impl.generation import beam_search, choose, greedy, sample
 from torch_impl.layer_norm import layer_norm, rms_norm, standard_deviation_norm
 from torch_impl.masks import materialize
+from torch_impl.models import Model, load, plain_self_attention, restore, save
 from torch_impl.positions import learned_positions, sinusoidal_positions
+from torch_impl.transformer import classifier, decoder, embed, encoder, language_model, pool, transformer
 
 __all__ = [
+    "Model",
     "attention",
     "attention_logsumexp",
     "attention_weights",
+    "beam_search",
+    "choose",
+    "classifier",
+    "decode_step",
+    "decoder",
+    "decoder_block",
+    "embed",
     "embedding",
+    "encoder",
+    "encoder_block",
     "feed_forward",
+    "greedy",
+    "language_model",
     "layer_norm",
     "learned_positions",
+    "load",
     "materialize",
     "merge_attention",
     "multi_head_attention",
+    "plain_self_attention",
+    "pool",
+    "restore",
     "rms_norm",
+    "sample",
+    "save",
     "sinusoidal_positions",
     "standard_deviation_norm",
+    "start",
+    "transformer",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from conformance.commands import check, compare, definition, replay, rules, run, selftest
+from conformance.commands import check, compare, definition, port, replay, rules, run, selftest, trace
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Does an implementation compute what SPEC.md says?")
 
@@ -12,6 +12,8 @@ app.command("check")(check.check)
 app.command("replay")(replay.replay)
 app.command("run")(run.run)
 app.command("compare")(compare.compare)
+app.command("port")(port.port)
+app.command("trace")(trace.trace)
 app.command("selftest")(selftest.selftest)
 app.command("definition")(definition.definition)
 app.command("rules")(rules.rules)

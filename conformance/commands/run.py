@@ -25,6 +25,7 @@ def run(
     only: Annotated[list[str] | None, typer.Option(help="an implementation or a rule; may be given again")] = None,
     workers: Workers = CORES,
     device: Annotated[str, typer.Option(help="cpu or cuda; NumPy stays on the CPU")] = "cpu",
+    real: Annotated[bool, typer.Option(help="a trained model on real sentences too, where it is installed")] = True,
     peers: Annotated[bool, typer.Option("--peers", help="libraries in wide use too, for comparison")] = False,
     json: Json = None,
     junit: Junit = None,
@@ -33,9 +34,11 @@ def run(
     """Judge the three implementations against every rule, on generated cases."""
     from conformance.checking import EFFORTS
     from conformance.guard import JudgeError
+    from conformance.models.real import sentences
     from conformance.oracle import balls_available
     from conformance.probes import PROBES
     from conformance.reports.content import document
+    from conformance.reports.real import real_conforms, real_report
     from conformance.reports.subjects import tallied
     from conformance.reports.tables import print_report, violation_lines
     from conformance.result import NO_ORACLE
@@ -75,6 +78,7 @@ def run(
             failures += not tally.conforms
             console.print(f"seed {number}: {'conforms' if tally.conforms else 'violations'}")
             console.print(*map(violation_lines, tally.violations.values()), sep="\n", end="")
+        results = real_text(pool) if real and chosen == list(RULES) and device == "cpu" else []
     except KeyboardInterrupt:
         interrupted()
     except (Exception, JudgeError) as error:
@@ -82,11 +86,26 @@ def run(
     finally:
         pool.close()
     print_report(total, installed, console)
+    if results:
+        console.print(real_report(results, installed, len(sentences())))
+        failures += not real_conforms(results)
     console.print(f"{repeat} run{'s' * (repeat > 1)} of {examples} cases for each probe, {failures} with violations")
     subjects = [tallied(total, name, FRAMEWORKS[name], device, chosen) for name in installed]
     subjects += peers_of(effort, first) if peers else []
     save_report(document("run", subjects, cases=examples, seconds=time.monotonic() - start, **told), files)
     raise typer.Exit(1 if failures else 0)
+
+
+def real_text(pool: Any) -> list[Any]:
+    """What is found of a trained model; a line where it cannot be had."""
+    from conformance.models.real import batches, missing
+
+    if missing():
+        console.print(f"no trained model is judged: {', '.join(missing())} not installed")
+        return []
+    with bar("all-MiniLM-L6-v2", len(batches())) as advance:
+        found: list[Any] = pool.run_real(advance)
+    return found
 
 
 def peers_of(effort: str, seed: int) -> list[dict[str, Any]]:

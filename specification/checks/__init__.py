@@ -5,37 +5,70 @@ depends on values (`mask_values`, `ids_within`) takes them as NumPy arrays, and 
 can read them.
 """
 
-from specification.checks.arguments import cotangent
+from specification.checks.arguments import cotangent, dropout
+from specification.checks.generation import (
+    beams,
+    choice,
+    decode_step,
+    empty_cache,
+    generation,
+    no_look_ahead,
+    sampling,
+    tokens,
+    uniform,
+    uniform_steps,
+    uniform_values,
+)
 from specification.checks.masks import mask, mask_values
 from specification.checks.operations import (
     attention,
+    embed,
     embedding,
     feed_forward,
     ids_within,
     join_heads,
     learned_positions,
+    memory,
     merge,
     multi_head_attention,
     norm,
+    pool,
     positions,
+    stack,
     standard_deviation_norm,
     structure,
 )
 
 __all__ = [
     "attention",
+    "beams",
+    "choice",
     "cotangent",
+    "decode_step",
+    "dropout",
+    "embed",
     "embedding",
+    "empty_cache",
     "feed_forward",
+    "generation",
     "ids_within",
     "join_heads",
     "learned_positions",
     "mask",
     "mask_values",
+    "memory",
     "merge",
     "multi_head_attention",
+    "no_look_ahead",
     "norm",
+    "pool",
     "positions",
+    "sampling",
+    "stack",
     "standard_deviation_norm",
     "structure",
+    "tokens",
+    "uniform",
+    "uniform_steps",
+    "uniform_values",
 ]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from specification.checks.arguments import (
+    boolean,
     companion_dtype,
     described,
     distance,
@@ -25,7 +26,7 @@ from specification.checks.arguments import (
     shape_of,
 )
 from specification.dtypes import FLOATING, LARGEST, compute_dtype_name, dtype_name
-from specification.parameters import FeedForward, Linear
+from specification.parameters import Embedding, FeedForward, Linear
 from specification.positions import EXPONENTS
 
 
@@ -241,3 +242,49 @@ def feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dr
     linear("outer", parameters.outer, dtype, inner)
     one_of("activation", activation, ("relu", "gelu", "gelu_tanh"))
     dropout(dropout_keep, dropout_rate, (*shape[:-1], inner))
+
+
+# --- blocks and models ------------------------------------------------------------------------------------------------
+
+
+def memory(parameters: Any, given: Any) -> None:
+    """A decoder block takes the encoder's output exactly where it has cross-attention (TRF-1)."""
+    if (parameters.cross_attention is None) != (given is None):
+        needed = "no memory" if parameters.cross_attention is None else "the encoder's output as memory"
+        raise ValueError(f"a decoder block with these parameters takes {needed}, got {described(given)}")
+
+
+def embed(parameters: Any, tokens: Any, token_types: Any) -> None:
+    structure("embedding", parameters, Embedding)
+    shape = ranked("tokens", tokens, "batch, positions")
+    integer("tokens", tokens)
+    if token_types is None:
+        return
+    if parameters.token_types is None:
+        raise ValueError("token_types were given, and the parameters have no table for them")
+    integer("token_types", token_types)
+    if shape_of("token_types", token_types) != shape:
+        raise ValueError(f"token_types must have shape {list(shape)} like tokens, got {list(token_types.shape)}")
+
+
+def stack(parameters: Any, kind: type, x: Any, dropout: Any) -> None:
+    """An encoder or a decoder and its input: token ids where there is an embedding, else what is embedded already."""
+    structure("parameters", parameters, kind)
+    if parameters.embedding is None:
+        ranked("x", x, "batch, positions, width")
+        floating("x", x)
+    else:
+        ranked("tokens", x, "batch, positions")
+        integer("tokens", x)
+    if dropout.blocks and len(dropout.blocks) != len(parameters.blocks):
+        raise ValueError(f"dropout is given for {len(dropout.blocks)} blocks, and there are {len(parameters.blocks)}")
+
+
+def pool(x: Any, pooling: str, keep: Any) -> None:
+    shape = ranked("x", x, "batch, positions, width")
+    floating("x", x)
+    one_of("pooling", pooling, ("max", "mean"))
+    if keep is not None:
+        boolean("keep", keep)
+        if shape_of("keep", keep) != shape[:2]:
+            raise ValueError(f"keep must have shape {list(shape[:2])}, got {list(keep.shape)}")

@@ -1,0 +1,195 @@
+"""A model judged step by step, each step on the definition's own activations.
+
+The definition is run in float64, and what every step was given and gave is kept. Then the implementation is run, and
+every step of it is given the definition's activations in place of its own, rounded to the model's dtype; what it gives
+is held to the bound of that one step. All else that a step is given (parameters, masks, configuration) stays what the
+implementation has made of it. So an error is seen where it is made, is measured by that step alone, and does not grow
+with the depth of the model.
+
+What a step is given instead would hide that it was given the wrong thing. So for every activation it is also seen which
+step it came from, and that has to be the same step as in the definition; and all steps have to be taken, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conformance.frameworks import Framework, JaxArrays, NumpyArrays, TorchArrays
+from conformance.models.local import cast, local_bound
+from conformance.models.naming import Namer
+from conformance.models.structures import mapped
+from conformance.models.twins import twin
+from conformance.oracle import Exact
+from conformance.verdict import Finding, compare
+from specification.dtypes import FLOATING
+
+FRAMEWORKS: dict[str, Any] = {
+    "reference_numpy": NumpyArrays,
+    "torch_impl": TorchArrays,
+    "jax_impl": JaxArrays,
+}
+
+
+def framework_of(package: str) -> Framework:
+    found: Framework = FRAMEWORKS[package]()
+    return found
+
+
+class Taken(NamedTuple):
+    """One step of the definition, in float64. function: the definition's own. sources: the names of the steps whose
+    results its arguments are; None for what is no step's result.
+    """
+
+    step: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    result: Any
+    sources: tuple[str | None, ...]
+
+
+class StepFinding(NamedTuple):
+    """What one step of an implementation gave on the definition's activations."""
+
+    name: str
+    step: str
+    finding: Finding
+    result: np.ndarray
+
+
+def taken_steps(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Taken]:
+    """Every step of the definition on these inputs, by name and in order; the model's parameters are float64."""
+    found: dict[str, Taken] = {}
+    made: dict[int, str] = {}
+    namer = Namer(model.parameters)
+
+    def wrap(step: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def kept(*arguments: Any, **keywords: Any) -> Any:
+            name = namer(step, arguments[0] if arguments else None)
+            result = function(*arguments, **keywords)
+            found[name] = Taken(step, function, arguments, keywords, result, sources_of(arguments, made))
+            made[id(result)] = name
+            return result
+
+        return kept
+
+    called = twin("reference_numpy", wrap).MODELS[type(model.parameters)]
+    with np.errstate(all="ignore"):
+        called(model.parameters, *inputs, configuration=model.configuration, **options)
+    return found
+
+
+def sources_of(arguments: tuple[Any, ...], made: dict[int, str]) -> tuple[str | None, ...]:
+    """made: names of steps by the identity of their results, all of which are still there."""
+    return tuple(made.get(id(argument)) for argument in arguments)
+
+
+class Judged(NamedTuple):
+    """A step on rounded activations: what it is given, what exactly comes of it, and the bound."""
+
+    arguments: tuple[Any, ...]
+    truth: np.ndarray
+    bound: np.ndarray
+
+
+class Oracle:
+    """The definition's steps on given inputs, and what an implementation in that dtype must give for each of them.
+
+    model: of the definition, in float64. inputs and options: what it is called with, as NumPy arrays. Each step is
+    worked out when it is first asked for, and kept for the next implementation.
+    """
+
+    def __init__(self, model: Any, inputs: tuple[Any, ...], options: dict[str, Any], dtype: str) -> None:
+        self.model, self.inputs, self.options, self.dtype = model, inputs, options, dtype
+        self.taken, self.own = taken_steps(model, inputs, options), Namer(model.parameters)
+        self.judged: dict[str, Judged] = {}
+
+    def __getitem__(self, name: str) -> Judged:
+        if name not in self.judged:
+            step, function, arguments, keywords, *_ = self.taken[name]
+            exactly = tuple(self.rounded(argument) for argument in arguments)
+            with np.errstate(all="ignore"):
+                truth = function(*exactly, **keywords)
+            # The definition's own step, in float64, is as far off as that of an implementation in float64.
+            bound = local_bound(step, self.dtype, exactly, keywords) * (2 if self.dtype == "float64" else 1)
+            self.judged[name] = Judged(exactly, truth, bound)
+        return self.judged[name]
+
+    def is_activation(self, argument: Any) -> bool:
+        """An array of numbers that is no parameter."""
+        floating = isinstance(argument, np.ndarray) and str(argument.dtype) in FLOATING
+        return floating and id(argument) not in self.own.paths
+
+    def rounded(self, argument: Any) -> Any:
+        """An activation as the implementation can hold it, in float64; everything else as it is."""
+        return cast(argument, self.dtype).astype(np.float64) if self.is_activation(argument) else argument
+
+
+def forced_steps(package: str, framework: Framework, parameters: Any, oracle: Oracle) -> list[StepFinding]:
+    """A finding for every step of the package's model, in order. parameters: the framework's own arrays."""
+    found: list[StepFinding] = []
+    made: dict[int, str] = {}
+    results = []  # kept, so that no identity is given away
+    namer, dtype = Namer(parameters), oracle.dtype
+
+    def wrap(step: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def forced(*arguments: Any, **keywords: Any) -> Any:
+            name = namer(step, arguments[0] if arguments else None)
+            if name not in oracle.taken:
+                surplus = Finding(name, np.inf, message="is a step that the definition does not take")
+                found.append(StepFinding(name, step, surplus, np.empty(0)))
+                return function(*arguments, **keywords)
+            exactly, truth, bound = oracle[name]
+            given = [
+                framework.array(cast(e, dtype)) if oracle.is_activation(e) else a
+                for e, a in zip(exactly, arguments, strict=True)
+            ]
+            result = function(*given, **keywords)
+            answer = framework.numpy(result)
+            finding = compare(name, answer, Exact(truth, 0 * truth), bound, dtype)
+            finding = misled(name, oracle, exactly, sources_of(arguments, made)) or finding
+            found.append(StepFinding(name, step, finding, answer))
+            made[id(result)] = name
+            results.append(result)
+            return result
+
+        return forced
+
+    called = twin(package, wrap).MODELS[type(parameters)]
+    with framework.context(), np.errstate(all="ignore"):
+        arrays = [framework.array(np.asarray(a)) for a in oracle.inputs]
+        keywords = {name: framed(value, framework) for name, value in oracle.options.items()}
+        called(parameters, *arrays, configuration=oracle.model.configuration, **keywords)
+    return found + left_out([step.name for step in found], oracle)
+
+
+def misled(name: str, oracle: Oracle, exactly: tuple[Any, ...], sources: tuple[str | None, ...]) -> Finding | None:
+    """Where an activation comes from another step than in the definition."""
+    for argument, own, right in zip(exactly, sources, oracle.taken[name].sources, strict=True):
+        if oracle.is_activation(argument) and own != right:
+            message = f"is given {described(own)}, where the definition has {described(right)}"
+            return Finding(name, np.inf, message=message)
+    return None
+
+
+def described(source: str | None) -> str:
+    return "what is no step's result" if source is None else f"the result of {source}"
+
+
+def left_out(names: list[str], oracle: Oracle) -> list[StepFinding]:
+    """Steps of the definition that were not taken, or taken more than once."""
+    counts = {name: names.count(name) for name in oracle.taken}
+    return [
+        StepFinding(name, oracle.taken[name].step, Finding(name, np.inf, message=f"is taken {n} times"), np.empty(0))
+        for name, n in counts.items()
+        if n != 1
+    ]
+
+
+def framed(value: Any, framework: Framework) -> Any:
+    from specification.masks import map_arrays
+
+    return mapped(framework.array, value) if isinstance(value, np.ndarray) else map_arrays(value, framework.array)

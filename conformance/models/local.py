@@ -1,0 +1,247 @@
+"""The bound of one step of a model: how far from exact an honest implementation may be on exactly these arguments.
+
+Steps that are operations of their own have their operation's bound. A sum, a dropped array and a mean are bounded
+here: one rounding for each, and gamma_n for a sum of n. log_softmax(x) = (x - m) - log(sum exp(x - m)), with m the
+largest: the difference is off by u |x - m|; the sum by n u, and by what each exponential's argument and the exponential
+itself are off, weighted by its share of the sum; the logarithm and the last difference round once each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from conformance.bounds import bound
+from conformance.bounds.arithmetic import Approx, Precision, exact, stored
+from conformance.bounds.attention import EXP
+from conformance.bounds.layers import linear as linear_bound
+from conformance.bounds.layers import linear_gradients
+from conformance.cases import Case
+from conformance.spreading import gradient_name
+from specification.dtypes import FLOATING
+from specification.parameters import FeedForward, Linear, MultiHeadAttention, Norm
+
+Step = Callable[..., Any]
+
+
+def cast(array: Any, dtype: str) -> Any:
+    """In that dtype, where it is floating."""
+    array = np.asarray(array)
+    return array.astype(dtype) if str(array.dtype) in FLOATING else array
+
+
+def spread(parameters: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """The arrays of projections, as cases name them."""
+    found: dict[str, Any] = {}
+    for name in names:
+        projection = getattr(parameters, name)
+        heads = (
+            [("", projection)] if isinstance(projection, Linear) else [(f"[{h}]", p) for h, p in enumerate(projection)]
+        )
+        for index, part in heads:
+            found |= {f"{name}{index}.{field}": a for field, a in part._asdict().items() if a is not None}
+    return found
+
+
+def case_of(dtype: str, operation: str, inputs: dict[str, Any], cotangent: Any = None, **options: Any) -> Case:
+    cast_inputs = {name: cast(array, dtype) for name, array in inputs.items() if array is not None}
+    cotangents = {} if cotangent is None else {"output": cast(cotangent, dtype)}
+    return Case(operation, dtype, cast_inputs, {k: v for k, v in options.items() if v is not None}, cotangents)
+
+
+PROJECTIONS = ("query", "key", "value", "output")
+
+
+def attention_case(dtype: str, parameters: Any, query: Any, key: Any, value: Any, cotangent: Any, options: Any) -> Case:
+    inputs = {"query": query, "key": key, "value": value} | spread(parameters, PROJECTIONS)
+    options = dict(options)
+    if options.get("dropout_keep") is None:
+        options.pop("dropout_rate", None)
+    return case_of(dtype, "multi_head_attention", inputs, cotangent, **options)
+
+
+def structured(bounds: dict[str, Any], parameters: Any) -> Any:
+    """Bounds of gradients, in the parameters' structure; per-head ones joined, as the gradients are."""
+
+    def part(name: str, projection: Any) -> Linear:
+        if isinstance(projection, Linear):
+            bias = None if projection.bias is None else bounds[gradient_name(f"{name}.bias")]
+            return Linear(bounds[gradient_name(f"{name}.weight")], bias)
+        heads = range(len(projection))
+        weight = np.concatenate([bounds[gradient_name(f"{name}[{h}].weight")] for h in heads], axis=-1)
+        if projection[0].bias is None:
+            return Linear(weight)
+        return Linear(weight, np.concatenate([bounds[gradient_name(f"{name}[{h}].bias")] for h in heads]))
+
+    return type(parameters)(*(part(name, getattr(parameters, name)) for name in parameters._fields))
+
+
+# --- each kind of step ------------------------------------------------------------------------------------------------
+
+
+def options_of(x: Any, mask: Any, dropout: Any, configuration: Any) -> dict[str, Any]:
+    from reference_numpy.blocks import attention_options
+
+    return attention_options(x.shape[-1], mask, dropout, configuration)
+
+
+def attend(dtype: str, p: MultiHeadAttention, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any) -> Any:
+    options = options_of(x, mask, dropout, configuration)
+    return bound(attention_case(dtype, p, x, memory, memory, None, options))["output"]
+
+
+def attend_vjp(
+    dtype: str, p: Any, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any, cotangent: Any
+) -> Any:
+    options = options_of(x, mask, dropout, configuration)
+    bounds = bound(attention_case(dtype, p, x, memory, memory, cotangent, options))
+    as_key, as_value = bounds[gradient_name("key")], bounds[gradient_name("value")]
+    from reference_numpy.attention_vjp import multi_head_attention_vjp
+
+    exactly = multi_head_attention_vjp(p, x, memory, memory, cotangent, **options)
+    total = summed(dtype, exactly.key + exactly.value, as_key + as_value)
+    return structured(bounds, p), bounds[gradient_name("query")], total
+
+
+def multi_head_attention(dtype: str, p: MultiHeadAttention, query: Any, key: Any, value: Any, **options: Any) -> Any:
+    return bound(attention_case(dtype, p, query, key, value, None, options))["output"]
+
+
+def forward_case(dtype: str, p: FeedForward, x: Any, dropout: Any, configuration: Any, cotangent: Any = None) -> Case:
+    inputs = {"x": x} | spread(p, ("inner", "outer"))
+    options = {} if dropout is None else {"dropout_keep": dropout.keep, "dropout_rate": dropout.rate}
+    return case_of(dtype, "feed_forward", inputs, cotangent, activation=configuration.activation, **options)
+
+
+def transform(dtype: str, p: FeedForward, x: Any, dropout: Any, configuration: Any) -> Any:
+    return bound(forward_case(dtype, p, x, dropout, configuration))["output"]
+
+
+def transform_vjp(dtype: str, p: FeedForward, x: Any, dropout: Any, configuration: Any, cotangent: Any) -> Any:
+    bounds = bound(forward_case(dtype, p, x, dropout, configuration, cotangent))
+    return structured(bounds, p), bounds[gradient_name("x")]
+
+
+def normalize(dtype: str, p: Norm, x: Any, configuration: Any) -> Any:
+    inputs = {"x": x, "weight": p.weight, "bias": p.bias}
+    return bound(case_of(dtype, configuration.norm, inputs, eps=configuration.norm_eps))["output"]
+
+
+def normalize_vjp(dtype: str, p: Norm, x: Any, cotangent: Any, configuration: Any) -> Any:
+    inputs = {"x": x, "weight": p.weight, "bias": p.bias}
+    bounds = bound(case_of(dtype, configuration.norm, inputs, cotangent, eps=configuration.norm_eps))
+    bias = None if p.bias is None else bounds[gradient_name("bias")]
+    return Norm(bounds[gradient_name("weight")], bias), bounds[gradient_name("x")]
+
+
+def summed(dtype: str, total: Any, error: Any = 0.0) -> Any:
+    p = Precision.of(dtype)
+    size = np.abs(total) + error
+    return stored(Approx(total, error + p.inner * size + p.inner_tiny), p).error
+
+
+def add(dtype: str, x: Any, y: Any) -> Any:
+    return summed(dtype, np.asarray(x, float) + np.asarray(y, float))
+
+
+def drop(dtype: str, x: Any, dropout: Any) -> Any:
+    if dropout is None:
+        return np.zeros(np.shape(x))
+    p = Precision.of(dtype)
+    kept = np.where(dropout.keep, np.asarray(x, float) / (1 - dropout.rate), 0)
+    return stored(Approx(kept, 3 * p.inner * np.abs(kept)), p).error
+
+
+def embedding(dtype: str, table: Any, ids: Any, *, scaled: bool = False) -> Any:
+    return bound(case_of(dtype, "embedding", {"table": table, "ids": ids}, scaled=scaled))["output"]
+
+
+def embedding_vjp(dtype: str, table: Any, ids: Any, cotangent: Any, *, scaled: bool = False) -> Any:
+    case = case_of(dtype, "embedding", {"table": table, "ids": ids}, cotangent, scaled=scaled)
+    return bound(case)[gradient_name("table")]
+
+
+def learned_positions(dtype: str, table: Any, length: int, *, offset: int = 0) -> Any:
+    return np.zeros((length, table.shape[1]))
+
+
+def learned_positions_vjp(dtype: str, table: Any, length: int, cotangent: Any, *, offset: int = 0) -> Any:
+    return np.zeros(table.shape)
+
+
+def batch_sum(dtype: str, x: Any) -> Any:
+    p = Precision.of(dtype)
+    return stored(Approx(np.sum(x, axis=0), p.gamma(x.shape[0]) * np.sum(np.abs(x), axis=0)), p).error
+
+
+def sinusoidal_positions(judged: str, length: int, width: int, **options: Any) -> Any:
+    options |= {"length": length, "width": width, "dtype": judged}
+    return bound(Case("sinusoidal_positions", judged, {}, options))["output"]
+
+
+def linear(dtype: str, parameters: Linear, x: Any) -> Any:
+    p = Precision.of(dtype)
+    bias = None if parameters.bias is None else exact(parameters.bias)
+    return stored(linear_bound(exact(x), exact(parameters.weight), bias, p), p).error
+
+
+def linear_vjp(dtype: str, parameters: Linear, x: Any, cotangent: Any) -> Any:
+    p = Precision.of(dtype)
+    found = linear_gradients(exact(x), exact(parameters.weight), exact(cotangent), p)
+    x_bar, weight_bar, bias_bar = (stored(approx, p).error for approx in found)
+    return Linear(weight_bar, None if parameters.bias is None else bias_bar), x_bar
+
+
+def pool(dtype: str, x: Any, pooling: str, keep: Any = None) -> Any:
+    if pooling == "max":
+        return np.zeros((x.shape[0], x.shape[2]))
+    p = Precision.of(dtype)
+    kept = np.ones(x.shape[:2], bool) if keep is None else np.asarray(keep)
+    size = np.sum(np.where(kept[..., None], np.abs(x), 0), axis=1) / np.maximum(kept.sum(axis=1), 1)[:, None]
+    return stored(Approx(size, (p.gamma(x.shape[1]) + 2 * p.inner) * size), p).error
+
+
+def pool_vjp(dtype: str, x: Any, pooling: str, keep: Any, cotangent: Any) -> Any:
+    return np.broadcast_to(2 * Precision.of(dtype).inner * np.abs(cotangent)[:, None], x.shape)
+
+
+def log_softmax(dtype: str, x: Any) -> Any:
+    p = Precision.of(dtype)
+    shifted = x - np.max(x, axis=-1, keepdims=True)
+    share = np.exp(shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True)))
+    of_sum = p.gamma(x.shape[-1]) + np.sum(share * (EXP + np.abs(shifted)), axis=-1, keepdims=True) * p.inner
+    result = np.abs(shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True)))
+    error = p.inner * np.abs(shifted) + of_sum + 2 * p.inner * (result + math.log(max(x.shape[-1], 2)))
+    return stored(Approx(result, error), p).error
+
+
+def log_softmax_vjp(dtype: str, x: Any, cotangent: Any) -> Any:
+    """The share of a class is off by as much, relatively, as its logarithm is off; and the sum of the cotangents."""
+    p = Precision.of(dtype)
+    share = np.exp(x - np.max(x, axis=-1, keepdims=True))
+    share = share / np.sum(share, axis=-1, keepdims=True)
+    total = np.sum(np.abs(cotangent), axis=-1, keepdims=True)
+    relative = log_softmax(dtype, x) + (EXP + 2) * p.inner + p.gamma(x.shape[-1])
+    return stored(
+        Approx(cotangent, relative * share * total + 2 * p.inner * (np.abs(cotangent) + share * total)), p
+    ).error
+
+
+LOCAL: dict[str, Step] = {
+    step.__name__: step
+    for step in (
+        attend, attend_vjp, multi_head_attention, transform, transform_vjp, normalize, normalize_vjp, add, drop,
+        embedding, embedding_vjp, learned_positions, learned_positions_vjp, sinusoidal_positions, batch_sum,
+        linear, linear_vjp, pool, pool_vjp, log_softmax, log_softmax_vjp,
+    )
+}  # fmt: skip
+"""By the name of the step; called with the dtype and the step's own arguments."""
+
+
+def local_bound(step: str, dtype: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """In the structure of the step's result."""
+    with np.errstate(all="ignore"):
+        return LOCAL[step](dtype, *arguments, **keywords)

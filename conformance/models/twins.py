@@ -1,0 +1,80 @@
+"""Twins of an implementation, in which every step of a model can be seen and changed.
+
+A model is made of functions that call one another by name: `encoder_block` calls `residual`, that calls `attend`, `add`
+and `normalize`. A twin is a copy of these functions that share the originals' code and look names up in a dictionary of
+their own, where each step is wrapped. The originals stay as they are, and none of them knows of this.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+FILES = ("blocks", "blocks_vjp", "transformer", "transformer_vjp", "models")
+STEPS = {
+    "attend",
+    "transform",
+    "normalize",
+    "add",
+    "drop",
+    "embedding",
+    "learned_positions",
+    "sinusoidal_positions",
+    "linear",
+    "multi_head_attention",
+    "batch_sum",
+    "pool",
+    "log_softmax",
+}
+"""Functions whose results are a model's intermediate values; their gradients are steps of the way back."""
+
+Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+"""From a step's name and function to the function that takes its place."""
+
+
+def is_step(name: str) -> bool:
+    return name.removesuffix("_vjp") in STEPS
+
+
+def only_when_dropping(function: Any, wrapped: Any) -> Any:
+    """Where there is no dropout, `drop` hands its argument on, and is no step."""
+    return lambda x, dropout: function(x, None) if dropout is None else wrapped(x, dropout)
+
+
+def twin(package: str, wrap: Wrap) -> types.SimpleNamespace:
+    """The package's functions on models, by name, with every step wrapped; `MODELS` is by the parameters' structure."""
+    modules = {}
+    for file in FILES:
+        name = f"{package}.{file}"
+        if importlib.util.find_spec(name) is not None:
+            modules[name] = importlib.import_module(name)
+    names = {module: dict(vars(modules[module])) for module in modules}
+    copies: dict[Any, Any] = {}
+
+    def copied(function: Any) -> Any:
+        plain = inspect.unwrap(function)
+        made = types.FunctionType(
+            plain.__code__, names[plain.__module__], plain.__name__, plain.__defaults__, plain.__closure__
+        )
+        made.__kwdefaults__ = plain.__kwdefaults__
+        return made
+
+    def replaced(name: str, value: Any) -> Any:
+        if not callable(value) or isinstance(value, type) or getattr(value, "__module__", None) is None:
+            return value
+        if is_step(name):
+            return only_when_dropping(value, wrap(name, value)) if name == "drop" else wrap(name, value)
+        if value.__module__ not in names:
+            return value
+        return copies.setdefault(value, copied(value))
+
+    for found in names.values():
+        for name, value in list(found.items()):
+            found[name] = replaced(name, value)
+        if "MODELS" in found:
+            found["MODELS"] = {kind: replaced(f.__name__, f) for kind, f in found["MODELS"].items()}
+    merged = {name: value for found in names.values() for name, value in found.items() if not name.startswith("_")}
+    return types.SimpleNamespace(**merged)

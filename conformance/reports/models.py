@@ -1,0 +1,103 @@
+"""Tables and pictures of a model's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from rich.text import Text
+
+from conformance.models.agreement import Agreement
+from specification.checkpoints import flatten
+
+
+def parameters_table(parameters: Any) -> Table:
+    """Structures that hold arrays, and how many numbers."""
+    arrays = flatten(parameters)
+    table = Table(title=f"{len(arrays)} arrays, {sum(array.size for array in arrays.values()):,} numbers")
+    table.add_column("part")
+    table.add_column("arrays", justify="right")
+    table.add_column("numbers", justify="right")
+    parts: dict[str, list[Any]] = {}
+    for name, array in arrays.items():
+        parts.setdefault(part_of(name), []).append(array)
+    for part, found in parts.items():
+        table.add_row(part, str(len(found)), f"{sum(array.size for array in found):,}")
+    return table
+
+
+def part_of(name: str) -> str:
+    """The block that an array is in, or the first two names of its path."""
+    words = name.split(".")
+    if "blocks" in words:
+        return ".".join(words[: words.index("blocks") + 2])
+    return ".".join(words[:-1][:2]) or name
+
+
+def steps_table(found: Agreement, packages: Sequence[str]) -> Table:
+    """Every step with its shape and range, and each package's largest error in bounds."""
+    table = Table(title=f"steps in {found.oracle.dtype}; errors in bounds")
+    table.add_column("step", overflow="fold")
+    for name in (
+        "shape",
+        "from",
+        "to",
+        *(package.split("_")[-1 if package.startswith("ref") else 0] for package in packages),
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for step in found.steps:
+        ratios = [step.ratios.get(package, float("nan")) for package in packages]
+        cells = [Text(f"{ratio:.2f}", style="" if ratio <= 1 else "bold red") for ratio in ratios]
+        shape = " ".join(map(str, step.shape))
+        table.add_row(step.name, shape, f"{step.smallest:.3g}", f"{step.largest:.3g}", *cells)
+    return table
+
+
+def weights_of(found: Agreement, name: str) -> np.ndarray:
+    """The attention weights [B, H, Q, K] of the step of that name, by the definition in float64."""
+    from reference_numpy import attention_weights
+    from reference_numpy.attention import join_heads, linear, split_heads
+    from reference_numpy.blocks import attention_options
+
+    parameters, x, memory, mask, _, configuration = found.oracle.taken[name].arguments
+    options = attention_options(x.shape[-1], mask, None, configuration)
+    heads = options["num_heads"]
+    query, key = (
+        split_heads(linear(join_heads(p), a), heads) for p, a in ((parameters.query, x), (parameters.key, memory))
+    )
+    kept = {option: options[option] for option in ("mask", "scale", "empty_rows")}
+    return attention_weights(query, key, **kept)
+
+
+def draw_weights(weights: np.ndarray, queries: Sequence[str], keys: Sequence[str], title: str, path: Path) -> None:
+    """One panel for each head: the weights of one sequence [H, Q, K], with the tokens on both axes."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    heads = len(weights)
+    columns = min(heads, 4)
+    rows = -(-heads // columns)
+    size = max(2.6, 0.22 * len(keys) + 0.8)
+    figure, axes = pyplot.subplots(rows, columns, figsize=(size * columns, size * rows), squeeze=False)
+    image = None
+    for head, axis in enumerate(axes.flat):
+        if head >= heads:
+            axis.axis("off")
+            continue
+        image = axis.imshow(weights[head], cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
+        axis.set_title(f"head {head}", fontsize=9)
+        axis.set_xticks(range(len(keys)), keys, rotation=90, fontsize=6)
+        axis.set_yticks(range(len(queries)), queries, fontsize=6)
+    figure.suptitle(title)
+    figure.supxlabel("key", fontsize=9)
+    figure.supylabel("query", fontsize=9)
+    figure.tight_layout()
+    if image is not None:
+        figure.colorbar(image, ax=axes, shrink=0.6, label="weight")
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

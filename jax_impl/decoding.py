@@ -1,0 +1,246 @@
+"""Decoding step by step with a key/value cache, in JAX (rule GEN-1).
+
+A decoder's block reads of earlier positions only their keys and values, so these are kept, and a step computes what
+belongs to the new positions alone:
+
+    keys, values = [those kept, those of the new positions]
+    output       = attention(query of the new positions, keys, values, mask = Causal(offset = positions before them))
+
+Every result is what the full forward pass gives at these positions, but for rounding. Positions of the embedding go on
+where the cache ends. The keys and values of the encoder's output are made once.
+
+A model without a causal mask of its own (target_mask = "none" leaves it to the caller) is given one here.
+
+A block's step is compiled once for all blocks and steps of one shape: the number of positions before it is traced, and
+attention reads the whole room, in which the causal mask forbids what lies behind. `decode_step` may be compiled as a
+whole too; its length is traced then, and see `sinusoidal_positions` for what that does to the positions.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.lax import dynamic_update_slice_in_dim
+from jaxtyping import Bool, Float, Integer
+
+from jax_impl.attention import attention, concatenate_heads, join_heads, linear, split_heads
+from jax_impl.blocks import attention_options, normalize, residual, transform
+from jax_impl.masks import readable
+from jax_impl.transformer import embed, encoder
+from specification import checks
+from specification.caches import BlockCache, Cache, looks_ahead
+from specification.configuration import Configuration
+from specification.dropout import SublayerDropout
+from specification.masks import Causal, Dense, KeyPadding
+from specification.parameters import DecoderBlock, LanguageModel, MultiHeadAttention, Transformer
+
+# --- the pieces -------------------------------------------------------------------------------------------------------
+
+
+def project_keys(
+    parameters: MultiHeadAttention,
+    x: Float[jax.Array, "B Q E"],
+    memory: Float[jax.Array, "B K E_key"],
+    configuration: Configuration,
+) -> tuple[Float[jax.Array, "B G K D"], Float[jax.Array, "B G K V"]]:
+    """What multi-head attention of x to memory makes of memory before it attends: keys and values, by heads."""
+    projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])
+    _, G, _ = checks.multi_head_attention(parameters, projections, x, memory, memory, configuration.num_heads)
+    keys, values = linear(projections.key, memory), linear(projections.value, memory)
+    return split_heads(keys, G), split_heads(values, G)
+
+
+def attend_to(
+    parameters: MultiHeadAttention,
+    x: Float[jax.Array, "B Q E"],
+    keys: Float[jax.Array, "B G K D"],
+    values: Float[jax.Array, "B G K V"],
+    mask: Any,
+    configuration: Configuration,
+) -> Float[jax.Array, "B Q E"]:
+    """Multi-head attention of x to keys and values that are projected already."""
+    options = attention_options(x.shape[-1], mask, None, configuration)
+    query = split_heads(linear(join_heads(parameters.query), x), options.pop("num_heads"))
+    return linear(parameters.output, concatenate_heads(attention(query, keys, values, **options)))
+
+
+def make_room(array: Float[jax.Array, "B G K W"], capacity: int) -> Float[jax.Array, "B G capacity W"]:
+    """Zeros for that many positions."""
+    B, G, _, width = array.shape
+    return jnp.zeros((B, G, capacity, width), array.dtype)
+
+
+def write(room: jax.Array, new: jax.Array, length: Any, axis: int) -> jax.Array:
+    """A copy of the room in which the new positions stand after the first `length`."""
+    return dynamic_update_slice_in_dim(room, new, length, axis)
+
+
+def real_tokens(tokens: Integer[jax.Array, "B T"], padding: int | None) -> Bool[jax.Array, "B T"]:
+    """Which of them are not padding."""
+    return jnp.ones(tokens.shape, bool) if padding is None else tokens != padding
+
+
+def step_mask(
+    tokens: Integer[jax.Array, "B Q"], real: Bool[jax.Array, "B K"], length: Any, configuration: Configuration
+) -> Any:
+    """`target_mask` for the queries at positions length, length + 1, ... and for K keys, of which `real` are tokens."""
+    causal = Causal(length)
+    if configuration.target_mask in ("none", "causal") or configuration.target_padding is None:
+        return causal
+    if configuration.target_mask == "causal and real keys":
+        return causal & KeyPadding(real)
+    (B, Q), K = tokens.shape, real.shape[1]
+    asking = real_tokens(tokens, configuration.target_padding)
+    return causal & Dense(jnp.broadcast_to(asking[:, None, :, None], (B, 1, Q, K)))
+
+
+@partial(jax.jit, static_argnames=("configuration",))
+def decoder_block_step(
+    parameters: DecoderBlock,
+    x: Float[jax.Array, "B Q E"],
+    cache: BlockCache,
+    length: Any,
+    *,
+    configuration: Configuration,
+    mask: Any,
+    memory_mask: Any = None,
+) -> tuple[Float[jax.Array, "B Q E"], BlockCache]:
+    """`decoder_block` for the Q positions after the first `length`, and the cache with their keys and values."""
+    grown = cache
+
+    def self_attention(x: Any) -> Any:
+        nonlocal grown
+        keys, values = project_keys(parameters.self_attention, x, x, configuration)
+        grown = grown._replace(
+            keys=write(cache.keys, keys, length, axis=2), values=write(cache.values, values, length, axis=2)
+        )
+        return attend_to(parameters.self_attention, x, grown.keys, grown.values, mask, configuration)
+
+    def cross_attention(x: Any) -> Any:
+        cross: Any = parameters.cross_attention
+        return attend_to(cross, x, cache.memory_keys, cache.memory_values, memory_mask, configuration)
+
+    def position_wise(x: Any) -> Any:
+        return transform(parameters.feed_forward, x, None, configuration)
+
+    nothing = SublayerDropout()
+    x = residual(self_attention, x, parameters.self_attention_norm, nothing, configuration)
+    if parameters.cross_attention is not None:
+        cross_norm: Any = parameters.cross_attention_norm
+        x = residual(cross_attention, x, cross_norm, nothing, configuration)
+    return residual(position_wise, x, parameters.feed_forward_norm, nothing, configuration), grown
+
+
+# --- caches -----------------------------------------------------------------------------------------------------------
+
+
+def empty_cache(
+    parameters: LanguageModel | Transformer,
+    batch: int,
+    capacity: int,
+    *,
+    configuration: Configuration,
+    source: Any = None,
+) -> Cache:
+    """The cache before the first token, with room for `capacity` positions.
+
+    source: tokens [B, S] of a model with an encoder, which runs here, once. Raises TypeError and ValueError for
+    parameters that cannot generate, and for a source that is missing or has no place.
+    """
+    checks.empty_cache(parameters, batch, capacity, source)
+    decoder: Any = parameters.decoder
+    table = decoder.embedding.tokens
+    nobody = jnp.zeros((batch, 0, table.shape[1]), table.dtype)
+    memory: Any = None
+    memory_real = None
+    if isinstance(parameters, Transformer):
+        source = jnp.asarray(source)
+        memory = encoder(parameters.encoder, source, configuration=configuration)
+        if parameters.encoder.embedding is not None and configuration.source_padding is not None:
+            memory_real = real_tokens(source, configuration.source_padding)
+    blocks = []
+    for block in decoder.blocks:
+        checks.memory(block, memory)
+        own = [make_room(a, capacity) for a in project_keys(block.self_attention, nobody, nobody, configuration)]
+        cross = [] if memory is None else project_keys(block.cross_attention, nobody, memory, configuration)
+        blocks.append(BlockCache(*own, *cross))
+    return Cache(blocks, jnp.zeros((batch, capacity), bool), memory_real, 0)
+
+
+def select_rows(cache: Cache, rows: Integer[jax.Array, "R"]) -> Cache:
+    """The cache of these batch elements, in this order; one may be taken more than once."""
+
+    blocks, real, memory_real = gathered((cache.blocks, cache.real, cache.memory_real), rows)
+    return Cache(blocks, real, memory_real, cache.length)
+
+
+@jax.jit
+def gathered(arrays: Any, rows: Integer[jax.Array, "R"]) -> Any:
+    """Rows of every array inside."""
+    return jax.tree.map(lambda array: array[rows], arrays)
+
+
+def readable_length(cache: Cache) -> int | None:
+    """How many positions there are; None while that is traced."""
+    return None if isinstance(cache.length, jax.core.Tracer) else int(cache.length)
+
+
+# --- the operations ---------------------------------------------------------------------------------------------------
+
+
+def start(
+    parameters: LanguageModel | Transformer,
+    tokens: Integer[jax.Array, "B T"],
+    *,
+    configuration: Configuration,
+    capacity: int,
+    source: Any = None,
+) -> tuple[Float[jax.Array, "B T N"], Cache]:
+    """The first tokens: their logits, and a cache with room for `capacity` positions in all, these included.
+
+    Arguments and errors as in `empty_cache` and `decode_step`.
+    """
+    batch, _ = checks.tokens("tokens", tokens)
+    cache = empty_cache(parameters, batch, capacity, configuration=configuration, source=source)
+    return decode_step(parameters, tokens, cache, configuration=configuration)
+
+
+def decode_step(
+    parameters: LanguageModel | Transformer,
+    tokens: Integer[jax.Array, "B T"],
+    cache: Cache,
+    *,
+    configuration: Configuration,
+) -> tuple[Float[jax.Array, "B T N"], Cache]:
+    """Logits for the next tokens, one or several, as the full forward pass gives them; and the cache that has them too.
+
+    The cache that is given stays as it is. ValueError where it has no room, where a learned table has no position, and
+    for padding that no cache can hold: see `specification.caches.looks_ahead`. Where the length is traced, logits are
+    NaN instead of the first two; where tokens are, logits mean nothing instead of the third.
+    """
+    checks.structure("cache", cache, Cache)
+    known = readable_length(cache)
+    checks.decode_step(parameters, tokens, cache, known)
+    checks.no_look_ahead(looks_ahead(tokens, known, configuration, readable))
+    tokens, length = jnp.asarray(tokens), cache.length if known is None else known
+    decoder: Any = parameters.decoder
+    real = write(cache.real, real_tokens(tokens, configuration.target_padding), length, axis=1)
+    stop = length + tokens.shape[1]
+    mask = step_mask(tokens, real, length, configuration)
+    memory_mask = None if cache.memory_real is None else KeyPadding(cache.memory_real)
+    x = embed(decoder.embedding, tokens, configuration=configuration, offset=length)
+    blocks = []
+    for block, kept in zip(decoder.blocks, cache.blocks, strict=True):
+        x, grown = decoder_block_step(
+            block, x, kept, length, configuration=configuration, mask=mask, memory_mask=memory_mask
+        )
+        blocks.append(grown)
+    x = x if decoder.norm is None else normalize(decoder.norm, x, configuration)
+    output: Any = parameters.output
+    logits = linear(output, x)
+    if known is None:
+        logits = jnp.where(stop <= cache.capacity, logits, jnp.nan)
+    return logits, Cache(blocks, real, cache.memory_real, stop)

@@ -1,0 +1,316 @@
+"""Tokens one after another, in JAX: greedy, sampled, and by beam search (rule GEN-1).
+
+Each of these functions reads a model's logits for the token that comes next, chooses, and goes on with what it has
+chosen, with a key/value cache (see `decoding`) or, with cached=False, by the full forward pass at every step; both give
+the same tokens. Where no cache can hold what the configuration asks for, the full pass is taken in either case.
+
+Nothing is drawn here: who samples gives the random numbers, so that every implementation chooses the same tokens. What
+remains is rounding. Two logits that differ by less than the implementations' roundings do, or a random number as close
+to the border between two tokens, may be decided differently. Choices are made in float64, but unless `jax.enable_x64`
+is on JAX has nothing wider than float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.lax import dynamic_slice_in_dim, dynamic_update_slice_in_dim
+from jaxtyping import Bool, Float, Integer
+
+from jax_impl.decoding import decode_step, empty_cache, readable_length, select_rows
+from jax_impl.masks import readable
+from jax_impl.transformer import language_model, transformer
+from specification import checks
+from specification.caches import Cache, looks_ahead
+from specification.configuration import Configuration
+from specification.masks import Causal
+from specification.parameters import LanguageModel, Transformer
+
+# --- logits -----------------------------------------------------------------------------------------------------------
+
+
+def all_logits(
+    parameters: LanguageModel | Transformer,
+    tokens: Integer[jax.Array, "B T"],
+    *,
+    configuration: Configuration,
+    source: Any = None,
+) -> Float[jax.Array, "B T N"]:
+    """The full forward pass; causal also where the configuration leaves that to its caller."""
+    mask = Causal() if configuration.target_mask == "none" else None
+    if isinstance(parameters, LanguageModel):
+        return language_model(parameters, tokens, configuration=configuration, mask=mask)
+    return transformer(parameters, source, tokens, configuration=configuration, target_mask=mask)
+
+
+def next_logits(
+    parameters: LanguageModel | Transformer,
+    tokens: Integer[jax.Array, "B T"],
+    length: int,
+    cache: Cache | None,
+    *,
+    configuration: Configuration,
+    source: Any = None,
+) -> tuple[Float[jax.Array, "B N"], Cache | None]:
+    """Logits for what follows the first `length` tokens, and the cache that has them; None once there can be none."""
+    if cache is not None:
+        # Sliced by a number that is an argument: a slice by numbers in the code would be compiled for each of them.
+        new = dynamic_slice_in_dim(tokens, cache.length, length - cache.length, axis=1)
+        if not looks_ahead(new, readable_length(cache), configuration, readable):
+            logits, cache = decode_step(parameters, new, cache, configuration=configuration)
+            return logits[:, -1], cache
+    logits = all_logits(parameters, tokens[:, :length], configuration=configuration, source=source)
+    return logits[:, -1], None
+
+
+def widest() -> Any:
+    """float64, or float32 where JAX has no wider dtype."""
+    return jax.dtypes.canonicalize_dtype("float64")
+
+
+@jax.jit
+def wide_log_softmax(logits: Float[jax.Array, "B N"]) -> Float[jax.Array, "B N"]:
+    """logits - log(sum(exp(logits))) in float64 whatever the model's dtype, for sums over many steps."""
+    return jax.nn.log_softmax(logits.astype(widest()), axis=-1)
+
+
+# --- choosing ---------------------------------------------------------------------------------------------------------
+
+
+@partial(jax.jit, static_argnames=("top_k",))
+def draw(
+    logits: Float[jax.Array, "B N"],
+    uniforms: Float[jax.Array, "B"],
+    temperature: Any,
+    top_k: int | None,
+    top_p: Any,
+) -> Integer[jax.Array, "B"]:
+    """`choose` without its checks."""
+    wide = logits.astype(widest())
+    order = jnp.argsort(-wide, axis=-1, stable=True)
+    falling = jnp.take_along_axis(wide, order, axis=-1)
+    # Probabilities are left undivided by their sum, which changes no comparison and saves a rounding.
+    weights = jnp.exp((falling - falling[:, :1]) / temperature)
+    kept = weights > 0
+    if top_k is not None:
+        kept &= jnp.arange(weights.shape[1]) < top_k
+    if top_p is not None:
+        reached = jnp.cumsum(jnp.where(kept, weights, 0), axis=-1)
+        kept = kept.at[:, 1:].set(kept[:, 1:] & (reached[:, :-1] < top_p * reached[:, -1:]))
+    reached = jnp.cumsum(jnp.where(kept, weights, 0), axis=-1)
+    passed = jnp.sum(reached <= uniforms.astype(widest())[:, None] * reached[:, -1:], axis=-1)
+    # A product that is rounded up passes all of them; and of NaN nothing is kept.
+    place = jnp.clip(passed, 0, jnp.maximum(jnp.sum(kept, axis=-1) - 1, 0))
+    return jnp.take_along_axis(order, place[:, None], axis=-1)[:, 0]
+
+
+def choose(
+    logits: Float[jax.Array, "B N"],
+    uniforms: Float[jax.Array, "B"],
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Integer[jax.Array, "B"]:
+    """One token for each row, by a uniform random number u in [0, 1) that is given.
+
+    Tokens are put in the order of falling logits, of equal ones the lowest id first. With probabilities
+    softmax(logits / temperature): keep the first top_k; of these, renormalised, the fewest first ones that together
+    reach top_p; renormalise again, and take the first whose probability and those of all before it sum to more than u.
+    A token whose probability is 0 in float64 is never taken.
+
+    Everything is computed in float64. Implementations choose the same, unless u or top_p lies within a few roundings of
+    a sum of probabilities; where the logits are an implementation's own, within what these are off by.
+
+    Raises TypeError and ValueError for temperature <= 0, top_k < 1, top_p outside (0, 1] and u outside [0, 1).
+    """
+    checks.choice(logits, uniforms)
+    checks.sampling(temperature, top_k, top_p)
+    checks.uniform_values(readable(uniforms))
+    return draw(jnp.asarray(logits), jnp.asarray(uniforms), temperature, top_k, top_p)
+
+
+# --- one sequence -----------------------------------------------------------------------------------------------------
+
+
+def generate(
+    parameters: LanguageModel | Transformer,
+    prompt: Integer[jax.Array, "B P"],
+    steps: int,
+    pick: Callable[[Float[jax.Array, "B N"], int], Integer[jax.Array, "B"]],
+    *,
+    configuration: Configuration,
+    source: Any = None,
+    end: int | None = None,
+    cached: bool = True,
+) -> Integer[jax.Array, "B T"]:
+    """The prompt and what `pick` chooses, given the logits and the number of the step, until all steps are done."""
+    B, P = prompt.shape
+    capacity = P + steps
+    tokens = jnp.concatenate([jnp.asarray(prompt), jnp.zeros((B, steps), prompt.dtype)], axis=1)
+    finished = jnp.zeros(B, bool)
+    cache = empty_cache(parameters, B, capacity, configuration=configuration, source=source) if cached else None
+    for length in range(P, capacity):
+        logits, cache = next_logits(parameters, tokens, length, cache, configuration=configuration, source=source)
+        chosen = pick(logits, length - P)
+        if end is not None:
+            chosen = jnp.where(finished, end, chosen)
+            finished = finished | (chosen == end)
+        tokens = dynamic_update_slice_in_dim(tokens, chosen[:, None].astype(tokens.dtype), length, axis=1)
+    return tokens
+
+
+def greedy(
+    parameters: LanguageModel | Transformer,
+    prompt: Integer[jax.Array, "B P"],
+    steps: int,
+    *,
+    configuration: Configuration,
+    source: Any = None,
+    end: int | None = None,
+    cached: bool = True,
+) -> Integer[jax.Array, "B T"]:
+    """The prompt and `steps` tokens more, each the one with the largest logit; of equal ones the lowest id.
+
+    source: tokens [B, S], for a model with an encoder. end: the token that ends a sequence; once it has been chosen for
+    a row, the row is filled with it. In the prompt it ends nothing.
+
+    Returns tokens in the dtype of the prompt. Raises TypeError and ValueError for arguments that are not so, for an
+    empty prompt, and for sequences longer than a learned table of positions.
+    """
+    checks.generation(parameters, prompt, steps, configuration, source, end)
+
+    def pick(logits: Any, step: int) -> Any:
+        return jnp.argmax(logits, axis=-1)
+
+    options: Any = {"configuration": configuration, "source": source, "end": end, "cached": cached}
+    return generate(parameters, prompt, steps, pick, **options)
+
+
+def sample(
+    parameters: LanguageModel | Transformer,
+    prompt: Integer[jax.Array, "B P"],
+    uniforms: Float[jax.Array, "B steps"],
+    *,
+    configuration: Configuration,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    source: Any = None,
+    end: int | None = None,
+    cached: bool = True,
+) -> Integer[jax.Array, "B T"]:
+    """The prompt and as many tokens more as there are columns of random numbers, each by `choose`.
+
+    Other arguments, results and errors as in `greedy` and `choose`.
+    """
+    steps = checks.uniform_steps(uniforms)
+    checks.generation(parameters, prompt, steps, configuration, source, end)
+    checks.uniform(uniforms, (len(prompt), steps))
+    checks.sampling(temperature, top_k, top_p)
+    checks.uniform_values(readable(uniforms))
+
+    uniforms = jnp.asarray(uniforms)
+
+    def pick(logits: Any, step: int) -> Any:
+        return draw(logits, uniforms[:, step], temperature, top_k, top_p)
+
+    options: Any = {"configuration": configuration, "source": source, "end": end, "cached": cached}
+    return generate(parameters, prompt, steps, pick, **options)
+
+
+# --- several sequences ------------------------------------------------------------------------------------------------
+
+
+class Hypotheses(NamedTuple):
+    """The best sequences so far, W of them for each batch element.
+
+    totals: the sum of the log-probabilities of all tokens that were chosen, -inf where there is no sequence. lengths:
+    how many these are, the one that ends a sequence included, and none after it. finished: whether there is that one.
+    """
+
+    totals: Float[jax.Array, "B W"]
+    lengths: Integer[jax.Array, "B W"]
+    finished: Bool[jax.Array, "B W"]
+
+
+def penalized(
+    totals: Float[jax.Array, "B W"], lengths: Integer[jax.Array, "B W"], length_penalty: Any
+) -> Float[jax.Array, "B W"]:
+    """totals / lengths ** length_penalty, by which sequences are compared; 0 for those without a token."""
+    return totals / jnp.maximum(lengths, 1).astype(totals.dtype) ** length_penalty
+
+
+@partial(jax.jit, static_argnames=("end",))
+def extend(
+    hypotheses: Hypotheses,
+    log_probabilities: Float[jax.Array, "B W N"],
+    end: int | None,
+    length_penalty: Any,
+) -> tuple[Hypotheses, Integer[jax.Array, "B W"], Integer[jax.Array, "B W"]]:
+    """The W best of all continuations by one token, the beams that they continue, and their tokens.
+
+    A finished sequence has one continuation, itself, with `end` once more. Of equal scores the one with the lower beam
+    comes first, then the one with the lower id.
+    """
+    W, N = log_probabilities.shape[1:]
+    finished = hypotheses.finished[..., None]
+    if end is not None:
+        itself = jnp.where(jnp.arange(N) == end, 0.0, -jnp.inf)
+        log_probabilities = jnp.where(finished, itself, log_probabilities)
+    totals = hypotheses.totals[..., None] + log_probabilities
+    lengths = jnp.broadcast_to(hypotheses.lengths[..., None] + ~finished, totals.shape)
+    totals, lengths = totals.reshape(-1, W * N), lengths.reshape(-1, W * N)
+    best = jnp.argsort(-penalized(totals, lengths, length_penalty), axis=-1, stable=True)[:, :W]
+    beams, ids = best // N, best % N
+    ended = jnp.take_along_axis(hypotheses.finished, beams, axis=-1)
+    ended = ended if end is None else ended | (ids == end)
+    totals, lengths = (jnp.take_along_axis(a, best, axis=-1) for a in (totals, lengths))
+    return Hypotheses(totals, lengths, ended), beams, ids
+
+
+def beam_search(
+    parameters: LanguageModel | Transformer,
+    prompt: Integer[jax.Array, "B P"],
+    steps: int,
+    *,
+    configuration: Configuration,
+    beams: int,
+    source: Any = None,
+    end: int | None = None,
+    length_penalty: float = 0.0,
+    cached: bool = True,
+) -> tuple[Integer[jax.Array, "B beams T"], Float[jax.Array, "B beams"]]:
+    """The most probable sequences that a search with that many beams finds, best first, and their scores in float64.
+
+    A sequence's score is the sum of the log-probabilities of its chosen tokens, divided by their number to the power
+    length_penalty; `end` is the last that counts. At every step each unfinished sequence is continued with every token,
+    finished ones stay as they are, and the `beams` best of all are kept (see `extend`). Where there are fewer sequences
+    than beams, the rest have score -inf and tokens that mean nothing.
+
+    Other arguments, results and errors as in `greedy`. With beams = vocabulary ** steps nothing is left out.
+    """
+    N = checks.generation(parameters, prompt, steps, configuration, source, end)
+    checks.beams(beams, length_penalty)
+    (B, P), capacity = prompt.shape, prompt.shape[1] + steps
+    cache = empty_cache(parameters, B, capacity, configuration=configuration, source=source) if cached else None
+    everyone = jnp.repeat(jnp.arange(B), beams)
+    tokens = jnp.concatenate([jnp.asarray(prompt)[everyone], jnp.zeros((B * beams, steps), prompt.dtype)], axis=1)
+    cache = None if cache is None else select_rows(cache, everyone)
+    source = None if source is None else jnp.asarray(source)[everyone]
+    # Of the equal sequences at the beginning only the first counts.
+    totals = jnp.where(jnp.arange(beams) == 0, jnp.zeros((B, 1), widest()), -jnp.inf)
+    hypotheses = Hypotheses(totals, jnp.zeros((B, beams), int), jnp.zeros((B, beams), bool))
+    for length in range(P, capacity):
+        logits, cache = next_logits(parameters, tokens, length, cache, configuration=configuration, source=source)
+        log_probabilities = wide_log_softmax(logits).reshape(B, beams, N)
+        hypotheses, parents, ids = extend(hypotheses, log_probabilities, end, length_penalty)
+        rows = (jnp.arange(B)[:, None] * beams + parents).reshape(-1)
+        tokens = dynamic_update_slice_in_dim(tokens[rows], ids.reshape(-1, 1).astype(tokens.dtype), length, axis=1)
+        cache = None if cache is None else select_rows(cache, rows)
+    scores = penalized(hypotheses.totals, hypotheses.lengths, length_penalty)
+    return tokens.reshape(B, beams, capacity), scores

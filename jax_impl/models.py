@@ -1,0 +1,114 @@
+"""Models that hold their parameters: read from a checkpoint in a dialect, called, saved, and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Integer
+
+from jax_impl.attention import attention, multi_head_attention, require_dtype
+from jax_impl.blocks import attention_options
+from jax_impl.transformer import classifier, decoder, encoder, language_model, transformer
+from specification import dialects
+from specification.checkpoints import read_model, write_model
+from specification.configuration import Configuration
+from specification.dtypes import dtype_name
+from specification.masks import KeyPadding, both
+from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, MultiHeadAttention, Transformer
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["parameters"], meta_fields=["configuration"])
+@dataclass(frozen=True)
+class Model:
+    """Parameters, and what they do not say. Calling it is calling the function of `MODELS` for them.
+
+    A pytree whose leaves are the parameters: `jax.grad` differentiates by a model, `jax.jit` compiles its call.
+    """
+
+    parameters: Any
+    configuration: Configuration
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        return MODELS[type(self.parameters)](self.parameters, *inputs, configuration=self.configuration, **options)
+
+
+def load(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparameters: Any) -> Model:
+    """The model of a checkpoint with a tutorial's or library's own names; see `specification.dialects`.
+
+    state_dict: arrays by name, or the path of a safetensors file. The hyperparameters are the dialect's. Raises
+    ValueError for all entries at once that are missing, left over or misshaped.
+    """
+    return from_numpy(*dialects.read(dialect, state_dict, **hyperparameters))
+
+
+def save(model: Model, path: str | Path) -> None:
+    """One safetensors file, which each of the three packages restores bit for bit."""
+    write_model(path, jax.tree.map(np.asarray, model.parameters), model.configuration)
+
+
+def restore(path: str | Path) -> Model:
+    """The model that was saved there, by any of the three packages."""
+    return from_numpy(*read_model(path))
+
+
+def from_numpy(parameters: Any, configuration: Configuration) -> Model:
+    """float64 needs `jax.enable_x64`."""
+    for array in jax.tree.leaves(parameters):
+        require_dtype(dtype_name(array))
+    return Model(jax.tree.map(jnp.asarray, parameters), configuration)
+
+
+# --- what a model is called with --------------------------------------------------------------------------------------
+
+
+def hidden_states(
+    parameters: Encoder,
+    x: Float[jax.Array, "B T E"] | Integer[jax.Array, "B T"],
+    key_padding: Bool[jax.Array, "B T"] | None = None,
+    token_types: Integer[jax.Array, "B T"] | None = None,
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+) -> Float[jax.Array, "B T E"]:
+    """`encoder`, with padding as an array: True is a real token, False is padding."""
+    padding = None if key_padding is None else KeyPadding(key_padding)
+    return encoder(parameters, x, configuration=configuration, mask=both(mask, padding), token_types=token_types)
+
+
+def multi_head(
+    parameters: MultiHeadAttention,
+    query: Float[jax.Array, "B Q E"],
+    key: Float[jax.Array, "B K E_key"] | None = None,
+    value: Float[jax.Array, "B K E_value"] | None = None,
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+) -> Float[jax.Array, "B Q E_out"]:
+    """`multi_head_attention`; the key is the query and the value the key unless given."""
+    key = query if key is None else key
+    value = key if value is None else value
+    options = attention_options(query.shape[-1], mask, None, configuration)
+    return multi_head_attention(parameters, query, key, value, **options)
+
+
+def plain_self_attention(x: Float[jax.Array, "B T E"]) -> Float[jax.Array, "B T E"]:
+    """softmax(x x^T) x: one head, no parameters, no scale; how the pre-norm blog begins."""
+    return attention(x[:, None], x[:, None], x[:, None], scale=1.0)[:, 0]
+
+
+MODELS: dict[type, Callable[..., Any]] = {
+    Transformer: transformer,
+    Classifier: classifier,
+    LanguageModel: language_model,
+    Encoder: hidden_states,
+    Decoder: decoder,
+    MultiHeadAttention: multi_head,
+}
+"""By the structure of the parameters."""

@@ -1,0 +1,223 @@
+"""Whole models, in JAX (rules TRF-1; "Attention Is All You Need", section 3).
+
+An encoder-decoder, an encoder with a classifier on top or alone, and a decoder alone. What a model does that its
+parameters do not say is a `Configuration`: which positions are added to the embedding, whether that is multiplied by
+sqrt(E) (in the paper it is), what stands for padding, and how a block is made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Integer
+
+from jax_impl.attention import linear, widen
+from jax_impl.blocks import add, decoder_block, drop, encoder_block, normalize
+from jax_impl.embedding import embedding
+from jax_impl.masks import checked_mask
+from jax_impl.positions import learned_positions, sinusoidal_positions
+from specification import checks
+from specification.configuration import Configuration
+from specification.dropout import DecoderBlockDropout, EncoderBlockDropout, StackDropout, TransformerDropout
+from specification.dtypes import dtype_name
+from specification.masks import Causal, Dense, KeyPadding, both
+from specification.parameters import Classifier, Decoder, Embedding, Encoder, LanguageModel, Transformer
+
+# --- before and after the blocks --------------------------------------------------------------------------------------
+
+
+def embed(
+    parameters: Embedding,
+    tokens: Integer[jax.Array, "B T"],
+    *,
+    configuration: Configuration,
+    token_types: Integer[jax.Array, "B T"] | None = None,
+    offset: int = 0,
+) -> Float[jax.Array, "B T E"]:
+    """Rows of the token table, plus positions, plus rows of the token types' table; then the norm, if there is one.
+
+    token_types: all of type 0 unless given, where the parameters have such a table. offset: the first token's position.
+    """
+    checks.embed(parameters, tokens, token_types)
+    x = embedding(parameters.tokens, tokens, scaled=configuration.scaled_embedding)
+    (_, T), E = tokens.shape, x.shape[-1]
+    if parameters.token_types is not None:
+        x = add(x, embedding(parameters.token_types, jnp.zeros_like(tokens) if token_types is None else token_types))
+    if configuration.positions == "learned":
+        x = add(x, learned_positions(parameters.positions, T, offset=offset))
+    elif configuration.positions != "none":
+        exponent = "shared" if configuration.positions == "sinusoidal" else "doubled"
+        x = add(x, sinusoidal_positions(T, E, offset=offset, exponent=exponent, dtype=dtype_name(x)))
+    return x if parameters.norm is None else normalize(parameters.norm, x, configuration)
+
+
+def padding_mask(tokens: Integer[jax.Array, "B T"], padding: int | None) -> KeyPadding | None:
+    """Keys that are real tokens; None where no id stands for padding."""
+    return None if padding is None else KeyPadding(tokens != padding)
+
+
+def target_mask(tokens: Integer[jax.Array, "B T"], configuration: Configuration) -> Any:
+    """Who attends to whom in a decoder's self-attention, as far as the configuration says it (TRF-1)."""
+    if configuration.target_mask == "none":
+        return None
+    if configuration.target_mask == "causal" or configuration.target_padding is None:
+        return Causal()
+    if configuration.target_mask == "causal and real keys":
+        return Causal() & padding_mask(tokens, configuration.target_padding)
+    B, T = tokens.shape
+    real = tokens != configuration.target_padding
+    return Causal() & Dense(jnp.broadcast_to(real[:, None, :, None], (B, 1, T, T)))
+
+
+def pool(
+    x: Float[jax.Array, "B T E"], pooling: str, keep: Bool[jax.Array, "B T"] | None = None
+) -> Float[jax.Array, "B E"]:
+    """The largest or the mean of every feature over a sequence's positions, or over those that are kept.
+
+    0 where there is no position. Of equal maxima the first receives the gradient.
+    """
+    checks.pool(x, pooling, keep)
+    wide, shape = widen(x), x.shape[:2]
+    keep = jnp.ones(shape, bool) if keep is None else keep
+    count = jnp.sum(keep, axis=1)[:, None]
+    if pooling == "mean":
+        total = jnp.sum(jnp.where(keep[..., None], wide, 0), axis=1)
+        return (total / jnp.maximum(count, 1)).astype(x.dtype)
+    if shape[1] == 0:
+        return jnp.zeros((shape[0], x.shape[2]), x.dtype)
+    where = jnp.argmax(jnp.where(keep[..., None], wide, -jnp.inf), axis=1)
+    return jnp.where(count == 0, 0, jnp.take_along_axis(wide, where[:, None], axis=1)[:, 0]).astype(x.dtype)
+
+
+def log_softmax(x: Float[jax.Array, "... N"]) -> Float[jax.Array, "... N"]:
+    """x - log(sum(exp(x))) over the last axis."""
+    return jax.nn.log_softmax(widen(x), axis=-1).astype(x.dtype)
+
+
+def readable_mask(mask: Any, x: jax.Array, memory: jax.Array, configuration: Configuration) -> Any:
+    """The mask, once what it holds is known to fit: inside a block, which is compiled, it can no longer be read."""
+    return checked_mask(mask, x.shape[1], memory.shape[1], x.shape[0], configuration.num_heads)
+
+
+def sites_of(dropout: StackDropout, parameters: Encoder | Decoder, nothing: Any) -> Any:
+    """The dropout of every block."""
+    return dropout.blocks or [nothing] * len(parameters.blocks)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def encoder(
+    parameters: Encoder,
+    x: Float[jax.Array, "B T E"] | Integer[jax.Array, "B T"],
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+    token_types: Integer[jax.Array, "B T"] | None = None,
+    dropout: StackDropout = StackDropout(),
+) -> Float[jax.Array, "B T E"]:
+    """Every block in turn, and the last norm (TRF-1).
+
+    x: tokens, or where the parameters have no embedding what is embedded already. mask: beside that of the source's
+    padding, which the configuration knows.
+    """
+    checks.stack(parameters, Encoder, x, dropout)
+    if parameters.embedding is not None:
+        mask = both(mask, padding_mask(x, configuration.source_padding))
+        x = embed(parameters.embedding, x, configuration=configuration, token_types=token_types)
+    x = drop(x, dropout.embedding)
+    mask = readable_mask(mask, x, x, configuration)
+    for block, sites in zip(parameters.blocks, sites_of(dropout, parameters, EncoderBlockDropout()), strict=True):
+        x = encoder_block(block, x, configuration=configuration, mask=mask, dropout=sites)
+    return x if parameters.norm is None else normalize(parameters.norm, x, configuration)
+
+
+def decoder(
+    parameters: Decoder,
+    x: Float[jax.Array, "B T E"] | Integer[jax.Array, "B T"],
+    memory: Float[jax.Array, "B S E"] | None = None,
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+    memory_mask: Any = None,
+    dropout: StackDropout = StackDropout(),
+) -> Float[jax.Array, "B T E"]:
+    """Every block in turn, and the last norm (TRF-1).
+
+    x as in `encoder`. mask: beside what the configuration's target_mask says.
+    """
+    checks.stack(parameters, Decoder, x, dropout)
+    if parameters.embedding is not None:
+        mask = both(mask, target_mask(x, configuration))
+        x = embed(parameters.embedding, x, configuration=configuration)
+    elif configuration.target_mask != "none":
+        mask = both(mask, Causal())
+    x = drop(x, dropout.embedding)
+    mask = readable_mask(mask, x, x, configuration)
+    memory_mask = None if memory is None else readable_mask(memory_mask, x, memory, configuration)
+    for block, sites in zip(parameters.blocks, sites_of(dropout, parameters, DecoderBlockDropout()), strict=True):
+        x = decoder_block(
+            block, x, memory, configuration=configuration, mask=mask, memory_mask=memory_mask, dropout=sites
+        )
+    return x if parameters.norm is None else normalize(parameters.norm, x, configuration)
+
+
+def transformer(
+    parameters: Transformer,
+    source: Float[jax.Array, "B S E"] | Integer[jax.Array, "B S"],
+    target: Float[jax.Array, "B T E"] | Integer[jax.Array, "B T"],
+    *,
+    configuration: Configuration,
+    source_mask: Any = None,
+    target_mask: Any = None,
+    memory_mask: Any = None,
+    dropout: TransformerDropout = TransformerDropout(),
+) -> Float[jax.Array, "B T N"]:
+    """output(decoder(target, encoder(source))) (TRF-1).
+
+    source_mask, target_mask: of the two self-attentions; memory_mask: of the attention to the encoder's output. All of
+    them beside what the configuration says of padding. Returns what the decoder gives where there is no output layer.
+    """
+    checks.structure("parameters", parameters, Transformer)
+    memory = encoder(parameters.encoder, source, configuration=configuration, mask=source_mask, dropout=dropout.encoder)
+    if parameters.encoder.embedding is not None:
+        memory_mask = both(memory_mask, padding_mask(source, configuration.source_padding))
+    x = decoder(
+        parameters.decoder, target, memory,
+        configuration=configuration, mask=target_mask, memory_mask=memory_mask, dropout=dropout.decoder,
+    )  # fmt: skip
+    return x if parameters.output is None else linear(parameters.output, x)
+
+
+def classifier(
+    parameters: Classifier,
+    tokens: Integer[jax.Array, "B T"],
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+    keep: Bool[jax.Array, "B T"] | None = None,
+    dropout: StackDropout = StackDropout(),
+) -> Float[jax.Array, "B C"]:
+    """log-softmax(output(pool(encoder(tokens)))) (TRF-1).
+
+    keep: the positions that are pooled; all unless given.
+    """
+    checks.structure("parameters", parameters, Classifier)
+    x = encoder(parameters.encoder, tokens, configuration=configuration, mask=mask, dropout=dropout)
+    return log_softmax(linear(parameters.output, pool(x, configuration.pooling, keep)))
+
+
+def language_model(
+    parameters: LanguageModel,
+    tokens: Integer[jax.Array, "B T"],
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+    dropout: StackDropout = StackDropout(),
+) -> Float[jax.Array, "B T N"]:
+    """output(decoder(tokens)): for every position the logits of the token that comes next (TRF-1)."""
+    checks.structure("parameters", parameters, LanguageModel)
+    x = decoder(parameters.decoder, tokens, configuration=configuration, mask=mask, dropout=dropout)
+    return linear(parameters.output, x)

@@ -1,0 +1,99 @@
+"""Models that hold their parameters: read from a checkpoint in a dialect, called, saved, and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Integer
+
+from reference_numpy.attention import attention, multi_head_attention
+from reference_numpy.blocks import attention_options
+from reference_numpy.transformer import classifier, decoder, encoder, language_model, transformer
+from specification import dialects
+from specification.checkpoints import read_model, write_model
+from specification.configuration import Configuration
+from specification.masks import KeyPadding, both
+from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, MultiHeadAttention, Transformer
+
+
+@dataclass(frozen=True)
+class Model:
+    """Parameters, and what they do not say. Calling it is calling the function of `MODELS` for them."""
+
+    parameters: Any
+    configuration: Configuration
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        return MODELS[type(self.parameters)](self.parameters, *inputs, configuration=self.configuration, **options)
+
+
+def load(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparameters: Any) -> Model:
+    """The model of a checkpoint with a tutorial's or library's own names; see `specification.dialects`.
+
+    state_dict: arrays by name, or the path of a safetensors file. The hyperparameters are the dialect's. Raises
+    ValueError for all entries at once that are missing, left over or misshaped.
+    """
+    return Model(*dialects.read(dialect, state_dict, **hyperparameters))
+
+
+def save(model: Model, path: str | Path) -> None:
+    """One safetensors file, which each of the three packages restores bit for bit."""
+    write_model(path, model.parameters, model.configuration)
+
+
+def restore(path: str | Path) -> Model:
+    """The model that was saved there, by any of the three packages."""
+    return Model(*read_model(path))
+
+
+# --- what a model is called with --------------------------------------------------------------------------------------
+
+
+def hidden_states(
+    parameters: Encoder,
+    x: Float[np.ndarray, "B T E"] | Integer[np.ndarray, "B T"],
+    key_padding: Bool[np.ndarray, "B T"] | None = None,
+    token_types: Integer[np.ndarray, "B T"] | None = None,
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+) -> Float[np.ndarray, "B T E"]:
+    """`encoder`, with padding as an array: True is a real token, False is padding."""
+    padding = None if key_padding is None else KeyPadding(key_padding)
+    return encoder(parameters, x, configuration=configuration, mask=both(mask, padding), token_types=token_types)
+
+
+def multi_head(
+    parameters: MultiHeadAttention,
+    query: Float[np.ndarray, "B Q E"],
+    key: Float[np.ndarray, "B K E_key"] | None = None,
+    value: Float[np.ndarray, "B K E_value"] | None = None,
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+) -> Float[np.ndarray, "B Q E_out"]:
+    """`multi_head_attention`; the key is the query and the value the key unless given."""
+    key = query if key is None else key
+    value = key if value is None else value
+    options = attention_options(query.shape[-1], mask, None, configuration)
+    return multi_head_attention(parameters, query, key, value, **options)
+
+
+def plain_self_attention(x: Float[np.ndarray, "B T E"]) -> Float[np.ndarray, "B T E"]:
+    """softmax(x x^T) x: one head, no parameters, no scale; how the pre-norm blog begins."""
+    return attention(x[:, None], x[:, None], x[:, None], scale=1.0)[:, 0]
+
+
+MODELS: dict[type, Callable[..., Any]] = {
+    Transformer: transformer,
+    Classifier: classifier,
+    LanguageModel: language_model,
+    Encoder: hidden_states,
+    Decoder: decoder,
+    MultiHeadAttention: multi_head,
+}
+"""By the structure of the parameters."""

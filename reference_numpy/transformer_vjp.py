@@ -1,0 +1,281 @@
+"""Gradients of the models in `transformer.py`, by hand.
+
+Each `<model>_vjp` takes the model's own arguments and the cotangent of its result. The forward pass is walked once
+more, keeping what every block was given, and then back, block by block. An input that is embedded already receives a
+gradient; for tokens it is the tables that do. Memory receives something from every decoder block.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Integer
+
+from reference_numpy.attention import linear, widen
+from reference_numpy.attention_vjp import linear_vjp
+from reference_numpy.blocks import add, decoder_block, drop, encoder_block
+from reference_numpy.blocks_vjp import decoder_block_vjp, encoder_block_vjp, normalize_vjp
+from reference_numpy.embedding_vjp import embedding_vjp
+from reference_numpy.positions_vjp import learned_positions_vjp
+from reference_numpy.transformer import (
+    decoder,
+    embed,
+    encoder,
+    log_softmax,
+    padding_mask,
+    pool,
+    sites_of,
+    target_mask,
+)
+from specification import checks
+from specification.configuration import Configuration
+from specification.dropout import DecoderBlockDropout, EncoderBlockDropout, StackDropout, TransformerDropout
+from specification.dtypes import dtype_name
+from specification.masks import Causal, both
+from specification.parameters import Classifier, Decoder, Embedding, Encoder, LanguageModel, Linear, Transformer
+
+
+class EncoderGradients(NamedTuple):
+    """In the structures, shapes and dtypes of the arguments; x is None where it was tokens."""
+
+    parameters: Encoder
+    x: Any
+
+
+class DecoderGradients(NamedTuple):
+    """In the structures, shapes and dtypes of the arguments; None for tokens and for a memory that was not given."""
+
+    parameters: Decoder
+    x: Any
+    memory: Any
+
+
+class TransformerGradients(NamedTuple):
+    """In the structures, shapes and dtypes of the arguments; None for tokens."""
+
+    parameters: Transformer
+    source: Any
+    target: Any
+
+
+# --- before and after the blocks --------------------------------------------------------------------------------------
+
+
+def embed_vjp(
+    parameters: Embedding,
+    tokens: Integer[np.ndarray, "B T"],
+    cotangent: Float[np.ndarray, "B T E"],
+    *,
+    configuration: Configuration,
+    token_types: Integer[np.ndarray, "B T"] | None = None,
+    offset: int = 0,
+) -> Embedding:
+    """Gradients of the tables and of the norm, for `embed`."""
+    norm = None
+    if parameters.norm is not None:
+        total = embed(
+            parameters._replace(norm=None), tokens,
+            configuration=configuration, token_types=token_types, offset=offset,
+        )  # fmt: skip
+        norm, cotangent = normalize_vjp(parameters.norm, total, cotangent, configuration)
+    positions = types = None
+    if configuration.positions == "learned":
+        rows = batch_sum(cotangent)
+        positions = learned_positions_vjp(parameters.positions, tokens.shape[1], rows, offset=offset)
+    if parameters.token_types is not None:
+        ids = np.zeros_like(tokens) if token_types is None else token_types
+        types = embedding_vjp(parameters.token_types, ids, cotangent)
+    table = embedding_vjp(parameters.tokens, tokens, cotangent, scaled=configuration.scaled_embedding)
+    return Embedding(table, positions, types, norm)
+
+
+def batch_sum(x: Float[np.ndarray, "B T E"]) -> Float[np.ndarray, "T E"]:
+    """What all sequences give to what they share."""
+    return np.sum(widen(x), axis=0).astype(x.dtype)
+
+
+def pool_vjp(
+    x: Float[np.ndarray, "B T E"],
+    pooling: str,
+    keep: Bool[np.ndarray, "B T"] | None,
+    cotangent: Float[np.ndarray, "B E"],
+) -> Float[np.ndarray, "B T E"]:
+    """Gradient of x, for `pool`: shared equally by the positions, or all of it at the first of the largest."""
+    keep = np.ones(x.shape[:2], bool) if keep is None else keep
+    wide = widen(cotangent)[:, None]
+    if pooling == "mean":
+        return np.where(keep[..., None], wide / np.maximum(keep.sum(axis=1), 1)[:, None, None], 0).astype(x.dtype)
+    if x.shape[1] == 0:
+        return np.zeros_like(x)
+    where = np.argmax(np.where(keep[..., None], widen(x), -np.inf), axis=1)
+    chosen = np.arange(x.shape[1])[:, None] == where[:, None]
+    return np.where(chosen & keep[..., None], wide, 0).astype(x.dtype)
+
+
+def log_softmax_vjp(x: Float[np.ndarray, "... N"], cotangent: Float[np.ndarray, "... N"]) -> Float[np.ndarray, "... N"]:
+    """Gradient of x, for `log_softmax`: y_bar - softmax(x) * sum(y_bar)."""
+    wide = widen(cotangent)
+    weights = np.exp(log_softmax(widen(x)))
+    return (wide - weights * np.sum(wide, axis=-1, keepdims=True)).astype(x.dtype)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+@np.errstate(all="ignore")
+def encoder_vjp(
+    parameters: Encoder,
+    x: Float[np.ndarray, "B T E"] | Integer[np.ndarray, "B T"],
+    cotangent: Float[np.ndarray, "B T E"],
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+    token_types: Integer[np.ndarray, "B T"] | None = None,
+    dropout: StackDropout = StackDropout(),
+) -> EncoderGradients:
+    """Gradients of the parameters, and of x where it is no tokens, given that of `encoder`'s output."""
+    checks.stack(parameters, Encoder, x, dropout)
+    tokens = x
+    if parameters.embedding is not None:
+        mask = both(mask, padding_mask(tokens, configuration.source_padding))
+        x = embed(parameters.embedding, tokens, configuration=configuration, token_types=token_types)
+    checks.cotangent(cotangent, x.shape, dtype_name(x))
+    sites = sites_of(dropout, parameters, EncoderBlockDropout())
+    inputs = [drop(x, dropout.embedding)]
+    for block, d in zip(parameters.blocks, sites, strict=True):
+        inputs.append(encoder_block(block, inputs[-1], configuration=configuration, mask=mask, dropout=d))
+    norm, embedded, blocks = None, None, []
+    if parameters.norm is not None:
+        norm, cotangent = normalize_vjp(parameters.norm, inputs[-1], cotangent, configuration)
+    for block, d, given in reversed([*zip(parameters.blocks, sites, inputs[:-1], strict=True)]):
+        gradient, cotangent = encoder_block_vjp(
+            block, given, cotangent, configuration=configuration, mask=mask, dropout=d
+        )
+        blocks.append(gradient)
+    cotangent = drop(cotangent, dropout.embedding)
+    if parameters.embedding is not None:
+        embedded = embed_vjp(
+            parameters.embedding, tokens, cotangent, configuration=configuration, token_types=token_types
+        )
+        return EncoderGradients(Encoder(embedded, blocks[::-1], norm), None)
+    return EncoderGradients(Encoder(None, blocks[::-1], norm), cotangent)
+
+
+@np.errstate(all="ignore")
+def decoder_vjp(
+    parameters: Decoder,
+    x: Float[np.ndarray, "B T E"] | Integer[np.ndarray, "B T"],
+    memory: Float[np.ndarray, "B S E"] | None,
+    cotangent: Float[np.ndarray, "B T E"],
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+    memory_mask: Any = None,
+    dropout: StackDropout = StackDropout(),
+) -> DecoderGradients:
+    """Gradients of the parameters, of memory, and of x where it is no tokens, given that of `decoder`'s output."""
+    checks.stack(parameters, Decoder, x, dropout)
+    tokens = x
+    if parameters.embedding is not None:
+        mask = both(mask, target_mask(tokens, configuration))
+        x = embed(parameters.embedding, tokens, configuration=configuration)
+    elif configuration.target_mask != "none":
+        mask = both(mask, Causal())
+    checks.cotangent(cotangent, x.shape, dtype_name(x))
+    options = {"configuration": configuration, "mask": mask, "memory_mask": memory_mask}
+    sites = sites_of(dropout, parameters, DecoderBlockDropout())
+    inputs = [drop(x, dropout.embedding)]
+    for block, d in zip(parameters.blocks, sites, strict=True):
+        inputs.append(decoder_block(block, inputs[-1], memory, dropout=d, **options))
+    norm, embedded, blocks = None, None, []
+    memory_gradient: Any = None if memory is None else np.zeros_like(memory)
+    if parameters.norm is not None:
+        norm, cotangent = normalize_vjp(parameters.norm, inputs[-1], cotangent, configuration)
+    for block, d, given in reversed([*zip(parameters.blocks, sites, inputs[:-1], strict=True)]):
+        gradient, cotangent, part = decoder_block_vjp(block, given, memory, cotangent, dropout=d, **options)
+        blocks.append(gradient)
+        memory_gradient = None if part is None else add(memory_gradient, part)
+    cotangent = drop(cotangent, dropout.embedding)
+    if parameters.embedding is not None:
+        embedded = embed_vjp(parameters.embedding, tokens, cotangent, configuration=configuration)
+        return DecoderGradients(Decoder(embedded, blocks[::-1], norm), None, memory_gradient)
+    return DecoderGradients(Decoder(None, blocks[::-1], norm), cotangent, memory_gradient)
+
+
+@np.errstate(all="ignore")
+def transformer_vjp(
+    parameters: Transformer,
+    source: Float[np.ndarray, "B S E"] | Integer[np.ndarray, "B S"],
+    target: Float[np.ndarray, "B T E"] | Integer[np.ndarray, "B T"],
+    cotangent: Float[np.ndarray, "B T N"],
+    *,
+    configuration: Configuration,
+    source_mask: Any = None,
+    target_mask: Any = None,
+    memory_mask: Any = None,
+    dropout: TransformerDropout = TransformerDropout(),
+) -> TransformerGradients:
+    """Gradients of the parameters, and of source and target where they are no tokens. Arguments as in `transformer`."""
+    checks.structure("parameters", parameters, Transformer)
+    encoded: Any = {"configuration": configuration, "mask": source_mask, "dropout": dropout.encoder}
+    memory = encoder(parameters.encoder, source, **encoded)
+    if parameters.encoder.embedding is not None:
+        memory_mask = both(memory_mask, padding_mask(source, configuration.source_padding))
+    decoded: Any = {"configuration": configuration, "mask": target_mask, "memory_mask": memory_mask}
+    decoded["dropout"] = dropout.decoder
+    output = None
+    if parameters.output is not None:
+        x = decoder(parameters.decoder, target, memory, **decoded)
+        output, cotangent = output_vjp(parameters.output, x, cotangent)
+    down = decoder_vjp(parameters.decoder, target, memory, cotangent, **decoded)
+    up = encoder_vjp(parameters.encoder, source, down.memory, **encoded)
+    return TransformerGradients(Transformer(up.parameters, down.parameters, output), up.x, down.x)
+
+
+@np.errstate(all="ignore")
+def classifier_vjp(
+    parameters: Classifier,
+    tokens: Integer[np.ndarray, "B T"],
+    cotangent: Float[np.ndarray, "B C"],
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+    keep: Bool[np.ndarray, "B T"] | None = None,
+    dropout: StackDropout = StackDropout(),
+) -> Classifier:
+    """Gradients of the parameters, given that of `classifier`'s output. Arguments as there."""
+    checks.structure("parameters", parameters, Classifier)
+    options: Any = {"configuration": configuration, "mask": mask, "dropout": dropout}
+    x = encoder(parameters.encoder, tokens, **options)
+    pooled = pool(x, configuration.pooling, keep)
+    logits = linear(parameters.output, pooled)
+    checks.cotangent(cotangent, logits.shape, dtype_name(logits))
+    output, pooled_gradient = linear_vjp(parameters.output, pooled, log_softmax_vjp(logits, cotangent))
+    x_gradient = pool_vjp(x, configuration.pooling, keep, pooled_gradient)
+    return Classifier(encoder_vjp(parameters.encoder, tokens, x_gradient, **options).parameters, output)
+
+
+@np.errstate(all="ignore")
+def language_model_vjp(
+    parameters: LanguageModel,
+    tokens: Integer[np.ndarray, "B T"],
+    cotangent: Float[np.ndarray, "B T N"],
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+    dropout: StackDropout = StackDropout(),
+) -> LanguageModel:
+    """Gradients of the parameters, given that of `language_model`'s output. Arguments as there."""
+    checks.structure("parameters", parameters, LanguageModel)
+    options: Any = {"configuration": configuration, "mask": mask, "dropout": dropout}
+    x = decoder(parameters.decoder, tokens, **options)
+    output, x_gradient = output_vjp(parameters.output, x, cotangent)
+    return LanguageModel(decoder_vjp(parameters.decoder, tokens, None, x_gradient, **options).parameters, output)
+
+
+def output_vjp(
+    parameters: Linear, x: Float[np.ndarray, "B T E"], cotangent: Float[np.ndarray, "B T N"]
+) -> tuple[Linear, Float[np.ndarray, "B T E"]]:
+    checks.cotangent(cotangent, (*x.shape[:-1], parameters.weight.shape[1]), dtype_name(x))
+    return linear_vjp(parameters, x, cotangent)

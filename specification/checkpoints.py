@@ -1,0 +1,114 @@
+"""Parameter structures as arrays by name, and such names as safetensors files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from specification import parameters as structures
+from specification.configuration import Configuration
+
+FORMAT = "transformer-conformance model"
+KINDS = {
+    kind.__name__: kind
+    for kind in (
+        structures.Transformer,
+        structures.Classifier,
+        structures.LanguageModel,
+        structures.Encoder,
+        structures.Decoder,
+        structures.MultiHeadAttention,
+    )
+}
+"""Structures that are models of their own."""
+
+
+def flatten(value: Any, path: str = "") -> dict[str, Any]:
+    """Every array of a structure by its path, such as "encoder.blocks.0.attention.query.weight"."""
+    if value is None:
+        return {}
+    if isinstance(value, list | tuple):
+        names = getattr(value, "_fields", None) or range(len(value))
+        parts = [
+            flatten(part, f"{path}.{name}" if path else str(name)) for name, part in zip(names, value, strict=True)
+        ]
+        return {name: array for part in parts for name, array in part.items()}
+    return {path: value}
+
+
+def unflatten(kind: Any, arrays: Mapping[str, Any]) -> Any:
+    """The structure of that kind whose arrays these are; what has no array is None. ValueError for other names."""
+    tree: dict[str, Any] = {}
+    for path, array in arrays.items():
+        *parents, last = path.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = array
+    found = grown(kind, tree)
+    surplus = sorted(arrays.keys() - flatten(found).keys())
+    if surplus:
+        raise ValueError(f"a {kind.__name__} has no {', '.join(surplus)}")
+    return found
+
+
+def grown(hint: Any, tree: Any) -> Any:
+    """A value of the type that the hint describes, out of a tree of names."""
+    if isinstance(hint, types.UnionType):
+        numbered = isinstance(tree, dict) and tree and all(name.isdigit() for name in tree)
+        choices = [choice for choice in typing.get_args(hint) if choice is not type(None)]
+        listed = [choice for choice in choices if typing.get_origin(choice) is list]
+        if tree is None:
+            return None
+        return grown(listed[0] if numbered and listed else choices[0], tree)
+    if typing.get_origin(hint) is list:
+        (element,) = typing.get_args(hint)
+        return [grown(element, tree[name]) for name in sorted(tree or {}, key=int)]
+    if hint is Any:
+        return tree
+    hints, tree = typing.get_type_hints(hint), tree or {}
+    return hint(**{name: grown(hints[name], tree.get(name)) for name in hint._fields})
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def write_safetensors(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path, dict(metadata))
+
+
+def read_safetensors(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """Arrays by name, and the metadata. ValueError for a file that is no safetensors file, or is cut off."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except FileNotFoundError:
+        raise
+    except (SafetensorError, OSError, TypeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read as a safetensors file: {error}") from error
+
+
+def write_model(path: str | Path, parameters: Any, configuration: Configuration) -> None:
+    """A model of NumPy arrays, with its kind and configuration, as one safetensors file."""
+    told = {"kind": type(parameters).__name__, "configuration": json.dumps(dataclasses.asdict(configuration))}
+    write_safetensors(path, flatten(parameters), {"format": FORMAT} | told)
+
+
+def read_model(path: str | Path) -> tuple[Any, Configuration]:
+    """What `write_model` has written: the same arrays, bit for bit. ValueError for another file."""
+    arrays, metadata = read_safetensors(path)
+    if metadata.get("format") != FORMAT or metadata.get("kind") not in KINDS:
+        raise ValueError(f"{path} was not written by save: load it by its dialect")
+    parameters = unflatten(KINDS[metadata["kind"]], arrays)
+    return parameters, Configuration(**json.loads(metadata["configuration"]))

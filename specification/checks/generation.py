@@ -1,0 +1,155 @@
+"""Checks on the arguments of step-by-step decoding and generation (GEN-1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from specification.caches import Cache
+from specification.checks.arguments import (
+    described,
+    floating,
+    integer,
+    natural,
+    ranked,
+    real_number,
+    shape_of,
+)
+from specification.configuration import Configuration
+from specification.dtypes import dtype_name
+from specification.parameters import LanguageModel, Transformer
+
+# --- models and what they are given -----------------------------------------------------------------------------------
+
+
+def generator(parameters: Any) -> int:
+    """The vocabulary of a model that can generate: it embeds tokens and gives logits."""
+    if not isinstance(parameters, LanguageModel | Transformer):
+        raise TypeError(f"parameters must be a LanguageModel or a Transformer, got {described(parameters)}")
+    if parameters.decoder.embedding is None:
+        raise ValueError("generation needs a decoder that embeds tokens, and these parameters have no embedding")
+    if parameters.output is None:
+        raise ValueError("generation needs logits, and these parameters have no output layer")
+    return ranked("output.weight", parameters.output.weight, "width, vocabulary")[1]
+
+
+def source(parameters: Any, batch: int, given: Any) -> None:
+    """There is a source exactly where there is an encoder."""
+    if isinstance(parameters, LanguageModel):
+        if given is not None:
+            raise ValueError(f"a LanguageModel takes no source, got {described(given)}")
+        return
+    if given is None:
+        raise ValueError("a Transformer takes a source, got none")
+    shape = shape_of("source", given)
+    if shape[:1] != (batch,):
+        raise ValueError(f"source must have the batch size {batch} of the tokens, got shape {list(shape)}")
+
+
+def tokens(name: str, array: Any) -> tuple[int, int]:
+    """(batch, positions) of token ids, of which there is at least one."""
+    batch, length = ranked(name, array, "batch, positions")
+    integer(name, array)
+    if length == 0:
+        raise ValueError(f"{name} must have at least one position, got shape {[batch, length]}")
+    return batch, length
+
+
+def empty_cache(parameters: Any, batch: Any, capacity: Any, given: Any) -> None:
+    generator(parameters)
+    natural("capacity", capacity)
+    source(parameters, natural("batch", batch), given)
+
+
+def decode_step(parameters: Any, new: Any, cache: Cache, length: int | None) -> None:
+    """length: that of the cache, where it can be read."""
+    generator(parameters)
+    batch, count = tokens("tokens", new)
+    rows, capacity = cache.real.shape
+    if batch != rows:
+        raise ValueError(f"tokens and cache must have the same batch size, got {batch} and {rows}")
+    if len(parameters.decoder.blocks) != len(cache.blocks):
+        found = f"{len(parameters.decoder.blocks)} and {len(cache.blocks)}"
+        raise ValueError(f"parameters and cache must have as many decoder blocks, got {found}")
+    taken = 0 if length is None else length
+    if taken + count > capacity:
+        raise ValueError(f"the cache has room for {capacity} positions, {taken} of which are taken, and {count} came")
+
+
+def no_look_ahead(looks_ahead: bool) -> None:
+    if looks_ahead:
+        raise ValueError(
+            "padding that attends to nothing takes the mean of all values with empty_rows='mean', of those that come "
+            "later too, which no cache can hold: use the full forward pass"
+        )
+
+
+def generation(parameters: Any, prompt: Any, steps: Any, configuration: Configuration, given: Any, end: Any) -> int:
+    """The vocabulary, once it is known that `steps` tokens can follow the prompt. given: the source."""
+    vocabulary = generator(parameters)
+    batch, length = tokens("prompt", prompt)
+    natural("steps", steps)
+    source(parameters, batch, given)
+    largest = int(np.iinfo(dtype_name(prompt)).max)
+    if vocabulary - 1 > largest:
+        raise TypeError(f"prompt must have a dtype that holds ids up to {vocabulary - 1}, got {dtype_name(prompt)}")
+    if end is not None and not 0 <= natural("end", end) < vocabulary:
+        raise ValueError(f"end must lie in [0, {vocabulary}), got {end}")
+    table = parameters.decoder.embedding.positions
+    if configuration.positions == "learned" and table is not None and steps > 0:
+        rows, needed = table.shape[0], length + steps - 1
+        if needed > rows:
+            raise ValueError(
+                f"{steps} tokens after a prompt of {length} need a table of {needed} positions, got {rows}"
+            )
+    return vocabulary
+
+
+# --- choosing ---------------------------------------------------------------------------------------------------------
+
+
+def sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
+    number = real_number("temperature", temperature)
+    if number is not None and not 0 < number < float("inf"):
+        raise ValueError(f"temperature must be positive and finite, got {number}")
+    if top_k is not None and natural("top_k", top_k) < 1:
+        raise ValueError(f"top_k must be at least 1, got {top_k}")
+    share = None if top_p is None else real_number("top_p", top_p)
+    if share is not None and not 0 < share <= 1:
+        raise ValueError(f"top_p must be above 0 and at most 1, got {share}")
+
+
+def choice(logits: Any, uniforms: Any) -> None:
+    batch, vocabulary = ranked("logits", logits, "batch, vocabulary")
+    floating("logits", logits)
+    if vocabulary == 0:
+        raise ValueError(f"logits must be those of at least one token, got shape {[batch, vocabulary]}")
+    uniform(uniforms, (batch,))
+
+
+def uniform(array: Any, shape: tuple[int, ...]) -> None:
+    """Shape and dtype of random numbers."""
+    found = shape_of("uniforms", array)
+    floating("uniforms", array)
+    if found != shape:
+        raise ValueError(f"uniforms must have shape {list(shape)}, got {list(found)}")
+
+
+def uniform_steps(array: Any) -> int:
+    """How many steps there are random numbers for."""
+    return ranked("uniforms", array, "batch, steps")[1]
+
+
+def uniform_values(values: np.ndarray | None) -> None:
+    """Random numbers, where they can be read."""
+    if values is not None and values.size and not ((values >= 0) & (values < 1)).all():
+        raise ValueError(f"uniforms must lie in [0, 1), got values from {values.min()} to {values.max()}")
+
+
+def beams(count: Any, length_penalty: Any) -> None:
+    if natural("beams", count) < 1:
+        raise ValueError(f"beams must be at least 1, got {count}")
+    number = real_number("length_penalty", length_penalty)
+    if number is not None and not abs(number) < float("inf"):
+        raise ValueError(f"length_penalty must be finite, got {number}")

@@ -1,0 +1,57 @@
+"""What a model does that its parameters do not say, as one plain value, in enumerated choices.
+
+A tutorial or library that departs from the paper is one of these values, never code of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+CHOICES = {
+    "norm_order": ("post", "pre"),
+    "norm": ("layer_norm", "rms_norm", "standard_deviation_norm"),
+    "activation": ("relu", "gelu", "gelu_tanh"),
+    "scale": ("head_width", "model_width"),
+    "empty_rows": ("zero", "mean", "nan"),
+    "positions": ("none", "learned", "sinusoidal", "doubled"),
+    "target_mask": ("none", "causal", "causal and real keys", "causal and real queries"),
+    "pooling": ("max", "mean"),
+}
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """Hashable and free of arrays, so that it can be a static argument under `jax.jit`. ValueError for other choices.
+
+    norm_order: "post": x = norm(x + sublayer(x)); "pre": x = x + sublayer(norm(x)) (BLK-1).
+    scale: of the scores: "head_width" is 1 / sqrt(D) (ATT-1), "model_width" 1 / sqrt(E).
+    empty_rows: what a position gets that may attend to nothing (ATT-6).
+    positions: what is added to the embedding: "none", rows of a "learned" table (POS-2), "sinusoidal" or with "doubled"
+        exponent (POS-1).
+    scaled_embedding: whether rows are multiplied by sqrt(E) before that (EMB-1).
+    source_padding, target_padding: ids of the tokens that fill up a sequence; None for none. Keys that hold them are
+        masked, in the source always, in the target as target_mask says.
+    target_mask: "causal", also with padded keys or with padded queries left out; "none" leaves it to the caller.
+    pooling: how a classifier makes one vector out of a sequence.
+    """
+
+    num_heads: int
+    norm_order: str = "post"
+    norm: str = "layer_norm"
+    norm_eps: float = 1e-5
+    activation: str = "relu"
+    scale: str = "head_width"
+    empty_rows: str = "zero"
+    positions: str = "sinusoidal"
+    scaled_embedding: bool = False
+    source_padding: int | None = None
+    target_padding: int | None = None
+    target_mask: str = "causal"
+    pooling: str = "mean"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in CHOICES and value not in CHOICES[field.name]:
+                known = ", ".join(map(repr, CHOICES[field.name]))
+                raise ValueError(f"{field.name} must be one of {known}, got {value!r}")

@@ -1,0 +1,108 @@
+"""pytorch: the state dicts of `torch.nn.Transformer`, of its encoder and decoder alone, and of `nn.MultiheadAttention`.
+
+Which of them it is follows from the names, and whether there are biases too. They take embeddings, not tokens, and
+their caller gives all masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from specification.configuration import Configuration
+from specification.dialects.reading import Reader
+from specification.parameters import (
+    Decoder,
+    DecoderBlock,
+    Encoder,
+    EncoderBlock,
+    FeedForward,
+    Linear,
+    MultiHeadAttention,
+    Norm,
+    Transformer,
+)
+
+
+def pytorch(
+    state_dict: Mapping[str, Any],
+    *,
+    num_heads: int,
+    norm_first: bool = False,
+    activation: str = "relu",
+    eps: float = 1e-5,
+) -> tuple[Transformer | Encoder | Decoder | MultiHeadAttention, Configuration]:
+    """Hyperparameters as the modules have them; eps is their layer_norm_eps.
+
+    A single layer is read as an encoder or a decoder of one block. bias_k and bias_v are not supported.
+    """
+    read = Reader(state_dict)
+    bias = any(name.endswith("bias") for name in read.entries)
+
+    def norm(name: str) -> Norm:
+        return read.norm(name, bias=bias)
+
+    def last_norm(name: str) -> Norm | None:
+        return norm(name) if read.has(f"{name}.weight") else None
+
+    def feed_forward(name: str) -> FeedForward:
+        return read.feed_forward(f"{name}linear1", f"{name}linear2", bias=bias)
+
+    def encoder_block(name: str) -> EncoderBlock:
+        own = attention(read, f"{name}self_attn.", bias), norm(f"{name}norm1")
+        return EncoderBlock(*own, feed_forward(name), norm(f"{name}norm2"))
+
+    def decoder_block(name: str) -> DecoderBlock:
+        own = attention(read, f"{name}self_attn.", bias), norm(f"{name}norm1")
+        cross = attention(read, f"{name}multihead_attn.", bias), norm(f"{name}norm2")
+        return DecoderBlock(*own, *cross, feed_forward(name), norm(f"{name}norm3"))
+
+    def names(prefix: str) -> list[str]:
+        if read.has(f"{prefix}self_attn.out_proj.weight"):
+            return [prefix]
+        return [f"{prefix}layers.{i}." for i in range(read.count(rf"{prefix}layers\.(\d+)\."))]
+
+    def encoder(prefix: str) -> Encoder:
+        return Encoder(None, [encoder_block(name) for name in names(prefix)], last_norm(f"{prefix}norm"))
+
+    def decoder(prefix: str) -> Decoder:
+        return Decoder(None, [decoder_block(name) for name in names(prefix)], last_norm(f"{prefix}norm"))
+
+    parameters: Any
+    if read.has("out_proj.weight"):
+        parameters = attention(read, "", bias)
+    elif any(name.startswith(("encoder.", "decoder.")) for name in read.entries):
+        parameters = Transformer(encoder("encoder."), decoder("decoder."))
+    elif any("multihead_attn." in name for name in read.entries):
+        parameters = decoder("")
+    else:
+        parameters = encoder("")
+    read.heads(num_heads)
+    read.finish()
+    return parameters, Configuration(
+        num_heads=num_heads,
+        norm_order="pre" if norm_first else "post",
+        norm_eps=eps,
+        activation=activation,
+        positions="none",
+        target_mask="none",
+    )
+
+
+def attention(read: Reader, prefix: str, bias: bool) -> MultiHeadAttention:
+    """One [3 E, E] matrix where keys and values are as wide as queries, else three."""
+    if read.has(f"{prefix}q_proj_weight"):
+        inputs = (("q", "E"), ("k", "key width"), ("v", "value width"))
+        weights = [read.take(f"{prefix}{name}_proj_weight", "E", width) for name, width in inputs]
+    else:
+        E = read.sizes.get("E") or read.entries.get(f"{prefix}out_proj.weight", np.empty((0, 0))).shape[0]
+        weights = thirds(read.take(f"{prefix}in_proj_weight", 3 * E, "E"))
+    biases = thirds(read.take(f"{prefix}in_proj_bias", 3 * read.sizes.get("E", 0))) if bias else [None] * 3
+    parts = [Linear(None if w is None else w.T, b) for w, b in zip(weights, biases, strict=True)]
+    return MultiHeadAttention._make([*parts, read.linear(f"{prefix}out_proj", "E", "E", bias=bias)])
+
+
+def thirds(array: Any) -> list[Any]:
+    return [None] * 3 if array is None else np.split(array, 3)

@@ -1,0 +1,126 @@
+"""Reading a checkpoint by names: every entry once, shapes that fit together, and all that is wrong told at once."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from specification.dtypes import FLOATING
+from specification.parameters import FeedForward, Linear, MultiHeadAttention, Norm
+
+NARROW = ("float16", "bfloat16")
+TABLES = r"(.*\.)?(pe|position_ids)"
+"""Buffers in which modules keep their own tables of positions, which are computed here instead."""
+
+
+class Reader:
+    """The entries of a state dict, and which of them have been taken.
+
+    Sizes are named by letters: the first entry that has one says how large it is, and all others must agree. What is
+    missing or has another shape is collected, and `finish` raises one ValueError for all of it.
+    """
+
+    def __init__(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
+        """prefix: stands before all names in some files, and is left out here."""
+        given = {name: as_numpy(value) for name, value in state_dict.items()}
+        self.entries = {name.removeprefix(prefix): array for name, array in given.items()}
+        self.left = {name for name in self.entries if not re.fullmatch(TABLES, name)}
+        self.sizes: dict[str, int] = {}
+        self.problems: list[str] = []
+        self.narrow: set[str] = set()
+
+    # --- what there is ---
+
+    def has(self, name: str) -> bool:
+        return name in self.entries
+
+    def count(self, pattern: str) -> int:
+        """How many layers there are: one more than the largest number for which `pattern` has a group."""
+        found = [int(match[1]) for name in self.entries if (match := re.match(pattern, name))]
+        return max(found, default=-1) + 1
+
+    def ignore(self, pattern: str) -> None:
+        """Entries that belong to the checkpoint and to no part of the model that is read."""
+        self.left -= {name for name in self.left if re.fullmatch(pattern, name)}
+
+    # --- entries ---
+
+    def take(self, name: str, *shape: str | int) -> Any:
+        """The entry of that name and shape, in which letters stand for sizes. NaN-free placeholders never come back:
+        where something is wrong, None does, and `finish` will say so.
+        """
+        self.left.discard(name)
+        if name not in self.entries:
+            self.problems.append(f"{name} is missing")
+            return None
+        array = self.entries[name]
+        if str(array.dtype) not in FLOATING:
+            self.problems.append(f"{name} must be floating, got {array.dtype}")
+            return None
+        expected = [self.sizes.get(size, size) if isinstance(size, str) else size for size in shape]
+        fits = len(array.shape) == len(shape) and all(
+            isinstance(size, str) or size == got for size, got in zip(expected, array.shape, strict=True)
+        )
+        if not fits:
+            self.problems.append(f"{name} must have shape [{', '.join(map(str, expected))}], got {list(array.shape)}")
+            return None
+        self.sizes |= {size: got for size, got in zip(expected, array.shape, strict=True) if isinstance(size, str)}
+        return self.widened(array)
+
+    def widened(self, array: np.ndarray) -> np.ndarray:
+        if str(array.dtype) not in NARROW:
+            return array
+        self.narrow.add(str(array.dtype))
+        return array.astype(np.float32)
+
+    def linear(self, name: str, inner: str | int, outer: str | int, *, bias: bool = True) -> Linear:
+        """A `torch.nn.Linear`, whose weight is [out, in]."""
+        weight = self.take(f"{name}.weight", outer, inner)
+        return Linear(None if weight is None else weight.T, self.take(f"{name}.bias", outer) if bias else None)
+
+    def norm(
+        self, name: str, width: str = "E", *, bias: bool = True, names: tuple[str, str] = ("weight", "bias")
+    ) -> Norm:
+        return Norm(self.take(f"{name}.{names[0]}", width), self.take(f"{name}.{names[1]}", width) if bias else None)
+
+    def attention(
+        self, name: str, query: str, key: str, value: str, output: str, *, bias: bool = True
+    ) -> MultiHeadAttention:
+        """Four projections of width E; `bias` of the first three."""
+        parts = [self.linear(f"{name}.{part}", "E", "E", bias=bias) for part in (query, key, value)]
+        return MultiHeadAttention._make([*parts, self.linear(f"{name}.{output}", "E", "E")])
+
+    def feed_forward(self, inner: str, outer: str, *, bias: bool = True) -> FeedForward:
+        return FeedForward(self.linear(inner, "E", "F", bias=bias), self.linear(outer, "F", "E", bias=bias))
+
+    def heads(self, num_heads: int, width: str = "E") -> None:
+        """The heads share that size equally."""
+        size = self.sizes.get(width)
+        if size is not None and (num_heads < 1 or size % num_heads):
+            self.problems.append(f"{num_heads} heads cannot share a width of {size} equally")
+
+    # --- the end ---
+
+    def finish(self) -> None:
+        """ValueError for all that is missing, left over or misshaped; a warning where narrow entries were widened."""
+        dtypes = {str(self.entries[name].dtype) for name in self.entries.keys() - self.left} & {"float32", "float64"}
+        if len(dtypes) > 1:
+            self.problems.append("the entries mix float32 and float64")
+        problems = self.problems + [f"{name} is not known" for name in sorted(self.left)]
+        if problems:
+            raise ValueError(f"the checkpoint does not fit, {len(problems)} problems: " + "; ".join(problems))
+        if self.narrow:
+            names = " and ".join(sorted(self.narrow))
+            warnings.warn(f"{names} entries of the checkpoint are widened to float32", stacklevel=4)
+
+
+def as_numpy(value: Any) -> np.ndarray:
+    """Any framework's array as NumPy's."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
+    return np.asarray(value)

@@ -1,0 +1,304 @@
+"""Every dialect reproduces the module that its checkpoint comes from, within the carried bound, three times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+import reference_numpy
+from conformance.models.carried import carried_bound
+from conformance.models.structures import mapped
+from specification import Causal, KeyPadding
+from tests import tutorials
+from tests.helpers import Implementation
+
+Arrays = tuple[np.ndarray, ...]
+
+
+class Sizes(NamedTuple):
+    width: int
+    heads: int
+    inner: int
+    depth: int
+    batch: int
+    source: int
+    target: int
+
+
+SIZES = [Sizes(16, 4, 24, 2, 3, 9, 7), Sizes(24, 3, 40, 1, 2, 5, 11)]
+VOCABULARY = (11, 13)
+
+
+def tokens(sizes: Sizes, length: int, vocabulary: int) -> np.ndarray:
+    """Ids in which 0 is padding: of differing amounts, none in the first sequence, and nothing else in the last."""
+    generator = np.random.default_rng(length)
+    ids = generator.integers(1, vocabulary, (sizes.batch, length))
+    for row, count in enumerate(np.linspace(0, length, sizes.batch).astype(int)):
+        ids[row, length - count :] = 0
+    return ids
+
+
+def both(sizes: Sizes) -> Arrays:
+    return tokens(sizes, sizes.source, VOCABULARY[0]), tokens(sizes, sizes.target, VOCABULARY[1])
+
+
+def one(sizes: Sizes) -> Arrays:
+    return (tokens(sizes, sizes.target, VOCABULARY[1]),)
+
+
+def embedded(*lengths: str) -> Callable[[Sizes], Arrays]:
+    def inputs(sizes: Sizes) -> Arrays:
+        generator = np.random.default_rng(0)
+        return tuple(generator.normal(1, 2, (sizes.batch, getattr(sizes, name), sizes.width)) for name in lengths)
+
+    return inputs
+
+
+class Source(NamedTuple):
+    """Where a checkpoint comes from. narrow: steps that the module takes in float32 in every dtype."""
+
+    dialect: str
+    module: Callable[[Sizes], torch.nn.Module]
+    inputs: Callable[[Sizes], Arrays]
+    hyperparameters: Callable[[Sizes], dict[str, Any]] = lambda s: {"num_heads": s.heads}
+    narrow: frozenset[str] = frozenset()
+
+
+FLOAT32_TABLE = frozenset({"sinusoidal_positions"})
+SOURCES = {
+    "notebook-scratch": Source(
+        "notebook-scratch",
+        lambda s: tutorials.NotebookScratch(*VOCABULARY, s.width, s.heads, 3, s.depth, 0),
+        both,
+        lambda s: {"num_heads": s.heads, "source_pad": 0, "target_pad": 0},
+    ),
+    "imdb-classifier, max": Source(
+        "imdb-classifier",
+        lambda s: tutorials.ImdbClassifier(VOCABULARY[1], s.width, s.heads, s.depth, 5, "max"),
+        one,
+        lambda s: {"num_heads": s.heads, "pool": "max"},
+    ),
+    "imdb-classifier, mean, wide": Source(
+        "imdb-classifier",
+        lambda s: tutorials.ImdbClassifier(VOCABULARY[1], s.width, s.heads, s.depth, 5, "mean", wide=True),
+        one,
+        lambda s: {"num_heads": s.heads, "pool": "mean"},
+    ),
+    "transformer101": Source(
+        "transformer101",
+        lambda s: tutorials.SeparateHeads(s.width, s.heads, s.width // s.heads, s.width // s.heads, "output_linear"),
+        embedded("target"),
+        lambda s: {},
+    ),
+    "prenorm-blog": Source(
+        "prenorm-blog",
+        lambda s: tutorials.PrenormBlog(*VOCABULARY, s.width, s.heads, s.inner, s.depth, 0),
+        both,
+        lambda s: {"num_heads": s.heads, "source_pad": 0, "target_pad": 0},
+        FLOAT32_TABLE,
+    ),
+    "prenorm-blog, heads": Source(
+        "prenorm-blog",
+        lambda s: tutorials.SeparateHeads(s.width, s.heads, 5, 6, "linear"),
+        embedded("source", "target", "target"),
+        lambda s: {},
+    ),
+    "dawn": Source(
+        "dawn",
+        lambda s: tutorials.Dawn(*VOCABULARY, s.width, s.heads, s.inner, s.depth),
+        both,
+        narrow=FLOAT32_TABLE,
+    ),
+}
+
+
+def filled(module: torch.nn.Module) -> torch.nn.Module:
+    """Vectors (biases, norms' weights) far from the 0 and 1 with which they begin, which hide mistakes."""
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, *((0.5, 0.5) if parameter.ndim == 1 else (0, 0.3)))
+    return module.eval()
+
+
+def state(module: torch.nn.Module) -> dict[str, np.ndarray]:
+    return {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
+
+
+def in_dtype(inputs: Arrays, dtype: str) -> Arrays:
+    return tuple(a.astype(dtype) if a.dtype.kind == "f" else a for a in inputs)
+
+
+def expected(
+    dialect: str, checkpoint: Any, inputs: Arrays, dtype: str, narrow: frozenset[str] = frozenset(), **given: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """What the definition gives in float64, and the bound for an implementation in that dtype."""
+    options = given.pop("options", {})
+    model = reference_numpy.load(dialect, checkpoint, **given)
+    wide = replace(model, parameters=mapped(lambda a: a.astype(np.float64), model.parameters))
+    exact = tuple(a.astype(np.float64) if a.dtype.kind == "f" else a for a in inputs)
+
+    def run(functions: Any) -> Any:
+        called = functions.MODELS[type(wide.parameters)]
+        return called(wide.parameters, *exact, configuration=wide.configuration, **options)
+
+    return carried_bound(run, wide.parameters, dtype, narrow=narrow)
+
+
+def assert_within(got: np.ndarray, exact: np.ndarray, bound: np.ndarray, dtype: str) -> None:
+    assert str(got.dtype) == dtype
+    assert got.shape == exact.shape
+    ratio = np.abs(got - exact) / bound
+    assert ratio.max() <= 1
+
+
+def answer(implementation: Implementation, dialect: str, checkpoint: Any, inputs: Arrays, **given: Any) -> np.ndarray:
+    options = given.pop("options", {})
+    framework = implementation.subject.framework
+    with framework.context():
+        model = implementation.load(dialect, checkpoint, **given)
+        return framework.numpy(model(*implementation.convert(inputs), **implementation.convert(options)))
+
+
+CASES = [(name, sizes, dtype) for name in SOURCES for sizes in SIZES for dtype in ("float32", "float64")]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{SIZES.index(case[1])}-{case[2]}", scope="module")
+def tutorial(request: pytest.FixtureRequest) -> tuple[Source, Sizes, str, dict[str, np.ndarray], Arrays]:
+    name, sizes, dtype = request.param
+    source = SOURCES[name]
+    module = filled(source.module(sizes)).to(getattr(torch, dtype))
+    return source, sizes, dtype, state(module), in_dtype(source.inputs(sizes), dtype)
+
+
+@pytest.mark.rule("TRF-1", "BLK-1")
+def test_implementations_agree(tutorial: Any, implementation: Implementation) -> None:
+    source, sizes, dtype, checkpoint, inputs = tutorial
+    given = source.hyperparameters(sizes)
+    exact, bound = expected(source.dialect, checkpoint, inputs, dtype, **given)
+    assert_within(answer(implementation, source.dialect, checkpoint, inputs, **given), exact, bound, dtype)
+
+
+@pytest.mark.rule("TRF-1", "BLK-1")
+def test_the_tutorial_agrees(tutorial: Any) -> None:
+    """With positions in float32 where the tutorial makes a table of them, whatever the model's dtype."""
+    source, sizes, dtype, checkpoint, inputs = tutorial
+    module = source.module(sizes).to(getattr(torch, dtype)).eval()
+    module.load_state_dict({name: torch.from_numpy(array) for name, array in checkpoint.items()})
+    with torch.no_grad():
+        got = module(*map(torch.from_numpy, inputs)).numpy()
+    hyperparameters = source.hyperparameters(sizes)
+    exact, bound = expected(source.dialect, checkpoint, inputs, dtype, source.narrow, **hyperparameters)
+    assert_within(got, exact, bound, dtype)
+
+
+# --- torch.nn ---------------------------------------------------------------------------------------------------------
+
+OPTIONS = [(first, bias, act) for first in (False, True) for bias in (False, True) for act in ("relu", "gelu")]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("norm_first", "bias", "activation"), OPTIONS)
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor", "ignore:The PyTorch API of nested tensors")
+def test_torch_transformer(dtype: str, norm_first: bool, bias: bool, activation: str) -> None:
+    sizes = SIZES[0]
+    options = {"norm_first": norm_first, "activation": activation}
+    module = torch.nn.Transformer(
+        16, 4, 2, 1, 24, bias=bias, batch_first=True, dtype=getattr(torch, dtype), **options
+    )  # fmt: skip
+    module = filled(module)
+    source, target = in_dtype(embedded("source", "target")(sizes), dtype)
+    keep = np.arange(sizes.source) < np.array([9, 4, 1])[:, None]
+    later = torch.ones(sizes.target, sizes.target).triu(diagonal=1).bool()
+    padding = torch.from_numpy(~keep)
+    with torch.no_grad():
+        got = module(
+            torch.from_numpy(source), torch.from_numpy(target),
+            tgt_mask=later, src_key_padding_mask=padding, memory_key_padding_mask=padding,
+        ).numpy()  # fmt: skip
+    masks = {"source_mask": KeyPadding(keep), "target_mask": Causal(), "memory_mask": KeyPadding(keep)}
+    given = options | {"num_heads": 4, "options": masks}
+    assert_within(got, *expected("pytorch", state(module), (source, target), dtype, **given), dtype)
+
+
+LENGTHS = ("target", "source", "source")
+PARTS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[Sizes], Arrays]]] = {
+    "encoder": (
+        lambda: torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 4, 24, batch_first=True), 2),
+        embedded("source"),
+    ),
+    "encoder layer": (lambda: torch.nn.TransformerEncoderLayer(16, 4, 24, batch_first=True), embedded("source")),
+    "decoder": (
+        lambda: torch.nn.TransformerDecoder(
+            torch.nn.TransformerDecoderLayer(16, 4, 24, batch_first=True), 2, torch.nn.LayerNorm(16)
+        ),
+        embedded("target", "source"),
+    ),
+    "attention": (
+        lambda: torch.nn.MultiheadAttention(16, 4, batch_first=True),
+        embedded(*LENGTHS),
+    ),
+    "attention without bias": (
+        lambda: torch.nn.MultiheadAttention(16, 4, bias=False, batch_first=True),
+        embedded(*LENGTHS),
+    ),
+    "attention, other widths": (
+        lambda: torch.nn.MultiheadAttention(16, 4, kdim=10, vdim=12, batch_first=True),
+        lambda sizes: tuple(a[..., :w] for a, w in zip(embedded(*LENGTHS)(sizes), (16, 10, 12), strict=True)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_of_torch(name: str, implementation: Implementation) -> None:
+    make, inputs_of = PARTS[name]
+    module, inputs = filled(make()), in_dtype(inputs_of(SIZES[0]), "float32")
+    with torch.no_grad():
+        got = module(*map(torch.from_numpy, inputs))
+    got = (got[0] if isinstance(got, tuple) else got).numpy()
+    exact, bound = expected("pytorch", state(module), inputs, "float32", num_heads=4)
+    assert_within(got, exact, bound, "float32")
+    assert_within(answer(implementation, "pytorch", state(module), inputs, num_heads=4), exact, bound, "float32")
+
+
+# --- Hugging Face -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_bert(attention: str, implementation: Implementation) -> None:
+    """Token types, padding, and a sequence that is all padding."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 13, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes |= {"intermediate_size": 24, "max_position_embeddings": 20}
+    module = filled(transformers.BertModel(transformers.BertConfig(**sizes, attn_implementation=attention)))
+    (ids,) = one(SIZES[0])
+    types = np.random.default_rng(0).integers(0, 2, ids.shape)
+    with torch.no_grad():
+        got = module(*map(torch.from_numpy, (ids, (ids != 0).astype(int), types))).last_hidden_state.numpy()
+    given = {"num_heads": 4, "empty_rows": "zero" if attention == "sdpa" else "mean"}
+    options = {"key_padding": ids != 0, "token_types": types}
+    exact, bound = expected("bert", state(module), (ids,), "float32", options=options, **given)
+    assert_within(got, exact, bound, "float32")
+    own = answer(implementation, "bert", state(module), (ids,), options=options, **given)
+    assert_within(own, exact, bound, "float32")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_gpt2(tied: bool, implementation: Implementation) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 13, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 20}
+    sizes |= {"bos_token_id": 0, "eos_token_id": 0}
+    module = filled(transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, tie_word_embeddings=tied)))
+    (ids,) = one(SIZES[0])
+    with torch.no_grad():
+        got = module(torch.from_numpy(ids)).logits.numpy()
+    checkpoint = state(module)
+    if tied:
+        del checkpoint["lm_head.weight"]
+    exact, bound = expected("gpt2", checkpoint, (ids,), "float32", num_heads=4)
+    assert_within(got, exact, bound, "float32")
+    assert_within(answer(implementation, "gpt2", checkpoint, (ids,), num_heads=4), exact, bound, "float32")

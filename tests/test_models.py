@@ -1,0 +1,445 @@
+"""Whole models: every step of all three packages, every gradient, where a fault is found, and what goes in and out."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+import jax_impl
+import reference_numpy
+import torch_impl
+from conformance.frameworks import JaxArrays, NumpyArrays, TorchArrays
+from conformance.models.carried import carried_bound
+from conformance.models.forced import Oracle, StepFinding, forced_steps
+from conformance.models.structures import mapped
+from reference_numpy import (
+    classifier_vjp,
+    encoder_vjp,
+    language_model_vjp,
+    transformer_vjp,
+)
+from specification import (
+    Classifier,
+    Configuration,
+    Decoder,
+    DecoderBlock,
+    Embedding,
+    Encoder,
+    EncoderBlock,
+    FeedForward,
+    LanguageModel,
+    Linear,
+    MultiHeadAttention,
+    Norm,
+    Transformer,
+)
+from specification.checkpoints import KINDS, flatten, read_model, unflatten
+from specification.dropout import (
+    DecoderBlockDropout,
+    Dropout,
+    EncoderBlockDropout,
+    StackDropout,
+    SublayerDropout,
+    TransformerDropout,
+)
+from tests.helpers import Implementation
+
+E, H, F, VOCABULARY, LONGEST = 16, 4, 24, 11, 12
+FRAMEWORKS = {"reference_numpy": NumpyArrays, "torch_impl": TorchArrays, "jax_impl": JaxArrays}
+
+
+class Maker:
+    """Parameters of random numbers, far from what they begin with in training."""
+
+    def __init__(self, seed: int = 0, dtype: str = "float32") -> None:
+        self.generator, self.dtype = np.random.default_rng(seed), dtype
+
+    def array(self, *shape: int, mean: float = 0.0, spread: float = 0.3) -> np.ndarray:
+        return self.generator.normal(mean, spread, shape).astype(self.dtype)
+
+    def linear(self, inner: int, outer: int) -> Linear:
+        return Linear(self.array(inner, outer), self.array(outer))
+
+    def norm(self) -> Norm:
+        return Norm(self.array(E, mean=1.0), self.array(E))
+
+    def attention(self) -> MultiHeadAttention:
+        return MultiHeadAttention(*(self.linear(E, E) for _ in range(4)))
+
+    def feed_forward(self) -> FeedForward:
+        return FeedForward(self.linear(E, F), self.linear(F, E))
+
+    def embedding(self) -> Embedding:
+        return Embedding(self.array(VOCABULARY, E, spread=1.0), self.array(LONGEST, E))
+
+    def encoder(self, depth: int) -> Encoder:
+        blocks = [EncoderBlock(self.attention(), self.norm(), self.feed_forward(), self.norm()) for _ in range(depth)]
+        return Encoder(self.embedding(), blocks, self.norm())
+
+    def decoder(self, depth: int, cross: bool) -> Decoder:
+        def block() -> DecoderBlock:
+            middle = (self.attention(), self.norm()) if cross else (None, None)
+            return DecoderBlock(self.attention(), self.norm(), *middle, self.feed_forward(), self.norm())
+
+        return Decoder(self.embedding(), [block() for _ in range(depth)], self.norm())
+
+    def transformer(self, depth: int = 2) -> Transformer:
+        return Transformer(self.encoder(depth), self.decoder(depth, cross=True), self.linear(E, VOCABULARY))
+
+    def classifier(self, depth: int = 2) -> Classifier:
+        return Classifier(self.encoder(depth), self.linear(E, 3))
+
+    def language_model(self, depth: int = 2) -> LanguageModel:
+        return LanguageModel(self.decoder(depth, cross=False), self.linear(E, VOCABULARY))
+
+
+POST = Configuration(H, positions="learned", source_padding=0, target_padding=0, target_mask="causal and real keys")
+PRE = replace(POST, norm_order="pre", norm="standard_deviation_norm", activation="gelu", scale="model_width")
+RMS = replace(POST, norm_order="pre", norm="rms_norm", activation="gelu_tanh", positions="sinusoidal", pooling="max")
+CONFIGURATIONS = {"post": POST, "pre": PRE, "rms": RMS}
+SOURCE = np.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 0, 0, 0, 0]])
+TARGET = np.array([[2, 7, 1, 8, 2], [8, 1, 0, 0, 0]])
+
+
+def inputs_of(parameters: Any) -> tuple[np.ndarray, ...]:
+    return (SOURCE, TARGET) if isinstance(parameters, Transformer) else (SOURCE,)
+
+
+def fitting(parameters: Any, configuration: Configuration) -> Any:
+    """Without biases in the norms where the norm has none, and without tables that are not read."""
+    if configuration != RMS:
+        return parameters
+
+    def without(value: Any) -> Any:
+        if isinstance(value, Norm):
+            return Norm(value.weight)
+        if isinstance(value, Embedding):
+            return Embedding(value.tokens)
+        if isinstance(value, list | tuple):
+            parts = [without(part) for part in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else parts
+        return value
+
+    return without(parameters)
+
+
+def as_float64(parameters: Any) -> Any:
+    return mapped(lambda array: array.astype(np.float64), parameters)
+
+
+def own_parameters(package: str, parameters: Any) -> Any:
+    framework = FRAMEWORKS[package]()
+    with framework.context():
+        return mapped(framework.array, parameters)
+
+
+def steps(package: str, parameters: Any, configuration: Configuration, dtype: str = "float32") -> list[StepFinding]:
+    definition = reference_numpy.Model(as_float64(parameters), configuration)
+    oracle = Oracle(definition, inputs_of(parameters), {}, dtype)
+    return forced_steps(package, FRAMEWORKS[package](), own_parameters(package, parameters), oracle)
+
+
+MODELS: dict[str, Callable[[Maker], Any]] = {
+    "transformer": Maker.transformer,
+    "classifier": Maker.classifier,
+    "language_model": Maker.language_model,
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("order", CONFIGURATIONS)
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_step_keeps_its_bound(implementation: Implementation, kind: str, order: str, dtype: str) -> None:
+    configuration = CONFIGURATIONS[order]
+    made = fitting(MODELS[kind](Maker()), configuration)
+    parameters = mapped(lambda array: array.astype(dtype), made) if dtype != "bfloat16" else in_bfloat16(made)
+    found = steps(implementation.package, parameters, configuration, dtype)
+    assert len(found) > 15
+    assert max(step.finding.ratio for step in found) <= 1
+
+
+def in_bfloat16(parameters: Any) -> Any:
+    import ml_dtypes
+
+    return mapped(lambda array: array.astype(ml_dtypes.bfloat16), parameters)
+
+
+# --- where a fault is found -------------------------------------------------------------------------------------------
+
+
+def test_a_fault_in_one_layer_is_found_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layer 5 of 6: eps of one norm is 1e-4. Only that step is beyond its bound; before and after, nothing is."""
+    blocks = importlib.import_module("torch_impl.blocks")
+    parameters = Maker().encoder(6)
+    parameters = parameters._replace(embedding=parameters.embedding._replace(tokens=0.1 * parameters.embedding.tokens))
+    own, definition = own_parameters("torch_impl", parameters), reference_numpy.Model(as_float64(parameters), POST)
+    right, spoilt = blocks.normalize, own.blocks[4].attention_norm
+
+    def normalize(norm: Norm, x: torch.Tensor, configuration: Configuration) -> torch.Tensor:
+        return right(norm, x, replace(configuration, norm_eps=1e-4) if norm is spoilt else configuration)
+
+    monkeypatch.setattr(blocks, "normalize", normalize)
+    found = forced_steps("torch_impl", TorchArrays(), own, Oracle(definition, (SOURCE,), {}, "float32"))
+    assert [step.name for step in found if step.finding.ratio > 1] == ["blocks.4.attention_norm"]
+
+
+def test_a_mask_that_is_lost_is_found_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = importlib.import_module("torch_impl.transformer")
+    monkeypatch.setattr(models, "padding_mask", lambda tokens, padding: None)
+    found = steps("torch_impl", Maker().transformer(), POST)
+    wrong = {step.name for step in found if step.finding.ratio > 1}
+    assert wrong == {f"encoder.blocks.{i}.attention" for i in (0, 1)} | {
+        f"decoder.blocks.{i}.{part}_attention" for i in (0, 1) for part in ("cross",)
+    } | {f"decoder.blocks.{i}.self_attention" for i in (0, 1)}
+
+
+def replaced(monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str) -> None:
+    """The port's module with one edit, wherever its functions are known, for as long as the test runs."""
+    module = importlib.import_module(f"torch_impl.{file}")
+    source = Path(str(module.__file__)).read_text()
+    assert source.count(old) == 1
+    edited = dict(vars(module))
+    exec(compile(source.replace(old, new), str(module.__file__), "exec"), edited)
+    others = [importlib.import_module(f"torch_impl.{name}") for name in ("blocks", "transformer", "models")]
+    for name, right in list(vars(module).items()):
+        if inspect.isfunction(right) and right.__module__ == module.__name__:
+            wrong = types.FunctionType(edited[name].__code__, vars(module), name, right.__defaults__)
+            wrong.__kwdefaults__ = right.__kwdefaults__
+            for other in others:
+                for known, value in list(vars(other).items()):
+                    if value is right:
+                        monkeypatch.setattr(other, known, wrong)
+
+
+EPS = "parameters.bias, eps=configuration.norm_eps)\n    if"
+LAST_NORM = "mask=mask, dropout=sites)\n    return x if parameters.norm is None else"
+FAULTS = {
+    "the residual connection left out": ("blocks", "x = add(x, drop(sublayer(x), dropout.output))", "x = sublayer(x)"),
+    "the sublayer reads what is not normalised": ("blocks", "drop(sublayer(normalized)", "drop(sublayer(x)"),
+    "the sum is of what is normalised": (
+        "blocks", "return add(x, drop(sublayer(norm", "return add(normalized, drop(sublayer(norm",
+    ),
+    "cross-attention reads the target": ("blocks", "attend(cross, x, memory,", "attend(cross, x, x,"),
+    "cross-attention without its mask": ("blocks", "memory, memory_mask, inner", "memory, None, inner"),
+    "scale by the head width everywhere": ("blocks", 'None if configuration.scale == "head_width"', "None if True"),
+    "ReLU everywhere": ("blocks", "activation=configuration.activation", 'activation="relu"'),
+    "eps left as it is by default": ("blocks", EPS, EPS.replace(", eps=configuration.norm_eps", "")),
+    "no norm after the last encoder block": ("transformer", LAST_NORM, LAST_NORM.replace("norm is None", "blocks")),
+    "positions not added": ("transformer", 'positions == "learned":', 'positions == "nowhere":'),
+    "the target is not causal": ("transformer", "return Causal() & padding_mask(tokens", "return padding_mask(tokens"),
+    "only the first block": (
+        "transformer",
+        "zip(parameters.blocks, sites_of(dropout, parameters, EncoderBlockDropout())",
+        "zip(parameters.blocks[:1], sites_of(dropout, parameters, EncoderBlockDropout())[:1]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.rule("BLK-1", "TRF-1")
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_in_blocks_and_models_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each small wrong edit of the port to PyTorch makes a step of an encoder-decoder wrong, or another one."""
+    configurations = [replace(POST, norm_eps=1e-2), PRE]
+    before = [steps("torch_impl", Maker().transformer(), configuration) for configuration in configurations]
+    assert max(step.finding.ratio for found in before for step in found) <= 1
+    replaced(monkeypatch, *FAULTS[name])
+    after = [steps("torch_impl", Maker().transformer(), configuration) for configuration in configurations]
+    assert max(step.finding.ratio for found in after for step in found) > 1
+
+
+# --- gradients of every parameter -------------------------------------------------------------------------------------
+
+PULLBACKS = {"transformer": transformer_vjp, "classifier": classifier_vjp, "language_model": language_model_vjp}
+
+
+def parameters_of(gradients: Any) -> Any:
+    return getattr(gradients, "parameters", gradients)
+
+
+def autograd(package: str, parameters: Any, configuration: Configuration, cotangent: np.ndarray) -> dict[str, Any]:
+    inputs = inputs_of(parameters)
+    if package == "torch_impl":
+        model = torch_impl.Model(mapped(torch.tensor, parameters), configuration)
+        (model(*map(torch.tensor, inputs)) * torch.tensor(cotangent)).sum().backward()
+        return {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
+    with jax.enable_x64(True):
+        model = jax_impl.Model(mapped(jax.numpy.asarray, parameters), configuration)
+        gradients = jax.grad(lambda model: (model(*inputs) * cotangent).sum())(model).parameters
+        return {name: np.asarray(g) for name, g in flatten(gradients).items()}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("order", CONFIGURATIONS)
+@pytest.mark.parametrize("kind", MODELS)
+def test_gradients_of_every_parameter(kind: str, order: str, dtype: str) -> None:
+    """The definition's in that dtype, and both autograds', against its own in float64."""
+    configuration = CONFIGURATIONS[order]
+    parameters = mapped(lambda array: array.astype(dtype), fitting(MODELS[kind](Maker()), configuration))
+    inputs, model = inputs_of(parameters), reference_numpy.Model(parameters, configuration)
+    cotangent = np.random.default_rng(1).normal(size=model(*inputs).shape).astype(dtype)
+    wide = as_float64(parameters)
+
+    def run(functions: Any) -> Any:
+        pullback = getattr(functions, PULLBACKS[kind].__name__)
+        return parameters_of(pullback(wide, *inputs, cotangent.astype(float), configuration=configuration))
+
+    exact, bounds = (flatten(part) for part in carried_bound(run, wide, dtype))
+    own = flatten(parameters_of(PULLBACKS[kind](parameters, *inputs, cotangent, configuration=configuration)))
+    answers = {"reference_numpy": own}
+    answers |= {
+        package: autograd(package, parameters, configuration, cotangent) for package in ("torch_impl", "jax_impl")
+    }
+    used = {name for name, gradient in exact.items() if np.any(gradient)}
+    assert len(used) > 25
+    for package, gradients in answers.items():
+        assert used <= gradients.keys() <= exact.keys(), package
+        for name, gradient in gradients.items():
+            error = np.abs(gradient - exact[name])
+            assert (error <= bounds[name]).all(), (package, name, (error / bounds[name]).max())
+
+
+def test_gradients_of_a_transformer_that_takes_embeddings() -> None:
+    parameters = as_float64(Maker().encoder(1)._replace(embedding=None))
+    generator = np.random.default_rng(0)
+    x, cotangent = generator.normal(size=(2, 2, 5, E))
+    configuration = replace(POST, source_padding=None)
+    gradients = encoder_vjp(parameters, x, cotangent, configuration=configuration)
+    given = torch.tensor(x, requires_grad=True)
+    model = torch_impl.Model(mapped(torch.tensor, parameters), configuration)
+    (model(given) * torch.tensor(cotangent)).sum().backward()
+
+    def run(functions: Any) -> Any:
+        return functions.encoder_vjp(parameters, x, cotangent, configuration=configuration).x
+
+    exact, bound = carried_bound(run, parameters, "float64")
+    assert (np.abs(given.grad.numpy() - exact) <= bound).all()
+    assert (np.abs(gradients.x - exact) <= bound).all()
+
+
+# --- dropout ----------------------------------------------------------------------------------------------------------
+
+
+def all_sites() -> TransformerDropout:
+    """A keep mask at every site of an encoder-decoder with two blocks each."""
+    generator = np.random.default_rng(0)
+
+    def keep(*shape: int) -> Dropout:
+        return Dropout(generator.random(shape) < 0.7, 0.3)
+
+    def sublayer(length: int, inner: tuple[int, ...]) -> SublayerDropout:
+        return SublayerDropout(keep(*inner), keep(2, length, E), keep(2, length, E))
+
+    S, T = SOURCE.shape[1], TARGET.shape[1]
+    up = [EncoderBlockDropout(sublayer(S, (2, H, S, S)), sublayer(S, (2, S, F))) for _ in range(2)]
+    down = [
+        DecoderBlockDropout(sublayer(T, (2, H, T, T)), sublayer(T, (2, H, T, S)), sublayer(T, (2, T, F)))
+        for _ in range(2)
+    ]
+    return TransformerDropout(StackDropout(keep(2, S, E), up), StackDropout(keep(2, T, E), down))
+
+
+@pytest.mark.parametrize("order", ["post", "pre"])
+def test_dropout_at_every_site(implementation: Implementation, order: str) -> None:
+    """Training mode, from given keep masks; and each site matters."""
+    configuration, parameters, dropout = CONFIGURATIONS[order], Maker().transformer(), all_sites()
+    wide = as_float64(parameters)
+
+    def run(functions: Any, dropout: Any = dropout) -> Any:
+        return functions.transformer(wide, SOURCE, TARGET, configuration=configuration, dropout=dropout)
+
+    exact, bound = carried_bound(run, wide, "float32")
+    got = implementation.call("transformer", parameters, SOURCE, TARGET, configuration=configuration, dropout=dropout)
+    assert (np.abs(got - exact) <= bound).all()
+    for site in flat_sites(dropout):
+        fewer = replaced_site(dropout, site)
+        assert np.abs(run(reference_numpy, fewer) - exact).max() > 1e-3
+
+
+def flat_sites(value: Any) -> list[Any]:
+    if isinstance(value, Dropout):
+        return [value]
+    return [site for part in value for site in flat_sites(part)] if isinstance(value, list | tuple) else []
+
+
+def replaced_site(value: Any, site: Dropout) -> Any:
+    if value is site:
+        return None
+    if isinstance(value, Dropout) or not isinstance(value, list | tuple):
+        return value
+    parts = [replaced_site(part, site) for part in value]
+    return type(value)(*parts) if hasattr(value, "_fields") else parts
+
+
+# --- frameworks' own ways ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_torch_model_is_a_module() -> None:
+    """Its state dict has the structure's paths, it moves to another dtype, and it compiles as one graph."""
+    parameters = Maker().language_model(1)
+    model = torch_impl.Model(mapped(torch.tensor, parameters), POST)
+    assert set(model.state_dict()) == set(flatten(parameters))
+    tokens = torch.tensor(SOURCE)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(tokens), model(tokens), rtol=0, atol=0)
+    assert model.to(torch.float64)(tokens).dtype == torch.float64
+
+
+def test_jax_model_is_a_pytree() -> None:
+    parameters = mapped(jax.numpy.asarray, Maker().language_model(1))
+    model = jax_impl.Model(parameters, POST)
+    assert len(jax.tree.leaves(model)) == len(flatten(parameters))
+    steps_taken = jax.jit(lambda model, tokens: model(tokens))(model, SOURCE)
+    assert steps_taken.shape == (*SOURCE.shape, VOCABULARY)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_saved_by_one_and_restored_by_all_bit_for_bit(kind: str, tmp_path: Path) -> None:
+    parameters = MODELS[kind](Maker())
+    packages = {
+        "reference_numpy": reference_numpy.Model(parameters, POST),
+        "torch_impl": torch_impl.Model(mapped(torch.tensor, parameters), POST),
+        "jax_impl": jax_impl.Model(mapped(jax.numpy.asarray, parameters), POST),
+    }
+    for name, model in packages.items():
+        path = tmp_path / f"{name}.safetensors"
+        {"reference_numpy": reference_numpy, "torch_impl": torch_impl, "jax_impl": jax_impl}[name].save(model, path)
+        restored, configuration = read_model(path)
+        assert configuration == POST
+        assert flatten(restored).keys() == flatten(parameters).keys()
+        for own, array in flatten(parameters).items():
+            np.testing.assert_array_equal(flatten(restored)[own], array)
+        for package in (reference_numpy, torch_impl, jax_impl):
+            again = package.restore(path)
+            structure = again.structure() if package is torch_impl else again.parameters
+            for own, array in flatten(structure).items():
+                np.testing.assert_array_equal(
+                    np.asarray(array.detach() if package is torch_impl else array), flatten(parameters)[own]
+                )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_structures_are_found_again_by_names(kind: str) -> None:
+    made = {
+        "Encoder": Maker().encoder(2),
+        "Decoder": Maker().decoder(1, True),
+        "MultiHeadAttention": Maker().attention(),
+    }
+    made |= {name.title().replace("_", ""): make(Maker()) for name, make in MODELS.items()}
+    parameters = made[kind]
+    assert mapped(id, unflatten(type(parameters), flatten(parameters))) == mapped(id, parameters)
+    with pytest.raises(ValueError, match="has no wrong"):
+        unflatten(type(parameters), flatten(parameters) | {"wrong.weight": np.zeros(1)})

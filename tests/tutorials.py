@@ -1,0 +1,379 @@
+"""What five tutorials compute, as modules with the tutorials' parameter names and their ways of masking and scaling.
+
+They are written anew, after the published texts, to be compared with; nothing of the project's own arithmetic is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+
+def heads(x: Tensor, count: int) -> Tensor:
+    """[B, T, E] as [B, count, T, E / count]."""
+    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def joined(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).flatten(-2)
+
+
+def filled_softmax(scores: Tensor, mask: Tensor | None, fill: float, divisor: float = 1.0) -> Tensor:
+    """Softmax with forbidden scores set to a large negative number, before what is divided by afterwards."""
+    scores = scores if mask is None else scores.masked_fill(mask == 0, fill)
+    return torch.softmax(scores / divisor, dim=-1)
+
+
+class FourProjections(nn.Module):
+    """Multi-head attention with the projections under the given names; `weigh` makes weights of raw products."""
+
+    def __init__(self, width: int, count: int, names: tuple[str, ...], weigh: Callable[..., Tensor]) -> None:
+        super().__init__()
+        for name in names:
+            self.add_module(name, nn.Linear(width, width))
+        self.names, self.count, self.weigh = names, count, weigh
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None) -> Tensor:
+        query, key, value, output = (getattr(self, name) for name in self.names)
+        q, k, v = (heads(part, self.count) for part in (query(x), key(memory), value(memory)))
+        return output(joined(self.weigh(q @ k.mT, mask) @ v))
+
+
+# --- notebook-scratch -------------------------------------------------------------------------------------------------
+
+
+def scratch_attention(width: int, count: int) -> FourProjections:
+    def weigh(products: Tensor, mask: Tensor | None) -> Tensor:
+        return filled_softmax(products, mask, -1e20, divisor=width**0.5)
+
+    return FourProjections(width, count, ("queries", "keys", "values", "fc_out"), weigh)
+
+
+class ScratchBlock(nn.Module):
+    def __init__(self, width: int, count: int, expansion: int) -> None:
+        super().__init__()
+        self.attention = scratch_attention(width, count)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        inner = nn.Linear(width, expansion * width)
+        self.feed_forward = nn.Sequential(inner, nn.ReLU(), nn.Linear(expansion * width, width))
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
+        x = self.norm1(self.attention(x, memory, mask) + x)
+        return self.norm2(self.feed_forward(x) + x)
+
+
+class ScratchDecoderBlock(nn.Module):
+    def __init__(self, width: int, count: int, expansion: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attention = scratch_attention(width, count)
+        self.transformer_block = ScratchBlock(width, count, expansion)
+
+    def forward(self, x: Tensor, memory: Tensor, source_mask: Tensor, target_mask: Tensor) -> Tensor:
+        x = self.norm(self.attention(x, x, target_mask) + x)
+        return self.transformer_block(x, memory, source_mask)
+
+
+class ScratchStack(nn.Module):
+    def __init__(self, vocabulary: int, longest: int, width: int, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.word_embedding = nn.Embedding(vocabulary, width)
+        self.position_embedding = nn.Embedding(longest, width)
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, tokens: Tensor, *others: Tensor) -> Tensor:
+        x = self.word_embedding(tokens) + self.position_embedding(torch.arange(tokens.shape[1]))
+        for layer in self.layers:
+            x = layer(x, *(others if len(others) > 1 else (x, *others)))
+        return x
+
+
+class NotebookScratch(nn.Module):
+    """Source padding masked, target padding not; scores filled, then divided by sqrt(E)."""
+
+    def __init__(self, source: int, target: int, width: int, count: int, expansion: int, depth: int, pad: int) -> None:
+        super().__init__()
+        self.encoder = ScratchStack(source, 20, width, [ScratchBlock(width, count, expansion) for _ in range(depth)])
+        blocks: list[nn.Module] = [ScratchDecoderBlock(width, count, expansion) for _ in range(depth)]
+        self.decoder = ScratchStack(target, 20, width, blocks)
+        self.decoder.fc_out = nn.Linear(width, target)
+        self.pad = pad
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        source_mask = (source != self.pad)[:, None, None]
+        target_mask = torch.ones(target.shape[1], target.shape[1]).tril()
+        memory = self.encoder(source, source_mask)
+        return self.decoder.fc_out(self.decoder(target, memory, source_mask, target_mask))
+
+
+# --- imdb-classifier --------------------------------------------------------------------------------------------------
+
+
+class FourthRootAttention(nn.Module):
+    """Queries and keys each divided by the fourth root of E; heads may be wider than E / count."""
+
+    def __init__(self, width: int, count: int, together: int) -> None:
+        super().__init__()
+        for name in ("tokeys", "toqueries", "tovalues"):
+            self.add_module(name, nn.Linear(width, together, bias=False))
+        self.unifyheads = nn.Linear(together, width)
+        self.count = count
+
+    def forward(self, x: Tensor) -> Tensor:
+        root = x.shape[-1] ** (1 / 4)
+        q, k = heads(self.toqueries(x), self.count) / root, heads(self.tokeys(x), self.count) / root
+        return self.unifyheads(joined(torch.softmax(q @ k.mT, dim=-1) @ heads(self.tovalues(x), self.count)))
+
+
+class ImdbBlock(nn.Module):
+    def __init__(self, width: int, count: int, together: int) -> None:
+        super().__init__()
+        self.mhattention = FourthRootAttention(width, count, together)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.ff = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm1(self.mhattention(x) + x)
+        return self.norm2(self.ff(x) + x)
+
+
+class ImdbClassifier(nn.Module):
+    """No mask; pooled over time; log-softmax."""
+
+    def __init__(
+        self, vocabulary: int, width: int, count: int, depth: int, classes: int, pool: str, wide: bool = False
+    ) -> None:
+        super().__init__()
+        together = width * count if wide else width
+        self.token_embedding, self.pos_embedding = nn.Embedding(vocabulary, width), nn.Embedding(20, width)
+        self.tblocks = nn.Sequential(*(ImdbBlock(width, count, together) for _ in range(depth)))
+        self.toprobs = nn.Linear(width, classes)
+        self.pool = pool
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tblocks(self.token_embedding(tokens) + self.pos_embedding(torch.arange(tokens.shape[1])))
+        x = x.max(dim=1)[0] if self.pool == "max" else x.mean(dim=1)
+        return torch.log_softmax(self.toprobs(x), dim=1)
+
+
+# --- transformer101, and the pre-norm blog's own multi-head attention -------------------------------------------------
+
+
+class Head(nn.Module):
+    def __init__(self, width: int, key_width: int, value_width: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, size) for size in (key_width, key_width, value_width))
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        scores = self.q(query) @ self.k(key).mT / math.sqrt(self.q.out_features)
+        return torch.softmax(scores, dim=-1) @ self.v(value)
+
+
+class SeparateHeads(nn.Module):
+    """One projection of query, key and value for every head; `output` names the last projection."""
+
+    def __init__(self, width: int, count: int, key_width: int, value_width: int, output: str) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(Head(width, key_width, value_width) for _ in range(count))
+        self.add_module(output, nn.Linear(count * value_width, width))
+        self.output = output
+
+    def forward(self, query: Tensor, key: Tensor | None = None, value: Tensor | None = None) -> Tensor:
+        key = query if key is None else key
+        value = key if value is None else value
+        return getattr(self, self.output)(torch.cat([head(query, key, value) for head in self.heads], dim=-1))
+
+
+# --- prenorm-blog -----------------------------------------------------------------------------------------------------
+
+
+class DeviationNorm(nn.Module):
+    """Unbiased deviation, eps outside the root."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.alpha, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.alpha * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6) + self.bias
+
+
+def blog_attention(width: int, count: int) -> FourProjections:
+    def weigh(products: Tensor, mask: Tensor | None) -> Tensor:
+        return filled_softmax(products / math.sqrt(width // count), mask, -1e9)
+
+    return FourProjections(width, count, ("q_linear", "k_linear", "v_linear", "out"), weigh)
+
+
+class BlogForward(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.linear_1, self.linear_2 = nn.Linear(width, inner), nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear_2(torch.relu(self.linear_1(x)))
+
+
+class BlogEncoderLayer(nn.Module):
+    def __init__(self, width: int, count: int, inner: int) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2 = DeviationNorm(width), DeviationNorm(width)
+        self.attn, self.ff = blog_attention(width, count), BlogForward(width, inner)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        y = self.norm_1(x)
+        x = x + self.attn(y, y, mask)
+        return x + self.ff(self.norm_2(x))
+
+
+class BlogDecoderLayer(nn.Module):
+    def __init__(self, width: int, count: int, inner: int) -> None:
+        super().__init__()
+        self.norm_1, self.norm_2, self.norm_3 = (DeviationNorm(width) for _ in range(3))
+        self.attn_1, self.attn_2 = blog_attention(width, count), blog_attention(width, count)
+        self.ff = BlogForward(width, inner)
+
+    def forward(self, x: Tensor, memory: Tensor, source_mask: Tensor, target_mask: Tensor) -> Tensor:
+        y = self.norm_1(x)
+        x = x + self.attn_1(y, y, target_mask)
+        x = x + self.attn_2(self.norm_2(x), memory, source_mask)
+        return x + self.ff(self.norm_3(x))
+
+
+class BlogPositions(nn.Module):
+    """Every column has an angle of its own: position / 10000^(2 column / E)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.register_buffer("pe", torch.zeros(1, 80, width))
+        for position in range(80):
+            for column in range(width):
+                angle = position / (10000 ** ((2 * column) / width))
+                self.pe[0, position, column] = math.cos(angle) if column % 2 else math.sin(angle)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * math.sqrt(x.shape[-1]) + self.pe[:, : x.shape[1]]
+
+
+class BlogStack(nn.Module):
+    def __init__(self, vocabulary: int, width: int, layers: list[nn.Module]) -> None:
+        super().__init__()
+        self.embed = nn.ModuleDict({"embed": nn.Embedding(vocabulary, width)})
+        self.pe, self.layers, self.norm = BlogPositions(width), nn.ModuleList(layers), DeviationNorm(width)
+
+    def forward(self, tokens: Tensor, *others: Tensor) -> Tensor:
+        x = self.pe(self.embed["embed"](tokens))
+        for layer in self.layers:
+            x = layer(x, *others)
+        return self.norm(x)
+
+
+class PrenormBlog(nn.Module):
+    """Source and target padding masked as keys, and the target causal."""
+
+    def __init__(self, source: int, target: int, width: int, count: int, inner: int, depth: int, pad: int) -> None:
+        super().__init__()
+        encoders: list[nn.Module] = [BlogEncoderLayer(width, count, inner) for _ in range(depth)]
+        decoders: list[nn.Module] = [BlogDecoderLayer(width, count, inner) for _ in range(depth)]
+        self.encoder, self.decoder = BlogStack(source, width, encoders), BlogStack(target, width, decoders)
+        self.out, self.pad = nn.Linear(width, target), pad
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        T = target.shape[1]
+        source_mask = (source != self.pad)[:, None, None]
+        target_mask = (target != self.pad)[:, None, None] & (torch.ones(T, T).triu(diagonal=1) == 0)
+        return self.out(self.decoder(target, self.encoder(source, source_mask), source_mask, target_mask))
+
+
+# --- dawn -------------------------------------------------------------------------------------------------------------
+
+
+def dawn_attention(width: int, count: int) -> FourProjections:
+    def weigh(products: Tensor, mask: Tensor | None) -> Tensor:
+        return filled_softmax(products * (1 / (width // count) ** 0.5), mask, -1e9)
+
+    return FourProjections(width, count, ("W_q", "W_k", "W_v", "W_o"), weigh)
+
+
+class AddAndNorm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.norm(x + y)
+
+
+class DawnForward(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.sq = nn.Sequential(nn.Linear(width, inner), nn.ReLU(), nn.Linear(inner, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.sq(x)
+
+
+class DawnEncoderBlock(nn.Module):
+    def __init__(self, width: int, count: int, inner: int) -> None:
+        super().__init__()
+        self.mha, self.ff = dawn_attention(width, count), DawnForward(width, inner)
+        self.add_norm1, self.add_norm2 = AddAndNorm(width), AddAndNorm(width)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        x = self.add_norm1(x, self.mha(x, x, mask))
+        return self.add_norm2(x, self.ff(x))
+
+
+class DawnDecoderBlock(nn.Module):
+    def __init__(self, width: int, count: int, inner: int) -> None:
+        super().__init__()
+        self.mha, self.cross_mha, self.ff = (
+            dawn_attention(width, count),
+            dawn_attention(width, count),
+            DawnForward(width, inner),
+        )
+        self.add_and_norm1, self.add_and_norm2, self.add_and_norm3 = (AddAndNorm(width) for _ in range(3))
+
+    def forward(self, x: Tensor, memory: Tensor, source_mask: Tensor, target_mask: Tensor) -> Tensor:
+        x = self.add_and_norm1(x, self.mha(x, x, target_mask))
+        x = self.add_and_norm2(x, self.cross_mha(x, memory, source_mask))
+        return self.add_and_norm3(x, self.ff(x))
+
+
+class DawnInput(nn.Module):
+    """An embedding, and sinusoidal positions whose frequencies are computed in float32, by way of exp."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocabulary, width)
+        frequencies = torch.exp(torch.arange(0, width, 2).float() * (-math.log(10000.0) / width))
+        angles = torch.arange(80).float()[:, None] * frequencies
+        self.register_buffer("pe", torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(-2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.embed(tokens) + self.pe[: tokens.shape[1]]
+
+
+class Dawn(nn.Module):
+    """Source padding masked as keys; in the target padded positions, as queries, may attend to nothing."""
+
+    def __init__(self, source: int, target: int, width: int, count: int, inner: int, depth: int) -> None:
+        super().__init__()
+        self.src_embed, self.tgt_embed = DawnInput(source, width), DawnInput(target, width)
+        self.encs = nn.ModuleList(DawnEncoderBlock(width, count, inner) for _ in range(depth))
+        self.decs = nn.ModuleList(DawnDecoderBlock(width, count, inner) for _ in range(depth))
+        self.fc = nn.Linear(width, target)
+
+    def forward(self, source: Tensor, target: Tensor) -> Tensor:
+        T = target.shape[1]
+        source_mask = (source != 0)[:, None, None]
+        target_mask = (target != 0)[:, None, :, None] & torch.ones(T, T).tril().bool()
+        memory, x = self.src_embed(source), self.tgt_embed(target)
+        for block in self.encs:
+            memory = block(memory, source_mask)
+        for block in self.decs:
+            x = block(x, memory, source_mask, target_mask)
+        return self.fc(x)

@@ -1,0 +1,309 @@
+"""Tokens one after another, in PyTorch: greedy, sampled, and by beam search (rule GEN-1).
+
+Each of these functions reads a model's logits for the token that comes next, chooses, and goes on with what it has
+chosen, with a key/value cache (see `decoding`) or, with cached=False, by the full forward pass at every step; both give
+the same tokens. Where no cache can hold what the configuration asks for, the full pass is taken in either case.
+
+Nothing is drawn here: who samples gives the random numbers, so that every implementation chooses the same tokens. What
+remains is rounding. Two logits that differ by less than the implementations' roundings do, or a random number as close
+to the border between two tokens, may be decided differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Integer
+
+from specification import checks
+from specification.caches import Cache, looks_ahead
+from specification.configuration import Configuration
+from specification.masks import Causal
+from specification.parameters import LanguageModel, Transformer
+from torch_impl.decoding import decode_step, empty_cache, select_rows
+from torch_impl.masks import readable
+from torch_impl.transformer import language_model, transformer
+
+# --- logits -----------------------------------------------------------------------------------------------------------
+
+
+def all_logits(
+    parameters: LanguageModel | Transformer,
+    tokens: Integer[torch.Tensor, "B T"],
+    *,
+    configuration: Configuration,
+    source: Any = None,
+) -> Float[torch.Tensor, "B T N"]:
+    """The full forward pass; causal also where the configuration leaves that to its caller."""
+    mask = Causal() if configuration.target_mask == "none" else None
+    if isinstance(parameters, LanguageModel):
+        return language_model(parameters, tokens, configuration=configuration, mask=mask)
+    return transformer(parameters, source, tokens, configuration=configuration, target_mask=mask)
+
+
+def next_logits(
+    parameters: LanguageModel | Transformer,
+    tokens: Integer[torch.Tensor, "B T"],
+    length: int,
+    cache: Cache | None,
+    *,
+    configuration: Configuration,
+    source: Any = None,
+) -> tuple[Float[torch.Tensor, "B N"], Cache | None]:
+    """Logits for what follows the first `length` tokens, and the cache that has them; None once there can be none."""
+    if cache is not None:
+        new = tokens[:, cache.length : length]
+        if not looks_ahead(new, cache.length, configuration, readable):
+            logits, cache = decode_step(parameters, new, cache, configuration=configuration)
+            return logits[:, -1], cache
+    logits = all_logits(parameters, tokens[:, :length], configuration=configuration, source=source)
+    return logits[:, -1], None
+
+
+def wide_log_softmax(logits: Float[torch.Tensor, "B N"]) -> Float[torch.Tensor, "B N"]:
+    """logits - log(sum(exp(logits))) in float64 whatever the model's dtype, for sums over many steps."""
+    return torch.log_softmax(logits.to(torch.float64), dim=-1)
+
+
+# --- choosing ---------------------------------------------------------------------------------------------------------
+
+
+def draw(
+    logits: Float[torch.Tensor, "B N"],
+    uniforms: Float[torch.Tensor, "B"],
+    temperature: Any,
+    top_k: int | None,
+    top_p: Any,
+) -> Integer[torch.Tensor, "B"]:
+    """`choose` without its checks."""
+    wide = logits.to(torch.float64)
+    order = torch.argsort(-wide, dim=-1, stable=True)
+    falling = torch.take_along_dim(wide, order, dim=-1)
+    # Probabilities are left undivided by their sum, which changes no comparison and saves a rounding.
+    weights = torch.exp((falling - falling[:, :1]) / temperature)
+    kept = weights > 0
+    if top_k is not None:
+        kept = kept & (torch.arange(weights.shape[1], device=logits.device) < top_k)
+    if top_p is not None:
+        reached = torch.cumsum(torch.where(kept, weights, 0), dim=-1)
+        kept[:, 1:] &= reached[:, :-1] < top_p * reached[:, -1:]
+    reached = torch.cumsum(torch.where(kept, weights, 0), dim=-1)
+    passed = torch.sum(reached <= uniforms.to(reached)[:, None] * reached[:, -1:], dim=-1)
+    # A product that is rounded up passes all of them; and of NaN nothing is kept.
+    place = torch.minimum(passed, (torch.sum(kept, dim=-1) - 1).clamp(min=0))
+    return torch.take_along_dim(order, place[:, None], dim=-1)[:, 0]
+
+
+def choose(
+    logits: Float[torch.Tensor, "B N"],
+    uniforms: Float[torch.Tensor, "B"],
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> Integer[torch.Tensor, "B"]:
+    """One token for each row, by a uniform random number u in [0, 1) that is given.
+
+    Tokens are put in the order of falling logits, of equal ones the lowest id first. With probabilities
+    softmax(logits / temperature): keep the first top_k; of these, renormalised, the fewest first ones that together
+    reach top_p; renormalise again, and take the first whose probability and those of all before it sum to more than u.
+    A token whose probability is 0 in float64 is never taken.
+
+    Everything is computed in float64. Implementations choose the same, unless u or top_p lies within a few roundings of
+    a sum of probabilities; where the logits are an implementation's own, within what these are off by.
+
+    Raises TypeError and ValueError for temperature <= 0, top_k < 1, top_p outside (0, 1] and u outside [0, 1).
+    """
+    checks.choice(logits, uniforms)
+    checks.sampling(temperature, top_k, top_p)
+    checks.uniform_values(readable(uniforms))
+    return draw(logits, uniforms, temperature, top_k, top_p)
+
+
+# --- one sequence -----------------------------------------------------------------------------------------------------
+
+
+def generate(
+    parameters: LanguageModel | Transformer,
+    prompt: Integer[torch.Tensor, "B P"],
+    steps: int,
+    pick: Callable[[Float[torch.Tensor, "B N"], int], Integer[torch.Tensor, "B"]],
+    *,
+    configuration: Configuration,
+    source: Any = None,
+    end: int | None = None,
+    cached: bool = True,
+) -> Integer[torch.Tensor, "B T"]:
+    """The prompt and what `pick` chooses, given the logits and the number of the step, until all steps are done."""
+    B, P = prompt.shape
+    capacity = P + steps
+    tokens = torch.cat([prompt, prompt.new_zeros(B, steps)], dim=1)
+    finished = torch.zeros(B, dtype=torch.bool, device=prompt.device)
+    cache = empty_cache(parameters, B, capacity, configuration=configuration, source=source) if cached else None
+    for length in range(P, capacity):
+        logits, cache = next_logits(parameters, tokens, length, cache, configuration=configuration, source=source)
+        chosen = pick(logits, length - P)
+        if end is not None:
+            chosen = torch.where(finished, end, chosen)
+            finished = finished | (chosen == end)
+        tokens[:, length] = chosen
+    return tokens
+
+
+@torch.no_grad()
+def greedy(
+    parameters: LanguageModel | Transformer,
+    prompt: Integer[torch.Tensor, "B P"],
+    steps: int,
+    *,
+    configuration: Configuration,
+    source: Any = None,
+    end: int | None = None,
+    cached: bool = True,
+) -> Integer[torch.Tensor, "B T"]:
+    """The prompt and `steps` tokens more, each the one with the largest logit; of equal ones the lowest id.
+
+    source: tokens [B, S], for a model with an encoder. end: the token that ends a sequence; once it has been chosen for
+    a row, the row is filled with it. In the prompt it ends nothing.
+
+    Returns tokens in the dtype of the prompt. Raises TypeError and ValueError for arguments that are not so, for an
+    empty prompt, and for sequences longer than a learned table of positions.
+    """
+    checks.generation(parameters, prompt, steps, configuration, source, end)
+
+    def pick(logits: Any, step: int) -> Any:
+        return torch.argmax(logits, dim=-1)
+
+    options: Any = {"configuration": configuration, "source": source, "end": end, "cached": cached}
+    return generate(parameters, prompt, steps, pick, **options)
+
+
+@torch.no_grad()
+def sample(
+    parameters: LanguageModel | Transformer,
+    prompt: Integer[torch.Tensor, "B P"],
+    uniforms: Float[torch.Tensor, "B steps"],
+    *,
+    configuration: Configuration,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    source: Any = None,
+    end: int | None = None,
+    cached: bool = True,
+) -> Integer[torch.Tensor, "B T"]:
+    """The prompt and as many tokens more as there are columns of random numbers, each by `choose`.
+
+    Other arguments, results and errors as in `greedy` and `choose`.
+    """
+    steps = checks.uniform_steps(uniforms)
+    checks.generation(parameters, prompt, steps, configuration, source, end)
+    checks.uniform(uniforms, (len(prompt), steps))
+    checks.sampling(temperature, top_k, top_p)
+    checks.uniform_values(readable(uniforms))
+
+    def pick(logits: Any, step: int) -> Any:
+        return draw(logits, uniforms[:, step], temperature, top_k, top_p)
+
+    options: Any = {"configuration": configuration, "source": source, "end": end, "cached": cached}
+    return generate(parameters, prompt, steps, pick, **options)
+
+
+# --- several sequences ------------------------------------------------------------------------------------------------
+
+
+class Hypotheses(NamedTuple):
+    """The best sequences so far, W of them for each batch element.
+
+    totals: the sum of the log-probabilities of all tokens that were chosen, -inf where there is no sequence. lengths:
+    how many these are, the one that ends a sequence included, and none after it. finished: whether there is that one.
+    """
+
+    totals: Float[torch.Tensor, "B W"]
+    lengths: Integer[torch.Tensor, "B W"]
+    finished: Bool[torch.Tensor, "B W"]
+
+
+def penalized(
+    totals: Float[torch.Tensor, "B W"], lengths: Integer[torch.Tensor, "B W"], length_penalty: Any
+) -> Float[torch.Tensor, "B W"]:
+    """totals / lengths ** length_penalty, by which sequences are compared; 0 for those without a token."""
+    return totals / lengths.clamp(min=1).to(totals.dtype) ** length_penalty
+
+
+def extend(
+    hypotheses: Hypotheses,
+    log_probabilities: Float[torch.Tensor, "B W N"],
+    end: int | None,
+    length_penalty: Any,
+) -> tuple[Hypotheses, Integer[torch.Tensor, "B W"], Integer[torch.Tensor, "B W"]]:
+    """The W best of all continuations by one token, the beams that they continue, and their tokens.
+
+    A finished sequence has one continuation, itself, with `end` once more. Of equal scores the one with the lower beam
+    comes first, then the one with the lower id.
+    """
+    W, N = log_probabilities.shape[1:]
+    finished = hypotheses.finished[..., None]
+    if end is not None:
+        itself = torch.full_like(log_probabilities, -torch.inf)
+        itself[..., end] = 0
+        log_probabilities = torch.where(finished, itself, log_probabilities)
+    totals = hypotheses.totals[..., None] + log_probabilities
+    lengths = (hypotheses.lengths[..., None] + ~finished).expand(totals.shape)
+    totals, lengths = totals.reshape(-1, W * N), lengths.reshape(-1, W * N)
+    best = torch.argsort(-penalized(totals, lengths, length_penalty), dim=-1, stable=True)[:, :W]
+    beams, ids = best // N, best % N
+    ended = torch.take_along_dim(hypotheses.finished, beams, dim=-1)
+    ended = ended if end is None else ended | (ids == end)
+    totals, lengths = (torch.take_along_dim(a, best, dim=-1) for a in (totals, lengths))
+    return Hypotheses(totals, lengths, ended), beams, ids
+
+
+@torch.no_grad()
+def beam_search(
+    parameters: LanguageModel | Transformer,
+    prompt: Integer[torch.Tensor, "B P"],
+    steps: int,
+    *,
+    configuration: Configuration,
+    beams: int,
+    source: Any = None,
+    end: int | None = None,
+    length_penalty: float = 0.0,
+    cached: bool = True,
+) -> tuple[Integer[torch.Tensor, "B beams T"], Float[torch.Tensor, "B beams"]]:
+    """The most probable sequences that a search with that many beams finds, best first, and their scores in float64.
+
+    A sequence's score is the sum of the log-probabilities of its chosen tokens, divided by their number to the power
+    length_penalty; `end` is the last that counts. At every step each unfinished sequence is continued with every token,
+    finished ones stay as they are, and the `beams` best of all are kept (see `extend`). Where there are fewer sequences
+    than beams, the rest have score -inf and tokens that mean nothing.
+
+    Other arguments, results and errors as in `greedy`. With beams = vocabulary ** steps nothing is left out.
+    """
+    N = checks.generation(parameters, prompt, steps, configuration, source, end)
+    checks.beams(beams, length_penalty)
+    (B, P), capacity = prompt.shape, prompt.shape[1] + steps
+    cache = empty_cache(parameters, B, capacity, configuration=configuration, source=source) if cached else None
+    batch = torch.arange(B, device=prompt.device)
+    everyone = batch.repeat_interleave(beams)
+    tokens = torch.cat([prompt[everyone], prompt.new_zeros(B * beams, steps)], dim=1)
+    cache = None if cache is None else select_rows(cache, everyone)
+    source = None if source is None else source[everyone]
+    # Of the equal sequences at the beginning only the first counts.
+    totals = torch.full((B, beams), -torch.inf, dtype=torch.float64, device=prompt.device)
+    totals[:, 0] = 0
+    nothing = torch.zeros_like(totals, dtype=torch.int64)
+    hypotheses = Hypotheses(totals, nothing, nothing > 0)
+    for length in range(P, capacity):
+        logits, cache = next_logits(parameters, tokens, length, cache, configuration=configuration, source=source)
+        log_probabilities = wide_log_softmax(logits).reshape(B, beams, N)
+        hypotheses, parents, ids = extend(hypotheses, log_probabilities, end, length_penalty)
+        rows = (batch[:, None] * beams + parents).reshape(-1)
+        tokens = tokens[rows]
+        tokens[:, length] = ids.reshape(-1)
+        cache = None if cache is None else select_rows(cache, rows)
+    scores = penalized(hypotheses.totals, hypotheses.lengths, length_penalty)
+    return tokens.reshape(B, beams, capacity), scores

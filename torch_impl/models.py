@@ -1,0 +1,125 @@
+"""Models that hold their parameters: read from a checkpoint in a dialect, called, saved, and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Integer
+
+from specification import dialects
+from specification.checkpoints import flatten, read_model, unflatten, write_model
+from specification.configuration import Configuration
+from specification.masks import KeyPadding, both
+from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, MultiHeadAttention, Transformer
+from torch_impl.attention import attention, multi_head_attention
+from torch_impl.blocks import attention_options
+from torch_impl.transformer import classifier, decoder, encoder, language_model, transformer
+
+
+class Structure(torch.nn.Module):
+    """A parameter structure as a module, whose `state_dict` names are the paths of the structure."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.kind = type(value)
+        self.names = [str(name) for name in getattr(value, "_fields", range(len(value)))]
+        for name, part in zip(self.names, value, strict=True):
+            if isinstance(part, list | tuple):
+                self.add_module(name, Structure(part))
+            else:
+                self.register_parameter(name, None if part is None else torch.nn.Parameter(part))
+
+    def structure(self) -> Any:
+        """The parameters as they are now."""
+        parts = [getattr(self, name) for name in self.names]
+        parts = [part.structure() if isinstance(part, Structure) else part for part in parts]
+        return parts if self.kind is list else self.kind(*parts)
+
+
+class Model(Structure):
+    """Parameters, and what they do not say. Calling it is calling the function of `MODELS` for them."""
+
+    def __init__(self, parameters: Any, configuration: Configuration) -> None:
+        super().__init__(parameters)
+        self.configuration = configuration
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        return MODELS[self.kind](self.structure(), *inputs, configuration=self.configuration, **options)
+
+
+def load(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparameters: Any) -> Model:
+    """The model of a checkpoint with a tutorial's or library's own names; see `specification.dialects`.
+
+    state_dict: arrays by name, or the path of a safetensors file. The hyperparameters are the dialect's. Raises
+    ValueError for all entries at once that are missing, left over or misshaped.
+    """
+    return from_numpy(*dialects.read(dialect, state_dict, **hyperparameters))
+
+
+def save(model: Model, path: str | Path) -> None:
+    """One safetensors file, which each of the three packages restores bit for bit."""
+    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in flatten(model.structure()).items()}
+    write_model(path, unflatten(model.kind, arrays), model.configuration)
+
+
+def restore(path: str | Path) -> Model:
+    """The model that was saved there, by any of the three packages."""
+    return from_numpy(*read_model(path))
+
+
+def from_numpy(parameters: Any, configuration: Configuration) -> Model:
+    """The arrays are copied, and stay on the CPU until the module is moved."""
+    tensors = {name: torch.tensor(array) for name, array in flatten(parameters).items()}
+    return Model(unflatten(type(parameters), tensors), configuration)
+
+
+# --- what a model is called with --------------------------------------------------------------------------------------
+
+
+def hidden_states(
+    parameters: Encoder,
+    x: Float[torch.Tensor, "B T E"] | Integer[torch.Tensor, "B T"],
+    key_padding: Bool[torch.Tensor, "B T"] | None = None,
+    token_types: Integer[torch.Tensor, "B T"] | None = None,
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+) -> Float[torch.Tensor, "B T E"]:
+    """`encoder`, with padding as an array: True is a real token, False is padding."""
+    padding = None if key_padding is None else KeyPadding(key_padding)
+    return encoder(parameters, x, configuration=configuration, mask=both(mask, padding), token_types=token_types)
+
+
+def multi_head(
+    parameters: MultiHeadAttention,
+    query: Float[torch.Tensor, "B Q E"],
+    key: Float[torch.Tensor, "B K E_key"] | None = None,
+    value: Float[torch.Tensor, "B K E_value"] | None = None,
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+) -> Float[torch.Tensor, "B Q E_out"]:
+    """`multi_head_attention`; the key is the query and the value the key unless given."""
+    key = query if key is None else key
+    value = key if value is None else value
+    options = attention_options(query.shape[-1], mask, None, configuration)
+    return multi_head_attention(parameters, query, key, value, **options)
+
+
+def plain_self_attention(x: Float[torch.Tensor, "B T E"]) -> Float[torch.Tensor, "B T E"]:
+    """softmax(x x^T) x: one head, no parameters, no scale; how the pre-norm blog begins."""
+    return attention(x[:, None], x[:, None], x[:, None], scale=1.0)[:, 0]
+
+
+MODELS: dict[type, Callable[..., Any]] = {
+    Transformer: transformer,
+    Classifier: classifier,
+    LanguageModel: language_model,
+    Encoder: hidden_states,
+    Decoder: decoder,
+    MultiHeadAttention: multi_head,
+}
+"""By the structure of the parameters."""

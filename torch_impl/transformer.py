@@ -1,0 +1,213 @@
+"""Whole models, in PyTorch (rules TRF-1; "Attention Is All You Need", section 3).
+
+An encoder-decoder, an encoder with a classifier on top or alone, and a decoder alone. What a model does that its
+parameters do not say is a `Configuration`: which positions are added to the embedding, whether that is multiplied by
+sqrt(E) (in the paper it is), what stands for padding, and how a block is made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Integer
+
+from specification import checks
+from specification.configuration import Configuration
+from specification.dropout import DecoderBlockDropout, EncoderBlockDropout, StackDropout, TransformerDropout
+from specification.dtypes import dtype_name
+from specification.masks import Causal, Dense, KeyPadding, both
+from specification.parameters import Classifier, Decoder, Embedding, Encoder, LanguageModel, Transformer
+from torch_impl.attention import linear, widen
+from torch_impl.blocks import add, decoder_block, drop, encoder_block, normalize
+from torch_impl.embedding import embedding
+from torch_impl.positions import learned_positions, sinusoidal_positions
+
+# --- before and after the blocks --------------------------------------------------------------------------------------
+
+
+def embed(
+    parameters: Embedding,
+    tokens: Integer[torch.Tensor, "B T"],
+    *,
+    configuration: Configuration,
+    token_types: Integer[torch.Tensor, "B T"] | None = None,
+    offset: int = 0,
+) -> Float[torch.Tensor, "B T E"]:
+    """Rows of the token table, plus positions, plus rows of the token types' table; then the norm, if there is one.
+
+    token_types: all of type 0 unless given, where the parameters have such a table. offset: the first token's position.
+    """
+    checks.embed(parameters, tokens, token_types)
+    x = embedding(parameters.tokens, tokens, scaled=configuration.scaled_embedding)
+    (_, T), E = tokens.shape, x.shape[-1]
+    if parameters.token_types is not None:
+        x = add(x, embedding(parameters.token_types, torch.zeros_like(tokens) if token_types is None else token_types))
+    if configuration.positions == "learned":
+        x = add(x, learned_positions(parameters.positions, T, offset=offset))
+    elif configuration.positions != "none":
+        exponent = "shared" if configuration.positions == "sinusoidal" else "doubled"
+        x = add(x, sinusoidal_positions(T, E, offset=offset, exponent=exponent, dtype=dtype_name(x), device=x.device))
+    return x if parameters.norm is None else normalize(parameters.norm, x, configuration)
+
+
+def padding_mask(tokens: Integer[torch.Tensor, "B T"], padding: int | None) -> KeyPadding | None:
+    """Keys that are real tokens; None where no id stands for padding."""
+    return None if padding is None else KeyPadding(tokens != padding)
+
+
+def target_mask(tokens: Integer[torch.Tensor, "B T"], configuration: Configuration) -> Any:
+    """Who attends to whom in a decoder's self-attention, as far as the configuration says it (TRF-1)."""
+    if configuration.target_mask == "none":
+        return None
+    if configuration.target_mask == "causal" or configuration.target_padding is None:
+        return Causal()
+    if configuration.target_mask == "causal and real keys":
+        return Causal() & padding_mask(tokens, configuration.target_padding)
+    B, T = tokens.shape
+    real = tokens != configuration.target_padding
+    return Causal() & Dense(real[:, None, :, None].expand(B, 1, T, T))
+
+
+def pool(
+    x: Float[torch.Tensor, "B T E"], pooling: str, keep: Bool[torch.Tensor, "B T"] | None = None
+) -> Float[torch.Tensor, "B E"]:
+    """The largest or the mean of every feature over a sequence's positions, or over those that are kept.
+
+    0 where there is no position. Of equal maxima the first receives the gradient.
+    """
+    checks.pool(x, pooling, keep)
+    wide, shape = widen(x), x.shape[:2]
+    keep = torch.ones(shape, dtype=torch.bool, device=x.device) if keep is None else keep
+    count = keep.sum(dim=1)[:, None]
+    if pooling == "mean":
+        total = torch.sum(torch.where(keep[..., None], wide, 0), dim=1)
+        return (total / count.clamp(min=1)).to(x.dtype)
+    if shape[1] == 0:
+        return x.new_zeros(shape[0], x.shape[2])
+    where = torch.argmax(torch.where(keep[..., None], wide, -torch.inf), dim=1, keepdim=True)
+    return torch.where(count == 0, 0, torch.take_along_dim(x, where, dim=1)[:, 0])
+
+
+def log_softmax(x: Float[torch.Tensor, "... N"]) -> Float[torch.Tensor, "... N"]:
+    """x - log(sum(exp(x))) over the last axis."""
+    return torch.log_softmax(widen(x), dim=-1).to(x.dtype)
+
+
+def sites_of(dropout: StackDropout, parameters: Encoder | Decoder, nothing: Any) -> Any:
+    """The dropout of every block."""
+    return dropout.blocks or [nothing] * len(parameters.blocks)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def encoder(
+    parameters: Encoder,
+    x: Float[torch.Tensor, "B T E"] | Integer[torch.Tensor, "B T"],
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+    token_types: Integer[torch.Tensor, "B T"] | None = None,
+    dropout: StackDropout = StackDropout(),
+) -> Float[torch.Tensor, "B T E"]:
+    """Every block in turn, and the last norm (TRF-1).
+
+    x: tokens, or where the parameters have no embedding what is embedded already. mask: beside that of the source's
+    padding, which the configuration knows.
+    """
+    checks.stack(parameters, Encoder, x, dropout)
+    if parameters.embedding is not None:
+        mask = both(mask, padding_mask(x, configuration.source_padding))
+        x = embed(parameters.embedding, x, configuration=configuration, token_types=token_types)
+    x = drop(x, dropout.embedding)
+    for block, sites in zip(parameters.blocks, sites_of(dropout, parameters, EncoderBlockDropout()), strict=True):
+        x = encoder_block(block, x, configuration=configuration, mask=mask, dropout=sites)
+    return x if parameters.norm is None else normalize(parameters.norm, x, configuration)
+
+
+def decoder(
+    parameters: Decoder,
+    x: Float[torch.Tensor, "B T E"] | Integer[torch.Tensor, "B T"],
+    memory: Float[torch.Tensor, "B S E"] | None = None,
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+    memory_mask: Any = None,
+    dropout: StackDropout = StackDropout(),
+) -> Float[torch.Tensor, "B T E"]:
+    """Every block in turn, and the last norm (TRF-1).
+
+    x as in `encoder`. mask: beside what the configuration's target_mask says.
+    """
+    checks.stack(parameters, Decoder, x, dropout)
+    if parameters.embedding is not None:
+        mask = both(mask, target_mask(x, configuration))
+        x = embed(parameters.embedding, x, configuration=configuration)
+    elif configuration.target_mask != "none":
+        mask = both(mask, Causal())
+    x = drop(x, dropout.embedding)
+    for block, sites in zip(parameters.blocks, sites_of(dropout, parameters, DecoderBlockDropout()), strict=True):
+        x = decoder_block(
+            block, x, memory, configuration=configuration, mask=mask, memory_mask=memory_mask, dropout=sites
+        )
+    return x if parameters.norm is None else normalize(parameters.norm, x, configuration)
+
+
+def transformer(
+    parameters: Transformer,
+    source: Float[torch.Tensor, "B S E"] | Integer[torch.Tensor, "B S"],
+    target: Float[torch.Tensor, "B T E"] | Integer[torch.Tensor, "B T"],
+    *,
+    configuration: Configuration,
+    source_mask: Any = None,
+    target_mask: Any = None,
+    memory_mask: Any = None,
+    dropout: TransformerDropout = TransformerDropout(),
+) -> Float[torch.Tensor, "B T N"]:
+    """output(decoder(target, encoder(source))) (TRF-1).
+
+    source_mask, target_mask: of the two self-attentions; memory_mask: of the attention to the encoder's output. All of
+    them beside what the configuration says of padding. Returns what the decoder gives where there is no output layer.
+    """
+    checks.structure("parameters", parameters, Transformer)
+    memory = encoder(parameters.encoder, source, configuration=configuration, mask=source_mask, dropout=dropout.encoder)
+    if parameters.encoder.embedding is not None:
+        memory_mask = both(memory_mask, padding_mask(source, configuration.source_padding))
+    x = decoder(
+        parameters.decoder, target, memory,
+        configuration=configuration, mask=target_mask, memory_mask=memory_mask, dropout=dropout.decoder,
+    )  # fmt: skip
+    return x if parameters.output is None else linear(parameters.output, x)
+
+
+def classifier(
+    parameters: Classifier,
+    tokens: Integer[torch.Tensor, "B T"],
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+    keep: Bool[torch.Tensor, "B T"] | None = None,
+    dropout: StackDropout = StackDropout(),
+) -> Float[torch.Tensor, "B C"]:
+    """log-softmax(output(pool(encoder(tokens)))) (TRF-1).
+
+    keep: the positions that are pooled; all unless given.
+    """
+    checks.structure("parameters", parameters, Classifier)
+    x = encoder(parameters.encoder, tokens, configuration=configuration, mask=mask, dropout=dropout)
+    return log_softmax(linear(parameters.output, pool(x, configuration.pooling, keep)))
+
+
+def language_model(
+    parameters: LanguageModel,
+    tokens: Integer[torch.Tensor, "B T"],
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+    dropout: StackDropout = StackDropout(),
+) -> Float[torch.Tensor, "B T N"]:
+    """output(decoder(tokens)): for every position the logits of the token that comes next (TRF-1)."""
+    checks.structure("parameters", parameters, LanguageModel)
+    x = decoder(parameters.decoder, tokens, configuration=configuration, mask=mask, dropout=dropout)
+    return linear(parameters.output, x)
