@@ -2,8 +2,8 @@
 
 Read in this order: masks, attention, layer_norm, embedding, positions, feed_forward, blocks, transformer, decoding,
 generation, models. The definition, `reference_numpy`, holds the full statement of each operation; here stands what is
-particular to JAX. Gradients come from `jax.grad`, and reverse mode may be nested; attention has no forward mode (`jax.jvp`, `jax.jacfwd`,
-`jax.hessian`).
+particular to JAX. Gradients come from `jax.grad`, and reverse mode may be nested; attention has no forward mode
+(`jax.jvp`, `jax.jacfwd`, `jax.hessian`).
 """
 
 from jax_impl.attention import (

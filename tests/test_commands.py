@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 from conformance import replaying
@@ -475,3 +477,70 @@ def test_module_is_the_program() -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=path, check=True)
     for name in ("check", "replay", "run", "compare", "selftest", "definition", "rules"):
         assert name in done.stdout
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def small_checkpoint(path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    from tests.test_dialects import SIZES, SOURCES, filled, state
+
+    entries = state(filled(SOURCES["imdb-classifier, max"].module(SIZES[1])))
+    save_file({name: np.ascontiguousarray(array) for name, array in entries.items()}, path)
+
+
+HEADS = ("--dialect", "imdb-classifier", "--set", "num_heads=3")
+
+
+def test_port(folder: Path) -> None:
+    small_checkpoint(folder / "small.safetensors")
+    code, output = command("port", "small.safetensors", *HEADS, "--set", "pool=mean")
+    assert code == 0
+    assert "encoder.blocks.0.attention_norm" in output
+    assert "every step keeps its bound in reference_numpy, torch_impl, jax_impl" in output
+
+
+def test_port_says_where_the_first_error_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    activations = importlib.import_module("torch_impl.feed_forward").ACTIVATIONS
+    monkeypatch.setitem(activations, "relu", lambda x: 1.001 * x.relu())
+    small_checkpoint(folder / "small.safetensors")
+    code, output = command("port", "small.safetensors", *HEADS)
+    assert code == 1
+    assert "the first error beyond its bound: torch_impl in encoder.blocks.0.feed_forward" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--dialect", "imdb-classifier", "--set", "num_heads=5"), "5 heads cannot share a width of 24"),
+        (("--dialect", "dawn", "--set", "num_heads=3"), "src_embed.embed.weight is missing"),
+        (("--dialect", "annotated"), "dialect must be one of"),
+        (("--dialect", "imdb-classifier", "--set", "num_heads"), "--set takes name=value"),
+        (("--dialect", "imdb-classifier", "--set", "n_heads=3"), "n_heads"),
+    ],
+)
+def test_checkpoints_that_do_not_fit(folder: Path, words: tuple[str, ...], message: str) -> None:
+    small_checkpoint(folder / "small.safetensors")
+    code, output = command("port", "small.safetensors", *words)
+    assert code == 2
+    assert message in output
+
+
+def test_files_that_are_no_checkpoints(folder: Path) -> None:
+    (folder / "text.safetensors").write_text("nothing")
+    assert command("port", "text.safetensors", *HEADS)[0] == 2
+    assert command("port", "nowhere.safetensors", *HEADS)[0] == 2
+
+
+def test_trace_of_a_checkpoint(folder: Path) -> None:
+    small_checkpoint(folder / "small.safetensors")
+    words = ("--checkpoint", "small.safetensors", *HEADS, "--picture", "weights.png")
+    code, output = command("trace", "5,7,2", *words)
+    assert code == 0
+    assert "encoder.blocks.0.attention drawn in weights.png" in output
+    assert (folder / "weights.png").read_bytes().startswith(b"\x89PNG")
+    assert command("trace", "5,7,2", *words, "--layer", 1)[0] == 2
+    assert command("trace", "five", *words)[0] == 2
+    assert command("trace", "5,99", *words)[0] == 2

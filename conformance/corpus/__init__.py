@@ -1,8 +1,9 @@
 """The frozen corpus: hard cases, written out in full, that are tried before any generated ones.
 
-Each is the smallest case that showed some mistake, a planted one or a real one. The cases lie in `cases.jsonl`, one to
-a line, as `conformance.encoding` writes them, and `manifest.json` holds the version and the SHA-256 of that file: they
-stay the same whatever is installed. `build.py` writes a new version.
+Each is the smallest case that showed some mistake, a planted one or a real one; or it is what attention is given in a
+trained model (all-MiniLM-L6-v2) on real sentences, because kernels never meet random normal numbers. The cases lie in
+`cases.jsonl`, one to a line, as `conformance.encoding` writes them, and `manifest.json` holds the version and the
+SHA-256 of that file: they stay the same whatever is installed. `build.py` writes a new version.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ HERE = files("conformance.corpus")
 
 
 class Entry(NamedTuple):
-    """What a probe once drew. `shows`: the mistake that it showed."""
+    """What a probe once drew, or a model computed. `shows`: the mistake that it showed, or where it comes from."""
 
     rule: str
     title: str
