@@ -6,11 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import pytest
 import torch
 
+import jax_impl
 import reference_numpy
+from conformance.bounds import bound as operation_bound
+from conformance.cases import Case
 from conformance.models.carried import carried_bound
 from conformance.models.structures import mapped
 from specification import Causal, KeyPadding
@@ -302,3 +306,27 @@ def test_gpt2(tied: bool, implementation: Implementation) -> None:
     exact, bound = expected("gpt2", checkpoint, (ids,), "float32", num_heads=4)
     assert_within(got, exact, bound, "float32")
     assert_within(answer(implementation, "gpt2", checkpoint, (ids,), num_heads=4), exact, bound, "float32")
+
+
+# --- small pieces -----------------------------------------------------------------------------------------------------
+
+
+def test_self_attention_without_parameters(implementation: Implementation) -> None:
+    """softmax(x x^T) x is attention of one head with scale 1, within attention's own bound."""
+    x = np.random.default_rng(0).normal(size=(2, 5, 8)).astype("float32")
+    heads = dict.fromkeys(("query", "key", "value"), x[:, None])
+    bound = operation_bound(Case("attention", "float32", heads, {"scale": 1.0}))["output"][:, 0]
+    wide = torch.from_numpy(x).double()
+    exact = (torch.softmax(wide @ wide.mT, dim=-1) @ wide).numpy()
+    got = implementation.call("plain_self_attention", x)
+    assert_within(got, exact, bound, "float32")
+
+
+def test_float64_in_jax_needs_x64() -> None:
+    checkpoint = {name: array.astype("float64") for name, array in state(filled(tutorials_101())).items()}
+    with jax.enable_x64(False), pytest.raises(TypeError, match="float64"):
+        jax_impl.load("transformer101", checkpoint)
+
+
+def tutorials_101() -> torch.nn.Module:
+    return SOURCES["transformer101"].module(SIZES[0])
