@@ -110,6 +110,9 @@ class Workers:
 
     def __init__(self, names: Sequence[str], count: int, device: str = "cpu") -> None:
         context = multiprocessing.get_context("spawn")
+        if count > 1:
+            for library in ("OPENBLAS", "OMP", "MKL"):  # the processes share the cores among them
+                os.environ.setdefault(f"{library}_NUM_THREADS", "1")
         self.pool = ProcessPoolExecutor(count, mp_context=context, initializer=start, initargs=(names, device))
         # An interrupt is for this process alone; those started now inherit that they do not hear it.
         heard = signal.signal(signal.SIGINT, signal.SIG_IGN)

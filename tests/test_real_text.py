@@ -46,8 +46,12 @@ def test_every_step_on_real_text() -> None:
 
 @needs_model
 def test_a_step_beyond_its_bound_does_not_conform() -> None:
-    finding = real.RealFinding("torch_impl", "blocks.4.attention", 1.5, "off")
-    assert not real_conforms([real.RealResult([finding], {})])
+    beyond = real.RealFinding("torch_impl", "blocks.4.attention", 1.5, "off")
+    within = beyond._replace(ratio=0.5)
+    assert real_conforms([real.RealResult([within], {"torch_impl": np.ones(2)})])
+    assert not real_conforms([real.RealResult([beyond], {})])
+    assert not real_conforms([real.RealResult([within], {"torch_impl": np.array([1, 0.999])})])
+    assert not real_conforms([])
 
 
 @needs_model
@@ -64,7 +68,7 @@ def test_hugging_face_agrees_from_end_to_end(implementation: Implementation) -> 
         called = functions.MODELS[type(model.parameters)]  # type: ignore[attr-defined]
         return called(model.parameters, batch.tokens, batch.keep, configuration=model.configuration)
 
-    exact, bound = carried_bound(run, model.parameters, "float32", samples=16)
+    exact, bound = carried_bound(run, model.parameters, "float32")
     framework, arrays = real.own(implementation.package)
     ours = real.hidden(implementation.package, framework, arrays, batch)
     expected = real.embeddings(exact, batch)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.models.forced import Oracle, forced_steps, framework_of
+from conformance.models.local import cast
 from conformance.models.structures import mapped
 from reference_numpy import Model
 from specification.checkpoints import flatten
@@ -50,20 +51,22 @@ def agreement(
     """parameters: NumPy arrays, in the dtype in which the packages compute."""
     dtype = str(next(iter(flatten(parameters).values())).dtype)
     exact = Model(mapped(lambda array: array.astype(np.float64), parameters), configuration)
-    oracle = Oracle(exact, inputs, options, dtype)
+    oracle = Oracle(exact, tuple(cast(cast(a, dtype), "float64") for a in inputs), options, dtype)
     ratios: dict[str, dict[str, float]] = {}
     for package in packages:
         framework = framework_of(package)
         with framework.context():
             own = mapped(framework.array, parameters)
         for step in forced_steps(package, framework, own, oracle):
-            ratios.setdefault(step.name, {})[package] = step.finding.ratio
+            found = ratios.setdefault(step.name, {})
+            found[package] = max(found.get(package, 0.0), step.finding.ratio)
     steps = []
     for name, taken in oracle.taken.items():
         result = np.asarray(taken.result)
         low, high = (float(result.min()), float(result.max())) if result.size else (0.0, 0.0)
         steps.append(StepAgreement(name, result.shape, low, high, ratios.get(name, {})))
-    return Agreement(steps, oracle)
+    surplus = [StepAgreement(name, (), 0.0, 0.0, ratios[name]) for name in ratios if name not in oracle.taken]
+    return Agreement(steps + surplus, oracle)
 
 
 # --- inputs to try a model with ---------------------------------------------------------------------------------------

@@ -88,6 +88,9 @@ def step_bounds(run: Run, parameters: Any, dtype: str, narrow: frozenset[str]) -
             if name not in found:
                 here = "float32" if step in narrow else dtype
                 found[name] = local_bound(step, here, arguments, keywords)
+                if step == "add":  # of three parts the first two may be any, and cancel
+                    size = np.abs(arguments[0]) + np.abs(arguments[1])
+                    found[name] = np.maximum(found[name], Precision.of(here).output * size)
             return function(*arguments, **keywords)
 
         return bounded

@@ -60,10 +60,15 @@ class StepFinding(NamedTuple):
     result: np.ndarray
 
 
-def taken_steps(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Taken]:
-    """Every step of the definition on these inputs, by name and in order; the model's parameters are float64."""
+def taken_steps(
+    model: Any, inputs: tuple[Any, ...], options: dict[str, Any], returned: list[str | None] | None = None
+) -> dict[str, Taken]:
+    """Every step of the definition on these inputs, by name and in order; the model's parameters are float64.
+
+    returned: is given the name of the step whose result the model's own result is.
+    """
     found: dict[str, Taken] = {}
-    made: dict[int, str] = {}
+    made = named_inputs(inputs)
     namer = Namer(model.parameters)
 
     def wrap(step: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -78,8 +83,15 @@ def taken_steps(model: Any, inputs: tuple[Any, ...], options: dict[str, Any]) ->
 
     called = twin("reference_numpy", wrap).MODELS[type(model.parameters)]
     with np.errstate(all="ignore"):
-        called(model.parameters, *inputs, configuration=model.configuration, **options)
+        result = called(model.parameters, *inputs, configuration=model.configuration, **options)
+    if returned is not None:
+        returned.append(made.get(id(result)))
     return found
+
+
+def named_inputs(inputs: Any) -> dict[int, str]:
+    """Names of what a model is called with, by identity."""
+    return {id(array): f"input {number}" for number, array in enumerate(inputs)}
 
 
 def sources_of(arguments: tuple[Any, ...], made: dict[int, str]) -> tuple[str | None, ...]:
@@ -104,7 +116,9 @@ class Oracle:
 
     def __init__(self, model: Any, inputs: tuple[Any, ...], options: dict[str, Any], dtype: str) -> None:
         self.model, self.inputs, self.options, self.dtype = model, inputs, options, dtype
-        self.taken, self.own = taken_steps(model, inputs, options), Namer(model.parameters)
+        returned: list[str | None] = []
+        self.taken, self.own = taken_steps(model, inputs, options, returned), Namer(model.parameters)
+        self.returned = returned[0]
         self.judged: dict[str, Judged] = {}
 
     def __getitem__(self, name: str) -> Judged:
@@ -128,11 +142,14 @@ class Oracle:
         return cast(argument, self.dtype).astype(np.float64) if self.is_activation(argument) else argument
 
 
+CHANGED = "is changed after it was given"
+
+
 def forced_steps(package: str, framework: Framework, parameters: Any, oracle: Oracle) -> list[StepFinding]:
     """A finding for every step of the package's model, in order. parameters: the framework's own arrays."""
     found: list[StepFinding] = []
     made: dict[int, str] = {}
-    results = []  # kept, so that no identity is given away
+    results: list[Any] = []  # kept, so that no identity is given away
     namer, dtype = Namer(parameters), oracle.dtype
 
     def wrap(step: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -148,22 +165,32 @@ def forced_steps(package: str, framework: Framework, parameters: Any, oracle: Or
                 for e, a in zip(exactly, arguments, strict=True)
             ]
             result = function(*given, **keywords)
-            answer = framework.numpy(result)
+            answer = np.array(framework.numpy(result))  # a copy, because what comes later may change the result
             finding = compare(name, answer, Exact(truth, 0 * truth), bound, dtype)
             finding = misled(name, oracle, exactly, sources_of(arguments, made)) or finding
             found.append(StepFinding(name, step, finding, answer))
             made[id(result)] = name
-            results.append(result)
+            results.append((result, len(found) - 1))
             return result
 
         return forced
 
     called = twin(package, wrap).MODELS[type(parameters)]
     with framework.context(), np.errstate(all="ignore"):
-        arrays = [framework.array(np.asarray(a)) for a in oracle.inputs]
+        arrays = [framework.array(cast(a, dtype)) for a in oracle.inputs]
         keywords = {name: framed(value, framework) for name, value in oracle.options.items()}
-        called(parameters, *arrays, configuration=oracle.model.configuration, **keywords)
-    return found + left_out([step.name for step in found], oracle)
+        made |= named_inputs(arrays)
+        returned = called(parameters, *arrays, configuration=oracle.model.configuration, **keywords)
+    source = made.get(id(returned))
+    if source != oracle.returned:
+        message = f"is {described(source)}, where the definition has {described(oracle.returned)}"
+        found.append(StepFinding("result", "result", Finding("result", np.inf, message=message), np.empty(0)))
+    for result, index in results:
+        name, step, _, answer = found[index]
+        if not np.array_equal(framework.numpy(result), answer, equal_nan=answer.dtype.kind == "f"):
+            changed = Finding(name, np.inf, message=CHANGED)
+            found.append(StepFinding(name, step, changed, answer))
+    return found + left_out([step.name for step in found if step.finding.message != CHANGED], oracle)
 
 
 def misled(name: str, oracle: Oracle, exactly: tuple[Any, ...], sources: tuple[str | None, ...]) -> Finding | None:

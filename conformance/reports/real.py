@@ -15,6 +15,10 @@ PARTS = {"attention": "attention", "feed-forward": "feed_forward", "norms": "_no
 """Endings of the steps' names."""
 
 
+FAR = 1e-6
+"""How far from 1 the cosine of two embeddings of one sentence may be."""
+
+
 def layer_of(step: str) -> str:
     """ "blocks.4.attention: add" belongs to layer 4, and what is before the blocks to the embedding."""
     return f"layer {step.split('.')[1]}" if step.startswith("blocks.") else "embedding"
@@ -35,7 +39,7 @@ def real_table(results: Sequence[RealResult], packages: Sequence[str]) -> Table:
         row = [layer]
         for package in packages:
             here = [f for f in findings if f.package == package and layer_of(f.step) == layer]
-            row.append(" / ".join(worst(here, ending) for ending in PARTS.values()))
+            row.append(" / ".join(worst(here, part) for part in PARTS.values()) if "layer" in layer else worst(here))
         table.add_row(*row)
     return table
 
@@ -60,4 +64,7 @@ def real_report(results: Sequence[RealResult], packages: Sequence[str], sentence
 
 
 def real_conforms(results: Sequence[RealResult]) -> bool:
-    return all(finding.ratio <= 1 for result in results for finding in result.findings)
+    """Every step within its bound, and every sentence embedding as the definition has it."""
+    steps = [finding.ratio <= 1 for result in results for finding in result.findings]
+    cosines = [float(cosine.min()) >= 1 - FAR for result in results for cosine in result.cosines.values()]
+    return bool(steps) and all(steps) and all(cosines)
