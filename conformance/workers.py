@@ -42,7 +42,7 @@ def start(names: Sequence[str], device: str) -> None:
             torch.set_num_threads(1)  # the processes share the cores among them
 
 
-ROOM = 1.2e9
+ROOM = 1e9
 """Bytes that a process may hold before it forgets what JAX has compiled: a megabyte for each of thousands of shapes."""
 
 

@@ -53,6 +53,7 @@ def normalize(
     if configuration.norm == "layer_norm":
         return layer_norm(x, parameters.weight, parameters.bias, eps=configuration.norm_eps)
     if configuration.norm == "rms_norm":
+        checks.no_bias(parameters.bias)
         return rms_norm(x, parameters.weight, eps=configuration.norm_eps)
     return standard_deviation_norm(x, parameters.weight, parameters.bias, eps=configuration.norm_eps)
 

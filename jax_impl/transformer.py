@@ -7,13 +7,14 @@ sqrt(E) (in the paper it is), what stands for padding, and how a block is made.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Integer
 
-from jax_impl.attention import linear, widen
+from jax_impl.attention import linear, require_dtype, widen
 from jax_impl.blocks import add, decoder_block, drop, encoder_block, normalize
 from jax_impl.embedding import embedding
 from jax_impl.masks import checked_mask
@@ -40,7 +41,7 @@ def embed(
 
     token_types: all of type 0 unless given, where the parameters have such a table. offset: the first token's position.
     """
-    checks.embed(parameters, tokens, token_types)
+    checks.embed(parameters, tokens, token_types, configuration.positions)
     x = embedding(parameters.tokens, tokens, scaled=configuration.scaled_embedding)
     (_, T), E = tokens.shape, x.shape[-1]
     if parameters.token_types is not None:
@@ -97,7 +98,13 @@ def log_softmax(x: Float[jax.Array, "... N"]) -> Float[jax.Array, "... N"]:
 
 
 def readable_mask(mask: Any, x: jax.Array, memory: jax.Array, configuration: Configuration) -> Any:
-    """The mask, once what it holds is known to fit: inside a block, which is compiled, it can no longer be read."""
+    """The mask, once what it holds is known to fit: inside a block, which is compiled, it can no longer be read.
+
+    Nor can what x and memory were before they were handed over, where float64 may have been narrowed; nor the rates of
+    dropout, so that a block with dropout is not compiled as a whole.
+    """
+    for array in (x, memory):
+        require_dtype(dtype_name(array))
     return checked_mask(mask, x.shape[1], memory.shape[1], x.shape[0], configuration.num_heads)
 
 
@@ -123,14 +130,15 @@ def encoder(
     x: tokens, or where the parameters have no embedding what is embedded already. mask: beside that of the source's
     padding, which the configuration knows.
     """
-    checks.stack(parameters, Encoder, x, dropout)
+    checks.stack(parameters, Encoder, x, dropout, token_types)
     if parameters.embedding is not None:
         mask = both(mask, padding_mask(x, configuration.source_padding))
         x = embed(parameters.embedding, x, configuration=configuration, token_types=token_types)
     x = drop(x, dropout.embedding)
     mask = readable_mask(mask, x, x, configuration)
+    call: Any = inspect.unwrap(encoder_block) if dropout.blocks else encoder_block
     for block, sites in zip(parameters.blocks, sites_of(dropout, parameters, EncoderBlockDropout()), strict=True):
-        x = encoder_block(block, x, configuration=configuration, mask=mask, dropout=sites)
+        x = call(block, x, configuration=configuration, mask=mask, dropout=sites)
     return x if parameters.norm is None else normalize(parameters.norm, x, configuration)
 
 
@@ -157,10 +165,9 @@ def decoder(
     x = drop(x, dropout.embedding)
     mask = readable_mask(mask, x, x, configuration)
     memory_mask = None if memory is None else readable_mask(memory_mask, x, memory, configuration)
+    call: Any = inspect.unwrap(decoder_block) if dropout.blocks else decoder_block
     for block, sites in zip(parameters.blocks, sites_of(dropout, parameters, DecoderBlockDropout()), strict=True):
-        x = decoder_block(
-            block, x, memory, configuration=configuration, mask=mask, memory_mask=memory_mask, dropout=sites
-        )
+        x = call(block, x, memory, configuration=configuration, mask=mask, memory_mask=memory_mask, dropout=sites)
     return x if parameters.norm is None else normalize(parameters.norm, x, configuration)
 
 

@@ -135,7 +135,7 @@ def encoder_vjp(
     dropout: StackDropout = StackDropout(),
 ) -> EncoderGradients:
     """Gradients of the parameters, and of x where it is no tokens, given that of `encoder`'s output."""
-    checks.stack(parameters, Encoder, x, dropout)
+    checks.stack(parameters, Encoder, x, dropout, token_types)
     tokens = x
     if parameters.embedding is not None:
         mask = both(mask, padding_mask(tokens, configuration.source_padding))

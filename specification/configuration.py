@@ -6,6 +6,8 @@ A tutorial or library that departs from the paper is one of these values, never 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from numbers import Integral
+from typing import Any
 
 CHOICES = {
     "norm_order": ("post", "pre"),
@@ -55,3 +57,11 @@ class Configuration:
             if field.name in CHOICES and value not in CHOICES[field.name]:
                 known = ", ".join(map(repr, CHOICES[field.name]))
                 raise ValueError(f"{field.name} must be one of {known}, got {value!r}")
+            if field.name.endswith("padding") and not (value is None or is_count(value)):
+                raise ValueError(f"{field.name} must be the id of a token or None, got {value!r}")
+        if not is_count(self.num_heads) or self.num_heads == 0:
+            raise ValueError(f"num_heads must be an integer of at least 1, got {self.num_heads!r}")
+
+
+def is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0

@@ -108,7 +108,7 @@ class Example(NamedTuple):
     def parameters(self, dtype: str) -> Any:
         maker = Maker(dtype=dtype, **self.shapes)
         made = maker.transformer() if self.encoder else maker.language_model()
-        return without_norm_biases(made) if self.configuration.norm == "rms_norm" else made
+        return fitted(made, self.configuration)
 
     def source(self) -> np.ndarray | None:
         """Padding at the end of the first row; the last row is nothing else, so nothing can be attended to there."""
@@ -125,11 +125,14 @@ class Example(NamedTuple):
         return target
 
 
-def without_norm_biases(value: Any) -> Any:
+def fitted(value: Any, configuration: Configuration) -> Any:
+    """Without biases in norms that have none, and without tables of positions that are not read."""
     if isinstance(value, Norm):
-        return Norm(value.weight)
+        return Norm(value.weight) if configuration.norm == "rms_norm" else value
+    if isinstance(value, Embedding) and configuration.positions != "learned":
+        return value._replace(positions=None)
     if isinstance(value, list | tuple):
-        parts = [without_norm_biases(part) for part in value]
+        parts = [fitted(part, configuration) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else parts
     return value
 

@@ -514,7 +514,7 @@ def test_port_says_where_the_first_error_is(folder: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--dialect", "imdb-classifier", "--set", "num_heads=5"), "5 heads cannot share a width of 24"),
+        (("--dialect", "imdb-classifier", "--set", "num_heads=5"), "5 heads cannot share a width of 48"),
         (("--dialect", "dawn", "--set", "num_heads=3"), "src_embed.embed.weight is missing"),
         (("--dialect", "annotated"), "dialect must be one of"),
         (("--dialect", "imdb-classifier", "--set", "num_heads"), "--set takes name=value"),

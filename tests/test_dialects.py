@@ -34,7 +34,7 @@ class Sizes(NamedTuple):
     target: int
 
 
-SIZES = [Sizes(16, 4, 24, 2, 3, 9, 7), Sizes(24, 3, 40, 1, 2, 5, 11)]
+SIZES = [Sizes(16, 4, 24, 2, 3, 9, 7), Sizes(48, 3, 40, 1, 2, 5, 11)]
 VOCABULARY = (11, 13)
 
 
@@ -108,7 +108,7 @@ SOURCES = {
     ),
     "prenorm-blog, heads": Source(
         "prenorm-blog",
-        lambda s: tutorials.SeparateHeads(s.width, s.heads, 5, 6, "linear"),
+        lambda s: tutorials.SeparateHeads(s.width, s.heads, 4, 6, "linear"),
         embedded("source", "target", "target"),
         lambda s: {},
     ),

@@ -53,6 +53,7 @@ from specification.dropout import (
     TransformerDropout,
 )
 from tests.helpers import Implementation
+from tests.small_models import fitted
 
 E, H, F, VOCABULARY, LONGEST = 16, 4, 24, 11, 12
 FRAMEWORKS = {"reference_numpy": NumpyArrays, "torch_impl": TorchArrays, "jax_impl": JaxArrays}
@@ -115,24 +116,6 @@ def inputs_of(parameters: Any) -> tuple[np.ndarray, ...]:
     return (SOURCE, TARGET) if isinstance(parameters, Transformer) else (SOURCE,)
 
 
-def fitting(parameters: Any, configuration: Configuration) -> Any:
-    """Without biases in the norms where the norm has none, and without tables that are not read."""
-    if configuration != RMS:
-        return parameters
-
-    def without(value: Any) -> Any:
-        if isinstance(value, Norm):
-            return Norm(value.weight)
-        if isinstance(value, Embedding):
-            return Embedding(value.tokens)
-        if isinstance(value, list | tuple):
-            parts = [without(part) for part in value]
-            return type(value)(*parts) if hasattr(value, "_fields") else parts
-        return value
-
-    return without(parameters)
-
-
 def as_float64(parameters: Any) -> Any:
     return mapped(lambda array: array.astype(np.float64), parameters)
 
@@ -161,7 +144,7 @@ MODELS: dict[str, Callable[[Maker], Any]] = {
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_step_keeps_its_bound(implementation: Implementation, kind: str, order: str, dtype: str) -> None:
     configuration = CONFIGURATIONS[order]
-    made = fitting(MODELS[kind](Maker()), configuration)
+    made = fitted(MODELS[kind](Maker()), configuration)
     parameters = mapped(lambda array: array.astype(dtype), made) if dtype != "bfloat16" else in_bfloat16(made)
     found = steps(implementation.package, parameters, configuration, dtype)
     assert len(found) > 15
@@ -284,7 +267,7 @@ def autograd(package: str, parameters: Any, configuration: Configuration, cotang
 def test_gradients_of_every_parameter(kind: str, order: str, dtype: str) -> None:
     """The definition's in that dtype, and both autograds', against its own in float64."""
     configuration = CONFIGURATIONS[order]
-    parameters = mapped(lambda array: array.astype(dtype), fitting(MODELS[kind](Maker()), configuration))
+    parameters = mapped(lambda array: array.astype(dtype), fitted(MODELS[kind](Maker()), configuration))
     inputs, model = inputs_of(parameters), reference_numpy.Model(parameters, configuration)
     cotangent = np.random.default_rng(1).normal(size=model(*inputs).shape).astype(dtype)
     wide = as_float64(parameters)

@@ -168,7 +168,8 @@ class Head(nn.Module):
         self.q, self.k, self.v = (nn.Linear(width, size) for size in (key_width, key_width, value_width))
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        scores = self.q(query) @ self.k(key).mT / math.sqrt(self.q.out_features)
+        # The text takes the root in float32, which is exact where the width is a power of 4.
+        scores = self.q(query) @ self.k(key).mT / torch.sqrt(torch.tensor(self.q.out_features, dtype=torch.float32))
         return torch.softmax(scores, dim=-1) @ self.v(value)
 
 

@@ -38,7 +38,7 @@ def embed(
 
     token_types: all of type 0 unless given, where the parameters have such a table. offset: the first token's position.
     """
-    checks.embed(parameters, tokens, token_types)
+    checks.embed(parameters, tokens, token_types, configuration.positions)
     x = embedding(parameters.tokens, tokens, scaled=configuration.scaled_embedding)
     (_, T), E = tokens.shape, x.shape[-1]
     if parameters.token_types is not None:
@@ -116,7 +116,7 @@ def encoder(
     x: tokens, or where the parameters have no embedding what is embedded already. mask: beside that of the source's
     padding, which the configuration knows.
     """
-    checks.stack(parameters, Encoder, x, dropout)
+    checks.stack(parameters, Encoder, x, dropout, token_types)
     if parameters.embedding is not None:
         mask = both(mask, padding_mask(x, configuration.source_padding))
         x = embed(parameters.embedding, x, configuration=configuration, token_types=token_types)

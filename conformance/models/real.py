@@ -108,6 +108,7 @@ def batches() -> list[Batch]:
 # --- judging ----------------------------------------------------------------------------------------------------------
 
 
+@cache
 def own(package: str) -> tuple[Framework, Any]:
     """The package's framework, and the parameters in its arrays."""
     framework = framework_of(package)

@@ -247,6 +247,12 @@ def feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dr
 # --- blocks and models ------------------------------------------------------------------------------------------------
 
 
+def no_bias(bias: Any) -> None:
+    """rms_norm adds none (NORM-7)."""
+    if bias is not None:
+        raise ValueError("rms_norm has no bias, and the parameters have one")
+
+
 def memory(parameters: Any, given: Any) -> None:
     """A decoder block takes the encoder's output exactly where it has cross-attention (TRF-1)."""
     if (parameters.cross_attention is None) != (given is None):
@@ -254,8 +260,11 @@ def memory(parameters: Any, given: Any) -> None:
         raise ValueError(f"a decoder block with these parameters takes {needed}, got {described(given)}")
 
 
-def embed(parameters: Any, tokens: Any, token_types: Any) -> None:
+def embed(parameters: Any, tokens: Any, token_types: Any, positions: str) -> None:
     structure("embedding", parameters, Embedding)
+    if (parameters.positions is None) == (positions == "learned"):
+        there = "no table of them" if parameters.positions is None else "a table of them"
+        raise ValueError(f"the positions are configured as {positions!r}, and the parameters have {there}")
     shape = ranked("tokens", tokens, "batch, positions")
     integer("tokens", tokens)
     if token_types is None:
@@ -267,12 +276,14 @@ def embed(parameters: Any, tokens: Any, token_types: Any) -> None:
         raise ValueError(f"token_types must have shape {list(shape)} like tokens, got {list(token_types.shape)}")
 
 
-def stack(parameters: Any, kind: type, x: Any, dropout: Any) -> None:
+def stack(parameters: Any, kind: type, x: Any, dropout: Any, token_types: Any = None) -> None:
     """An encoder or a decoder and its input: token ids where there is an embedding, else what is embedded already."""
     structure("parameters", parameters, kind)
     if parameters.embedding is None:
         ranked("x", x, "batch, positions, width")
         floating("x", x)
+        if token_types is not None:
+            raise ValueError("token_types were given, and the parameters have no embedding")
     else:
         ranked("tokens", x, "batch, positions")
         integer("tokens", x)

@@ -26,8 +26,11 @@ def bert(
     empty_rows: where a whole sequence is padding, transformers 5.23 gives what "zero" says with its default attention,
     and with attn_implementation="eager" what "mean" does.
     """
-    renamed = {name.replace(".gamma", ".weight").replace(".beta", ".bias"): a for name, a in state_dict.items()}
-    read = Reader(renamed, prefix="bert.")
+    renamed = {old: old.replace(".gamma", ".weight").replace(".beta", ".bias") for old in state_dict}
+    twice = sorted(old for old, new in renamed.items() if old != new and new in state_dict)
+    if twice:
+        raise ValueError(f"the checkpoint does not fit: {', '.join(twice)} beside the newer names for the same")
+    read = Reader({renamed[old]: array for old, array in state_dict.items()}, prefix="bert.")
     read.ignore(r"(pooler|cls|classifier|qa_outputs)\..*")
 
     def block(name: str) -> EncoderBlock:

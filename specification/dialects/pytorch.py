@@ -6,6 +6,7 @@ their caller gives all masks.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,8 @@ from specification.parameters import (
     Transformer,
 )
 
+LAST_NORM = r"((encoder|decoder)\.)?norm\.bias"
+
 
 def pytorch(
     state_dict: Mapping[str, Any],
@@ -39,13 +42,15 @@ def pytorch(
     A single layer is read as an encoder or a decoder of one block. bias_k and bias_v are not supported.
     """
     read = Reader(state_dict)
-    bias = any(name.endswith("bias") for name in read.entries)
+    bias = any(name.endswith("bias") and not re.fullmatch(LAST_NORM, name) for name in read.entries)
 
     def norm(name: str) -> Norm:
         return read.norm(name, bias=bias)
 
     def last_norm(name: str) -> Norm | None:
-        return norm(name) if read.has(f"{name}.weight") else None
+        if not read.has(f"{name}.weight"):
+            return None
+        return read.norm(name, bias=read.has(f"{name}.bias"))  # a module of its own, given by the caller
 
     def feed_forward(name: str) -> FeedForward:
         return read.feed_forward(f"{name}linear1", f"{name}linear2", bias=bias)
@@ -62,7 +67,7 @@ def pytorch(
     def names(prefix: str) -> list[str]:
         if read.has(f"{prefix}self_attn.out_proj.weight"):
             return [prefix]
-        return [f"{prefix}layers.{i}." for i in range(read.count(rf"{prefix}layers\.(\d+)\."))]
+        return [f"{prefix}layers.{i}." for i in range(read.count(rf"{re.escape(prefix)}layers\.(\d+)\."))]
 
     def encoder(prefix: str) -> Encoder:
         return Encoder(None, [encoder_block(name) for name in names(prefix)], last_norm(f"{prefix}norm"))

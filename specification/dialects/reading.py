@@ -26,11 +26,15 @@ class Reader:
 
     def __init__(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         """prefix: stands before all names in some files, and is left out here."""
-        given = {name: as_numpy(value) for name, value in state_dict.items()}
-        self.entries = {name.removeprefix(prefix): array for name, array in given.items()}
+        self.problems: list[str] = []
+        self.entries: dict[str, np.ndarray] = {}
+        for name, value in state_dict.items():
+            short = name.removeprefix(prefix)
+            if short in self.entries:
+                self.problems.append(f"{short} is there twice, with and without {prefix}")
+            self.entries[short] = as_numpy(value)
         self.left = {name for name in self.entries if not re.fullmatch(TABLES, name)}
         self.sizes: dict[str, int] = {}
-        self.problems: list[str] = []
         self.narrow: set[str] = set()
 
     # --- what there is ---
@@ -39,8 +43,10 @@ class Reader:
         return name in self.entries
 
     def count(self, pattern: str) -> int:
-        """How many layers there are: one more than the largest number for which `pattern` has a group."""
-        found = [int(match[1]) for name in self.entries if (match := re.match(pattern, name))]
+        """How many layers there are: one more than the largest number that `pattern` finds. None is a problem."""
+        found = {int(match[1]) for name in self.entries if (match := re.match(pattern, name))}
+        if not found:
+            self.problems.append(f"there is no layer, such as {pattern.replace(chr(92), '').replace('(d+)', '0')}")
         return max(found, default=-1) + 1
 
     def ignore(self, pattern: str) -> None:
@@ -100,7 +106,9 @@ class Reader:
     def heads(self, num_heads: int, width: str = "E") -> None:
         """The heads share that size equally."""
         size = self.sizes.get(width)
-        if size is not None and (num_heads < 1 or size % num_heads):
+        if not isinstance(num_heads, int) or num_heads < 1:
+            self.problems.append(f"num_heads must be an integer of at least 1, got {num_heads!r}")
+        elif size is not None and size % num_heads:
             self.problems.append(f"{num_heads} heads cannot share a width of {size} equally")
 
     # --- the end ---
@@ -119,8 +127,8 @@ class Reader:
 
 
 def as_numpy(value: Any) -> np.ndarray:
-    """Any framework's array as NumPy's."""
+    """Any framework's array as one of NumPy's own, which stays what it is when the given one is changed."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
-        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
-    return np.asarray(value)
+        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+    return np.array(value)

@@ -23,8 +23,6 @@ def per_head(read: Reader, output: str) -> tuple[MultiHeadAttention, Configurati
         return [read.linear(f"heads.{h}.{part}", "E", width) for h in range(num_heads)]
 
     query, key, value = heads("q", "D"), heads("k", "D"), heads("v", "V")
-    if num_heads == 0:
-        read.problems.append("heads.0.q.weight is missing")
     parameters = MultiHeadAttention(query, key, value, read.linear(output, num_heads * read.sizes.get("V", 0), "E"))
     read.finish()
     return parameters, Configuration(num_heads=num_heads)
