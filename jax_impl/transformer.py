@@ -88,8 +88,15 @@ def pool(
         return (total / jnp.maximum(count, 1)).astype(x.dtype)
     if shape[1] == 0:
         return jnp.zeros((shape[0], x.shape[2]), x.dtype)
-    where = jnp.argmax(jnp.where(keep[..., None], wide, -jnp.inf), axis=1)
+    where = first_largest(wide, keep)
     return jnp.where(count == 0, 0, jnp.take_along_axis(wide, where[:, None], axis=1)[:, 0]).astype(x.dtype)
+
+
+def first_largest(x: Float[jax.Array, "B T E"], keep: Bool[jax.Array, "B T"]) -> Integer[jax.Array, "B E"]:
+    """The first position with the largest value among those that are kept, also where that is -inf."""
+    where = jnp.argmax(jnp.where(keep[..., None], x, -jnp.inf), axis=1)
+    found = jnp.take_along_axis(keep, where, axis=1)
+    return jnp.where(found, where, jnp.argmax(keep, axis=1)[:, None])
 
 
 def log_softmax(x: Float[jax.Array, "... N"]) -> Float[jax.Array, "... N"]:

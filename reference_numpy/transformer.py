@@ -85,8 +85,15 @@ def pool(
         return (total / np.maximum(count, 1)).astype(x.dtype)
     if shape[1] == 0:
         return np.zeros((shape[0], x.shape[2]), x.dtype)
-    where = np.argmax(np.where(keep[..., None], wide, -np.inf), axis=1)
+    where = first_largest(wide, keep)
     return np.where(count == 0, 0, np.take_along_axis(x, where[:, None], axis=1)[:, 0]).astype(x.dtype)
+
+
+def first_largest(x: Float[np.ndarray, "B T E"], keep: Bool[np.ndarray, "B T"]) -> Integer[np.ndarray, "B E"]:
+    """The first position with the largest value among those that are kept, also where that is -inf."""
+    where = np.argmax(np.where(keep[..., None], x, -np.inf), axis=1)
+    found = np.take_along_axis(keep, where, axis=1)
+    return np.where(found, where, np.argmax(keep, axis=1)[:, None])
 
 
 def log_softmax(x: Float[np.ndarray, "... N"]) -> Float[np.ndarray, "... N"]:

@@ -22,6 +22,7 @@ from reference_numpy.transformer import (
     decoder,
     embed,
     encoder,
+    first_largest,
     log_softmax,
     padding_mask,
     pool,
@@ -108,7 +109,7 @@ def pool_vjp(
         return np.where(keep[..., None], wide / np.maximum(keep.sum(axis=1), 1)[:, None, None], 0).astype(x.dtype)
     if x.shape[1] == 0:
         return np.zeros_like(x)
-    where = np.argmax(np.where(keep[..., None], widen(x), -np.inf), axis=1)
+    where = first_largest(widen(x), keep)
     chosen = np.arange(x.shape[1])[:, None] == where[:, None]
     return np.where(chosen & keep[..., None], wide, 0).astype(x.dtype)
 

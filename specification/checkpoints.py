@@ -54,8 +54,26 @@ def unflatten(kind: Any, arrays: Mapping[str, Any]) -> Any:
         node[last] = array
     found = grown(kind, tree)
     surplus = sorted(arrays.keys() - flatten(found).keys())
-    if surplus:
-        raise ValueError(f"a {kind.__name__} has no {', '.join(surplus)}")
+    lacking = needed(found)
+    if surplus or lacking:
+        problems = [f"has no {', '.join(surplus)}"] * bool(surplus) + [f"needs {', '.join(lacking)}"] * bool(lacking)
+        raise ValueError(f"a {kind.__name__} {' and '.join(problems)}")
+    return found
+
+
+def needed(value: Any, path: str = "") -> list[str]:
+    """Paths of what must not be None and is: every field without a default, and the weights of what is there."""
+    if not isinstance(value, list | tuple):
+        return []
+    names = getattr(value, "_fields", None) or [str(index) for index in range(len(value))]
+    hints = typing.get_type_hints(type(value)) if hasattr(value, "_fields") else {}
+    found: list[str] = []
+    for name, part in zip(names, value, strict=True):
+        here = f"{path}.{name}".removeprefix(".")
+        optional = name in getattr(value, "_field_defaults", {}) or "None" in str(hints.get(name, ""))
+        if part is None and not optional:
+            found.append(here)
+        found += needed(part, here)
     return found
 
 
@@ -110,5 +128,8 @@ def read_model(path: str | Path) -> tuple[Any, Configuration]:
     arrays, metadata = read_safetensors(path)
     if metadata.get("format") != FORMAT or metadata.get("kind") not in KINDS:
         raise ValueError(f"{path} was not written by save: load it by its dialect")
-    parameters = unflatten(KINDS[metadata["kind"]], arrays)
-    return parameters, Configuration(**json.loads(metadata["configuration"]))
+    try:
+        parameters = unflatten(KINDS[metadata["kind"]], arrays)
+        return parameters, Configuration(**json.loads(metadata["configuration"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is no whole model: {error}") from error

@@ -18,6 +18,7 @@ import torch
 import jax_impl
 import reference_numpy
 import torch_impl
+import torch_impl.models as torch_models
 from conformance.frameworks import JaxArrays, NumpyArrays, TorchArrays
 from conformance.models.carried import carried_bound
 from conformance.models.forced import Oracle, StepFinding, forced_steps
@@ -43,7 +44,7 @@ from specification import (
     Norm,
     Transformer,
 )
-from specification.checkpoints import KINDS, flatten, read_model, unflatten
+from specification.checkpoints import KINDS, flatten, read_model, read_safetensors, unflatten
 from specification.dropout import (
     DecoderBlockDropout,
     Dropout,
@@ -202,6 +203,9 @@ def replaced(monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str) -> 
                 for known, value in list(vars(other).items()):
                     if value is right:
                         monkeypatch.setattr(other, known, wrong)
+            for kind, value in list(torch_models.MODELS.items()):
+                if value is right:
+                    monkeypatch.setitem(torch_models.MODELS, kind, wrong)
 
 
 EPS = "parameters.bias, eps=configuration.norm_eps)\n    if"
@@ -426,3 +430,68 @@ def test_structures_are_found_again_by_names(kind: str) -> None:
     assert mapped(id, unflatten(type(parameters), flatten(parameters))) == mapped(id, parameters)
     with pytest.raises(ValueError, match="has no wrong"):
         unflatten(type(parameters), flatten(parameters) | {"wrong.weight": np.zeros(1)})
+
+
+def test_a_file_that_lacks_something_is_refused(tmp_path: Path) -> None:
+    from specification.checkpoints import write_safetensors
+
+    path = tmp_path / "model.safetensors"
+    reference_numpy.save(reference_numpy.Model(Maker().language_model(), POST), path)
+    arrays, metadata = read_safetensors(path)
+    del arrays["output.weight"], arrays["decoder.blocks.1.feed_forward_norm.weight"]
+    write_safetensors(path, arrays, metadata)
+    with pytest.raises(ValueError, match=r"needs decoder.blocks.1.feed_forward_norm.weight, output.weight"):
+        read_model(path)
+    write_safetensors(path, arrays, {name: value for name, value in metadata.items() if name != "configuration"})
+    with pytest.raises(ValueError, match="is no whole model"):
+        read_model(path)
+
+
+def test_bfloat16_is_saved_and_restored_bit_for_bit(tmp_path: Path) -> None:
+    parameters, path = in_bfloat16(Maker().language_model(1)), tmp_path / "model.safetensors"
+    reference_numpy.save(reference_numpy.Model(parameters, POST), path)
+    for package in (torch_impl, jax_impl, reference_numpy):
+        package.save(package.restore(path), path)
+    for name, array in flatten(read_model(path)[0]).items():
+        assert array.tobytes() == flatten(parameters)[name].tobytes()
+
+
+def test_pooling_takes_nothing_that_is_not_kept(implementation: Implementation) -> None:
+    """Also where what is kept is -inf; and 0 where nothing is kept."""
+    x = np.array([[[5.0], [-np.inf]], [[np.nan], [2.0]], [[1.0], [2.0]]], "float32")
+    keep = np.array([[False, True], [False, True], [False, False]])
+    pooled = implementation.call("pool", x, "max", keep)
+    np.testing.assert_array_equal(pooled[:, 0], [-np.inf, 2, 0])
+    np.testing.assert_array_equal(implementation.call("pool", x, "mean", keep)[1:, 0], [2, 0])
+    cotangent = np.ones((3, 1), "float32")
+    np.testing.assert_array_equal(reference_numpy.pool_vjp(x, "max", keep, cotangent)[..., 0], [[0, 1], [0, 1], [0, 0]])
+
+
+LAST = "    return linear(parameters.output, x)\n"
+
+
+@pytest.mark.parametrize("spoilt", ["2 * linear(parameters.output, x)", "linear(parameters.output, x).clone()"])
+def test_what_a_model_returns_is_its_last_step(spoilt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced(monkeypatch, "transformer", LAST, f"    return {spoilt}\n")
+    found = steps("torch_impl", Maker().language_model(), POST)
+    assert [step.name for step in found if step.finding.ratio > 1] == ["result"]
+
+
+def test_inputs_that_are_mixed_up_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values swapped, and an input that is changed before the first block."""
+    parameters, x = Maker().attention(), np.random.default_rng(0).normal(size=(3, 2, 5, E)).astype("float32")
+    options = "multi_head_attention(parameters, query, key, value, **options)"
+    replaced(monkeypatch, "models", options, options.replace("key, value", "value, key"))
+    definition = reference_numpy.Model(as_float64(parameters), replace(POST, source_padding=None))
+    oracle = Oracle(definition, tuple(x.astype(float)), {}, "float32")
+    (found,) = forced_steps("torch_impl", TorchArrays(), own_parameters("torch_impl", parameters), oracle)
+    assert found.finding.message == "is given input 2, where the definition has input 1"
+
+
+def test_a_step_that_is_changed_afterwards_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced(monkeypatch, "blocks", "x = add(x, drop(sublayer(x), dropout.output))", CHANGES)
+    found = steps("torch_impl", Maker().language_model(), POST)
+    assert any(step.finding.message == "is changed after it was given" for step in found)
+
+
+CHANGES = "x = add(x, drop(sublayer(x), dropout.output)).mul_(2)"

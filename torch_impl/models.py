@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Integer
 
@@ -61,7 +63,7 @@ def load(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparame
 
 def save(model: Model, path: str | Path) -> None:
     """One safetensors file, which each of the three packages restores bit for bit."""
-    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in flatten(model.structure()).items()}
+    arrays = {name: as_array(tensor) for name, tensor in flatten(model.structure()).items()}
     write_model(path, unflatten(model.kind, arrays), model.configuration)
 
 
@@ -72,8 +74,23 @@ def restore(path: str | Path) -> Model:
 
 def from_numpy(parameters: Any, configuration: Configuration) -> Model:
     """The arrays are copied, and stay on the CPU until the module is moved."""
-    tensors = {name: torch.tensor(array) for name, array in flatten(parameters).items()}
+    tensors = {name: as_tensor(array) for name, array in flatten(parameters).items()}
     return Model(unflatten(type(parameters), tensors), configuration)
+
+
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """Bit for bit; PyTorch itself hands no bfloat16 to NumPy."""
+    tensor = tensor.detach().cpu().contiguous()
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+    return tensor.numpy()
+
+
+def as_tensor(array: np.ndarray) -> torch.Tensor:
+    """Bit for bit, in memory of its own."""
+    if str(array.dtype) == "bfloat16":
+        return torch.tensor(array.view(np.int16)).view(torch.bfloat16)
+    return torch.tensor(array)
 
 
 # --- what a model is called with --------------------------------------------------------------------------------------

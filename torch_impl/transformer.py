@@ -85,8 +85,15 @@ def pool(
         return (total / count.clamp(min=1)).to(x.dtype)
     if shape[1] == 0:
         return x.new_zeros(shape[0], x.shape[2])
-    where = torch.argmax(torch.where(keep[..., None], wide, -torch.inf), dim=1, keepdim=True)
-    return torch.where(count == 0, 0, torch.take_along_dim(x, where, dim=1)[:, 0])
+    where = first_largest(wide, keep)
+    return torch.where(count == 0, 0, torch.take_along_dim(x, where[:, None], dim=1)[:, 0])
+
+
+def first_largest(x: Float[torch.Tensor, "B T E"], keep: Bool[torch.Tensor, "B T"]) -> Integer[torch.Tensor, "B E"]:
+    """The first position with the largest value among those that are kept, also where that is -inf."""
+    where = torch.argmax(torch.where(keep[..., None], x, -torch.inf), dim=1)
+    found = torch.take_along_dim(keep, where, dim=1)
+    return torch.where(found, where, torch.argmax(keep.to(torch.uint8), dim=1)[:, None])
 
 
 def log_softmax(x: Float[torch.Tensor, "... N"]) -> Float[torch.Tensor, "... N"]:

@@ -78,7 +78,7 @@ def run(
             failures += not tally.conforms
             console.print(f"seed {number}: {'conforms' if tally.conforms else 'violations'}")
             console.print(*map(violation_lines, tally.violations.values()), sep="\n", end="")
-        results = real_text(pool) if real and chosen == list(RULES) and device == "cpu" else []
+        results = real_text(pool, device) if real and chosen == list(RULES) else []
     except KeyboardInterrupt:
         interrupted()
     except (Exception, JudgeError) as error:
@@ -96,10 +96,13 @@ def run(
     raise typer.Exit(1 if failures else 0)
 
 
-def real_text(pool: Any) -> list[Any]:
+def real_text(pool: Any, device: str) -> list[Any]:
     """What is found of a trained model; a line where it cannot be had."""
     from conformance.models.real import batches, missing
 
+    if device != "cpu":
+        console.print("no trained model is judged: that is done on the CPU")
+        return []
     if missing():
         console.print(f"no trained model is judged: {', '.join(missing())} not installed")
         return []

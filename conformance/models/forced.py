@@ -203,7 +203,9 @@ def misled(name: str, oracle: Oracle, exactly: tuple[Any, ...], sources: tuple[s
 
 
 def described(source: str | None) -> str:
-    return "what is no step's result" if source is None else f"the result of {source}"
+    if source is None:
+        return "what is no step's result"
+    return source if source.startswith("input ") else f"the result of {source}"
 
 
 def left_out(names: list[str], oracle: Oracle) -> list[StepFinding]:
