@@ -97,7 +97,10 @@ def test_parameters_of_another_structure_are_refused_by_name(operation: str) -> 
 @pytest.mark.rule("ATT-12", "NORM-6")
 @pytest.mark.parametrize("operation", [name for name in PUBLIC if name.endswith("_vjp")])
 def test_gradients_take_the_operations_own_arguments(operation: str) -> None:
-    """The cotangents come after the arrays; names, defaults and kinds are those of the operation."""
+    """The cotangents come after the arrays; names, defaults and kinds are those of the operation.
+
+    What may be left out before them in the operation has to be given here.
+    """
     given, own = parameters(operation), parameters(operation.removesuffix("_vjp"))
     cotangents = [name for name in given if name.endswith("cotangent")]
     keywords = [name for name, parameter in own.items() if parameter.kind is parameter.KEYWORD_ONLY]
@@ -106,7 +109,8 @@ def test_gradients_take_the_operations_own_arguments(operation: str) -> None:
     expected = [*positional, *cotangents, *(["num_heads", "options"] if passed_on else keywords)]
     assert list(given) == expected
     for name in given.keys() & own.keys():
-        assert (given[name].kind, given[name].default) == (own[name].kind, own[name].default)
+        default = own[name].default if name in keywords else inspect.Parameter.empty
+        assert (given[name].kind, given[name].default) == (own[name].kind, default)
 
 
 @pytest.mark.rule("POS-1", "POS-2", "EMB-1", "NORM-1", "ATT-11", "FFN-1")
