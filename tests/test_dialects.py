@@ -19,7 +19,7 @@ from conformance.models.carried import carried_bound
 from conformance.models.structures import mapped
 from specification import Causal, KeyPadding
 from tests import tutorials
-from tests.helpers import Implementation
+from tests.helpers import IMPLEMENTATIONS, Implementation
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -226,7 +226,11 @@ def test_torch_transformer(dtype: str, norm_first: bool, bias: bool, activation:
         ).numpy()  # fmt: skip
     masks = {"source_mask": KeyPadding(keep), "target_mask": Causal(), "memory_mask": KeyPadding(keep)}
     given = options | {"num_heads": 4, "options": masks}
-    assert_within(got, *expected("pytorch", state(module), (source, target), dtype, **given), dtype)
+    exact, bound = expected("pytorch", state(module), (source, target), dtype, **given)
+    assert_within(got, exact, bound, dtype)
+    for implementation in IMPLEMENTATIONS if dtype == "float32" else ():
+        own = answer(implementation, "pytorch", state(module), (source, target), **given)
+        assert_within(own, exact, bound, dtype)
 
 
 LENGTHS = ("target", "source", "source")
