@@ -23,7 +23,7 @@ from jaxtyping import Bool, Float, Integer
 
 from jax_impl.decoding import decode_step, empty_cache, readable_length, select_rows
 from jax_impl.masks import readable
-from jax_impl.transformer import language_model, transformer
+from jax_impl.transformer import language_model, log_softmax, transformer
 from specification import checks
 from specification.caches import Cache, looks_ahead
 from specification.configuration import Configuration
@@ -75,7 +75,7 @@ def widest() -> Any:
 @jax.jit
 def wide_log_softmax(logits: Float[jax.Array, "B N"]) -> Float[jax.Array, "B N"]:
     """logits - log(sum(exp(logits))) in float64 whatever the model's dtype, for sums over many steps."""
-    return jax.nn.log_softmax(logits.astype(widest()), axis=-1)
+    return log_softmax(logits.astype(widest()))
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------------

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from reference_numpy.attention import widen
 from reference_numpy.decoding import decode_step, empty_cache, select_rows
-from reference_numpy.transformer import language_model, transformer
+from reference_numpy.transformer import language_model, log_softmax, transformer
 from specification import checks
 from specification.caches import Cache, looks_ahead
 from specification.configuration import Configuration
@@ -64,9 +63,7 @@ def next_logits(
 
 def wide_log_softmax(logits: Float[np.ndarray, "B N"]) -> Float[np.ndarray, "B N"]:
     """logits - log(sum(exp(logits))) in float64 whatever the model's dtype, for sums over many steps."""
-    wide = widen(logits).astype(np.float64)
-    shifted = wide - np.max(wide, axis=-1, keepdims=True)
-    return shifted - np.log(np.sum(np.exp(shifted), axis=-1, keepdims=True))
+    return log_softmax(logits.astype(np.float64))
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from conformance.models.structures import mapped
 from specification import (
+    Classifier,
     Configuration,
     Decoder,
     DecoderBlock,
@@ -80,18 +80,20 @@ class Maker:
         middle = (self.attention(), self.norm()) if cross else (None, None)
         return DecoderBlock(self.attention(), self.norm(), *middle, self.feed_forward(), self.norm())
 
-    def language_model(self) -> LanguageModel:
-        blocks = [self.decoder_block(cross=False) for _ in range(2)]
-        return LanguageModel(Decoder(self.embedding(), blocks, self.norm()), self.linear(E, self.vocabulary))
+    def encoder(self, depth: int) -> Encoder:
+        return Encoder(self.embedding(), [self.encoder_block() for _ in range(depth)], self.norm())
 
-    def transformer(self) -> Transformer:
-        encoder = Encoder(self.embedding(), [self.encoder_block() for _ in range(2)], self.norm())
-        decoder = Decoder(self.embedding(), [self.decoder_block(cross=True) for _ in range(2)], self.norm())
-        return Transformer(encoder, decoder, self.linear(E, self.vocabulary))
+    def decoder(self, depth: int, cross: bool) -> Decoder:
+        return Decoder(self.embedding(), [self.decoder_block(cross) for _ in range(depth)], self.norm())
 
+    def language_model(self, depth: int = 2) -> LanguageModel:
+        return LanguageModel(self.decoder(depth, cross=False), self.linear(E, self.vocabulary))
 
-def as_float64(parameters: Any) -> Any:
-    return mapped(lambda array: array.astype(np.float64), parameters)
+    def classifier(self, depth: int = 2) -> Classifier:
+        return Classifier(self.encoder(depth), self.linear(E, 3))
+
+    def transformer(self, depth: int = 2) -> Transformer:
+        return Transformer(self.encoder(depth), self.decoder(depth, cross=True), self.linear(E, self.vocabulary))
 
 
 class Example(NamedTuple):

@@ -20,12 +20,13 @@ import numpy as np
 import pytest
 
 from conformance.models.carried import carried_bound
+from conformance.models.structures import as_float64
 from conformance.oracle import Exact
 from conformance.verdict import compare
 from reference_numpy.transformer import target_mask
 from specification.masks import Causal, KeyPadding
 from tests.helpers import IMPLEMENTATIONS, REFERENCE, Implementation
-from tests.small_models import EXAMPLES, LENGTH, Example, as_float64, decoding, edited, generation
+from tests.small_models import EXAMPLES, LENGTH, Example, decoding, edited, generation
 
 CUTS = {
     "at once": (7,),

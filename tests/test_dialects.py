@@ -16,7 +16,7 @@ import reference_numpy
 from conformance.bounds import bound as operation_bound
 from conformance.cases import Case
 from conformance.models.carried import carried_bound
-from conformance.models.structures import mapped
+from conformance.models.structures import as_float64
 from specification import Causal, KeyPadding
 from tests import tutorials
 from tests.helpers import IMPLEMENTATIONS, Implementation
@@ -143,7 +143,7 @@ def expected(
     """What the definition gives in float64, and the bound for an implementation in that dtype."""
     options = given.pop("options", {})
     model = reference_numpy.load(dialect, checkpoint, **given)
-    wide = replace(model, parameters=mapped(lambda a: a.astype(np.float64), model.parameters))
+    wide = replace(model, parameters=as_float64(model.parameters))
     exact = tuple(a.astype(np.float64) if a.dtype.kind == "f" else a for a in inputs)
 
     def run(functions: Any) -> Any:

@@ -19,10 +19,10 @@ import jax_impl
 import reference_numpy
 import torch_impl
 import torch_impl.models as torch_models
-from conformance.frameworks import JaxArrays, NumpyArrays, TorchArrays
+from conformance.frameworks import TorchArrays
 from conformance.models.carried import carried_bound
-from conformance.models.forced import Oracle, StepFinding, forced_steps
-from conformance.models.structures import mapped
+from conformance.models.forced import Oracle, StepFinding, forced_steps, framework_of
+from conformance.models.structures import as_float64
 from reference_numpy import (
     classifier_vjp,
     encoder_vjp,
@@ -30,17 +30,7 @@ from reference_numpy import (
     transformer_vjp,
 )
 from specification import (
-    Classifier,
     Configuration,
-    Decoder,
-    DecoderBlock,
-    Embedding,
-    Encoder,
-    EncoderBlock,
-    FeedForward,
-    LanguageModel,
-    Linear,
-    MultiHeadAttention,
     Norm,
     Transformer,
 )
@@ -53,56 +43,13 @@ from specification.dropout import (
     SublayerDropout,
     TransformerDropout,
 )
+from specification.parameters import mapped
 from tests.helpers import Implementation
-from tests.small_models import fitted
-
-E, H, F, VOCABULARY, LONGEST = 16, 4, 24, 11, 12
-FRAMEWORKS = {"reference_numpy": NumpyArrays, "torch_impl": TorchArrays, "jax_impl": JaxArrays}
+from tests.small_models import VOCABULARY, E, F, H, Maker, fitted
 
 
-class Maker:
-    """Parameters of random numbers, far from what they begin with in training."""
-
-    def __init__(self, seed: int = 0, dtype: str = "float32") -> None:
-        self.generator, self.dtype = np.random.default_rng(seed), dtype
-
-    def array(self, *shape: int, mean: float = 0.0, spread: float = 0.3) -> np.ndarray:
-        return self.generator.normal(mean, spread, shape).astype(self.dtype)
-
-    def linear(self, inner: int, outer: int) -> Linear:
-        return Linear(self.array(inner, outer), self.array(outer))
-
-    def norm(self) -> Norm:
-        return Norm(self.array(E, mean=1.0), self.array(E))
-
-    def attention(self) -> MultiHeadAttention:
-        return MultiHeadAttention(*(self.linear(E, E) for _ in range(4)))
-
-    def feed_forward(self) -> FeedForward:
-        return FeedForward(self.linear(E, F), self.linear(F, E))
-
-    def embedding(self) -> Embedding:
-        return Embedding(self.array(VOCABULARY, E, spread=1.0), self.array(LONGEST, E))
-
-    def encoder(self, depth: int) -> Encoder:
-        blocks = [EncoderBlock(self.attention(), self.norm(), self.feed_forward(), self.norm()) for _ in range(depth)]
-        return Encoder(self.embedding(), blocks, self.norm())
-
-    def decoder(self, depth: int, cross: bool) -> Decoder:
-        def block() -> DecoderBlock:
-            middle = (self.attention(), self.norm()) if cross else (None, None)
-            return DecoderBlock(self.attention(), self.norm(), *middle, self.feed_forward(), self.norm())
-
-        return Decoder(self.embedding(), [block() for _ in range(depth)], self.norm())
-
-    def transformer(self, depth: int = 2) -> Transformer:
-        return Transformer(self.encoder(depth), self.decoder(depth, cross=True), self.linear(E, VOCABULARY))
-
-    def classifier(self, depth: int = 2) -> Classifier:
-        return Classifier(self.encoder(depth), self.linear(E, 3))
-
-    def language_model(self, depth: int = 2) -> LanguageModel:
-        return LanguageModel(self.decoder(depth, cross=False), self.linear(E, VOCABULARY))
+def maker(dtype: str = "float32") -> Maker:
+    return Maker(dtype=dtype)
 
 
 POST = Configuration(H, positions="learned", source_padding=0, target_padding=0, target_mask="causal and real keys")
@@ -117,12 +64,8 @@ def inputs_of(parameters: Any) -> tuple[np.ndarray, ...]:
     return (SOURCE, TARGET) if isinstance(parameters, Transformer) else (SOURCE,)
 
 
-def as_float64(parameters: Any) -> Any:
-    return mapped(lambda array: array.astype(np.float64), parameters)
-
-
 def own_parameters(package: str, parameters: Any) -> Any:
-    framework = FRAMEWORKS[package]()
+    framework = framework_of(package)
     with framework.context():
         return mapped(framework.array, parameters)
 
@@ -130,7 +73,7 @@ def own_parameters(package: str, parameters: Any) -> Any:
 def steps(package: str, parameters: Any, configuration: Configuration, dtype: str = "float32") -> list[StepFinding]:
     definition = reference_numpy.Model(as_float64(parameters), configuration)
     oracle = Oracle(definition, inputs_of(parameters), {}, dtype)
-    return forced_steps(package, FRAMEWORKS[package](), own_parameters(package, parameters), oracle)
+    return forced_steps(package, framework_of(package), own_parameters(package, parameters), oracle)
 
 
 MODELS: dict[str, Callable[[Maker], Any]] = {
@@ -145,7 +88,7 @@ MODELS: dict[str, Callable[[Maker], Any]] = {
 @pytest.mark.parametrize("kind", MODELS)
 def test_every_step_keeps_its_bound(implementation: Implementation, kind: str, order: str, dtype: str) -> None:
     configuration = CONFIGURATIONS[order]
-    made = fitted(MODELS[kind](Maker()), configuration)
+    made = fitted(MODELS[kind](maker()), configuration)
     parameters = mapped(lambda array: array.astype(dtype), made) if dtype != "bfloat16" else in_bfloat16(made)
     found = steps(implementation.package, parameters, configuration, dtype)
     assert len(found) > 15
@@ -164,7 +107,7 @@ def in_bfloat16(parameters: Any) -> Any:
 def test_a_fault_in_one_layer_is_found_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layer 5 of 6: eps of one norm is 1e-4. Only that step is beyond its bound; before and after, nothing is."""
     blocks = importlib.import_module("torch_impl.blocks")
-    parameters = Maker().encoder(6)
+    parameters = maker().encoder(6)
     parameters = parameters._replace(embedding=parameters.embedding._replace(tokens=0.1 * parameters.embedding.tokens))
     own, definition = own_parameters("torch_impl", parameters), reference_numpy.Model(as_float64(parameters), POST)
     right, spoilt = blocks.normalize, own.blocks[4].attention_norm
@@ -180,7 +123,7 @@ def test_a_fault_in_one_layer_is_found_there(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_mask_that_is_lost_is_found_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     models = importlib.import_module("torch_impl.transformer")
     monkeypatch.setattr(models, "padding_mask", lambda tokens, padding: None)
-    found = steps("torch_impl", Maker().transformer(), POST)
+    found = steps("torch_impl", maker().transformer(), POST)
     wrong = {step.name for step in found if step.finding.ratio > 1}
     assert wrong == {f"encoder.blocks.{i}.attention" for i in (0, 1)} | {
         f"decoder.blocks.{i}.{part}_attention" for i in (0, 1) for part in ("cross",)
@@ -237,10 +180,10 @@ FAULTS = {
 def test_faults_in_blocks_and_models_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each small wrong edit of the port to PyTorch makes a step of an encoder-decoder wrong, or another one."""
     configurations = [replace(POST, norm_eps=1e-2), PRE]
-    before = [steps("torch_impl", Maker().transformer(), configuration) for configuration in configurations]
+    before = [steps("torch_impl", maker().transformer(), configuration) for configuration in configurations]
     assert max(step.finding.ratio for found in before for step in found) <= 1
     replaced(monkeypatch, *FAULTS[name])
-    after = [steps("torch_impl", Maker().transformer(), configuration) for configuration in configurations]
+    after = [steps("torch_impl", maker().transformer(), configuration) for configuration in configurations]
     assert max(step.finding.ratio for found in after for step in found) > 1
 
 
@@ -271,7 +214,7 @@ def autograd(package: str, parameters: Any, configuration: Configuration, cotang
 def test_gradients_of_every_parameter(kind: str, order: str, dtype: str) -> None:
     """The definition's in that dtype, and both autograds', against its own in float64."""
     configuration = CONFIGURATIONS[order]
-    parameters = mapped(lambda array: array.astype(dtype), fitted(MODELS[kind](Maker()), configuration))
+    parameters = mapped(lambda array: array.astype(dtype), fitted(MODELS[kind](maker()), configuration))
     inputs, model = inputs_of(parameters), reference_numpy.Model(parameters, configuration)
     cotangent = np.random.default_rng(1).normal(size=model(*inputs).shape).astype(dtype)
     wide = as_float64(parameters)
@@ -296,7 +239,7 @@ def test_gradients_of_every_parameter(kind: str, order: str, dtype: str) -> None
 
 
 def test_gradients_of_a_transformer_that_takes_embeddings() -> None:
-    parameters = as_float64(Maker().encoder(1)._replace(embedding=None))
+    parameters = as_float64(maker().encoder(1)._replace(embedding=None))
     generator = np.random.default_rng(0)
     x, cotangent = generator.normal(size=(2, 2, 5, E))
     configuration = replace(POST, source_padding=None)
@@ -338,7 +281,7 @@ def all_sites() -> TransformerDropout:
 @pytest.mark.parametrize("order", ["post", "pre"])
 def test_dropout_at_every_site(implementation: Implementation, order: str) -> None:
     """Training mode, from given keep masks; and each site matters."""
-    configuration, parameters, dropout = CONFIGURATIONS[order], Maker().transformer(), all_sites()
+    configuration, parameters, dropout = CONFIGURATIONS[order], maker().transformer(), all_sites()
     wide = as_float64(parameters)
 
     def run(functions: Any, dropout: Any = dropout) -> Any:
@@ -373,7 +316,7 @@ def replaced_site(value: Any, site: Dropout) -> Any:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_torch_model_is_a_module() -> None:
     """Its state dict has the structure's paths, it moves to another dtype, and it compiles as one graph."""
-    parameters = Maker().language_model(1)
+    parameters = maker().language_model(1)
     model = torch_impl.Model(mapped(torch.tensor, parameters), POST)
     assert set(model.state_dict()) == set(flatten(parameters))
     tokens = torch.tensor(SOURCE)
@@ -383,7 +326,7 @@ def test_torch_model_is_a_module() -> None:
 
 
 def test_jax_model_is_a_pytree() -> None:
-    parameters = mapped(jax.numpy.asarray, Maker().language_model(1))
+    parameters = mapped(jax.numpy.asarray, maker().language_model(1))
     model = jax_impl.Model(parameters, POST)
     assert len(jax.tree.leaves(model)) == len(flatten(parameters))
     steps_taken = jax.jit(lambda model, tokens: model(tokens))(model, SOURCE)
@@ -395,7 +338,7 @@ def test_jax_model_is_a_pytree() -> None:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_saved_by_one_and_restored_by_all_bit_for_bit(kind: str, tmp_path: Path) -> None:
-    parameters = MODELS[kind](Maker())
+    parameters = MODELS[kind](maker())
     packages = {
         "reference_numpy": reference_numpy.Model(parameters, POST),
         "torch_impl": torch_impl.Model(mapped(torch.tensor, parameters), POST),
@@ -421,11 +364,11 @@ def test_saved_by_one_and_restored_by_all_bit_for_bit(kind: str, tmp_path: Path)
 @pytest.mark.parametrize("kind", KINDS)
 def test_structures_are_found_again_by_names(kind: str) -> None:
     made = {
-        "Encoder": Maker().encoder(2),
-        "Decoder": Maker().decoder(1, True),
-        "MultiHeadAttention": Maker().attention(),
+        "Encoder": maker().encoder(2),
+        "Decoder": maker().decoder(1, True),
+        "MultiHeadAttention": maker().attention(),
     }
-    made |= {name.title().replace("_", ""): make(Maker()) for name, make in MODELS.items()}
+    made |= {name.title().replace("_", ""): make(maker()) for name, make in MODELS.items()}
     parameters = made[kind]
     assert mapped(id, unflatten(type(parameters), flatten(parameters))) == mapped(id, parameters)
     with pytest.raises(ValueError, match="has no wrong"):
@@ -436,7 +379,7 @@ def test_a_file_that_lacks_something_is_refused(tmp_path: Path) -> None:
     from specification.checkpoints import write_safetensors
 
     path = tmp_path / "model.safetensors"
-    reference_numpy.save(reference_numpy.Model(Maker().language_model(), POST), path)
+    reference_numpy.save(reference_numpy.Model(maker().language_model(), POST), path)
     arrays, metadata = read_safetensors(path)
     del arrays["output.weight"], arrays["decoder.blocks.1.feed_forward_norm.weight"]
     write_safetensors(path, arrays, metadata)
@@ -448,7 +391,7 @@ def test_a_file_that_lacks_something_is_refused(tmp_path: Path) -> None:
 
 
 def test_bfloat16_is_saved_and_restored_bit_for_bit(tmp_path: Path) -> None:
-    parameters, path = in_bfloat16(Maker().language_model(1)), tmp_path / "model.safetensors"
+    parameters, path = in_bfloat16(maker().language_model(1)), tmp_path / "model.safetensors"
     reference_numpy.save(reference_numpy.Model(parameters, POST), path)
     for package in (torch_impl, jax_impl, reference_numpy):
         package.save(package.restore(path), path)
@@ -473,13 +416,13 @@ LAST = "    return linear(parameters.output, x)\n"
 @pytest.mark.parametrize("spoilt", ["2 * linear(parameters.output, x)", "linear(parameters.output, x).clone()"])
 def test_what_a_model_returns_is_its_last_step(spoilt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     replaced(monkeypatch, "transformer", LAST, f"    return {spoilt}\n")
-    found = steps("torch_impl", Maker().language_model(), POST)
+    found = steps("torch_impl", maker().language_model(), POST)
     assert [step.name for step in found if step.finding.ratio > 1] == ["result"]
 
 
 def test_inputs_that_are_mixed_up_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and values swapped, and an input that is changed before the first block."""
-    parameters, x = Maker().attention(), np.random.default_rng(0).normal(size=(3, 2, 5, E)).astype("float32")
+    parameters, x = maker().attention(), np.random.default_rng(0).normal(size=(3, 2, 5, E)).astype("float32")
     options = "multi_head_attention(parameters, query, key, value, **options)"
     replaced(monkeypatch, "models", options, options.replace("key, value", "value, key"))
     definition = reference_numpy.Model(as_float64(parameters), replace(POST, source_padding=None))
@@ -490,7 +433,7 @@ def test_inputs_that_are_mixed_up_are_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_step_that_is_changed_afterwards_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     replaced(monkeypatch, "blocks", "x = add(x, drop(sublayer(x), dropout.output))", CHANGES)
-    found = steps("torch_impl", Maker().language_model(), POST)
+    found = steps("torch_impl", maker().language_model(), POST)
     assert any(step.finding.message == "is changed after it was given" for step in found)
 
 

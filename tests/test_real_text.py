@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from conformance.corpus import entries
 from conformance.models import real
@@ -40,8 +41,11 @@ def test_every_step_on_real_text() -> None:
     assert len(result.findings) == 3 * 42
     for cosines in result.cosines.values():
         assert cosines.min() >= 1 - 1e-6
-    report = real_report([result], list(result.cosines), 3)
-    assert report is not None
+    console = Console(width=120, record=True, quiet=True)
+    console.print(real_report([result], list(result.cosines), 3))
+    report = console.export_text()
+    assert "layer 5" in report
+    assert "3 sentences, 42 steps" in report
 
 
 @needs_model

@@ -24,7 +24,7 @@ from specification.masks import Causal
 from specification.parameters import LanguageModel, Transformer
 from torch_impl.decoding import decode_step, empty_cache, select_rows
 from torch_impl.masks import readable
-from torch_impl.transformer import language_model, transformer
+from torch_impl.transformer import language_model, log_softmax, transformer
 
 # --- logits -----------------------------------------------------------------------------------------------------------
 
@@ -64,7 +64,7 @@ def next_logits(
 
 def wide_log_softmax(logits: Float[torch.Tensor, "B N"]) -> Float[torch.Tensor, "B N"]:
     """logits - log(sum(exp(logits))) in float64 whatever the model's dtype, for sums over many steps."""
-    return torch.log_softmax(logits.to(torch.float64), dim=-1)
+    return log_softmax(logits.to(torch.float64))
 
 
 # --- choosing ---------------------------------------------------------------------------------------------------------

@@ -12,10 +12,18 @@ import torch
 from jaxtyping import Bool, Float, Integer
 
 from specification import dialects
-from specification.checkpoints import flatten, read_model, unflatten, write_model
+from specification.checkpoints import read_model, write_model
 from specification.configuration import Configuration
 from specification.masks import KeyPadding, both
-from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, MultiHeadAttention, Transformer
+from specification.parameters import (
+    Classifier,
+    Decoder,
+    Encoder,
+    LanguageModel,
+    MultiHeadAttention,
+    Transformer,
+    mapped,
+)
 from torch_impl.attention import attention, multi_head_attention
 from torch_impl.blocks import attention_options
 from torch_impl.transformer import classifier, decoder, encoder, language_model, transformer
@@ -63,8 +71,7 @@ def load(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparame
 
 def save(model: Model, path: str | Path) -> None:
     """One safetensors file, which each of the three packages restores bit for bit."""
-    arrays = {name: as_array(tensor) for name, tensor in flatten(model.structure()).items()}
-    write_model(path, unflatten(model.kind, arrays), model.configuration)
+    write_model(path, mapped(as_array, model.structure()), model.configuration)
 
 
 def restore(path: str | Path) -> Model:
@@ -74,8 +81,7 @@ def restore(path: str | Path) -> Model:
 
 def from_numpy(parameters: Any, configuration: Configuration) -> Model:
     """The arrays are copied, and stay on the CPU until the module is moved."""
-    tensors = {name: as_tensor(array) for name, array in flatten(parameters).items()}
-    return Model(unflatten(type(parameters), tensors), configuration)
+    return Model(mapped(as_tensor, parameters), configuration)
 
 
 def as_array(tensor: torch.Tensor) -> np.ndarray:

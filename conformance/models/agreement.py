@@ -9,11 +9,19 @@ import numpy as np
 
 from conformance.models.forced import Oracle, forced_steps, framework_of
 from conformance.models.local import cast
-from conformance.models.structures import mapped
+from conformance.models.structures import as_float64
 from reference_numpy import Model
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
-from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, MultiHeadAttention, Transformer
+from specification.parameters import (
+    Classifier,
+    Decoder,
+    Encoder,
+    LanguageModel,
+    MultiHeadAttention,
+    Transformer,
+    mapped,
+)
 
 BATCH, LENGTH = 2, 16
 
@@ -50,7 +58,7 @@ def agreement(
 ) -> Agreement:
     """parameters: NumPy arrays, in the dtype in which the packages compute."""
     dtype = str(next(iter(flatten(parameters).values())).dtype)
-    exact = Model(mapped(lambda array: array.astype(np.float64), parameters), configuration)
+    exact = Model(as_float64(parameters), configuration)
     oracle = Oracle(exact, tuple(cast(cast(a, dtype), "float64") for a in inputs), options, dtype)
     ratios: dict[str, dict[str, float]] = {}
     for package in packages:

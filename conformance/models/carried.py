@@ -28,9 +28,8 @@ import numpy as np
 
 from conformance.bounds.arithmetic import Precision
 from conformance.models.local import local_bound
-from conformance.models.naming import Namer
-from conformance.models.structures import mapped
-from conformance.models.twins import twin
+from conformance.models.twins import Visit, visited
+from specification.parameters import mapped
 
 SAMPLES = 64
 SMALL = 2.0**-34
@@ -55,20 +54,22 @@ def carried_bound(
     parameters: those that `run` gives to the twin's functions, in float64. narrow: steps that the implementation takes
     in float32 whatever the dtype.
     """
-    bounds = step_bounds(run, parameters, dtype, narrow)
-    clean = plainly(run, parameters, lambda name, result: result)
+    clean, bounds = step_bounds(run, parameters, dtype, narrow)
     scale = SMALL / Precision.of(dtype).inner
     moved = []
     for sample in range(samples):
         generator = np.random.default_rng([seed, sample])
         noise: dict[str, Any] = {}
 
-        def noisy(name: str, result: Any, noise: Any = noise, generator: Any = generator) -> Any:
+        def noisy(
+            name: str, step: str, function: Any, arguments: Any, keywords: Any,
+            noise: Any = noise, generator: Any = generator,
+        ) -> Any:  # fmt: skip
             if name not in noise:
                 noise[name] = mapped(lambda b: scale * b * generator.standard_cauchy(np.shape(b)), bounds[name])
-            return mapped(np.add, result, noise[name])
+            return mapped(np.add, function(*arguments, **keywords), noise[name])
 
-        moved.append(plainly(run, parameters, noisy))
+        moved.append(walked(run, parameters, noisy))
     factor = 2 * (2 if dtype == "float64" else 1)
 
     def estimate(exact: Any, *drawn: Any) -> Any:
@@ -77,39 +78,23 @@ def carried_bound(
     return clean, mapped(estimate, clean, *moved)
 
 
-def step_bounds(run: Run, parameters: Any, dtype: str, narrow: frozenset[str]) -> dict[str, Any]:
-    """Every step's own bound, by its name."""
+def step_bounds(run: Run, parameters: Any, dtype: str, narrow: frozenset[str]) -> tuple[Any, dict[str, Any]]:
+    """The results, and every step's own bound by its name."""
     found: dict[str, Any] = {}
-    namer = Namer(parameters)
 
-    def wrap(step: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def bounded(*arguments: Any, **keywords: Any) -> Any:
-            name = namer(step, arguments[0] if arguments else None)
-            if name not in found:
-                here = "float32" if step in narrow else dtype
-                found[name] = local_bound(step, here, arguments, keywords)
-                if step == "add":  # of three parts the first two may be any, and cancel
-                    size = np.abs(arguments[0]) + np.abs(arguments[1])
-                    found[name] = np.maximum(found[name], Precision.of(here).output * size)
-            return function(*arguments, **keywords)
+    def bounded(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+        if name not in found:
+            here = "float32" if step in narrow else dtype
+            found[name] = local_bound(step, here, arguments, keywords)
+            if step == "add":  # of three parts the first two may be any, and cancel
+                size = np.abs(arguments[0]) + np.abs(arguments[1])
+                found[name] = np.maximum(found[name], Precision.of(here).output * size)
+        return function(*arguments, **keywords)
 
-        return bounded
+    return walked(run, parameters, bounded), found
 
+
+def walked(run: Run, parameters: Any, visit: Visit) -> Any:
+    """The results of the definition, when every step goes through `visit`."""
     with np.errstate(all="ignore"):
-        run(twin("reference_numpy", wrap))
-    return found
-
-
-def plainly(run: Run, parameters: Any, change: Callable[[str, Any], Any]) -> Any:
-    """The results, when every step's result is changed, given its name."""
-    namer = Namer(parameters)
-
-    def wrap(step: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def changed(*arguments: Any, **keywords: Any) -> Any:
-            name = namer(step, arguments[0] if arguments else None)
-            return change(name, function(*arguments, **keywords))
-
-        return changed
-
-    with np.errstate(all="ignore"):
-        return run(twin("reference_numpy", wrap))
+        return run(visited("reference_numpy", parameters, visit))

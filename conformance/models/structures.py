@@ -1,16 +1,13 @@
-"""Parameter structures, and tuples of them, taken array by array."""
+"""Parameters for the definition in float64, against which all others are judged."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 
-def mapped(function: Callable[..., Any], first: Any, *others: Any) -> Any:
-    """The structure of the first, with `function` of the arrays that stand in the same place; None stays."""
-    if first is None:
-        return None
-    if isinstance(first, list | tuple):
-        parts = [mapped(function, *same) for same in zip(first, *others, strict=True)]
-        return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
-    return function(first, *others)
+from specification.parameters import mapped
+
+
+def as_float64(parameters: Any) -> Any:
+    return mapped(lambda array: array.astype(np.float64), parameters)

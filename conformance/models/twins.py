@@ -13,6 +13,8 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+from conformance.models.naming import Namer
+
 FILES = ("blocks", "blocks_vjp", "transformer", "transformer_vjp", "models")
 STEPS = {
     "attend",
@@ -37,6 +39,24 @@ Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 def is_step(name: str) -> bool:
     return name.removesuffix("_vjp") in STEPS
+
+
+Visit = Callable[[str, str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""From a step's name, its kind, its function, and positional and keyword arguments to what stands for its result."""
+
+
+def visited(package: str, parameters: Any, visit: Visit) -> types.SimpleNamespace:
+    """The twin of a package whose every step goes through `visit`, named after the parameters that it will be given."""
+    namer = Namer(parameters)
+
+    def wrap(step: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*arguments: Any, **keywords: Any) -> Any:
+            name = namer(step, arguments[0] if arguments else None)
+            return visit(name, step, function, arguments, keywords)
+
+        return called
+
+    return twin(package, wrap)
 
 
 def only_when_dropping(function: Any, wrapped: Any) -> Any:

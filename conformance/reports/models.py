@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.models.agreement import Agreement
+from conformance.models.forced import framework_of
 from specification.checkpoints import flatten
 
 
@@ -41,12 +42,7 @@ def steps_table(found: Agreement, packages: Sequence[str]) -> Table:
     """Every step with its shape and range, and each package's largest error in bounds."""
     table = Table(title=f"steps in {found.oracle.dtype}; errors in bounds")
     table.add_column("step", overflow="fold")
-    for name in (
-        "shape",
-        "from",
-        "to",
-        *(package.split("_")[-1 if package.startswith("ref") else 0] for package in packages),
-    ):
+    for name in ("shape", "from", "to", *(framework_of(package).name for package in packages)):
         table.add_column(name, justify="right", no_wrap=True)
     for step in found.steps:
         ratios = [step.ratios.get(package, float("nan")) for package in packages]

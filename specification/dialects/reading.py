@@ -56,9 +56,7 @@ class Reader:
     # --- entries ---
 
     def take(self, name: str, *shape: str | int) -> Any:
-        """The entry of that name and shape, in which letters stand for sizes. NaN-free placeholders never come back:
-        where something is wrong, None does, and `finish` will say so.
-        """
+        """The entry of that name and shape, in which letters stand for sizes; None where something is wrong with it."""
         self.left.discard(name)
         if name not in self.entries:
             self.problems.append(f"{name} is missing")
@@ -88,17 +86,12 @@ class Reader:
         weight = self.take(f"{name}.weight", outer, inner)
         return Linear(None if weight is None else weight.T, self.take(f"{name}.bias", outer) if bias else None)
 
-    def norm(
-        self, name: str, width: str = "E", *, bias: bool = True, names: tuple[str, str] = ("weight", "bias")
-    ) -> Norm:
-        return Norm(self.take(f"{name}.{names[0]}", width), self.take(f"{name}.{names[1]}", width) if bias else None)
+    def norm(self, name: str, *, bias: bool = True, names: tuple[str, str] = ("weight", "bias")) -> Norm:
+        return Norm(self.take(f"{name}.{names[0]}", "E"), self.take(f"{name}.{names[1]}", "E") if bias else None)
 
-    def attention(
-        self, name: str, query: str, key: str, value: str, output: str, *, bias: bool = True
-    ) -> MultiHeadAttention:
-        """Four projections of width E; `bias` of the first three."""
-        parts = [self.linear(f"{name}.{part}", "E", "E", bias=bias) for part in (query, key, value)]
-        return MultiHeadAttention._make([*parts, self.linear(f"{name}.{output}", "E", "E")])
+    def attention(self, name: str, query: str, key: str, value: str, output: str) -> MultiHeadAttention:
+        """Four projections of width E, each with its bias."""
+        return MultiHeadAttention(*(self.linear(f"{name}.{part}", "E", "E") for part in (query, key, value, output)))
 
     def feed_forward(self, inner: str, outer: str, *, bias: bool = True) -> FeedForward:
         return FeedForward(self.linear(inner, "E", "F", bias=bias), self.linear(outer, "F", "E", bias=bias))
