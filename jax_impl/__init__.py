@@ -16,6 +16,7 @@ from jax_impl.attention import (
 from jax_impl.blocks import decoder_block, encoder_block
 from jax_impl.decoding import decode_step, start
 from jax_impl.embedding import embedding
+from jax_impl.engines import explain_engine
 from jax_impl.feed_forward import feed_forward
 from jax_impl.generation import beam_search, choose, greedy, sample
 from jax_impl.layer_norm import layer_norm, rms_norm, standard_deviation_norm
@@ -39,6 +40,7 @@ __all__ = [
     "embedding",
     "encoder",
     "encoder_block",
+    "explain_engine",
     "feed_forward",
     "greedy",
     "language_model",

@@ -22,6 +22,8 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 from jaxtyping import Bool, Float
 
+from jax_impl import engines
+from jax_impl.blocked import Inputs, Literal, blocked_attention
 from jax_impl.masks import allowed_pairs, checked_mask
 from specification import Linear, MultiHeadAttention, checks
 from specification.dtypes import compute_dtype_name, dtype_name
@@ -220,11 +222,14 @@ def attention(
     dropout_keep: Bool[jax.Array, "B H Q K"] | None = None,
     dropout_rate: float = 0.0,
     empty_rows: str = "zero",
+    engine: str = "auto",
 ) -> Float[jax.Array, "B H Q V"]:
     """output = softmax(softcap(scale * query . key) + bias) . value, over the keys that the mask allows.
 
     mask: a description or a boolean array, True = may attend; it may be traced, and is a pytree. `empty_rows` is
     static; scale, softcap and dropout_rate may be traced, and their values are checked only where they can be read.
+    engine: "reference" is `literal_attention`, "blocked" the same in blocks with a memory of O(Q + K), "auto" the
+    faster of those that can take the call (`explain_engine`).
 
     Returns [B, H, Q, V] in the dtype of query.
     """
@@ -233,16 +238,33 @@ def attention(
         dropout_keep=dropout_keep, dropout_rate=dropout_rate, empty_rows=empty_rows,
     )  # fmt: skip
     (B, H, Q, _), K = query.shape, key.shape[2]
-    mask, dtype = checked_mask(mask, Q, K, B, H), query.dtype
-    query, key, value = widen(query), repeat_heads(widen(key), H), repeat_heads(widen(value), H)
-    bias, sinks = widen(bias), widen(sinks)
-    allowed, bias = visible_pairs(mask, bias, (B, H, Q), K)
-    scores = attention_scores(query, key, allowed, bias=bias, scale=scale, softcap=softcap)
-    weights, _ = softmax(scores, allowed, sinks)
+    mask = checked_mask(mask, Q, K, B, H)
+    inputs = Inputs(query, key, value, mask, bias, scale, softcap, sinks)
+    require_dtype(compute_dtype_name(dtype_name(query)))
+    if engines.engine_for(engine, inputs, dropout_keep, empty_rows).engine == "blocked":
+        output, _ = blocked_attention(LITERAL._replace(limits=engines.LIMITS), engines.in_blocks(inputs))
+    else:
+        output, _ = literal_attention(inputs, dropout_keep, dropout_rate, empty_rows)
+    return output.astype(query.dtype)
+
+
+def literal_attention(
+    inputs: Inputs, dropout_keep: Any = None, dropout_rate: Any = 0.0, empty_rows: str = "zero"
+) -> tuple[Float[jax.Array, "B H Q V"], Float[jax.Array, "B H Q 1"]]:
+    """Output and log-sum-exp as the definition has them, unrounded; all [B, H, Q, K] scores stand in memory."""
+    (B, H, Q, _), K = inputs.query.shape, inputs.key.shape[2]
+    query, key, value = widen(inputs.query), repeat_heads(widen(inputs.key), H), repeat_heads(widen(inputs.value), H)
+    allowed, bias = visible_pairs(inputs.mask, widen(inputs.bias), (B, H, Q), K)
+    scores = attention_scores(query, key, allowed, bias=bias, scale=inputs.scale, softcap=inputs.softcap)
+    weights, logsumexp = softmax(scores, allowed, widen(inputs.sinks))
     weights, reach = fill_empty_rows(weights, allowed, empty_rows)
     if dropout_keep is not None:
         weights = weights * dropout_factor(dropout_keep, dropout_rate, weights.dtype)
-    return allowed_sum(weights, value, reach).astype(dtype)
+    return allowed_sum(weights, value, reach), logsumexp[..., None]
+
+
+LITERAL = Literal(literal_attention, pair_products, allowed_sum)
+"""What the blocks fall back on."""
 
 
 def attention_weights(

@@ -116,6 +116,31 @@ def map_arrays(mask: Any, convert: Callable[[Any], Any]) -> Any:
     return convert(mask) if isinstance(mask, list | tuple) or hasattr(mask, "shape") else mask
 
 
+def part(mask: Any, query_start: Any, key_start: Any, cut: Callable[[Any, tuple[str, ...]], Any]) -> Any:
+    """The description of some of the queries and keys: those from `query_start` and from `key_start` on, counted anew.
+
+    cut(array, axes) gives the piece of an array whose axes are so named: of "batch", "heads", "queries" and "keys".
+    An axis of batch or heads may have size 1 for all. Offsets and lengths are asked for with the one axis "batch", and
+    must come as signed integers, since the differences taken here may be negative.
+    """
+    if isinstance(mask, And | Or):
+        return type(mask)(*(part(side, query_start, key_start, cut) for side in (mask.left, mask.right)))
+    if isinstance(mask, Causal | SlidingWindow):
+        offset = 0 if mask.offset is None else mask.offset
+        offset = (cut(offset, ("batch",)) if getattr(offset, "shape", ()) else offset) + (query_start - key_start)
+        return Causal(offset) if isinstance(mask, Causal) else SlidingWindow(mask.left, mask.right, offset)
+    if isinstance(mask, KeyLengths):
+        return KeyLengths(cut(mask.lengths, ("batch",)) - key_start)
+    if isinstance(mask, KeyPadding):
+        return KeyPadding(cut(mask.keep, ("batch", "keys")))
+    if isinstance(mask, Segments):
+        return Segments(cut(mask.query_ids, ("batch", "queries")), cut(mask.key_ids, ("batch", "keys")))
+    if isinstance(mask, Dense):
+        array = mask.array if mask.array.ndim == 4 else mask.array[None, None]
+        return Dense(cut(array, ("batch", "heads", "queries", "keys")))
+    return mask
+
+
 def both(mask: Any, other: Any) -> Any:
     """What both masks allow, where None allows everything."""
     if mask is None or other is None:

@@ -6,11 +6,13 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 from conformance.commands import app
 from conformance.commands.console import console
 from conformance.subjects import JaxSubject, NumpySubject, Subject, TorchSubject
+from specification.engines import Choice
 from specification.masks import Mask, map_arrays
 
 SUBJECTS = {"reference_numpy": NumpySubject, "torch_impl": TorchSubject, "jax_impl": JaxSubject}
@@ -62,3 +64,9 @@ def command(*words: object) -> tuple[int, str]:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result.exit_code, result.stdout
+
+
+def literally(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every attention of a port be the literal one: two ways to the same numbers then round alike, bit for bit."""
+    if package != REFERENCE.package:
+        monkeypatch.setattr(f"{package}.engines.engine_for", lambda *_: Choice("reference", "", {}))

@@ -25,7 +25,7 @@ from conformance.oracle import Exact
 from conformance.verdict import compare
 from reference_numpy.transformer import target_mask
 from specification.masks import Causal, KeyPadding
-from tests.helpers import IMPLEMENTATIONS, REFERENCE, Implementation
+from tests.helpers import IMPLEMENTATIONS, REFERENCE, Implementation, literally
 from tests.small_models import EXAMPLES, LENGTH, Example, decoding, edited, generation
 
 CUTS = {
@@ -213,8 +213,11 @@ def full(implementation: Implementation, example: Example, tokens: np.ndarray) -
     return implementation.subject.framework.numpy(logits)
 
 
-def test_rows_of_nan_are_those_of_the_full_pass(implementation: Implementation) -> None:
+def test_rows_of_nan_are_those_of_the_full_pass(
+    implementation: Implementation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """NaN at the same places, and elsewhere what it is when these rows are 0, since no key there is seen."""
+    literally(implementation.package, monkeypatch)
     zero = EXAMPLES["padded keys"]
     nan = zero._replace(configuration=replace(zero.configuration, empty_rows="nan"))
     got = stepwise(implementation, nan, CUTS[PLAIN], zero.target())

@@ -26,8 +26,11 @@ PORT_KEYWORDS = {
 """Keyword-only parameters that a port may have beyond the definition's: where to put a result that no argument places,
 and which of its algorithms to take."""
 
-PORT_FILES = {"blocked.py", "fused.py", "modules.py"}
-"""Files that a port may have beyond the definition's: its fast engines, and wrappers in its framework's own idiom."""
+PORT_NAMES = {"explain_engine"}
+"""Public names that a port may have beyond the definition's."""
+
+PORT_FILES = {"blocked.py", "engines.py", "fused.py"}
+"""Files that a port may have beyond the definition's: its fast engines, and the choice among them."""
 
 ARRAYS = ("np.ndarray", "torch.Tensor", "Tensor", "jax.Array", "Array")
 
@@ -37,7 +40,7 @@ def is_gradient(name: str) -> bool:
 
 
 def public_names(module: ModuleType) -> list[str]:
-    return [name for name in module.__all__ if not is_gradient(name)]
+    return [name for name in module.__all__ if not is_gradient(name) and name not in PORT_NAMES]
 
 
 def file_of(operation: object) -> str:

@@ -19,6 +19,9 @@ from jaxtyping import Bool, Float
 
 from specification import Linear, MultiHeadAttention, checks
 from specification.dtypes import compute_dtype_name, dtype_name
+from torch_impl import engines
+from torch_impl.blocked import Inputs, Literal, blocked_attention
+from torch_impl.fused import fused_attention
 from torch_impl.masks import allowed_pairs, checked_mask
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
@@ -233,27 +236,44 @@ def attention(
     dropout_keep: Bool[torch.Tensor, "B H Q K"] | None = None,
     dropout_rate: float = 0.0,
     empty_rows: str = "zero",
+    engine: str = "auto",
 ) -> Float[torch.Tensor, "B H Q V"]:
     """output = softmax(softcap(scale * query . key) + bias) . value, over the keys that the mask allows.
 
-    The output is a new tensor in the dtype and on the device of query, to which arrays inside the mask are moved. The
-    whole [B, H, Q, K] of scores stands in memory.
+    engine: "reference" is `literal_attention`, "blocked" the same in blocks with a memory of O(Q + K), "fused"
+    PyTorch's own kernel, "auto" the fastest of those that can take the call (`explain_engine`).
+
+    The output is a new tensor in the dtype and on the device of query, to which arrays inside the mask are moved.
     """
     checks.attention(
         query, key, value, bias=bias, scale=scale, softcap=softcap, sinks=sinks,
         dropout_keep=dropout_keep, dropout_rate=dropout_rate, empty_rows=empty_rows,
     )  # fmt: skip
     (B, H, Q, _), K = query.shape, key.shape[2]
-    mask, dtype = checked_mask(mask, Q, K, B, H, query.device), query.dtype
-    query, key, value = widen(query), repeat_heads(widen(key), H), repeat_heads(widen(value), H)
-    bias, sinks = widen(bias), widen(sinks)
-    allowed, bias = visible_pairs(mask, bias, Q, K, query.device)
-    scores = attention_scores(query, key, allowed, bias=bias, scale=scale, softcap=softcap)
-    weights, _ = softmax(scores, allowed, sinks)
+    mask = checked_mask(mask, Q, K, B, H, query.device)
+    inputs = Inputs(query, key, value, mask, bias, scale, softcap, sinks)
+    chosen = engines.engine_for(engine, inputs, dropout_keep, empty_rows).engine
+    if chosen == "reference":
+        output, _ = literal_attention(inputs, dropout_keep, dropout_rate, empty_rows)
+    else:
+        compute = fused_attention if chosen == "fused" else blocked_attention
+        output = compute(Literal(literal_attention, engines.LIMITS), inputs)
+    return output.to(query.dtype)
+
+
+def literal_attention(
+    inputs: Inputs, dropout_keep: Any = None, dropout_rate: Any = 0.0, empty_rows: str = "zero"
+) -> tuple[Float[torch.Tensor, "B H Q V"], Float[torch.Tensor, "B H Q 1"]]:
+    """Output and log-sum-exp as the definition has them, unrounded; all [B, H, Q, K] scores stand in memory."""
+    (_, H, Q, _), K = inputs.query.shape, inputs.key.shape[2]
+    query, key, value = widen(inputs.query), repeat_heads(widen(inputs.key), H), repeat_heads(widen(inputs.value), H)
+    allowed, bias = visible_pairs(inputs.mask, widen(inputs.bias), Q, K, query.device)
+    scores = attention_scores(query, key, allowed, bias=bias, scale=inputs.scale, softcap=inputs.softcap)
+    weights, logsumexp = softmax(scores, allowed, widen(inputs.sinks))
     weights, reach = fill_empty_rows(weights, allowed, empty_rows)
     if dropout_keep is not None:
         weights = weights * dropout_factor(dropout_keep, dropout_rate, weights.dtype)
-    return allowed_sum(weights, value, reach).to(dtype)
+    return allowed_sum(weights, value, reach), logsumexp[..., None]
 
 
 def attention_weights(

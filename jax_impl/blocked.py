@@ -1,0 +1,470 @@
+"""Attention by blocks of queries and pieces of keys: memory of O(Q + K), and no work where the mask allows nothing.
+
+The same function as the literal `attention` beside it, in another order (Milakov and Gimelshein, arXiv 1805.02867; Dao
+et al., arXiv 2205.14135). One block of queries takes the keys that it can see piece by piece. Three numbers a row stand
+for all pieces so far: the largest score, the sum of the exponentials, and their sum of the values; a piece with a
+larger score shrinks the other two.
+
+    maximum = max(maximum, max scores)                 shrink = exp(old maximum - maximum)
+    total   = shrink * total + sum exp(scores - maximum)
+    output  = shrink * output + exp(scores - maximum) . value            at last output / total
+
+The backward pass computes the scores again, piece by piece, and weights = exp(scores - logsumexp) from them:
+
+    d value = weights^T . d output          d scores = weights * (d output . value^T - sum(d output * output))
+
+Loops have bounds that are known only when they run, so a mask may be traced. Second derivatives are those of the
+literal attention, with all of its memory.
+
+Where an input is infinite or NaN, zero times it is not zero, and what the mask forbids must stay out (MASK-7). Then the
+sums are those of the literal attention, over the allowed pairs only; they take about twice the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_impl.masks import allowed_pairs
+from specification.dtypes import compute_dtype_name, dtype_name
+from specification.key_ranges import key_ranges
+from specification.masks import part
+
+HIGHEST = lax.Precision.HIGHEST
+
+
+class Limits(NamedTuple):
+    """How large the pieces are. The numbers decide about speed and rounding, and nothing else."""
+
+    block: int = 512
+    """Queries, of all heads that share their keys, that are taken together."""
+    piece: int = 1024
+    """Keys taken together. 512 * 1024 scores in float32 are 2 MiB, which stay in the cache from one use to the next."""
+    parts: int = 4
+    """A piece has 1/4, 2/4, 3/4 or 4/4 of that many keys: the less there is left to see, the shorter it is."""
+
+
+class Inputs(NamedTuple):
+    """What attention is computed from: key and value heads not repeated, bias of rank 4, numbers as arrays."""
+
+    query: Any
+    key: Any
+    value: Any
+    mask: Any
+    bias: Any
+    scale: Any
+    softcap: Any
+    sinks: Any
+
+
+class Literal(NamedTuple):
+    """The literal attention and its two sums, given because the file that has them imports this one."""
+
+    attention: Callable[[Inputs], tuple[Any, Any]]  # output and log-sum-exp, like `blocked_attention`
+    pair_products: Callable[[Any, Any, Any], Any]
+    allowed_sum: Callable[[Any, Any, Any], Any]
+    limits: Limits = Limits()
+
+
+class Sums(NamedTuple):
+    """Two sums of products: left . right^T for the allowed pairs, and weights . values over the allowed keys."""
+
+    pairs: Callable[[Any, Any, Any], Any]
+    keys: Callable[[Any, Any, Any], Any]
+
+
+PLAIN = Sums(
+    lambda left, right, _: jnp.matmul(left, right.mT, precision=HIGHEST),
+    lambda weights, values, _: jnp.matmul(weights, values, precision=HIGHEST),
+)
+"""For finite numbers, with weights of 0 where the mask forbids."""
+
+
+def careful(literal: Literal) -> Sums:
+    """For any numbers."""
+
+    def everywhere(allowed: Any, *shape: int) -> Any:
+        return jnp.ones(shape, bool) if allowed is None else allowed
+
+    return Sums(
+        lambda left, right, allowed: literal.pair_products(
+            left, right, everywhere(allowed, left.shape[0], right.shape[0])
+        ),
+        lambda weights, values, allowed: literal.allowed_sum(weights, values, everywhere(allowed, *weights.shape)),
+    )
+
+
+class Sizes(NamedTuple):
+    """B, key heads G, query heads R for each of them, Q, K, the value width V, and how they are cut up."""
+
+    B: int
+    G: int
+    R: int
+    Q: int
+    K: int
+    V: int
+    block: int
+    pieces: tuple[int, ...]
+
+    @property
+    def blocks(self) -> int:
+        return -(-self.Q // self.block)
+
+    @property
+    def rows(self) -> tuple[int, int, int]:
+        return self.R, self.block, 1
+
+
+def sizes_of(inputs: Inputs, limits: Limits) -> Sizes:
+    (B, H, Q, _), (_, G, K, V) = inputs.query.shape, inputs.value.shape
+    R = H // G
+    block = min(Q, max(1, limits.block // R))
+    # The fewer queries, the more keys; and pieces of nearly one length rather than a short last one.
+    largest = max(limits.piece, limits.piece * limits.block // (block * R))
+    largest = -(-K // -(-K // largest))
+    parts = range(1, limits.parts + 1) if inputs.mask is not None else (limits.parts,)
+    pieces = tuple(dict.fromkeys(-(-largest * part // limits.parts) for part in parts))
+    return Sizes(B, G, R, Q, K, V, block, pieces)
+
+
+def wide(inputs: Inputs) -> Any:
+    """The dtype in which everything is computed (ATT-9)."""
+    return jnp.dtype(compute_dtype_name(dtype_name(inputs.query)))
+
+
+def finite(*arrays: Any) -> Any:
+    return jnp.stack([jnp.all(jnp.isfinite(array)) for array in arrays]).all()
+
+
+# --- where a block stands ---------------------------------------------------------------------------------------------
+
+
+class Place(NamedTuple):
+    """A block of queries for the heads that share one key head, and the keys that it can see; all may be traced."""
+
+    batch: Any
+    group: Any
+    query: Any  # its first query
+    fresh: Any  # the first that the block before it did not have: blocks are whole, and the last one reaches back
+    first: Any
+    stop: Any
+    full_first: Any
+    full_stop: Any
+
+
+def places(inputs: Inputs, sizes: Sizes) -> Callable[[Any], Place]:
+    """From the number of a block, counted over batch, key heads and blocks of queries, to its place."""
+    # The barrier keeps XLA from computing the ranges of a mask that is known while it compiles, which takes it minutes.
+    mask = inputs.mask if inputs.mask is None else lax.optimization_barrier(inputs.mask)
+    ranges = key_ranges(mask, sizes.Q, sizes.K, sizes.block, jnp)
+    edges = jnp.stack([jnp.asarray(edge, jnp.int32) for edge in ranges], axis=-1)
+
+    def place(number: Any) -> Place:
+        rest, block = number // sizes.blocks, number % sizes.blocks
+        batch, group = rest // sizes.G, rest % sizes.G
+        fresh = block * sizes.block
+        seen = edges[batch if edges.shape[0] > 1 else 0, block]
+        return Place(batch, group, jnp.minimum(fresh, sizes.Q - sizes.block), fresh, *seen)
+
+    return place
+
+
+def bounds(
+    axes: tuple[str, ...], shape: tuple[int, ...], sizes: Sizes, place: Place, start: Any, length: int
+) -> tuple[list[Any], list[int]]:
+    """Where the part of an array that belongs to a place begins on every axis, and how long it is there.
+
+    An axis without a name is taken whole, as is one of size 1 for batch or heads, which all share.
+    """
+    named = {
+        "batch": (place.batch, 1),
+        "heads": (place.group * sizes.R, sizes.R),
+        "groups": (place.group, 1),
+        "queries": (place.query, sizes.block),
+        "keys": (start, length),
+    }
+    whole = [(0, size) for size in shape]
+    shared = [name in ("batch", "heads") and size == 1 for name, size in zip(axes, shape, strict=False)]
+    found = [whole[i] if alone else named[name] for i, (name, alone) in enumerate(zip(axes, shared, strict=True))]
+    found += whole[len(axes) :]
+    return [jnp.asarray(first, jnp.int32) for first, _ in found], [size for _, size in found]
+
+
+def cut(array: Any, axes: tuple[str, ...], sizes: Sizes, place: Place, start: Any = 0, length: int = 0) -> Any:
+    """The part of an array whose first axes are so named: for this block of queries, and `length` keys from `start`."""
+    return lax.dynamic_slice(array, *bounds(axes, array.shape, sizes, place, start, length))
+
+
+def put(
+    array: Any, block: Any, axes: tuple[str, ...], sizes: Sizes, place: Place, start: Any = 0, length: int = 0,
+    *, add: bool = False,
+) -> Any:  # fmt: skip
+    """The array with the part that `cut` would give replaced, or with `block` added to it."""
+    starts, extents = bounds(axes, array.shape, sizes, place, start, length)
+    block = block.reshape(extents)
+    if add:
+        block = block + lax.dynamic_slice(array, starts, extents)
+    return lax.dynamic_update_slice(array, block, starts)
+
+
+QUERIES, KEYS, PAIRS = ("batch", "heads", "queries"), ("batch", "groups", "keys"), ("batch", "heads", "queries", "keys")
+
+
+# --- one block of queries and one piece of keys -----------------------------------------------------------------------
+
+
+class Piece(NamedTuple):
+    """Some keys for a block of queries."""
+
+    start: Any  # the first key
+    key: Any  # [piece, D]
+    value: Any  # [piece, V]
+    scores: Any  # [R, block, piece], -inf where forbidden
+    slope: Any  # of the soft cap, or None
+    allowed: Any  # [R, block, piece], or None where all are
+
+
+def piece_at(
+    inputs: Inputs, sizes: Sizes, place: Place, query: Any, position: Any, length: int, *, full: bool
+) -> Piece:
+    """The `length` keys from `position` on; if there are no more so many, the last ones, of which some are forbidden.
+
+    full: the mask allows all of them, and there are so many.
+    """
+    start = position if full else jnp.minimum(position, sizes.K - length)
+
+    def cut_here(array: Any, axes: tuple[str, ...]) -> Any:
+        array = jnp.asarray(array, int) if axes == ("batch",) else array
+        return cut(array, axes, sizes, place, start, length)
+
+    key, value = (cut_here(array, KEYS)[0, 0].astype(query.dtype) for array in (inputs.key, inputs.value))
+    scores = jnp.matmul(query, key.T, precision=HIGHEST).reshape(sizes.R, sizes.block, length) * inputs.scale
+    slope, allowed = None, None
+    if inputs.softcap is not None:
+        bent = jnp.tanh(scores / inputs.softcap)
+        scores, slope = inputs.softcap * bent, 1 - bent**2
+    if not full:
+        mask = part(inputs.mask, place.query, start, cut_here)
+        allowed = allowed_pairs(mask, sizes.block, length)[0] & (start + jnp.arange(length) >= position)
+    if inputs.bias is not None:
+        bias = cut_here(inputs.bias, PAIRS)[0].astype(scores.dtype)
+        there = bias != -jnp.inf
+        allowed = there if allowed is None else allowed & there
+        scores = scores + bias
+    if allowed is not None:
+        allowed = jnp.broadcast_to(allowed, scores.shape)
+        scores = jnp.where(allowed, scores, -jnp.inf)
+    return Piece(start, key, value, scores, slope, allowed)
+
+
+def flat(rows: Any) -> Any:
+    """[R, block, width] as [R * block, width]."""
+    return rows if rows is None else rows.reshape(-1, rows.shape[-1])
+
+
+def over_pieces(sizes: Sizes, place: Place, step: Callable[..., Any], state: Any) -> Any:
+    """step(position, length, full, state) for one piece after another, from the first key seen to past the last."""
+    largest = sizes.pieces[-1]
+
+    def taking(length: int, full: bool) -> Callable[[Any], Any]:
+        return lambda carried: (carried[0] + length, step(carried[0], length, full, carried[1]))
+
+    branches = [*(taking(length, False) for length in sizes.pieces), taking(largest, True)]
+
+    def body(carried: Any) -> Any:
+        position = carried[0]
+        shorter = [(place.stop - position > length).astype(jnp.int32) for length in sizes.pieces[:-1]]
+        full = (position >= place.full_first) & (position + largest <= place.full_stop)
+        return lax.switch(jnp.where(full, len(sizes.pieces), sum(shorter)), branches, carried)
+
+    return lax.while_loop(lambda carried: carried[0] < place.stop, body, (place.first, state))[1]
+
+
+# --- forward ----------------------------------------------------------------------------------------------------------
+
+
+@partial(jax.jit, static_argnums=0)
+def forward(literal: Literal, inputs: Inputs) -> tuple[Any, Any]:
+    """Output [B, H, Q, V] and log-sum-exp [B, H, Q, 1], in the dtype in which everything is computed."""
+    sizes = sizes_of(inputs, literal.limits)
+    simple = sizes._replace(pieces=sizes.pieces[-1:])
+    return lax.cond(
+        finite(inputs.value),
+        lambda: forward_blocks(inputs, sizes, PLAIN),
+        lambda: forward_blocks(inputs, simple, careful(literal)),
+    )
+
+
+def forward_blocks(inputs: Inputs, sizes: Sizes, sums: Sums) -> tuple[Any, Any]:
+    dtype, place_of = wide(inputs), places(inputs, sizes)
+
+    def block(number: Any, results: tuple[Any, Any]) -> tuple[Any, Any]:
+        place = place_of(number)
+        query = flat(cut(inputs.query, QUERIES, sizes, place)[0]).astype(dtype)
+
+        def step(position: Any, length: int, full: bool, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+            old, total, output = state
+            piece = piece_at(inputs, sizes, place, query, position, length, full=full)
+            maximum = jnp.maximum(old, jnp.max(piece.scores, axis=-1, keepdims=True))
+            shift = jnp.where(maximum == -jnp.inf, 0, maximum)  # where nothing is allowed so far: avoids inf - inf
+            shrink, exponentials = jnp.exp(old - shift), jnp.exp(piece.scores - shift)
+            total = shrink * total + jnp.sum(exponentials, axis=-1, keepdims=True)
+            added = sums.keys(flat(exponentials), piece.value, flat(piece.allowed))
+            return maximum, total, flat(shrink) * output + added
+
+        state = (*before_any_key(inputs, sizes, place), jnp.zeros((sizes.R * sizes.block, sizes.V), dtype))
+        maximum, total, output = over_pieces(sizes, place, step, state)
+        nothing = total == 0
+        total = jnp.where(nothing, 1, total)
+        logsumexp = jnp.where(nothing, -jnp.inf, maximum + jnp.log(total))
+        found = (output / flat(total), logsumexp)
+        return tuple(put(all_rows, rows, QUERIES, sizes, place) for all_rows, rows in zip(results, found, strict=True))
+
+    shape = inputs.query.shape[:3]
+    results = (jnp.zeros((*shape, sizes.V), dtype), jnp.zeros((*shape, 1), dtype))
+    return lax.fori_loop(0, sizes.B * sizes.G * sizes.blocks, block, results)
+
+
+def before_any_key(inputs: Inputs, sizes: Sizes, place: Place) -> tuple[Any, Any]:
+    """Largest score and sum of exponentials [R, block, 1] when no key was taken yet: the sink's own (ATT-5)."""
+    dtype = wide(inputs)
+    if inputs.sinks is None:
+        return jnp.full(sizes.rows, -jnp.inf, dtype), jnp.zeros(sizes.rows, dtype)
+    sinks = jnp.broadcast_to(cut(inputs.sinks, ("heads",), sizes, place)[:, None, None], sizes.rows).astype(dtype)
+    return sinks, (sinks != -jnp.inf).astype(dtype)
+
+
+# --- backward ---------------------------------------------------------------------------------------------------------
+
+
+@partial(jax.jit, static_argnums=0)
+def backward(
+    literal: Literal, inputs: Inputs, output: Any, logsumexp: Any, of_output: Any, of_logsumexp: Any
+) -> Inputs:
+    """Gradients in the dtype in which everything is computed, from those of the output and of the log-sum-exp."""
+    sizes = sizes_of(inputs, literal.limits)
+    simple = sizes._replace(pieces=sizes.pieces[-1:])
+    # An empty row has a log-sum-exp of -inf.
+    clean = finite(inputs.query, inputs.key, inputs.value, of_output) & jnp.all(logsumexp < jnp.inf)
+    results = (output, logsumexp, of_output, of_logsumexp)
+    return lax.cond(
+        clean,
+        lambda: backward_blocks(inputs, sizes, PLAIN, *results),
+        lambda: backward_blocks(inputs, simple, careful(literal), *results),
+    )
+
+
+def backward_blocks(
+    inputs: Inputs, sizes: Sizes, sums: Sums, output: Any, logsumexp: Any, of_output: Any, of_logsumexp: Any
+) -> Inputs:
+    dtype, place_of = wide(inputs), places(inputs, sizes)
+
+    def block(number: Any, gradients: Inputs) -> Inputs:
+        place = place_of(number)
+        of_rows = (inputs.query, output, logsumexp, of_output, of_logsumexp)
+        query, out, lse, d_out, d_lse = (flat(cut(array, QUERIES, sizes, place)[0]).astype(dtype) for array in of_rows)
+        lse = jnp.where(lse == -jnp.inf, 0, lse).reshape(sizes.rows)
+        # sum(d output * output) over the width is sum(weights * d weights) over the keys.
+        mean = (jnp.sum(d_out * out, axis=-1, keepdims=True) - d_lse).reshape(sizes.rows)
+        # Rows that the block before had too add nothing to what is summed over queries.
+        fresh = jnp.tile(place.query + jnp.arange(sizes.block) >= place.fresh, sizes.R)[:, None]
+        fresh_query, fresh_d_out = (jnp.where(fresh, rows, 0) for rows in (query, d_out))
+
+        def step(position: Any, length: int, full: bool, state: tuple[Any, Inputs]) -> tuple[Any, Inputs]:
+            d_query, found = state
+            piece = piece_at(inputs, sizes, place, query, position, length, full=full)
+            weights = jnp.exp(piece.scores - lse)
+            allowed = flat(piece.allowed)
+            d_weights = sums.pairs(d_out, piece.value, allowed).reshape(weights.shape)
+            d_scores = weights * (d_weights - mean)
+            d_products = d_scores * inputs.scale
+            d_products = d_products if piece.slope is None else d_products * piece.slope
+            if piece.allowed is not None and sums is not PLAIN:  # where all is finite, forbidden weights are 0 already
+                weights, d_scores, d_products = (
+                    jnp.where(piece.allowed, pairs, 0) for pairs in (weights, d_scores, d_products)
+                )
+            if inputs.bias is not None:
+                rows = jnp.where(fresh.reshape(sizes.rows), d_scores, 0)
+                rows = rows if inputs.bias.shape[1] > 1 else jnp.sum(rows, axis=0)
+                d_bias = put(found.bias, rows, PAIRS, sizes, place, piece.start, length, add=True)
+                found = found._replace(bias=d_bias)
+            d_products, upright = flat(d_products), None if allowed is None else allowed.T
+            d_key = sums.keys(d_products.T, fresh_query, upright)
+            d_value = sums.keys(flat(weights).T, fresh_d_out, upright)
+            found = found._replace(
+                key=put(found.key, d_key, KEYS, sizes, place, piece.start, length, add=True),
+                value=put(found.value, d_value, KEYS, sizes, place, piece.start, length, add=True),
+            )
+            return d_query + sums.keys(d_products, piece.key, allowed), found
+
+        d_query, gradients = over_pieces(sizes, place, step, (jnp.zeros_like(query), gradients))
+        if inputs.sinks is not None:
+            sinks, _ = before_any_key(inputs, sizes, place)
+            rows = jnp.where(fresh.reshape(sizes.rows), -jnp.exp(sinks - lse) * mean, 0)
+            d_sinks = put(gradients.sinks, jnp.sum(rows, axis=(1, 2)), ("heads",), sizes, place, add=True)
+            gradients = gradients._replace(sinks=d_sinks)
+        return gradients._replace(query=put(gradients.query, d_query, QUERIES, sizes, place))
+
+    zeros = Inputs(*(None if array is None else jnp.zeros(jnp.shape(array), dtype) for array in without_mask(inputs)))
+    return lax.fori_loop(0, sizes.B * sizes.G * sizes.blocks, block, zeros)
+
+
+def without_mask(inputs: Inputs) -> Inputs:
+    return inputs._replace(mask=None)
+
+
+# --- the operation ----------------------------------------------------------------------------------------------------
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def blocked_attention(literal: Literal, inputs: Inputs) -> tuple[Any, Any]:
+    """Output [B, H, Q, V] and log-sum-exp [B, H, Q, 1], both in the dtype in which everything is computed.
+
+    There must be at least one batch element, head, query and key.
+    """
+    return forward(literal, inputs)
+
+
+def blocked_attention_forward(literal: Literal, inputs: Inputs) -> tuple[Any, Any]:
+    # Of the function itself and not of its loops, which cannot be differentiated: this is, for second derivatives.
+    results = blocked_attention(literal, inputs)
+    return results, (inputs, *results)
+
+
+def blocked_attention_backward(literal: Literal, saved: Any, cotangents: tuple[Any, Any]) -> tuple[Inputs]:
+    return (gradients(literal, *saved, *cotangents),)
+
+
+blocked_attention.defvjp(blocked_attention_forward, blocked_attention_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def gradients(literal: Literal, inputs: Inputs, *results: Any) -> Inputs:
+    """The gradients, each in the dtype of its own argument; the mask has none, and scale and softcap are constants."""
+    found = backward(literal, inputs, *results)
+    return jax.tree.map(lambda gradient, array: gradient.astype(array.dtype), found, without_mask(inputs))
+
+
+def gradients_forward(literal: Literal, inputs: Inputs, *results: Any) -> tuple[Inputs, Any]:
+    return gradients(literal, inputs, *results), (inputs, results)
+
+
+def gradients_backward(literal: Literal, saved: Any, cotangents: Inputs) -> tuple[Any, ...]:
+    """Through the literal attention: output and log-sum-exp are functions of the inputs there, and count with those."""
+    inputs, (output, logsumexp, *of_results) = saved
+
+    def literal_gradients(arrays: Inputs, of_results: list[Any]) -> Inputs:
+        _, pullback = jax.vjp(lambda arrays: literal.attention(arrays._replace(mask=inputs.mask)), arrays)
+        return pullback(tuple(of_results))[0]
+
+    _, pullback = jax.vjp(literal_gradients, without_mask(inputs), of_results)
+    of_inputs, of_cotangents = pullback(cotangents)
+    return of_inputs, jnp.zeros_like(output), jnp.zeros_like(logsumexp), *of_cotangents
+
+
+gradients.defvjp(gradients_forward, gradients_backward)

@@ -1,0 +1,82 @@
+"""Which algorithm computes an attention: the choice, and how to ask for it (`explain_engine`)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float
+
+from jax_impl.blocked import Inputs, Limits
+from jax_impl.masks import checked_mask
+from specification import checks
+from specification.dtypes import compute_dtype_name, dtype_name
+from specification.engines import Choice, choose
+
+LIMITS = Limits()
+"""What "blocked" takes at once."""
+
+SMALL = 2**20
+"""Scores up to which the literal attention is the faster one: they stay in the caches, and there is little to skip."""
+
+
+def explain_engine(
+    query: Float[jax.Array, "B H Q D"],
+    key: Float[jax.Array, "B G K D"],
+    value: Float[jax.Array, "B G K V"],
+    *,
+    mask: Any = None,
+    bias: Float[jax.Array, "..."] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Float[jax.Array, "H"] | None = None,
+    dropout_keep: Bool[jax.Array, "B H Q K"] | None = None,
+    dropout_rate: float = 0.0,
+    empty_rows: str = "zero",
+    engine: str = "auto",
+) -> Choice:
+    """Which engine `attention` takes for the same arguments, why, and what hinders the others. Nothing is computed."""
+    checks.attention(
+        query, key, value, bias=bias, scale=scale, softcap=softcap, sinks=sinks,
+        dropout_keep=dropout_keep, dropout_rate=dropout_rate, empty_rows=empty_rows,
+    )  # fmt: skip
+    (B, H, Q, _), K = query.shape, key.shape[2]
+    mask = checked_mask(mask, Q, K, B, H)
+    inputs = Inputs(query, key, value, mask, bias, scale, softcap, sinks)
+    return engine_for(engine, inputs, dropout_keep, empty_rows)
+
+
+def engine_for(engine: str, inputs: Inputs, dropout_keep: Any, empty_rows: str) -> Choice:
+    """The choice for arguments that were checked. It looks at shapes and options alone, never at numbers."""
+    scores = math.prod(inputs.query.shape[:3]) * inputs.key.shape[2]
+    hindrances = {"fused": "JAX has no fused attention that keeps every rule"}
+    if hindrance := hindrance_of_blocks(inputs, dropout_keep, empty_rows):
+        return choose(engine, hindrances | {"blocked": hindrance}, "reference", hindrance)
+    if scores <= SMALL:
+        return choose(engine, hindrances, "reference", f"it is small: {scores} scores")
+    return choose(engine, hindrances, "blocked", f"{scores} scores need not stand in memory at once")
+
+
+def hindrance_of_blocks(inputs: Inputs, dropout_keep: Any, empty_rows: str) -> str:
+    if dropout_keep is not None:
+        return "blocks have no dropout"
+    if empty_rows != "zero":
+        return f"blocks have no empty_rows={empty_rows!r}"
+    if 0 in (*inputs.query.shape, *inputs.value.shape):
+        return "there is nothing to divide into blocks"
+    if any(isinstance(number, jax.core.Tracer) for number in (inputs.scale, inputs.softcap)):
+        return "a traced scale or softcap may want a gradient, which blocks do not give"
+    return ""
+
+
+def in_blocks(inputs: Inputs) -> Inputs:
+    """The same as arrays, for `jax_impl.blocked`: the scale resolved (ATT-1), the bias in rank 4."""
+    dtype = compute_dtype_name(dtype_name(inputs.query))
+    given = (inputs.query, inputs.key, inputs.value, inputs.bias, inputs.sinks)
+    query, key, value, bias, sinks = (None if array is None else jnp.asarray(array) for array in given)
+    scale = 1 / math.sqrt(inputs.query.shape[-1]) if inputs.scale is None else inputs.scale
+    bias = bias if bias is None or bias.ndim == 4 else bias[None, None]
+    softcap = None if inputs.softcap is None else jnp.asarray(inputs.softcap, dtype)
+    return Inputs(query, key, value, inputs.mask, bias, jnp.asarray(scale, dtype), softcap, sinks)

@@ -1,0 +1,130 @@
+"""Which keys a block of queries can see: what an engine needs of a mask to skip work (MASK-3 to MASK-6).
+
+For every batch element and every block of consecutive queries there are two ranges of keys. Outside [first, stop) no
+query of the block may attend to any key, so nothing there has to be computed; inside [full_first, full_stop) every
+query of it may attend to every key, so nothing there has to be masked. Both are safe and not always sharp: what they
+leave open is settled by the mask itself.
+
+`xp` is the array module: NumPy, or one with its names (`jax.numpy`), and what a description holds may then be traced.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from specification.masks import And, Causal, KeyLengths, KeyPadding, Or, Segments, SlidingWindow
+
+FAR = 2**30
+"""No offset, distance or key lies farther (MASK-3)."""
+
+
+class KeyRanges(NamedTuple):
+    """Integer arrays [B or 1, blocks], all within [0, K]; a range whose stop is not past its first is empty."""
+
+    first: Any
+    stop: Any
+    full_first: Any
+    full_stop: Any
+
+
+def key_ranges(mask: Any, query_length: int, key_length: int, block: int, xp: Any) -> KeyRanges:
+    """The ranges of each block of `block` queries, for a mask that was checked and at least as many queries, and a key.
+
+    Every block is whole: where the last one would be shorter, it reaches back.
+    """
+    starts = xp.minimum(xp.arange(0, query_length, block), query_length - block)
+    queries = starts[:, None] + xp.arange(block)
+    ranges = described(mask, queries, key_length, xp)
+    return KeyRanges(*xp.broadcast_arrays(*ranges, queries[None, :, 0])[:4])
+
+
+def described(mask: Any, queries: Any, key_length: int, xp: Any) -> KeyRanges:
+    """The ranges of the blocks [blocks, block] of queries."""
+    low, high = queries[None, :, 0], queries[None, :, -1]
+    if isinstance(mask, And | Or):
+        left, right = (described(side, queries, key_length, xp) for side in (mask.left, mask.right))
+        return (intersection if isinstance(mask, And) else union)(left, right, xp)
+    if mask is None:
+        ranges = KeyRanges(0, key_length, 0, key_length)
+    elif isinstance(mask, Causal):
+        offset = per_batch(mask.offset, xp)
+        ranges = KeyRanges(0, high + offset + 1, 0, low + offset + 1)
+    elif isinstance(mask, SlidingWindow):
+        ranges = window(mask, low, high, key_length, xp)
+    elif isinstance(mask, KeyLengths):
+        lengths = per_batch(mask.lengths, xp)
+        ranges = KeyRanges(0, lengths, 0, lengths)
+    elif isinstance(mask, KeyPadding):
+        ranges = KeyRanges(*span(mask.keep[:, None], xp), *run(mask.keep[:, None], xp))
+    elif isinstance(mask, Segments):
+        ranges = segments(mask, queries, xp)
+    else:
+        ranges = dense(mask.array if mask.array.ndim == 4 else mask.array[None, None], queries, xp)
+    return KeyRanges(*(xp.clip(edge, 0, key_length) for edge in ranges))
+
+
+def window(mask: SlidingWindow, low: Any, high: Any, key_length: int, xp: Any) -> KeyRanges:
+    """Query i stands at p = i + offset and sees the keys from p - left to p + right."""
+    offset = per_batch(mask.offset, xp)
+    first, full_first, stop, full_stop = 0, 0, key_length, key_length
+    if mask.left is not None:
+        first, full_first = low + offset - mask.left, high + offset - mask.left
+    if mask.right is not None:
+        # Two numbers of up to 2**30 do not fit in 32 bits together; a position out there is past every key anyway.
+        stop = xp.minimum(high + offset, FAR - 2) + mask.right + 1
+        full_stop = xp.minimum(low + offset, FAR - 2) + mask.right + 1
+    return KeyRanges(first, stop, full_first, full_stop)
+
+
+def segments(mask: Segments, queries: Any, xp: Any) -> KeyRanges:
+    """The keys with ids from the least to the largest of the block's queries, which are full if those are one id."""
+    ids, keys = mask.query_ids[:, queries], mask.key_ids[:, None]
+    least, largest = xp.min(ids, axis=2)[..., None], xp.max(ids, axis=2)[..., None]
+    return KeyRanges(*span((keys >= least) & (keys <= largest), xp), *run((keys == least) & (keys == largest), xp))
+
+
+def dense(array: Any, queries: Any, xp: Any) -> KeyRanges:
+    """The keys that any query of the block sees in any head, and those that every one sees in every head."""
+    any_head, every_head = xp.any(array, axis=1), xp.all(array, axis=1)
+    return KeyRanges(*span(xp.any(any_head[:, queries], axis=2), xp), *run(xp.all(every_head[:, queries], axis=2), xp))
+
+
+def per_batch(numbers: Any, xp: Any) -> Any:
+    """A number, or one number per batch element, as [B or 1, 1]; None is 0."""
+    return xp.reshape(xp.asarray(0 if numbers is None else numbers).astype(int), (-1, 1))
+
+
+def span(flags: Any, xp: Any) -> tuple[Any, Any]:
+    """From the first key [..., K] that is flagged to past the last one; (0, 0) where none is."""
+    length = flags.shape[-1]
+    some = xp.any(flags, axis=-1)
+    first, last = xp.argmax(flags, axis=-1), length - xp.argmax(flags[..., ::-1], axis=-1)
+    return xp.where(some, first, 0), xp.where(some, last, 0)
+
+
+def run(flags: Any, xp: Any) -> tuple[Any, Any]:
+    """The span of the flagged keys where every key in it is flagged; (0, 0) elsewhere."""
+    first, stop = span(flags, xp)
+    unbroken = xp.sum(flags, axis=-1) == stop - first
+    return xp.where(unbroken, first, 0), xp.where(unbroken, stop, 0)
+
+
+def intersection(left: KeyRanges, right: KeyRanges, xp: Any) -> KeyRanges:
+    return KeyRanges(*(
+        (xp.minimum if "stop" in name else xp.maximum)(getattr(left, name), getattr(right, name))
+        for name in KeyRanges._fields
+    ))  # fmt: skip
+
+
+def union(left: KeyRanges, right: KeyRanges, xp: Any) -> KeyRanges:
+    """The range that spans both, and the longer of the full ones."""
+    left_empty, right_empty = left.stop <= left.first, right.stop <= right.first
+    first = xp.minimum(xp.where(left_empty, FAR, left.first), xp.where(right_empty, FAR, right.first))
+    stop = xp.maximum(xp.where(left_empty, 0, left.stop), xp.where(right_empty, 0, right.stop))
+    longer = left.full_stop - left.full_first >= right.full_stop - right.full_first
+    return KeyRanges(
+        first,
+        stop,
+        xp.where(longer, left.full_first, right.full_first),
+        xp.where(longer, left.full_stop, right.full_stop),
+    )

@@ -1,0 +1,96 @@
+"""The ranges of keys that an engine skips, or leaves unmasked, against the masks themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import jax_impl  # noqa: F401  (makes the descriptions pytrees)
+from conformance.generation import attention_cases
+from reference_numpy import materialize
+from specification.key_ranges import KeyRanges, key_ranges
+from specification.masks import Causal, KeyLengths, KeyPadding, Segments, SlidingWindow, as_mask, map_arrays
+
+
+def of_mask(mask: Any, sizes: tuple[int, int, int, int], block: int, xp: Any = np) -> KeyRanges:
+    """The ranges for sizes [B, H, Q, K], each checked against the mask as an array."""
+    B, H, Q, K = sizes
+    block = min(block, Q)
+    mask = map_arrays(as_mask(mask), xp.asarray)
+    ranges = KeyRanges(*(np.broadcast_to(edge, (B, -(-Q // block))) for edge in key_ranges(mask, Q, K, block, xp)))
+    allowed = np.broadcast_to(materialize(map_arrays(mask, np.asarray), Q, K, batch=B, heads=H), sizes)
+    for b in range(B):
+        for i, (first, stop, full_first, full_stop) in enumerate(zip(*(edge[b] for edge in ranges), strict=True)):
+            start = min(i * block, Q - block)
+            rows = allowed[b, :, start : start + block]
+            assert all(0 <= edge <= K for edge in (first, stop, full_first, full_stop))
+            assert not rows[..., :first].any()
+            assert not rows[..., max(stop, first) :].any()
+            assert rows[..., full_first : max(full_stop, full_first)].all()
+    return ranges
+
+
+@given(attention_cases(mask="any", gradients=False, dtypes=("float32",)), st.sampled_from((1, 3, 8, 64)))
+def test_ranges_are_safe(case: Any, block: int) -> None:
+    B, H, Q, _ = case.inputs["query"].shape
+    of_mask(case.options["mask"], (B, H, Q, case.inputs["key"].shape[2]), block)
+
+
+@pytest.mark.parametrize("block", [1, 5, 8])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        None,
+        Causal(),
+        Causal([0, 3]),
+        SlidingWindow(4, None),
+        SlidingWindow(3, 2) & KeyLengths([20, 9]),
+        KeyLengths(np.array([20, 9], np.uint8)) & Causal(np.array([0, 3], np.uint8)),
+        SlidingWindow(2, 0) | KeyPadding(np.arange(20) < np.array([[4], [20]])),
+        Segments(np.arange(20)[None] // 7, np.arange(20)[None] // 7) & Causal(),
+        np.tri(20, dtype=bool),
+    ],
+)
+def test_numpy_and_jax_agree(mask: Any, block: int) -> None:
+    expected = of_mask(mask, (2, 3, 20, 20), block)
+    np.testing.assert_array_equal(expected, of_mask(mask, (2, 3, 20, 20), block, jnp))
+    mask = map_arrays(as_mask(mask), jnp.asarray)
+    traced = jax.jit(lambda mask: key_ranges(mask, 20, 20, block, jnp))(mask)
+    np.testing.assert_array_equal(expected, [np.broadcast_to(edge, expected.first.shape) for edge in traced])
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        (None, [(0, 12, 0, 12)] * 3),
+        (Causal(), [(0, 4, 0, 1), (0, 8, 0, 5), (0, 12, 0, 9)]),
+        (SlidingWindow(2, 0), [(0, 4, 1, 1), (2, 8, 5, 5), (6, 12, 9, 9)]),
+        (KeyLengths([7]), [(0, 7, 0, 7)] * 3),
+        (KeyPadding([[False] * 3 + [True] * 9]), [(3, 12, 3, 12)] * 3),
+        (Segments([[0] * 6 + [1] * 6], [[0] * 6 + [1] * 6]), [(0, 6, 0, 6), (0, 12, 0, 0), (6, 12, 6, 12)]),
+        (Causal() & KeyLengths([7]), [(0, 4, 0, 1), (0, 7, 0, 5), (0, 7, 0, 7)]),
+        (KeyLengths([3]) | Causal(-5), [(0, 3, 0, 3), (0, 3, 0, 3), (0, 7, 0, 4)]),
+        (np.arange(12) % 4 < np.ones((12, 1)), [(0, 9, 0, 0)] * 3),
+    ],
+)
+def test_ranges_are_sharp(mask: Any, expected: list[tuple[int, ...]]) -> None:
+    """What a range rules out is all that it could: an engine that skipped nothing would pass the other tests."""
+    found = of_mask(mask, (1, 1, 12, 12), 4)
+    empty = [full_stop <= full_first for *_, full_first, full_stop in expected]
+    for i, edges in enumerate(expected):
+        got = tuple(int(edge[0, i]) for edge in found)
+        assert got[:2] == edges[:2]
+        assert (got[3] <= got[2]) if empty[i] else got[2:] == edges[2:]
+
+
+@pytest.mark.parametrize("xp", [np, jnp])
+@pytest.mark.parametrize("far", [2**30, 2**30 - 1, -(2**30)])
+def test_the_farthest_numbers(far: int, xp: Any) -> None:
+    for mask in (Causal(far), Causal([far, 0]), SlidingWindow(2**30, 2**30, far), SlidingWindow(0, None, far)):
+        of_mask(mask, (2, 1, 9, 5), 4, xp)

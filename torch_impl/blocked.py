@@ -1,0 +1,195 @@
+"""Attention by blocks of queries: memory of O(Q + K), and no work on keys that no query of a block may attend to.
+
+Every block is the literal attention on its own queries and on the one range of keys that the mask leaves to them; rows
+know nothing of each other, so that is the literal attention itself. The backward pass computes every block once more,
+with its gradients, and adds up what the blocks give to the same keys. Second derivatives are those of the literal
+attention, with all of its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from specification.dtypes import compute_dtype_name, dtype_name
+from specification.key_ranges import key_ranges
+from specification.masks import map_arrays, part
+from torch_impl.masks import signed
+
+
+class Limits(NamedTuple):
+    """How large the pieces are. The numbers decide about speed and rounding, and nothing else."""
+
+    block: int = 128
+    """Queries taken together: fewer waste less at the edges of a mask, and more waste less on starting."""
+    scores: int = 2**22
+    """Scores of all batch elements and heads that stand in memory at once: 16 MiB in float32."""
+
+
+class Inputs(NamedTuple):
+    """What attention is computed from: key and value heads not repeated, bias of rank 4 or None."""
+
+    query: Any
+    key: Any
+    value: Any
+    mask: Any
+    bias: Any
+    scale: Any
+    softcap: Any
+    sinks: Any
+
+
+class Literal(NamedTuple):
+    """The literal attention, of output and log-sum-exp; given because the file that has it imports this one."""
+
+    attention: Callable[[Inputs], tuple[Any, Any]]
+    limits: Limits = Limits()
+
+
+Options = tuple[Any, Any, Any]
+"""Mask, scale and softcap: what has no gradient here."""
+
+
+class Block(NamedTuple):
+    """Some queries, and the keys that they can see; `masked` says whether any of those is forbidden to any of them."""
+
+    batch: slice
+    queries: slice
+    keys: slice
+    masked: bool
+
+
+def blocks(inputs: Inputs, size: int, *, merge: bool = False) -> list[Block]:
+    """The work, `size` queries at a time, without what the mask rules out.
+
+    merge: neighbours that see the same keys, and all of them, become one block.
+    """
+    Q, K = inputs.query.shape[2], inputs.key.shape[2]
+    size = min(size, Q)
+    mask = map_arrays(inputs.mask, lambda array: array.detach().cpu().numpy())
+    edges = np.stack(key_ranges(mask, Q, K, size, np), axis=-1)
+    found: list[Block] = []
+    for row, of_row in enumerate(edges.tolist()):
+        batch = slice(None) if len(edges) == 1 else slice(row, row + 1)
+        for number, (first, stop, full_first, full_stop) in enumerate(of_row):
+            queries = slice(number * size, min((number + 1) * size, Q))
+            masked = not full_first <= first < stop <= full_stop
+            here = Block(batch, queries, slice(first, stop), masked)
+            if merge and found and not masked and here == found[-1]._replace(queries=queries):
+                found[-1] = here._replace(queries=slice(found[-1].queries.start, queries.stop))
+            elif first < stop:
+                found.append(here)
+    return found
+
+
+def cut(array: torch.Tensor, axes: tuple[str, ...], block: Block) -> torch.Tensor:
+    """The part of an array that belongs to a block; an axis of size 1 for batch or heads is shared by all."""
+    index: list[slice] = []
+    for name, size in zip(axes, array.shape, strict=False):
+        there = {"batch": block.batch, "queries": block.queries, "keys": block.keys}.get(name, slice(None))
+        index.append(slice(None) if name == "batch" and size == 1 else there)
+    return signed(array[tuple(index)]) if axes == ("batch",) else array[tuple(index)]
+
+
+QUERIES, KEYS = ("batch", "heads", "queries"), ("batch", "heads", "keys")
+PAIRS = ("batch", "heads", "queries", "keys")
+
+
+def mask_of(inputs: Inputs, block: Block) -> Any:
+    """The mask's description for one block; None where it allows everything."""
+    if not block.masked:
+        return None
+    return part(inputs.mask, block.queries.start, block.keys.start, lambda array, axes: cut(array, axes, block))
+
+
+def size_of(inputs: Inputs, limits: Limits) -> int:
+    (B, H, _, _), K = inputs.query.shape, inputs.key.shape[2]
+    return max(1, min(limits.block, limits.scores // (B * H * K)))
+
+
+def wide(inputs: Inputs) -> torch.dtype:
+    """The dtype in which everything is computed (ATT-9)."""
+    dtype: torch.dtype = getattr(torch, compute_dtype_name(dtype_name(inputs.query)))
+    return dtype
+
+
+# --- the operation ----------------------------------------------------------------------------------------------------
+
+
+def blocked_attention(literal: Literal, inputs: Inputs) -> torch.Tensor:
+    """Output [B, H, Q, V] in the dtype in which everything is computed. Nothing may have size 0."""
+    if inputs.bias is not None and inputs.bias.ndim == 2:
+        inputs = inputs._replace(bias=inputs.bias[None, None])
+    options = (inputs.mask, inputs.scale, inputs.softcap)
+    return BlockedAttention.apply(literal, options, *tensors_of(inputs))
+
+
+class BlockedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, literal: Literal, options: Options, *tensors: Any) -> torch.Tensor:
+        ctx.literal, ctx.options = literal, options
+        ctx.save_for_backward(*tensors)
+        inputs = joined(options, tensors)
+        output = inputs.query.new_zeros((*inputs.query.shape[:3], inputs.value.shape[3]), dtype=wide(inputs))
+        for block in blocks(inputs, size_of(inputs, literal.limits)):
+            rows, _ = literal.attention(joined((mask_of(inputs, block), *options[1:]), parts(tensors, block)))
+            cut(output, QUERIES, block).copy_(rows)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
+        gradients = blocked_gradients(ctx.literal, ctx.options, ctx.saved_tensors, cotangent, ctx.needs_input_grad[2:])
+        return None, None, *gradients
+
+
+def blocked_gradients(
+    literal: Literal, options: Options, tensors: Sequence[Any], cotangent: torch.Tensor, wanted: Sequence[bool]
+) -> list[Any]:
+    """The gradients of those tensors that are wanted, None for the others."""
+    if torch.is_grad_enabled():  # second derivatives are asked for
+        return literal_gradients(literal, options, tensors, cotangent, wanted)
+    inputs = joined(options, tensors)
+    dtype = wide(inputs)
+    sums = [torch.zeros_like(a, dtype=dtype) if want else None for a, want in zip(tensors, wanted, strict=True)]
+    for block in blocks(inputs, size_of(inputs, literal.limits)):
+        # Widened here, so that what the blocks give to the same keys is added up before it is rounded.
+        pieces = [None if piece is None else piece.to(dtype).detach() for piece in parts(tensors, block)]
+        here = (mask_of(inputs, block), *options[1:])
+        found = literal_gradients(literal, here, pieces, cut(cotangent, QUERIES, block), wanted)
+        for total, gradient in zip(parts(sums, block), found, strict=True):
+            if gradient is not None:
+                total += gradient
+    return [None if total is None else total.to(t.dtype) for total, t in zip(sums, tensors, strict=True)]
+
+
+def literal_gradients(
+    literal: Literal, options: Options, tensors: Sequence[Any], cotangent: torch.Tensor, wanted: Sequence[bool]
+) -> list[Any]:
+    """The same by autograd through the literal attention; differentiable where gradients are on."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # Views, because the same tensor may be query and key, and each has a gradient of its own here.
+        tensors = [t.requires_grad_().view_as(t) if want else t for t, want in zip(tensors, wanted, strict=True)]
+        output, _ = literal.attention(joined(options, tensors))
+        chosen = [tensor for tensor, want in zip(tensors, wanted, strict=True) if want]
+        found = torch.autograd.grad(output, chosen, cotangent, create_graph=create_graph, materialize_grads=True)
+    gradients = iter(found)
+    return [next(gradients) if want else None for want in wanted]
+
+
+def tensors_of(inputs: Inputs) -> tuple[Any, ...]:
+    return inputs.query, inputs.key, inputs.value, inputs.bias, inputs.sinks
+
+
+def joined(options: Options, tensors: Any) -> Inputs:
+    (mask, scale, softcap), (query, key, value, bias, sinks) = options, tensors
+    return Inputs(query, key, value, mask, bias, scale, softcap, sinks)
+
+
+def parts(tensors: Any, block: Block) -> list[Any]:
+    """What a block needs of query, key, value, bias and sinks, as views."""
+    axes = (QUERIES, KEYS, KEYS, PAIRS, ("heads",))
+    return [None if t is None else cut(t, names, block) for t, names in zip(tensors, axes, strict=True)]

@@ -1,0 +1,87 @@
+"""Which algorithm computes an attention: the choice, and how to ask for it (`explain_engine`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+
+from specification import checks
+from specification.engines import Choice, choose
+from torch_impl.blocked import Inputs, Limits
+from torch_impl.masks import checked_mask
+
+LIMITS = Limits()
+"""What "blocked" and "fused" take at once."""
+
+
+def explain_engine(
+    query: Float[torch.Tensor, "B H Q D"],
+    key: Float[torch.Tensor, "B G K D"],
+    value: Float[torch.Tensor, "B G K V"],
+    *,
+    mask: Any = None,
+    bias: Float[torch.Tensor, "..."] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Float[torch.Tensor, "H"] | None = None,
+    dropout_keep: Bool[torch.Tensor, "B H Q K"] | None = None,
+    dropout_rate: float = 0.0,
+    empty_rows: str = "zero",
+    engine: str = "auto",
+) -> Choice:
+    """Which engine `attention` takes for the same arguments, why, and what hinders the others. Nothing is computed."""
+    checks.attention(
+        query, key, value, bias=bias, scale=scale, softcap=softcap, sinks=sinks,
+        dropout_keep=dropout_keep, dropout_rate=dropout_rate, empty_rows=empty_rows,
+    )  # fmt: skip
+    (B, H, Q, _), K = query.shape, key.shape[2]
+    mask = checked_mask(mask, Q, K, B, H, query.device)
+    inputs = Inputs(query, key, value, mask, bias, scale, softcap, sinks)
+    return engine_for(engine, inputs, dropout_keep, empty_rows)
+
+
+def engine_for(engine: str, inputs: Inputs, dropout_keep: Any, empty_rows: str) -> Choice:
+    """The choice for arguments that were checked. It looks at shapes and options alone, never at numbers."""
+    hindrance = hindrance_of_blocks(inputs, dropout_keep, empty_rows)
+    if hindrance:
+        return choose(engine, {"blocked": hindrance, "fused": hindrance}, "reference", hindrance)
+    hindrance = hindrance_of_the_kernel(inputs)
+    if hindrance:
+        return choose(engine, {"fused": hindrance}, "blocked", hindrance)
+    return choose(engine, {}, "fused", "PyTorch's kernel takes it")
+
+
+def hindrance_of_blocks(inputs: Inputs, dropout_keep: Any, empty_rows: str) -> str:
+    if dropout_keep is not None:
+        return "blocks have no dropout"
+    if empty_rows != "zero":
+        return f"blocks have no empty_rows={empty_rows!r}"
+    if 0 in (*inputs.query.shape, *inputs.value.shape):
+        return "there is nothing to divide into blocks"
+    if isinstance(inputs.scale, torch.Tensor) or isinstance(inputs.softcap, torch.Tensor):
+        return "a scale or softcap in a tensor may want a gradient, which blocks do not give"
+    if traced(inputs):
+        return "while PyTorch traces or transforms a function, no numbers can be looked at"
+    return ""
+
+
+def traced(inputs: Inputs) -> bool:
+    """Under torch.compile, torch.export, torch.func's transformations, or with tensors that hold no numbers."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or inputs.query.device.type == "meta"
+        or (inputs.query.is_cuda and torch.cuda.is_current_stream_capturing())
+    )
+
+
+def hindrance_of_the_kernel(inputs: Inputs) -> str:
+    if inputs.query.device.type != "cpu":
+        return "the kernel that keeps every rule is the one for the CPU"
+    if inputs.bias is not None or inputs.sinks is not None or inputs.softcap is not None:
+        return "PyTorch's kernel has no softcap and no sinks, and no gradient of a bias"
+    if inputs.value.shape[-1] != inputs.query.shape[-1]:
+        return "PyTorch's kernel needs values as wide as queries"
+    return ""

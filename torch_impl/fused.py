@@ -1,0 +1,168 @@
+"""Attention by PyTorch's own kernel for the CPU, which is called once for every block of queries that the mask leaves.
+
+The kernel is the flash attention behind `scaled_dot_product_attention`. Where it would break a rule it is not asked:
+
+- a NaN or an infinity anywhere (it lets those of forbidden keys through, and turns queries of NaN into zeros): then the
+  blocks of `torch_impl.blocked` compute everything;
+- 16-bit inputs (it would round the weights to 16 bits): they are widened before;
+- a causal mask with a scale that is not positive (it gives NaN): then the mask is handed over as an array;
+- several query heads for one key head: they are handed over as further queries of that head, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from specification.masks import Causal
+from torch_impl.blocked import (
+    KEYS,
+    QUERIES,
+    Block,
+    Inputs,
+    Literal,
+    Options,
+    blocked_attention,
+    blocked_gradients,
+    blocks,
+    cut,
+    joined,
+    mask_of,
+    wide,
+)
+from torch_impl.masks import allowed_pairs
+
+forward_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+backward_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def fused_attention(literal: Literal, inputs: Inputs) -> torch.Tensor:
+    """Output [B, H, Q, V] in the dtype in which everything is computed. Nothing may have size 0, and V is D."""
+    plain = inputs.mask is None or upper_left(inputs)
+    work = [EVERYTHING] if plain else blocks(inputs, literal.limits.block, merge=True)
+    tensors = (inputs.query, inputs.key, inputs.value)
+    masked = any(block.masked for block in work)
+    if masked and not finite(*tensors):
+        return blocked_attention(literal, inputs)
+    output, logsumexp = FusedAttention.apply(literal, (inputs.mask, inputs.scale, None), work, *tensors)
+    # A row in which the kernel found no number to start from, and no mask to explain it, has a log-sum-exp of 0.
+    if not masked and not finite(output, logsumexp.reciprocal()):
+        return blocked_attention(literal, inputs)
+    return output
+
+
+def finite(*tensors: torch.Tensor) -> bool:
+    """Whether all numbers are. The sum of finite ones may overflow; then this says no, and only time is lost."""
+    with torch.no_grad():
+        return math.isfinite(sum(tensor.sum() for tensor in tensors))
+
+
+class FusedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, literal: Literal, options: Options, work: list[Block], *tensors: Any) -> tuple[Any, Any]:
+        output, logsumexp = forward(joined(options, (*tensors, None, None)), work)
+        ctx.literal, ctx.options, ctx.work = literal, options, work
+        ctx.save_for_backward(*tensors, output, logsumexp)
+        ctx.mark_non_differentiable(logsumexp)
+        return output, logsumexp
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: torch.Tensor, _: Any) -> tuple[Any, ...]:
+        *tensors, output, logsumexp = ctx.saved_tensors
+        if torch.is_grad_enabled() or not finite(cotangent):
+            everything, wanted = (*tensors, None, None), (*ctx.needs_input_grad[3:], False, False)
+            found = blocked_gradients(ctx.literal, ctx.options, everything, cotangent, wanted)
+            return None, None, None, *found[:3]
+        inputs = joined(ctx.options, (*tensors, None, None))
+        return None, None, None, *backward(inputs, ctx.work, output, logsumexp, cotangent)
+
+
+EVERYTHING = Block(slice(None), slice(None), slice(None), masked=False)
+
+
+def upper_left(inputs: Inputs) -> bool:
+    """Whether the mask is the one that the kernel knows by itself, and gets right."""
+    mask, (_, H, Q, _), (_, G, K, _) = inputs.mask, inputs.query.shape, inputs.key.shape
+    plain = isinstance(mask, Causal) and (mask.offset is None or (isinstance(mask.offset, int) and mask.offset == 0))
+    return plain and Q == K and H == G and scale_of(inputs) > 0
+
+
+def scale_of(inputs: Inputs) -> float:
+    return 1 / math.sqrt(inputs.query.shape[-1]) if inputs.scale is None else float(inputs.scale)
+
+
+# --- the kernel, block by block ---------------------------------------------------------------------------------------
+
+
+def forward(inputs: Inputs, work: list[Block]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Output [B, H, Q, V] and log-sum-exp [B, H, Q]."""
+    (B, H, Q, D), G, dtype = inputs.query.shape, inputs.key.shape[1], wide(inputs)
+    causal = work == [EVERYTHING] and inputs.mask is not None
+    output = inputs.query.new_zeros((B, H, Q, D), dtype=dtype)
+    logsumexp = inputs.query.new_full((B, H, Q), -math.inf, dtype=dtype)
+    for block in work:
+        query, key, value = operands(inputs, block)
+        rows, sums = forward_kernel(
+            query, key, value, 0.0, causal, attn_mask=numbers(inputs, block), scale=inputs.scale
+        )
+        if work == [EVERYTHING] and G == H:
+            return rows, sums
+        target = cut(output, QUERIES, block)
+        target.copy_(rows.reshape(target.shape))
+        target = cut(logsumexp, QUERIES, block)
+        target.copy_(sums.reshape(target.shape))
+    return output, logsumexp
+
+
+def backward(
+    inputs: Inputs, work: list[Block], output: torch.Tensor, logsumexp: torch.Tensor, cotangent: torch.Tensor
+) -> tuple[Any, ...]:
+    """The gradients of query, key and value, each in its own dtype."""
+    dtype, G = wide(inputs), inputs.key.shape[1]
+    causal = work == [EVERYTHING] and inputs.mask is not None
+    sums = [torch.zeros_like(tensor, dtype=dtype) for tensor in (inputs.query, inputs.key, inputs.value)]
+    for block in work:
+        rows = (stacked(cut(array, QUERIES, block), G) for array in (cotangent, output, logsumexp))
+        d_output, out, lse = rows
+        found = backward_kernel(
+            d_output, *operands(inputs, block), out, lse, 0.0, causal,
+            attn_mask=numbers(inputs, block), scale=inputs.scale,
+        )  # fmt: skip
+        for total, axes, gradient in zip(sums, (QUERIES, KEYS, KEYS), found, strict=True):
+            part = cut(total, axes, block)
+            part += gradient.reshape(part.shape)
+    given = (inputs.query, inputs.key, inputs.value)
+    return tuple(total.to(tensor.dtype) for total, tensor in zip(sums, given, strict=True))
+
+
+def operands(inputs: Inputs, block: Block) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Query, key and value of a block as the kernel takes them."""
+    dtype, G = wide(inputs), inputs.key.shape[1]
+    query = stacked(cut(inputs.query, QUERIES, block), G).to(dtype)
+    key, value = (dense(cut(array, KEYS, block)).to(dtype) for array in (inputs.key, inputs.value))
+    return query, key, value
+
+
+def stacked(rows: torch.Tensor, groups: int) -> torch.Tensor:
+    """[B, H, Q, ...] as [B, G, H / G * Q, ...]: heads that share a key head become further queries of it."""
+    return dense(rows.reshape(rows.shape[0], groups, -1, *rows.shape[3:]))
+
+
+def dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The kernel reads the last axis as if its elements stood side by side."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def numbers(inputs: Inputs, block: Block) -> torch.Tensor | None:
+    """The mask of a block as the kernel takes it: 0 where it allows and -inf where it does not, to be added."""
+    if not block.masked:
+        return None
+    (_, H, Q, _), G = cut(inputs.query, QUERIES, block).shape, inputs.key.shape[1]
+    K = block.keys.stop - block.keys.start
+    allowed = allowed_pairs(mask_of(inputs, block), Q, K, inputs.query.device)
+    added = torch.where(allowed, 0.0, -math.inf).to(wide(inputs))
+    if H == G:
+        return added.expand(-1, -1, Q, K)
+    return added.expand(-1, H, Q, K).reshape(added.shape[0], G, H // G * Q, K)
