@@ -18,10 +18,13 @@ from jax_impl.blocks import attention_options
 from jax_impl.transformer import classifier, decoder, encoder, language_model, transformer
 from specification import dialects
 from specification.checkpoints import read_model, write_model
+from specification.checks.arguments import ranked, shape_of
 from specification.configuration import Configuration
-from specification.dtypes import dtype_name
+from specification.dtypes import BOOLEAN, FLOATING, INTEGER, dtype_name
 from specification.masks import KeyPadding, both
 from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, MultiHeadAttention, Transformer
+
+NUMBERS = FLOATING + INTEGER + BOOLEAN
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["parameters"], meta_fields=["configuration"])
@@ -36,6 +39,7 @@ class Model:
     configuration: Configuration
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
+        require_arrays(inputs)
         return MODELS[type(self.parameters)](self.parameters, *inputs, configuration=self.configuration, **options)
 
 
@@ -63,6 +67,15 @@ def from_numpy(parameters: Any, configuration: Configuration) -> Model:
     for array in jax.tree.leaves(parameters):
         require_dtype(dtype_name(array))
     return Model(jax.tree.map(jnp.asarray, parameters), configuration)
+
+
+def require_arrays(inputs: tuple[Any, ...]) -> None:
+    """TypeError for an input that is no array of numbers, before a framework sees it; None is left to the model."""
+    for number, given in enumerate(inputs, 1):
+        if given is not None:
+            shape_of(f"input {number}", given)
+            if dtype_name(given) not in NUMBERS:
+                raise TypeError(f"input {number} must hold numbers, got {dtype_name(given)}")
 
 
 # --- what a model is called with --------------------------------------------------------------------------------------
@@ -94,7 +107,8 @@ def multi_head(
     """`multi_head_attention`; the key is the query and the value the key unless given."""
     key = query if key is None else key
     value = key if value is None else value
-    options = attention_options(query.shape[-1], mask, None, configuration)
+    width = ranked("query", query, "batch, positions, width")[-1]
+    options = attention_options(width, mask, None, configuration)
     return multi_head_attention(parameters, query, key, value, **options)
 
 

@@ -60,6 +60,9 @@ def feed_forward_vjp(
     factor = dropout_factor(keep, dropout_rate, before.dtype)
     hidden = (ACTIVATIONS[activation](before) * factor).astype(x.dtype)
     outer, hidden_gradient = linear_vjp(parameters.outer, hidden, cotangent)
-    before_gradient = widen(hidden_gradient) * factor * SLOPES[activation](before)
+    slope = SLOPES[activation](before)
+    before_gradient = widen(hidden_gradient) * factor * slope
+    if activation == "relu":  # what it holds back is 0, also where that is NaN
+        before_gradient = np.where(slope == 0, 0, before_gradient)
     inner, x_gradient = linear_vjp(parameters.inner, x, before_gradient.astype(x.dtype))
     return FeedForwardGradients(FeedForward(inner, outer), x_gradient)

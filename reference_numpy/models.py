@@ -15,9 +15,13 @@ from reference_numpy.blocks import attention_options
 from reference_numpy.transformer import classifier, decoder, encoder, language_model, transformer
 from specification import dialects
 from specification.checkpoints import read_model, write_model
+from specification.checks.arguments import ranked, shape_of
 from specification.configuration import Configuration
+from specification.dtypes import BOOLEAN, FLOATING, INTEGER, dtype_name
 from specification.masks import KeyPadding, both
 from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, MultiHeadAttention, Transformer
+
+NUMBERS = FLOATING + INTEGER + BOOLEAN
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,7 @@ class Model:
     configuration: Configuration
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
+        require_arrays(inputs)
         return MODELS[type(self.parameters)](self.parameters, *inputs, configuration=self.configuration, **options)
 
 
@@ -48,6 +53,15 @@ def save(model: Model, path: str | Path) -> None:
 def restore(path: str | Path) -> Model:
     """The model that was saved there, by any of the three packages."""
     return Model(*read_model(path))
+
+
+def require_arrays(inputs: tuple[Any, ...]) -> None:
+    """TypeError for an input that is no array of numbers, before a framework sees it; None is left to the model."""
+    for number, given in enumerate(inputs, 1):
+        if given is not None:
+            shape_of(f"input {number}", given)
+            if dtype_name(given) not in NUMBERS:
+                raise TypeError(f"input {number} must hold numbers, got {dtype_name(given)}")
 
 
 # --- what a model is called with --------------------------------------------------------------------------------------
@@ -79,7 +93,8 @@ def multi_head(
     """`multi_head_attention`; the key is the query and the value the key unless given."""
     key = query if key is None else key
     value = key if value is None else value
-    options = attention_options(query.shape[-1], mask, None, configuration)
+    width = ranked("query", query, "batch, positions, width")[-1]
+    options = attention_options(width, mask, None, configuration)
     return multi_head_attention(parameters, query, key, value, **options)
 
 

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from specification import parameters as structures
+from specification.checks.arguments import epsilon
 from specification.configuration import Configuration
+from specification.dtypes import FLOATING
 
 FORMAT = "transformer-conformance model"
 KINDS = {
@@ -51,6 +53,8 @@ def unflatten(kind: Any, arrays: Mapping[str, Any]) -> Any:
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise ValueError(f"a {kind.__name__} has no {path}")
         node[last] = array
     found = grown(kind, tree)
     surplus = sorted(arrays.keys() - flatten(found).keys())
@@ -95,6 +99,41 @@ def grown(hint: Any, tree: Any) -> Any:
     return hint(**{name: grown(hints[name], tree.get(name)) for name in hint._fields})
 
 
+RANKS = {structures.Linear: 2, structures.Embedding: 2, structures.Norm: 1}
+"""Of the arrays that each structure holds; only the bias of a `Linear` has one axis."""
+
+
+def misfits(value: Any, path: str = "", width: int | None = None) -> list[str]:
+    """What is wrong with dtypes, ranks, and sizes that would be broadcast where the model is called."""
+    if not isinstance(value, list | tuple):
+        return []
+    if isinstance(value, structures.Encoder | structures.Decoder):
+        norms = [norm for block in value.blocks for norm in block if isinstance(norm, structures.Norm)]
+        width = next((np.shape(norm.weight)[-1] for norm in norms if np.ndim(norm.weight)), None)
+    found: list[str] = []
+    for name, part in zip(getattr(value, "_fields", range(len(value))), value, strict=True):
+        here = f"{path}.{name}".removeprefix(".")
+        if isinstance(part, list | tuple):
+            found += misfits(part, here, width)
+        elif part is not None:
+            found += misfit(value, str(name), part, here, width)
+    return found
+
+
+def misfit(holder: Any, name: str, array: np.ndarray, path: str, width: int | None) -> list[str]:
+    """Of one array in its structure; width: of the encoder or decoder around it."""
+    if str(array.dtype) not in FLOATING:
+        return [f"{path} must be floating, got {array.dtype}"]
+    rank = 1 if name == "bias" else RANKS[type(holder)]
+    last: int | None = width
+    if isinstance(holder, structures.Linear):
+        last = np.shape(holder.weight)[-1] if name == "bias" and np.ndim(holder.weight) == 2 else None
+    if array.ndim != rank or (last is not None and array.shape[-1] != last):
+        told = ["any"] * (rank - 1) + ["any" if last is None else str(last)]
+        return [f"{path} must have shape [{', '.join(told)}], got {list(array.shape)}"]
+    return []
+
+
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -105,31 +144,63 @@ def write_safetensors(path: str | Path, arrays: Mapping[str, np.ndarray], metada
 
 
 def read_safetensors(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Arrays by name, and the metadata. ValueError for a file that is no safetensors file, or is cut off."""
+    """Arrays by name, and the metadata. ValueError for a file that is no safetensors file, or is cut off, and for all
+    entries at once whose dtype NumPy does not have.
+    """
     from safetensors import SafetensorError, safe_open
 
+    arrays, unknown = {}, []
     try:
         with safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except FileNotFoundError:
-        raise
+            for name in file.keys():  # noqa: SIM118
+                try:
+                    arrays[name] = file.get_tensor(name)
+                except (AttributeError, TypeError):
+                    unknown.append(f"{name} ({file.get_slice(name).get_dtype()})")
+            metadata = file.metadata() or {}
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path} is not there") from error
     except (SafetensorError, OSError, TypeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read as a safetensors file: {error}") from error
+    if unknown:
+        raise ValueError(f"{path} has entries of dtypes that cannot be read: {', '.join(unknown)}")
+    return arrays, metadata
 
 
 def write_model(path: str | Path, parameters: Any, configuration: Configuration) -> None:
     """A model of NumPy arrays, with its kind and configuration, as one safetensors file."""
-    told = {"kind": type(parameters).__name__, "configuration": json.dumps(dataclasses.asdict(configuration))}
-    write_safetensors(path, flatten(parameters), {"format": FORMAT} | told)
+    arrays = flatten(parameters)
+    options = json.dumps(dataclasses.asdict(configuration), default=as_plain)
+    told = {"kind": type(parameters).__name__, "arrays": str(len(arrays)), "configuration": options}
+    write_safetensors(path, arrays, {"format": FORMAT} | told)
+
+
+def as_plain(number: Any) -> Any:
+    """A scalar of NumPy's as Python's own."""
+    return number.item()
 
 
 def read_model(path: str | Path) -> tuple[Any, Configuration]:
-    """What `write_model` has written: the same arrays, bit for bit. ValueError for another file."""
+    """What `write_model` has written: the same arrays, bit for bit. ValueError for another file, and for all arrays at
+    once that do not fit.
+    """
     arrays, metadata = read_safetensors(path)
     if metadata.get("format") != FORMAT or metadata.get("kind") not in KINDS:
         raise ValueError(f"{path} was not written by save: load it by its dialect")
     try:
         parameters = unflatten(KINDS[metadata["kind"]], arrays)
-        return parameters, Configuration(**json.loads(metadata["configuration"]))
-    except (KeyError, TypeError, ValueError) as error:
+        configuration = Configuration(**json.loads(metadata["configuration"]))
+        epsilon(configuration.norm_eps)
+        if not isinstance(configuration.scaled_embedding, bool):
+            raise TypeError(f"scaled_embedding must be True or False, got {configuration.scaled_embedding!r}")
+    except KeyError as error:
+        raise ValueError(f"{path} is no whole model: it has no {error.args[0]}") from error
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is no whole model: {error}") from error
+    problems = misfits(parameters)
+    saved = metadata.get("arrays", str(len(arrays)))
+    if saved != str(len(arrays)) or not arrays:
+        problems.append(f"it has {len(arrays)} arrays, and was saved with {saved}")
+    if problems:
+        raise ValueError(f"{path} is no whole model: {'; '.join(problems)}")
+    return parameters, configuration

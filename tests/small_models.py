@@ -27,6 +27,7 @@ from specification import (
     Norm,
     Transformer,
 )
+from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout, StackDropout, SublayerDropout
 from tests.helpers import Implementation
 
 E, H, F, VOCABULARY, LONGEST, BATCH, LENGTH = 16, 4, 24, 11, 24, 3, 7
@@ -137,6 +138,35 @@ def fitted(value: Any, configuration: Configuration) -> Any:
         parts = [fitted(part, configuration) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else parts
     return value
+
+
+def without_biases(value: Any) -> Any:
+    """The structure without the biases of its projections and norms."""
+    if isinstance(value, Linear | Norm):
+        return value._replace(bias=None)
+    if isinstance(value, list | tuple):
+        parts = [without_biases(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else parts
+    return value
+
+
+def keep_masks(seed: int, batch: int, length: int, depth: int, memory: int | None = None) -> StackDropout:
+    """A keep mask at every site of an encoder, or of a decoder, whose memory is that long."""
+    generator = np.random.default_rng(seed)
+
+    def keep(*shape: int) -> Dropout:
+        return Dropout(generator.random((batch, *shape)) < 0.7, 0.3)
+
+    def sublayer(*inner: int) -> SublayerDropout:
+        return SublayerDropout(keep(*inner), keep(length, E), keep(length, E))
+
+    def block() -> EncoderBlockDropout | DecoderBlockDropout:
+        own, forward = sublayer(H, length, length), sublayer(length, F)
+        if memory is None:
+            return EncoderBlockDropout(own, forward)
+        return DecoderBlockDropout(own, sublayer(H, length, memory), forward)
+
+    return StackDropout(keep(length, E), [block() for _ in range(depth)])
 
 
 INSIDE, LEADING = ((0, 2), (0, 5), (2, 3)), ((1, 0), (1, 1), (2, 4))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as torch_save
 
 import reference_numpy
 from specification import KeyPadding
@@ -91,7 +92,142 @@ def test_arrays_of_torch_are_taken_too() -> None:
     parameters, _ = read("transformer101", dict(module.named_parameters()))
     np.testing.assert_array_equal(parameters.output.bias, module.output_linear.bias.detach().numpy())
     wide = {name: tensor.to(torch.bfloat16) for name, tensor in module.named_parameters()}
-    assert read("transformer101", wide)[0].output.bias.dtype == np.float32
+    with pytest.warns(UserWarning, match="bfloat16 entries of the checkpoint are widened"):
+        assert read("transformer101", wide)[0].output.bias.dtype == np.float32
+
+
+# --- what else is malformed -------------------------------------------------------------------------------------------
+
+
+def wrong_kinds(array: np.ndarray) -> dict[str, Any]:
+    return {
+        "a scalar": np.array(1, "float32"),
+        "one axis more": array[..., None],
+        "no elements": array[:0],
+        "whole numbers": array.astype("int64"),
+        "truth values": array > 0,
+        "complex numbers": array.astype("complex64"),
+        "objects": array.astype(object),
+        "text": array.astype(str),
+        "float8": array.astype(ml_dtypes.float8_e4m3fn),
+        "None": None,
+        "a list": array.tolist(),
+        "a sparse tensor": torch.from_numpy(np.array(array)).to_sparse(),
+        "a tensor without memory": torch.empty(array.shape, device="meta"),
+    }
+
+
+def torch_checkpoint() -> dict[str, np.ndarray]:
+    return state(filled(torch.nn.Transformer(16, 4, 1, 1, 24, batch_first=True)))
+
+
+@pytest.mark.parametrize("name", ["pytorch", *sorted(SOURCES)])
+def test_an_entry_of_any_wrong_kind_is_one_of_the_problems(name: str) -> None:
+    """Every entry in turn, and every kind of mistake in turn."""
+    dialect = name if name == "pytorch" else SOURCES[name].dialect
+    entries = torch_checkpoint() if name == "pytorch" else checkpoint(name)
+    hyperparameters = {"num_heads": 4} if name == "pytorch" else given(name)
+    for entry in entries:
+        if entry.endswith(".pe"):
+            continue
+        for wrong in wrong_kinds(entries[entry]).values():
+            with pytest.raises(ValueError, match="the checkpoint does not fit") as caught:
+                read(dialect, entries | {entry: wrong}, **hyperparameters)
+            assert entry in str(caught.value)
+            assert "\n" not in str(caught.value)
+
+
+def test_a_scalar_is_told_with_all_else() -> None:
+    entries = torch_checkpoint()
+    entries["encoder.layers.0.self_attn.out_proj.weight"] = np.array(1, "float32")
+    del entries["encoder.norm.bias"], entries["decoder.layers.0.norm3.weight"]
+    with pytest.raises(ValueError, match="4 problems") as caught:
+        read("pytorch", entries | {"wrong.weight": np.ones(3, "float32")}, num_heads=4)
+    for told in (
+        "encoder.layers.0.self_attn.out_proj.weight must have shape [16, 16], got []",
+        "encoder.norm.bias is missing",
+        "decoder.layers.0.norm3.weight is missing",
+        "wrong.weight is not known",
+    ):
+        assert told in str(caught.value)
+
+
+def test_layers_that_are_skipped() -> None:
+    """A number beyond all entries is no layer, and is not counted up to."""
+    entries = torch_checkpoint()
+    for number in ("999999", "9" * 5000):
+        with pytest.raises(ValueError, match=r"the checkpoint does not fit, 1 problem: .* is not known"):
+            read("pytorch", entries | {f"encoder.layers.{number}.norm1.weight": np.ones(16, "float32")}, num_heads=4)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_is_no_state_dict(dialect: str, implementation: Implementation) -> None:
+    hyperparameters = {} if dialect == "transformer101" else {"num_heads": 4}
+    hyperparameters |= {"source_pad": 0} if dialect == "notebook-scratch" else {}
+    with pytest.raises(TypeError, match=r"got the module Linear: pass module.state_dict\(\)"):
+        implementation.load(dialect, torch.nn.Linear(2, 2), **hyperparameters)
+    for wrong, told in ((None, "NoneType"), ([1, 2], "list"), (np.ones(3), "ndarray")):
+        with pytest.raises(TypeError, match=f"state_dict must be arrays by name or the path .*, got {told}"):
+            implementation.load(dialect, wrong, **hyperparameters)
+    with pytest.raises(TypeError, match="names in state_dict must be strings, got 3"):
+        implementation.load(dialect, {3: np.ones(2)}, **hyperparameters)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("dawn", {"num_heads": 4.0}, "num_heads must be an integer of at least 1, got 4.0"),
+        ("dawn", {"num_heads": "4"}, "num_heads must be an integer"),
+        ("dawn", {"num_heads": True}, "num_heads must be an integer"),
+        ("dawn", {"num_heads": np.array([4, 4])}, "num_heads must be an integer"),
+        ("dawn", {"num_heads": 0}, "num_heads must be an integer"),
+        ("dawn", {"eps": 1e-5}, "dawn takes num_heads, got eps"),
+        ("transformer101", {"num_heads": 4}, "transformer101 takes no hyperparameters, got num_heads"),
+        ("prenorm-blog, heads", {"num_heads": 4}, "separate heads takes no num_heads"),
+        ("notebook-scratch", {"source_pad": 11}, "source_pad must be the id of a token below 11, got 11"),
+        ("notebook-scratch", {"source_pad": -1}, "source_pad must be the id of a token or None, got -1"),
+        ("prenorm-blog", {"target_pad": "0"}, "target_pad must be the id of a token or None, got '0'"),
+        ("imdb-classifier, max", {"pool": ["max"]}, "pool must be a string"),
+        ("pytorch", {"norm_first": "yes"}, "norm_first must be True or False, got 'yes'"),
+        ("pytorch", {"activation": None}, "activation must be a string, got None"),
+        ("pytorch", {"activation": "swish"}, "activation must be one of 'relu'"),
+        ("pytorch", {"eps": -1.0}, "eps must be finite and at least"),
+        ("pytorch", {"eps": float("nan")}, "eps must be finite and at least"),
+        ("pytorch", {"eps": "1e-5"}, "eps must be a real number, got '1e-5'"),
+    ],
+)
+def test_hyperparameters_of_wrong_names_and_kinds(name: str, wrong: dict[str, Any], message: str) -> None:
+    dialect = name if name == "pytorch" else SOURCES[name].dialect
+    entries = torch_checkpoint() if name == "pytorch" else checkpoint(name)
+    hyperparameters = {"num_heads": 4} if name == "pytorch" else given(name)
+    with pytest.raises((TypeError, ValueError), match=message):
+        read(dialect, entries, **(hyperparameters | wrong))
+
+
+def test_hyperparameters_that_are_lacking() -> None:
+    for dialect, lacking in (
+        ("dawn", "num_heads"),
+        ("notebook-scratch", "num_heads, source_pad"),
+        ("bert", "num_heads"),
+    ):
+        with pytest.raises(TypeError, match=f"{dialect} takes .*, and needs {lacking}"):
+            read(dialect, {})
+
+
+def test_numbers_of_numpy_as_hyperparameters(tmp_path: Path) -> None:
+    model = reference_numpy.load("dawn", checkpoint("dawn"), num_heads=np.int64(4))
+    reference_numpy.save(model, tmp_path / "model.safetensors")
+    assert reference_numpy.restore(tmp_path / "model.safetensors").configuration == model.configuration
+
+
+def test_numbers_that_are_not_finite_are_told(implementation: Implementation) -> None:
+    """They are read as they are, and come out again."""
+    entries = checkpoint("transformer101")
+    entries["output_linear.bias"] = np.full_like(entries["output_linear.bias"], np.nan)
+    with pytest.warns(UserWarning, match="NaN or infinities are in output_linear.bias"):
+        model = implementation.load("transformer101", entries)
+    x = implementation.convert(np.ones((1, 3, 16), "float32"))
+    assert np.isnan(implementation.subject.framework.numpy(model(x))).all()
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -104,6 +240,18 @@ def test_a_file_is_a_state_dict(tmp_path: Path) -> None:
     from_memory, _ = read("dawn", entries, num_heads=4)
     np.testing.assert_array_equal(from_file.output.weight, from_memory.output.weight)
     assert configuration.num_heads == 4
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_a_file_of_a_dtype_that_numpy_lacks(dtype: str, tmp_path: Path, implementation: Implementation) -> None:
+    """All such entries are told at once, by every way to read a file."""
+    path = tmp_path / "narrow.safetensors"
+    narrow = torch.ones(2, 2).to(getattr(torch, dtype))
+    torch_save({"first": narrow, "good": torch.ones(3), "second": narrow.clone()}, path)
+    told = f"entries of dtypes that cannot be read: first \\({dtype[:8].upper().replace('LOAT', '')}.*second"
+    for load in (lambda: implementation.load("dawn", path, num_heads=4), lambda: implementation.restore(path)):
+        with pytest.raises(ValueError, match=told):
+            load()
 
 
 @pytest.mark.parametrize("cut", [0, 7, 100, -1])
@@ -195,6 +343,58 @@ def test_masks_that_do_not_fit(implementation: Implementation) -> None:
         model(implementation.convert(x), mask=wrong)
     with pytest.raises(TypeError, match="keep must be boolean"):
         model(implementation.convert(x), implementation.convert(np.ones((2, 3), "float32")))
+
+
+def test_inputs_that_are_no_arrays_of_numbers(implementation: Implementation) -> None:
+    module = filled(torch.nn.TransformerDecoderLayer(16, 4, 24, batch_first=True))
+    x = np.ones((2, 3, 16), "float32")
+    for model in (
+        implementation.load("pytorch", state(module), num_heads=4),
+        implementation.load("transformer101", checkpoint("transformer101")),
+    ):
+        own = implementation.convert(x)
+        for wrong in (x.tolist(), 3, "x"):
+            with pytest.raises(TypeError, match=f"input 2 must be an array, got {type(wrong).__name__}"):
+                model(own, wrong)
+        with pytest.raises(TypeError, match="input 1 must hold numbers, got object"):
+            model(x.astype(object), own)
+    with pytest.raises(TypeError, match="query must be an array, got NoneType"):
+        model(None)
+
+
+def test_token_types_that_do_not_fit(implementation: Implementation) -> None:
+    model, ids = bert(implementation), implementation.convert(IDS)
+    for wrong in (IDS * 0 + 2, IDS * 0 - 1):
+        with pytest.raises(ValueError, match=r"ids must lie in \[0, 2\)"):
+            model(ids, None, implementation.convert(wrong))
+    with pytest.raises(ValueError, match=r"token_types must have shape \[1, 3\]"):
+        model(ids, None, implementation.convert(IDS[:, :2] * 0))
+    with pytest.raises(TypeError, match="token_types must have an integer dtype"):
+        model(ids, None, implementation.convert(np.zeros((1, 3), "float32")))
+    with pytest.raises(TypeError, match="keep must be boolean"):
+        model(ids, ids)
+
+
+def bert(implementation: Implementation) -> Any:
+    """Of one block, under Hugging Face's names."""
+    block = state(filled(torch.nn.TransformerEncoderLayer(16, 4, 24)))
+    query, key, value = np.split(block["self_attn.in_proj_weight"], 3)
+    entries: dict[str, np.ndarray] = {}
+    parts = {
+        "attention.self.query": (query, block["norm1.bias"]), "attention.self.key": (key, block["norm1.bias"]),
+        "attention.self.value": (value, block["norm1.bias"]),
+        "attention.output.dense": (block["self_attn.out_proj.weight"], block["self_attn.out_proj.bias"]),
+        "attention.output.LayerNorm": (block["norm1.weight"], block["norm1.bias"]),
+        "intermediate.dense": (block["linear1.weight"], block["linear1.bias"]),
+        "output.dense": (block["linear2.weight"], block["linear2.bias"]),
+        "output.LayerNorm": (block["norm2.weight"], block["norm2.bias"]),
+    }  # fmt: skip
+    for name, (weight, bias) in parts.items():
+        entries |= {f"encoder.layer.0.{name}.weight": weight, f"encoder.layer.0.{name}.bias": bias}
+    rows = {"word": 11, "position": 20, "token_type": 2}
+    entries |= {f"embeddings.{name}_embeddings.weight": query[:1].repeat(n, 0) for name, n in rows.items()}
+    entries |= {f"embeddings.LayerNorm.{part}": block[f"norm1.{part}"] for part in ("weight", "bias")}
+    return implementation.load("bert", entries, num_heads=4)
 
 
 def test_memory_where_none_is_wanted() -> None:

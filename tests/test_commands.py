@@ -15,7 +15,13 @@ import numpy as np
 import pytest
 
 from conformance import replaying
+from conformance.cases import Case
 from conformance.commands import replay as replay_command
+from conformance.guard import JudgeError
+from conformance.models.real import RealFinding, RealResult
+from conformance.tally import Tally, Violation
+from conformance.verdict import Finding
+from specification import RULES
 from tests.helpers import command
 
 ROOT = Path(__file__).parent.parent
@@ -448,6 +454,206 @@ def test_run_writes_reports(folder: Path) -> None:
     (subject,) = json.loads((folder / "run.json").read_text())["subjects"]
     assert (subject["name"], subject["conforms"], len(subject["operations"])) == ("reference_numpy", True, 12)
     assert (folder / "run.html").is_file()
+
+
+class Run(NamedTuple):
+    """What `conformance run` left behind."""
+
+    code: int
+    output: str
+    report: dict[str, Any]
+    junit: ElementTree.Element
+    page: str
+
+
+class Pool:
+    """Workers that find what `runs` says for one run after the other, and then `real`; an exception is raised."""
+
+    runs: tuple[Any, ...] = ()
+    real: Any = None
+    closed = False
+
+    def __init__(self, names: list[str], count: int, device: str) -> None:
+        self.names, self.left = names, list(self.runs)
+        Pool.closed = False
+
+    def run(self, rules: list[str], examples: int, seed: int, progress: Any) -> Tally:
+        found = self.left.pop(0)
+        if isinstance(found, BaseException):
+            raise found
+        tally = Tally()
+        for name in self.names:
+            tally.rules["MASK-1", name].add(found, "float32")
+            if found > 1:
+                finding = Finding("output", found, (0, 0, 0, 0), 1.0, 0.5, 0.5 / found)
+                tally.violate(Violation("MASK-1", name, finding, "polarity", "agreement", MASKED))
+        tally.generated["attention"] = 10
+        return tally
+
+    def run_real(self, progress: Any) -> list[RealResult]:
+        if isinstance(self.real, BaseException):
+            raise self.real
+        findings = [RealFinding(name, "blocks.0.attention", self.real, "off by that") for name in self.names]
+        return [RealResult(findings, {name: np.ones(2) for name in self.names})]
+
+    def close(self) -> None:
+        Pool.closed = True
+
+
+MASKED = Case("attention", "float32", {n: np.ones((1, 1, 1, 1), "float32") for n in ("query", "key", "value")})
+
+
+@pytest.fixture
+def judged_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """`conformance run` with workers that find what they are told to, and its three reports."""
+    monkeypatch.setattr("conformance.workers.Workers", Pool)
+    monkeypatch.setattr("conformance.workers.asked_again", lambda violation, device: violation)
+    monkeypatch.setattr("conformance.models.real.missing", list)
+    monkeypatch.setattr("conformance.models.real.batches", lambda: [None] * 8)
+
+    def run(*words: object, runs: tuple[Any, ...] = (0.5,), real: Any = 0.5) -> Run:
+        monkeypatch.setattr(Pool, "runs", runs)
+        monkeypatch.setattr(Pool, "real", real)
+        files = ("--json", "run.json", "--junit", "run.xml", "--html", "run.html")
+        code, output = command("run", "--seed", 1, "--repeat", len(runs), *files, *words)
+        assert Pool.closed
+        report = json.loads((folder / "run.json").read_text(), parse_constant=pytest.fail)
+        suites = ElementTree.parse(folder / "run.xml").getroot()
+        assert (code == 0) == report["conforms"] == (suites.get("failures") == suites.get("errors") == "0")
+        assert (report["error"] is not None) == (code in (2, 130))
+        return Run(code, output, report, suites, (folder / "run.html").read_text())
+
+    return run
+
+
+def test_trained_model_is_in_every_report(judged_by: Callable[..., Run]) -> None:
+    found = judged_by()
+    assert found.code == 0
+    assert "all-MiniLM-L6-v2 on real sentences" in found.output
+    assert "1 run of 10 cases for each probe, 0 with violations" in found.output
+    (model,) = found.report["models"]
+    assert (model["conforms"], model["sentences"]) == (True, 64)
+    assert [one["name"] for one in model["implementations"]] == ["reference_numpy", "torch_impl", "jax_impl"]
+    assert "jax_impl, all-MiniLM-L6-v2" in {suite.get("name") for suite in found.junit}
+    assert "all-MiniLM-L6-v2 on real sentences" in found.page
+
+
+def test_worse_trained_model_conforms_in_no_report(judged_by: Callable[..., Run], folder: Path) -> None:
+    judged_by()
+    (folder / "run.json").rename("before.json")
+    found = judged_by("--only", "torch_impl", real=1.5)
+    assert found.code == 1
+    assert not found.report["conforms"]
+    assert found.report["subjects"][0]["conforms"]
+    assert found.junit.get("failures") == "1"
+    assert "1 violation in all-MiniLM-L6-v2" in found.page
+    assert "torch_impl, blocks.0.attention: off by that" in found.output
+    assert "all-MiniLM-L6-v2: 1 violation on real sentences." in found.output
+    assert "1 run of 10 cases for each probe, 0 with violations" in found.output  # the runs have none
+    code, output = command("compare", "before.json", "run.json")
+    assert code == 1
+    assert "violated now, worst error 1.5 of its bound" in output
+    assert command("compare", "run.json", "run.json") == (0, "0 changes, 0 for the worse\n")
+
+
+def test_trained_model_that_cannot_be_judged(judged_by: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conformance.models.real.missing", lambda: ["tokenizers"])
+    found = judged_by()
+    assert found.code == 0
+    assert "no trained model is judged: tokenizers not installed" in found.output
+    (model,) = found.report["models"]
+    assert (model["left_out"], model["conforms"]) == ("tokenizers not installed", None)
+    assert found.junit.get("skipped") == str(3 * (len(RULES) - 1) + 1)
+    assert "Not judged: tokenizers not installed." in found.page
+
+
+@pytest.mark.parametrize("words", [("--no-real",), ("--only", "MASK-1")])
+def test_no_trained_model_is_asked_for(judged_by: Callable[..., Run], words: tuple[str, ...]) -> None:
+    found = judged_by(*words, real=1.5)
+    assert (found.code, found.report["models"]) == (0, [])
+
+
+def test_violations_of_a_run(judged_by: Callable[..., Run]) -> None:
+    found = judged_by(runs=(0.5, 3.0, 0.5))
+    assert found.code == 1
+    assert "3 runs of 10 cases for each probe, 1 with violations" in found.output
+    assert found.output.count("seed ") == 3
+    assert [subject["conforms"] for subject in found.report["subjects"]] == [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (JudgeError("the judge failed: KeyError: 'lost'"), 2, "JudgeError: the judge failed: KeyError: 'lost'"),
+        (RuntimeError("out of [memory]"), 2, "out of [memory]"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_what_was_judged_before_an_error_is_told(
+    judged_by: Callable[..., Run], error: BaseException, code: int, message: str
+) -> None:
+    found = judged_by(runs=(0.25, 0.5, error, 0.5))
+    assert found.code == code
+    assert f"not judged to the end: {message}" in found.output
+    assert "│ MASK-1 │ polarity" in found.output
+    assert "no violation on 20 generated cases until then" in found.output
+    assert "conform on" not in found.output
+    assert "2 of 4 runs of 10 cases for each probe, 0 with violations" in found.output
+    assert found.report["error"] == message
+    for subject in found.report["subjects"]:
+        cases = {rule["rule"]: (rule["cases"], rule["worst"]) for rule in subject["rules"] if rule["cases"]}
+        assert cases == {"MASK-1": (2, 0.5)}
+        assert (subject["conforms"], subject["untried"]) == (False, "2 of 4 runs ended")
+    assert found.report["models"] == []
+    assert found.junit.get("errors") == "1"
+    assert "Not judged to the end" in found.page
+
+
+def test_violations_before_an_error_are_told(judged_by: Callable[..., Run]) -> None:
+    found = judged_by(runs=(3.0, ValueError("no")))
+    assert found.code == 2
+    assert "1 of 2 runs of 10 cases for each probe, 1 with violations" in found.output
+    assert "3 violations on 10 generated cases" in found.output
+    assert [len(subject["violations"]) for subject in found.report["subjects"]] == [1, 1, 1]
+
+
+def test_error_in_the_trained_model_leaves_the_runs(judged_by: Callable[..., Run]) -> None:
+    found = judged_by(real=ValueError("the checkpoint is truncated"))
+    assert found.code == 2
+    assert "1 run of 10 cases for each probe, 0 with violations" in found.output
+    assert [(subject["conforms"], subject["untried"]) for subject in found.report["subjects"]] == [(True, None)] * 3
+    assert found.report["models"] == []
+
+
+def test_error_when_a_violation_is_asked_again(judged_by: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(violation: Any, device: str) -> None:
+        raise RuntimeError("a worker died")
+
+    monkeypatch.setattr("conformance.workers.asked_again", broken)
+    found = judged_by(runs=(3.0,))
+    assert found.code == 2
+    assert found.report["error"] == "a worker died"
+    assert [len(subject["violations"]) for subject in found.report["subjects"]] == [1, 1, 1]
+
+
+def test_error_before_anything_was_judged(judged_by: Callable[..., Run]) -> None:
+    found = judged_by(runs=(ValueError("no"),))
+    assert found.code == 2
+    assert found.output.splitlines()[-1] == "not judged to the end: no"
+    assert "generated cases" not in found.output
+    assert (found.report["subjects"], found.report["models"]) == ([], [])
+    assert "Not judged<" in found.page
+
+
+def test_error_in_the_peers_leaves_the_runs(judged_by: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("no such library")
+
+    monkeypatch.setattr("conformance.peers.matrix.matrix", broken)
+    found = judged_by("--peers")
+    assert (found.code, found.report["error"]) == (2, "no such library")
+    assert len(found.report["subjects"]) == 3
+    assert found.report["models"][0]["conforms"]
 
 
 @pytest.mark.parametrize(

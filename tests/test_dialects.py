@@ -276,40 +276,123 @@ def test_parts_of_torch(name: str, implementation: Implementation) -> None:
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_bert(attention: str, implementation: Implementation) -> None:
-    """Token types, padding, and a sequence that is all padding."""
+class Pretrained(NamedTuple):
+    """Sizes and options of a random checkpoint. attention: whose implementation Hugging Face takes."""
+
+    sizes: Sizes
+    activation: str
+    eps: float
+    attention: str
+    tied: bool
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        known = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu"}
+        return {"num_heads": self.sizes.heads, "eps": self.eps, "activation": known[self.activation]}
+
+
+PRETRAINED = {
+    "small": Pretrained(SIZES[0]._replace(batch=4), "gelu", 1e-12, "sdpa", True),
+    "three heads": Pretrained(Sizes(24, 3, 20, 1, 3, 0, 12), "gelu_new", 1e-5, "sdpa", False),
+    "deep": Pretrained(Sizes(16, 2, 40, 4, 4, 0, 9), "gelu_new", 1e-3, "eager", True),
+    "wide": Pretrained(Sizes(64, 8, 96, 2, 2, 0, 16), "relu", 1e-6, "eager", False),
+}
+TYPE_COUNT, LONGEST = 3, 20
+
+
+def bert_of(made: Pretrained, dtype: str) -> torch.nn.Module:
     transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 13, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes |= {"intermediate_size": 24, "max_position_embeddings": 20}
-    module = filled(transformers.BertModel(transformers.BertConfig(**sizes, attn_implementation=attention)))
-    (ids,) = one(SIZES[0])
-    types = np.random.default_rng(0).integers(0, 2, ids.shape)
+    width, heads, inner, depth, *_ = made.sizes
+    configuration = transformers.BertConfig(
+        vocab_size=VOCABULARY[1], hidden_size=width, num_attention_heads=heads, intermediate_size=inner,
+        num_hidden_layers=depth, max_position_embeddings=LONGEST, type_vocab_size=TYPE_COUNT,
+        hidden_act=made.activation, layer_norm_eps=made.eps, attn_implementation=made.attention,
+    )  # fmt: skip
+    return filled(transformers.BertModel(configuration)).to(getattr(torch, dtype))
+
+
+def gpt2_of(made: Pretrained, dtype: str) -> torch.nn.Module:
+    transformers = pytest.importorskip("transformers")
+    width, heads, inner, depth, *_ = made.sizes
+    configuration = transformers.GPT2Config(
+        vocab_size=VOCABULARY[1], n_embd=width, n_head=heads, n_inner=inner, n_layer=depth, n_positions=LONGEST,
+        activation_function=made.activation, layer_norm_epsilon=made.eps, attn_implementation=made.attention,
+        tie_word_embeddings=made.tied, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    return filled(transformers.GPT2LMHeadModel(configuration)).to(getattr(torch, dtype))
+
+
+def bert_case(made: Pretrained, dtype: str) -> tuple[np.ndarray, Any, Arrays, dict[str, Any]]:
+    """Token types, and padding of differing lengths, in the last sequence everything.
+
+    Returns hidden states, the checkpoint, the inputs, and what the model is loaded and called with.
+    """
+    module, (ids,) = bert_of(made, dtype), one(made.sizes)
+    types = np.random.default_rng(0).integers(0, TYPE_COUNT, ids.shape)
     with torch.no_grad():
         got = module(*map(torch.from_numpy, (ids, (ids != 0).astype(int), types))).last_hidden_state.numpy()
-    given = {"num_heads": 4, "empty_rows": "zero" if attention == "sdpa" else "mean"}
-    options = {"key_padding": ids != 0, "token_types": types}
-    exact, bound = expected("bert", state(module), (ids,), "float32", options=options, **given)
-    assert_within(got, exact, bound, "float32")
-    own = answer(implementation, "bert", state(module), (ids,), options=options, **given)
-    assert_within(own, exact, bound, "float32")
+    given = made.hyperparameters | {"empty_rows": "zero" if made.attention == "sdpa" else "mean"}
+    return got, state(module), (ids,), given | {"options": {"key_padding": ids != 0, "token_types": types}}
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_gpt2(tied: bool, implementation: Implementation) -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 13, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 20}
-    sizes |= {"bos_token_id": 0, "eos_token_id": 0}
-    module = filled(transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, tie_word_embeddings=tied)))
-    (ids,) = one(SIZES[0])
+def gpt2_case(made: Pretrained, dtype: str) -> tuple[np.ndarray, Any, Arrays, dict[str, Any]]:
+    """Padding of differing lengths, masked. Returns logits, and as above.
+
+    It comes first where a position that may attend to nothing gives 0 as in the dialect; the "eager" attention gives it
+    the mean of all values, and there every sequence begins with a token.
+    """
+    module, (ids,) = gpt2_of(made, dtype), one(made.sizes)
+    if made.attention == "sdpa":
+        ids = ids[:, ::-1].copy()
+    else:
+        ids[:, 0] = 5
     with torch.no_grad():
-        got = module(torch.from_numpy(ids)).logits.numpy()
+        got = module(torch.from_numpy(ids), attention_mask=torch.from_numpy((ids != 0).astype(int))).logits.numpy()
     checkpoint = state(module)
-    if tied:
+    if made.tied:
         del checkpoint["lm_head.weight"]
-    exact, bound = expected("gpt2", checkpoint, (ids,), "float32", num_heads=4)
-    assert_within(got, exact, bound, "float32")
-    assert_within(answer(implementation, "gpt2", checkpoint, (ids,), num_heads=4), exact, bound, "float32")
+    return got, checkpoint, (ids,), made.hyperparameters | {"options": {"mask": KeyPadding(ids != 0)}}
+
+
+PRETRAINED_CASES = {"bert": bert_case, "gpt2": gpt2_case}
+
+
+def assert_all_agree(dialect: str, name: str, dtype: str) -> None:
+    """Hugging Face's module, and the checkpoint that it gives in each of the three packages."""
+    got, checkpoint, inputs, given = PRETRAINED_CASES[dialect](PRETRAINED[name], dtype)
+    exact, bound = expected(dialect, checkpoint, inputs, dtype, **given)
+    assert_within(got, exact, bound, dtype)
+    for implementation in IMPLEMENTATIONS:
+        assert_within(answer(implementation, dialect, checkpoint, inputs, **given), exact, bound, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", PRETRAINED)
+def test_bert(name: str, dtype: str) -> None:
+    assert_all_agree("bert", name, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", PRETRAINED)
+def test_gpt2(name: str, dtype: str) -> None:
+    assert_all_agree("gpt2", name, dtype)
+
+
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "num_heads": {"num_heads": 4},
+    "eps": {"eps": 1.1e-3},
+    "activation": {"activation": "gelu"},
+    "padding": {"options": {}},
+}
+
+
+@pytest.mark.parametrize("dialect", PRETRAINED_CASES)
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_what_is_not_in_a_checkpoint_shows(dialect: str, what: str) -> None:
+    """With one hyperparameter or the mask otherwise, Hugging Face's module is beyond the bound."""
+    got, checkpoint, inputs, given = PRETRAINED_CASES[dialect](PRETRAINED["deep"], "float64")
+    exact, bound = expected(dialect, checkpoint, inputs, "float64", **given | OTHERWISE[what])
+    assert np.max(np.abs(got - exact) / bound) > 1
 
 
 # --- small pieces -----------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ from specification.dropout import (
     TransformerDropout,
 )
 from specification.parameters import mapped
-from tests.helpers import Implementation
+from tests.helpers import Implementation, literally
 from tests.small_models import VOCABULARY, E, F, H, Maker, fitted
 
 
@@ -314,13 +314,14 @@ def replaced_site(value: Any, site: Dropout) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-def test_torch_model_is_a_module() -> None:
+def test_torch_model_is_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its state dict has the structure's paths, it moves to another dtype, and it compiles as one graph."""
     parameters = maker().language_model(1)
     model = torch_impl.Model(mapped(torch.tensor, parameters), POST)
     assert set(model.state_dict()) == set(flatten(parameters))
     tokens = torch.tensor(SOURCE)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
+    literally("torch_impl", monkeypatch)
     torch.testing.assert_close(compiled(tokens), model(tokens), rtol=0, atol=0)
     assert model.to(torch.float64)(tokens).dtype == torch.float64
 
@@ -388,6 +389,44 @@ def test_a_file_that_lacks_something_is_refused(tmp_path: Path) -> None:
     write_safetensors(path, arrays, {name: value for name, value in metadata.items() if name != "configuration"})
     with pytest.raises(ValueError, match="is no whole model"):
         read_model(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("output.weight", lambda a: a.reshape(-1), r"output.weight must have shape \[any, any\], got \[176\]"),
+        ("output.weight", lambda a: a.astype(int), "output.weight must be floating, got int64"),
+        ("output.bias", lambda a: a[:1], r"output.bias must have shape \[11\], got \[1\]"),
+        ("decoder.embedding.positions", lambda a: a[:, :1], r"must have shape \[any, 16\], got \[24, 1\]"),
+        ("decoder.norm.weight", lambda a: a[:1], r"decoder.norm.weight must have shape \[16\], got \[1\]"),
+        ("decoder.norm.bias", lambda a: None, "it has 37 arrays, and was saved with 38"),
+        ("output.weight.below", lambda a: np.ones(2), "has no output.weight.below"),
+        ("configuration", lambda a: '{"num_heads": 4, "norm_eps": "x"}', "eps must be a real number"),
+        ("configuration", lambda a: "null", "must be a mapping"),
+        (
+            "configuration",
+            lambda a: '{"num_heads": 4, "scaled_embedding": "yes"}',
+            "scaled_embedding must be True or False",
+        ),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(
+    name: str, wrong: Callable[[Any], Any], message: str, tmp_path: Path, implementation: Implementation
+) -> None:
+    """Also what would be broadcast where the model is called."""
+    from specification.checkpoints import write_safetensors
+
+    path = tmp_path / "model.safetensors"
+    reference_numpy.save(reference_numpy.Model(maker().language_model(), POST), path)
+    arrays, metadata = read_safetensors(path)
+    changed = wrong(arrays.get(name))
+    if isinstance(changed, str):
+        metadata[name] = changed
+    else:
+        arrays[name] = changed
+    write_safetensors(path, {name: array for name, array in arrays.items() if array is not None}, metadata)
+    with pytest.raises(ValueError, match=f"is no whole model.*{message}"):
+        implementation.restore(path)
 
 
 def test_bfloat16_is_saved_and_restored_bit_for_bit(tmp_path: Path) -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import html
+import importlib
+import io
+from typing import Any
+
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 
 from conformance.corpus import entries
 from conformance.models import real
-from conformance.models.carried import carried_bound
-from conformance.reports.real import real_conforms, real_report
-from tests.helpers import Implementation
-from tests.test_dialects import assert_within
+from conformance.reports.content import document
+from conformance.reports.junit import junit
+from conformance.reports.page import page
+from conformance.reports.real import model_content, violations_of
+from conformance.reports.real_tables import real_report
 
 needs_model = pytest.mark.skipif(bool(real.missing()), reason=f"not installed: {', '.join(real.missing())}")
 
@@ -37,45 +42,48 @@ def test_every_step_on_real_text() -> None:
     batch = real.batch_of(real.sentences()[:3])
     assert not batch.keep.all()
     result = real.judge_batch(batch, ["reference_numpy", "torch_impl", "jax_impl"])
-    assert real_conforms([result])
+    found = model_content([result], list(result.cosines), 3)
+    assert found["conforms"]
+    assert found["version"] is not None
+    assert [len(one["steps"]) for one in found["implementations"]] == [42, 42, 42]
     assert len(result.findings) == 3 * 42
     for cosines in result.cosines.values():
         assert cosines.min() >= 1 - 1e-6
-    console = Console(width=120, record=True, quiet=True)
-    console.print(real_report([result], list(result.cosines), 3))
-    report = console.export_text()
+    report = printed(found)
     assert "layer 5" in report
     assert "3 sentences, 42 steps" in report
+    assert "violation" not in report
 
 
 @needs_model
-def test_a_step_beyond_its_bound_does_not_conform() -> None:
-    beyond = real.RealFinding("torch_impl", "blocks.4.attention", 1.5, "off")
-    within = beyond._replace(ratio=0.5)
-    assert real_conforms([real.RealResult([within], {"torch_impl": np.ones(2)})])
-    assert not real_conforms([real.RealResult([beyond], {})])
-    assert not real_conforms([real.RealResult([within], {"torch_impl": np.array([1, 0.999])})])
-    assert not real_conforms([])
+def test_a_fault_is_in_every_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GELU a thousandth too large, in PyTorch: the feed-forward parts are beyond their bounds, and nothing else is."""
+    activations = importlib.import_module("torch_impl.feed_forward").ACTIVATIONS
+    gelu = activations["gelu"]
+    monkeypatch.setitem(activations, "gelu", lambda x: 1.001 * gelu(x))
+    result = real.judge_batch(real.batch_of(real.sentences()[:2]), ["reference_numpy", "torch_impl"])
+    found = model_content([result], list(result.cosines), 2)
+    definition, port = found["implementations"]
+    assert (found["conforms"], definition["conforms"], port["conforms"]) == (False, True, False)
+    layers = [f"blocks.{layer}.feed_forward" for layer in range(6)]
+    assert [step["step"] for step in port["steps"] if step["status"] == "violated"] == layers
+    report = document("run", [], models=[found])
+    assert not report["conforms"]
+    for text in (printed(found), junit(report), page(report)):
+        assert "torch_impl" in text
+        assert violations_of(port)["blocks.5.feed_forward"] in html.unescape(text)
 
 
-@needs_model
-def test_hugging_face_agrees_from_end_to_end(implementation: Implementation) -> None:
-    """Hidden states of its module and of the package's own model, within the carried bound; embeddings by cosine."""
-    transformers = pytest.importorskip("transformers")
-    module = transformers.BertModel.from_pretrained(real.folder(), add_pooling_layer=False).eval()
-    batch, model = real.batch_of(real.sentences()[:2]), real.definition()
-    with torch.no_grad():
-        tokens, keep = torch.from_numpy(batch.tokens), torch.from_numpy(batch.keep)
-        theirs = module(tokens, attention_mask=keep.long()).last_hidden_state.numpy()
+def printed(found: dict[str, Any]) -> str:
+    console = Console(width=400, file=io.StringIO(), record=True)
+    console.print(real_report(found))
+    return console.export_text()
 
-    def run(functions: object) -> np.ndarray:
-        called = functions.MODELS[type(model.parameters)]  # type: ignore[attr-defined]
-        return called(model.parameters, batch.tokens, batch.keep, configuration=model.configuration)
 
-    exact, bound = carried_bound(run, model.parameters, "float32")
-    framework, arrays = real.own(implementation.package)
-    ours = real.hidden(implementation.package, framework, arrays, batch)
-    expected = real.embeddings(exact, batch)
-    for states in (theirs, ours):
-        assert_within(states, exact, bound, "float32")
-        assert np.sum(real.embeddings(states, batch) * expected, axis=-1).min() >= 1 - 1e-6
+def test_what_is_beyond_its_bound_is_printed() -> None:
+    beyond = real.RealFinding("torch_impl", "blocks.4.attention", 1.5, "off by half")
+    far = real.RealResult([beyond], {"torch_impl": np.array([1, 0.999])})
+    text = printed(model_content([far], ["torch_impl"], 2))
+    assert "torch_impl, blocks.4.attention: off by half" in text
+    assert "definition's 1 - 1.0e-03" in text
+    assert "all-MiniLM-L6-v2: 2 violations on real sentences." in text

@@ -13,7 +13,9 @@ from jaxtyping import Bool, Float, Integer
 
 from specification import dialects
 from specification.checkpoints import read_model, write_model
+from specification.checks.arguments import ranked, shape_of
 from specification.configuration import Configuration
+from specification.dtypes import BOOLEAN, FLOATING, INTEGER, dtype_name
 from specification.masks import KeyPadding, both
 from specification.parameters import (
     Classifier,
@@ -27,6 +29,8 @@ from specification.parameters import (
 from torch_impl.attention import attention, multi_head_attention
 from torch_impl.blocks import attention_options
 from torch_impl.transformer import classifier, decoder, encoder, language_model, transformer
+
+NUMBERS = FLOATING + INTEGER + BOOLEAN
 
 
 class Structure(torch.nn.Module):
@@ -57,6 +61,7 @@ class Model(Structure):
         self.configuration = configuration
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
+        require_arrays(inputs)
         return MODELS[self.kind](self.structure(), *inputs, configuration=self.configuration, **options)
 
 
@@ -99,6 +104,15 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
     return torch.tensor(array)
 
 
+def require_arrays(inputs: tuple[Any, ...]) -> None:
+    """TypeError for an input that is no array of numbers, before a framework sees it; None is left to the model."""
+    for number, given in enumerate(inputs, 1):
+        if given is not None:
+            shape_of(f"input {number}", given)
+            if dtype_name(given) not in NUMBERS:
+                raise TypeError(f"input {number} must hold numbers, got {dtype_name(given)}")
+
+
 # --- what a model is called with --------------------------------------------------------------------------------------
 
 
@@ -128,7 +142,8 @@ def multi_head(
     """`multi_head_attention`; the key is the query and the value the key unless given."""
     key = query if key is None else key
     value = key if value is None else value
-    options = attention_options(query.shape[-1], mask, None, configuration)
+    width = ranked("query", query, "batch, positions, width")[-1]
+    options = attention_options(width, mask, None, configuration)
     return multi_head_attention(parameters, query, key, value, **options)
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 from rich.text import Text
 
 from conformance.commands.console import console, refuse
 from conformance.commands.options import Seed
+
+if TYPE_CHECKING:
+    from conformance.models.agreement import Agreement, StepAgreement
 
 Settings = Annotated[list[str] | None, typer.Option("--set", help="a hyperparameter, such as num_heads=12")]
 
@@ -21,24 +27,69 @@ def port(
     settings: Settings = None,
     seed: Seed = 0,
 ) -> None:
-    """Map a checkpoint, and judge every step of it in all three packages on a probe input.
+    """Map a checkpoint, and judge it in all three packages on a probe input: every step, and the whole.
 
-    Exit code 0: all steps keep their bounds; 1: one does not; 2: the checkpoint cannot be read or does not fit.
+    The probe is a batch of sequences of differing lengths, padded and masked as such a model meets them. Exit code 0:
+    all steps and all results keep their bounds; 1: one does not; 2: the checkpoint cannot be read or does not fit.
     """
-    from conformance.models.agreement import agreement, probe_inputs
-    from conformance.reports.models import parameters_table, steps_table
+    from conformance.models.agreement import agreement, end_to_end
+    from conformance.models.probing import probe
+    from conformance.reports.models import parameters_table, probe_line, steps_table
+    from specification.parameters import mapped
 
     parameters, configuration = read_checkpoint(checkpoint, dialect, settings)
     console.print(parameters_table(parameters))
     packages = packages_here()
-    found = agreement(parameters, configuration, probe_inputs(parameters, seed or 0), {}, packages)
-    console.print(steps_table(found, packages))
+    inputs, options = probe(parameters, configuration, seed or 0)
+    console.print(Text(probe_line(inputs, options)))
+    found = agreement(parameters, configuration, inputs, options, packages)
+    wholes = []
+    for dtype in dict.fromkeys((found.oracle.dtype, "float64")):
+        models = loaded(checkpoint, dialect, settings, packages, dtype)
+        cast = mapped(partial(np.ndarray.astype, dtype=dtype), parameters)
+        wholes.append(end_to_end(models, cast, configuration, inputs, options))
+    console.print(steps_table(found, packages, wholes))
+    conforms = [tell_steps(found, packages), *map(tell_whole, wholes)]
+    raise typer.Exit(0 if all(conforms) else 1)
+
+
+def tell_steps(found: Agreement, packages: list[str]) -> bool:
+    """Whether every step keeps its bound, and which is the first that does not."""
     beyond = found.first_beyond
     if beyond is None:
         console.print(Text(f"every step keeps its bound in {', '.join(packages)}", style="bold green"))
     else:
         console.print(Text(f"the first error beyond its bound: {beyond[1]} in {beyond[0]}", style="bold red"))
-    raise typer.Exit(0 if beyond is None else 1)
+    return beyond is None
+
+
+def tell_whole(whole: StepAgreement) -> bool:
+    """Whether what the models give when they are called keeps the carried bound."""
+    told = ", ".join(f"{package} {ratio:.3g}" for package, ratio in whole.ratios.items())
+    beyond = [package for package, ratio in whole.ratios.items() if not ratio <= 1]
+    verdict = f"beyond it: {', '.join(beyond)}" if beyond else "all keep it"
+    line = f"{whole.name}, each model as it is called, in carried bounds: {told}; {verdict}"
+    console.print(Text(line, style="bold red" if beyond else "bold green"))
+    return not beyond
+
+
+def loaded(
+    checkpoint: Path, dialect: str, settings: list[str] | None, packages: list[str], dtype: str
+) -> dict[str, Any]:
+    """The model of every package, by its own `load`: of the file as it is, or widened to float64."""
+    from conformance.models.forced import framework_of
+    from conformance.models.local import cast
+    from specification.checkpoints import read_safetensors
+
+    given: Any = checkpoint
+    if dtype == "float64":
+        given = {name: cast(array, dtype) for name, array in read_safetensors(checkpoint)[0].items()}
+    models = {}
+    for package in packages:
+        with warnings.catch_warnings(), framework_of(package).context():
+            warnings.simplefilter("ignore")  # told once, by `read_checkpoint`
+            models[package] = importlib.import_module(package).load(dialect, given, **hyperparameters(settings or []))
+    return models
 
 
 def read_checkpoint(checkpoint: Path, dialect: str, settings: list[str] | None) -> tuple[Any, Any]:
@@ -63,6 +114,8 @@ def hyperparameters(settings: list[str]) -> dict[str, Any]:
         name, given, value = setting.partition("=")
         if not given:
             raise ValueError(f"--set takes name=value, got {setting!r}")
+        if name in found:
+            raise ValueError(f"--set gives {name} twice")
         found[name] = literal(value)
     return found
 

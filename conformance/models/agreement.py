@@ -1,29 +1,23 @@
-"""One model in several packages, on one input: what every step gives, and how far it is from exact."""
+"""One model in several packages, on one input: what every step and the whole gives, and how far that is from exact."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import importlib
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.models.forced import Oracle, forced_steps, framework_of
+from conformance.models.carried import carried_bound
+from conformance.models.forced import Oracle, forced_steps, framed, framework_of
 from conformance.models.local import cast
 from conformance.models.structures import as_float64
+from conformance.oracle import Exact
+from conformance.verdict import compare
 from reference_numpy import Model
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
-from specification.parameters import (
-    Classifier,
-    Decoder,
-    Encoder,
-    LanguageModel,
-    MultiHeadAttention,
-    Transformer,
-    mapped,
-)
-
-BATCH, LENGTH = 2, 16
+from specification.parameters import mapped
 
 
 class StepAgreement(NamedTuple):
@@ -57,9 +51,9 @@ def agreement(
     packages: Sequence[str],
 ) -> Agreement:
     """parameters: NumPy arrays, in the dtype in which the packages compute."""
-    dtype = str(next(iter(flatten(parameters).values())).dtype)
+    dtype = dtype_of(parameters)
     exact = Model(as_float64(parameters), configuration)
-    oracle = Oracle(exact, tuple(cast(cast(a, dtype), "float64") for a in inputs), options, dtype)
+    oracle = Oracle(exact, exactly(inputs, dtype), options, dtype)
     ratios: dict[str, dict[str, float]] = {}
     for package in packages:
         framework = framework_of(package)
@@ -71,42 +65,64 @@ def agreement(
     steps = []
     for name, taken in oracle.taken.items():
         result = np.asarray(taken.result)
-        low, high = (float(result.min()), float(result.max())) if result.size else (0.0, 0.0)
-        steps.append(StepAgreement(name, result.shape, low, high, ratios.get(name, {})))
+        steps.append(StepAgreement(name, result.shape, *extent(result), ratios.get(name, {})))
     surplus = [StepAgreement(name, (), 0.0, 0.0, ratios[name]) for name in ratios if name not in oracle.taken]
     return Agreement(steps + surplus, oracle)
 
 
-# --- inputs to try a model with ---------------------------------------------------------------------------------------
+def dtype_of(parameters: Any) -> str:
+    return str(next(iter(flatten(parameters).values())).dtype)
 
 
-def probe_inputs(parameters: Any, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Random tokens, or embeddings where the model takes those, that fit the parameters."""
-    generator = np.random.default_rng(seed)
-    if isinstance(parameters, Transformer):
-        return probe_stack(parameters.encoder, generator), probe_stack(parameters.decoder, generator, LENGTH - 3)
-    if isinstance(parameters, Classifier | LanguageModel):
-        return (probe_stack(parameters[0], generator),)
-    if isinstance(parameters, Decoder) and parameters.blocks and parameters.blocks[0].cross_attention is not None:
-        x = probe_stack(parameters, generator)
-        cross: Any = parameters.blocks[0].cross_attention.key
-        memory = generator.normal(size=(BATCH, LENGTH - 3, cross.weight.shape[0]))
-        return x, memory.astype(cross.weight.dtype)
-    if isinstance(parameters, MultiHeadAttention):
-        return tuple(probe_heads(part, generator) for part in parameters[:3])
-    return (probe_stack(parameters, generator),)
+def exactly(inputs: tuple[np.ndarray, ...], dtype: str) -> tuple[np.ndarray, ...]:
+    """The inputs as a model in that dtype is given them, in float64 where they are floating."""
+    return tuple(cast(cast(array, dtype), "float64") for array in inputs)
 
 
-def probe_stack(parameters: Encoder | Decoder, generator: np.random.Generator, length: int = LENGTH) -> np.ndarray:
-    embedding = parameters.embedding
-    if embedding is None:
-        norm: Any = parameters.blocks[0][1] if parameters.blocks else parameters.norm
-        width, dtype = norm.weight.shape[0], norm.weight.dtype
-        return generator.normal(size=(BATCH, length, width)).astype(dtype)
-    longest = length if embedding.positions is None else min(length, embedding.positions.shape[0])
-    return generator.integers(0, embedding.tokens.shape[0], (BATCH, longest))
+def extent(result: np.ndarray) -> tuple[float, float]:
+    return (float(result.min()), float(result.max())) if result.size else (0.0, 0.0)
 
 
-def probe_heads(projection: Any, generator: np.random.Generator) -> np.ndarray:
-    weight = projection[0].weight if isinstance(projection, list) else projection.weight
-    return generator.normal(size=(BATCH, LENGTH, weight.shape[0])).astype(weight.dtype)
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+def end_to_end(
+    models: Mapping[str, Any],
+    parameters: Any,
+    configuration: Configuration,
+    inputs: tuple[np.ndarray, ...],
+    options: dict[str, Any],
+) -> StepAgreement:
+    """What each package's own model gives when it is called, as one step that is held to the carried bound.
+
+    models: by package, as its `load` returns them. parameters: NumPy arrays, in the models' dtype. In float32 the bound
+    of a wide and deep model is coarse, because it allows every rounding of sums over a thousand products to add up; in
+    float64 it is 2^29 times smaller, while what is wired or loaded wrongly is as wrong as before.
+    """
+    dtype, wide = dtype_of(parameters), as_float64(parameters)
+    name = f"from end to end, {dtype}"
+    exact_inputs = exactly(inputs, dtype)
+
+    def run(functions: Any) -> Any:
+        return functions.MODELS[type(wide)](wide, *exact_inputs, configuration=configuration, **options)
+
+    exact, bound = carried_bound(run, wide, dtype)
+    ratios = {}
+    for package, model in models.items():
+        answer = called(package, model, tuple(cast(array, dtype) for array in inputs), options)
+        ratios[package] = compare(name, answer, Exact(exact, 0 * exact), bound, dtype).ratio
+    return StepAgreement(name, exact.shape, *extent(exact), ratios)
+
+
+def called(package: str, model: Any, inputs: tuple[np.ndarray, ...], options: dict[str, Any]) -> np.ndarray:
+    """The package's own model on these inputs, as a user calls it; in JAX under `jax.jit`."""
+    framework = framework_of(package)
+    with framework.context():
+        given = [framework.array(array) for array in inputs]
+        keywords = {name: framed(value, framework) for name, value in options.items()}
+        if framework.name == "jax":
+            jit = importlib.import_module("jax").jit
+            return framework.numpy(
+                jit(lambda model, given, keywords: model(*given, **keywords))(model, given, keywords)
+            )
+        return framework.numpy(model(*given, **keywords))

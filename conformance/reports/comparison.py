@@ -1,30 +1,20 @@
-"""What changed from one report to another: rules, ratios, and under which circumstances."""
+"""What changed from one report to another: rules, ratios, models, and under which circumstances."""
 
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conformance.reports.content import SCHEMA, Content, real
+from conformance.reports.change import Change, rule_change
+from conformance.reports.content import SCHEMA, Content
+from conformance.reports.real_comparison import model_changes
 
-FACTOR = 2.0
-"""A worst ratio that grows or shrinks by more than this is a change."""
+READ = (1, 2)
+"""Versions of the schema that are understood. The first has no models."""
 CIRCUMSTANCES = ("project", "seed", "effort", "cases_per_probe", "runs")
 DRAWN_BY = ("numpy", "hypothesis")
 """Packages with other versions of which a seed may draw other cases."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """One thing that is different. kind: "worse", "better" or "other"."""
-
-    kind: str
-    subject: str
-    rule: str
-    text: str
 
 
 def read_report(path: Path) -> Content:
@@ -36,17 +26,24 @@ def read_report(path: Path) -> Content:
     schema = report.get("schema") if isinstance(report, dict) else None
     if not isinstance(schema, dict) or schema.get("name") != SCHEMA["name"] or "subjects" not in report:
         raise ValueError(f"{path} is no report")
-    if schema.get("version") != SCHEMA["version"]:
-        raise ValueError(f"{path} has version {schema.get('version')}, expected {SCHEMA['version']}")
-    return report
+    if schema.get("version") not in READ:
+        raise ValueError(f"{path} has version {schema.get('version')}, expected {' or '.join(map(str, READ))}")
+    return {"models": []} | report
 
 
 def circumstances(before: Content, after: Content) -> list[str]:
     """Versions, seed and effort that differ, one line each."""
     lines = [f"{name}: {before[name]} -> {after[name]}" for name in CIRCUMSTANCES if before[name] != after[name]]
-    packages = {**before["versions"], **after["versions"]}
-    pairs = {name: (before["versions"].get(name), after["versions"].get(name)) for name in packages}
+    olds, news = all_versions(before), all_versions(after)
+    coming = {model["name"] for report in (before, after) for model in report["models"]} - (olds.keys() & news.keys())
+    pairs = {name: (olds.get(name), news.get(name)) for name in olds | news if name not in coming}
     return lines + [f"{name}: {old} -> {new}" for name, (old, new) in pairs.items() if old != new]
+
+
+def all_versions(report: Content) -> dict[str, Any]:
+    """Of the format, the packages, and the models."""
+    models = {model["name"]: model["version"] for model in report["models"]}
+    return {"format of the report": report["schema"]["version"]} | report["versions"] | models
 
 
 def same_cases(before: Content, after: Content) -> bool:
@@ -65,9 +62,9 @@ def changes(before: Content, after: Content) -> list[Change]:
             kind, text = ("worse", "judged no longer") if new is None else ("other", "judged now")
             found.append(Change(kind, (old or new or {})["name"], "", text))
             continue
-        same = same_cases(before, after) and old["declaration"] == new["declaration"]
+        same = same_cases(before, after) and all(old[name] == new[name] for name in ("declaration", "untried"))
         found += subject_changes(old, new, same)
-    return found
+    return found + model_changes(before, after)
 
 
 def pairs(before: Content, after: Content) -> list[tuple[Content | None, Content | None]]:
@@ -90,45 +87,3 @@ def subject_changes(old: Content, new: Content, same: bool) -> list[Change]:
         if kind:
             found.append(Change(kind, name, rule, text))
     return found
-
-
-def rule_change(old: Content, new: Content, same: bool) -> tuple[str, str]:
-    """("", "") for none."""
-    status = old["status"], new["status"]
-    if status == ("untried", "violated") or status == ("conforms", "violated"):
-        return "worse", f"violated now, {described(new)}"
-    if status[0] == "violated" and status[1] == "conforms":
-        return "better", f"repaired, {described(new)}"
-    if status[1] == "untried" != status[0]:
-        return "worse", f"tried no longer; it was {status[0]}"
-    if status == ("untried", "conforms"):
-        return "other", f"tried now, {described(new)}"
-    return ratio_change(old, new, same)
-
-
-def ratio_change(old: Content, new: Content, same: bool) -> tuple[str, str]:
-    """The larger of two changes: of the worst in float32 and float64, and of the worst of all dtypes."""
-    factors = [factor(real(old[name]), real(new[name])) for name in ("worst_wide", "worst")]
-    largest = max(factors, key=lambda one: abs(math.log(one)) if one > 0 else math.inf)
-    if 1 / FACTOR <= largest <= FACTOR:
-        return "", ""
-    kind = "better" if largest < 1 else "worse"
-    text = f"{described(old)} -> {described(new)}"
-    return (kind, text) if same else ("other", f"{text}, on other cases")
-
-
-def factor(old: float, new: float) -> float:
-    """new / old; 1 where there is nothing to compare."""
-    if math.isnan(old) or math.isnan(new) or old == new:
-        return 1.0
-    return math.inf if old == 0 or math.isinf(new) else new / old
-
-
-def described(rule: Content) -> str:
-    worst, wide = real(rule["worst"]), real(rule["worst_wide"])
-    if math.isnan(worst):
-        return "not tried"
-    if math.isinf(worst):
-        return "worst error beyond any bound"
-    narrow = "" if math.isnan(wide) else f" ({wide:.3g} in float32 and float64)"
-    return f"worst error {worst:.3g} of its bound{narrow}"

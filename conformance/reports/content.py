@@ -23,7 +23,7 @@ from conformance.tally import Cell, Violation
 from conformance.targets import Target
 from conformance.verdict import Finding
 
-SCHEMA = {"name": "transformer-conformance report", "version": 1}
+SCHEMA = {"name": "transformer-conformance report", "version": 2}
 PROJECT = "transformer-conformance"
 ARRAYS = {"numpy": "NumPy arrays", "torch": "PyTorch tensors", "jax": "JAX arrays"}
 UNPRINTABLE = re.compile("[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -42,8 +42,12 @@ def document(
     runs: int = 1,
     seconds: float = 0.0,
     error: str | None = None,
+    models: Sequence[Content] = (),
 ) -> Content:
-    """The whole report. cases: for each probe. error: why nothing, or not everything, could be judged."""
+    """The whole report. cases: for each probe. error: why nothing, or not everything, could be judged.
+
+    models: trained ones on real text, as `real.py` has them.
+    """
     found = versions()
     return {
         "schema": dict(SCHEMA),
@@ -56,10 +60,17 @@ def document(
         "cases_per_probe": cases,
         "runs": runs,
         "seconds": round(seconds, 3),
-        "conforms": error is None and all(subject["conforms"] for subject in subjects if not subject["peer"]),
+        "conforms": error is None and all(part["conforms"] for part in counted(subjects, models)),
         "error": None if error is None else clean(error),
         "subjects": subjects,
+        "models": list(models),
     }
+
+
+def counted(subjects: Iterable[Content], models: Iterable[Content]) -> list[Content]:
+    """What counts in the verdict: no peers, and no model that cannot be judged here."""
+    ours = [subject for subject in subjects if not subject["peer"]]
+    return ours + [model for model in models if model["left_out"] is None]
 
 
 def subject_content(

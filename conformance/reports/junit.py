@@ -1,6 +1,7 @@
 """A report as JUnit XML, which continuous integration shows: a suite for each subject, a test case for each rule.
 
-Peers are left out: they need not conform.
+A trained model has a suite for each implementation, with a test case for each step. Peers are left out: they need not
+conform.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from xml.etree.ElementTree import Element, SubElement
 
 from conformance.reports.blocks import block, only_refused
 from conformance.reports.content import PROJECT, Content, clean
+from conformance.reports.real import EMBEDDINGS, smallest_cosine, violations_of
 
 
 def junit(report: Content) -> str:
     root = Element("testsuites", name=PROJECT)
     for subject in (subject for subject in report["subjects"] if not subject["peer"]):
         root.append(suite(report, subject))
+    for model in report["models"]:
+        root.extend(model_suites(report, model))
     if report["error"] is not None:
         root.append(error_suite(report))
     for total in ("tests", "failures", "errors", "skipped"):
@@ -64,8 +68,34 @@ def test_case(rule: Content, subject: Content) -> Element:
     return case
 
 
+def model_suites(report: Content, model: Content) -> list[Element]:
+    """One for each implementation; one with a test case that was skipped where the model was left out."""
+    if model["left_out"] is None:
+        return [implementation_suite(report, model["name"], one) for one in model["implementations"]]
+    found = Element("testsuite", name=model["name"], tests="1", failures="0", errors="0", skipped="1")
+    case = SubElement(found, "testcase", classname=model["name"], name="real sentences")
+    SubElement(case, "skipped", message=clean(model["left_out"]))
+    return [found]
+
+
+def implementation_suite(report: Content, model: str, implementation: Content) -> Element:
+    """A test case for each step, and one for the sentence embeddings."""
+    name, failed = clean(f"{implementation['name']}, {model}"), violations_of(implementation)
+    told = {step["step"]: f"worst error {step['worst']} of its bound" for step in implementation["steps"]}
+    told[EMBEDDINGS] = f"smallest cosine with the definition's {smallest_cosine(implementation)}"
+    counts = {"tests": str(len(told)), "failures": str(len(failed)), "errors": "0", "skipped": "0"}
+    found = Element("testsuite", counts, name=name, timestamp=report["written"])
+    for step, text in told.items():
+        case = SubElement(found, "testcase", classname=name, name=clean(step))
+        if step in failed:
+            SubElement(case, "failure", message=clean(failed[step]), type="real sentences").text = text
+        else:
+            SubElement(case, "system-out").text = text
+    return found
+
+
 def error_suite(report: Content) -> Element:
-    """What could not be judged at all, as one test case."""
+    """What could not be judged, or not to the end, as one test case."""
     found = Element("testsuite", name="conformance", tests="1", failures="0", errors="1", skipped="0")
     case = SubElement(found, "testcase", classname="conformance", name=clean(report["command"]))
     SubElement(case, "error", message=clean(report["error"]), type="error")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,12 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from conformance.models.agreement import Agreement
+from conformance.models.agreement import Agreement, StepAgreement
 from conformance.models.forced import framework_of
 from specification.checkpoints import flatten
+from specification.masks import And, KeyPadding
+
+PICTURES = (".png", ".svg", ".pdf")
 
 
 def parameters_table(parameters: Any) -> Table:
@@ -38,13 +42,33 @@ def part_of(name: str) -> str:
     return ".".join(words[:-1][:2]) or name
 
 
-def steps_table(found: Agreement, packages: Sequence[str]) -> Table:
-    """Every step with its shape and range, and each package's largest error in bounds."""
+def probe_line(inputs: Sequence[np.ndarray], options: dict[str, Any]) -> str:
+    """What the model is called with."""
+    shapes = [f"{array.dtype} {list(array.shape)}" for array in inputs]
+    return ", ".join(
+        ["the probe: " + " and ".join(shapes), *(f"{name} {told(value)}" for name, value in options.items())]
+    )
+
+
+def told(value: Any) -> str:
+    if isinstance(value, And):
+        return f"{told(value.left)} and {told(value.right)}"
+    if isinstance(value, KeyPadding):
+        return f"of {list(value.keep.sum(axis=1).tolist())} real keys"
+    if isinstance(value, np.ndarray):
+        return f"of {value.sum(axis=1).tolist()} real keys" if value.dtype == bool else f"{list(value.shape)}"
+    return type(value).__name__.lower()
+
+
+def steps_table(found: Agreement, packages: Sequence[str], wholes: Sequence[StepAgreement] = ()) -> Table:
+    """Every step with its shape and range, and each package's largest error in bounds; and those of the whole."""
     table = Table(title=f"steps in {found.oracle.dtype}; errors in bounds")
     table.add_column("step", overflow="fold")
     for name in ("shape", "from", "to", *(framework_of(package).name for package in packages)):
         table.add_column(name, justify="right", no_wrap=True)
-    for step in found.steps:
+    for number, step in enumerate([*found.steps, *wholes]):
+        if number == len(found.steps):
+            table.add_section()
         ratios = [step.ratios.get(package, float("nan")) for package in packages]
         cells = [Text(f"{ratio:.2f}", style="" if ratio <= 1 else "bold red") for ratio in ratios]
         shape = " ".join(map(str, step.shape))
@@ -66,6 +90,15 @@ def weights_of(found: Agreement, name: str) -> np.ndarray:
     )
     kept = {option: options[option] for option in ("mask", "scale", "empty_rows")}
     return attention_weights(query, key, **kept)
+
+
+def unknown_format(path: Path) -> str | None:
+    """Why a picture cannot be written there, as far as its name says it."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return "not installed: matplotlib, which draws pictures"
+    if path.suffix.lower() not in PICTURES:
+        return f"{path}: a picture ends in one of {', '.join(PICTURES)}"
+    return None if path.parent.is_dir() else f"{path}: there is no such folder"
 
 
 def draw_weights(weights: np.ndarray, queries: Sequence[str], keys: Sequence[str], title: str, path: Path) -> None:

@@ -1,5 +1,7 @@
 """A report as one HTML page that needs nothing else: a row for each rule, a column for each subject.
 
+A trained model has a row for each of its layers, and a column for each implementation.
+
 Every row opens to its evidence, without JavaScript; rows with violations are open from the start.
 """
 
@@ -13,9 +15,18 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from conformance.reports.blocks import digits, error, follow, never_given, only_refused, rules_not_tried, where
-from conformance.reports.comparison import described
+from conformance.reports.change import described
 from conformance.reports.content import Content, real
 from conformance.reports.pictures import pictures
+from conformance.reports.real import (
+    PARTS,
+    layers_of,
+    smallest_cosine,
+    steps_of,
+    violation_count,
+    violations_of,
+    worst_parts,
+)
 
 HERE = Path(__file__).parent
 
@@ -29,6 +40,7 @@ def page(report: Content) -> str:
     helpers: dict[str, Any] = {"pictures": pictures, "digits": digits, "error": error, "where": where, "ratio": ratio}
     helpers |= {"never_given": never_given, "not_tried": rules_not_tried, "follow": follow}
     helpers |= {"described": described, "title": ", ".join(names) or f"conformance {report['command']}"}
+    helpers |= {"layers": layer_rows, "parts": " / ".join(PARTS), "cosine": smallest_cosine, "step_ratio": step_ratio}
     return template.render(report=report, style=style, rows=matrix(report), verdict=verdict(report), **helpers)
 
 
@@ -50,15 +62,34 @@ def status(cell: dict[str, Any]) -> str:
     return "untried" if cell["rule"] is None else cell["rule"]["status"]
 
 
+def layer_rows(model: Content) -> list[dict[str, Any]]:
+    """For every layer of a model: a cell for each implementation, with its steps and their messages."""
+    rows = []
+    for layer in layers_of(model):
+        cells = []
+        for one in model["implementations"]:
+            steps, told = steps_of(one, layer), violations_of(one)
+            here = {step["step"]: told[step["step"]] for step in steps if step["step"] in told}
+            cells.append({"name": one["name"], "worst": worst_parts(one, layer), "steps": steps, "violations": here})
+        names = list(dict.fromkeys(step["step"] for cell in cells for step in cell["steps"]))
+        numbers = [{step["step"]: step for step in cell["steps"]} for cell in cells]
+        table = {name: [one.get(name) for one in numbers] for name in names}
+        violated = any(cell["violations"] for cell in cells)
+        rows.append({"layer": layer, "cells": cells, "table": table, "violated": violated})
+    return rows
+
+
 def verdict(report: Content) -> str:
     if report["error"] is not None:
-        return "Not judged"
+        return "Not judged to the end" if report["subjects"] or report["models"] else "Not judged"
     if report["conforms"]:
         return "Conforms"
     count = sum(len(subject["violations"]) for subject in report["subjects"] if not subject["peer"])
-    if count == 0:
-        return "Not everything was tried"
-    return f"{count} rule{'s' * (count > 1)} violated"
+    told = [f"{count} rule{'s' * (count > 1)} violated"] if count else []
+    for model in (model for model in report["models"] if model["conforms"] is False):
+        count = violation_count(model)
+        told.append(f"{count} violation{'s' * (count != 1)} in {model['name']}")
+    return ", ".join(told) or "Not everything was tried"
 
 
 def ratio(rule: Content | None) -> str:
@@ -71,3 +102,8 @@ def ratio(rule: Content | None) -> str:
     if only_refused(rule):
         return "refused"
     return "exact" if worst == 0 else f"{worst:.2f}"
+
+
+def step_ratio(step: Content | None) -> str:
+    """The same for a step of a model; a dash where an implementation does not take it."""
+    return ratio(None if step is None else {"cases": 1, **step})

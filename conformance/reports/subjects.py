@@ -36,8 +36,11 @@ def rules_of(operation: str) -> list[str]:
     return ["CALL", *(probe.rule for probe in PROBES if probe.operations == (operation,))]
 
 
-def tallied(tally: Tally, name: str, arrays: str, device: str, chosen: Collection[str]) -> Content:
-    """One implementation of this project, whose violations can be replayed from the report. chosen: the rules."""
+def tallied(tally: Tally, name: str, arrays: str, device: str, chosen: Collection[str], untried: str = "") -> Content:
+    """One implementation of this project, whose violations can be replayed from the report.
+
+    chosen: the rules. untried: why not everything was tried.
+    """
     target = Target(name, "attention", arrays, device)
 
     def named(violation: Violation) -> Violation:
@@ -45,4 +48,4 @@ def tallied(tally: Tally, name: str, arrays: str, device: str, chosen: Collectio
 
     violations = [violation_content(named(v)) for (_, subject), v in tally.violations.items() if subject == name]
     cells = {rule: cell for (rule, subject), cell in tally.rules.items() if subject == name}
-    return subject_content(target, EVERYTHING, list(POSITIONAL), chosen, cells, violations)
+    return subject_content(target, EVERYTHING, list(POSITIONAL), chosen, cells, violations, untried)

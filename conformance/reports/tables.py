@@ -88,12 +88,15 @@ def violation_lines(violation: Violation) -> Text:
     return text
 
 
-def report(tally: Tally, subjects: Sequence[str]) -> RenderableType:
+def report(tally: Tally, subjects: Sequence[str], ended: bool = True) -> RenderableType:
+    """ended: False where an error or an interrupt came before all cases were tried."""
     parts: list[RenderableType] = [rules_table(tally, subjects), results_table(tally, subjects)]
     parts.append(substance_lines(tally.substance))
     parts += [violation_lines(violation) for violation in tally.violations.values()]
     count = sum(tally.generated.values())
-    if tally.conforms:
+    if tally.conforms and not ended:
+        verdict = Text(f"{', '.join(subjects)}: no violation on {count} generated cases until then.", style="yellow")
+    elif tally.conforms:
         verb = "conforms" if len(subjects) == 1 else "conform"
         verdict = Text(f"{', '.join(subjects)} {verb} on {count} generated cases.", style="bold green")
     else:
@@ -101,8 +104,8 @@ def report(tally: Tally, subjects: Sequence[str]) -> RenderableType:
     return Group(*parts, verdict)
 
 
-def print_report(tally: Tally, subjects: Sequence[str], console: Console) -> None:
-    console.print(report(tally, subjects))
+def print_report(tally: Tally, subjects: Sequence[str], console: Console, ended: bool = True) -> None:
+    console.print(report(tally, subjects, ended))
 
 
 # --- one subject's report ---------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from specification.configuration import Configuration
 from specification.dialects.bert import bert
 from specification.dialects.dawn import dawn
 from specification.dialects.gpt2 import gpt2
+from specification.dialects.hyperparameters import checked
 from specification.dialects.imdb_classifier import imdb_classifier
 from specification.dialects.notebook_scratch import notebook_scratch
 from specification.dialects.prenorm_blog import prenorm_blog
@@ -41,10 +42,26 @@ def read(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparame
 
     state_dict: arrays by name, or the path of a safetensors file. Entries in float16 and bfloat16 are widened to
     float32, with a warning. ValueError for an unknown dialect, for a file that cannot be read, and for all entries at
-    once that are missing, left over or misshaped; TypeError for hyperparameters that the dialect does not have.
+    once that are missing, left over, misshaped or of no floating dtype; TypeError for hyperparameters that the dialect
+    does not have, or needs, and for what is no state dict. NaN and infinities are read, with a warning.
     """
-    if dialect not in DIALECTS:
+    if not isinstance(dialect, str) or dialect not in DIALECTS:
         raise ValueError(f"dialect must be one of {', '.join(map(repr, DIALECTS))}, got {dialect!r}")
+    given = checked(dialect, DIALECTS[dialect], hyperparameters)
     if isinstance(state_dict, str | Path):
         state_dict, _ = read_safetensors(state_dict)
-    return DIALECTS[dialect](state_dict, **hyperparameters)
+    require_arrays_by_name(state_dict)
+    return DIALECTS[dialect](state_dict, **given)
+
+
+def require_arrays_by_name(state_dict: Any) -> None:
+    """TypeError for anything but a mapping from strings; a module is told of its own."""
+    if hasattr(state_dict, "state_dict"):
+        kind = type(state_dict).__name__
+        raise TypeError(f"state_dict must be arrays by name, got the module {kind}: pass module.state_dict()")
+    if not isinstance(state_dict, Mapping):
+        kind = type(state_dict).__name__
+        raise TypeError(f"state_dict must be arrays by name or the path of a safetensors file, got {kind}")
+    unnamed = [name for name in state_dict if not isinstance(name, str)]
+    if unnamed:
+        raise TypeError(f"the names in state_dict must be strings, got {unnamed[0]!r}")

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from specification.configuration import Configuration
 from specification.dialects.reading import Reader
 from specification.parameters import (
@@ -34,8 +32,8 @@ def gpt2(
         return Linear(read.take(f"{name}.weight", inner, outer), read.take(f"{name}.bias", outer))
 
     def block(name: str) -> DecoderBlock:
-        joined = linear(f"{name}.attn.c_attn", "E", 3 * read.sizes.get("E", 0))
-        weights, biases = ([None] * 3 if a is None else np.split(a, 3, axis=-1) for a in joined)
+        weights = read.thirds(f"{name}.attn.c_attn.weight", "E", "3 E")
+        biases = read.thirds(f"{name}.attn.c_attn.bias", "3 E")
         parts = [Linear(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
         own = MultiHeadAttention._make([*parts, linear(f"{name}.attn.c_proj", "E", "E")]), read.norm(f"{name}.ln_1")
         forward = FeedForward(linear(f"{name}.mlp.c_fc", "E", "F"), linear(f"{name}.mlp.c_proj", "F", "E"))

@@ -60,6 +60,8 @@ def notebook_scratch(
         read.linear("decoder.fc_out", "E", "outputs"),
     )
     read.heads(num_heads)
+    read.padding("source_pad", source_pad, "source vocabulary")
+    read.padding("target_pad", target_pad, "target vocabulary")
     read.finish()
     return parameters, Configuration(
         num_heads=num_heads,

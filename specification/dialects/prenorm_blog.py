@@ -35,9 +35,16 @@ def prenorm_blog(
     source_pad: int | None = None,
     target_pad: int | None = None,
 ) -> tuple[Transformer | MultiHeadAttention, Configuration]:
-    """num_heads is needed for the encoder-decoder. Without a padding id nothing is masked as padding."""
+    """num_heads is needed for the encoder-decoder; separate heads take no hyperparameters.
+
+    Without a padding id nothing is masked as padding.
+    """
     read = Reader(state_dict)
     if read.has("linear.weight"):
+        given = {"num_heads": num_heads, "source_pad": source_pad, "target_pad": target_pad}
+        surplus = [name for name, value in given.items() if value is not None]
+        if surplus:
+            raise TypeError(f"a prenorm-blog checkpoint of separate heads takes no {', '.join(surplus)}")
         return per_head(read, "linear")
     if num_heads is None:
         raise TypeError("prenorm-blog needs num_heads")
@@ -76,6 +83,8 @@ def prenorm_blog(
         read.linear("out", "E", "outputs"),
     )
     read.heads(num_heads)
+    read.padding("source_pad", source_pad, "source vocabulary")
+    read.padding("target_pad", target_pad, "target vocabulary")
     read.finish()
     return parameters, Configuration(
         num_heads=num_heads,

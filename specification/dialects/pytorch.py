@@ -10,8 +10,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from specification.configuration import Configuration
 from specification.dialects.reading import Reader
 from specification.parameters import (
@@ -48,9 +46,10 @@ def pytorch(
         return read.norm(name, bias=bias)
 
     def last_norm(name: str) -> Norm | None:
-        if not read.has(f"{name}.weight"):
-            return None
-        return read.norm(name, bias=read.has(f"{name}.bias"))  # a module of its own, given by the caller
+        """A module of its own, given by the caller, with a bias or without; in an nn.Transformer both stacks alike."""
+        alike = ("norm",) if name == "norm" else ("encoder.norm", "decoder.norm")
+        there = {part for part in ("weight", "bias") for stack in alike if read.has(f"{stack}.{part}")}
+        return read.norm(name, bias="bias" in there) if there else None
 
     def feed_forward(name: str) -> FeedForward:
         return read.feed_forward(f"{name}linear1", f"{name}linear2", bias=bias)
@@ -102,12 +101,10 @@ def attention(read: Reader, prefix: str, bias: bool) -> MultiHeadAttention:
         inputs = (("q", "E"), ("k", "key width"), ("v", "value width"))
         weights = [read.take(f"{prefix}{name}_proj_weight", "E", width) for name, width in inputs]
     else:
-        E = read.sizes.get("E") or read.entries.get(f"{prefix}out_proj.weight", np.empty((0, 0))).shape[0]
-        weights = thirds(read.take(f"{prefix}in_proj_weight", 3 * E, "E"))
-    biases = thirds(read.take(f"{prefix}in_proj_bias", 3 * read.sizes.get("E", 0))) if bias else [None] * 3
+        output = read.entries.get(f"{prefix}out_proj.weight")
+        if output is not None and output.ndim == 2 and output.size:
+            read.sizes.setdefault("E", output.shape[0])
+        weights = read.thirds(f"{prefix}in_proj_weight", "3 E", "E")
+    biases = read.thirds(f"{prefix}in_proj_bias", "3 E") if bias else [None] * 3
     parts = [Linear(None if w is None else w.T, b) for w, b in zip(weights, biases, strict=True)]
     return MultiHeadAttention._make([*parts, read.linear(f"{prefix}out_proj", "E", "E", bias=bias)])
-
-
-def thirds(array: Any) -> list[Any]:
-    return [None] * 3 if array is None else np.split(array, 3)

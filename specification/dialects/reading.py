@@ -7,8 +7,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
+from specification.configuration import is_count
 from specification.dtypes import FLOATING
 from specification.parameters import FeedForward, Linear, MultiHeadAttention, Norm
 
@@ -27,15 +29,27 @@ class Reader:
     def __init__(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         """prefix: stands before all names in some files, and is left out here."""
         self.problems: list[str] = []
+        self.unreadable: dict[str, str] = {}
         self.entries: dict[str, np.ndarray] = {}
         for name, value in state_dict.items():
             short = name.removeprefix(prefix)
             if short in self.entries:
                 self.problems.append(f"{short} is there twice, with and without {prefix}")
-            self.entries[short] = as_numpy(value)
+            self.entries[short] = self.array(short, value)
         self.left = {name for name in self.entries if not re.fullmatch(TABLES, name)}
         self.sizes: dict[str, int] = {}
         self.narrow: set[str] = set()
+        self.not_finite: list[str] = []
+
+    def array(self, name: str, value: Any) -> np.ndarray:
+        """The value as NumPy's. What cannot be read is a problem where it is taken."""
+        try:
+            if hasattr(value, "shape") and hasattr(value, "dtype"):
+                return as_numpy(value)
+            self.unreadable[name] = f"got {type(value).__name__}"
+        except (TypeError, RuntimeError) as error:  # sparse, quantised, without memory, or of a dtype that NumPy lacks
+            self.unreadable[name] = f"got {value.dtype}: {str(error).splitlines()[0]}"
+        return np.array(None)
 
     # --- what there is ---
 
@@ -43,8 +57,13 @@ class Reader:
         return name in self.entries
 
     def count(self, pattern: str) -> int:
-        """How many layers there are: one more than the largest number that `pattern` finds. None is a problem."""
-        found = {int(match[1]) for name in self.entries if (match := re.match(pattern, name))}
+        """How many layers there are: one more than the largest number that `pattern` finds. None is a problem.
+
+        A number beyond the count of all entries is none of a layer, and what has it is left over.
+        """
+        texts = {match[1] for name in self.entries if (match := re.match(pattern, name))}
+        most = len(self.entries)
+        found = {int(text) for text in texts if len(text) <= len(str(most)) and int(text) < most}
         if not found:
             self.problems.append(f"there is no layer, such as {pattern.replace(chr(92), '').replace('(d+)', '0')}")
         return max(found, default=-1) + 1
@@ -63,7 +82,8 @@ class Reader:
             return None
         array = self.entries[name]
         if str(array.dtype) not in FLOATING:
-            self.problems.append(f"{name} must be floating, got {array.dtype}")
+            got = self.unreadable.get(name, f"got {array.dtype}")
+            self.problems.append(f"{name} must be floating, {got}")
             return None
         expected = [self.sizes.get(size, size) if isinstance(size, str) else size for size in shape]
         fits = len(array.shape) == len(shape) and all(
@@ -72,8 +92,19 @@ class Reader:
         if not fits:
             self.problems.append(f"{name} must have shape [{', '.join(map(str, expected))}], got {list(array.shape)}")
             return None
+        if array.size == 0:
+            self.problems.append(f"{name} has no elements, its shape is {list(array.shape)}")
+            return None
         self.sizes |= {size: got for size, got in zip(expected, array.shape, strict=True) if isinstance(size, str)}
+        if not np.isfinite(array).all():
+            self.not_finite.append(name)
         return self.widened(array)
+
+    def thirds(self, name: str, *shape: str | int) -> list[Any]:
+        """The entry in three equal parts along the one axis whose size is "3 E"; None thrice where it is wrong."""
+        E = self.sizes.get("E")
+        array = self.take(name, *(3 * E if E and size == "3 E" else size for size in shape))
+        return [None] * 3 if array is None or E is None else np.split(array, 3, axis=shape.index("3 E"))
 
     def widened(self, array: np.ndarray) -> np.ndarray:
         if str(array.dtype) not in NARROW:
@@ -99,10 +130,20 @@ class Reader:
     def heads(self, num_heads: int, width: str = "E") -> None:
         """The heads share that size equally."""
         size = self.sizes.get(width)
-        if not isinstance(num_heads, int) or num_heads < 1:
+        if not is_count(num_heads) or num_heads == 0:
             self.problems.append(f"num_heads must be an integer of at least 1, got {num_heads!r}")
         elif size is not None and size % num_heads:
             self.problems.append(f"{num_heads} heads cannot share a width of {size} equally")
+
+    def padding(self, name: str, number: Any, vocabulary: str) -> None:
+        """The id of a token, or None."""
+        size = self.sizes.get(vocabulary)
+        if number is None:
+            return
+        if not is_count(number):
+            self.problems.append(f"{name} must be the id of a token or None, got {number!r}")
+        elif size is not None and number >= size:
+            self.problems.append(f"{name} must be the id of a token below {size}, got {number}")
 
     # --- the end ---
 
@@ -113,7 +154,10 @@ class Reader:
             self.problems.append("the entries mix float32 and float64")
         problems = self.problems + [f"{name} is not known" for name in sorted(self.left)]
         if problems:
-            raise ValueError(f"the checkpoint does not fit, {len(problems)} problems: " + "; ".join(problems))
+            count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+            raise ValueError(f"the checkpoint does not fit, {count}: " + "; ".join(problems))
+        if self.not_finite:
+            warnings.warn(f"NaN or infinities are in {', '.join(self.not_finite)}", stacklevel=4)
         if self.narrow:
             names = " and ".join(sorted(self.narrow))
             warnings.warn(f"{names} entries of the checkpoint are widened to float32", stacklevel=4)
@@ -121,7 +165,9 @@ class Reader:
 
 def as_numpy(value: Any) -> np.ndarray:
     """Any framework's array as one of NumPy's own, which stays what it is when the given one is changed."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu()
-        value = (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
-    return np.array(value)
+    if not hasattr(value, "detach"):
+        return np.array(value)
+    value = value.detach().cpu()
+    if str(value.dtype) != "torch.bfloat16":
+        return np.array(value.numpy())
+    return np.array(value.float().numpy().astype(ml_dtypes.bfloat16))  # PyTorch itself hands no bfloat16 to NumPy

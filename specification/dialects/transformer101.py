@@ -23,6 +23,8 @@ def per_head(read: Reader, output: str) -> tuple[MultiHeadAttention, Configurati
         return [read.linear(f"heads.{h}.{part}", "E", width) for h in range(num_heads)]
 
     query, key, value = heads("q", "D"), heads("k", "D"), heads("v", "V")
-    parameters = MultiHeadAttention(query, key, value, read.linear(output, num_heads * read.sizes.get("V", 0), "E"))
+    V = read.sizes.get("V")
+    joined = "heads together" if V is None else num_heads * V
+    parameters = MultiHeadAttention(query, key, value, read.linear(output, joined, "E"))
     read.finish()
     return parameters, Configuration(num_heads=num_heads)

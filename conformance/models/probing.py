@@ -1,0 +1,115 @@
+"""Inputs to try a model with: random ones, and the masks that such a model meets in use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from specification.configuration import Configuration
+from specification.masks import Causal, KeyPadding
+from specification.parameters import (
+    Classifier,
+    Decoder,
+    Encoder,
+    LanguageModel,
+    MultiHeadAttention,
+    Transformer,
+)
+
+LENGTH = 16
+SHARES = (1.0, 0.6, 0.1)
+"""How much of each sequence of a batch is no padding."""
+
+Probe = tuple[tuple[np.ndarray, ...], dict[str, Any]]
+"""What a model is called with: inputs, and masks and token types by keyword."""
+
+
+def probe(parameters: Any, configuration: Configuration, seed: int = 0) -> Probe:
+    """Random tokens, or embeddings where the model takes those, in sequences of differing lengths.
+
+    Padding is where the model knows of it: as the tokens that the configuration names, or as a mask beside the inputs.
+    A decoder to which nobody but its caller says so is causal.
+    """
+    generator = np.random.default_rng(seed)
+    if isinstance(parameters, Transformer):
+        return probe_transformer(parameters, configuration, generator)
+    if isinstance(parameters, Classifier | LanguageModel):
+        padding = configuration.source_padding if isinstance(parameters, Classifier) else configuration.target_padding
+        return (probe_stack(parameters[0], generator, padding=padding),), {}
+    if isinstance(parameters, Encoder):
+        return probe_encoder(parameters, configuration, generator)
+    if isinstance(parameters, Decoder):
+        return probe_decoder(parameters, configuration, generator)
+    return probe_attention(parameters, generator)
+
+
+# --- each kind of model -----------------------------------------------------------------------------------------------
+
+
+def probe_transformer(parameters: Transformer, configuration: Configuration, generator: np.random.Generator) -> Probe:
+    source = probe_stack(parameters.encoder, generator, padding=configuration.source_padding)
+    target = probe_stack(parameters.decoder, generator, LENGTH - 3, padding=configuration.target_padding)
+    if parameters.encoder.embedding is not None:
+        return (source, target), {}
+    padding = KeyPadding(kept(source.shape[1]))
+    target_mask = Causal() & KeyPadding(kept(target.shape[1]))
+    return (source, target), {"source_mask": padding, "target_mask": target_mask, "memory_mask": padding}
+
+
+def probe_encoder(parameters: Encoder, configuration: Configuration, generator: np.random.Generator) -> Probe:
+    x = probe_stack(parameters, generator, padding=configuration.source_padding)
+    options: dict[str, Any] = {"key_padding": kept(x.shape[1])}
+    embedding = parameters.embedding
+    if embedding is not None and embedding.token_types is not None:
+        options["token_types"] = generator.integers(0, embedding.token_types.shape[0], x.shape)
+    return (x,), options
+
+
+def probe_decoder(parameters: Decoder, configuration: Configuration, generator: np.random.Generator) -> Probe:
+    x = probe_stack(parameters, generator, padding=configuration.target_padding)
+    causal = {"mask": Causal() & KeyPadding(kept(x.shape[1]))} if configuration.target_mask == "none" else {}
+    if not parameters.blocks or parameters.blocks[0].cross_attention is None:
+        return (x,), causal
+    memory = probe_heads(parameters.blocks[0].cross_attention.key, generator, LENGTH - 3)
+    return (x, memory), causal | {"memory_mask": KeyPadding(kept(memory.shape[1]))}
+
+
+def probe_attention(parameters: MultiHeadAttention, generator: np.random.Generator) -> Probe:
+    """Attention with a projection for each head is a tutorial's, and takes no masks."""
+    inputs = tuple(probe_heads(part, generator, LENGTH) for part in parameters[:3])
+    return inputs, {} if isinstance(parameters.key, list) else {"mask": KeyPadding(kept(LENGTH))}
+
+
+# --- sequences --------------------------------------------------------------------------------------------------------
+
+
+def kept(length: int) -> np.ndarray:
+    """Which positions of each sequence are real: the first ones, and at least one."""
+    lengths = [max(1, round(share * length)) for share in SHARES]
+    return np.arange(length) < np.array(lengths)[:, None]
+
+
+def probe_stack(
+    parameters: Encoder | Decoder,
+    generator: np.random.Generator,
+    length: int = LENGTH,
+    *,
+    padding: int | None = None,
+) -> np.ndarray:
+    """padding: the token that fills up sequences, and occurs nowhere else."""
+    embedding = parameters.embedding
+    if embedding is None:
+        norm: Any = parameters.blocks[0][1] if parameters.blocks else parameters.norm
+        width, dtype = norm.weight.shape[0], norm.weight.dtype
+        return generator.normal(size=(len(SHARES), length, width)).astype(dtype)
+    longest = length if embedding.positions is None else min(length, embedding.positions.shape[0])
+    every = np.arange(embedding.tokens.shape[0])
+    ids = every[every != padding] if len(every) > 1 else every
+    tokens = generator.choice(ids, (len(SHARES), longest))
+    return tokens if padding is None else np.where(kept(longest), tokens, padding)
+
+
+def probe_heads(projection: Any, generator: np.random.Generator, length: int) -> np.ndarray:
+    weight = projection[0].weight if isinstance(projection, list) else projection.weight
+    return generator.normal(size=(len(SHARES), length, weight.shape[0])).astype(weight.dtype)

@@ -1,0 +1,74 @@
+"""One change from one report to another, of a rule or of a step: its verdict, or by how much its error differs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from conformance.reports.content import Content, real
+
+FACTOR = 2.0
+"""A worst ratio that grows or shrinks by more than this is a change."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that is different. kind: "worse", "better" or "other"."""
+
+    kind: str
+    subject: str
+    rule: str
+    text: str
+
+
+def rule_change(old: Content, new: Content, same: bool) -> tuple[str, str]:
+    """("", "") for none."""
+    return status_change(old, new) if old["status"] != new["status"] else ratio_change(old, new, same)
+
+
+def status_change(old: Content, new: Content) -> tuple[str, str]:
+    """Of two verdicts that differ."""
+    if new["status"] == "violated":
+        return "worse", f"violated now, {described(new)}"
+    if new["status"] == "untried":
+        return "worse", f"tried no longer; it was {old['status']}"
+    if old["status"] == "violated":
+        return "better", f"repaired, {described(new)}"
+    return "other", f"tried now, {described(new)}"
+
+
+def ratio_change(old: Content, new: Content, same: bool) -> tuple[str, str]:
+    """The larger of two changes: of the worst in float32 and float64, and of the worst of all dtypes."""
+    factors = [factor(real(old[name]), real(new[name])) for name in ("worst_wide", "worst")]
+    largest = max(factors, key=size)
+    if not is_change(largest):
+        return "", ""
+    kind = "better" if largest < 1 else "worse"
+    text = f"{described(old)} -> {described(new)}"
+    return (kind, text) if same else ("other", f"{text}, on other cases")
+
+
+def factor(old: float, new: float) -> float:
+    """new / old; 1 where there is nothing to compare."""
+    if math.isnan(old) or math.isnan(new) or old == new:
+        return 1.0
+    return math.inf if old == 0 or math.isinf(new) else new / old
+
+
+def is_change(by: float) -> bool:
+    return not 1 / FACTOR <= by <= FACTOR
+
+
+def size(by: float) -> float:
+    """How much a factor changes, in either direction."""
+    return abs(math.log(by)) if by > 0 else math.inf
+
+
+def described(rule: Content) -> str:
+    worst, wide = real(rule["worst"]), real(rule.get("worst_wide"))
+    if math.isnan(worst):
+        return "not tried"
+    if math.isinf(worst):
+        return "worst error beyond any bound"
+    narrow = "" if math.isnan(wide) else f" ({wide:.3g} in float32 and float64)"
+    return f"worst error {worst:.3g} of its bound{narrow}"

@@ -1,0 +1,104 @@
+"""What changed in a trained model on real sentences: verdicts step by step, and errors, in one line for each way.
+
+A model has dozens of steps, and another version of a framework moves most of their errors a little.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conformance.reports.change import Change, described, factor, is_change, size, status_change
+from conformance.reports.content import Content, real
+from conformance.reports.real import EMBEDDINGS, smallest_cosine, violations_of
+
+ABSENT: Content = {"left_out": None, "implementations": []}
+UNTAKEN = {"status": "untried", "worst": None}
+
+
+def model_changes(before: Content, after: Content) -> list[Change]:
+    """Of all models of two reports. An error that grew is worse only where both had the same model and sentences."""
+    olds, news = ({model["name"]: model for model in report["models"]} for report in (before, after))
+    found = []
+    for name in dict.fromkeys([*olds, *news]):
+        old, new = olds.get(name, ABSENT), news.get(name, ABSENT)
+        if old["implementations"] and not new["implementations"]:
+            reason = f": {new['left_out']}" if new["left_out"] else ""
+            found.append(Change("worse", name, "", f"judged no longer{reason}"))
+            continue
+        same = before["project"] == after["project"] and same_text(old, new)
+        parts = [{one["name"]: one for one in model["implementations"]} for model in (old, new)]
+        for one in dict.fromkeys([*parts[0], *parts[1]]):
+            found += implementation_changes(f"{one}, {name}", parts[0].get(one), parts[1].get(one), same)
+    return found
+
+
+def same_text(old: Content, new: Content) -> bool:
+    return all(old.get(name) == new.get(name) for name in ("version", "sentences"))
+
+
+def implementation_changes(name: str, old: Content | None, new: Content | None, same: bool) -> list[Change]:
+    if new is None:
+        return [Change("worse", name, "", "judged no longer")]
+    if old is None:
+        count = len(violations_of(new))
+        told = f"judged now, {count} violation{'s' * (count != 1)}"
+        return [Change("other" if new["conforms"] else "worse", name, "", told)]
+    return verdict_changes(name, old, new) + error_changes(name, old, new, same) + cosine_changes(name, old, new, same)
+
+
+def verdict_changes(name: str, old: Content, new: Content) -> list[Change]:
+    """Steps that are beyond their bounds now, or were."""
+    olds, news = steps(old), steps(new)
+    pairs = {step: (olds.get(step, UNTAKEN), news.get(step, UNTAKEN)) for step in (*olds, *news)}
+    differing = {step: pair for step, pair in pairs.items() if pair[0]["status"] != pair[1]["status"]}
+    found = []
+    for step, pair in differing.items():
+        kind, text = status_change(*pair)
+        found.append(Change(kind, name, step, text))
+    return found
+
+
+def error_changes(name: str, old: Content, new: Content, same: bool) -> list[Change]:
+    """How many steps of the same verdict are further off now, and how many are nearer, with the largest change."""
+    olds, news = steps(old), steps(new)
+    factors = {
+        step: factor(real(olds[step]["worst"]), real(news[step]["worst"]))
+        for step in news
+        if step in olds and olds[step]["status"] == news[step]["status"]
+    }
+    moved = {step: by for step, by in factors.items() if is_change(by)}
+    ways = {"worse": [s for s, by in moved.items() if by > 1], "better": [s for s, by in moved.items() if by < 1]}
+    found = []
+    for kind, there in ways.items():
+        if there:
+            most = max(there, key=lambda step: size(moved[step]))
+            told = f"{len(there)} of {len(news)} steps {'further off' if kind == 'worse' else 'nearer'}, most of all "
+            told += f"this one: {described(olds[most])} -> {described(news[most])}"
+            found.append(on_same(Change(kind, name, most, told), same))
+    return found
+
+
+def cosine_changes(name: str, old: Content, new: Content, same: bool) -> list[Change]:
+    """Of the sentence embeddings: another verdict, or a smallest cosine that is further from 1, or nearer."""
+    text = f"smallest cosine {smallest_cosine(old)} -> {smallest_cosine(new)}"
+    status = old["embeddings"]["status"], new["embeddings"]["status"]
+    if status[0] != status[1]:
+        kind, verdict = ("worse", "violated now") if status[1] == "violated" else ("better", "repaired")
+        return [Change(kind, name, EMBEDDINGS, f"{verdict}, {text}")]
+    by = factor(distance(old), distance(new))
+    change = Change("worse" if by > 1 else "better", name, EMBEDDINGS, text)
+    return [on_same(change, same)] if is_change(by) else []
+
+
+def distance(implementation: Content) -> float:
+    """How far the smallest cosine is from 1; below the spacing of float64 there, cosines cannot be told apart."""
+    return float(np.maximum(1 - real(implementation["embeddings"]["cosine"]), np.finfo(np.float64).eps))
+
+
+def on_same(change: Change, same: bool) -> Change:
+    """No verdict where the text or the model is another."""
+    return change if same else Change("other", change.subject, change.rule, f"{change.text}, on other text")
+
+
+def steps(implementation: Content) -> dict[str, Content]:
+    return {step["step"]: step for step in implementation["steps"]}

@@ -1,0 +1,50 @@
+"""The table of a trained model on real sentences: layer by layer, in units of the bounds."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from conformance.reports.content import Content
+from conformance.reports.real import (
+    EMBEDDINGS,
+    PARTS,
+    layers_of,
+    smallest_cosine,
+    violation_count,
+    violations_of,
+    worst_parts,
+    worst_step,
+)
+
+
+def real_table(model: Content) -> Table:
+    table = Table(title=f"{model['name']} on real sentences: largest error of a step, in bounds")
+    table.add_column("")
+    for implementation in model["implementations"]:
+        table.add_column(f"{implementation['name']}\n{' / '.join(PARTS)}", justify="right")
+    for layer in layers_of(model):
+        table.add_row(layer, *(worst_parts(implementation, layer) for implementation in model["implementations"]))
+    return table
+
+
+def real_report(model: Content) -> RenderableType:
+    """The table, what lies beyond its bound, and how far the sentence embeddings agree."""
+    implementations = model["implementations"]
+    lines: list[RenderableType] = [real_table(model)]
+    for one in implementations:
+        found = violations_of(one).items()
+        lines += [Text(f"{one['name']}, {step}: {told}", "bold red") for step, told in found if step != EMBEDDINGS]
+    steps = [step for one in implementations for step in one["steps"]]
+    count, sums = len({step["step"] for step in steps}), worst_step(steps, "add")
+    told = f"{model['sentences']} sentences, {count} steps, each on the definition's own activations; sums, which round"
+    lines.append(Text(f"{told} once: {sums}"))
+    for one in implementations:
+        style = "bold red" if one["embeddings"]["status"] == "violated" else ""
+        told = f"{one['name']}: smallest cosine of a sentence embedding with the definition's {smallest_cosine(one)}"
+        lines.append(Text(told, style))
+    if not model["conforms"]:
+        count = violation_count(model)
+        lines.append(Text(f"{model['name']}: {count} violation{'s' * (count != 1)} on real sentences.", "bold red"))
+    return Group(*lines)
