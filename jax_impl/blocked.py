@@ -267,20 +267,23 @@ def flat(rows: Any) -> Any:
     return rows if rows is None else rows.reshape(-1, rows.shape[-1])
 
 
-def over_pieces(sizes: Sizes, place: Place, step: Callable[..., Any], state: Any) -> Any:
-    """step(position, length, full, state) for one piece after another, from the first key seen to past the last."""
-    largest = sizes.pieces[-1]
+def over_pieces(
+    sizes: Sizes, place: Place, look: Callable[..., Any], add: Callable[[Any, Any], Any], state: Any
+) -> Any:
+    """The state after add(look(position, length, full), state) for all pieces, from the first key seen to the last.
 
-    def taking(length: int, full: bool) -> Callable[[Any], Any]:
-        return lambda carried: (carried[0] + length, step(carried[0], length, full, carried[1]))
+    What is looked at has one shape for all lengths, and the state is no business of the switch: it would be copied.
+    """
+    lengths = (*sizes.pieces, sizes.pieces[-1])
+    branches = [partial(look, length=length, full=i == len(sizes.pieces)) for i, length in enumerate(lengths)]
 
-    branches = [*(taking(length, False) for length in sizes.pieces), taking(largest, True)]
-
-    def body(carried: Any) -> Any:
-        position = carried[0]
+    def body(carried: tuple[Any, Any]) -> tuple[Any, Any]:
+        position, state = carried
         shorter = [(place.stop - position > length).astype(jnp.int32) for length in sizes.pieces[:-1]]
-        full = (position >= place.full_first) & (position + largest <= place.full_stop)
-        return lax.switch(jnp.where(full, len(sizes.pieces), sum(shorter)), branches, carried)
+        full = (position >= place.full_first) & (position + lengths[-1] <= place.full_stop)
+        chosen = jnp.where(full, len(sizes.pieces), sum(shorter))
+        found = lax.switch(chosen, branches, position)
+        return position + jnp.asarray(lengths, jnp.int32)[chosen], add(found, state)
 
     return lax.while_loop(lambda carried: carried[0] < place.stop, body, (place.first, state))[1]
 
@@ -307,18 +310,15 @@ def forward_blocks(inputs: Inputs, sizes: Sizes, sums: Sums) -> tuple[Any, Any]:
         place = place_of(number)
         query = flat(cut(inputs.query, QUERIES, sizes, place)[0]).astype(dtype)
 
-        def step(position: Any, length: int, full: bool, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-            old, total, output = state
+        def look(position: Any, length: int, full: bool) -> Partial:
             piece = piece_at(inputs, sizes, place, query, position, length, full=full)
-            maximum = jnp.maximum(old, jnp.max(piece.scores, axis=-1, keepdims=True))
-            shift = jnp.where(maximum == -jnp.inf, 0, maximum)  # where nothing is allowed so far: avoids inf - inf
-            shrink, exponentials = jnp.exp(old - shift), jnp.exp(piece.scores - shift)
-            total = shrink * total + jnp.sum(exponentials, axis=-1, keepdims=True)
-            added = sums.keys(flat(exponentials), piece.value, flat(piece.allowed))
-            return maximum, total, flat(shrink) * output + added
+            maximum = jnp.max(piece.scores, axis=-1, keepdims=True)
+            exponentials = jnp.exp(piece.scores - shift_of(maximum))
+            total = jnp.sum(exponentials, axis=-1, keepdims=True)
+            return Partial(maximum, total, sums.keys(flat(exponentials), piece.value, flat(piece.allowed)))
 
-        state = (*before_any_key(inputs, sizes, place), jnp.zeros((sizes.R * sizes.block, sizes.V), dtype))
-        maximum, total, output = over_pieces(sizes, place, step, state)
+        before = before_any_key(inputs, sizes, place)
+        maximum, total, output = over_pieces(sizes, place, look, merged, before)
         nothing = total == 0
         total = jnp.where(nothing, 1, total)
         logsumexp = jnp.where(nothing, -jnp.inf, maximum + jnp.log(total))
@@ -330,13 +330,38 @@ def forward_blocks(inputs: Inputs, sizes: Sizes, sums: Sums) -> tuple[Any, Any]:
     return lax.fori_loop(0, sizes.B * sizes.G * sizes.blocks, block, results)
 
 
-def before_any_key(inputs: Inputs, sizes: Sizes, place: Place) -> tuple[Any, Any]:
-    """Largest score and sum of exponentials [R, block, 1] when no key was taken yet: the sink's own (ATT-5)."""
+class Partial(NamedTuple):
+    """What some of the keys make of a block of queries."""
+
+    maximum: Any  # [R, block, 1], the largest score
+    total: Any  # [R, block, 1], the sum of exp(score - maximum)
+    output: Any  # [R * block, V], and the same sum of the values
+
+
+def merged(piece: Partial, before: Partial) -> Partial:
+    """Of both sets of keys; as in `merge_attention` (ATT-14)."""
+    maximum = jnp.maximum(piece.maximum, before.maximum)
+    shrink, shrink_before = (jnp.exp(part.maximum - shift_of(maximum)) for part in (piece, before))
+    return Partial(
+        maximum,
+        shrink * piece.total + shrink_before * before.total,
+        flat(shrink) * piece.output + flat(shrink_before) * before.output,
+    )
+
+
+def shift_of(maximum: Any) -> Any:
+    """What is subtracted from scores: 0 where nothing is allowed so far, which avoids inf - inf."""
+    return jnp.where(maximum == -jnp.inf, 0, maximum)
+
+
+def before_any_key(inputs: Inputs, sizes: Sizes, place: Place) -> Partial:
+    """When no key was taken yet: the sink's own score, which has no value (ATT-5)."""
     dtype = wide(inputs)
+    output = jnp.zeros((sizes.R * sizes.block, sizes.V), dtype)
     if inputs.sinks is None:
-        return jnp.full(sizes.rows, -jnp.inf, dtype), jnp.zeros(sizes.rows, dtype)
+        return Partial(jnp.full(sizes.rows, -jnp.inf, dtype), jnp.zeros(sizes.rows, dtype), output)
     sinks = jnp.broadcast_to(cut(inputs.sinks, ("heads",), sizes, place)[:, None, None], sizes.rows).astype(dtype)
-    return sinks, (sinks != -jnp.inf).astype(dtype)
+    return Partial(sinks, (sinks != -jnp.inf).astype(dtype), output)
 
 
 # --- backward ---------------------------------------------------------------------------------------------------------
@@ -362,7 +387,7 @@ def backward(
 def backward_blocks(
     inputs: Inputs, sizes: Sizes, sums: Sums, output: Any, logsumexp: Any, of_output: Any, of_logsumexp: Any
 ) -> Inputs:
-    dtype, place_of = wide(inputs), places(inputs, sizes)
+    dtype, place_of, largest = wide(inputs), places(inputs, sizes), sizes.pieces[-1]
 
     def block(number: Any, gradients: Inputs) -> Inputs:
         place = place_of(number)
@@ -375,8 +400,7 @@ def backward_blocks(
         fresh = jnp.tile(place.query + jnp.arange(sizes.block) >= place.fresh, sizes.R)[:, None]
         fresh_query, fresh_d_out = (jnp.where(fresh, rows, 0) for rows in (query, d_out))
 
-        def step(position: Any, length: int, full: bool, state: tuple[Any, Inputs]) -> tuple[Any, Inputs]:
-            d_query, found = state
+        def look(position: Any, length: int, full: bool) -> Contribution:
             piece = piece_at(inputs, sizes, place, query, position, length, full=full)
             weights = jnp.exp(piece.scores - lse)
             allowed = flat(piece.allowed)
@@ -388,30 +412,66 @@ def backward_blocks(
                 weights, d_scores, d_products = (
                     jnp.where(piece.allowed, pairs, 0) for pairs in (weights, d_scores, d_products)
                 )
-            if inputs.bias is not None:
-                rows = jnp.where(fresh.reshape(sizes.rows), d_scores, 0)
-                rows = rows if inputs.bias.shape[1] > 1 else jnp.sum(rows, axis=0)
-                d_bias = put(found.bias, rows, PAIRS, sizes, place, piece.start, length, add=True)
-                found = found._replace(bias=d_bias)
             d_products, upright = flat(d_products), None if allowed is None else allowed.T
-            d_key = sums.keys(d_products.T, fresh_query, upright)
-            d_value = sums.keys(flat(weights).T, fresh_d_out, upright)
-            found = found._replace(
-                key=put(found.key, d_key, KEYS, sizes, place, piece.start, length, add=True),
-                value=put(found.value, d_value, KEYS, sizes, place, piece.start, length, add=True),
+            d_bias = None
+            if inputs.bias is not None:
+                d_bias = jnp.where(fresh.reshape(sizes.rows), d_scores, 0)
+                d_bias = d_bias if inputs.bias.shape[1] > 1 else jnp.sum(d_bias, axis=0, keepdims=True)
+            return Contribution(
+                piece.start,
+                sums.keys(d_products, piece.key, allowed),
+                filled(sums.keys(d_products.T, fresh_query, upright), largest, 0),
+                filled(sums.keys(flat(weights).T, fresh_d_out, upright), largest, 0),
+                None if d_bias is None else filled(d_bias, largest, 2),
             )
-            return d_query + sums.keys(d_products, piece.key, allowed), found
 
-        d_query, gradients = over_pieces(sizes, place, step, (jnp.zeros_like(query), gradients))
+        def add(piece: Contribution, state: tuple[Any, Inputs]) -> tuple[Any, Inputs]:
+            d_query, found = state
+            there = (sizes, place, piece.start, largest)
+            found = found._replace(
+                key=put(found.key, piece.key, KEYS, *there, add=True),
+                value=put(found.value, piece.value, KEYS, *there, add=True),
+                bias=None if piece.bias is None else put(found.bias, piece.bias, PAIRS, *there, add=True),
+            )
+            return d_query + piece.query, found
+
+        d_query, gradients = over_pieces(sizes, place, look, add, (jnp.zeros_like(query), gradients))
         if inputs.sinks is not None:
-            sinks, _ = before_any_key(inputs, sizes, place)
+            sinks = before_any_key(inputs, sizes, place).maximum
             rows = jnp.where(fresh.reshape(sizes.rows), -jnp.exp(sinks - lse) * mean, 0)
             d_sinks = put(gradients.sinks, jnp.sum(rows, axis=(1, 2)), ("heads",), sizes, place, add=True)
             gradients = gradients._replace(sinks=d_sinks)
         return gradients._replace(query=put(gradients.query, d_query, QUERIES, sizes, place))
 
     zeros = Inputs(*(None if array is None else jnp.zeros(jnp.shape(array), dtype) for array in without_mask(inputs)))
-    return lax.fori_loop(0, sizes.B * sizes.G * sizes.blocks, block, zeros)
+    # Room after the last key, because what a piece adds is as long as the longest.
+    zeros = zeros._replace(
+        key=filled(zeros.key, sizes.K + largest, 2),
+        value=filled(zeros.value, sizes.K + largest, 2),
+        bias=None if zeros.bias is None else filled(zeros.bias, sizes.K + largest, 3),
+    )
+    found = lax.fori_loop(0, sizes.B * sizes.G * sizes.blocks, block, zeros)
+    return found._replace(
+        key=found.key[:, :, : sizes.K],
+        value=found.value[:, :, : sizes.K],
+        bias=None if found.bias is None else found.bias[..., : sizes.K],
+    )
+
+
+class Contribution(NamedTuple):
+    """What a piece of keys adds to gradients. Those of keys, values and bias are filled up to the longest piece."""
+
+    start: Any
+    query: Any
+    key: Any
+    value: Any
+    bias: Any
+
+
+def filled(array: Any, length: int, axis: int) -> Any:
+    """The array with zeros after it, until the axis has that length."""
+    missing = [(0, length - array.shape[axis] if i == axis else 0) for i in range(array.ndim)]
+    return jnp.pad(array, missing)
 
 
 def without_mask(inputs: Inputs) -> Inputs:

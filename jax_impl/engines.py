@@ -19,7 +19,7 @@ LIMITS = Limits()
 """What "blocked" takes at once."""
 
 SMALL = 2**20
-"""Scores up to which the literal attention is the faster one: they stay in the caches, and there is little to skip."""
+"""Numbers up to which the literal attention is the faster one: they stay in the caches, and there is little to skip."""
 
 
 def explain_engine(
@@ -50,13 +50,19 @@ def explain_engine(
 
 def engine_for(engine: str, inputs: Inputs, dropout_keep: Any, empty_rows: str) -> Choice:
     """The choice for arguments that were checked. It looks at shapes and options alone, never at numbers."""
-    scores = math.prod(inputs.query.shape[:3]) * inputs.key.shape[2]
     hindrances = {"fused": "JAX has no fused attention that keeps every rule"}
     if hindrance := hindrance_of_blocks(inputs, dropout_keep, empty_rows):
         return choose(engine, hindrances | {"blocked": hindrance}, "reference", hindrance)
-    if scores <= SMALL:
-        return choose(engine, hindrances, "reference", f"it is small: {scores} scores")
-    return choose(engine, hindrances, "blocked", f"{scores} scores need not stand in memory at once")
+    numbers = numbers_held(inputs)
+    if numbers <= SMALL:
+        return choose(engine, hindrances, "reference", f"it holds no more than {numbers} numbers at once")
+    return choose(engine, hindrances, "blocked", f"{numbers} numbers need not be held at once")
+
+
+def numbers_held(inputs: Inputs) -> int:
+    """How many the literal attention makes beside its inputs: the scores, and the heads that it repeats."""
+    (B, H, Q, D), (_, G, K, V) = inputs.query.shape, inputs.value.shape
+    return int(B * H * K * (Q + (D + V if H > G else 0)))
 
 
 def hindrance_of_blocks(inputs: Inputs, dropout_keep: Any, empty_rows: str) -> str:

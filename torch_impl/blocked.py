@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from specification.dtypes import compute_dtype_name, dtype_name
 from specification.key_ranges import key_ranges
 from specification.masks import map_arrays, part
 from torch_impl.masks import signed
@@ -112,8 +111,7 @@ def size_of(inputs: Inputs, limits: Limits) -> int:
 
 def wide(inputs: Inputs) -> torch.dtype:
     """The dtype in which everything is computed (ATT-9)."""
-    dtype: torch.dtype = getattr(torch, compute_dtype_name(dtype_name(inputs.query)))
-    return dtype
+    return torch.float64 if inputs.query.dtype == torch.float64 else torch.float32
 
 
 # --- the operation ----------------------------------------------------------------------------------------------------

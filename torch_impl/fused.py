@@ -34,29 +34,34 @@ from torch_impl.blocked import (
 )
 from torch_impl.masks import allowed_pairs
 
-forward_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-backward_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+forward_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+backward_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 def fused_attention(literal: Literal, inputs: Inputs) -> torch.Tensor:
     """Output [B, H, Q, V] in the dtype in which everything is computed. Nothing may have size 0, and V is D."""
     plain = inputs.mask is None or upper_left(inputs)
-    work = [EVERYTHING] if plain else blocks(inputs, literal.limits.block, merge=True)
+    work = WHOLE if plain else blocks(inputs, literal.limits.block, merge=True)
     tensors = (inputs.query, inputs.key, inputs.value)
-    masked = any(block.masked for block in work)
+    masked = not plain and any(block.masked for block in work)
     if masked and not finite(*tensors):
         return blocked_attention(literal, inputs)
-    output, logsumexp = FusedAttention.apply(literal, (inputs.mask, inputs.scale, None), work, *tensors)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        output, logsumexp = FusedAttention.apply(literal, (inputs.mask, inputs.scale, None), work, *tensors)
+    else:
+        output, logsumexp = forward(inputs, work)
     # A row in which the kernel found no number to start from, and no mask to explain it, has a log-sum-exp of 0.
     if not masked and not finite(output, logsumexp.reciprocal()):
         return blocked_attention(literal, inputs)
     return output
 
 
-def finite(*tensors: torch.Tensor) -> bool:
+def finite(first: torch.Tensor, *others: torch.Tensor) -> bool:
     """Whether all numbers are. The sum of finite ones may overflow; then this says no, and only time is lost."""
-    with torch.no_grad():
-        return math.isfinite(sum(tensor.sum() for tensor in tensors))
+    total = first.detach().sum()
+    for tensor in others:
+        total += tensor.detach().sum()
+    return math.isfinite(total)
 
 
 class FusedAttention(torch.autograd.Function):
@@ -80,6 +85,7 @@ class FusedAttention(torch.autograd.Function):
 
 
 EVERYTHING = Block(slice(None), slice(None), slice(None), masked=False)
+WHOLE = [EVERYTHING]
 
 
 def upper_left(inputs: Inputs) -> bool:
@@ -98,56 +104,61 @@ def scale_of(inputs: Inputs) -> float:
 
 def forward(inputs: Inputs, work: list[Block]) -> tuple[torch.Tensor, torch.Tensor]:
     """Output [B, H, Q, V] and log-sum-exp [B, H, Q]."""
-    (B, H, Q, D), G, dtype = inputs.query.shape, inputs.key.shape[1], wide(inputs)
-    causal = work == [EVERYTHING] and inputs.mask is not None
+    (B, H, Q, D), dtype = inputs.query.shape, wide(inputs)
+    if work is WHOLE:
+        rows, sums = forward_kernel(
+            *operands(inputs, EVERYTHING), 0.0, inputs.mask is not None, attn_mask=None, scale=inputs.scale
+        )
+        return rows.reshape(B, H, Q, D), sums.reshape(B, H, Q)
     output = inputs.query.new_zeros((B, H, Q, D), dtype=dtype)
     logsumexp = inputs.query.new_full((B, H, Q), -math.inf, dtype=dtype)
     for block in work:
-        query, key, value = operands(inputs, block)
-        rows, sums = forward_kernel(
-            query, key, value, 0.0, causal, attn_mask=numbers(inputs, block), scale=inputs.scale
-        )
-        if work == [EVERYTHING] and G == H:
-            return rows, sums
-        target = cut(output, QUERIES, block)
-        target.copy_(rows.reshape(target.shape))
-        target = cut(logsumexp, QUERIES, block)
-        target.copy_(sums.reshape(target.shape))
+        found = forward_kernel(*operands(inputs, block), attn_mask=numbers(inputs, block), scale=inputs.scale)
+        for total, rows in zip((output, logsumexp), found, strict=True):
+            part = cut(total, QUERIES, block)
+            part.copy_(rows.reshape(part.shape))
     return output, logsumexp
 
 
 def backward(
     inputs: Inputs, work: list[Block], output: torch.Tensor, logsumexp: torch.Tensor, cotangent: torch.Tensor
-) -> tuple[Any, ...]:
+) -> tuple[torch.Tensor, ...]:
     """The gradients of query, key and value, each in its own dtype."""
-    dtype, G = wide(inputs), inputs.key.shape[1]
-    causal = work == [EVERYTHING] and inputs.mask is not None
-    sums = [torch.zeros_like(tensor, dtype=dtype) for tensor in (inputs.query, inputs.key, inputs.value)]
-    for block in work:
-        rows = (stacked(cut(array, QUERIES, block), G) for array in (cotangent, output, logsumexp))
-        d_output, out, lse = rows
+    given, G, dtype = (inputs.query, inputs.key, inputs.value), inputs.key.shape[1], wide(inputs)
+    results = (cotangent, output, logsumexp)
+    if work is WHOLE:
+        d_output, out, lse = (stacked(rows, G) for rows in results)
         found = backward_kernel(
-            d_output, *operands(inputs, block), out, lse, 0.0, causal,
+            d_output, *operands(inputs, EVERYTHING), out, lse, 0.0, inputs.mask is not None, scale=inputs.scale
+        )
+        return tuple(gradient.reshape(a.shape).to(a.dtype) for gradient, a in zip(found, given, strict=True))
+    sums = [torch.zeros_like(tensor, dtype=dtype) for tensor in given]
+    for block in work:
+        d_output, out, lse = (stacked(cut(rows, QUERIES, block), G) for rows in results)
+        found = backward_kernel(
+            d_output, *operands(inputs, block), out, lse, 0.0, False,
             attn_mask=numbers(inputs, block), scale=inputs.scale,
         )  # fmt: skip
         for total, axes, gradient in zip(sums, (QUERIES, KEYS, KEYS), found, strict=True):
             part = cut(total, axes, block)
             part += gradient.reshape(part.shape)
-    given = (inputs.query, inputs.key, inputs.value)
     return tuple(total.to(tensor.dtype) for total, tensor in zip(sums, given, strict=True))
 
 
 def operands(inputs: Inputs, block: Block) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Query, key and value of a block as the kernel takes them."""
-    dtype, G = wide(inputs), inputs.key.shape[1]
-    query = stacked(cut(inputs.query, QUERIES, block), G).to(dtype)
-    key, value = (dense(cut(array, KEYS, block)).to(dtype) for array in (inputs.key, inputs.value))
-    return query, key, value
+    query, key, value = inputs.query, inputs.key, inputs.value
+    if block is not EVERYTHING:
+        query, key, value = cut(query, QUERIES, block), cut(key, KEYS, block), cut(value, KEYS, block)
+    dtype = wide(inputs)
+    return stacked(query, key.shape[1]).to(dtype), dense(key).to(dtype), dense(value).to(dtype)
 
 
 def stacked(rows: torch.Tensor, groups: int) -> torch.Tensor:
     """[B, H, Q, ...] as [B, G, H / G * Q, ...]: heads that share a key head become further queries of it."""
-    return dense(rows.reshape(rows.shape[0], groups, -1, *rows.shape[3:]))
+    if rows.shape[1] != groups:
+        rows = rows.reshape(rows.shape[0], groups, -1, *rows.shape[3:])
+    return dense(rows)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:
