@@ -33,7 +33,8 @@ from specification.parameters import DecoderBlock, EncoderBlock, FeedForward, Mu
 
 
 def add(x: Float[jax.Array, "..."], y: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
-    """x + y, rounded to the dtype of x."""
+    """x + y, rounded to the dtype of x; y may lack leading axes, and is stretched along no other."""
+    checks.summands(x, y)
     return (widen(x) + widen(y)).astype(x.dtype)
 
 

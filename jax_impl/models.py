@@ -28,7 +28,7 @@ NUMBERS = FLOATING + INTEGER + BOOLEAN
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["parameters"], meta_fields=["configuration"])
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Model:
     """Parameters, and what they do not say. Calling it is calling the function of `MODELS` for them.
 

@@ -29,7 +29,8 @@ from specification.parameters import DecoderBlock, EncoderBlock, FeedForward, Mu
 
 
 def add(x: Float[np.ndarray, "..."], y: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """x + y, rounded to the dtype of x."""
+    """x + y, rounded to the dtype of x; y may lack leading axes, and is stretched along no other."""
+    checks.summands(x, y)
     return (widen(x) + widen(y)).astype(x.dtype)
 
 

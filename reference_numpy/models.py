@@ -24,7 +24,7 @@ from specification.parameters import Classifier, Decoder, Encoder, LanguageModel
 NUMBERS = FLOATING + INTEGER + BOOLEAN
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Model:
     """Parameters, and what they do not say. Calling it is calling the function of `MODELS` for them."""
 

@@ -191,8 +191,6 @@ def read_model(path: str | Path) -> tuple[Any, Configuration]:
         parameters = unflatten(KINDS[metadata["kind"]], arrays)
         configuration = Configuration(**json.loads(metadata["configuration"]))
         epsilon(configuration.norm_eps)
-        if not isinstance(configuration.scaled_embedding, bool):
-            raise TypeError(f"scaled_embedding must be True or False, got {configuration.scaled_embedding!r}")
     except KeyError as error:
         raise ValueError(f"{path} is no whole model: it has no {error.args[0]}") from error
     except (TypeError, ValueError) as error:

@@ -59,6 +59,8 @@ class Configuration:
                 raise ValueError(f"{field.name} must be one of {known}, got {value!r}")
             if field.name.endswith("padding") and not (value is None or is_count(value)):
                 raise ValueError(f"{field.name} must be the id of a token or None, got {value!r}")
+        if not isinstance(self.scaled_embedding, bool):
+            raise TypeError(f"scaled_embedding must be True or False, got {self.scaled_embedding!r}")
         if not is_count(self.num_heads) or self.num_heads == 0:
             raise ValueError(f"num_heads must be an integer of at least 1, got {self.num_heads!r}")
 

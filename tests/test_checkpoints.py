@@ -188,6 +188,8 @@ def test_what_is_no_state_dict(dialect: str, implementation: Implementation) -> 
         ("notebook-scratch", {"source_pad": -1}, "source_pad must be the id of a token or None, got -1"),
         ("prenorm-blog", {"target_pad": "0"}, "target_pad must be the id of a token or None, got '0'"),
         ("imdb-classifier, max", {"pool": ["max"]}, "pool must be a string"),
+        ("imdb-classifier, mean, wide", {"num_heads": 1}, "1 heads are"),
+        ("imdb-classifier, mean, wide", {"num_heads": 2}, "2 heads are"),
         ("pytorch", {"norm_first": "yes"}, "norm_first must be True or False, got 'yes'"),
         ("pytorch", {"activation": None}, "activation must be a string, got None"),
         ("pytorch", {"activation": "swish"}, "activation must be one of 'relu'"),

@@ -310,6 +310,39 @@ def replaced_site(value: Any, site: Dropout) -> Any:
     return type(value)(*parts) if hasattr(value, "_fields") else parts
 
 
+@pytest.mark.parametrize("part", ["feed-forward", "attention", "positions"])
+def test_a_width_of_one_is_not_stretched(implementation: Implementation, part: str) -> None:
+    """Adding would do it without a word, in all three frameworks."""
+    model = maker().language_model(1)
+    block = model.decoder.blocks[0]
+
+    def narrow(linear: Any) -> Any:
+        return linear._replace(weight=linear.weight[:, :1], bias=linear.bias[:1])
+
+    attention = block.self_attention._replace(output=narrow(block.self_attention.output))
+    feed_forward = block.feed_forward._replace(outer=narrow(block.feed_forward.outer))
+    embedding = model.decoder.embedding._replace(positions=np.ones((9, 1), "float32"))
+    decoder = {
+        "feed-forward": model.decoder._replace(blocks=[block._replace(feed_forward=feed_forward)]),
+        "attention": model.decoder._replace(blocks=[block._replace(self_attention=attention)]),
+        "positions": model.decoder._replace(embedding=embedding),
+    }[part]
+    parameters = mapped(implementation.convert, model._replace(decoder=decoder))
+    with pytest.raises(ValueError, match="trailing axes"):
+        implementation.subject.module.language_model(
+            parameters, implementation.convert(SOURCE), configuration=replace(POST, positions="learned")
+        )
+
+
+def test_models_are_compared_by_identity_and_jax_compiles_them() -> None:
+    parameters = maker().language_model(1)
+    model, other = (reference_numpy.Model(parameters, POST) for _ in range(2))
+    assert model == model
+    assert model != other
+    model = jax_impl.Model(mapped(jax.numpy.asarray, parameters), POST)
+    assert jax.jit(model)(jax.numpy.asarray(SOURCE)).shape == model(jax.numpy.asarray(SOURCE)).shape
+
+
 # --- frameworks' own ways ---------------------------------------------------------------------------------------------
 
 

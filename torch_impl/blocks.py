@@ -29,7 +29,8 @@ from torch_impl.layer_norm import layer_norm, rms_norm, standard_deviation_norm
 
 
 def add(x: Float[torch.Tensor, "..."], y: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
-    """x + y, rounded to the dtype of x."""
+    """x + y, rounded to the dtype of x; y may lack leading axes, and is stretched along no other."""
+    checks.summands(x, y)
     return (widen(x) + widen(y)).to(x.dtype)
 
 

@@ -48,6 +48,8 @@ def trace(
     if problem:
         refuse(problem)
     if checkpoint is None:
+        if settings or dialect != "bert":
+            refuse("--dialect and --set say how a --checkpoint is read, and none is given")
         parameters, configuration, sequences = from_minilm(sentence)
     else:
         parameters, configuration = read_checkpoint(checkpoint, dialect, settings)

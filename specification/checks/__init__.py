@@ -38,6 +38,7 @@ from specification.checks.operations import (
     stack,
     standard_deviation_norm,
     structure,
+    summands,
 )
 
 __all__ = [
@@ -69,6 +70,7 @@ __all__ = [
     "stack",
     "standard_deviation_norm",
     "structure",
+    "summands",
     "tokens",
     "uniform",
     "uniform_steps",

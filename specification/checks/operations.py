@@ -247,6 +247,13 @@ def feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dr
 # --- blocks and models ------------------------------------------------------------------------------------------------
 
 
+def summands(x: Any, y: Any) -> None:
+    """Two arrays that are added: a width of 1 would be stretched without a word."""
+    whole, part = shape_of("x", x), shape_of("y", y)
+    if whole[len(whole) - len(part) :] != part or len(part) > len(whole):
+        raise ValueError(f"what is added to {list(whole)} must have its trailing axes, got {list(part)}")
+
+
 def no_bias(bias: Any) -> None:
     """rms_norm adds none (NORM-7)."""
     if bias is not None:

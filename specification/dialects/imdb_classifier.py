@@ -1,7 +1,7 @@
 """imdb-classifier: an encoder without masks, pooled over time, that ends in a log-softmax.
 
 Queries and keys are each divided by the fourth root of E, so scores by sqrt(E) in all; their projections have no bias.
-In the tutorial's "wide" attention every head is as wide as the model: the widths follow from the shapes.
+In the tutorial's "wide" attention every head is as wide as the model; in the other the heads share its width.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specification.configuration import Configuration
+from specification.configuration import Configuration, is_count
 from specification.dialects.reading import Reader
 from specification.parameters import Classifier, Embedding, Encoder, EncoderBlock, MultiHeadAttention
 
@@ -37,5 +37,8 @@ def imdb_classifier(
     blocks = [block(f"tblocks.{i}") for i in range(read.count(r"tblocks\.(\d+)\."))]
     parameters = Classifier(Encoder(embedding, blocks), read.linear("toprobs", "E", "classes"))
     read.heads(num_heads, "heads together")
+    E, together = read.sizes.get("E"), read.sizes.get("heads together")
+    if E and together and is_count(num_heads) and together not in (E, num_heads * E):
+        read.problems.append(f"{num_heads} heads are {E} or {num_heads * E} wide together, got {together}")
     read.finish()
     return parameters, Configuration(num_heads=num_heads, scale="model_width", positions="learned", pooling=pool)
