@@ -116,9 +116,9 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
         Probe("MASK-7", "hidden NaN and infinity", operations, special.planted_cases("hidden", declaration), "planted"),
         Probe(
             "MASK-7",
-            "hidden values",
+            "hidden infinities in the values",
             operations,
-            special.planted_cases("hidden", declaration, ("value",)),
+            special.planted_cases("hidden", declaration, ("value",), poisons=(np.inf, -np.inf)),
             "planted",
             weight=0.5,
         ),

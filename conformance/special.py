@@ -40,10 +40,12 @@ def planted_cases(
     declaration: Declaration = EVERYTHING,
     names: tuple[str, ...] = ("query", "key", "value"),
     focus: tuple[str, ...] = (),
+    poisons: tuple[float, ...] = (np.nan, np.inf, -np.inf),
 ) -> Planted:
     """where: "hidden" plants behind the mask only, "attended" in one place that somebody attends to.
 
-    names: in which of the inputs. focus: features that every case has, if the subject has them.
+    names: in which of the inputs. poisons: what is planted. focus: features that every case has, if the subject has
+    them.
     """
     # Without promises about what is hidden, an attended NaN must be nowhere hidden either.
     strict = where == "hidden" or declaration.convention("isolation") == "strict"
@@ -58,8 +60,7 @@ def planted_cases(
     seen = allowed.reshape(B, G, H // G, -1, K).any(axis=(2, 3))  # keys that some query of the group attends to
     name = draw(st.sampled_from(names))
     # An attended infinity in a query or key is an infinite score, with a softmax of its own; only NaN is told from it.
-    poisons = (np.nan, np.inf, -np.inf) if where == "hidden" or name == "value" else (np.nan,)
-    poison = draw(st.sampled_from(poisons))
+    poison = draw(st.sampled_from(poisons if where == "hidden" or name == "value" else (np.nan,)))
     marks = {name: np.zeros(arrays[name].shape, bool) for name in ("query", "key", "value")}
     if where == "hidden":
         for hidden in {"query": ("key", "value"), "key": ("key",), "value": ("value",)}[name]:
@@ -78,6 +79,8 @@ def planted_cases(
     if "bias" in arrays and arrays["bias"] is not clean.inputs.get("bias"):
         clean_inputs["bias"] = np.zeros_like(arrays["bias"])
         clean = replace(clean, inputs=clean_inputs, options=clean.options | {"mask": Dense(allowed)})
+    elif where == "hidden":
+        assume(any(mark.any() for mark in marks.values()))  # where nothing is planted, nothing can be found
     dirty = replace(clean, inputs=arrays | planted, special=True)
     return Planted(clean, dirty, allowed, marks, bool(np.isinf(poison)))
 
