@@ -116,9 +116,11 @@ def sizes(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None 
 
 
 def causal(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
-    kind = draw(st.sampled_from(("usual", "number", "per batch", "per batch")))
+    kind = draw(st.sampled_from(("usual", "number", "per batch", "early")))
     if kind == "usual":
         return draw(st.sampled_from((Causal() if s.Q == s.K else Causal(0), Causal(-1), Causal(-2), Causal(s.K - s.Q))))
+    if kind == "early":  # the first query sees the first key at most
+        return Causal(d.integers(-2, 0, s.B))
     if kind == "per batch":
         return Causal(d.integers(-2, max(0, s.K - 1), s.B))
     return Causal(draw(st.integers(-2, max(0, s.K - 1))))
@@ -136,7 +138,7 @@ def window(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
 def lengths(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     low = draw(st.sampled_from((0, 1)))
     found = d.integers(min(low, s.K), s.K, s.B)
-    if low == 0 and draw(st.booleans()):
+    if low == 0 and (s.B > 1 or draw(st.booleans())):
         found[:1] = 0
     return KeyLengths(found)
 
@@ -460,13 +462,19 @@ def feed_forward_cases(
 
 
 @st.composite
-def sinusoidal_cases(draw: st.DrawFn, dtypes: tuple[str, ...] = DTYPES, declaration: Declaration = EVERYTHING) -> Case:
+def sinusoidal_cases(
+    draw: st.DrawFn,
+    dtypes: tuple[str, ...] = DTYPES,
+    offsets: tuple[int, ...] = (),
+    declaration: Declaration = EVERYTHING,
+) -> Case:
+    """offsets: the choices, instead of the usual ones."""
     if "dtype" in declaration.lacking:
         dtypes = tuple(dtype for dtype in dtypes if dtype == default("sinusoidal_positions", "dtype"))
     options = {
         "length": draw(st.integers(0, 40)),
         "width": draw(st.integers(1, 70)),
-        "offset": draw(st.one_of(st.sampled_from((0, 511, 4099)), st.sampled_from((10_007, 20_011)), digits(4))),
+        "offset": draw(st.sampled_from(offsets) if offsets else st.one_of(st.sampled_from((0, 511, 4099)), digits(4))),
         "exponent": draw(st.sampled_from(("shared", "doubled"))),
         "dtype": draw(st.sampled_from(judged(dtypes, declaration))),
     }
@@ -488,8 +496,8 @@ def lookup_cases(
     rows, width = draw(st.sampled_from(((11, 5), (40, 10))))  # widths whose root must be rounded
     inputs = {"table": d.normal(rows, width)}
     if operation == "learned_positions":
-        options = {"length": draw(st.sampled_from((1, 5, 11))), "offset": 0}
-        options["offset"] = draw(st.sampled_from((0, rows - options["length"])))
+        length = draw(st.sampled_from((1, 5, 11)))
+        options: dict[str, Any] = {"length": length, "offset": int(d.integers(0, rows - length))}
         shape: tuple[int, ...] = (options["length"],)
     else:
         shape = draw(st.sampled_from(((7,), (2, 5), (3, 2, 4))))

@@ -26,6 +26,7 @@ from conformance.generation import (
     SHORT,
 )
 from conformance.sizes import adapted
+from specification import Dense
 
 HALF = ("float16", "bfloat16")
 WIDE = ("float32", "float64")
@@ -74,6 +75,18 @@ def unscaled(case: Case) -> Case:
     return replace(case, options=case.options | {"scale": 0.0})
 
 
+def negated(case: Case) -> Case:
+    """The same with a scale below 0."""
+    return replace(case, options=case.options | {"scale": -abs(case.options["scale"]) or -0.5})
+
+
+def by_head(case: Case) -> bool:
+    """Whether each query head has a mask of its own."""
+    mask = case.options["mask"]
+    shape = np.shape(mask.array if isinstance(mask, Dense) else mask)
+    return len(shape) == 4 and shape[1] > 1
+
+
 def summed(case: Case) -> Case:
     """The same with cotangents of 1, as those of a sum are."""
     return replace(case, cotangents={name: np.ones_like(array) for name, array in case.cotangents.items()})
@@ -93,14 +106,17 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
 
     return [
         agree("MASK-1", "dense masks", alone(mask="dense")),
-        agree("MASK-1", "as many heads as batch elements", special.narrow_masks(declaration), weight=0.5),
+        agree("MASK-1", "as many heads as batch elements", special.narrow_masks(declaration), weight=0.8),
+        agree(
+            "MASK-1", "a mask for each of grouped heads", alone(mask="dense", grouped=True).filter(by_head), weight=0.5
+        ),
         *(
             Probe("MASK-2", f"{kind} and its array", operations, alone(mask=kind), "description", weight=0.3)
             for kind in (*MASKS, "combined")
         ),
         *(agree("MASK-2", kind, alone(mask=kind), weight=0.4) for kind in MASKS if "structured" in declaration),
         *(
-            agree("MASK-2", f"{kind}, many keys", alone(mask=kind, plans=LONG), weight=0.5)
+            agree("MASK-2", f"{kind}, many keys", alone(mask=kind, plans=LONG), weight=0.8)
             for kind in ("lengths", "padding", "segments")
         ),
         agree("MASK-3", "causal", alone(mask="causal"), weight=1.5),
@@ -112,7 +128,7 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
             for title, plans in (("forms of one mask", None), ("as many queries as batch elements", ALIKE))
         ),
         agree("MASK-6", "combinations", alone(mask="combined")),
-        agree("MASK-6", "mask and bias", alone(mask="any", focus=("bias",))),
+        agree("MASK-6", "mask and bias", alone(mask="any", focus=("bias",)), weight=1.5),
         Probe("MASK-7", "hidden NaN and infinity", operations, special.planted_cases("hidden", declaration), "planted"),
         Probe(
             "MASK-7",
@@ -120,15 +136,16 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
             operations,
             special.planted_cases("hidden", declaration, ("value",), poisons=(np.inf, -np.inf)),
             "planted",
-            weight=0.5,
+            weight=0.8,
         ),
         agree("ATT-1", "scale", alone(focus=("scale",)), weight=1.5),
         agree("ATT-1", "scale 0", alone(focus=("scale",)).map(unscaled), weight=0.3),
+        agree("ATT-1", "scale below 0", alone(focus=("scale",)).map(negated), weight=0.3),
         agree("ATT-1", "default scale", alone(mask="none")),
         agree("ATT-2", "softcap", alone(focus=("softcap",))),
         agree("ATT-2", "softcap of scaled scores", alone(focus=("scale", "softcap")), weight=0.5),
         agree("ATT-3", "bias", alone(focus=("bias",))),
-        agree("ATT-3", "bias beside 16-bit inputs", alone(focus=("bias",), dtypes=HALF), weight=0.5),
+        agree("ATT-3", "bias beside 16-bit inputs", alone(focus=("bias",), dtypes=HALF), weight=0.8),
         agree("ATT-3", "bias after softcap", alone(focus=("bias", "softcap")), weight=0.5),
         *(
             twin("ATT-4", f"allowed scores of {level:g}", special.sunken_cases(level, declaration), weight=0.4)
@@ -138,8 +155,8 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
         agree("ATT-5", "softmax", alone(mask="none"), weight=0.5),
         agree("ATT-5", "sinks", alone(focus=("sinks",))),
         agree("ATT-5", "sinks far from the scores", far(("sinks",)), weight=0.3),
-        *(agree("ATT-5", f"sinks beside {f}", alone(focus=(f, "sinks")), weight=0.4) for f in ("scale", "softcap")),
-        twin("ATT-5", "sinks of -inf", special.absent_sinks("attention", declaration), weight=0.5),
+        *(agree("ATT-5", f"sinks beside {f}", alone(focus=(f, "sinks")), weight=0.6) for f in ("scale", "softcap")),
+        twin("ATT-5", "sinks of -inf", special.absent_sinks("attention", declaration), weight=0.8),
         Probe("ATT-6", "empty rows", operations, special.empty_row_cases(declaration=declaration), "empty rows"),
         *(
             Probe("ATT-6", f"empty rows beside {feature}", operations, material, "empty rows", weight=0.5)
@@ -149,7 +166,7 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
         agree("ATT-7", "grouped heads", alone(grouped=True)),
         agree("ATT-7", "one key head", alone(grouped=True, plans=SHORT[1:2]), weight=0.5),
         agree("ATT-8", "every feature", cases(focus=featured, mask="any")),
-        *(agree("ATT-8", f"{adapted(s, declaration).K} keys", cases(plans=(s,)), weight=0.3) for s in LONG),
+        *(agree("ATT-8", f"{adapted(s, declaration).K} keys", cases(plans=(s,)), weight=0.5) for s in LONG),
         agree("ATT-8", "one query", cases(plans=SHORT[-1:]), weight=0.5),
         agree("ATT-8", "one query, every feature", cases(focus=featured, mask="any", plans=SHORT[-1:]), weight=0.8),
         agree("ATT-8", "one key", cases(plans=ONE_KEY), weight=0.3),
@@ -158,7 +175,7 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
             agree("ATT-8", f"{axis} = 0", cases(focus=("empty",), plans=(s,)), weight=0.2)
             for axis, s in zip("BHQKV", EMPTY, strict=True)
         ),
-        agree("ATT-9", "16-bit inputs", alone(dtypes=HALF)),
+        agree("ATT-9", "16-bit inputs", alone(dtypes=HALF), weight=1.5),
         agree("ATT-9", "float32 inputs", alone(dtypes=("float32",)), weight=0.5),
         agree("ATT-9", "float64 inputs", alone(dtypes=("float64",)), weight=0.3),
         Probe(
@@ -205,7 +222,7 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
     weights, logsumexp, featured = "attention_weights", "attention_logsumexp", featured_in(declaration)
     return [
         *(
-            Probe("MASK-7", f"hidden in {name}", (name,), special.hidden_cases(name, declaration), "twin", weight=0.5)
+            Probe("MASK-7", f"hidden in {name}", (name,), special.hidden_cases(name, declaration), "twin", weight=0.8)
             for name in (weights, logsumexp, "merge_attention")
         ),
         agreement("ATT-5", "weights", weights, cases(weights, others=False)),
@@ -251,12 +268,12 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
             for cases in (generation.operation_cases(name, declaration=declaration),)
         ),
         *(
-            Probe("ATT-13", f"attention, {title}", ("attention",), material, "determinism", weight=0.3)
+            Probe("ATT-13", f"attention, {title}", ("attention",), material, "determinism", weight=0.5)
             for title, material in (
                 ("bias and mask", cases(focus=("bias",), mask="dense")),
                 ("lengths", cases(mask="lengths")),
                 ("equal widths", cases(plans=LONG[-1:])),
-                ("one key", cases(plans=ONE_KEY)),
+                ("one key", cases(mask="none", others=False, plans=ONE_KEY)),
             )
         ),
         agreement("ATT-14", "weights", weights, cases(weights), weight=1.5),
@@ -299,7 +316,7 @@ def layer_probes(declaration: Declaration) -> list[Probe]:
         ),
         agreement("NORM-1", "eps left out", "layer_norm", norms(spreads=(3e-3, 0.03), default_eps=True), weight=0.5),
         agreement("NORM-2", "16-bit inputs", "layer_norm", norms(gradients=False, dtypes=HALF), weight=1.5),
-        Probe("NORM-3", "constant rows", ("layer_norm",), constant(), "constant rows", 1.5),
+        Probe("NORM-3", "constant rows", ("layer_norm",), constant(), "constant rows", 2.0),
         agreement("NORM-4", "far from zero", "layer_norm", norms(means=(1e3, -1e4), gradients=False, dtypes=WIDE)),
         agreement("NORM-4", "a first element far from the others", "layer_norm", special.outlying_rows(declaration)),
         *(
@@ -323,7 +340,14 @@ def layer_probes(declaration: Declaration) -> list[Probe]:
             "sinusoidal",
             "sinusoidal_positions",
             generation.sinusoidal_cases(declaration=declaration),
-            weight=2.0,
+            weight=1.7,
+        ),
+        agreement(
+            "POS-1",
+            "far positions",
+            "sinusoidal_positions",
+            generation.sinusoidal_cases(offsets=(10_007, 20_011), declaration=declaration),
+            weight=0.3,
         ),
         *(
             agreement(rule, title, name, generation.lookup_cases(name, declaration=declaration), weight=2.0)
@@ -339,7 +363,7 @@ def layer_probes(declaration: Declaration) -> list[Probe]:
             generation.lookup_cases("embedding", (True,), HALF, declaration=declaration),
             weight=0.5,
         ),
-        *(agreement("FFN-1", f"with {name}", "feed_forward", network((name,))) for name in ACTIVATIONS),
+        *(agreement("FFN-1", f"with {name}", "feed_forward", network((name,)), weight=1.5) for name in ACTIVATIONS),
     ]
 
 

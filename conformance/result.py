@@ -46,6 +46,15 @@ class Report:
     declaration: Declaration
     never_given: tuple[str, ...] = field(default=(), kw_only=True)
 
+    def __str__(self) -> str:
+        """What it violates, those that stand for themselves in full; for an assertion's message."""
+        following = [violation.rule for violation in self.following]
+        alone = [str(violation) for violation in self.violations if violation.rule not in following]
+        left = [f"these follow: {', '.join(following)}"] if following else []
+        untried = [f"not everything was tried: {self.untried}"] if self.untried else []
+        verdict = f"{self.subject} " + ("conforms" if self.conforms else f"violates {len(self.violations)} rules")
+        return "\n".join([f"{verdict}; {self.cases} cases, seed {self.seed}", *alone, *left, *untried])
+
     @property
     def subject(self) -> str:
         return self.target.title

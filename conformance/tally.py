@@ -66,6 +66,11 @@ class Violation:
     def message(self) -> str:
         return str(self.finding)
 
+    def __str__(self) -> str:
+        """Rule, numbers, smallest case and diagnosis, a line each."""
+        case = [] if self.case is None else [f"smallest case: {self.case}"]
+        return "\n  ".join([f"{self.rule}: {self.message}", *case, *self.diagnosis])
+
     @property
     def ulp(self) -> float:
         """The error in units in the last place of the expected number, in the dtype that the result must have."""

@@ -1,4 +1,4 @@
-"""Verdicts as a reader takes them: what was never asked, what comes first, and what a name explains."""
+"""Verdicts as a reader takes them: what was never asked, what is refused, and what is skipped."""
 
 from __future__ import annotations
 
@@ -14,29 +14,21 @@ from rich.console import Console
 
 import conformance
 import reference_numpy
-from conformance.bounds import bound
 from conformance.cases import Case
 from conformance.declaration import Declaration
-from conformance.diagnosis.attention import MISTAKES
-from conformance.diagnosis.blocks import padded_tail
-from conformance.diagnosis.following import about, separated
-from conformance.diagnosis.matching import matching
-from conformance.diagnosis.naming import diagnosed, diagnosis, explaining, in_families
 from conformance.expectations import Planted
-from conformance.guard import Examiner
 from conformance.missing import missing, some_cases
-from conformance.oracle import oracle
-from conformance.reports.blocks import follow, never_given, only_refused, rules_not_tried
+from conformance.reports.blocks import never_given, only_refused, rules_not_tried
 from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
 from conformance.reports.subjects import checked
 from conformance.reports.tables import subject_report, violation_lines
 from conformance.signatures import signature_of
-from conformance.tally import Tally, Violation
+from conformance.tally import Violation
 from conformance.targets import Target
 from conformance.trials import NotAsked, Trial
-from conformance.verdict import Finding, judge
+from conformance.verdict import Finding
 from conformance.workers import ONLY_THERE, asked_again
 from specification import Causal, Dense
 from tests.test_pytest_plugin import PLUGIN
@@ -133,130 +125,6 @@ def test_pytest_says_what_was_never_given(pytester: pytest.Pytester) -> None:
     )
 
 
-# --- what comes first -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def broken() -> conformance.Report:
-    return conformance.check(stale, "attention", rules=["MASK-3", "ATT-2", "ATT-5", "ATT-7"], **QUICK)
-
-
-def test_violations_that_stand_for_themselves_come_first(broken: conformance.Report, tmp_path: Path) -> None:
-    rules = [violation.rule for violation in broken.violations]
-    assert rules[0] == "ATT-5"
-    assert set(rules[1:]) == {violation.rule for violation in broken.following} == {"MASK-3", "ATT-2", "ATT-7"}
-    subject = checked(broken, tmp_path)
-    line = f"{', '.join(rules[1:])} fail on cases without what these rules are about: they follow from the above."
-    assert follow(subject) == line
-    text = printed(subject)
-    assert line in text
-    assert "ATT-5 softmax:" in text
-    assert "MASK-3 causal:" not in text
-    assert line in page(document("check", [subject]))
-    assert [violation["follows"] for violation in subject["violations"]] == [False, True, True, True]
-
-
-def case(*shape: int, mask: Any = None, **options: Any) -> Case:
-    inputs = {name: np.ones(shape, "float32") for name in ("query", "key", "value")}
-    return Case("attention", "float32", inputs, options | ({} if mask is None else {"mask": mask}))
-
-
-def violated(rule: str, material: Any, examined_by: str = "agreement") -> Violation:
-    (finding,) = judge(material, {"output": material.inputs["query"] * 2}, oracle(material), bound(material))
-    return Violation(rule, "a subject", finding, "a probe", examined_by, material)
-
-
-def rules_of(violations: list[Violation]) -> list[str]:
-    return [violation.rule for violation in violations]
-
-
-def test_simplest_first() -> None:
-    small, large = case(1, 1, 1, 1), case(1, 1, 2, 2)
-    found = [violated("ATT-2", case(1, 1, 1, 1, softcap=2.0)), violated("ATT-8", large), violated("ATT-5", small)]
-    assert [rules_of(part) for part in separated(found)] == [["ATT-5", "ATT-8", "ATT-2"], []]
-
-
-def test_nothing_follows_from_what_needs_more() -> None:
-    """A case without softcap does not fail for what is wrong with softcaps."""
-    capped, bare = violated("ATT-2", case(1, 1, 1, 1, softcap=2.0)), violated("MASK-3", case(1, 1, 1, 1))
-    assert [rules_of(part) for part in separated([capped, bare])] == [["MASK-3", "ATT-2"], []]
-    assert [rules_of(part) for part in separated([bare])] == [["MASK-3"], []]
-    masked = violated("ATT-2", case(1, 1, 2, 1, mask=Causal(0)))
-    assert [rules_of(part) for part in separated([masked, bare])] == [["MASK-3"], ["ATT-2"]]
-    repeated = violated("ATT-13", case(1, 1, 1, 1), "determinism")
-    assert [rules_of(part) for part in separated([repeated, bare])] == [["ATT-13", "MASK-3"], []]
-
-
-def test_rules_of_every_case_stand_for_themselves() -> None:
-    assert about("ATT-1", "attention") == about("ATT-8", "attention") == about("NORM-1", "layer_norm") == frozenset()
-    assert about("NORM-6", "layer_norm") == {"gradients"}
-    assert {"causal"} <= about("MASK-3", "attention")
-    row = violated("ATT-6", case(1, 1, 1, 1))  # without an empty row
-    assert [rules_of(part) for part in separated([row, violated("ATT-5", case(1, 1, 1, 1))])] == [["ATT-5"], ["ATT-6"]]
-
-
-# --- what a name explains ---------------------------------------------------------------------------------------------
-
-
-def test_names_of_the_larger_case_alone_are_not_printed() -> None:
-    eight, sixteen = "padding counts (blocks of 8 keys)", "padding counts (blocks of 16 keys)"
-    assert explaining(("bias is ignored",), (eight,)) == ()
-    assert explaining((eight, sixteen), (sixteen, "bias is ignored")) == (sixteen,)
-    assert explaining(("the scale is 1.001 times what it must be",), ("the scale is 1.002 times what it must be",))
-    assert in_families((eight, sixteen, "bias is ignored")) == ("padding counts", "bias is ignored")
-    assert in_families((sixteen,)) == (sixteen,)
-
-
-def one_key_more(query: Any, key: Any, value: Any) -> Any:
-    return stale(query, key, value)
-
-
-def numbers(keys: int) -> Case:
-    generator = np.random.default_rng(0)
-    shapes = {"query": (1, 1, 1, 2), "key": (1, 1, keys, 2), "value": (1, 1, keys, 2)}
-    inputs = {name: generator.normal(size=shape).astype("float32") for name, shape in shapes.items()}
-    return Case("attention", "float32", inputs)
-
-
-def found_on(small: Case, uncut: Case | None, function: Any) -> tuple[str, ...]:
-    examiner = Examiner(Target(function, "attention").make())
-    worst = max(examiner("agreement", small, (oracle(small), bound(small))), key=lambda finding: finding.ratio)
-    return diagnosis(Violation("ATT-5", "a subject", worst, "a probe", "agreement", small, uncut), examiner)
-
-
-def test_one_stale_key_is_no_padding() -> None:
-    """With 15 keys one more is the padding of blocks of 8 and of 16; with 3 it is neither."""
-    assert found_on(numbers(15), None, one_key_more)[0] == "the last block's padding counts as keys with score 0"
-    assert found_on(numbers(3), numbers(15), one_key_more) == ()
-
-
-def test_the_larger_case_tells_block_sizes_apart() -> None:
-    def padded(query: Any, key: Any, value: Any) -> Any:
-        inputs = {"query": query, "key": key, "value": value}
-        answer = padded_tail(Case("attention", "float32", inputs), 16)
-        return reference_numpy.attention(query, key, value) if answer is None else answer.astype("float32")
-
-    name = "the last block's padding counts as keys with score 0"
-    assert found_on(numbers(15), None, padded)[0] == name
-    assert found_on(numbers(15), numbers(19), padded) == (f"{name} (blocks of 16 keys)",)
-
-
-def test_every_name_explains_the_case_that_is_shown(broken: conformance.Report) -> None:
-    for violation in broken.violations:
-        shown = violation.case
-        got = {"output": stale(**shown.inputs, **shown.options)}
-        known = list(matching(shown, got, oracle(shown), violation.finding, MISTAKES))
-        assert all(any(name.startswith(line) for name in known) for line in violation.diagnosis)
-
-
-def test_flaky_names() -> None:
-    """Nothing is named where nothing is found on the case that is shown."""
-    tally = Tally()
-    tally.violate(violated("ATT-5", case(1, 1, 1, 1)))
-    diagnosed(tally, Examiner(Target(reference_numpy.attention, "attention").make()))
-    assert [violation.diagnosis for violation in tally.violations.values()] == [()]
-
-
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -286,9 +154,9 @@ def test_a_call_that_fails_says_with_which_arrays() -> None:
     assert line in page(document("check", [subject]))
 
 
-def test_a_command_is_never_broken(broken: conformance.Report, tmp_path: Path) -> None:
+def test_a_command_is_never_broken(tmp_path: Path) -> None:
     folder = tmp_path / ("a-long-name-" * 8)
-    subject = checked(broken, folder)
+    subject = checked(conformance.check(stale, "attention", rules=["ATT-5"], **QUICK), folder)
     text = printed(subject, width=80)
     assert f"  replay         {subject['violations'][0]['replay_command']}" in text.splitlines()
     assert all(len(line) <= 80 for line in text.splitlines() if "replay  " not in line)

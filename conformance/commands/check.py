@@ -27,7 +27,7 @@ def check(
     device: Annotated[str, typer.Option(help="cpu or cuda; NumPy stays on the CPU")] = "cpu",
     dtypes: Annotated[str | None, typer.Option(help="float32,float16: those to be judged; all unless given")] = None,
     supports: Annotated[str | None, typer.Option(help=SUPPORTS)] = None,
-    layout: Annotated[str | None, typer.Option(help="BTHD for arrays [batch, length, heads, width]")] = None,
+    layout: Annotated[str | None, typer.Option(help="BTHD for arrays of batch, length, heads, width")] = None,
     width_multiple: Annotated[int | None, typer.Option(help="what widths must be multiples of", min=1)] = None,
     convention: Annotated[list[str] | None, typer.Option(help=CONVENTION)] = None,
     effort: Effort = "default",

@@ -56,7 +56,7 @@ def contents_of(file: Path) -> list[dict[str, Any]]:
     try:
         content = json.loads(file.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(error) from error
+        raise ValueError(getattr(error, "strerror", None) or error) from error
     if not isinstance(content, dict) or "schema" not in content:
         return [content]
     violations = [violation for subject in read_report(file)["subjects"] for violation in subject["violations"]]

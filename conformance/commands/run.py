@@ -15,13 +15,17 @@ from rich.text import Text
 
 from conformance.commands.console import bar, console, errors, explained, save_report
 from conformance.commands.options import CORES, Effort, Html, Json, Junit, Seed, Workers
-from specification import RULES
+from specification import MODEL_RULES, RULES
 
 if TYPE_CHECKING:
     from conformance.tally import Tally
 
 FRAMEWORKS = {"reference_numpy": "numpy", "torch_impl": "torch", "jax_impl": "jax"}
 INTERRUPTED = "interrupted"
+OF_MODELS = (
+    "{} is a rule of whole models, which run has no probes for: the tests named under it in SPEC.md hold it on small "
+    "models, conformance port judges a checkpoint's model, and run without --only a trained one, step by step"
+)
 
 
 class Plan(NamedTuple):
@@ -61,7 +65,10 @@ def run(
     junit: Junit = None,
     html: Html = None,
 ) -> None:
-    """Judge the three implementations against every rule, on generated cases.
+    """Judge the three implementations against every rule of single operations, on generated cases.
+
+    And a trained model on real sentences, step by step. The rules BLK, TRF and GEN, of whole models, have no probes of
+    their own: the tests hold them on small models, and conformance port judges a checkpoint.
 
     Exit code 0: they conform. 1: one does not. 2: wrong usage, or not judged to the end. 130: interrupted.
     """
@@ -107,10 +114,16 @@ def planned(effort: str, cases: int | None, seeds: range, only: list[str], devic
     from conformance.oracle import balls_available
     from conformance.result import NO_ORACLE
 
+    of_models = [name for name in only if name in MODEL_RULES]
+    if of_models:
+        raise ValueError(OF_MODELS.format(of_models[0]))
     wrong = [name for name in only if name not in FRAMEWORKS and name not in RULES]
-    if effort not in EFFORTS or wrong:
-        known = f"--only takes {', '.join(FRAMEWORKS)} or a rule (conformance rules), --effort {', '.join(EFFORTS)}"
-        raise ValueError(f"not understood: {wrong[0] if wrong else effort}; {known}")
+    if wrong:
+        raise ValueError(
+            f"not understood: {wrong[0]}; --only takes {', '.join(FRAMEWORKS)} or a rule (conformance rules)"
+        )
+    if effort not in EFFORTS:
+        raise ValueError(f"not understood: {effort}; --effort takes {', '.join(EFFORTS)}")
     if device not in ("cpu", "cuda") or (device == "cuda" and not gpu_available()):
         raise ValueError(f"no device {device} here; cpu, or cuda where PyTorch sees a GPU")
     rules = [name for name in only if name in RULES] or list(RULES)

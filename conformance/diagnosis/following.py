@@ -1,14 +1,16 @@
 """Which violations stand for themselves, and which follow from something more basic.
 
 A bug that is in every call breaks rules about masks, softcap and gradients too. Such a violation is known by its
-smallest case, from which all that its rule is about has been cut away.
+smallest case, from which all that its rule is about has been cut away, or by the mistake that another shows as well.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from conformance.declaration import FEATURES, MASK_KINDS
+from conformance.diagnosis.examining import STRIDES
 from conformance.expectations import empty_rows
 from conformance.features import OPERATION_RULES, features_of, rule_of
 from conformance.tally import Violation
@@ -25,6 +27,8 @@ ASKED_BEYOND = ("refusal", "unsupported", "nothing")
 """Examinations by which nothing is found but what they ask for."""
 OF_CALLS = ("determinism", "views", "broadcast cotangents")
 """Examinations of how it is called: from what they find no wrong numbers follow."""
+FEW = 64
+"""An error of so few bounds, or of less than that part of the number, is one of rounding, as far as order goes."""
 
 
 def about(rule: str, operation: str) -> frozenset[str]:
@@ -44,19 +48,40 @@ def shows_its_rule(violation: Violation) -> bool:
     """Whether its smallest case has what its rule is about."""
     if violation.rule == "CALL" or violation.case is None or violation.examined_by in ASKED_BEYOND:
         return True
+    if violation.examined_by in STRIDES and not violation.finding.message:
+        return STRIDES[violation.examined_by] in violation.diagnosis
+    if violation.examined_by == "planted" and of_numbers(violation):  # which NaN and infinity have not reached
+        return False
     if violation.rule == "ATT-6" and violation.case.operation.startswith("attention"):
         return bool(empty_rows(violation.case).any())
     needed = about(violation.rule, violation.case.operation)
     return not needed or bool(needed & used(violation))
 
 
-def simplest_first(violations: Sequence[Violation]) -> list[Violation]:
-    """The plain call, then by the features and the sizes of the smallest case, then what must be refused."""
+def of_numbers(violation: Violation) -> bool:
+    """Whether a number came where another was expected."""
+    finding = violation.finding
+    return not finding.message and math.isfinite(finding.got) and math.isfinite(finding.expected)
 
-    def complexity(violation: Violation) -> tuple[bool, bool, int, int]:
+
+def loses_digits(violation: Violation) -> bool:
+    """Whether the number is nearly right: a rounding too many, and not another computation."""
+    finding = violation.finding
+    near = abs(finding.got - finding.expected) * FEW < abs(finding.expected)
+    return of_numbers(violation) and (near or finding.ratio < FEW)
+
+
+def simplest_first(violations: Sequence[Violation]) -> list[Violation]:
+    """The plain call; wrong results before rounded ones; then by the features and sizes of the smallest case.
+
+    What must be refused comes last. Of the rules that one case shows, the first is one that speaks of its features.
+    """
+
+    def complexity(violation: Violation) -> tuple[bool, bool, bool, int, int, bool]:
         inputs = {} if violation.case is None else violation.case.inputs
-        beyond = violation.examined_by in ("refusal", "unsupported")
-        return violation.rule != "CALL", beyond, len(used(violation)), sum(array.size for array in inputs.values())
+        beyond, size = violation.examined_by in ("refusal", "unsupported"), sum(a.size for a in inputs.values())
+        general = violation.case is None or not about(violation.rule, violation.case.operation)
+        return violation.rule != "CALL", beyond, loses_digits(violation), len(used(violation)), size, general
 
     return sorted(violations, key=complexity)
 
@@ -64,19 +89,32 @@ def simplest_first(violations: Sequence[Violation]) -> list[Violation]:
 def separated(violations: Sequence[Violation]) -> tuple[list[Violation], list[Violation]]:
     """(those that stand for themselves, those that follow from them), both from the simplest.
 
-    One follows where another shows wrong answers on a call with no feature that its own smallest case lacks.
+    One follows where another is found on a call with no feature that its own smallest case lacks, and either its case
+    has nothing of what its rule is about, or both show the same mistake.
     """
     ordered = simplest_first(violations)
     alone = [violation for violation in ordered if shows_its_rule(violation)]
-    following = []
     for violation in (violation for violation in ordered if not shows_its_rule(violation)):
-        if any(used(other) <= used(violation) for other in filter(explains, alone)):
-            following.append(violation)
-        else:
+        if not any(explains(other, violation) for other in alone):
             alone.append(violation)
-    return simplest_first(alone), following
+    alone = simplest_first(alone)
+    firsts: list[Violation] = []
+    for violation in alone:
+        if not any(explains(other, violation) and same_mistake(other, violation) for other in firsts):
+            firsts.append(violation)
+    return firsts, [violation for violation in ordered if all(violation is not first for first in firsts)]
 
 
-def explains(violation: Violation) -> bool:
-    """Whether other violations may follow from it."""
-    return violation.case is not None and violation.examined_by not in (*ASKED_BEYOND, *OF_CALLS)
+def explains(other: Violation, violation: Violation) -> bool:
+    """Whether a violation may follow from another one."""
+    if other.case is None or other.examined_by in (*ASKED_BEYOND, *OF_CALLS):
+        return False
+    return used(other) <= used(violation) and loses_digits(violation) >= loses_digits(other)
+
+
+def same_mistake(one: Violation, other: Violation) -> bool:
+    """Whether a known mistake explains both, or the same numbers came on the same case."""
+    if set(one.diagnosis) & set(other.diagnosis):
+        return True
+    alike = {one.examined_by, other.examined_by}.isdisjoint(OF_CALLS)
+    return alike and not one.finding.message and one.finding == other.finding

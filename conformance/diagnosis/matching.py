@@ -12,7 +12,7 @@ from conformance.cases import Case, expected_dtype
 from conformance.expectations import Exact
 from conformance.oracle import oracle
 from conformance.subjects import Answers
-from conformance.verdict import Finding, compare
+from conformance.verdict import PRECISION, Finding, compare
 
 MOST = 3
 """Mistakes that are named for one violation."""
@@ -71,13 +71,15 @@ def same(case: Case, got: Answers, answers: dict[str, Exact], bounds: Bounds) ->
 
 
 def multiples(case: Case, got: Answers, truth: dict[str, Exact], finding: Finding) -> Iterator[str]:
-    """The right answer times a number, the same everywhere."""
+    """The right answer times a number, the same everywhere, that is no matter of the dtype's last digits."""
     if finding.name not in truth or finding.name not in got:
         return
     expected, wide = truth[finding.name].high, got[finding.name].astype(float)
     if not (np.isfinite(expected).all() and np.isfinite(wide).all()) or np.count_nonzero(expected) < 2:
         return
     factor = float(np.sum(wide * expected) / np.sum(expected**2))
+    if abs(factor - 1) < 8 * 2.0 ** -PRECISION[expected_dtype(finding.name, case)][0]:
+        return
     scaled = Exact(expected * factor, np.zeros_like(expected))
     bounds = bound(case)[finding.name] * max(1.0, abs(factor))
     if compare(finding.name, got[finding.name], scaled, bounds, expected_dtype(finding.name, case)).ratio <= 1:

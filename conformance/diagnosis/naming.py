@@ -13,7 +13,7 @@ from conformance.tally import Tally, Violation
 
 PARAMETER = re.compile(r" \(blocks of \d+ keys\)$")
 """In which mistakes of one family differ."""
-MEASURED = re.compile(r"^(the scale is) [-+.e\d]+ times|^(as far off as) .*")
+MEASURED = re.compile(r"^(the scale is) [-+.e\d]+ times|^(the errors are as large as) .*")
 """What is measured on a case, and may come out a little differently on another."""
 
 

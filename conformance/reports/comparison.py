@@ -22,7 +22,7 @@ def read_report(path: Path) -> Content:
     try:
         report: Any = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as a report: {error}") from error
+        raise ValueError(f"{path} cannot be read as a report: {getattr(error, 'strerror', None) or error}") from error
     schema = report.get("schema") if isinstance(report, dict) else None
     if not isinstance(schema, dict) or schema.get("name") != SCHEMA["name"] or "subjects" not in report:
         raise ValueError(f"{path} is no report")

@@ -64,7 +64,7 @@ def test_case(rule: Content, subject: Content) -> Element:
     elif rule["cases"]:
         worst = "all refused, as what is not supported must be"
         worst = worst if only_refused(rule) else f"worst error {rule['worst']} of its bound"
-        SubElement(case, "system-out").text = f"{rule['cases']} cases, {worst}"
+        SubElement(case, "system-out").text = f"{rule['cases']} case{'s' * (rule['cases'] != 1)}, {worst}"
     return case
 
 

@@ -35,7 +35,7 @@ def both(cell: Cell) -> Text:
 
 
 def rules_table(tally: Tally, subjects: Sequence[str]) -> Table:
-    table = Table(title=RATIOS, title_justify="left")
+    table = Table(title=RATIOS, title_justify="left", pad_edge=False)
     table.add_column("rule")
     table.add_column("")
     for name in subjects:
@@ -177,5 +177,5 @@ def subject_report(subject: Content, seed: int | None) -> RenderableType:
     style = "bold green" if subject["conforms"] else "bold red"
     told = "" if seed is None else f", seed {seed}"
     left = "" if subject["untried"] else rules_not_tried(subject)
-    last = f"{subject['name']} {what}; {cases} cases{told}{left and f'; {left}'}."
+    last = f"{subject['name']} {what}; {cases} case{'s' * (cases != 1)}{told}{left and f'; {left}'}."
     return Group(*parts, Text(last, style=style))
