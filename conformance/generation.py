@@ -116,7 +116,7 @@ def sizes(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None 
 
 
 def causal(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
-    kind = draw(st.sampled_from(("usual", "number", "per batch", "early")))
+    kind = draw(st.sampled_from(("usual", "number", "per batch", "per batch", "early")))
     if kind == "usual":
         return draw(st.sampled_from((Causal() if s.Q == s.K else Causal(0), Causal(-1), Causal(-2), Causal(s.K - s.Q))))
     if kind == "early":  # the first query sees the first key at most

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-import hypothesis.errors
-from hypothesis import Phase, given, seed
-
 from conformance.cases import Case
 from conformance.declaration import FEATURES, MASK_KINDS, SIMPLEST_FIRST, Declaration
+from conformance.drawing import drawn
 from conformance.features import features_of
 from conformance.probes import Probe
-from conformance.run import drawing
 
 DRAWN = 5
 """Cases from which is told what all of a probe's cases need."""
@@ -27,17 +23,7 @@ def widened(declaration: Declaration) -> Declaration:
 
 def some_cases(probe: Probe) -> list[Case]:
     """The same every time; fewer, or none, where they are hard to draw."""
-    found: list[Case] = []
-
-    @seed(0)
-    @drawing(DRAWN, Phase.generate)
-    @given(probe.material)
-    def each(material: object) -> None:
-        found.append(probe.examination.case_of(material))
-
-    with contextlib.suppress(hypothesis.errors.Unsatisfiable):
-        each()
-    return found
+    return [probe.examination.case_of(material) for _, material in drawn(probe.material, DRAWN, 0)]
 
 
 def missing(cases_of: Callable[[Declaration], list[Case]], declaration: Declaration) -> str:

@@ -116,12 +116,12 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
         ),
         *(agree("MASK-2", kind, alone(mask=kind), weight=0.4) for kind in MASKS if "structured" in declaration),
         *(
-            agree("MASK-2", f"{kind}, many keys", alone(mask=kind, plans=LONG), weight=0.8)
+            agree("MASK-2", f"{kind}, many keys", alone(mask=kind, plans=LONG))
             for kind in ("lengths", "padding", "segments")
         ),
         agree("MASK-3", "causal", alone(mask="causal"), weight=1.5),
         agree("MASK-3", "causal, many keys", alone(mask="causal", plans=LONG), weight=0.5),
-        agree("MASK-4", "window", alone(mask="window").filter(special.narrow)),
+        agree("MASK-4", "window", alone(mask="window").filter(special.narrow), weight=1.3),
         agree("MASK-4", "window, many keys", alone(mask="window", plans=LONG)),
         *(
             Probe("MASK-5", title, operations, special.flat_masks(plans, declaration), "shapes", weight=0.5)
@@ -152,11 +152,11 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
             for level in (-1e5, -2e9, -1e21, LOWEST)
         ),
         twin("ATT-4", "allowed products far below 0", special.deep_cases(declaration), weight=0.4),
-        agree("ATT-5", "softmax", alone(mask="none"), weight=0.5),
+        agree("ATT-5", "softmax", alone(mask="none"), weight=0.8),
         agree("ATT-5", "sinks", alone(focus=("sinks",))),
         agree("ATT-5", "sinks far from the scores", far(("sinks",)), weight=0.3),
         *(agree("ATT-5", f"sinks beside {f}", alone(focus=(f, "sinks")), weight=0.6) for f in ("scale", "softcap")),
-        twin("ATT-5", "sinks of -inf", special.absent_sinks("attention", declaration), weight=0.8),
+        twin("ATT-5", "sinks of -inf", special.absent_sinks("attention", declaration)),
         Probe("ATT-6", "empty rows", operations, special.empty_row_cases(declaration=declaration), "empty rows"),
         *(
             Probe("ATT-6", f"empty rows beside {feature}", operations, material, "empty rows", weight=0.5)
@@ -172,7 +172,7 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
         agree("ATT-8", "one key", cases(plans=ONE_KEY), weight=0.3),
         agree("ATT-8", "lengths of 0", cases(focus=("empty",), plans=EMPTY), weight=0.5),
         *(
-            agree("ATT-8", f"{axis} = 0", cases(focus=("empty",), plans=(s,)), weight=0.2)
+            agree("ATT-8", f"{axis} = 0", cases(focus=("empty",), plans=(s,)), weight=0.3)
             for axis, s in zip("BHQKV", EMPTY, strict=True)
         ),
         agree("ATT-9", "16-bit inputs", alone(dtypes=HALF), weight=1.5),
@@ -315,8 +315,8 @@ def layer_probes(declaration: Declaration) -> list[Probe]:
             for x, n in NORM_SHAPES
         ),
         agreement("NORM-1", "eps left out", "layer_norm", norms(spreads=(3e-3, 0.03), default_eps=True), weight=0.5),
-        agreement("NORM-2", "16-bit inputs", "layer_norm", norms(gradients=False, dtypes=HALF), weight=1.5),
-        Probe("NORM-3", "constant rows", ("layer_norm",), constant(), "constant rows", 2.0),
+        agreement("NORM-2", "16-bit inputs", "layer_norm", norms(gradients=False, dtypes=HALF), weight=2.0),
+        Probe("NORM-3", "constant rows", ("layer_norm",), constant(), "constant rows", 2.5),
         agreement("NORM-4", "far from zero", "layer_norm", norms(means=(1e3, -1e4), gradients=False, dtypes=WIDE)),
         agreement("NORM-4", "a first element far from the others", "layer_norm", special.outlying_rows(declaration)),
         *(
@@ -363,7 +363,7 @@ def layer_probes(declaration: Declaration) -> list[Probe]:
             generation.lookup_cases("embedding", (True,), HALF, declaration=declaration),
             weight=0.5,
         ),
-        *(agreement("FFN-1", f"with {name}", "feed_forward", network((name,)), weight=1.5) for name in ACTIVATIONS),
+        *(agreement("FFN-1", f"with {name}", "feed_forward", network((name,)), weight=2.0) for name in ACTIVATIONS),
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -11,10 +10,11 @@ from typing import Any
 
 import hypothesis
 import hypothesis.errors
-from hypothesis import HealthCheck, Phase
+from hypothesis import Phase
 
 from conformance.corpus import Entry
 from conformance.declaration import Declaration
+from conformance.drawing import EACH, drawing, drawn, own_seed
 from conformance.examinations import EXAMINATIONS
 from conformance.guard import Examiner
 from conformance.probes import Probe
@@ -58,13 +58,13 @@ def run_probe(
     probe: Probe, examiners: Sequence[Examiner], examples: int, seed: int, progress: Progress, shrinking: float
 ) -> Tally:
     """One probe's cases; a subject that breaks its rule has its smallest failing case looked for."""
-    tally, count, own_seed = Tally(), cases_of(probe, examples), seed_of(probe, seed)
-    try_probe(probe, examiners, count, own_seed, tally, progress)
+    tally, of_probe = Tally(), seed_of(probe, seed)
+    failing = try_probe(probe, examiners, cases_of(probe, examples), of_probe, tally, progress)
     for examiner in examiners:
-        first = tally.violations.get((probe.rule, examiner.name))
-        if shrinking and first is not None and not examiner.overrun:
-            smaller = smallest(probe, examiner, count, own_seed, shrinking)
-            tally.violations[probe.rule, examiner.name] = smaller or first
+        if shrinking and examiner.name in failing and not examiner.overrun:
+            smaller = smallest(probe, examiner, own_seed(of_probe, failing[examiner.name]), shrinking)
+            key = probe.rule, examiner.name
+            tally.violations[key] = smaller or tally.violations[key]
     return tally
 
 
@@ -100,18 +100,6 @@ def seed_of(probe: Probe, seed: int) -> int:
     return seed ^ zlib.crc32(f"{probe.rule} {probe.title}".encode())
 
 
-def drawing(examples: int, *phases: Phase) -> hypothesis.settings:
-    return hypothesis.settings(
-        max_examples=examples,
-        phases=phases,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-        print_blob=False,
-        report_multiple_bugs=False,
-    )
-
-
 def run_corpus(frozen: Iterable[Entry], examiners: Sequence[Examiner], shrinking: float = 0) -> Tally:
     """Cases that are written out; see `conformance.corpus`."""
     tally, by_name = Tally(), {examiner.name: examiner for examiner in examiners}
@@ -130,35 +118,28 @@ def run_corpus(frozen: Iterable[Entry], examiners: Sequence[Examiner], shrinking
     return tally
 
 
-class Enough(BaseException):
-    """Raised to end drawing at once; no `Exception`, which Hypothesis would take for a failure of the test."""
-
-
 def try_probe(
     probe: Probe, examiners: Sequence[Examiner], examples: int, seed: int, tally: Tally, progress: Progress
-) -> None:
+) -> dict[str, int]:
+    """Tally what is found; the number of the first failing case, by the subject's name."""
     examination, agreement = probe.examination, probe.examined_by == "agreement"
-
-    @hypothesis.seed(seed)
-    @drawing(examples, Phase.generate)
-    @hypothesis.given(probe.material)
-    def each(material: Any) -> None:
+    failing: dict[str, int] = {}
+    for number, material in drawn(probe.material, examples, seed):
         asked = [examiner for examiner in examiners if examiner.overrun < STUCK]
         if not asked:
-            raise Enough
+            break
         shared, case = examination.prepare(material), examination.case_of(material)
         tally.generated[probe.rule] += 1
         for examiner in asked:
             findings = examiner(probe.examined_by, material, shared)
             if breaks(findings):
                 tally.violate(violation(probe.rule, probe.title, probe.examined_by, examiner, material, findings))
+                failing.setdefault(examiner.name, number)
             tally.add(probe.rule, examiner.name, findings, case, agreement)
         if agreement and case.operation == "attention":
             tally.substance.add(case, shared[1])
         progress(probe.rule, probe.title)
-
-    with contextlib.suppress(hypothesis.errors.Unsatisfiable, Enough):  # nothing, or nothing more, can be asked
-        each()
+    return failing
 
 
 def breaks(findings: list[Finding]) -> bool:
@@ -176,13 +157,17 @@ class Broken(Exception):
     """Raised for Hypothesis to shrink."""
 
 
-def smallest(probe: Probe, examiner: Examiner, examples: int, seed: int, seconds: float) -> Violation | None:
-    """The smallest failing case that Hypothesis finds from the same seed; None if the subject now passes."""
+class Enough(BaseException):
+    """Raised to end shrinking at once; no `Exception`, which Hypothesis would take for a failure of the test."""
+
+
+def smallest(probe: Probe, examiner: Examiner, seed: int, seconds: float) -> Violation | None:
+    """The smallest failing case that Hypothesis finds from the seed of one; None if the subject now passes."""
     found: list[Violation] = []
     end = time.monotonic() + seconds
 
     @hypothesis.seed(seed)
-    @drawing(examples, Phase.generate, Phase.shrink)
+    @drawing(EACH, Phase.generate, Phase.shrink)
     @hypothesis.given(probe.material)
     def each(material: Any) -> None:
         if found and time.monotonic() > end:

@@ -5,23 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import hypothesis
 import numpy as np
-from hypothesis import Phase
-from hypothesis import strategies as st
 from rich.table import Table
 
 from conformance.bounds import bound
 from conformance.cases import Case
 from conformance.checking import EFFORTS
 from conformance.declaration import Declaration
+from conformance.drawing import drawn
 from conformance.faults import Fault, planted
 from conformance.features import within
 from conformance.generation import attention_cases
 from conformance.guard import Examiner
 from conformance.oracle import oracle
 from conformance.probes import Probe, catalogue
-from conformance.run import drawing, run_probe, silent
+from conformance.run import run_probe, silent
 from conformance.subjects import Subject
 from conformance.verdict import judge
 
@@ -58,19 +56,6 @@ def slightly_wrong() -> list[Fault]:
     return [by_title[title] for title in TITLES]
 
 
-def drawn(cases: st.SearchStrategy[Case], count: int, seed: int) -> list[Case]:
-    found: list[Case] = []
-
-    @hypothesis.seed(seed)
-    @drawing(count, Phase.generate)
-    @hypothesis.given(cases)
-    def each(case: Case) -> None:
-        found.append(case)
-
-    each()
-    return found
-
-
 def ratio_of(case: Case, subject: Subject) -> float:
     """The largest of the case's results."""
     return max(finding.ratio for finding in judge(case, subject(case), oracle(case), bound(case)))
@@ -91,7 +76,7 @@ def caught(fault: Fault, seed: int) -> bool:
 def sensitivity(fault: Fault, count: int, runs: int, seed: int) -> Sensitivity:
     subject = fault.target().make()
     cases = attention_cases(dtypes=("float32",), gradients=False, declaration=subject.declaration)
-    ratios = [ratio_of(case, subject) for case in drawn(cases, count, seed) if within(case, subject.declaration)]
+    ratios = [ratio_of(case, subject) for _, case in drawn(cases, count, seed) if within(case, subject.declaration)]
     hits = sum(caught(fault, seed + run) for run in range(runs))
     return Sensitivity(fault.title, float(np.mean(np.array(ratios) > 1)), float(np.median(ratios)), hits, runs)
 

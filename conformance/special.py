@@ -30,7 +30,7 @@ from conformance.generation import (
     wanted,
 )
 from conformance.sizes import Sizes
-from specification import Dense
+from specification import Causal, Dense
 
 
 @st.composite
@@ -150,9 +150,10 @@ def empty_row_cases(
 
 
 def narrow(case: Case) -> bool:
-    """The window is no causal mask by another name, of the same offset."""
-    mask = case.options["mask"]
-    return mask.left is not None or mask.right != 0
+    """The window forbids something, and is no causal mask of the same offset by another name."""
+    causal = replace(case, options=case.options | {"mask": Causal(case.options["mask"].offset)})
+    allowed = allowed_pairs(case)
+    return not allowed.all() and not np.array_equal(allowed, allowed_pairs(causal))
 
 
 # --- extreme logits ---------------------------------------------------------------------------------------------------
@@ -245,7 +246,7 @@ def absent_sinks(
     """Sinks of -inf; and the same case without sinks, which they do not change (ATT-5)."""
     assume("sinks" in declaration)
     plain = declaration.without("sinks")
-    if draw(st.sampled_from((True, False))):  # rows that are left with nothing at all
+    if draw(st.sampled_from((True, True, False))):  # rows that are left with nothing at all
         clean = draw(empty_row_cases(operation, declaration=plain))
     else:
         clean = draw(attention_cases(operation, mask="maybe", others=False, declaration=plain))

@@ -33,12 +33,13 @@ from rich.text import Text
 from conformance import sensitivity
 from conformance.bounds import bound
 from conformance.cases import Case
+from conformance.drawing import drawing
 from conformance.features import within
 from conformance.generation import DTYPES, OPERATIONS, norm_cases, operation_cases
 from conformance.oracle import balls_available, oracle
 from conformance.probes import WIDE
 from conformance.reports.markdown import as_markdown
-from conformance.run import Enough, drawing
+from conformance.run import Enough
 from conformance.subjects import IMPLEMENTATIONS, Subject
 from conformance.variants import VARIANTS, Variant
 from conformance.verdict import judge

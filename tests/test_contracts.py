@@ -22,13 +22,13 @@ from conformance.cases import Case
 from conformance.conventions import inputs_moved, tiled_order
 from conformance.corpus import entries_for
 from conformance.declaration import Declaration, declaration_of
+from conformance.drawing import drawing
 from conformance.features import features_of, within
 from conformance.frameworks import NumpyArrays
 from conformance.generation import multi_head_cases
 from conformance.probes import catalogue
 from conformance.pullbacks import gradients_by_name
 from conformance.refusals import REFUSALS, refusals_of
-from conformance.run import drawing
 from conformance.signatures import needed, signature_of
 from conformance.special import planted_cases
 from conformance.subjects import NumpySubject, WrongAnswer

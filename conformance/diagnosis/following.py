@@ -40,8 +40,11 @@ def about(rule: str, operation: str) -> frozenset[str]:
 
 
 def used(violation: Violation) -> set[str]:
-    """Features of its smallest case."""
-    return set() if violation.case is None or violation.examined_by == "refusal" else features_of(violation.case)
+    """Features of its smallest case; without gradients, where it is the output that is wrong."""
+    if violation.case is None or violation.examined_by == "refusal":
+        return set()
+    beside = of_numbers(violation) and not violation.finding.name.startswith("gradient of ")
+    return features_of(violation.case) - ({"gradients"} if beside else set())
 
 
 def shows_its_rule(violation: Violation) -> bool:
