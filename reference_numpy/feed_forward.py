@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -10,8 +11,12 @@ from jaxtyping import Bool, Float
 from reference_numpy.attention import dropout_factor, linear, widen
 from specification import FeedForward, checks
 
-complementary_error = np.vectorize(math.erfc, otypes=[np.float64])
-"""erfc; NumPy has none, and Python's is accurate to about one unit in the last place of a float64."""
+
+def complementary_error(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """erfc in float64; NumPy has none, and Python's is accurate to about one unit in the last place of a float64."""
+    numbers: Any = np.ravel(x).astype(np.float64)
+    values = map(math.erfc, memoryview(numbers))  # twice as fast as `np.vectorize`
+    return np.fromiter(values, np.float64, numbers.size).reshape(np.shape(x))
 
 
 def relu(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:

@@ -660,6 +660,7 @@ def test_error_in_the_peers_leaves_the_runs(judged_by: Callable[..., Run], monke
     ("words", "message"),
     [
         (("--only", "ATT-99"), "not understood: ATT-99"),
+        (("--only", "BLK-1"), "BLK-1 is a rule of whole models: run does not probe it, the tests"),
         (("--effort", "maximal"), "not understood: maximal"),
         (("--device", "tpu"), "no device tpu here"),
     ],

@@ -122,7 +122,11 @@ def multiply(x: Approx, y: Approx, p: Precision, roundings: int = 1) -> Approx:
 def matmul(x: Approx, y: Approx, p: Precision, roundings: int = 0, scale: float = 1.0) -> Approx:
     """scale * x @ y, with `roundings` more for putting the scale on either side before or on the product after."""
     n = x.value.shape[-1]
-    error = x.error @ y.size + np.abs(x.value) @ y.error
+    error: np.ndarray | float = 0.0
+    if x.error.any() or not np.isfinite(y.size).all():  # what is exact costs no product
+        error = error + x.error @ y.size
+    if y.error.any() or not np.isfinite(x.value).all():
+        error = error + np.abs(x.value) @ y.error
     rounding = p.gamma(n + roundings) * (x.size @ y.size)
     # Numbers too small to be normal may be lost: products, and either side's entries once they are scaled.
     lost = n + roundings + np.sum(x.size, axis=-1, keepdims=True) + np.sum(y.size, axis=-2, keepdims=True)

@@ -46,7 +46,8 @@ def flattened(x: Approx) -> Approx:
 
 
 def normal_distribution(x: np.ndarray) -> np.ndarray:
-    return 0.5 * np.vectorize(math.erfc, otypes=[float])(-x / math.sqrt(2))
+    numbers = memoryview(np.ravel(x) / -math.sqrt(2))  # twice as fast as `np.vectorize`
+    return 0.5 * np.fromiter(map(math.erfc, numbers), float, len(numbers)).reshape(np.shape(x))
 
 
 def normal_density(x: np.ndarray) -> np.ndarray:

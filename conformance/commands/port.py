@@ -29,16 +29,22 @@ def port(
 ) -> None:
     """Map a checkpoint, and judge it in all three packages on a probe input: every step, and the whole.
 
-    The probe is a batch of sequences of differing lengths, padded and masked as such a model meets them. Exit code 0:
-    all steps and all results keep their bounds; 1: one does not; 2: the checkpoint cannot be read or does not fit.
+    Each package is compared with the definition, reference_numpy in float64; not with the library or the code that the
+    checkpoint comes from. Entries that belong to no part of the model that is read are named. The probe is a batch of
+    sequences of differing lengths, padded and masked as such a model meets them. Exit code 0: all steps and all results
+    keep their bounds; 1: one does not; 2: the checkpoint cannot be read or does not fit, or gives nothing but NaN and
+    infinities somewhere, so that nothing can be judged there.
     """
     from conformance.models.agreement import agreement, end_to_end
     from conformance.models.probing import probe
     from conformance.reports.models import parameters_table, probe_line, steps_table
     from specification.parameters import mapped
 
-    parameters, configuration = read_checkpoint(checkpoint, dialect, settings)
+    unread: list[str] = []
+    parameters, configuration = read_checkpoint(checkpoint, dialect, settings, unread)
     console.print(parameters_table(parameters))
+    if unread:
+        console.print(Text(f"in the file, and no part of what dialect {dialect} computes: {', '.join(unread)}"))
     packages = packages_here()
     inputs, options = probe(parameters, configuration, seed or 0)
     console.print(Text(probe_line(inputs, options)))
@@ -50,14 +56,20 @@ def port(
         wholes.append(end_to_end(models, cast, configuration, inputs, options))
     console.print(steps_table(found, packages, wholes))
     conforms = [tell_steps(found, packages), *map(tell_whole, wholes)]
-    raise typer.Exit(0 if all(conforms) else 1)
+    judged = tell_hollow([*found.hollow, *(whole.name for whole in wholes if not whole.judged)])
+    raise typer.Exit(1 if not all(conforms) else 0 if judged else 2)
 
 
 def tell_steps(found: Agreement, packages: list[str]) -> bool:
     """Whether every step keeps its bound, and which is the first that does not."""
+    from conformance.models.agreement import compared
+
     beyond = found.first_beyond
     if beyond is None:
-        console.print(Text(f"every step keeps its bound in {', '.join(packages)}", style="bold green"))
+        style = "" if found.hollow else "bold green"
+        kept = "every step that can be judged" if found.hollow else "every step"
+        told = ", ".join(compared(packages, found.oracle.dtype))
+        console.print(Text(f"{kept} keeps its bound in {told or 'no package but the definition'}", style=style))
     else:
         console.print(Text(f"the first error beyond its bound: {beyond[1]} in {beyond[0]}", style="bold red"))
     return beyond is None
@@ -65,12 +77,24 @@ def tell_steps(found: Agreement, packages: list[str]) -> bool:
 
 def tell_whole(whole: StepAgreement) -> bool:
     """Whether what the models give when they are called keeps the carried bound."""
+    if not whole.ratios or not whole.judged:
+        return all(ratio <= 1 for ratio in whole.ratios.values())
     told = ", ".join(f"{package} {ratio:.3g}" for package, ratio in whole.ratios.items())
     beyond = [package for package, ratio in whole.ratios.items() if not ratio <= 1]
     verdict = f"beyond it: {', '.join(beyond)}" if beyond else "all keep it"
-    line = f"{whole.name}, each model as it is called, in carried bounds: {told}; {verdict}"
+    line = f"{whole.name}, each model as it is called, from the definition, in carried bounds: {told}; {verdict}"
     console.print(Text(line, style="bold red" if beyond else "bold green"))
     return not beyond
+
+
+def tell_hollow(steps: list[str]) -> bool:
+    """Whether every step, and the whole, gives finite numbers, by which it can be judged."""
+    if steps:
+        count = "1 step gives" if len(steps) == 1 else f"{len(steps)} steps give"
+        first, more = steps[0], f" and {len(steps) - 1} more" if len(steps) > 1 else ""
+        told = f"{count} nothing but NaN and infinities, and nothing could be judged there: {first}{more}"
+        console.print(Text(told, style="bold red"))
+    return not steps
 
 
 def loaded(
@@ -92,16 +116,25 @@ def loaded(
     return models
 
 
-def read_checkpoint(checkpoint: Path, dialect: str, settings: list[str] | None) -> tuple[Any, Any]:
-    """Parameters of NumPy arrays, and the configuration; what was widened is told."""
-    from specification.dialects import read
+def read_checkpoint(
+    checkpoint: Path, dialect: str, settings: list[str] | None, unread: list[str] | None = None
+) -> tuple[Any, Any]:
+    """Parameters of NumPy arrays, and the configuration; what was widened is told.
 
+    unread: is given the names of entries that belong to no part of the model.
+    """
+    from specification.dialects import read
+    from specification.dialects.reading import UNREAD
+
+    listening = UNREAD.set(unread)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             found = read(dialect, checkpoint, **hyperparameters(settings or []))
     except (OSError, TypeError, ValueError) as error:
         refuse(str(error))
+    finally:
+        UNREAD.reset(listening)
     for warning in caught:
         console.print(Text(str(warning.message)))
     return found

@@ -22,10 +22,7 @@ if TYPE_CHECKING:
 
 FRAMEWORKS = {"reference_numpy": "numpy", "torch_impl": "torch", "jax_impl": "jax"}
 INTERRUPTED = "interrupted"
-OF_MODELS = (
-    "{} is a rule of whole models, which run has no probes for: the tests named under it in SPEC.md hold it on small "
-    "models, conformance port judges a checkpoint's model, and run without --only a trained one, step by step"
-)
+OF_MODELS = "{} is a rule of whole models: run does not probe it, the tests under it in SPEC.md and conformance port do"
 
 
 class Plan(NamedTuple):

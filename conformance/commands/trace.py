@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from conformance.commands.console import console, refuse
-from conformance.commands.port import Settings, packages_here, read_checkpoint, tell_steps
+from conformance.commands.port import Settings, packages_here, read_checkpoint, tell_hollow, tell_steps
 
 if TYPE_CHECKING:
     from conformance.models.agreement import Agreement
@@ -30,8 +30,10 @@ def trace(
         str, typer.Argument(help="for a checkpoint of your own: token ids, such as 5,7,2, or source/target: 5,7,2/3,1")
     ] = SENTENCE,
     layer: Annotated[
-        str | None, typer.Option(help="the step whose attention weights are drawn, such as blocks.2.attention")
+        str | None,
+        typer.Option(help="the block, or its attention, that is looked into and drawn, such as blocks.2.attention"),
     ] = None,
+    every: Annotated[bool, typer.Option("--all", help="look into all blocks")] = False,
     picture: Annotated[Path | None, typer.Option(help="a PNG, SVG or PDF file of the attention weights")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="a safetensors file instead of all-MiniLM-L6-v2")] = None,
     dialect: Annotated[str, typer.Option(help="whose names the checkpoint has")] = "bert",
@@ -39,9 +41,15 @@ def trace(
 ) -> None:
     """Every intermediate value of a model by name, in all three packages, and a picture of its attention.
 
-    Exit code 0: all steps keep their bounds; 1: one does not; 2: something that was given cannot be used.
+    Of one block, or of all, also what lies inside: queries, keys and values, scores before and after the mask, weights,
+    heads, and the feed-forward network before and after its activation. Each package is compared with the definition,
+    in bounds.
+
+    Exit code 0: all steps keep their bounds; 1: one does not; 2: something that was given cannot be used, or
+    gives nothing but NaN and infinities somewhere, so that nothing can be judged there.
     """
     from conformance.models.agreement import agreement
+    from conformance.models.inside import with_pieces
     from conformance.reports.models import draw_weights, steps_table, unknown_format, weights_of
 
     problem = None if picture is None else unknown_format(picture)
@@ -62,6 +70,7 @@ def trace(
     name = attention_step(found, layer)
     for words in sequences.words:
         console.print(Text(" ".join(words)))
+    found = with_pieces(found, looked_into(found, None if every else name), packages)
     console.print(steps_table(found, packages))
     if picture is not None:
         queries, keys = axes_of(name, sequences)
@@ -70,17 +79,33 @@ def trace(
         except OSError as error:
             refuse(f"{picture} cannot be written: {error}")
         console.print(Text(f"{name} drawn in {picture}"))
-    raise typer.Exit(0 if tell_steps(found, packages) else 1)
+    conforms, judged = tell_steps(found, packages), tell_hollow(found.hollow)
+    raise typer.Exit(1 if not conforms else 0 if judged else 2)
 
 
 def attention_step(found: Agreement, name: str | None) -> str:
-    """The step of that name, or the first attention."""
+    """The step of that name, or the first attention of the block of that name; the first of all for none."""
     names = [name for name, taken in found.oracle.taken.items() if taken.step == "attend"]
+    if not names:
+        refuse("this model has no attention to look into")
     if name is None:
         return names[0]
-    if name not in names:
+    inside = [attention for attention in names if attention == name or attention.startswith(f"{name}.")]
+    if not inside:
         refuse(f"no attention is called {name}; there are {', '.join(names)}")
-    return name
+    return inside[0]
+
+
+def looked_into(found: Agreement, attention: str | None) -> list[str]:
+    """Steps that are shown piece by piece: those of the attention's block, or all."""
+    from conformance.models.inside import INSIDE
+
+    names = [name for name, taken in found.oracle.taken.items() if taken.step in INSIDE]
+    return [n for n in names if attention is None or block_of(n) == block_of(attention)]
+
+
+def block_of(step: str) -> str:
+    return step.rpartition(".")[0]
 
 
 def axes_of(name: str, sequences: Sequences) -> tuple[list[str], list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,15 +19,22 @@ from specification.checkpoints import flatten
 from specification.configuration import Configuration
 from specification.parameters import mapped
 
+DEFINITION = "reference_numpy"
+"""With which all packages are compared, widened to float64; in float64 it is not compared with itself."""
+
 
 class StepAgreement(NamedTuple):
-    """One step: what exactly comes of it, and by package the error at its worst place, in bounds."""
+    """One step: what exactly comes of it, and by package the error at its worst place, in bounds.
+
+    judged: whether any number of what exactly comes of it is finite, so that there is something to be wrong.
+    """
 
     name: str
     shape: tuple[int, ...]
     smallest: float
     largest: float
     ratios: dict[str, float]
+    judged: bool = True
 
 
 class Agreement(NamedTuple):
@@ -42,6 +49,11 @@ class Agreement(NamedTuple):
         beyond = ((s.name, package) for s in self.steps for package, ratio in s.ratios.items() if not ratio <= 1)
         return next(beyond, None)
 
+    @property
+    def hollow(self) -> list[str]:
+        """Steps that give nothing but NaN and infinities."""
+        return [step.name for step in self.steps if not step.judged]
+
 
 def agreement(
     parameters: Any,
@@ -55,7 +67,7 @@ def agreement(
     exact = Model(as_float64(parameters), configuration)
     oracle = Oracle(exact, exactly(inputs, dtype), options, dtype)
     ratios: dict[str, dict[str, float]] = {}
-    for package in packages:
+    for package in compared(packages, dtype):
         framework = framework_of(package)
         with framework.context():
             own = mapped(framework.array, parameters)
@@ -65,7 +77,7 @@ def agreement(
     steps = []
     for name, taken in oracle.taken.items():
         result = np.asarray(taken.result)
-        steps.append(StepAgreement(name, result.shape, *extent(result), ratios.get(name, {})))
+        steps.append(StepAgreement(name, result.shape, *extent(result), ratios.get(name, {}), substantial(result)))
     surplus = [StepAgreement(name, (), 0.0, 0.0, ratios[name]) for name in ratios if name not in oracle.taken]
     return Agreement(steps + surplus, oracle)
 
@@ -77,6 +89,16 @@ def dtype_of(parameters: Any) -> str:
 def exactly(inputs: tuple[np.ndarray, ...], dtype: str) -> tuple[np.ndarray, ...]:
     """The inputs as a model in that dtype is given them, in float64 where they are floating."""
     return tuple(cast(cast(array, dtype), "float64") for array in inputs)
+
+
+def compared(packages: Iterable[str], dtype: str) -> list[str]:
+    """Packages whose errors in that dtype say something: the definition in float64 is what others are compared with."""
+    return [package for package in packages if (package, dtype) != (DEFINITION, "float64")]
+
+
+def substantial(result: np.ndarray) -> bool:
+    """Whether anything can be wrong with it: an array without elements is what it must be, one of NaN may be chance."""
+    return result.size == 0 or bool(np.isfinite(result).any())
 
 
 def extent(result: np.ndarray) -> tuple[float, float]:
@@ -108,10 +130,11 @@ def end_to_end(
 
     exact, bound = carried_bound(run, wide, dtype)
     ratios = {}
-    for package, model in models.items():
+    for package in compared(models, dtype):
+        model = models[package]
         answer = called(package, model, tuple(cast(array, dtype) for array in inputs), options)
         ratios[package] = compare(name, answer, Exact(exact, 0 * exact), bound, dtype).ratio
-    return StepAgreement(name, exact.shape, *extent(exact), ratios)
+    return StepAgreement(name, exact.shape, *extent(exact), ratios, substantial(exact))
 
 
 def called(package: str, model: Any, inputs: tuple[np.ndarray, ...], options: dict[str, Any]) -> np.ndarray:

@@ -7,6 +7,9 @@ from typing import Any
 
 ORDINARY = ("attend", "transform", "normalize", "multi_head_attention", "linear", "embedding", "learned_positions")
 """Steps that are named after the parameters that they are given first."""
+EMBEDDINGS = "sentence embeddings"
+WIDE = " in float64"
+"""Ends the names of steps that are judged in float64 beside the model's own dtype."""
 
 
 def paths(value: Any, path: str = "") -> dict[int, str]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from specification.configuration import Configuration
-from specification.masks import Causal, KeyPadding
+from specification.masks import Causal, Dense, KeyPadding
 from specification.parameters import (
     Classifier,
     Decoder,
@@ -29,14 +29,17 @@ def probe(parameters: Any, configuration: Configuration, seed: int = 0) -> Probe
     """Random tokens, or embeddings where the model takes those, in sequences of differing lengths.
 
     Padding is where the model knows of it: as the tokens that the configuration names, or as a mask beside the inputs.
-    A decoder to which nobody but its caller says so is causal.
+    A decoder to which nobody but its caller says so is causal. Beside all these each attention is given a mask with
+    holes, so that a mask of the caller's that is dropped shows.
     """
     generator = np.random.default_rng(seed)
     if isinstance(parameters, Transformer):
         return probe_transformer(parameters, configuration, generator)
     if isinstance(parameters, Classifier | LanguageModel):
         padding = configuration.source_padding if isinstance(parameters, Classifier) else configuration.target_padding
-        return (probe_stack(parameters[0], generator, padding=padding),), {}
+        x = probe_stack(parameters[0], generator, padding=padding)
+        kept_positions = {"keep": kept(x.shape[1])} if isinstance(parameters, Classifier) else {}
+        return (x,), {"mask": holes(x.shape[1])} | kept_positions
     if isinstance(parameters, Encoder):
         return probe_encoder(parameters, configuration, generator)
     if isinstance(parameters, Decoder):
@@ -50,16 +53,19 @@ def probe(parameters: Any, configuration: Configuration, seed: int = 0) -> Probe
 def probe_transformer(parameters: Transformer, configuration: Configuration, generator: np.random.Generator) -> Probe:
     source = probe_stack(parameters.encoder, generator, padding=configuration.source_padding)
     target = probe_stack(parameters.decoder, generator, LENGTH - 3, padding=configuration.target_padding)
-    if parameters.encoder.embedding is not None:
-        return (source, target), {}
-    padding = KeyPadding(kept(source.shape[1]))
-    target_mask = Causal() & KeyPadding(kept(target.shape[1]))
-    return (source, target), {"source_mask": padding, "target_mask": target_mask, "memory_mask": padding}
+    S, T = source.shape[1], target.shape[1]
+    masks: dict[str, Any] = {"source_mask": holes(S), "target_mask": holes(T), "memory_mask": holes(T, S)}
+    if parameters.encoder.embedding is None:
+        padding = KeyPadding(kept(S))
+        beside = {"source_mask": padding, "target_mask": Causal() & KeyPadding(kept(T)), "memory_mask": padding}
+        masks = {name: beside[name] & mask for name, mask in masks.items()}
+    return (source, target), masks
 
 
 def probe_encoder(parameters: Encoder, configuration: Configuration, generator: np.random.Generator) -> Probe:
-    x = probe_stack(parameters, generator, padding=configuration.source_padding)
-    options: dict[str, Any] = {"key_padding": kept(x.shape[1])}
+    named = (configuration.source_padding, configuration.position_padding)
+    x = probe_stack(parameters, generator, padding=next((padding for padding in named if padding is not None), None))
+    options: dict[str, Any] = {"key_padding": kept(x.shape[1]), "mask": holes(x.shape[1])}
     embedding = parameters.embedding
     if embedding is not None and embedding.token_types is not None:
         options["token_types"] = generator.integers(0, embedding.token_types.shape[0], x.shape)
@@ -68,17 +74,19 @@ def probe_encoder(parameters: Encoder, configuration: Configuration, generator: 
 
 def probe_decoder(parameters: Decoder, configuration: Configuration, generator: np.random.Generator) -> Probe:
     x = probe_stack(parameters, generator, padding=configuration.target_padding)
-    causal = {"mask": Causal() & KeyPadding(kept(x.shape[1]))} if configuration.target_mask == "none" else {}
+    mask: Any = holes(x.shape[1])
+    if configuration.target_mask == "none":
+        mask = Causal() & KeyPadding(kept(x.shape[1])) & mask
     if not parameters.blocks or parameters.blocks[0].cross_attention is None:
-        return (x,), causal
+        return (x,), {"mask": mask}
     memory = probe_heads(parameters.blocks[0].cross_attention.key, generator, LENGTH - 3)
-    return (x, memory), causal | {"memory_mask": KeyPadding(kept(memory.shape[1]))}
+    S = memory.shape[1]
+    return (x, memory), {"mask": mask, "memory_mask": KeyPadding(kept(S)) & holes(x.shape[1], S)}
 
 
 def probe_attention(parameters: MultiHeadAttention, generator: np.random.Generator) -> Probe:
-    """Attention with a projection for each head is a tutorial's, and takes no masks."""
     inputs = tuple(probe_heads(part, generator, LENGTH) for part in parameters[:3])
-    return inputs, {} if isinstance(parameters.key, list) else {"mask": KeyPadding(kept(LENGTH))}
+    return inputs, {"mask": KeyPadding(kept(LENGTH)) & holes(LENGTH)}
 
 
 # --- sequences --------------------------------------------------------------------------------------------------------
@@ -88,6 +96,12 @@ def kept(length: int) -> np.ndarray:
     """Which positions of each sequence are real: the first ones, and at least one."""
     lengths = [max(1, round(share * length)) for share in SHARES]
     return np.arange(length) < np.array(lengths)[:, None]
+
+
+def holes(queries: int, keys: int | None = None) -> Dense:
+    """Every query leaves out each third key, and not the first, so that none is left with nothing by this alone."""
+    i, j = np.ogrid[:queries, : queries if keys is None else keys]
+    return Dense((j == 0) | ((i + j) % 3 != 0))
 
 
 def probe_stack(

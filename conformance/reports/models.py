@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from rich.text import Text
 from conformance.models.agreement import Agreement, StepAgreement
 from conformance.models.forced import framework_of
 from specification.checkpoints import flatten
-from specification.masks import And, KeyPadding
+from specification.masks import And, Dense, KeyPadding
 
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -53,6 +54,8 @@ def probe_line(inputs: Sequence[np.ndarray], options: dict[str, Any]) -> str:
 def told(value: Any) -> str:
     if isinstance(value, And):
         return f"{told(value.left)} and {told(value.right)}"
+    if isinstance(value, Dense):
+        return "with holes"
     if isinstance(value, KeyPadding):
         return f"of {list(value.keep.sum(axis=1).tolist())} real keys"
     if isinstance(value, np.ndarray):
@@ -61,19 +64,35 @@ def told(value: Any) -> str:
 
 
 def steps_table(found: Agreement, packages: Sequence[str], wholes: Sequence[StepAgreement] = ()) -> Table:
-    """Every step with its shape and range, and each package's largest error in bounds; and those of the whole."""
-    table = Table(title=f"steps in {found.oracle.dtype}; errors in bounds")
+    """Every step with its shape and range, and each package's largest error in bounds; and those of the whole.
+
+    A dash stands where nothing can be wrong: the definition in float64, and what has no finite number.
+    """
+    table = Table(title=f"steps in {found.oracle.dtype}; how far from the definition in float64, in bounds")
     table.add_column("step", overflow="fold")
     for name in ("shape", "from", "to", *(framework_of(package).name for package in packages)):
         table.add_column(name, justify="right", no_wrap=True)
     for number, step in enumerate([*found.steps, *wholes]):
         if number == len(found.steps):
             table.add_section()
-        ratios = [step.ratios.get(package, float("nan")) for package in packages]
-        cells = [Text(f"{ratio:.2f}", style="" if ratio <= 1 else "bold red") for ratio in ratios]
+        cells = [ratio_cell(step, package) for package in packages]
         shape = " ".join(map(str, step.shape))
         table.add_row(step.name, shape, f"{step.smallest:.3g}", f"{step.largest:.3g}", *cells)
     return table
+
+
+def ratio_cell(step: StepAgreement, package: str) -> Text:
+    ratio = step.ratios.get(package)
+    if ratio is None or (ratio == 0 and not step.judged):
+        return Text("-")
+    return Text(in_bounds(ratio), style="" if ratio <= 1 else "bold red")
+
+
+def in_bounds(ratio: float) -> str:
+    """Two places, or the first digit of what is smaller; 0 is what is exact."""
+    if ratio == 0:
+        return "0"
+    return f"{ratio:.1g}" if ratio < 0.005 else f"{ratio:.2f}"
 
 
 def weights_of(found: Agreement, name: str) -> np.ndarray:
@@ -109,24 +128,38 @@ def draw_weights(weights: np.ndarray, queries: Sequence[str], keys: Sequence[str
     from matplotlib import pyplot
 
     heads = len(weights)
-    columns = min(heads, 4)
+    columns = grid_columns(heads)
     rows = -(-heads // columns)
-    size = max(2.6, 0.22 * len(keys) + 0.8)
-    figure, axes = pyplot.subplots(rows, columns, figsize=(size * columns, size * rows), squeeze=False)
-    image = None
+    cell = max(CELL, SMALLEST_PANEL / max(len(keys), len(queries)))
+    labels = 0.6 + 0.07 * max(map(len, (*keys, *queries)))
+    width, height = (cell * len(names) + labels for names in (keys, queries))
+    size = (width * columns + 1.2, height * rows + 0.8)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False)
+    figure.set_layout_engine("constrained", w_pad=0.06, h_pad=0.06)
     for head, axis in enumerate(axes.flat):
         if head >= heads:
             axis.axis("off")
             continue
-        image = axis.imshow(weights[head], cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
+        image = axis.imshow(weights[head], cmap="Blues", vmin=0, vmax=1, interpolation="nearest", aspect="equal")
         axis.set_title(f"head {head}", fontsize=9)
-        axis.set_xticks(range(len(keys)), keys, rotation=90, fontsize=6)
-        axis.set_yticks(range(len(queries)), queries, fontsize=6)
-    figure.suptitle(title)
+        axis.set_xticks(range(len(keys)), keys, rotation=90, fontsize=FONT)
+        axis.set_yticks(range(len(queries)), queries, fontsize=FONT)
+        axis.tick_params(length=2, pad=1.5)
+    figure.suptitle(title, fontsize=11)
     figure.supxlabel("key", fontsize=9)
     figure.supylabel("query", fontsize=9)
-    figure.tight_layout()
-    if image is not None:
-        figure.colorbar(image, ax=axes, shrink=0.6, label="weight")
-    figure.savefig(path, dpi=150)
+    figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.01, label="weight")
+    figure.savefig(path, dpi=min(150, LARGEST_SIDE / max(size)))
     pyplot.close(figure)
+
+
+CELL, FONT, SMALLEST_PANEL = 0.16, 8, 1.6
+"""Inches for one token, in which a word of that many points stands clear of the next; inches for a panel's side."""
+LARGEST_SIDE = 12000
+"""Pixels at most, however long a sequence is."""
+
+
+def grid_columns(heads: int) -> int:
+    """As nearly square as the heads fill whole rows, at least where that is not far from a square."""
+    nearest = math.ceil(math.sqrt(heads))
+    return next((columns for columns in range(nearest, nearest + 2) if heads % columns == 0), nearest)

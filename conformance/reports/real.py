@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from conformance.models.naming import EMBEDDINGS as EMBEDDINGS
+from conformance.models.naming import WIDE
 from conformance.reports.content import Content, clean, number
 from conformance.reports.content import real as real_number
 
@@ -20,7 +22,6 @@ PARTS = {"attention": "attention", "feed-forward": "feed_forward", "norms": "_no
 """Endings of the steps' names."""
 FAR = 1e-6
 """How far from 1 the cosine of two embeddings of one sentence may be."""
-EMBEDDINGS = "sentence embeddings"
 
 
 # --- from what was judged ---------------------------------------------------------------------------------------------
@@ -74,29 +75,38 @@ def step_content(name: str, findings: Sequence[RealFinding]) -> Content:
 
 def layer_of(step: str) -> str:
     """ "blocks.4.attention: add" belongs to layer 4, and what is before the blocks to the embedding."""
+    if step.startswith(EMBEDDINGS):
+        return EMBEDDINGS
     return f"layer {step.split('.')[1]}" if step.startswith("blocks.") else "embedding"
 
 
 def layers_of(model: Content) -> list[str]:
     """All layers, in order."""
-    return list(dict.fromkeys(layer_of(step["step"]) for one in model["implementations"] for step in one["steps"]))
+    found = dict.fromkeys(layer_of(step["step"]) for one in model["implementations"] for step in one["steps"])
+    return sorted(found, key=EMBEDDINGS.__eq__)  # what comes of the last layer comes last
 
 
 def steps_of(implementation: Content, layer: str) -> list[Content]:
     return [step for step in implementation["steps"] if layer_of(step["step"]) == layer]
 
 
+def in_dtype(steps: Sequence[Content], wide: bool) -> list[Content]:
+    """Those that were judged in float64, or those that were judged in the model's own dtype."""
+    return [step for step in steps if step["step"].endswith(WIDE) == wide]
+
+
 def worst_step(steps: Sequence[Content], ending: str = "") -> str:
     """The largest error of the steps whose names end so, in bounds."""
-    ratios = [real_number(step["worst"]) for step in steps if step["step"].endswith(ending)]
+    ratios = [real_number(s["worst"]) for s in steps if s["step"].removesuffix(WIDE).endswith(ending)]
     return f"{np.max(ratios):.2f}" if ratios else "-"
 
 
 def worst_parts(implementation: Content, layer: str) -> str:
-    """One number for each part of a block, and one for the embedding."""
+    """One number for each part of a block, and one for the embedding; in either dtype."""
     steps = steps_of(implementation, layer)
-    whole = layer == "embedding"
-    return worst_step(steps) if whole else " / ".join(worst_step(steps, ending) for ending in PARTS.values())
+    if not layer.startswith("layer"):
+        return worst_step(steps)
+    return " / ".join(worst_step(steps, ending) for ending in PARTS.values())
 
 
 def smallest_cosine(implementation: Content) -> str:

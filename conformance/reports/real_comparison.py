@@ -51,7 +51,15 @@ def verdict_changes(name: str, old: Content, new: Content) -> list[Change]:
     olds, news = steps(old), steps(new)
     pairs = {step: (olds.get(step, UNTAKEN), news.get(step, UNTAKEN)) for step in (*olds, *news)}
     differing = {step: pair for step, pair in pairs.items() if pair[0]["status"] != pair[1]["status"]}
+    coming = [step for step, pair in differing.items() if pair[0] is UNTAKEN and pair[1]["status"] == "conforms"]
     found = []
+    if len(coming) > 1:  # one line for all: another version of the judge may ask for dozens more
+        found.append(
+            Change(
+                "other", name, coming[0], f"tried now, with {len(coming) - 1} more that were not before; they conform"
+            )
+        )
+        differing = {step: pair for step, pair in differing.items() if step not in coming}
     for step, pair in differing.items():
         kind, text = status_change(*pair)
         found.append(Change(kind, name, step, text))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from conformance.models.naming import EMBEDDINGS, WIDE
 from conformance.reports.content import Content
+from conformance.reports.content import real as real_number
 from conformance.reports.real import (
-    EMBEDDINGS,
     PARTS,
+    in_dtype,
     layers_of,
     smallest_cosine,
     violation_count,
@@ -36,10 +39,11 @@ def real_report(model: Content) -> RenderableType:
     for one in implementations:
         found = violations_of(one).items()
         lines += [Text(f"{one['name']}, {step}: {told}", "bold red") for step, told in found if step != EMBEDDINGS]
-    steps = [step for one in implementations for step in one["steps"]]
+    steps = in_dtype([step for one in implementations for step in one["steps"]], wide=False)
     count, sums = len({step["step"] for step in steps}), worst_step(steps, "add")
     told = f"{model['sentences']} sentences, {count} steps, each on the definition's own activations; sums, which round"
     lines.append(Text(f"{told} once: {sums}"))
+    lines += [Text(told) for told in map(wide_line, implementations) if told]
     for one in implementations:
         style = "bold red" if one["embeddings"]["status"] == "violated" else ""
         told = f"{one['name']}: smallest cosine of a sentence embedding with the definition's {smallest_cosine(one)}"
@@ -48,3 +52,16 @@ def real_report(model: Content) -> RenderableType:
         count = violation_count(model)
         lines.append(Text(f"{model['name']}: {count} violation{'s' * (count != 1)} on real sentences.", "bold red"))
     return Group(*lines)
+
+
+def wide_line(implementation: Content) -> str:
+    """What was judged in float64: the largest error of a step, and of the embeddings; empty where nothing was."""
+    found = in_dtype(implementation["steps"], wide=True)
+    steps = [step for step in found if step["step"] != EMBEDDINGS + WIDE]
+    if not steps:
+        return ""
+    worst = steps[int(np.argmax([real_number(step["worst"]) for step in steps]))]
+    told = f"{worst_step([worst])} bounds in {worst['step'].removesuffix(WIDE)}"
+    wholes = [f"{real_number(step['worst']):.1g}" for step in found if step["step"] == EMBEDDINGS + WIDE]
+    ends = f"; sentence embeddings from end to end: {wholes[0]} carried bounds" if wholes else ""
+    return f"{implementation['name']}{WIDE}, against the definition, {len(steps)} steps: at most {told}{ends}"
