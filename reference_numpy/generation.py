@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from reference_numpy.decoding import decode_step, empty_cache, select_rows
+from reference_numpy.models import Model
 from reference_numpy.transformer import language_model, log_softmax, transformer
 from specification import checks
 from specification.caches import Cache, looks_ahead
@@ -153,39 +154,41 @@ def generate(
 
 
 def greedy(
-    parameters: LanguageModel | Transformer,
+    parameters: LanguageModel | Transformer | Model,
     prompt: Integer[np.ndarray, "B P"],
     steps: int,
     *,
-    configuration: Configuration,
+    configuration: Configuration | None = None,
     source: Any = None,
     end: int | None = None,
     cached: bool = True,
 ) -> Integer[np.ndarray, "B T"]:
     """The prompt and `steps` tokens more, each the one with the largest logit; of equal ones the lowest id.
 
-    source: tokens [B, S], for a model with an encoder. end: the token that ends a sequence; once it has been chosen for
-    a row, the row is filled with it. In the prompt it ends nothing.
+    parameters: with their configuration, or a loaded model, which has its own. source: tokens [B, S], for a model with
+    an encoder. end: the token that ends a sequence; once it has been chosen for a row, the row is filled with it; in
+    the prompt it ends nothing.
 
     Returns tokens in the dtype of the prompt. Raises TypeError and ValueError for arguments that are not so, for an
     empty prompt, and for sequences longer than a learned table of positions.
     """
-    checks.generation(parameters, prompt, steps, configuration, source, end)
+    own, configured = checks.held(parameters, configuration)
+    checks.generation(own, prompt, steps, configured, source, end)
 
     def pick(logits: Any, step: int) -> Any:
         return np.argmax(logits, axis=-1)
 
-    options: Any = {"configuration": configuration, "source": source, "end": end, "cached": cached}
-    return generate(parameters, prompt, steps, pick, **options)
+    options: Any = {"configuration": configured, "source": source, "end": end, "cached": cached}
+    return generate(own, prompt, steps, pick, **options)
 
 
 @np.errstate(all="ignore")
 def sample(
-    parameters: LanguageModel | Transformer,
+    parameters: LanguageModel | Transformer | Model,
     prompt: Integer[np.ndarray, "B P"],
     uniforms: Float[np.ndarray, "B steps"],
     *,
-    configuration: Configuration,
+    configuration: Configuration | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -197,8 +200,9 @@ def sample(
 
     Other arguments, results and errors as in `greedy` and `choose`.
     """
+    own, configured = checks.held(parameters, configuration)
     steps = checks.uniform_steps(uniforms)
-    checks.generation(parameters, prompt, steps, configuration, source, end)
+    checks.generation(own, prompt, steps, configured, source, end)
     checks.uniform(uniforms, (len(prompt), steps))
     checks.sampling(temperature, top_k, top_p)
     checks.uniform_values(uniforms)
@@ -206,8 +210,8 @@ def sample(
     def pick(logits: Any, step: int) -> Any:
         return draw(logits, uniforms[:, step], temperature, top_k, top_p)
 
-    options: Any = {"configuration": configuration, "source": source, "end": end, "cached": cached}
-    return generate(parameters, prompt, steps, pick, **options)
+    options: Any = {"configuration": configured, "source": source, "end": end, "cached": cached}
+    return generate(own, prompt, steps, pick, **options)
 
 
 # --- several sequences ------------------------------------------------------------------------------------------------
@@ -261,11 +265,11 @@ def extend(
 
 @np.errstate(all="ignore")
 def beam_search(
-    parameters: LanguageModel | Transformer,
+    parameters: LanguageModel | Transformer | Model,
     prompt: Integer[np.ndarray, "B P"],
     steps: int,
     *,
-    configuration: Configuration,
+    configuration: Configuration | None = None,
     beams: int,
     source: Any = None,
     end: int | None = None,
@@ -281,10 +285,11 @@ def beam_search(
 
     Other arguments, results and errors as in `greedy`. With beams = vocabulary ** steps nothing is left out.
     """
-    N = checks.generation(parameters, prompt, steps, configuration, source, end)
+    own, configured = checks.held(parameters, configuration)
+    N = checks.generation(own, prompt, steps, configured, source, end)
     checks.beams(beams, length_penalty)
     (B, P), capacity = prompt.shape, prompt.shape[1] + steps
-    cache = empty_cache(parameters, B, capacity, configuration=configuration, source=source) if cached else None
+    cache = empty_cache(own, B, capacity, configuration=configured, source=source) if cached else None
     everyone = np.repeat(np.arange(B), beams)
     tokens = np.concatenate([prompt[everyone], np.zeros((B * beams, steps), prompt.dtype)], axis=1)
     cache = None if cache is None else select_rows(cache, everyone)
@@ -293,7 +298,7 @@ def beam_search(
     totals = np.where(np.arange(beams) == 0, np.zeros((B, 1)), -np.inf)
     hypotheses = Hypotheses(totals, np.zeros((B, beams), int), np.zeros((B, beams), bool))
     for length in range(P, capacity):
-        logits, cache = next_logits(parameters, tokens, length, cache, configuration=configuration, source=source)
+        logits, cache = next_logits(own, tokens, length, cache, configuration=configured, source=source)
         log_probabilities = wide_log_softmax(logits).reshape(B, beams, N)
         hypotheses, parents, ids = extend(hypotheses, log_probabilities, end, length_penalty)
         rows = (np.arange(B)[:, None] * beams + parents).reshape(-1)

@@ -15,13 +15,11 @@ from reference_numpy.blocks import attention_options
 from reference_numpy.transformer import classifier, decoder, encoder, language_model, transformer
 from specification import dialects
 from specification.checkpoints import read_model, write_model
-from specification.checks.arguments import ranked, shape_of
+from specification.checks.arguments import arrays_of_numbers, ranked
 from specification.configuration import Configuration
-from specification.dtypes import BOOLEAN, FLOATING, INTEGER, dtype_name
+from specification.dropout import Dropout, StackDropout
 from specification.masks import KeyPadding, both
 from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, MultiHeadAttention, Transformer
-
-NUMBERS = FLOATING + INTEGER + BOOLEAN
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +29,12 @@ class Model:
     parameters: Any
     configuration: Configuration
 
+    def structure(self) -> Any:
+        """The parameters as they are now."""
+        return self.parameters
+
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        require_arrays(inputs)
+        arrays_of_numbers(inputs)
         return MODELS[type(self.parameters)](self.parameters, *inputs, configuration=self.configuration, **options)
 
 
@@ -55,15 +57,6 @@ def restore(path: str | Path) -> Model:
     return Model(*read_model(path))
 
 
-def require_arrays(inputs: tuple[Any, ...]) -> None:
-    """TypeError for an input that is no array of numbers, before a framework sees it; None is left to the model."""
-    for number, given in enumerate(inputs, 1):
-        if given is not None:
-            shape_of(f"input {number}", given)
-            if dtype_name(given) not in NUMBERS:
-                raise TypeError(f"input {number} must hold numbers, got {dtype_name(given)}")
-
-
 # --- what a model is called with --------------------------------------------------------------------------------------
 
 
@@ -75,10 +68,12 @@ def hidden_states(
     *,
     configuration: Configuration,
     mask: Any = None,
+    dropout: StackDropout = StackDropout(),
 ) -> Float[np.ndarray, "B T E"]:
     """`encoder`, with padding as an array: True is a real token, False is padding."""
     padding = None if key_padding is None else KeyPadding(key_padding)
-    return encoder(parameters, x, configuration=configuration, mask=both(mask, padding), token_types=token_types)
+    options: Any = {"configuration": configuration, "token_types": token_types, "dropout": dropout}
+    return encoder(parameters, x, mask=both(mask, padding), **options)
 
 
 def multi_head(
@@ -89,12 +84,13 @@ def multi_head(
     *,
     configuration: Configuration,
     mask: Any = None,
+    dropout: Dropout | None = None,
 ) -> Float[np.ndarray, "B Q E_out"]:
-    """`multi_head_attention`; the key is the query and the value the key unless given."""
+    """`multi_head_attention`; the key is the query and the value the key unless given. dropout: of the weights."""
     key = query if key is None else key
     value = key if value is None else value
     width = ranked("query", query, "batch, positions, width")[-1]
-    options = attention_options(width, mask, None, configuration)
+    options = attention_options(width, mask, dropout, configuration)
     return multi_head_attention(parameters, query, key, value, **options)
 
 

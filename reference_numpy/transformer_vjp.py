@@ -26,6 +26,7 @@ from reference_numpy.transformer import (
     log_softmax,
     padding_mask,
     pool,
+    positions_after_padding,
     sites_of,
     target_mask,
 )
@@ -84,6 +85,9 @@ def embed_vjp(
     if configuration.positions == "learned":
         rows = batch_sum(cotangent)
         positions = learned_positions_vjp(parameters.positions, tokens.shape[1], rows, offset=offset)
+    elif configuration.positions == "after_padding":
+        places = positions_after_padding(tokens, configuration.position_padding)
+        positions = embedding_vjp(parameters.positions, places, cotangent)
     if parameters.token_types is not None:
         ids = np.zeros_like(tokens) if token_types is None else token_types
         types = embedding_vjp(parameters.token_types, ids, cotangent)

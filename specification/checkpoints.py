@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 
 from specification import parameters as structures
-from specification.checks.arguments import epsilon
 from specification.configuration import Configuration
-from specification.dtypes import FLOATING
+from specification.fitting import misfits
 
 FORMAT = "transformer-conformance model"
 KINDS = {
@@ -99,41 +98,6 @@ def grown(hint: Any, tree: Any) -> Any:
     return hint(**{name: grown(hints[name], tree.get(name)) for name in hint._fields})
 
 
-RANKS = {structures.Linear: 2, structures.Embedding: 2, structures.Norm: 1}
-"""Of the arrays that each structure holds; only the bias of a `Linear` has one axis."""
-
-
-def misfits(value: Any, path: str = "", width: int | None = None) -> list[str]:
-    """What is wrong with dtypes, ranks, and sizes that would be broadcast where the model is called."""
-    if not isinstance(value, list | tuple):
-        return []
-    if isinstance(value, structures.Encoder | structures.Decoder):
-        norms = [norm for block in value.blocks for norm in block if isinstance(norm, structures.Norm)]
-        width = next((np.shape(norm.weight)[-1] for norm in norms if np.ndim(norm.weight)), None)
-    found: list[str] = []
-    for name, part in zip(getattr(value, "_fields", range(len(value))), value, strict=True):
-        here = f"{path}.{name}".removeprefix(".")
-        if isinstance(part, list | tuple):
-            found += misfits(part, here, width)
-        elif part is not None:
-            found += misfit(value, str(name), part, here, width)
-    return found
-
-
-def misfit(holder: Any, name: str, array: np.ndarray, path: str, width: int | None) -> list[str]:
-    """Of one array in its structure; width: of the encoder or decoder around it."""
-    if str(array.dtype) not in FLOATING:
-        return [f"{path} must be floating, got {array.dtype}"]
-    rank = 1 if name == "bias" else RANKS[type(holder)]
-    last: int | None = width
-    if isinstance(holder, structures.Linear):
-        last = np.shape(holder.weight)[-1] if name == "bias" and np.ndim(holder.weight) == 2 else None
-    if array.ndim != rank or (last is not None and array.shape[-1] != last):
-        told = ["any"] * (rank - 1) + ["any" if last is None else str(last)]
-        return [f"{path} must have shape [{', '.join(told)}], got {list(array.shape)}"]
-    return []
-
-
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
@@ -149,6 +113,8 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str,
     """
     from safetensors import SafetensorError, safe_open
 
+    if Path(path).is_dir():
+        raise ValueError(f"{path} is a folder, and a safetensors file is needed")
     arrays, unknown = {}, []
     try:
         with safe_open(path, framework="numpy") as file:
@@ -190,12 +156,11 @@ def read_model(path: str | Path) -> tuple[Any, Configuration]:
     try:
         parameters = unflatten(KINDS[metadata["kind"]], arrays)
         configuration = Configuration(**json.loads(metadata["configuration"]))
-        epsilon(configuration.norm_eps)
     except KeyError as error:
         raise ValueError(f"{path} is no whole model: it has no {error.args[0]}") from error
     except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is no whole model: {error}") from error
-    problems = misfits(parameters)
+    problems = misfits(parameters, configuration)
     saved = metadata.get("arrays", str(len(arrays)))
     if saved != str(len(arrays)) or not arrays:
         problems.append(f"it has {len(arrays)} arrays, and was saved with {saved}")

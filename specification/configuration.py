@@ -6,8 +6,10 @@ A tutorial or library that departs from the paper is one of these values, never 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
+
+from specification.dtypes import SMALLEST_EPS
 
 CHOICES = {
     "norm_order": ("post", "pre"),
@@ -15,7 +17,7 @@ CHOICES = {
     "activation": ("relu", "gelu", "gelu_tanh"),
     "scale": ("head_width", "model_width"),
     "empty_rows": ("zero", "mean", "nan"),
-    "positions": ("none", "learned", "sinusoidal", "doubled"),
+    "positions": ("none", "learned", "after_padding", "sinusoidal", "doubled"),
     "target_mask": ("none", "causal", "causal and real keys", "causal and real queries"),
     "pooling": ("max", "mean"),
 }
@@ -28,8 +30,10 @@ class Configuration:
     norm_order: "post": x = norm(x + sublayer(x)); "pre": x = x + sublayer(norm(x)) (BLK-1).
     scale: of the scores: "head_width" is 1 / sqrt(D) (ATT-1), "model_width" 1 / sqrt(E).
     empty_rows: what a position gets that may attend to nothing (ATT-6).
-    positions: what is added to the embedding: "none", rows of a "learned" table (POS-2), "sinusoidal" or with "doubled"
-        exponent (POS-1).
+    positions: what is added to the embedding: "none", rows of a "learned" table (POS-2), the same "after_padding",
+        "sinusoidal" or with "doubled" exponent (POS-1).
+    position_padding: the id p that positions "after_padding" skip, and None with all others. The n-th token that is not
+        p, counted from 1, takes row p + n of the table, and every p takes row p, as in RoBERTa.
     scaled_embedding: whether rows are multiplied by sqrt(E) before that (EMB-1).
     source_padding, target_padding: ids of the tokens that fill up a sequence; None for none. Keys that hold them are
         masked, in the source always, in the target as target_mask says.
@@ -45,6 +49,7 @@ class Configuration:
     scale: str = "head_width"
     empty_rows: str = "zero"
     positions: str = "sinusoidal"
+    position_padding: int | None = None
     scaled_embedding: bool = False
     source_padding: int | None = None
     target_padding: int | None = None
@@ -59,6 +64,13 @@ class Configuration:
                 raise ValueError(f"{field.name} must be one of {known}, got {value!r}")
             if field.name.endswith("padding") and not (value is None or is_count(value)):
                 raise ValueError(f"{field.name} must be the id of a token or None, got {value!r}")
+        if (self.positions == "after_padding") == (self.position_padding is None):
+            there = "needs a position_padding" if self.position_padding is None else "takes no position_padding"
+            raise ValueError(f"positions={self.positions!r} {there}")
+        if not isinstance(self.norm_eps, Real) or isinstance(self.norm_eps, bool):
+            raise TypeError(f"norm_eps must be a real number, got {self.norm_eps!r}")
+        if not SMALLEST_EPS <= self.norm_eps < float("inf"):
+            raise ValueError(f"norm_eps must be finite and at least 2**-126, got {self.norm_eps}")
         if not isinstance(self.scaled_embedding, bool):
             raise TypeError(f"scaled_embedding must be True or False, got {self.scaled_embedding!r}")
         if not is_count(self.num_heads) or self.num_heads == 0:

@@ -8,6 +8,8 @@ FLOATING = ("float16", "bfloat16", "float32", "float64")
 INTEGER = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 BOOLEAN = ("bool",)
 LARGEST = {"float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}
+SMALLEST_EPS = 2.0**-126
+"""The smallest normal float32: an eps below it would vanish in float32 and leave 0 / 0 for a constant row."""
 
 
 def dtype_name(array: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as torch_save
 
 import reference_numpy
-from specification import KeyPadding
+from specification import Configuration, KeyPadding
 from specification.checkpoints import read_model, read_safetensors
 from specification.dialects import DIALECTS, read
 from tests.helpers import Implementation
@@ -85,6 +86,47 @@ def test_mixed_and_integer_entries() -> None:
     with pytest.raises(ValueError, match="mix float32 and float64") as caught:
         read("transformer101", entries)
     assert f"{names[1]} must be floating, got int32" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "told"),
+    [
+        (("float16", "float64"), "mix float16 and float64"),
+        (("bfloat16", "float64"), "mix bfloat16 and float64"),
+        (("float16", "bfloat16", "float64"), "mix float16 and bfloat16 and float64"),
+        (("float32", "float16", "float64"), "mix float16 and float32 and float64"),
+    ],
+)
+def test_narrow_entries_are_not_widened_to_float32_beside_float64(
+    dtypes: tuple[str, ...], told: str, implementation: Implementation
+) -> None:
+    """It would be refused where the model is called."""
+    entries = checkpoint("transformer101")
+    entries |= {name: entries[name].astype(dtype) for name, dtype in zip(entries, dtypes, strict=False)}
+    rest = list(entries)[len(dtypes) :]
+    for dtype in {"float64"} & set(dtypes):
+        entries |= {name: entries[name].astype(dtype) for name in rest}
+    with pytest.raises(ValueError, match=f"{told}$"):
+        implementation.load("transformer101", entries)
+
+
+def test_what_is_ignored_may_have_another_dtype() -> None:
+    """A table of positions that stayed in float32 in a model that was widened."""
+    entries = {name: array.astype("float64") for name, array in checkpoint("dawn").items()}
+    assert read("dawn", entries | {"src_embed.pe": entries["src_embed.pe"].astype("float32")}, **given("dawn"))
+    with pytest.raises(ValueError, match="mix float32 and float64"):
+        read("dawn", entries | {"fc.bias": entries["fc.bias"].astype("float32")}, **given("dawn"))
+
+
+@pytest.mark.parametrize(
+    "dtypes", [("float16", "float32"), ("bfloat16", "float16", "float32"), ("float16", "bfloat16")]
+)
+def test_narrow_entries_may_be_mixed(dtypes: tuple[str, ...], implementation: Implementation) -> None:
+    entries = checkpoint("transformer101")
+    entries |= {name: entries[name].astype(dtype) for name, dtype in zip(entries, dtypes, strict=False)}
+    with pytest.warns(UserWarning, match="are widened to float32"):
+        model = implementation.load("transformer101", entries)
+    assert "float32" in str(model(implementation.convert(np.ones((1, 3, 16), "float32"))).dtype)
 
 
 def test_arrays_of_torch_are_taken_too() -> None:
@@ -193,6 +235,8 @@ def test_what_is_no_state_dict(dialect: str, implementation: Implementation) -> 
         ("pytorch", {"norm_first": "yes"}, "norm_first must be True or False, got 'yes'"),
         ("pytorch", {"activation": None}, "activation must be a string, got None"),
         ("pytorch", {"activation": "swish"}, "activation must be one of 'relu'"),
+        ("pytorch", {"empty_rows": "none"}, "empty_rows must be one of 'zero', 'mean', 'nan'"),
+        ("pytorch", {"empty_rows": 0}, "empty_rows must be a string, got 0"),
         ("pytorch", {"eps": -1.0}, "eps must be finite and at least"),
         ("pytorch", {"eps": float("nan")}, "eps must be finite and at least"),
         ("pytorch", {"eps": "1e-5"}, "eps must be a real number, got '1e-5'"),
@@ -264,6 +308,77 @@ def test_files_that_are_cut_off(cut: int, tmp_path: Path) -> None:
     path.write_bytes(raw[:cut])
     with pytest.raises(ValueError, match="cannot be read as a safetensors file"):
         read_safetensors(path)
+
+
+def test_a_folder_is_no_file(tmp_path: Path, implementation: Implementation) -> None:
+    for load in (lambda: implementation.load("dawn", tmp_path, num_heads=4), lambda: implementation.restore(tmp_path)):
+        with pytest.raises(ValueError, match=r"is a folder, and a safetensors file is needed$"):
+            load()
+
+
+def test_warnings_point_at_the_caller(implementation: Implementation) -> None:
+    """Both at the line that loads, through a dialect that hands on to another one too."""
+    entries = {name: array.astype("float16") for name, array in checkpoint("prenorm-blog, heads").items()}
+    entries["linear.bias"] = np.full_like(entries["linear.bias"], np.nan)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        implementation.load("prenorm-blog", entries)
+        read("prenorm-blog", entries)
+    assert [(warning.filename, str(warning.message)[:3]) for warning in caught] == [
+        (__file__, "NaN"),
+        (__file__, "flo"),
+    ] * 2
+
+
+def test_a_last_norm_without_bias_may_be_another_norm() -> None:
+    """Beside biases everywhere else; and there is no warning where nothing has one, or the last norm has."""
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 24, batch_first=True)
+    plain = torch.nn.TransformerEncoderLayer(16, 4, 24, batch_first=True, bias=False)
+    unbiased = torch.nn.LayerNorm(16, bias=False)
+    for norm in (unbiased, torch.nn.RMSNorm(16)):
+        with pytest.warns(UserWarning, match="norm has no bias, .* it is taken for a layer norm$"):
+            read("pytorch", state(torch.nn.TransformerEncoder(layer, 1, norm)), num_heads=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        read("pytorch", state(torch.nn.TransformerEncoder(layer, 1, torch.nn.LayerNorm(16))), num_heads=4)
+        whole = torch.nn.TransformerEncoder(plain, 1, unbiased, enable_nested_tensor=False)
+        read("pytorch", state(whole), num_heads=4)
+        read("pytorch", state(torch.nn.TransformerEncoder(layer, 1)), num_heads=4)
+
+
+ROBERTA_MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"positions": "after_padding"}, "positions='after_padding' needs a padding"),
+    ({"positions": "learned", "padding": 1}, "positions='learned' takes no padding"),
+    ({"padding": 1}, "positions=None takes no padding"),
+    ({"positions": "sinusoidal"}, "positions must be 'learned' or 'after_padding', got 'sinusoidal'"),
+    ({"positions": "after_padding", "padding": 11}, "padding must be the id of a token below 11, got 11"),
+    ({"positions": "after_padding", "padding": -1}, "padding must be the id of a token or None, got -1"),
+    ({"positions": "after_padding", "padding": True}, "padding must be the id of a token or None, got True"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "told"), ROBERTA_MISTAKES)
+def test_positions_that_are_refused(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match="the checkpoint does not fit") as caught:
+        read("bert", bert_entries(), num_heads=4, **wrong)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"norm_eps": 0.0}, "norm_eps must be finite and at least 2\\*\\*-126, got 0.0"),
+        ({"norm_eps": float("nan")}, "norm_eps must be finite"),
+        ({"norm_eps": "1e-5"}, "norm_eps must be a real number, got '1e-5'"),
+        ({"norm_eps": True}, "norm_eps must be a real number, got True"),
+        ({"positions": "after_padding"}, "positions='after_padding' needs a position_padding"),
+        ({"position_padding": 1}, "positions='sinusoidal' takes no position_padding"),
+        ({"position_padding": -1, "positions": "after_padding"}, "position_padding must be the id of a token"),
+    ],
+)
+def test_configurations_that_are_refused(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=told):
+        Configuration(4, **wrong)
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
@@ -378,6 +493,10 @@ def test_token_types_that_do_not_fit(implementation: Implementation) -> None:
 
 
 def bert(implementation: Implementation) -> Any:
+    return implementation.load("bert", bert_entries(), num_heads=4)
+
+
+def bert_entries() -> dict[str, np.ndarray]:
     """Of one block, under Hugging Face's names."""
     block = state(filled(torch.nn.TransformerEncoderLayer(16, 4, 24)))
     query, key, value = np.split(block["self_attn.in_proj_weight"], 3)
@@ -396,7 +515,7 @@ def bert(implementation: Implementation) -> Any:
     rows = {"word": 11, "position": 20, "token_type": 2}
     entries |= {f"embeddings.{name}_embeddings.weight": query[:1].repeat(n, 0) for name, n in rows.items()}
     entries |= {f"embeddings.LayerNorm.{part}": block[f"norm1.{part}"] for part in ("weight", "bias")}
-    return implementation.load("bert", entries, num_heads=4)
+    return entries
 
 
 def test_memory_where_none_is_wanted() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -17,9 +18,10 @@ from conformance.bounds import bound as operation_bound
 from conformance.cases import Case
 from conformance.models.carried import carried_bound
 from conformance.models.structures import as_float64
-from specification import Causal, KeyPadding
+from specification import Causal, KeyPadding, dialects
 from tests import tutorials
 from tests.helpers import IMPLEMENTATIONS, Implementation
+from tests.small_models import plant
 
 Arrays = tuple[np.ndarray, ...]
 
@@ -338,20 +340,17 @@ def bert_case(made: Pretrained, dtype: str) -> tuple[np.ndarray, Any, Arrays, di
 def gpt2_case(made: Pretrained, dtype: str) -> tuple[np.ndarray, Any, Arrays, dict[str, Any]]:
     """Padding of differing lengths, masked. Returns logits, and as above.
 
-    It comes first where a position that may attend to nothing gives 0 as in the dialect; the "eager" attention gives it
-    the mean of all values, and there every sequence begins with a token.
+    It comes first, so that there are positions that may attend to nothing.
     """
     module, (ids,) = gpt2_of(made, dtype), one(made.sizes)
-    if made.attention == "sdpa":
-        ids = ids[:, ::-1].copy()
-    else:
-        ids[:, 0] = 5
+    ids = ids[:, ::-1].copy()
     with torch.no_grad():
         got = module(torch.from_numpy(ids), attention_mask=torch.from_numpy((ids != 0).astype(int))).logits.numpy()
     checkpoint = state(module)
     if made.tied:
         del checkpoint["lm_head.weight"]
-    return got, checkpoint, (ids,), made.hyperparameters | {"options": {"mask": KeyPadding(ids != 0)}}
+    given = made.hyperparameters | {"empty_rows": "zero" if made.attention == "sdpa" else "mean"}
+    return got, checkpoint, (ids,), given | {"options": {"mask": KeyPadding(ids != 0)}}
 
 
 PRETRAINED_CASES = {"bert": bert_case, "gpt2": gpt2_case}
@@ -382,6 +381,7 @@ OTHERWISE: dict[str, dict[str, Any]] = {
     "num_heads": {"num_heads": 4},
     "eps": {"eps": 1.1e-3},
     "activation": {"activation": "gelu"},
+    "empty_rows": {"empty_rows": "zero"},
     "padding": {"options": {}},
 }
 
@@ -393,6 +393,136 @@ def test_what_is_not_in_a_checkpoint_shows(dialect: str, what: str) -> None:
     got, checkpoint, inputs, given = PRETRAINED_CASES[dialect](PRETRAINED["deep"], "float64")
     exact, bound = expected(dialect, checkpoint, inputs, "float64", **given | OTHERWISE[what])
     assert np.max(np.abs(got - exact) / bound) > 1
+
+
+# --- RoBERTa ----------------------------------------------------------------------------------------------------------
+
+PAD = 1
+LIKE_ROBERTA = ("Roberta", "XLMRoberta", "Camembert", "Data2VecText")
+
+
+def roberta_of(kind: str, dtype: str, head: str = "Model") -> torch.nn.Module:
+    """With padding tokens whose rows are not 0, as a checkpoint may have them."""
+    transformers = pytest.importorskip("transformers")
+    configuration = getattr(transformers, f"{kind}Config")(
+        vocab_size=VOCABULARY[1], hidden_size=24, num_attention_heads=3, intermediate_size=20, num_hidden_layers=2,
+        max_position_embeddings=LONGEST, type_vocab_size=1, layer_norm_eps=1e-5, pad_token_id=PAD, bos_token_id=0,
+        eos_token_id=2,
+    )  # fmt: skip
+    return filled(getattr(transformers, f"{kind}{head}")(configuration)).to(getattr(torch, dtype))
+
+
+def padded_anywhere() -> np.ndarray:
+    """Padding at the end, before the first token, in the middle; and in the last sequence nothing else."""
+    ids = np.random.default_rng(0).integers(2, VOCABULARY[1], (5, 9))
+    ids[1, 5:] = ids[2, :4] = ids[3, 2:4] = ids[4] = PAD
+    return ids
+
+
+ROBERTA: dict[str, Any] = {"num_heads": 3, "eps": 1e-5, "positions": "after_padding", "padding": PAD}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", LIKE_ROBERTA)
+def test_roberta(kind: str, dtype: str) -> None:
+    """With padding masked, and with padding that is attended to: positions skip it in either case."""
+    module, ids = roberta_of(kind, dtype), padded_anywhere()
+    checkpoint = state(module)
+    for keep in (ids != PAD, np.ones_like(ids, bool)):
+        with torch.no_grad():
+            got = module(torch.from_numpy(ids), torch.from_numpy(keep.astype(int))).last_hidden_state.numpy()
+        given = ROBERTA | {"options": {"key_padding": keep}}
+        exact, bound = expected("bert", checkpoint, (ids,), dtype, **given)
+        assert_within(got, exact, bound, dtype)
+        for implementation in IMPLEMENTATIONS if dtype == "float32" or kind == "Roberta" else ():
+            assert_within(answer(implementation, "bert", checkpoint, (ids,), **given), exact, bound, dtype)
+
+
+@pytest.mark.parametrize("other", [{"positions": "learned", "padding": None}, {"padding": 0}, {"padding": 2}])
+def test_positions_of_roberta_show(other: dict[str, Any]) -> None:
+    module, ids = roberta_of("Roberta", "float64"), padded_anywhere()
+    with torch.no_grad():
+        got = module(torch.from_numpy(ids), torch.from_numpy((ids != PAD).astype(int))).last_hidden_state.numpy()
+    given = ROBERTA | other | {"options": {"key_padding": ids != PAD}}
+    exact, bound = expected("bert", state(module), (ids,), "float64", **given)
+    assert np.max(np.abs(got - exact) / bound) > 1
+
+
+FAULTS = {
+    "padding counts": ("{} * real + padding", "{} + padding"),
+    "counted from 0": ("{} * real + padding", "({} - 1) * real + padding"),
+    "from the beginning of the table": ("{} * real + padding", "{} * real"),
+}
+SUMS = {"reference_numpy": "np.cumsum(real, axis=1)", "torch_impl": "torch.cumsum(real, dim=1)",
+        "jax_impl": "jnp.cumsum(real, axis=1)"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_in_positions_are_found(
+    name: str, implementation: Implementation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint, ids = state(roberta_of("Roberta", "float32")), padded_anywhere()
+    given = ROBERTA | {"options": {"key_padding": ids != PAD}}
+    exact, bound = expected("bert", checkpoint, (ids,), "float32", **given)
+    old, new = (text.format(SUMS[implementation.package]) for text in FAULTS[name])
+    plant(f"{implementation.package}.transformer", old, new, monkeypatch)
+    assert (np.abs(answer(implementation, "bert", checkpoint, (ids,), **given) - exact) > bound).any()
+
+
+@pytest.mark.parametrize("kind", LIKE_ROBERTA)
+def test_heads_of_roberta_are_ignored_and_its_prefix_is_no_bert(kind: str) -> None:
+    checkpoint = state(roberta_of(kind, "float32", "ForMaskedLM"))
+    parameters, configuration = dialects.read("bert", checkpoint, **ROBERTA)
+    assert len(parameters.blocks) == 2
+    assert (configuration.positions, configuration.position_padding) == ("after_padding", PAD)
+    with pytest.raises(ValueError, match="whose positions are 'after_padding': give positions"):
+        dialects.read("bert", checkpoint, num_heads=3)
+
+
+def test_what_may_be_a_roberta_is_told() -> None:
+    """Without a prefix there is one hint, a single token type; who says which positions they are is not asked."""
+    checkpoint = state(roberta_of("Roberta", "float32"))
+    with pytest.warns(UserWarning, match="there is one token type, as in RoBERTa"):
+        dialects.read("bert", checkpoint, num_heads=3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dialects.read("bert", checkpoint, num_heads=3, positions="learned")
+        dialects.read("bert", checkpoint, **ROBERTA)
+
+
+def test_sequences_longer_than_positions_after_padding(implementation: Implementation) -> None:
+    """Of 20 rows the first two are padding's and nobody's."""
+    checkpoint = state(roberta_of("Roberta", "float32"))
+    model = implementation.load("bert", checkpoint, **ROBERTA)
+    assert model(implementation.convert(np.full((1, 18), 5))).shape == (1, 18, 24)
+    assert model(implementation.convert(np.full((1, 30), PAD))).shape == (1, 30, 24)
+    with pytest.raises(ValueError, match=r"ids must lie in \[0, 20\), got values from 2 to 20"):
+        model(implementation.convert(np.full((1, 19), 5)))
+
+
+# --- positions that may attend to nothing -----------------------------------------------------------------------------
+
+
+def test_empty_rows_of_torch(implementation: Implementation) -> None:
+    """What `nn.MultiheadAttention` gives with weights and without, and a stack of layers."""
+    x, keep = embedded("source")(SIZES[0])[0].astype("float32"), np.arange(9) < np.array([9, 4, 0])[:, None]
+    padding, given = torch.from_numpy(~keep), torch.from_numpy(x)
+    attention = filled(torch.nn.MultiheadAttention(16, 4, batch_first=True))
+    stack = filled(torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(16, 4, 24, batch_first=True), 2))
+    with torch.enable_grad():
+        results = {
+            "nan": (attention, attention(given, given, given, key_padding_mask=padding)[0]),
+            "zero": (attention, attention(given, given, given, key_padding_mask=padding, need_weights=False)[0]),
+            "zero ": (stack, stack(given, src_key_padding_mask=padding)),
+        }
+    for name, (module, result) in results.items():
+        options = {"num_heads": 4, "empty_rows": name.strip(), "options": {"mask": KeyPadding(keep)}}
+        exact, bound = expected("pytorch", state(module), (x,), "float32", **options)
+        got, own = result.detach().numpy(), answer(implementation, "pytorch", state(module), (x,), **options)
+        assert np.isnan(got).any() == (name == "nan")
+        for found in (got, own):
+            assert np.array_equal(np.isnan(found), np.isnan(exact))
+            assert (np.isnan(found) | (np.abs(found - exact) <= bound)).all()
 
 
 # --- small pieces -----------------------------------------------------------------------------------------------------

@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import save_file
 
+import reference_numpy
 from tests.helpers import IMPLEMENTATIONS, REFERENCE, Implementation
 from tests.small_models import (
     BATCH,
@@ -92,6 +96,84 @@ def test_nothing_to_do(implementation: Implementation, method: str) -> None:
     nobody = {"uniforms": np.zeros((0, STEPS))} if method == "sample" else {}
     tokens = generated(implementation, method, example, **nobody, prompt=prompt[:0])[0]
     assert tokens.shape == ((0, 4) if method == "beam_search" else (0,)) + (3 + STEPS,)
+
+
+# --- loaded models ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["gpt2", "notebook-scratch"])
+def test_a_loaded_model_generates(implementation: Implementation, name: str, method: str, tmp_path: Path) -> None:
+    """What a file gives, in place of its parameters and configuration; from the cache, and with a source."""
+    example = EXAMPLES[name]
+    reference_numpy.save(
+        reference_numpy.Model(example.parameters("float32"), example.configuration), tmp_path / "model"
+    )
+    model = implementation.restore(tmp_path / "model")
+    expected = generated(implementation, method, example, "float32", end=END)
+    got = generated(implementation, method, example, parameters=model, configuration=None, end=END)
+    assert all(np.array_equal(*pair) for pair in zip(got, expected, strict=True))
+
+
+def test_a_loaded_model_decodes_step_by_step(implementation: Implementation, tmp_path: Path) -> None:
+    example = EXAMPLES["notebook-scratch"]
+    parameters, configuration = example.parameters("float32"), example.configuration
+    reference_numpy.save(reference_numpy.Model(parameters, configuration), tmp_path / "model")
+    model, own = implementation.restore(tmp_path / "model"), implementation.convert(parameters)
+    tokens, source = implementation.convert((example.target(), example.source()))
+    first, cache = implementation.start(model, tokens[:, :3], capacity=5, source=source)
+    second, _ = implementation.decode_step(model, tokens[:, 3:5], cache)
+    options = {"configuration": configuration}
+    expected, cache = implementation.start(own, tokens[:, :3], capacity=5, source=source, **options)
+    numpy = implementation.subject.framework.numpy
+    assert np.array_equal(numpy(first), numpy(expected))
+    expected, _ = implementation.decode_step(own, tokens[:, 3:5], cache, **options)
+    assert np.array_equal(numpy(second), numpy(expected))
+
+
+def test_the_examples_in_the_documents_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a small checkpoint of GPT-2's vocabulary and number of heads."""
+    text = (Path(__file__).parent.parent / "docs" / "models.md").read_text().partition("## Generation")[2]
+    examples = [part.partition("```")[0] for part in text.split("```python")[1:]]
+    made = Maker(dtype="float32", vocabulary=50257)
+    sizes = {"ln_1": (24,), "ln_2": (24,), "attn.c_attn": (24, 72), "attn.c_proj": (24, 24),
+             "mlp.c_fc": (24, 30), "mlp.c_proj": (30, 24)}  # fmt: skip
+    entries = {"wte.weight": made.array(50257, 24), "wpe.weight": made.array(30, 24)}
+    for name, shape in ({f"h.0.{name}": shape for name, shape in sizes.items()} | {"ln_f": (24,)}).items():
+        entries |= {f"{name}.weight": made.array(*shape), f"{name}.bias": made.array(shape[-1])}
+    save_file(entries, tmp_path / "model.safetensors")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for example in examples:
+        exec(example, names)
+    assert len(examples) == 2
+    assert names["tokens"].shape == (1, 4, 25)
+    assert names["cache"].length == 6
+
+
+def test_a_configuration_is_needed_once(implementation: Implementation) -> None:
+    example, convert = EXAMPLES["gpt2"], implementation.convert
+    parameters, prompt = convert(example.parameters("float32")), convert(example.target()[:, :3])
+    model = implementation.Model(parameters, example.configuration)
+    assert error_of(lambda: implementation.greedy(parameters, prompt, 2)) == (
+        TypeError,
+        "parameters without a model need a configuration, got LanguageModel alone",
+    )
+    assert error_of(lambda: implementation.greedy(model, prompt, 2, configuration=example.configuration)) == (
+        TypeError,
+        "a model has its own configuration, and another was given beside it",
+    )
+
+
+def test_positions_after_padding_have_no_cache(implementation: Implementation) -> None:
+    """Without one they are counted anew in every pass."""
+    example = EXAMPLES["gpt2"]
+    configuration = replace(example.configuration, positions="after_padding", position_padding=0)
+    told = (ValueError, "positions 'after_padding' are counted from the first token on, and take no offset or cache")
+    assert error_of(lambda: generated(implementation, "greedy", example, configuration=configuration)) == told
+    (tokens,) = generated(implementation, "greedy", example, "float32", configuration=configuration, cached=False)
+    (expected,) = generated(REFERENCE, "greedy", example, "float32", configuration=configuration, cached=False)
+    assert np.array_equal(tokens, expected)
 
 
 # --- ends and ties ----------------------------------------------------------------------------------------------------

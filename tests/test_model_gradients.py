@@ -75,6 +75,7 @@ ALTERNATIVES: dict[str, tuple[Any, ...]] = CHOICES | {
     "scaled_embedding": (False, True),
     "source_padding": (0, None),
     "target_padding": (0, None),
+    "position_padding": (None, 3),
 }
 """By the name of the option: choices that are all tried."""
 SHOWN_BY = {"target_mask": "language_model", "target_padding": "language_model", "pooling": "classifier"}
@@ -106,6 +107,16 @@ def example_of(kind: str, configuration: Configuration) -> Example:
     return Example(kind, as_float64(fitted(parameters, configuration)), (tokens,), configuration, options)
 
 
+def changed(configuration: Configuration, field: str, choice: Any) -> Configuration:
+    """With that choice, and what it needs beside it: positions after padding have a token that is padding."""
+    if field == "position_padding":
+        choice = 0 if choice is None else choice
+        return replace(configuration, positions="after_padding", position_padding=choice)
+    if field == "positions":
+        return replace(configuration, positions=choice, position_padding=0 if choice == "after_padding" else None)
+    return replace(configuration, **{field: choice})
+
+
 def option_examples() -> Iterator[tuple[str, Callable[[], Example]]]:
     """For every choice of every option the base with that choice, and the base itself for each kind of model."""
     for kind in ("encoder", *sorted(set(SHOWN_BY.values()))):
@@ -114,7 +125,7 @@ def option_examples() -> Iterator[tuple[str, Callable[[], Example]]]:
         kind = SHOWN_BY.get(field, "encoder")
         for choice in choices:
             if choice != getattr(BASE, field):
-                yield f"{field}={choice}", partial(example_of, kind, replace(BASE, **{field: choice}))
+                yield f"{field}={choice}", partial(example_of, kind, changed(BASE, field, choice))
 
 
 # --- examples of one part each ----------------------------------------------------------------------------------------
@@ -165,6 +176,23 @@ def transformer_of_embedded() -> Example:
     return Example("transformer", parameters, inputs, replace(PLAIN, norm_order="pre"), masks)
 
 
+def beside(function: str) -> Example:
+    """A mask from the caller at every place, beside what is known of padding."""
+    first, second, third = np.random.default_rng(3).random((3, 3, 1, 5, 5)) < 0.7
+    if function == "transformer":
+        masks = {"source_mask": first, "target_mask": second, "memory_mask": third}
+        return Example(function, as_float64(maker().transformer(1)), (TOKENS, LEADING), BASE, masks)
+    made = maker().language_model(1) if function == "language_model" else maker().classifier(1)
+    return Example(function, as_float64(made), (LEADING,), BASE, {"mask": first})
+
+
+def beside_causal() -> Example:
+    """A mask from the caller beside the causal one."""
+    mask = np.random.default_rng(3).random((3, 1, 5, 5)) < 0.7
+    example = decoder_of_embedded()
+    return example._replace(options=example.options | {"mask": mask})
+
+
 def separate_heads() -> Example:
     """Lists of heads, two query heads to a key head, and values of another width; the same in cross-attention."""
     parameters = maker(per_head=True, key_heads=2, value_width=6).decoder(1, cross=True)._replace(embedding=None)
@@ -209,6 +237,10 @@ PARTS: dict[str, Callable[[], Example]] = {
     "embedded decoder": decoder_of_embedded,
     "embedded transformer": transformer_of_embedded,
     "transformer": lambda: Example("transformer", as_float64(maker().transformer(1)), (TOKENS, LEADING), BASE, {}),
+    "masks beside padding, transformer": lambda: beside("transformer"),
+    "masks beside padding, language model": lambda: beside("language_model"),
+    "masks beside padding, classifier": lambda: beside("classifier"),
+    "mask beside causal": beside_causal,
     "separate heads": separate_heads,
     "tied output": tied_output,
     "dropout, post-norm": lambda: dropped("transformer", BASE),
@@ -363,7 +395,7 @@ def test_every_option_shows(name: str) -> None:
     """The same model with the base's choice has other gradients."""
     example, exact, bounds = expected(name, "float32")
     field = name.split("=")[0]
-    base = example_of(example.function, replace(example.configuration, **{field: getattr(BASE, field)}))
+    base = example_of(example.function, changed(example.configuration, field, getattr(BASE, field)))
     others = definition(base, "float64")
     assert set(beyond(others, exact, bounds)) & others.keys() & exact.keys()
 
@@ -460,6 +492,72 @@ WRONG = (
     ),
     Wrong("target_mask", "target_mask=none", "transformer", 'if configuration.target_mask == "none":', "if False:"),
     Wrong("target_mask", "embedded decoder", "transformer_vjp", "both(mask, Causal())", "mask"),
+    Wrong(
+        "masks beside padding",
+        "masks beside padding, classifier",
+        "transformer_vjp",
+        "both(mask, padding_mask(tokens, configuration.source_padding))",
+        "mask",
+    ),
+    Wrong(
+        "masks beside padding",
+        "masks beside padding, classifier",
+        "transformer_vjp",
+        "both(mask, padding_mask(tokens, configuration.source_padding))",
+        "padding_mask(tokens, configuration.source_padding)",
+    ),
+    Wrong(
+        "masks beside padding",
+        "masks beside padding, transformer",
+        "transformer_vjp",
+        "both(memory_mask, padding_mask(source, configuration.source_padding))",
+        "memory_mask",
+    ),
+    Wrong(
+        "masks beside padding",
+        "masks beside padding, transformer",
+        "transformer_vjp",
+        "both(memory_mask, padding_mask(source, configuration.source_padding))",
+        "padding_mask(source, configuration.source_padding)",
+    ),
+    Wrong(
+        "masks beside padding",
+        "masks beside padding, language model",
+        "transformer_vjp",
+        "both(mask, target_mask(tokens, configuration))",
+        "mask",
+    ),
+    Wrong(
+        "masks beside padding",
+        "masks beside padding, language model",
+        "transformer_vjp",
+        "both(mask, target_mask(tokens, configuration))",
+        "target_mask(tokens, configuration)",
+    ),
+    Wrong("masks beside padding", "mask beside causal", "transformer_vjp", "both(mask, Causal())", "mask"),
+    Wrong("masks beside padding", "mask beside causal", "transformer_vjp", "both(mask, Causal())", "Causal()"),
+    Wrong(
+        "positions",
+        "positions=after_padding",
+        "transformer_vjp",
+        "embedding_vjp(parameters.positions, places, cotangent)",
+        "embedding_vjp(parameters.positions, 0 * places, cotangent)",
+    ),
+    Wrong(
+        "positions",
+        "positions=after_padding",
+        "transformer",
+        "np.cumsum(real, axis=1) * real + padding",
+        "np.cumsum(real, axis=1) + padding",
+    ),
+    Wrong(
+        "position_padding",
+        "position_padding=3",
+        "transformer",
+        "np.cumsum(real, axis=1) * real + padding",
+        "np.cumsum(real, axis=1) * real",
+    ),
+    Wrong("position_padding", "position_padding=3", "transformer", "real = tokens != padding", "real = tokens != 0"),
     Wrong("pooling", "classifier", "transformer_vjp", "np.maximum(keep.sum(axis=1), 1)[:, None, None]", "x.shape[1]"),
     Wrong(
         "pooling",

@@ -28,6 +28,7 @@ from specification.parameters import DecoderBlock, LanguageModel, MultiHeadAtten
 from torch_impl.attention import attention, concatenate_heads, join_heads, linear, split_heads
 from torch_impl.blocks import attention_options, normalize, residual, transform
 from torch_impl.masks import readable
+from torch_impl.models import Model
 from torch_impl.transformer import embed, encoder
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
@@ -177,50 +178,53 @@ def select_rows(cache: Cache, rows: Integer[torch.Tensor, "R"]) -> Cache:
 
 
 def start(
-    parameters: LanguageModel | Transformer,
+    parameters: LanguageModel | Transformer | Model,
     tokens: Integer[torch.Tensor, "B T"],
     *,
-    configuration: Configuration,
+    configuration: Configuration | None = None,
     capacity: int,
     source: Any = None,
 ) -> tuple[Float[torch.Tensor, "B T N"], Cache]:
     """The first tokens: their logits, and a cache with room for `capacity` positions in all, these included.
 
-    Arguments and errors as in `empty_cache` and `decode_step`.
+    parameters: with their configuration, or a loaded model, which has its own. Other arguments, and errors, as in
+    `empty_cache` and `decode_step`.
     """
+    own, configured = checks.held(parameters, configuration)
     batch, _ = checks.tokens("tokens", tokens)
-    cache = empty_cache(parameters, batch, capacity, configuration=configuration, source=source)
-    return decode_step(parameters, tokens, cache, configuration=configuration)
+    cache = empty_cache(own, batch, capacity, configuration=configured, source=source)
+    return decode_step(own, tokens, cache, configuration=configured)
 
 
 def decode_step(
-    parameters: LanguageModel | Transformer,
+    parameters: LanguageModel | Transformer | Model,
     tokens: Integer[torch.Tensor, "B T"],
     cache: Cache,
     *,
-    configuration: Configuration,
+    configuration: Configuration | None = None,
 ) -> tuple[Float[torch.Tensor, "B T N"], Cache]:
     """Logits for the next tokens, one or several, as the full forward pass gives them; and the cache that has them too.
 
     The cache that is given stays as it is. ValueError where it has no room, where a learned table has no position, and
     for padding that no cache can hold: see `specification.caches.looks_ahead`.
     """
+    own, configured = checks.held(parameters, configuration)
     checks.structure("cache", cache, Cache)
     length = cache.length
-    checks.decode_step(parameters, tokens, cache, length)
-    checks.no_look_ahead(looks_ahead(tokens, length, configuration, readable))
-    decoder: Any = parameters.decoder
-    real = write(cache.real, real_tokens(tokens, configuration.target_padding), length, axis=1)
+    checks.decode_step(own, tokens, cache, length)
+    checks.no_look_ahead(looks_ahead(tokens, length, configured, readable))
+    decoder: Any = own.decoder
+    real = write(cache.real, real_tokens(tokens, configured.target_padding), length, axis=1)
     stop = length + tokens.shape[1]
-    mask = step_mask(tokens, real[:, :stop], length, configuration)
+    mask = step_mask(tokens, real[:, :stop], length, configured)
     memory_mask = None if cache.memory_real is None else KeyPadding(cache.memory_real)
-    x = embed(decoder.embedding, tokens, configuration=configuration, offset=length)
+    x = embed(decoder.embedding, tokens, configuration=configured, offset=length)
     blocks = []
     for block, kept in zip(decoder.blocks, cache.blocks, strict=True):
         x, grown = decoder_block_step(
-            block, x, kept, length, configuration=configuration, mask=mask, memory_mask=memory_mask
+            block, x, kept, length, configuration=configured, mask=mask, memory_mask=memory_mask
         )
         blocks.append(grown)
-    x = x if decoder.norm is None else normalize(decoder.norm, x, configuration)
-    output: Any = parameters.output
+    x = x if decoder.norm is None else normalize(decoder.norm, x, configured)
+    output: Any = own.output
     return linear(output, x), Cache(blocks, real, cache.memory_real, stop)

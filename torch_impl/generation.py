@@ -24,6 +24,7 @@ from specification.masks import Causal
 from specification.parameters import LanguageModel, Transformer
 from torch_impl.decoding import decode_step, empty_cache, select_rows
 from torch_impl.masks import readable
+from torch_impl.models import Model
 from torch_impl.transformer import language_model, log_softmax, transformer
 
 # --- logits -----------------------------------------------------------------------------------------------------------
@@ -154,39 +155,41 @@ def generate(
 
 @torch.no_grad()
 def greedy(
-    parameters: LanguageModel | Transformer,
+    parameters: LanguageModel | Transformer | Model,
     prompt: Integer[torch.Tensor, "B P"],
     steps: int,
     *,
-    configuration: Configuration,
+    configuration: Configuration | None = None,
     source: Any = None,
     end: int | None = None,
     cached: bool = True,
 ) -> Integer[torch.Tensor, "B T"]:
     """The prompt and `steps` tokens more, each the one with the largest logit; of equal ones the lowest id.
 
-    source: tokens [B, S], for a model with an encoder. end: the token that ends a sequence; once it has been chosen for
-    a row, the row is filled with it. In the prompt it ends nothing.
+    parameters: with their configuration, or a loaded model, which has its own. source: tokens [B, S], for a model with
+    an encoder. end: the token that ends a sequence; once it has been chosen for a row, the row is filled with it; in
+    the prompt it ends nothing.
 
     Returns tokens in the dtype of the prompt. Raises TypeError and ValueError for arguments that are not so, for an
     empty prompt, and for sequences longer than a learned table of positions.
     """
-    checks.generation(parameters, prompt, steps, configuration, source, end)
+    own, configured = checks.held(parameters, configuration)
+    checks.generation(own, prompt, steps, configured, source, end)
 
     def pick(logits: Any, step: int) -> Any:
         return torch.argmax(logits, dim=-1)
 
-    options: Any = {"configuration": configuration, "source": source, "end": end, "cached": cached}
-    return generate(parameters, prompt, steps, pick, **options)
+    options: Any = {"configuration": configured, "source": source, "end": end, "cached": cached}
+    return generate(own, prompt, steps, pick, **options)
 
 
 @torch.no_grad()
 def sample(
-    parameters: LanguageModel | Transformer,
+    parameters: LanguageModel | Transformer | Model,
     prompt: Integer[torch.Tensor, "B P"],
     uniforms: Float[torch.Tensor, "B steps"],
     *,
-    configuration: Configuration,
+    configuration: Configuration | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -198,8 +201,9 @@ def sample(
 
     Other arguments, results and errors as in `greedy` and `choose`.
     """
+    own, configured = checks.held(parameters, configuration)
     steps = checks.uniform_steps(uniforms)
-    checks.generation(parameters, prompt, steps, configuration, source, end)
+    checks.generation(own, prompt, steps, configured, source, end)
     checks.uniform(uniforms, (len(prompt), steps))
     checks.sampling(temperature, top_k, top_p)
     checks.uniform_values(readable(uniforms))
@@ -207,8 +211,8 @@ def sample(
     def pick(logits: Any, step: int) -> Any:
         return draw(logits, uniforms[:, step], temperature, top_k, top_p)
 
-    options: Any = {"configuration": configuration, "source": source, "end": end, "cached": cached}
-    return generate(parameters, prompt, steps, pick, **options)
+    options: Any = {"configuration": configured, "source": source, "end": end, "cached": cached}
+    return generate(own, prompt, steps, pick, **options)
 
 
 # --- several sequences ------------------------------------------------------------------------------------------------
@@ -263,11 +267,11 @@ def extend(
 
 @torch.no_grad()
 def beam_search(
-    parameters: LanguageModel | Transformer,
+    parameters: LanguageModel | Transformer | Model,
     prompt: Integer[torch.Tensor, "B P"],
     steps: int,
     *,
-    configuration: Configuration,
+    configuration: Configuration | None = None,
     beams: int,
     source: Any = None,
     end: int | None = None,
@@ -283,10 +287,11 @@ def beam_search(
 
     Other arguments, results and errors as in `greedy`. With beams = vocabulary ** steps nothing is left out.
     """
-    N = checks.generation(parameters, prompt, steps, configuration, source, end)
+    own, configured = checks.held(parameters, configuration)
+    N = checks.generation(own, prompt, steps, configured, source, end)
     checks.beams(beams, length_penalty)
     (B, P), capacity = prompt.shape, prompt.shape[1] + steps
-    cache = empty_cache(parameters, B, capacity, configuration=configuration, source=source) if cached else None
+    cache = empty_cache(own, B, capacity, configuration=configured, source=source) if cached else None
     batch = torch.arange(B, device=prompt.device)
     everyone = batch.repeat_interleave(beams)
     tokens = torch.cat([prompt[everyone], prompt.new_zeros(B * beams, steps)], dim=1)
@@ -298,7 +303,7 @@ def beam_search(
     nothing = torch.zeros_like(totals, dtype=torch.int64)
     hypotheses = Hypotheses(totals, nothing, nothing > 0)
     for length in range(P, capacity):
-        logits, cache = next_logits(parameters, tokens, length, cache, configuration=configuration, source=source)
+        logits, cache = next_logits(own, tokens, length, cache, configuration=configured, source=source)
         log_probabilities = wide_log_softmax(logits).reshape(B, beams, N)
         hypotheses, parents, ids = extend(hypotheses, log_probabilities, end, length_penalty)
         rows = (batch[:, None] * beams + parents).reshape(-1)

@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float, Integer
 
 from specification import dialects
 from specification.checkpoints import read_model, write_model
-from specification.checks.arguments import ranked, shape_of
+from specification.checks.arguments import arrays_of_numbers, ranked
 from specification.configuration import Configuration
-from specification.dtypes import BOOLEAN, FLOATING, INTEGER, dtype_name
+from specification.dropout import Dropout, StackDropout
 from specification.masks import KeyPadding, both
 from specification.parameters import (
     Classifier,
@@ -29,8 +29,6 @@ from specification.parameters import (
 from torch_impl.attention import attention, multi_head_attention
 from torch_impl.blocks import attention_options
 from torch_impl.transformer import classifier, decoder, encoder, language_model, transformer
-
-NUMBERS = FLOATING + INTEGER + BOOLEAN
 
 
 class Structure(torch.nn.Module):
@@ -61,7 +59,7 @@ class Model(Structure):
         self.configuration = configuration
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        require_arrays(inputs)
+        arrays_of_numbers(inputs)
         return MODELS[self.kind](self.structure(), *inputs, configuration=self.configuration, **options)
 
 
@@ -104,15 +102,6 @@ def as_tensor(array: np.ndarray) -> torch.Tensor:
     return torch.tensor(array)
 
 
-def require_arrays(inputs: tuple[Any, ...]) -> None:
-    """TypeError for an input that is no array of numbers, before a framework sees it; None is left to the model."""
-    for number, given in enumerate(inputs, 1):
-        if given is not None:
-            shape_of(f"input {number}", given)
-            if dtype_name(given) not in NUMBERS:
-                raise TypeError(f"input {number} must hold numbers, got {dtype_name(given)}")
-
-
 # --- what a model is called with --------------------------------------------------------------------------------------
 
 
@@ -124,10 +113,12 @@ def hidden_states(
     *,
     configuration: Configuration,
     mask: Any = None,
+    dropout: StackDropout = StackDropout(),
 ) -> Float[torch.Tensor, "B T E"]:
     """`encoder`, with padding as an array: True is a real token, False is padding."""
     padding = None if key_padding is None else KeyPadding(key_padding)
-    return encoder(parameters, x, configuration=configuration, mask=both(mask, padding), token_types=token_types)
+    options: Any = {"configuration": configuration, "token_types": token_types, "dropout": dropout}
+    return encoder(parameters, x, mask=both(mask, padding), **options)
 
 
 def multi_head(
@@ -138,12 +129,13 @@ def multi_head(
     *,
     configuration: Configuration,
     mask: Any = None,
+    dropout: Dropout | None = None,
 ) -> Float[torch.Tensor, "B Q E_out"]:
-    """`multi_head_attention`; the key is the query and the value the key unless given."""
+    """`multi_head_attention`; the key is the query and the value the key unless given. dropout: of the weights."""
     key = query if key is None else key
     value = key if value is None else value
     width = ranked("query", query, "batch, positions, width")[-1]
-    options = attention_options(width, mask, None, configuration)
+    options = attention_options(width, mask, dropout, configuration)
     return multi_head_attention(parameters, query, key, value, **options)
 
 

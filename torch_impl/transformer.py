@@ -38,17 +38,25 @@ def embed(
 
     token_types: all of type 0 unless given, where the parameters have such a table. offset: the first token's position.
     """
-    checks.embed(parameters, tokens, token_types, configuration.positions)
+    checks.embed(parameters, tokens, token_types, configuration.positions, offset)
     x = embedding(parameters.tokens, tokens, scaled=configuration.scaled_embedding)
     (_, T), E = tokens.shape, x.shape[-1]
     if parameters.token_types is not None:
         x = add(x, embedding(parameters.token_types, torch.zeros_like(tokens) if token_types is None else token_types))
     if configuration.positions == "learned":
         x = add(x, learned_positions(parameters.positions, T, offset=offset))
+    elif configuration.positions == "after_padding":
+        x = add(x, embedding(parameters.positions, positions_after_padding(tokens, configuration.position_padding)))
     elif configuration.positions != "none":
         exponent = "shared" if configuration.positions == "sinusoidal" else "doubled"
         x = add(x, sinusoidal_positions(T, E, offset=offset, exponent=exponent, dtype=dtype_name(x), device=x.device))
     return x if parameters.norm is None else normalize(parameters.norm, x, configuration)
+
+
+def positions_after_padding(tokens: Integer[torch.Tensor, "B T"], padding: Any) -> Integer[torch.Tensor, "B T"]:
+    """padding + n for the n-th token that is not padding, counted from 1, and padding for what is."""
+    real = tokens != padding
+    return torch.cumsum(real, dim=1) * real + padding
 
 
 def padding_mask(tokens: Integer[torch.Tensor, "B T"], padding: int | None) -> KeyPadding | None:

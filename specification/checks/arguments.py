@@ -8,11 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from specification.dtypes import BOOLEAN, FLOATING, INTEGER, compute_dtype_name, dtype_name
-
-SMALLEST_EPS = 2.0**-126
-"""The smallest normal float32: an eps below it would vanish in float32 and leave 0 / 0 for a constant row."""
-
+from specification.dtypes import BOOLEAN, FLOATING, INTEGER, SMALLEST_EPS, compute_dtype_name, dtype_name
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
@@ -82,6 +78,15 @@ def pair_shape(name: str, array: Any, sizes: tuple[int | None, int | None, int, 
             f"{name} of shape {list(shape)} does not fit [{queries}, {keys}] or "
             f"[{expected[0]}, {expected[1]}, {queries}, {keys}]; for a [batch, keys] padding mask use KeyPadding"
         )
+
+
+def arrays_of_numbers(inputs: tuple[Any, ...]) -> None:
+    """Inputs of a model, before a framework sees them; None is left to the model."""
+    for number, given in enumerate(inputs, 1):
+        if given is not None:
+            shape_of(f"input {number}", given)
+            if dtype_name(given) not in FLOATING + INTEGER + BOOLEAN:
+                raise TypeError(f"input {number} must hold numbers, got {dtype_name(given)}")
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,18 @@ from specification.parameters import LanguageModel, Transformer
 # --- models and what they are given -----------------------------------------------------------------------------------
 
 
+def held(parameters: Any, configuration: Configuration | None) -> tuple[Any, Configuration]:
+    """The parameters and the configuration, which a loaded model has both."""
+    own = getattr(parameters, "configuration", None)
+    if own is not None:
+        if configuration is not None:
+            raise TypeError("a model has its own configuration, and another was given beside it")
+        return parameters.structure(), own
+    if configuration is None:
+        raise TypeError(f"parameters without a model need a configuration, got {described(parameters)} alone")
+    return parameters, configuration
+
+
 def generator(parameters: Any) -> int:
     """The vocabulary of a model that can generate: it embeds tokens and gives logits."""
     if not isinstance(parameters, LanguageModel | Transformer):

@@ -267,9 +267,11 @@ def memory(parameters: Any, given: Any) -> None:
         raise ValueError(f"a decoder block with these parameters takes {needed}, got {described(given)}")
 
 
-def embed(parameters: Any, tokens: Any, token_types: Any, positions: str) -> None:
+def embed(parameters: Any, tokens: Any, token_types: Any, positions: str, offset: Any) -> None:
     structure("embedding", parameters, Embedding)
-    if (parameters.positions is None) == (positions == "learned"):
+    if positions == "after_padding" and not (isinstance(offset, int) and offset == 0):
+        raise ValueError("positions 'after_padding' are counted from the first token on, and take no offset or cache")
+    if (parameters.positions is None) == (positions in ("learned", "after_padding")):
         there = "no table of them" if parameters.positions is None else "a table of them"
         raise ValueError(f"the positions are configured as {positions!r}, and the parameters have {there}")
     shape = ranked("tokens", tokens, "batch, positions")

@@ -22,8 +22,18 @@ from specification.parameters import (
 
 
 def gpt2(
-    state_dict: Mapping[str, Any], *, num_heads: int, eps: float = 1e-5, activation: str = "gelu_tanh"
+    state_dict: Mapping[str, Any],
+    *,
+    num_heads: int,
+    eps: float = 1e-5,
+    activation: str = "gelu_tanh",
+    empty_rows: str = "zero",
 ) -> tuple[LanguageModel, Configuration]:
+    """eps and activation: layer_norm_epsilon and activation_function of the checkpoint's configuration.
+
+    empty_rows: what a position gets that may attend to nothing, as padding before the first token. transformers 5.23
+    gives what "zero" says with its default attention, and with attn_implementation="eager" what "mean" does.
+    """
     read = Reader(state_dict, prefix="transformer.")
     read.ignore(r"h\.\d+\.attn\.(bias|masked_bias)")  # tables of who attends to whom
     embedding = Embedding(read.take("wte.weight", "vocabulary", "E"), read.take("wpe.weight", "positions", "E"))
@@ -52,6 +62,7 @@ def gpt2(
         norm_order="pre",
         norm_eps=eps,
         activation=activation,
+        empty_rows=empty_rows,
         positions="learned",
         target_mask="causal",
     )

@@ -34,8 +34,13 @@ def pytorch(
     norm_first: bool = False,
     activation: str = "relu",
     eps: float = 1e-5,
+    empty_rows: str = "zero",
 ) -> tuple[Transformer | Encoder | Decoder | MultiHeadAttention, Configuration]:
     """Hyperparameters as the modules have them; eps is their layer_norm_eps.
+
+    empty_rows: what a position gets that may attend to nothing. PyTorch 2.13 gives what "zero" says, in its stacks and
+    with need_weights=False; what "nan" says in `nn.MultiheadAttention` as it is by default, with need_weights=True; and
+    in evaluation without gradients, where its modules take a faster path, 0 or NaN for the whole position.
 
     A single layer is read as an encoder or a decoder of one block. bias_k and bias_v are not supported.
     """
@@ -49,6 +54,9 @@ def pytorch(
         """A module of its own, given by the caller, with a bias or without; in an nn.Transformer both stacks alike."""
         alike = ("norm",) if name == "norm" else ("encoder.norm", "decoder.norm")
         there = {part for part in ("weight", "bias") for stack in alike if read.has(f"{stack}.{part}")}
+        if there == {"weight"} and bias:
+            told = "has no bias, as an nn.RMSNorm or a layer norm without one: it is taken for a layer norm"
+            read.warnings.append(f"{name} {told}")
         return read.norm(name, bias="bias" in there) if there else None
 
     def feed_forward(name: str) -> FeedForward:
@@ -90,6 +98,7 @@ def pytorch(
         norm_order="pre" if norm_first else "post",
         norm_eps=eps,
         activation=activation,
+        empty_rows=empty_rows,
         positions="none",
         target_mask="none",
     )

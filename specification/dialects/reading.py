@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import warnings
 from collections.abc import Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import ml_dtypes
@@ -17,6 +19,11 @@ from specification.parameters import FeedForward, Linear, MultiHeadAttention, No
 NARROW = ("float16", "bfloat16")
 TABLES = r"(.*\.)?(pe|position_ids)"
 """Buffers in which modules keep their own tables of positions, which are computed here instead."""
+OWN = ("specification", "reference_numpy", "torch_impl", "jax_impl")
+"""Packages through which a checkpoint is read."""
+
+UNREAD: ContextVar[list[str] | None] = ContextVar("UNREAD", default=None)
+"""Where a list is set, `finish` adds the names of the entries that belong to no part of the model that is read."""
 
 
 class Reader:
@@ -29,6 +36,7 @@ class Reader:
     def __init__(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         """prefix: stands before all names in some files, and is left out here."""
         self.problems: list[str] = []
+        self.warnings: list[str] = []
         self.unreadable: dict[str, str] = {}
         self.entries: dict[str, np.ndarray] = {}
         for name, value in state_dict.items():
@@ -36,7 +44,8 @@ class Reader:
             if short in self.entries:
                 self.problems.append(f"{short} is there twice, with and without {prefix}")
             self.entries[short] = self.array(short, value)
-        self.left = {name for name in self.entries if not re.fullmatch(TABLES, name)}
+        self.ignored = {name for name in self.entries if re.fullmatch(TABLES, name)}
+        self.left = self.entries.keys() - self.ignored
         self.sizes: dict[str, int] = {}
         self.narrow: set[str] = set()
         self.not_finite: list[str] = []
@@ -70,7 +79,8 @@ class Reader:
 
     def ignore(self, pattern: str) -> None:
         """Entries that belong to the checkpoint and to no part of the model that is read."""
-        self.left -= {name for name in self.left if re.fullmatch(pattern, name)}
+        self.ignored |= {name for name in self.left if re.fullmatch(pattern, name)}
+        self.left -= self.ignored
 
     # --- entries ---
 
@@ -149,18 +159,32 @@ class Reader:
 
     def finish(self) -> None:
         """ValueError for all that is missing, left over or misshaped; a warning where narrow entries were widened."""
-        dtypes = {str(self.entries[name].dtype) for name in self.entries.keys() - self.left} & {"float32", "float64"}
-        if len(dtypes) > 1:
-            self.problems.append("the entries mix float32 and float64")
+        taken = {str(self.entries[name].dtype) for name in self.entries.keys() - self.left - self.ignored}
+        dtypes = [dtype for dtype in FLOATING if dtype in taken]  # what is widened to float32 goes with that
+        if "float64" in dtypes and len(dtypes) > 1:
+            self.problems.append(f"the entries mix {' and '.join(dtypes)}")
         problems = self.problems + [f"{name} is not known" for name in sorted(self.left)]
         if problems:
             count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
             raise ValueError(f"the checkpoint does not fit, {count}: " + "; ".join(problems))
         if self.not_finite:
-            warnings.warn(f"NaN or infinities are in {', '.join(self.not_finite)}", stacklevel=4)
+            self.warnings.append(f"NaN or infinities are in {', '.join(self.not_finite)}")
         if self.narrow:
             names = " and ".join(sorted(self.narrow))
-            warnings.warn(f"{names} entries of the checkpoint are widened to float32", stacklevel=4)
+            self.warnings.append(f"{names} entries of the checkpoint are widened to float32")
+        unread = UNREAD.get()
+        if unread is not None:
+            unread += [name for name in self.entries if name in self.ignored]
+        for told in self.warnings:
+            warnings.warn(told, stacklevel=levels_to_caller())
+
+
+def levels_to_caller() -> int:
+    """The `stacklevel` by which a warning of the function that asks points at the first line outside the project."""
+    level, frame = 0, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] in OWN:
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def as_numpy(value: Any) -> np.ndarray:

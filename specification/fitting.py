@@ -1,0 +1,230 @@
+"""Whether a model's arrays fit one another and its configuration, so that it can be called at all.
+
+Shapes are followed through the model the way the calls go, and all that does not fit is collected. A size that follows
+from another array is asked of the later one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from specification.configuration import Configuration
+from specification.dtypes import FLOATING, compute_dtype_name
+from specification.parameters import (
+    Classifier,
+    Decoder,
+    Embedding,
+    Encoder,
+    FeedForward,
+    LanguageModel,
+    Linear,
+    MultiHeadAttention,
+    Norm,
+    Transformer,
+)
+
+Size = int | None
+"""None where any will do."""
+
+
+def misfits(parameters: Any, configuration: Configuration) -> list[str]:
+    """What is wrong with dtypes, ranks and sizes, array by array; nothing where the model can be called."""
+    return Fitting(configuration).of_model(parameters)
+
+
+def joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+class Fitting:
+    """Collects what does not fit. Methods return the sizes that they have found; None for those that are wrong."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        self.configuration = configuration
+        self.problems: list[str] = []
+        self.dtypes: dict[str, str] = {}
+        self.norm_dtypes: dict[str, str] = {}
+
+    # --- arrays ---
+
+    def array(self, path: str, array: Any, *shape: Size) -> tuple[Size, ...]:
+        """Its sizes, once rank and dtype are as they should be and each size is the one that is asked for."""
+        if str(array.dtype) not in FLOATING:
+            self.problems.append(f"{path} must be floating, got {array.dtype}")
+            return (None,) * len(shape)
+        got = np.shape(array)
+        if len(got) != len(shape) or any(size not in (None, there) for size, there in zip(shape, got, strict=True)):
+            told = ", ".join("any" if size is None else str(size) for size in shape)
+            self.problems.append(f"{path} must have shape [{told}], got {list(got)}")
+            return (None,) * len(shape)
+        if 0 in got:
+            self.problems.append(f"{path} has no elements, its shape is {list(got)}")
+            return (None,) * len(shape)
+        return got
+
+    def linear(self, path: str, linear: Linear, inner: Size, outer: Size = None) -> tuple[Size, Size]:
+        self.dtypes[f"{path}.weight"] = str(linear.weight.dtype)
+        inner, outer = self.array(f"{path}.weight", linear.weight, inner, outer)
+        if linear.bias is not None:
+            self.dtypes[f"{path}.bias"] = str(linear.bias.dtype)
+            self.array(f"{path}.bias", linear.bias, outer)
+        return inner, outer
+
+    def norm(self, path: str, norm: Norm | None, width: Size) -> Size:
+        if norm is None:
+            return width
+        for name, array in zip(Norm._fields, norm, strict=True):
+            if array is not None:
+                self.norm_dtypes[f"{path}.{name}"] = str(array.dtype)
+                (width,) = self.array(f"{path}.{name}", array, width)
+        if norm.bias is not None and self.configuration.norm == "rms_norm":
+            self.problems.append(f"{path}.bias is there, and rms_norm has none")
+        return width
+
+    # --- pieces of models ---
+
+    def heads(self, path: str, given: Linear | list[Linear], width: Size) -> tuple[Size, Size]:
+        """(input width, columns of all heads together)."""
+        if isinstance(given, Linear):
+            return self.linear(path, given, width)
+        one: Size = None
+        for h, head in enumerate(given):
+            width, one = self.linear(f"{path}.{h}", head, width, one)
+        if len({head.bias is None for head in given}) > 1:
+            self.problems.append(f"{path} has biases in some heads only")
+        return width, None if one is None else one * len(given)
+
+    def self_attention(self, path: str, p: MultiHeadAttention, width: Size) -> Size:
+        """Its width, which is that of all that goes in and of what comes out."""
+        width, queries = self.heads(f"{path}.query", p.query, width)
+        _, keys = self.heads(f"{path}.key", p.key, width)
+        _, values = self.heads(f"{path}.value", p.value, width)
+        self.output(path, p, queries, keys, values, width)
+        return width
+
+    def cross_attention(self, path: str, p: MultiHeadAttention, width: Size, memory: Size) -> tuple[Size, Size]:
+        """(width of what attends and of what comes out, width of the memory)."""
+        width, queries = self.heads(f"{path}.query", p.query, width)
+        memory, keys = self.heads(f"{path}.key", p.key, memory)
+        _, values = self.heads(f"{path}.value", p.value, memory)
+        self.output(path, p, queries, keys, values, width)
+        return width, memory
+
+    def attention_alone(self, p: MultiHeadAttention) -> None:
+        """Queries, keys and values may have any widths, and so may what comes out."""
+        _, queries = self.heads("query", p.query, None)
+        _, keys = self.heads("key", p.key, None)
+        _, values = self.heads("value", p.value, None)
+        self.output("", p, queries, keys, values, None)
+
+    def output(self, path: str, p: MultiHeadAttention, queries: Size, keys: Size, values: Size, width: Size) -> None:
+        """The columns of the three projections, and the output's rows, follow one another as in MHA-1."""
+        H, rows = self.configuration.num_heads, None
+        if queries is not None and keys is not None and values is not None:
+            D = queries // H
+            G = keys // D if D else 0
+            wrong = None
+            if queries != D * H:
+                wrong = f"query has {queries} columns, which {H} heads cannot share equally"
+            elif keys != G * D:
+                wrong = f"key has {keys} columns, which is no multiple of the head width {D}"
+            elif H % G:
+                wrong = f"key has {G} heads, of which the {H} query heads are no multiple"
+            elif values % G:
+                wrong = f"value has {values} columns, which {G} key heads cannot share equally"
+            else:
+                rows = values // G * H
+                self.counts(path, p, H, G)
+            self.problems += [] if wrong is None else [joined(path, wrong)]
+        self.linear(joined(path, "output"), p.output, rows, width)
+
+    def counts(self, path: str, p: MultiHeadAttention, H: int, G: int) -> None:
+        """Lists of heads have as many as there are."""
+        for name, part, count in zip(p._fields[:3], p[:3], (H, G, G), strict=True):
+            if not isinstance(part, Linear) and len(part) != count:
+                self.problems.append(f"{joined(path, name)} must have {count} heads, got {len(part)}")
+
+    def feed_forward(self, path: str, p: FeedForward, width: Size) -> None:
+        width, inner = self.linear(f"{path}.inner", p.inner, width)
+        self.linear(f"{path}.outer", p.outer, inner, width)
+
+    def embedding(self, path: str, p: Embedding, padding: dict[str, int | None]) -> Size:
+        """Its width. padding: ids by the names that they have in the configuration."""
+        tables = {name: array for name, array in zip(Embedding._fields, p, strict=True) if name != "norm"}
+        self.dtypes |= {f"{path}.{name}": str(array.dtype) for name, array in tables.items() if array is not None}
+        vocabulary, width = self.array(f"{path}.tokens", p.tokens, None, None)
+        rows: Size = None
+        for name in ("positions", "token_types"):
+            if tables[name] is not None:
+                size, _ = self.array(f"{path}.{name}", tables[name], None, width)
+                rows = size if name == "positions" else rows
+        if (p.positions is None) == (self.configuration.positions in ("learned", "after_padding")):
+            there = "missing" if p.positions is None else "there"
+            self.problems.append(f"{path}.positions is {there}, with positions={self.configuration.positions!r}")
+        for name, id in padding.items():
+            if id is not None and vocabulary is not None and id >= vocabulary:
+                self.problems.append(f"{name} must be the id of a token below {vocabulary}, got {id}")
+        first = self.configuration.position_padding
+        if first is not None and rows is not None and first + 1 >= rows:
+            self.problems.append(f"{path}.positions has {rows} rows, and positions begin at {first + 1}")
+        return self.norm(f"{path}.norm", p.norm, width)
+
+    def stack(self, path: str, p: Encoder | Decoder, memory: Size = None) -> Size:
+        """Its width. memory: that of what the encoder gives, where it is known."""
+        c = self.configuration
+        width: Size = None
+        if p.embedding is not None:
+            own = "source_padding" if isinstance(p, Encoder) else "target_padding"
+            ids = {own: getattr(c, own), "position_padding": c.position_padding}
+            width = self.embedding(joined(path, "embedding"), p.embedding, ids)
+        block: Any
+        for i, block in enumerate(p.blocks):
+            for name, part in zip(block._fields, block, strict=True):
+                here = joined(path, f"blocks.{i}.{name}")
+                if isinstance(part, Norm):
+                    width = self.norm(here, part, width)
+                elif isinstance(part, FeedForward):
+                    self.feed_forward(here, part, width)
+                elif name == "cross_attention" and part is not None:
+                    width, memory = self.cross_attention(here, part, width, memory)
+                elif part is not None:
+                    width = self.self_attention(here, part, width)
+        return self.norm(joined(path, "norm"), p.norm, width)
+
+    # --- models ---
+
+    def of_model(self, p: Any) -> list[str]:
+        """All that is wrong."""
+        width: Size = None
+        if isinstance(p, Transformer):
+            width = self.stack("decoder", p.decoder, self.stack("encoder", p.encoder))
+        elif isinstance(p, Classifier):
+            width = self.stack("encoder", p.encoder)
+        elif isinstance(p, LanguageModel):
+            width = self.stack("decoder", p.decoder)
+        elif isinstance(p, Encoder | Decoder):
+            self.stack("", p)
+        elif isinstance(p, MultiHeadAttention):
+            self.attention_alone(p)
+        if getattr(p, "output", None) is not None and not isinstance(p, MultiHeadAttention):
+            self.linear("output", p.output, width)
+        self.one_dtype()
+        return self.problems
+
+    def one_dtype(self) -> None:
+        """All arrays share it; those of norms may have the wider one in which norms compute (NORM-2)."""
+        found = [dtype for dtype in FLOATING if dtype in self.dtypes.values()]
+        if len(found) > 1:
+            self.problems.append(f"the arrays mix {' and '.join(found)}: {self.rarest()}")
+        allowed = {found[0], compute_dtype_name(found[0])} if len(found) == 1 else set(FLOATING)
+        for path, dtype in self.norm_dtypes.items():
+            if dtype in FLOATING and dtype not in allowed:
+                self.problems.append(f"{path} is {dtype}, beside arrays of {found[0]}")
+
+    def rarest(self) -> str:
+        """Which arrays have another dtype than most."""
+        dtypes = list(self.dtypes.values())
+        most = max(dict.fromkeys(dtypes), key=dtypes.count)
+        return ", ".join(f"{path} is {dtype}" for path, dtype in self.dtypes.items() if dtype != most)
