@@ -77,7 +77,8 @@ def blocks(inputs: Inputs, size: int, *, merge: bool = False) -> list[Block]:
             queries = slice(number * size, min((number + 1) * size, Q))
             masked = not full_first <= first < stop <= full_stop
             here = Block(batch, queries, slice(first, stop), masked)
-            if merge and found and not masked and here == found[-1]._replace(queries=queries):
+            beside = bool(found) and found[-1].queries.stop == queries.start  # no queries between them see nothing
+            if merge and beside and not masked and here == found[-1]._replace(queries=queries):
                 found[-1] = here._replace(queries=slice(found[-1].queries.start, queries.stop))
             elif first < stop:
                 found.append(here)
