@@ -240,7 +240,7 @@ def piece_at(
 
     def cut_here(array: Any, axes: tuple[str, ...]) -> Any:
         array = jnp.asarray(array, int) if axes == ("batch",) else array
-        return cut(array, axes, sizes, place, start, length)
+        return cut(array, axes, sizes, place, start, length) if array.ndim else array
 
     key, value = (cut_here(array, KEYS)[0, 0].astype(query.dtype) for array in (inputs.key, inputs.value))
     scores = jnp.matmul(query, key.T, precision=HIGHEST).reshape(sizes.R, sizes.block, length) * inputs.scale

@@ -68,11 +68,13 @@ def window(mask: SlidingWindow, low: Any, high: Any, key_length: int, xp: Any) -
     offset = per_batch(mask.offset, xp)
     first, full_first, stop, full_stop = 0, 0, key_length, key_length
     if mask.left is not None:
-        first, full_first = low + offset - mask.left, high + offset - mask.left
+        left = whole(mask.left, xp)
+        first, full_first = low + offset - left, high + offset - left
     if mask.right is not None:
         # Two numbers of up to 2**30 do not fit in 32 bits together; a position out there is past every key anyway.
-        stop = xp.minimum(high + offset, FAR - 2) + mask.right + 1
-        full_stop = xp.minimum(low + offset, FAR - 2) + mask.right + 1
+        right = whole(mask.right, xp)
+        stop = xp.minimum(high + offset, FAR - 2) + right + 1
+        full_stop = xp.minimum(low + offset, FAR - 2) + right + 1
     return KeyRanges(first, stop, full_first, full_stop)
 
 
@@ -91,7 +93,12 @@ def dense(array: Any, queries: Any, xp: Any) -> KeyRanges:
 
 def per_batch(numbers: Any, xp: Any) -> Any:
     """A number, or one number per batch element, as [B or 1, 1]; None is 0."""
-    return xp.reshape(xp.asarray(0 if numbers is None else numbers).astype(int), (-1, 1))
+    return xp.reshape(whole(0 if numbers is None else numbers, xp), (-1, 1))
+
+
+def whole(numbers: Any, xp: Any) -> Any:
+    """As signed integers of the usual width: sums of narrow ones would leave their range, of uint64 be no integers."""
+    return xp.asarray(numbers).astype(int)
 
 
 def span(flags: Any, xp: Any) -> tuple[Any, Any]:

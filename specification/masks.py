@@ -127,7 +127,7 @@ def part(mask: Any, query_start: Any, key_start: Any, cut: Callable[[Any, tuple[
         return type(mask)(*(part(side, query_start, key_start, cut) for side in (mask.left, mask.right)))
     if isinstance(mask, Causal | SlidingWindow):
         offset = 0 if mask.offset is None else mask.offset
-        offset = (cut(offset, ("batch",)) if getattr(offset, "shape", ()) else offset) + (query_start - key_start)
+        offset = (cut(offset, ("batch",)) if hasattr(offset, "shape") else offset) + (query_start - key_start)
         return Causal(offset) if isinstance(mask, Causal) else SlidingWindow(mask.left, mask.right, offset)
     if isinstance(mask, KeyLengths):
         return KeyLengths(cut(mask.lengths, ("batch",)) - key_start)

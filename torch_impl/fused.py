@@ -2,8 +2,9 @@
 
 The kernel is the flash attention behind `scaled_dot_product_attention`. Where it would break a rule it is not asked:
 
-- a NaN or an infinity anywhere (it lets those of forbidden keys through, and turns queries of NaN into zeros): then the
-  blocks of `torch_impl.blocked` compute everything;
+- a NaN, an infinity or a product beyond all numbers (it adds the mask to scores and multiplies weights of 0, so those
+  of forbidden keys come through; and queries of NaN become zeros): then the blocks of `torch_impl.blocked` compute
+  everything;
 - 16-bit inputs (it would round the weights to 16 bits): they are widened before;
 - a causal mask with a scale that is not positive (it gives NaN): then the mask is handed over as an array;
 - several query heads for one key head: they are handed over as further queries of that head, and nothing is copied.
@@ -44,7 +45,7 @@ def fused_attention(literal: Literal, inputs: Inputs) -> torch.Tensor:
     work = WHOLE if plain else blocks(inputs, literal.limits.block, merge=True)
     tensors = (inputs.query, inputs.key, inputs.value)
     masked = not plain and any(block.masked for block in work)
-    if masked and not finite(*tensors):
+    if masked and not (scores_bounded(inputs) and size(inputs.value) < math.inf):
         return blocked_attention(literal, inputs)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         output, logsumexp = FusedAttention.apply(literal, (inputs.mask, inputs.scale, None), work, *tensors)
@@ -54,6 +55,21 @@ def fused_attention(literal: Literal, inputs: Inputs) -> torch.Tensor:
     if not masked and not finite(output, logsumexp.reciprocal()):
         return blocked_attention(literal, inputs)
     return output
+
+
+def size(tensor: torch.Tensor) -> float:
+    """The root of the sum of all squares; infinity or NaN if one of the numbers is, or some are very large."""
+    dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=dtype))
+
+
+def bounded(first: torch.Tensor, second: torch.Tensor, factor: float = 1.0) -> bool:
+    """Whether no product of a row of each, times the factor, leaves float32: |a . b| is at most |a| |b|."""
+    return size(first) * size(second) * factor < torch.finfo(torch.float32).max
+
+
+def scores_bounded(inputs: Inputs) -> bool:
+    return bounded(inputs.query, inputs.key, max(1.0, abs(scale_of(inputs))))
 
 
 def finite(first: torch.Tensor, *others: torch.Tensor) -> bool:
@@ -76,11 +92,12 @@ class FusedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor, _: Any) -> tuple[Any, ...]:
         *tensors, output, logsumexp = ctx.saved_tensors
-        if torch.is_grad_enabled() or not finite(cotangent):
+        inputs = joined(ctx.options, (*tensors, None, None))
+        looked_at = inputs.mask is None or ctx.work is not WHOLE  # else nobody has looked at the scores yet
+        if torch.is_grad_enabled() or not (bounded(cotangent, inputs.value) and (looked_at or scores_bounded(inputs))):
             everything, wanted = (*tensors, None, None), (*ctx.needs_input_grad[3:], False, False)
             found = blocked_gradients(ctx.literal, ctx.options, everything, cotangent, wanted)
             return None, None, None, *found[:3]
-        inputs = joined(ctx.options, (*tensors, None, None))
         return None, None, None, *backward(inputs, ctx.work, output, logsumexp, cotangent)
 
 
