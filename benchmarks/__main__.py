@@ -1,0 +1,272 @@
+"""`python -m benchmarks`: run, compare two results, plot one."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks.cases import Case
+from benchmarks.subjects import Subject
+
+app = typer.Typer(add_completion=False, help="Timings of attention and layer norm, judged before, while and after.")
+console = Console()
+if not console.is_terminal:
+    console.width = 160  # in a file no line need be broken
+
+DEVICES = ("cpu", "cuda")
+
+
+def refuse(message: str) -> NoReturn:
+    console.print(Text(message, style="red"))
+    raise typer.Exit(2)
+
+
+def chosen(words: Sequence[str], cases: Sequence[Case], known: Sequence[Subject]) -> tuple[list[Case], list[Subject]]:
+    """What the words name: parts of names of cases or, where no case has it, of subjects. ValueError for neither."""
+    of_cases = [word for word in words if any(word in case.name for case in cases)]
+    of_subjects = [word for word in words if word not in of_cases]
+    for word in of_subjects:
+        if not any(word in subject.name for subject in known):
+            names = "; ".join([*(case.name for case in cases), *(subject.name for subject in known)])
+            raise ValueError(f"no case or subject has {word!r} in its name; there are: {names}")
+    found = [case for case in cases if not of_cases or any(word in case.name for word in of_cases)]
+    subjects = [one for one in known if not of_subjects or any(word in one.name for word in of_subjects)]
+    found = [case for case in found if any(one.operation == case.operation for one in subjects)]
+    if not found:
+        raise ValueError(f"none of the subjects that {', '.join(map(repr, of_subjects))} names is for these cases")
+    return found, subjects
+
+
+@app.command()
+def run(
+    quick: Annotated[bool, typer.Option("--quick", help="small cases of every kind, below two minutes")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="part of a case's or subject's name; may be repeated")] = None,
+    json: Annotated[Path | None, typer.Option(help="write the result to this file", metavar="FILE")] = None,
+    plots: Annotated[Path | None, typer.Option(help="draw pictures into this folder", metavar="DIR")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    threads: Annotated[int | None, typer.Option(help="all processors unless given", min=1)] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="draw the same inputs again; a fresh seed unless given", min=0)
+    ] = None,
+    others: Annotated[
+        list[str] | None, typer.Option("--with", help="a subject of your own; may be repeated", metavar="MODULE:NAME")
+    ] = None,
+) -> None:
+    """Time what is installed. Exit code 1 if a subject failed, 2 for wrong usage."""
+    from benchmarks import cases as every_case
+    from benchmarks import rounds
+    from benchmarks.environment import environment, has_gpu
+    from benchmarks.result import empty, refusal
+    from benchmarks.running import Plan
+    from benchmarks.subjects import subject_at, subjects
+    from benchmarks.workers import processors
+
+    if device not in DEVICES:
+        refuse(f"--device must be one of {', '.join(DEVICES)}, got {device!r}")
+    there = len(processors())
+    if threads is not None and threads > there:
+        refuse(f"--threads must be at most {there}, the processors that there are, got {threads}")
+    try:
+        there_are = [*subjects().values(), *map(subject_at, others or ())]
+        picked, asked = chosen(only or (), every_case.cases(device, quick), there_are)
+    except ValueError as error:
+        refuse(str(error))
+    if device == "cuda" and not has_gpu():
+        refuse("--device cuda: neither torch nor JAX sees a GPU here")
+    if json is not None and (reason := refusal(json)):
+        refuse(f"--json: {reason}")
+    named = any(not any(word in case.name for case in every_case.cases(device, quick)) for word in only or ())
+    known = usable(asked, device, quick and not named, named)
+    threads = threads or there
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    budget = rounds.QUICK if quick else rounds.Budget()
+    plan = Plan(device, threads, seed, budget, memory=memory_wanted(quick), say=lambda line: say(line))
+    settings = {"device": device, "threads": threads, "seed": seed, "quick": quick, "only": list(only or ())}
+    settings["with"] = list(others or ())
+    result = empty(environment(device, threads), settings | {"rounds": [budget.least, budget.most]})
+    say(f"seed {seed}, {threads} threads, {result['environment']['cpu']}")
+    busy = result["environment"]["load"]
+    if busy is not None and busy > 0.5 * there:
+        say(f"others are at work here (load {busy:.1f} on {there} processors): intervals will be wide")
+    finish(execute(plan, picked, known, result, json), plots)
+
+
+def memory_wanted(quick: bool) -> Any:
+    """--quick measures memory at one case: a process for every subject takes its time."""
+    return (lambda case: case.series == "causal" and case.K == 1024) if quick else (lambda case: True)
+
+
+def usable(asked: Sequence[Subject], device: str, quick: bool, named: bool) -> list[Subject]:
+    """Those that are installed and for this device, and in a hurry not slow; one line for each that is left out.
+
+    named: by the user; else what is made for another device goes without saying.
+    """
+    found = []
+    for subject in asked:
+        elsewhere = "" if device in subject.device else f"it runs on {subject.device} only"
+        reason = elsewhere or subject.absent or (subject.slow if quick else "")
+        if not reason:
+            found.append(subject)
+        elif named or not elsewhere:
+            say(f"left out {subject.name}: {reason}")
+    return found
+
+
+def say(line: str) -> None:
+    console.print(Text(line, style="dim"))
+
+
+@contextmanager
+def progress(plan: Any, total: int) -> Iterator[Any]:
+    """A bar with what is being done; where there is no terminal, nothing but the tables."""
+    columns = (TextColumn("{task.description:60.60}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
+        task, title = shown.add_task("", total=total), ""
+
+        def begin(name: str, done: int) -> None:
+            nonlocal title
+            title = name
+            shown.update(task, completed=done, description=name)
+            if not console.is_terminal:
+                say(f"{done + 1} of {total}: {name}")
+
+        plan.step = lambda text: shown.update(task, description=f"{title}: {text}")
+        yield begin
+
+
+def execute(
+    plan: Any, cases: Sequence[Case], known: Sequence[Subject], result: dict[str, Any], json: Path | None
+) -> dict[str, Any]:
+    """All cases; after each, the result so far is written. An interrupt ends the run and keeps what there is."""
+    from benchmarks.result import case_result, save
+    from benchmarks.running import Run
+    from benchmarks.scaling import scaling
+    from benchmarks.tables import case_table, other_lines
+
+    def keep() -> None:
+        try:
+            if json is not None:
+                save(result, json)
+        except OSError as error:
+            say(f"{json} was not written: {error.strerror or error}")
+
+    run = Run(plan, known)
+    try:
+        with progress(plan, len(cases)) as begin:
+            run.measure_ceilings(sorted({case.dtype for case in cases}))
+            for number, case in enumerate(cases):
+                begin(case.name, number)
+                found = case_result(case, *run.case(case), run.ceilings)
+                result["cases"].append(found)
+                result |= {"ceilings": run.ceilings, "scaling": scaling(result["cases"])}
+                keep()
+                console.print(case_table(found, console.width), *other_lines(found), sep="\n")
+        result["finished"] = True
+    except KeyboardInterrupt:
+        say("interrupted")
+    finally:
+        run.close()
+    keep()
+    return result
+
+
+def finish(result: dict[str, Any], plots: Path | None) -> NoReturn:
+    """What is to be read at the end."""
+    from benchmarks.scaling import WHAT_THEN, in_words
+    from benchmarks.tables import ceiling_lines, legend
+
+    if result["cases"]:
+        console.print(Text(legend(result["settings"]["level"], result["settings"]["rounds"][1])))
+    for line in ceiling_lines(result["ceilings"]):
+        console.print(Text(line))
+    words = in_words(result["scaling"], result["cases"], result["environment"]["memory"])
+    for line in [*words, *([WHAT_THEN] if words else [])]:
+        console.print(Text(line))
+    draw(result, plots)
+    if not result["finished"]:
+        raise typer.Exit(130)
+    failed = any(subject["status"] == "failed" for case in result["cases"] for subject in case["subjects"])
+    raise typer.Exit(1 if failed else 0)
+
+
+def draw(result: dict[str, Any], folder: Path | None) -> None:
+    if folder is None:
+        return
+    try:
+        from benchmarks.plots import plot
+
+        written = plot(result, folder)
+    except ImportError as error:
+        return say(f"no pictures: {error.name} is not installed; `pip install -e .[bench]` has it")
+    except OSError as error:
+        return say(f"no pictures: {error.filename}: {error.strerror}")
+    for path in written:
+        say(f"wrote {path}")
+
+
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(help="a result that --json wrote", metavar="A.json")],
+    after: Annotated[Path, typer.Argument(help="a later one", metavar="B.json")],
+) -> None:
+    """Tell what became faster or slower, and what may be noise; exit code 1 if anything of ours is slower."""
+    from benchmarks.compare import SLOWER
+    from benchmarks.compare import compare as compared
+    from benchmarks.result import read
+
+    try:
+        found = compared(read(before), read(after))
+    except ValueError as error:
+        refuse(str(error))
+    except (KeyError, TypeError) as error:
+        refuse(f"no result of this format: {error!r}")
+    for line in found.circumstances:
+        say(line)
+    for case, (least, most) in found.drift.items():
+        say(f"{case}: what is the same in both took {least:.2f} to {most:.2f} times as long")
+    table = Table(box=None)
+    for heading, side in (("case", "left"), ("subject", "left"), ("B / A", "right"), ("may be", "right"), ("", "left")):
+        table.add_column(heading, justify=side)  # type: ignore[arg-type]
+    styles = {"faster": "green", "slower": "bold red", "noise": "dim"}
+    for one in found.changes:
+        span = f"[{one.low:.2f}, {one.high:.2f}]"
+        table.add_row(one.case, one.subject, f"{one.ratio:.2f}", Text(span), one.verdict, style=styles[one.verdict])
+    console.print(table)
+    raise typer.Exit(1 if any(one.ours and one.verdict == SLOWER for one in found.changes) else 0)
+
+
+@app.command()
+def plot(
+    result: Annotated[Path, typer.Argument(help="a result that --json wrote", metavar="RESULT.json")],
+    folder: Annotated[Path, typer.Option("--to", help="for the pictures", metavar="DIR")] = Path("benchmark-plots"),
+) -> None:
+    """Draw a result."""
+    from benchmarks.result import read
+
+    try:
+        draw(read(result), folder)
+    except ValueError as error:
+        refuse(str(error))
+    except (KeyError, TypeError) as error:
+        refuse(f"no result of this format: {error!r}")
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    if not words or (words[0].startswith("-") and words[0] != "--help"):
+        words = ["run", *words]
+    app(words)
+
+
+if __name__ == "__main__":
+    main()

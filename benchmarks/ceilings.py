@@ -1,0 +1,169 @@
+"""What this machine can do: the best matrix product and the best copy that any of the frameworks reaches here, now.
+
+Every achieved number is a share of these. They are measured before and after the cases of a run, in every framework.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+SIZES = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
+"""Of the square matrices."""
+COPIES = {"cpu": tuple(2**power for power in (16, 20, 22, 24, 27)), "cuda": (2**24, 2**28)}
+"""Bytes that are copied."""
+SECONDS, REPEATS, SHORT = 0.25, 5, 0.005
+"""For each measurement: so many repetitions, of runs of calls that take about SHORT seconds."""
+
+Measured = dict[str, Any]
+
+
+class CeilingStation:
+    """One framework, by itself in a process."""
+
+    def __init__(self, arrays: str, device: str) -> None:
+        self.arrays, self.device = arrays, device
+
+    def measure(self, dtypes: Iterable[str]) -> list[Measured]:
+        """Rates of all sizes: FLOP/s of products by dtype, bytes/s (read and written) of copies."""
+        product, copy = {"numpy": numpy_calls, "torch": torch_calls, "jax": jax_calls}[self.arrays](self.device)
+        found: list[Measured] = []
+        for dtype in dtypes:
+            if self.arrays == "numpy" and dtype not in ("float32", "float64"):
+                continue
+            for size in SIZES[self.device]:
+                found.append(self.measured("product", dtype, size, 2.0 * size**3, product(dtype, size)))
+        for size in COPIES[self.device]:
+            found.append(self.measured("copy", "float32", size, 2.0 * size, copy(size)))
+        return found
+
+    def measured(self, kind: str, dtype: str, size: int, work: float, call: Callable[[int], None]) -> Measured:
+        rates = [work / seconds for seconds in repeated(call)]
+        return {"kind": kind, "framework": self.arrays, "dtype": dtype, "size": size, "rates": rates}
+
+
+def repeated(call: Callable[[int], None]) -> list[float]:
+    """Seconds of one of the calls, REPEATS times; call(n) makes n of them."""
+    call(1)
+    start = time.perf_counter()
+    call(1)
+    number = max(1, min(100, int(SHORT / (time.perf_counter() - start + 1e-9))))
+    return [once(call, number) for _ in range(REPEATS)]
+
+
+def once(call: Callable[[int], None], number: int) -> float:
+    """The quickest of a few runs of `number` calls; where the machine is busy, of fewer."""
+    start, quickest = time.perf_counter(), float("inf")
+    while time.perf_counter() - start < SECONDS / REPEATS:
+        before = time.perf_counter()
+        call(number)
+        quickest = min(quickest, (time.perf_counter() - before) / number)
+    return quickest
+
+
+def random_square(size: int) -> np.ndarray:
+    """Equal numbers would be multiplied with less power, and so faster."""
+    return np.random.default_rng(0).standard_normal((size, size), np.float32)
+
+
+Calls = tuple[Callable[[str, int], Callable[[int], None]], Callable[[int], Callable[[int], None]]]
+
+
+def numpy_calls(device: str) -> Calls:
+    def product(dtype: str, size: int) -> Callable[[int], None]:
+        left, right, output = (random_square(size).astype(dtype) for _ in range(3))
+
+        def calls(number: int) -> None:
+            for _ in range(number):
+                np.matmul(left, right, out=output)
+
+        return calls
+
+    def copy(size: int) -> Callable[[int], None]:
+        source, target = np.ones(size // 4, np.float32), np.zeros(size // 4, np.float32)
+
+        def calls(number: int) -> None:
+            for _ in range(number):
+                np.copyto(target, source)
+
+        return calls
+
+    return product, copy
+
+
+def torch_calls(device: str) -> Calls:
+    import torch
+
+    def done() -> None:
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    def product(dtype: str, size: int) -> Callable[[int], None]:
+        left, right = (torch.randn(size, size, device=device).to(getattr(torch, dtype)) for _ in range(2))
+        output = torch.empty_like(left)
+
+        def calls(number: int) -> None:
+            for _ in range(number):
+                torch.mm(left, right, out=output)
+            done()
+
+        return calls
+
+    def copy(size: int) -> Callable[[int], None]:
+        source, target = torch.ones(size // 4, device=device), torch.zeros(size // 4, device=device)
+
+        def calls(number: int) -> None:
+            for _ in range(number):
+                target.copy_(source)
+            done()
+
+        return calls
+
+    return product, copy
+
+
+def jax_calls(device: str) -> Calls:
+    import jax
+    import jax.numpy as jnp
+
+    place = jax.devices("gpu" if device == "cuda" else device)[0]
+
+    def repeating(function: Any, *arrays: Any) -> Callable[[int], None]:
+        compiled, given = jax.jit(function), jax.device_put(arrays, place)
+
+        def calls(number: int) -> None:
+            for _ in range(number):
+                result = compiled(*given)
+            jax.block_until_ready(result)
+
+        return calls
+
+    def product(dtype: str, size: int) -> Callable[[int], None]:
+        return repeating(jnp.matmul, *(jnp.asarray(random_square(size), dtype) for _ in range(2)))
+
+    def copy(size: int) -> Callable[[int], None]:
+        return repeating(jnp.copy, np.ones(size // 4, np.float32))
+
+    return product, copy
+
+
+# --- what they mean ---------------------------------------------------------------------------------------------------
+
+
+def best_product(ceilings: Iterable[Measured], dtype: str) -> float | None:
+    """The highest rate that any product in the dtype has reached; None if none was measured."""
+    return max(
+        (max(one["rates"]) for one in ceilings if one["kind"] == "product" and one["dtype"] == dtype), default=None
+    )
+
+
+def best_copy(ceilings: Iterable[Measured], size: float | None = None) -> float | None:
+    """The highest rate of any copy; given a size, of those that are at least as large as half of it, or the largest."""
+    copies = [one for one in ceilings if one["kind"] == "copy"]
+    if size is not None and copies:
+        largest = max(one["size"] for one in copies)
+        copies = [one for one in copies if one["size"] >= min(size / 2, largest)]
+    return max((max(one["rates"]) for one in copies), default=None)

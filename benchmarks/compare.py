@@ -1,0 +1,119 @@
+"""Two results side by side: what became faster or slower, and what may be noise.
+
+The times of a subject at a case differ if their intervals do not overlap. Two runs may differ as a whole, though: by
+load, clock, or how memory came to lie. What is the same in both, the libraries of the same version, shows by how much.
+So the ratio of a subject's medians must also lie outside the range of the ratios that those have at the same case, if
+there are at least ENOUGH of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+Result = dict[str, Any]
+Pair = tuple[str, Result, Result]
+"""A case's name, and one subject of it in both results."""
+
+FASTER, SLOWER, NOISE = "faster", "slower", "noise"
+ENOUGH = 4
+
+
+class Change(NamedTuple):
+    """ratio: the later median over the earlier one; below 1 is faster. low, high: what the two intervals allow it."""
+
+    case: str
+    subject: str
+    ours: bool
+    ratio: float
+    low: float
+    high: float
+    verdict: str
+
+
+class Comparison(NamedTuple):
+    """circumstances: what else differs, a line each. drift: by case, the range of the ratios of what is the same."""
+
+    changes: list[Change]
+    circumstances: list[str]
+    drift: dict[str, tuple[float, float]]
+
+
+def compare(before: Result, after: Result) -> Comparison:
+    pairs = list(both(before, after))
+    drift = drifts(before, after, pairs)
+    changes = [change(case, old, new, drift.get(case)) for case, old, new in pairs if timed(old) and timed(new)]
+    return Comparison(changes, [*circumstances(before, after), *lost(pairs), *missing(before, after)], drift)
+
+
+def drifts(before: Result, after: Result, pairs: Sequence[Pair]) -> dict[str, tuple[float, float]]:
+    if before["environment"]["versions"] != after["environment"]["versions"]:
+        return {}
+    found: dict[str, list[float]] = {}
+    for case, old, new in pairs:
+        if timed(old) and timed(new) and not old["ours"]:
+            found.setdefault(case, []).append(new["seconds"]["median"] / old["seconds"]["median"])
+    return {case: (min(ratios), max(ratios)) for case, ratios in found.items() if len(ratios) >= ENOUGH}
+
+
+def timed(subject: Result) -> bool:
+    return subject["status"] == "measured"
+
+
+def both(before: Result, after: Result) -> Iterator[Pair]:
+    """Case and subject of both, by their names."""
+    old = subjects_of(before)
+    for (case, name), new in subjects_of(after).items():
+        if (case, name) in old:
+            yield case, old[case, name], new
+
+
+def subjects_of(result: Result) -> dict[tuple[str, str], Result]:
+    return {(case["name"], subject["name"]): subject for case in result["cases"] for subject in case["subjects"]}
+
+
+def change(case: str, old: Result, new: Result, drift: tuple[float, float] | None) -> Change:
+    a, b = old["seconds"], new["seconds"]
+    ratio, low, high = b["median"] / a["median"], b["low"] / a["high"], b["high"] / a["low"]
+    verdict = FASTER if high < 1 else SLOWER if low > 1 else NOISE
+    if drift is not None and drift[0] <= ratio <= drift[1]:
+        verdict = NOISE
+    if min(a["level"], b["level"]) < 0.9:  # too few rounds to say anything
+        verdict = NOISE
+    return Change(case, new["name"], new["ours"], ratio, low, high, verdict)
+
+
+def circumstances(before: Result, after: Result) -> list[str]:
+    """What differs in environment and settings."""
+    lines = []
+    for part in ("environment", "settings"):
+        for name, old in before[part].items():
+            new = after[part].get(name)
+            if name == "versions":
+                lines += [
+                    f"{package}: {old.get(package, 'not installed')}, then {new.get(package, 'not installed')}"
+                    for package in sorted(old | new)
+                    if old.get(package) != new.get(package)
+                ]
+            elif name == "load":
+                lines += [f"load: {old}, then {new}"] if old and new and abs(math.log(old / new)) > 1 else []
+            elif old != new:
+                lines.append(f"{name}: {old}, then {new}")
+    return lines
+
+
+def lost(pairs: Sequence[Pair]) -> list[str]:
+    """What has a time in one of the results only."""
+    return [
+        f"{case}: {new['name']}: {old['status']}, then {new['status']}: {new['reason'] or old['reason']}"
+        for case, old, new in pairs
+        if timed(old) != timed(new)
+    ]
+
+
+def missing(before: Result, after: Result) -> list[str]:
+    names = [{case["name"] for case in result["cases"]} for result in (before, after)]
+    return [f"only in the first: {name}" for name in sorted(names[0] - names[1])] + [
+        f"only in the second: {name}" for name in sorted(names[1] - names[0])
+    ]

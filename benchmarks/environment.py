@@ -1,0 +1,98 @@
+"""Where a result comes from: machine, system, versions, commit, and how busy the machine was."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("numpy", "torch", "jax", "jaxlib", "flax", "keras", "onnx", "onnxruntime", "ml_dtypes")
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def environment(device: str, threads: int) -> dict[str, Any]:
+    """As plain data."""
+    return {
+        "cpu": cpu_model(),
+        "processors": os.cpu_count(),
+        "threads": threads,
+        "memory": memory(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": {name: version for name in PACKAGES if (version := version_of(name))},
+        "gpu": gpu() if device == "cuda" else None,
+        "commit": commit(),
+        "load": load(),
+    }
+
+
+def version_of(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def field_of(path: str, name: str) -> str:
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == name), "")
+
+
+def cpu_model() -> str:
+    return field_of("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
+
+
+def memory() -> int | None:
+    text = field_of("/proc/meminfo", "MemTotal")
+    return int(text.split()[0]) * 1024 if text else None
+
+
+def gpu() -> str | None:
+    try:
+        import torch
+
+        return str(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else None
+    except ImportError:
+        return None
+
+
+def load() -> float | None:
+    """Processes that wanted to run, on average of the last minute."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def commit() -> str | None:
+    """The checkout's, with "+" where files are changed; None without git, or outside a checkout."""
+    head = git("rev-parse", "HEAD")
+    return head and head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def git(*words: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def has_gpu() -> bool:
+    """Whether any framework sees one."""
+    try:
+        import torch
+
+        if torch.cuda.is_available():
+            return True
+    except ImportError:
+        pass
+    try:
+        import jax
+
+        return jax.default_backend() == "gpu"
+    except (ImportError, RuntimeError):
+        return False

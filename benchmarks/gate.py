@@ -1,0 +1,124 @@
+"""The judge of a benchmark: no hand-made tolerance, the bounds and the oracle of `conformance`, at the real size.
+
+Before and after the timing a subject computes fresh inputs at the case's real size, and some rows of what it gives are
+judged (see `places`). Of every timed call some rows are kept the moment the clock stops, and judged later, by row:
+output, and gradients of queries. Gradients of keys, values and weights depend on all rows. They are judged for one
+timed trial, the same for all subjects and drawn after the timing, as the sum over blocks of rows: each block's
+gradients and their bounds are those of a small case. The errors of its terms add up over the blocks. The rounding of
+the sum itself is bounded by gamma(n + c) of the absolute terms for all n rows, by gamma(block + c) for a block, with
+the same small c for roundings besides; and gamma(n + c) / gamma(block + c) decreases with c. So the blocks' bounds,
+each times gamma(n) / gamma(block), add up to a bound for the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import cases as timed
+from benchmarks.cases import Arrays, Case
+from benchmarks.places import BY_ROW, Place, Sample, as_answers, count_rows, only_there, small_case
+from conformance.bounds import bound
+from conformance.bounds.arithmetic import Precision
+from conformance.expectations import Exact
+from conformance.oracle import oracle
+from conformance.verdict import Finding, compare, judge
+
+BLOCK = 256
+"""Rows that are judged together where all rows count."""
+LARGEST = 2**24
+"""Pairs of a key head up to which all rows are judged for its keys and values."""
+
+
+class Verdict(NamedTuple):
+    """The worst error in units of its bound, and what is wrong in a line; empty if nothing is."""
+
+    worst: float
+    wrong: str = ""
+
+
+GOOD = Verdict(0.0)
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    return max(verdicts, default=GOOD, key=lambda verdict: (bool(verdict.wrong), verdict.worst))
+
+
+def verdict_of(findings: Iterable[Finding], where: str) -> Verdict:
+    found = max(findings, key=lambda finding: finding.ratio)
+    return Verdict(found.ratio, f"{where}: {found}" if found.ratio > 1 else "")
+
+
+def all_rows_judged(case: Case) -> bool:
+    """Whether gradients of keys, values and weights are judged with all rows counted."""
+    share = case.H // case.G * (case.D if case.operation == "layer_norm" else case.K)
+    return case.backward and count_rows(case) * share <= LARGEST
+
+
+@dataclass
+class Call:
+    """One call's inputs and truth, by the seeds that it was made from; what many subjects share is computed once."""
+
+    case: Case
+    seed: int
+    words: tuple[int, ...]
+    sparse: tuple[Place, ...] = ()
+    known: dict[Any, Any] = field(default_factory=dict)
+
+    @cached_property
+    def arrays(self) -> Arrays:
+        arrays = timed.inputs(self.case, self.seed, *self.words)
+        return only_there(self.case, arrays, self.sparse) if self.sparse else arrays
+
+    @cached_property
+    def mask(self) -> Any:
+        return timed.mask(self.case, self.seed, *self.words)
+
+    def truth(self, place: Place, conventions: dict[str, str]) -> Any:
+        """The small case, what its results are, and how far off they may be."""
+        key = (place, *conventions.items())
+        if key not in self.known:
+            small = small_case(self.case, self.arrays, self.mask, place, conventions)
+            self.known[key] = small, oracle(small), bound(small)
+        return self.known[key]
+
+    def rows(self, place: Place, sample: Sample, conventions: dict[str, str], where: str) -> Verdict:
+        """Of the results that were taken at the place."""
+        small, truth, bounds = self.truth(place, conventions)
+        answers = as_answers(self.case, sample)
+        asked = {name: exact for name, exact in truth.items() if name in answers}
+        return verdict_of(judge(small, answers, asked, bounds), where)
+
+    def sums(self, place: Place, conventions: dict[str, str]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """The gradients of the place's keys and values, or of the weights, over all rows, and their bounds."""
+        total = count_rows(self.case)
+        precision = Precision.of(self.case.dtype)
+        values: dict[str, np.ndarray] = {}
+        bounds: dict[str, np.ndarray] = {}
+        for start in range(0, total, BLOCK):
+            rows = tuple(range(start, min(start + BLOCK, total)))
+            block = Place(place.batch, place.group, rows, len(rows))
+            growth = precision.gamma(total) / precision.gamma(len(rows))
+            small = small_case(self.case, self.arrays, self.mask, block, conventions)
+            truth, errors = oracle(small), bound(small)
+            for name in set(truth) - set(BY_ROW):
+                values[name] = values.get(name, 0) + truth[name].high
+                bounds[name] = bounds.get(name, 0) + growth * errors[name]
+        return values, bounds
+
+    def over_all_rows(self, place: Place, sample: Sample, conventions: dict[str, str], where: str) -> Verdict:
+        """Of the gradients that depend on all rows, among what was taken."""
+        key = ("sums", place.batch, place.group, *conventions.items())
+        if key not in self.known:
+            self.known[key] = self.sums(place, conventions)
+        values, bounds = self.known[key]
+        answers = as_answers(self.case, sample)
+        findings = [
+            compare(name, answers.get(name), Exact(value, np.zeros_like(value)), bounds[name], self.case.dtype)
+            for name, value in values.items()
+        ]
+        return verdict_of(findings, where)

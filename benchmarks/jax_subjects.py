@@ -1,0 +1,203 @@
+"""JAX: the engines of jax_impl, jax.nn's attention and standardize. Everything is called under jax.jit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cases import Arrays, Case, dense_mask
+from benchmarks.subjects import BHTD, BTHD, ROWS, Layout, Prepared, Results, Subject, Unfit, heads_of, without
+from conformance.frameworks import JaxArrays
+from specification.masks import map_arrays
+
+
+def prepared(case: Case, device: str, function: Any, given: Any = None, *, layout: Layout = BHTD) -> Prepared:
+    """function(*inputs, given(mask)) under jax.jit, with jax.vjp where there is a backward pass.
+
+    given: what holds arrays is an argument of the compiled function.
+    """
+    import jax
+
+    framework = JaxArrays(device)
+
+    @jax.jit
+    def forward(inputs: Any, extra: Any) -> Results:
+        return (function(*inputs, extra),)
+
+    @jax.jit
+    def both(inputs: Any, extra: Any, cotangent: Any) -> Results:
+        output, pullback = jax.vjp(lambda *inputs: function(*inputs, extra), *inputs)
+        return output, *pullback(cotangent)
+
+    def load(arrays: Arrays, mask: Any) -> Any:
+        inputs = [framework.array(layout.lay(name, arrays[name])) for name in case.inputs]
+        extra = given(mask) if given else None
+        cotangents = [framework.array(layout.lay("output", arrays["cotangent"]))] if case.backward else []
+        return jax.block_until_ready((inputs, extra, *cotangents))
+
+    def call(loaded: Any) -> Results:
+        results: Results = both(*loaded) if case.backward else forward(*loaded)
+        # On a CPU one call after the other, as for everybody else; on a GPU calls may queue.
+        return jax.block_until_ready(results) if device == "cpu" else results
+
+    def wait(results: Sequence[Results]) -> None:
+        jax.block_until_ready(list(results))
+
+    def view(result: Any, name: str) -> Any:
+        return layout.view(np.asarray(result), heads_of(case, name))
+
+    return Prepared(load, call, view, wait=wait)
+
+
+def arrays_of(device: str) -> Callable[[Any], Any]:
+    """A mask's description with JAX arrays in place of NumPy's."""
+    framework = JaxArrays(device)
+    return lambda mask: map_arrays(mask, lambda array: framework.array(np.asarray(array, np.int32)))
+
+
+def engine(case: Case, device: str, name: str) -> Prepared:
+    """jax_impl.attention by an engine; arrays in the description are arguments, as they are in a model."""
+    import jax
+
+    import jax_impl
+    from benchmarks.cases import mask
+
+    holds_arrays = case.kind in ("lengths", "segments")
+    fixed = None if holds_arrays else mask(case, 0)
+    given = arrays_of(device) if holds_arrays else None
+    choices: list[Any] = []
+
+    def explained(*inputs: Any) -> None:
+        choices.append(jax_impl.explain_engine(*inputs[:3], mask=fixed or inputs[3], engine=name))
+
+    try:
+        like = [jax.ShapeDtypeStruct(case.shapes[part], case.dtype) for part in case.inputs]
+        jax.eval_shape(explained, *like, given(mask(case, 0)) if given else None)
+    except ValueError as error:
+        raise Unfit(str(error)) from error
+    ready = prepared(
+        case,
+        device,
+        lambda query, key, value, m: jax_impl.attention(query, key, value, mask=fixed or m, engine=name),
+        given,
+    )
+    ready.form = "description"
+    ready.chosen = f"{choices[0].engine}: {choices[0].why}" if name == "auto" else ""
+    return ready
+
+
+# --- jax.nn -----------------------------------------------------------------------------------------------------------
+
+
+def dot_product(case: Case, device: str, implementation: str) -> Prepared:
+    """`jax.nn.dot_product_attention`, with the parameter that says most about the mask."""
+    import jax
+
+    framework = JaxArrays(device)
+    options: dict[str, Any] = {"implementation": implementation}
+    given, name, form = None, "", ""
+    if case.kind == "causal":
+        options["is_causal"], form = True, "is_causal"
+    elif case.kind == "window":
+        options["local_window_size"] = (case.window - 1, 0)
+        form = f"local_window_size={options['local_window_size']}"
+    elif case.kind == "lengths":
+        name = form = "key_value_seq_lengths"
+
+        def given(mask: Any) -> Any:
+            return framework.array(np.asarray(mask.lengths, np.int32))
+    elif case.kind == "segments":
+        name, form = "mask", "boolean array"
+
+        def given(mask: Any) -> Any:
+            return framework.array(dense_mask(case, mask))
+
+    def apply(query: Any, key: Any, value: Any, mask: Any) -> Any:
+        return jax.nn.dot_product_attention(query, key, value, **options, **({name: mask} if name else {}))
+
+    ready = prepared(case, device, apply, given, layout=BTHD)
+    ready.form = form
+    return ready
+
+
+def layer_norm(case: Case, device: str, package: str) -> Prepared:
+    if package == "jax_impl":
+        import jax_impl
+
+        function: Any = jax_impl.layer_norm
+    else:
+        from conformance.peers import flax_layers, jax_functions
+
+        functions = {
+            "jax.nn": jax_functions.standardize_stable,
+            "flax": flax_layers.linen_layer_norm_slow,
+            "flax, fast": flax_layers.linen_layer_norm_fast,
+        }
+        function = functions[package]
+    return prepared(case, device, lambda x, weight, bias, _: function(x, weight, bias, eps=1e-5), layout=ROWS)
+
+
+# --- the list ---------------------------------------------------------------------------------------------------------
+
+ROUNDED = {"weights": "inputs"}
+
+
+BY_AUTO = "it is timed as auto where auto takes it"
+LITERAL = "it is the literal port, and holds all scores"
+
+
+def ours(name: str, scores: tuple[float, float] = (0, 0), **fields: Any) -> Subject:
+    return Subject(
+        f"jax_impl, {name}",
+        "attention",
+        "jax",
+        ("jax",),
+        f"{__name__}:engine",
+        (name,),
+        ours=True,
+        scores=scores,
+        **fields,
+    )
+
+
+def peer(name: str, make: str, *arguments: Any, **fields: Any) -> Subject:
+    fields = {"operation": "attention", "packages": ("jax",)} | fields
+    return Subject(name, arrays="jax", make=f"{__name__}:{make}", arguments=arguments, **fields)
+
+
+OURS = (
+    ours("auto", base=True),
+    ours("fused", slow=BY_AUTO),
+    ours("blocked", slow=BY_AUTO),
+    ours("reference", (4, 8), slow=LITERAL),
+    Subject(
+        "jax_impl, layer norm",
+        "layer_norm",
+        "jax",
+        ("jax",),
+        f"{__name__}:layer_norm",
+        ("jax_impl",),
+        ours=True,
+        base=True,
+    ),
+)
+PEERS = (
+    peer("jax.nn.dot_product_attention", "dot_product", "xla", scores=(3, 7), conventions=ROUNDED),
+    peer(
+        "jax.nn.dot_product_attention, cuDNN",
+        "dot_product",
+        "cudnn",
+        device="cuda",
+        takes=without(dtypes=("float16", "bfloat16")),
+        conventions=ROUNDED,
+    ),
+    peer(
+        "jax.nn.standardize",
+        "layer_norm",
+        "jax.nn",
+        operation="layer_norm",
+        takes=without(dtypes=("float32", "float64")),
+    ),
+)

@@ -1,0 +1,152 @@
+"""Memory: what one call needs beyond its inputs, what a case will need, and what is there."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import cases as timed
+from benchmarks.cases import Case
+from benchmarks.station import MEMORY
+from benchmarks.subjects import Subject
+
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET_PEAK = "5"
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+NO_ARENAS = "BENCHMARKS_NO_ARENAS"
+"""Set where memory is measured: a library that keeps what it has freed would show nothing in its second call."""
+SPARE = 0.8
+"""The share of the free memory that a case may need."""
+
+
+class NotMeasured(Exception):
+    """This system does not say it."""
+
+
+def give_memory_back() -> None:
+    """From here on the C library returns memory that is freed, so that none of it is hidden from the next call."""
+    try:
+        library = ctypes.CDLL(None)
+        library.mallopt(M_MMAP_THRESHOLD, 65536)
+        library.mallopt(M_TRIM_THRESHOLD, 0)
+        library.malloc_trim(0)
+    except (OSError, AttributeError):
+        return
+
+
+def resident(field: str) -> int:
+    """Bytes, of the process's `VmRSS` (now) or `VmHWM` (at most, since that was reset)."""
+    for line in STATUS.read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise NotMeasured(f"{STATUS} has no {field}")
+
+
+def extra_peak(call: Callable[[], Any]) -> int:
+    """The bytes that the process had at most while the call ran, above what it had before."""
+    gc.collect()
+    give_memory_back()
+    try:
+        CLEAR.write_text(RESET_PEAK)
+        before = resident("VmRSS")
+    except OSError as error:
+        raise NotMeasured(f"{error.filename}: {error.strerror}") from error
+    result = call()
+    peak = resident("VmHWM")
+    del result
+    return max(0, peak - before)
+
+
+class MemoryStation:
+    """A subject in a process that does nothing but this: the call once, to be warm, and once more to be measured."""
+
+    def __init__(self, subject: Subject, device: str) -> None:
+        self.subject, self.device = subject, device
+
+    def measure(self, case: Case, seed: int) -> int:
+        """Bytes above the inputs, results included."""
+        give_memory_back()
+        os.environ[NO_ARENAS] = "1"
+        prepared = self.subject.ready(case, self.device)
+
+        def loaded(number: int) -> Any:
+            words = (MEMORY, number)
+            return prepared.load(timed.inputs(case, seed, *words), timed.mask(case, seed, *words))
+
+        def call() -> Any:
+            results = prepared.call(inputs)
+            prepared.wait([results])
+            return results
+
+        inputs = loaded(0)
+        with prepared.around():
+            call()
+            inputs = loaded(1)
+            return on_gpu(self.subject.arrays, call) if self.device == "cuda" else extra_peak(call)
+
+
+def on_gpu(arrays: str, call: Callable[[], Any]) -> int:
+    """As the framework's own allocator counts it."""
+    if arrays == "torch":
+        import torch
+
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        result = call()
+        torch.cuda.synchronize()
+        del result
+        return int(torch.cuda.max_memory_allocated() - before)
+    import jax
+
+    device = jax.devices("gpu")[0]
+    statistics: Any = device.memory_stats()
+    before = statistics["bytes_in_use"]
+    call()
+    statistics = device.memory_stats()
+    return int(statistics["peak_bytes_in_use"] - before)
+
+
+# --- before a case ----------------------------------------------------------------------------------------------------
+
+
+def available(device: str) -> int | None:
+    """Bytes that are free; None where the system does not say."""
+    if device == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info()[0])
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        return None
+
+
+def needed(subject: Subject, case: Case) -> int:
+    """Bytes for one call: inputs and results (twice, being drawn in NumPy), dense masks, and the scores it keeps."""
+    arrays = sum(int(np.prod(shape)) for shape in case.shapes.values())
+    results = arrays if case.backward else arrays // len(case.inputs)
+    pairs = case.B * case.H * case.Q * case.K if case.operation == "attention" else 0
+    scores = subject.scores[case.backward] * pairs * 4
+    dense = case.kind in ("window", "segments", "causal") and not subject.ours
+    masks = 4 * case.Q * case.K if dense and case.operation == "attention" else 0
+    return int(2 * (arrays + results) * case.itemsize + scores + masks)
+
+
+def hindrance(subject: Subject, case: Case, free: int | None) -> str:
+    """Why memory does not suffice, in a line; empty if it does."""
+    bytes_needed = needed(subject, case)
+    if free is None or bytes_needed <= SPARE * free:
+        return ""
+    return f"one call needs about {gigabytes(bytes_needed)}, and {gigabytes(free)} are free"
+
+
+def gigabytes(count: float) -> str:
+    return f"{count / 1e9:.1f} GB"

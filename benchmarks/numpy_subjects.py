@@ -1,0 +1,99 @@
+"""NumPy: the definition, and the dozen lines that everybody has written."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cases import Arrays, Case, dense_mask
+from benchmarks.subjects import BHTD, ROWS, Layout, Prepared, Results, Subject, heads_of, without
+
+
+def prepared(case: Case, function: Any, given: Any = None, *, gradients: Any = None, layout: Layout = BHTD) -> Prepared:
+    """function(*inputs, given(mask)), and gradients(*inputs, cotangent, given(mask)) of the inputs."""
+
+    def load(arrays: Arrays, mask: Any) -> Any:
+        inputs = [layout.lay(name, arrays[name]) for name in case.inputs]
+        cotangent = layout.lay("output", arrays["cotangent"]) if case.backward else None
+        return inputs, cotangent, given(mask) if given else None
+
+    def call(loaded: Any) -> Results:
+        inputs, cotangent, extra = loaded
+        output = function(*inputs, extra)
+        return (output,) if cotangent is None else (output, *gradients(*inputs, cotangent, extra))
+
+    return Prepared(load, call, lambda result, name: layout.view(result, heads_of(case, name)))
+
+
+def reference(case: Case, device: str) -> Prepared:
+    import reference_numpy as definition
+
+    if case.operation == "layer_norm":
+        ready = prepared(
+            case,
+            lambda x, weight, bias, _: definition.layer_norm(x, weight, bias, eps=1e-5),
+            gradients=lambda x, weight, bias, bar, _: definition.layer_norm_vjp(x, weight, bias, bar, eps=1e-5),
+            layout=ROWS,
+        )
+    else:
+        ready = prepared(
+            case,
+            lambda query, key, value, mask: definition.attention(query, key, value, mask=mask),
+            lambda mask: mask,
+            gradients=lambda *inputs: definition.attention_vjp(*inputs[:-1], mask=inputs[-1])[:3],
+        )
+    ready.form = "description"
+    return ready
+
+
+def naive_attention(query: Any, key: Any, value: Any, forbidden: Any) -> np.ndarray:
+    """softmax(query . key / sqrt(D)) . value, with all scores in memory."""
+    scores = query @ key.swapaxes(-1, -2) * np.float32(1 / math.sqrt(query.shape[-1]))
+    if forbidden is not None:
+        scores[np.broadcast_to(forbidden, scores.shape)] = -np.inf
+    scores -= scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores, out=scores)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    return np.asarray(weights @ value)
+
+
+def naive(case: Case, device: str) -> Prepared:
+    ready = prepared(case, naive_attention, lambda mask: None if mask is None else ~dense_mask(case, mask))
+    ready.form = "" if case.kind == "dense" else "boolean array"
+    return ready
+
+
+SUBJECTS = (
+    Subject(
+        "reference_numpy",
+        "attention",
+        "numpy",
+        ("numpy",),
+        f"{__name__}:reference",
+        device="cpu",
+        takes=without(dtypes=("float32", "float64")),
+        ours=True,
+    ),
+    Subject(
+        "NumPy, naive",
+        "attention",
+        "numpy",
+        ("numpy",),
+        f"{__name__}:naive",
+        device="cpu",
+        takes=without(grouped=False, backward=False, dtypes=("float32",)),
+        scores=(2, 2),
+    ),
+    Subject(
+        "reference_numpy, layer norm",
+        "layer_norm",
+        "numpy",
+        ("numpy",),
+        f"{__name__}:reference",
+        device="cpu",
+        ours=True,
+        takes=without(dtypes=("float32", "float64")),
+    ),
+)

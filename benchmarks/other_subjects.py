@@ -1,0 +1,209 @@
+"""Flax, Keras on JAX and on torch, and ONNX Runtime."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from benchmarks import jax_subjects, torch_subjects
+from benchmarks.cases import Arrays, Case, dense_mask
+from benchmarks.memory import NO_ARENAS
+from benchmarks.numpy_subjects import prepared as numpy_prepared
+from benchmarks.subjects import BHTD, BTHD, ROWS, TOKENS, Prepared, Subject, without
+from conformance.frameworks import JaxArrays, TorchArrays
+from conformance.peers import onnx_nodes
+
+ARRAYS: dict[str, Any] = {"jax": JaxArrays, "torch": TorchArrays}
+PREPARED: dict[str, Any] = {"jax": jax_subjects.prepared, "torch": torch_subjects.prepared}
+
+
+# --- Flax -------------------------------------------------------------------------------------------------------------
+
+
+def flax_attention(case: Case, device: str) -> Prepared:
+    from conformance.peers.flax_layers import linen_attention
+
+    array = JaxArrays(device).array
+    masked = case.kind != "dense"
+    ready = jax_subjects.prepared(
+        case,
+        device,
+        lambda query, key, value, mask: linen_attention(query, key, value, mask=mask),
+        (lambda mask: array(dense_mask(case, mask))) if masked else None,
+        layout=BTHD,
+    )
+    ready.form = "boolean array" if masked else ""
+    return ready
+
+
+# --- Keras ------------------------------------------------------------------------------------------------------------
+
+
+def keras_attention(case: Case, device: str, backend: str) -> Prepared:
+    """`keras.ops.dot_product_attention` as it is called, which then chooses by itself; under jax.jit on JAX."""
+    import keras
+
+    array = ARRAYS[backend](device).array
+    options = {"is_causal": True} if case.kind == "causal" else {}
+    dense = case.kind not in ("dense", "causal")
+
+    def apply(query: Any, key: Any, value: Any, mask: Any) -> Any:
+        return keras.ops.dot_product_attention(query, key, value, mask=mask, **options)
+
+    given = (lambda mask: array(dense_mask(case, mask))) if dense else None
+    ready: Prepared = PREPARED[backend](case, device, apply, given, layout=BTHD)
+    ready.form = "boolean array" if dense else "is_causal" if options else ""
+    return ready
+
+
+def keras_layer_norm(case: Case, device: str, backend: str) -> Prepared:
+    """`keras.layers.LayerNormalization`: called by itself on torch, statelessly under jax.jit on JAX."""
+    if backend == "jax":
+        from conformance.peers.keras_layers import layer_norm
+
+        return jax_subjects.prepared(
+            case, device, lambda x, weight, bias, _: layer_norm(x, weight, bias, eps=1e-5), layout=ROWS
+        )
+    import keras
+
+    def weights(x: Any, weight: Any, bias: Any) -> tuple[Any, list[Any]]:
+        layer = keras.layers.LayerNormalization(epsilon=1e-5, dtype=case.dtype)
+        layer.build(tuple(x.shape))
+        layer.set_weights([weight.detach(), bias.detach()])
+        return (lambda x, *_: layer(x)), [x, layer.gamma.value, layer.beta.value]
+
+    return torch_subjects.prepared(case, device, None, layout=ROWS, weights=weights)
+
+
+# --- ONNX Runtime -----------------------------------------------------------------------------------------------------
+
+
+def session(operator: str, opset: int, feeds: dict[str, np.ndarray | None], domain: str = "", **attributes: Any) -> Any:
+    """A model of one node, in as many threads as the others have."""
+    import onnxruntime
+
+    kinds = tuple((name, onnx_nodes.array_kind(array)) for name, array in feeds.items())
+    serialized = onnx_nodes.model(operator, opset, domain, kinds, tuple(attributes.items()))
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
+    options.enable_cpu_mem_arena = NO_ARENAS not in os.environ
+    made = onnxruntime.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
+    return lambda given: made.run(None, given)[0]
+
+
+def running(case: Case, operator: str, opset: int, feeds: Any, layout: Any, domain: str = "", **attributes: Any) -> Any:
+    """feeds(arrays, mask): the node's inputs in its order, None for one that is left out."""
+    from benchmarks.cases import inputs, mask
+
+    like = feeds({name: layout.lay(name, array) for name, array in inputs(case, 0).items()}, mask(case, 0))
+    run = session(operator, opset, like, domain, **attributes)
+    ready = numpy_prepared(case, lambda *given: run(given[-1]), layout=layout)
+
+    def load(arrays: Arrays, mask: Any) -> Any:
+        given = feeds({name: layout.lay(name, array) for name, array in arrays.items()}, mask)
+        return (), None, {name: array for name, array in given.items() if array is not None}
+
+    ready.load = load
+    return ready
+
+
+def onnx_attention(case: Case, device: str) -> Prepared:
+    """The standard's operator Attention."""
+    lengths = case.kind == "lengths"
+    attributes: dict[str, Any] = {"is_causal": 1} if case.kind == "causal" else {}
+    dense = case.kind in ("window", "segments")
+
+    def feeds(arrays: Arrays, mask: Any) -> dict[str, np.ndarray | None]:
+        found: dict[str, Any] = {"Q": arrays["query"], "K": arrays["key"], "V": arrays["value"]}
+        found["attn_mask"] = dense_mask(case, mask) if dense else None
+        if lengths:
+            found |= {"past_key": None, "past_value": None, "nonpad_kv_seqlen": np.asarray(mask.lengths, np.int64)}
+        return found
+
+    ready: Prepared = running(case, "Attention", 24 if lengths else 23, feeds, BHTD, **attributes)
+    ready.form = "nonpad_kv_seqlen" if lengths else "is_causal" if attributes else "boolean array" if dense else ""
+    return ready
+
+
+def onnx_contributed(case: Case, device: str) -> Prepared:
+    """com.microsoft's MultiHeadAttention."""
+    lengths = case.kind == "lengths"
+    attributes = {"num_heads": case.H} | ({"unidirectional": 1} if case.kind == "causal" else {})
+
+    def feeds(arrays: Arrays, mask: Any) -> dict[str, np.ndarray | None]:
+        found: dict[str, Any] = {"Q": arrays["query"], "K": arrays["key"], "V": arrays["value"], "bias": None}
+        found["key_padding_mask"] = dense_mask(case, mask)[:, 0, 0].astype(np.int32) if lengths else None
+        return found
+
+    domain = onnx_nodes.CONTRIBUTED
+    ready: Prepared = running(case, "MultiHeadAttention", 17, feeds, TOKENS, domain, **attributes)
+    ready.form = "key_padding_mask" if lengths else "unidirectional" if case.kind == "causal" else ""
+    return ready
+
+
+def onnx_layer_norm(case: Case, device: str) -> Prepared:
+    def feeds(arrays: Arrays, mask: Any) -> dict[str, np.ndarray | None]:
+        return {"X": arrays["x"], "Scale": arrays["weight"], "B": arrays["bias"]}
+
+    ready: Prepared = running(case, "LayerNormalization", 17, feeds, ROWS, axis=-1, epsilon=1e-5)
+    return ready
+
+
+# --- the list ---------------------------------------------------------------------------------------------------------
+
+
+def subject(name: str, arrays: str, packages: tuple[str, ...], make: str, *arguments: Any, **fields: Any) -> Subject:
+    fields = {"operation": "attention"} | fields
+    return Subject(name, arrays=arrays, packages=packages, make=f"{__name__}:{make}", arguments=arguments, **fields)
+
+
+def keras(backend: str, scores: tuple[float, float]) -> list[Subject]:
+    environment = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    common: dict[str, Any] = {"environment": environment}
+    packages = ("keras", backend)
+    return [
+        subject(
+            f"Keras on {backend}", backend, packages, "keras_attention", backend,
+            scores=scores, conventions={"weights": "inputs"}, **common,
+        ),
+        subject(
+            f"Keras on {backend}, layer norm", backend, packages, "keras_layer_norm", backend,
+            operation="layer_norm", **common,
+        ),
+    ]  # fmt: skip
+
+
+ONNX: dict[str, Any] = {"device": "cpu"}
+INFERENCE: dict[str, Any] = {"backward": False, "dtypes": ("float32",)}
+FLAX: dict[str, Any] = {"arrays": "jax", "packages": ("flax", "jax")}
+SUBJECTS = (
+    subject(
+        "Flax linen", make="flax_attention", scores=(3, 7), takes=without(grouped=False),
+        conventions={"weights": "inputs", "products": "inputs"}, **FLAX,
+    ),
+    *keras("jax", (3, 7)),
+    *keras("torch", (1, 1)),
+    subject(
+        "ONNX Runtime, Attention", "numpy", ("onnxruntime", "onnx"), "onnx_attention", scores=(2, 2),
+        takes=without(**INFERENCE), **ONNX,
+    ),
+    subject(
+        "ONNX Runtime, MultiHeadAttention", "numpy", ("onnxruntime", "onnx"), "onnx_contributed",
+        takes=without("window", "segments", grouped=False, **INFERENCE), scores=(1, 1), **ONNX,
+    ),
+    Subject(
+        "Flax layer norm", "layer_norm", make="benchmarks.jax_subjects:layer_norm", arguments=("flax, fast",),
+        **FLAX,
+    ),
+    Subject(
+        "Flax layer norm, two passes", "layer_norm", make="benchmarks.jax_subjects:layer_norm",
+        arguments=("flax",), **FLAX,
+    ),
+    subject(
+        "ONNX Runtime, layer norm", "numpy", ("onnxruntime", "onnx"), "onnx_layer_norm",
+        operation="layer_norm", takes=without(**INFERENCE), **ONNX,
+    ),
+)  # fmt: skip

@@ -1,0 +1,142 @@
+"""Where a result is looked at: some rows of some heads of a batch element, and the small case that these rows are.
+
+Rows of attention know nothing of each other. So some rows of a result at its real size are the whole result of the
+small case that has these queries, the key head that they read, all of its keys and values, and the mask's rows. With a
+cotangent that is zero but in these rows, the gradients of that key head and its values are those of the small case too,
+and so are those of the queries. Layer norm's rows are as independent, and its weights take the place of the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cases import Arrays, Case, generator
+from benchmarks.subjects import Prepared
+from conformance import cases as judged
+from reference_numpy.masks import allowed_pairs
+
+Sample = dict[str, np.ndarray]
+"""What a subject gave at a place, by the names of the results."""
+
+BY_ROW = ("output", "gradient of query", "gradient of x")
+"""Results that have a row for every row of the place; the others belong to a key head or a weight as a whole."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The rows of the query heads of a batch element that read key head `group`; `live` of them get a cotangent."""
+
+    batch: int
+    group: int
+    rows: tuple[int, ...]
+    live: int
+
+
+def count_rows(case: Case) -> int:
+    return case.B * case.Q if case.operation == "layer_norm" else case.Q
+
+
+def draw(case: Case, random: np.random.Generator, places: int, rows: int, still: int = 0) -> list[Place]:
+    """Different places, each with that many random rows, the first and last row at times among them.
+
+    still: so many further rows that get no cotangent: their queries' gradients have to be zero.
+    """
+    norm = case.operation == "layer_norm"
+    spots = [(0, 0)] if norm else [(b, g) for b in range(case.B) for g in range(case.G)]
+    order = random.permutation(len(spots))[:places]
+    total, found = count_rows(case), []
+    for number, spot in enumerate(order):
+        chosen = random.choice(total, min(rows + still, total), replace=False)
+        ends = [total - 1] if number % 2 == 0 else [0]
+        chosen = np.array([*ends, *chosen[~np.isin(chosen, ends)]])[: len(chosen)]
+        batch, group = spots[spot]
+        found.append(Place(batch, group, tuple(map(int, chosen)), min(rows, len(chosen))))
+    return found
+
+
+def only_there(case: Case, arrays: Arrays, places: Sequence[Place]) -> Arrays:
+    """The inputs with a cotangent that is zero but in the live rows."""
+    if not case.backward:
+        return arrays
+    cotangent = arrays["cotangent"]
+    sparse = np.zeros_like(cotangent)
+    whole, part = (rows_view(case, array) for array in (cotangent, sparse))
+    for place in places:
+        index = (place.batch, query_heads(case, place), np.array(place.rows[: place.live]))
+        part[index] = whole[index]
+    return arrays | {"cotangent": sparse}
+
+
+def rows_view(case: Case, array: np.ndarray) -> np.ndarray:
+    """[B, H, T, W] as it is, layer norm's [B, T, D] as [1, 1, B * T, D]."""
+    return array.reshape(1, 1, -1, array.shape[-1]) if case.operation == "layer_norm" else array
+
+
+def query_heads(case: Case, place: Place) -> slice:
+    share = case.H // case.G
+    return slice(place.group * share, (place.group + 1) * share)
+
+
+def taken(case: Case, prepared: Prepared, results: Sequence[Any], place: Place, names: Sequence[str]) -> dict[str, Any]:
+    """Copies of the results of these names at the place, [heads, tokens, width], still the framework's own."""
+    found = {}
+    for name, result in zip(case.results, results, strict=True):
+        if name not in names:
+            continue
+        by_row = name in BY_ROW
+        heads = query_heads(case, place) if by_row else slice(place.group, place.group + 1)
+        of_heads = prepared.view(result, name)[place.batch, heads]
+        found[name] = prepared.copy(of_heads[:, np.array(place.rows)] if by_row else of_heads)
+    return found
+
+
+# --- the small case ---------------------------------------------------------------------------------------------------
+
+
+def small_case(case: Case, arrays: Arrays, mask: Any, place: Place, conventions: dict[str, str]) -> judged.Case:
+    """What the place's results are all the results of. `conventions`: see `conformance.declare`."""
+    rounding = {}
+    if case.itemsize == 2:
+        rounding = {part: case.dtype if name == "inputs" else name for part, name in conventions.items()}
+    build = small_norm if case.operation == "layer_norm" else small_attention
+    return build(case, arrays, mask, place, rounding)
+
+
+def small_attention(case: Case, arrays: Arrays, mask: Any, place: Place, rounding: dict[str, str]) -> judged.Case:
+    batch, rows = slice(place.batch, place.batch + 1), np.array(place.rows)
+    heads, group = query_heads(case, place), slice(place.group, place.group + 1)
+    found = {"query": arrays["query"][batch, heads][:, :, rows]}
+    found |= {name: arrays[name][batch, group] for name in ("key", "value")}
+    options = {} if mask is None else {"mask": mask_rows(case, mask, place.batch, rows)}
+    cotangents = {"output": arrays["cotangent"][batch, heads][:, :, rows]} if case.backward else {}
+    return judged.Case("attention", case.dtype, found, options, cotangents, rounding=rounding)
+
+
+def mask_rows(case: Case, mask: Any, batch: int, rows: Any) -> np.ndarray:
+    """The rows of the mask [1, 1, rows, K], without the others."""
+    allowed = allowed_pairs(mask, case.Q, case.K, rows)
+    of_batch = allowed[batch : batch + 1] if len(allowed) > 1 else allowed
+    return np.array(np.broadcast_to(of_batch, (1, 1, len(rows), case.K)))
+
+
+def small_norm(case: Case, arrays: Arrays, mask: Any, place: Place, rounding: dict[str, str]) -> judged.Case:
+    rows = np.array(place.rows)
+    found = {"x": rows_view(case, arrays["x"])[0, 0, rows]} | {name: arrays[name] for name in ("weight", "bias")}
+    cotangents = {"output": rows_view(case, arrays["cotangent"])[0, 0, rows]} if case.backward else {}
+    return judged.Case("layer_norm", case.dtype, found, {"eps": 1e-5}, cotangents, rounding=rounding)
+
+
+def as_answers(case: Case, sample: Sample) -> dict[str, np.ndarray]:
+    """What was taken, [heads, tokens, width], in the shapes of the small case's results."""
+    if case.operation == "attention":
+        return {name: array[None] for name, array in sample.items()}
+    return {name: array[0] if name in BY_ROW else array[0, 0] for name, array in sample.items()}
+
+
+def place_random(case: Case, seed: int, *words: int) -> np.random.Generator:
+    """For drawing places: other numbers than the inputs are made of."""
+    return generator(seed, case, *words, 0x506C616365)

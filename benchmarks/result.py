@@ -1,0 +1,155 @@
+"""A result as plain data: what `--json` writes, what `compare` and `plot` read. docs/benchmarks.md describes it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cases import Case
+from benchmarks.ceilings import Measured, best_copy, best_product
+from benchmarks.running import Entry
+from benchmarks.statistics import LEVEL, Interval, paired
+from benchmarks.work import Work
+
+NAME, VERSION = "transformer-conformance benchmark", 1
+
+Result = dict[str, Any]
+
+
+def empty(environment: Result, settings: Result) -> Result:
+    return {
+        "schema": {"name": NAME, "version": VERSION},
+        "finished": False,
+        "environment": environment,
+        "settings": settings | {"level": LEVEL},
+        "ceilings": [],
+        "cases": [],
+        "scaling": [],
+    }
+
+
+def case_result(case: Case, work: Work, entries: Sequence[Entry], ceilings: Sequence[Measured]) -> Result:
+    sizes = {name: getattr(case, name) for name in ("B", "H", "G", "Q", "K", "D", "V", "window", "segments")}
+    inputs = [int(np.prod(case.shapes[name])) for name in case.inputs]
+    bases = [entry for entry in entries if entry.measured and entry.subject.base]
+    bases = bases or [entry for entry in entries if entry.measured][:1]
+    return {
+        "name": case.name,
+        "operation": case.operation,
+        "direction": case.direction,
+        "dtype": case.dtype,
+        **sizes,
+        "kind": case.kind,
+        "series": case.series,
+        "pairs": work.pairs,
+        "flops": work.flops,
+        "least_flops": work.least_flops,
+        "bytes": work.bytes,
+        "input_bytes": sum(inputs) * case.itemsize,
+        "bases": [entry.subject.name for entry in bases],
+        "subjects": [subject_result(case, work, entry, bases, ceilings) for entry in entries],
+    }
+
+
+def subject_result(
+    case: Case, work: Work, entry: Entry, bases: Sequence[Entry], ceilings: Sequence[Measured]
+) -> Result:
+    """Whatever failed or was left out has a reason, and no time at all."""
+    start, subject = entry.start, entry.subject
+    found: Result = {
+        "name": subject.name,
+        "ours": subject.ours,
+        "status": entry.status,
+        "reason": entry.reason,
+        "form": start.form if start else "",
+        "chosen": start.chosen if start else "",
+        "notes": [*subject.notes, *(start.notes if start else ())],
+        "conventions": subject.conventions if case.itemsize == 2 else {},
+    }
+    timed = dict.fromkeys(
+        ("clock", "judged", "first_call_seconds", "calls_per_trial", "seconds", "trials", "ratios", "flops_per_second",
+         "bytes_per_second", "share", "memory"),
+    )  # fmt: skip
+    if not entry.measured or start is None:
+        return found | timed
+    seconds = entry.seconds
+    trials = [None if trial is None else trial.seconds for trial in entry.trials]
+    return found | {
+        "notes": found["notes"] + ([entry.memory_note] if entry.memory_note else []),
+        "clock": start.clock,
+        "judged": {"before": entry.before.worst, "trials": entry.during.worst, "after": entry.after.worst},
+        "first_call_seconds": start.first,
+        "calls_per_trial": entry.calls,
+        "seconds": seconds.as_dict(),
+        "trials": trials,
+        "ratios": {base.subject.name: ratio(entry, base) for base in bases},
+        "flops_per_second": None if work.flops is None else seconds.inverse(work.flops).as_dict(),
+        "bytes_per_second": seconds.inverse(work.bytes).as_dict(),
+        "share": share(case, work, entry, seconds, ceilings),
+        "memory": entry.memory,
+    }
+
+
+def ratio(entry: Entry, base: Entry) -> Result | None:
+    """The subject's time over the base's, round by round: above 1 the base is ahead."""
+    length = min(len(entry.trials), len(base.trials))
+    mine, theirs = (
+        [None if trial is None else trial.seconds for trial in one.trials[:length]] for one in (entry, base)
+    )
+    found = paired(mine, theirs)
+    return None if found is None else found.as_dict()
+
+
+def share(case: Case, work: Work, entry: Entry, seconds: Interval, ceilings: Sequence[Measured]) -> Result | None:
+    """Of the ceiling that is nearer: the best product, or the best copy of as many bytes as a trial has."""
+    product, copy = best_product(ceilings, case.dtype), best_copy(ceilings, work.bytes * entry.calls)
+    found = []
+    if work.flops is not None and product:
+        found.append(("product", seconds.inverse(work.flops / product)))
+    if copy:
+        found.append(("copy", seconds.inverse(work.bytes / copy)))
+    if not found:
+        return None
+    of, reached = max(found, key=lambda one: one[1].median)
+    return {"of": of} | reached.as_dict()
+
+
+def save(result: Result, path: Path) -> None:
+    """As a whole or not at all: a run that is broken off leaves the file of the case before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(path.name + ".part")
+    beside.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(beside, path)
+
+
+def refusal(path: Path) -> str:
+    """Why no result can be written there, in a line; empty if one can. Leaves what is there as it is."""
+    beside = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside.touch()
+        beside.unlink()
+    except OSError as error:
+        return f"{path} cannot be written: {error.strerror or error}"
+    return f"{path} is a folder" if path.is_dir() else ""
+
+
+def read(path: Path) -> Result:
+    """ValueError says in a line why a file is no result that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if not isinstance(schema, dict) or schema.get("name") != NAME:
+        raise ValueError(f"{path} is no result of a benchmark")
+    if schema.get("version") != VERSION:
+        raise ValueError(f"{path} has version {schema.get('version')} of the format, and this reads {VERSION}")
+    return dict(found)

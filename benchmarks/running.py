@@ -1,0 +1,265 @@
+"""A run: case by case, judged, timed, judged again; what fails is failed, and the rest goes on."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from benchmarks import memory
+from benchmarks.cases import Case
+from benchmarks.ceilings import CeilingStation, Measured, best_copy, best_product
+from benchmarks.gate import GOOD, Call, Verdict, all_rows_judged, worst
+from benchmarks.memory import MemoryStation
+from benchmarks.places import BY_ROW, draw, place_random
+from benchmarks.rounds import Budget, calls_in_trial, rounds
+from benchmarks.station import AFTER, BEFORE, TRIAL, Start, Station, Trial
+from benchmarks.statistics import Interval, interval
+from benchmarks.subjects import Subject
+from benchmarks.work import Work, work
+from benchmarks.workers import Failed, Worker
+
+PLACES, ROWS, STILL = 3, 8, 3
+"""Of the judge before and after the timing: places, rows of each, and rows more whose cotangent is zero."""
+MEASURED, FAILED, LEFT_OUT = "measured", "failed", "left out"
+
+
+class Askable(Protocol):
+    """A subject's process, or what stands for one."""
+
+    def ask(self, method: str, *given: Any, limit: float) -> Any: ...
+
+    def end(self) -> None: ...
+
+
+@dataclass
+class Plan:
+    """What is run, and how. `say` gets lines that are to be read, `step` what is being done right now."""
+
+    device: str
+    threads: int
+    seed: int
+    budget: Budget = field(default_factory=Budget)
+    memory: Callable[[Case], bool] = lambda case: True
+    say: Callable[[str], None] = lambda line: None
+    step: Callable[[str], None] = lambda text: None
+
+
+@dataclass
+class Entry:
+    """A subject at a case."""
+
+    subject: Subject
+    status: str = MEASURED
+    reason: str = ""
+    start: Start | None = None
+    trials: list[Trial | None] = field(default_factory=list)
+    before: Verdict = GOOD
+    during: Verdict = GOOD
+    after: Verdict = GOOD
+    calls: int = 1
+    memory: int | None = None
+    memory_note: str = ""
+
+    def end(self, status: str, reason: str) -> None:
+        self.status, self.reason = status, reason
+
+    @property
+    def measured(self) -> bool:
+        return self.status == MEASURED
+
+    @property
+    def seconds(self) -> Interval:
+        return interval([trial.seconds for trial in self.trials if trial is not None])
+
+
+class Run:
+    """The processes of a run, and what they found of one case at a time."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        subjects: Sequence[Subject],
+        start: Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, str]], Askable] | None = None,
+    ) -> None:
+        self.plan, self.subjects = plan, subjects
+        self.start = start or (lambda make, given, variables: Worker(make, given, plan.threads, variables))
+        self.workers: dict[str, Askable] = {}
+        self.ceilings: list[Measured] = []
+
+    def ask(self, entry: Entry, method: str, *given: Any) -> Any:
+        return self.worker(entry.subject).ask(method, *given, limit=self.plan.budget.limit)
+
+    def worker(self, subject: Subject) -> Askable:
+        if subject.name not in self.workers:
+            self.workers[subject.name] = self.start(Station, (subject, self.plan.device), subject.environment)
+        return self.workers[subject.name]
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.end()
+        self.workers.clear()
+
+    # --- what the machine can do ---
+
+    def measure_ceilings(self, dtypes: Sequence[str]) -> None:
+        """Once more, in every framework that is there."""
+        frameworks = ("torch", "jax") if self.plan.device == "cuda" else ("numpy", "torch", "jax")
+        for arrays in frameworks:
+            if not Subject(arrays, "", arrays, (arrays,), "").absent:
+                self.plan.step(f"ceilings in {arrays}")
+                worker = self.start(CeilingStation, (arrays, self.plan.device), {})
+                try:
+                    self.ceilings += worker.ask("measure", tuple(dtypes), limit=self.plan.budget.limit)
+                except Failed as failed:
+                    self.plan.say(f"ceilings in {arrays}: {failed}")
+                worker.end()
+
+    # --- one case ---
+
+    def case(self, case: Case) -> tuple[Work, list[Entry]]:
+        """Everything about a case: each subject's entry, in the order of the subjects."""
+        entries = [Entry(subject) for subject in self.subjects if subject.operation == case.operation]
+        free = memory.available(self.plan.device)
+        for entry in entries:
+            self.make_ready(entry, case, free)
+        self.examine(entries, case, BEFORE)
+        self.time(entries, case)
+        self.examine(entries, case, AFTER)
+        self.judge_trials(entries, case)
+        found = work(case, self.plan.seed)
+        self.refuse_the_impossible(entries, case, found)
+        self.measure_memory(entries, case)
+        return found, entries
+
+    def make_ready(self, entry: Entry, case: Case, free: int | None) -> None:
+        subject, plan = entry.subject, self.plan
+        reason = subject.hindrance(case, plan.device) or memory.hindrance(subject, case, free)
+        if reason:
+            return entry.end(LEFT_OUT, reason)
+        plan.step(f"{subject.name}: first call")
+        try:
+            entry.start = self.ask(entry, "prepare", case, plan.seed)
+        except Failed as failed:
+            return entry.end(LEFT_OUT if failed.unfit else FAILED, str(failed))
+        assert entry.start is not None
+        if entry.start.typical > plan.budget.slowest:
+            reason = f"one call takes {entry.start.typical:.1f} s, more than the {plan.budget.slowest:g} s given to it"
+            return entry.end(LEFT_OUT, reason)
+
+    # --- judged ---
+
+    def examine(self, entries: Sequence[Entry], case: Case, when: int) -> None:
+        """Fresh inputs, the same for all subjects."""
+        seed = self.plan.seed
+        places = draw(case, place_random(case, seed, when), PLACES, ROWS, STILL if case.backward else 0)
+        call = Call(case, seed, (when,), tuple(places) if case.backward else ())
+        where = {BEFORE: "before the timing", AFTER: "after the timing"}[when]
+        for entry in entries:
+            if not entry.measured:
+                continue
+            self.plan.step(f"{entry.subject.name}: judged {where}")
+            try:
+                samples = self.ask(entry, "examine", case, seed, (when,), places)
+            except Failed as failed:
+                entry.end(FAILED, f"{where}: {failed}")
+                continue
+            pairs = zip(places, samples, strict=True)
+            verdict = worst(call.rows(place, got, entry.subject.conventions, where) for place, got in pairs)
+            self.accept(entry, verdict)
+            entry.before, entry.after = (verdict, entry.after) if when == BEFORE else (entry.before, verdict)
+
+    def accept(self, entry: Entry, verdict: Verdict) -> None:
+        if verdict.wrong:
+            entry.end(FAILED, verdict.wrong)
+
+    def judge_trials(self, entries: Sequence[Entry], case: Case) -> None:
+        """What was kept of every trial; gradients that all rows count in, for one trial that is drawn only now."""
+        number_of_rounds = max((len(entry.trials) for entry in entries), default=0)
+        if not number_of_rounds:
+            return
+        chosen = secrets.randbelow(number_of_rounds)
+        for number in range(number_of_rounds):
+            self.plan.step(f"judging trial {number + 1}")
+            shared: dict[int, Call] = {}
+            for entry in entries:
+                trial = entry.trials[number] if number < len(entry.trials) else None
+                if entry.measured and trial is not None:
+                    call = shared.setdefault(trial.call, Call(case, self.plan.seed, (TRIAL, number, trial.call)))
+                    verdict = self.of_trial(call, trial, entry.subject.conventions, number, number == chosen)
+                    entry.during = worst((entry.during, verdict))
+                    self.accept(entry, verdict)
+
+    def of_trial(self, call: Call, trial: Trial, conventions: dict[str, str], number: int, all_rows: bool) -> Verdict:
+        where = f"timed trial {number + 1}"
+        by_row = {name: got for name, got in trial.sample.items() if name in BY_ROW}
+        verdict = call.rows(trial.place, by_row, conventions, where)
+        if not (all_rows and all_rows_judged(call.case)):
+            return verdict
+        others = {name: got for name, got in trial.sample.items() if name not in BY_ROW}
+        return worst((verdict, call.over_all_rows(trial.place, others, conventions, where)))
+
+    # --- timed ---
+
+    def time(self, entries: Sequence[Entry], case: Case) -> None:
+        taking_part = [entry for entry in entries if entry.measured]
+        starts = [entry.start.typical for entry in taking_part if entry.start is not None]
+        size = sum(int(np.prod(shape)) for shape in case.shapes.values()) * case.itemsize
+        calls = calls_in_trial(min(starts, default=1.0), size, self.plan.device)
+
+        def trial(entry: Entry, number: int) -> bool:
+            assert entry.start is not None
+            entry.calls = calls
+            entry.trials += [None] * (number - len(entry.trials))
+            try:
+                entry.trials.append(self.ask(entry, "trial", case, self.plan.seed, number, calls, entry.start.typical))
+            except Failed as failed:
+                entry.end(FAILED, f"timed trial {number + 1}: {failed}")
+            return entry.measured
+
+        rounds(taking_part, trial, self.plan.budget, lambda number: self.plan.step(f"round {number + 1}"))
+
+    def refuse_the_impossible(self, entries: Sequence[Entry], case: Case, found: Work) -> None:
+        """What is faster than this machine multiplies or copies, even at its slow end. Ceilings are measured anew."""
+        if self.ceilings and any(impossible(entry, case, found, self.ceilings) for entry in entries):
+            self.measure_ceilings((case.dtype,))
+        for entry in entries:
+            reason = impossible(entry, case, found, self.ceilings)
+            if reason:
+                entry.end(FAILED, reason)
+
+    # --- memory ---
+
+    def measure_memory(self, entries: Sequence[Entry], case: Case) -> None:
+        """Each in a process that is started for it."""
+        if not self.plan.memory(case):
+            return
+        for entry in entries:
+            if not entry.measured:
+                continue
+            self.plan.step(f"{entry.subject.name}: memory")
+            worker = self.start(MemoryStation, (entry.subject, self.plan.device), entry.subject.environment)
+            try:
+                entry.memory = worker.ask("measure", case, self.plan.seed, limit=self.plan.budget.limit)
+            except Failed as failed:
+                entry.memory_note = f"memory: {failed}"
+            worker.end()
+
+
+def impossible(entry: Entry, case: Case, found: Work, ceilings: Sequence[Measured]) -> str:
+    if not entry.measured or not entry.trials:
+        return ""
+    slowest = entry.seconds.high
+    if entry.seconds.low <= 0:
+        return "impossible: it took no time at all"
+    product, copy = best_product(ceilings, case.dtype), best_copy(ceilings)
+    if found.least_flops is not None and product is not None and found.least_flops / slowest > product:
+        done = f"{found.least_flops / slowest / 1e9:.0f} GFLOP/s at least"
+        return f"impossible: {done}, and the best matrix product here has {product / 1e9:.0f}"
+    if copy is not None and found.bytes / slowest > copy:
+        moved = f"{found.bytes / slowest / 1e9:.0f} GB/s at least"
+        return f"impossible: {moved}, and the best copy here has {copy / 1e9:.0f}"
+    return ""

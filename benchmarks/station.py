@@ -1,0 +1,168 @@
+"""A subject's own place of work: makes it ready for a case, lets it answer, and times it. It runs in a process apart.
+
+Inputs are drawn here, outside the clock, from seeds that the subject is not given. Of which call which rows are kept is
+drawn once the clock has stopped, by the system's random numbers, and they are copied before anything else is done.
+
+The first call of a trial, and every one that is judged, finds its inputs where those of the one before were: the same
+NumPy arrays, with other numbers in them. Whoever takes them for the same gives the wrong result.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import cases as timed
+from benchmarks.cases import Arrays, Case
+from benchmarks.clocks import clock_for
+from benchmarks.gate import all_rows_judged
+from benchmarks.places import BY_ROW, Place, Sample, draw, only_there, taken
+from benchmarks.subjects import Prepared, Results, Subject
+from specification.dtypes import dtype_name
+
+WARM_UP, BEFORE, TRIAL, AFTER, MEMORY = range(5)
+"""What a call is for: the first word of its seed."""
+
+ROWS_OF_TRIAL = 6
+WARM_CALLS = 2
+SHORT = 0.02
+"""Seconds of a trial below which an unmeasured call goes before it: threads that sleep take as long to wake up."""
+
+
+class Start(NamedTuple):
+    """How the mask is given, the engine that "auto" took, and how long the first call and those after it took."""
+
+    form: str
+    chosen: str
+    notes: tuple[str, ...]
+    clock: str
+    first: float
+    typical: float
+
+
+class Trial(NamedTuple):
+    """Seconds for one call, and what one of the calls gave where it was looked at."""
+
+    seconds: float
+    call: int
+    place: Place
+    sample: Sample
+
+
+class Wrong(Exception):
+    """A result that is none: of the wrong number, shape or dtype."""
+
+
+class Station:
+    """One subject; it has one case at a time."""
+
+    def __init__(self, subject: Subject, device: str) -> None:
+        self.subject, self.device = subject, device
+        self.prepared: Any = None
+        self.reused: Arrays = {}
+
+    def prepare(self, case: Case, seed: int) -> Start:
+        """Ready for the case, and warm; raises Unfit."""
+        self.release()
+        self.prepared = prepared = self.subject.ready(case, self.device)
+        spent = [self.spent(prepared, case, seed, number) for number in range(1 + WARM_CALLS)]
+        return Start(prepared.form, prepared.chosen, prepared.notes, clock_for(prepared).name, spent[0], min(spent[1:]))
+
+    def spent(self, prepared: Prepared, case: Case, seed: int, number: int) -> float:
+        """Seconds of one call, whatever it does in it."""
+        loaded = self.loaded(case, seed, WARM_UP, number)
+        start = time.perf_counter()
+        with prepared.around():
+            results = prepared.call(loaded)
+            prepared.wait([results])
+            for name, result in zip(case.results, results, strict=False):
+                prepared.numpy(prepared.copy(prepared.view(result, name)[0, 0, :1]))  # a GPU is done after this
+        return time.perf_counter() - start
+
+    def loaded(self, case: Case, seed: int, *words: int, again: bool = True) -> Any:
+        arrays = self.in_place(case, seed, *words) if again else timed.inputs(case, seed, *words)
+        return self.prepared.load(arrays, timed.mask(case, seed, *words))
+
+    def in_place(self, case: Case, seed: int, *words: int) -> Arrays:
+        """The inputs in the arrays that held those of an earlier call."""
+        for name in case.shapes:
+            drawn = timed.one_input(case, name, seed, *words)
+            self.reused.setdefault(name, drawn)[...] = drawn
+        return dict(self.reused)
+
+    def examine(self, case: Case, seed: int, words: Sequence[int], places: Sequence[Place]) -> list[Sample]:
+        """What fresh inputs give at these places; with a backward pass, for a cotangent that is zero elsewhere."""
+        prepared: Prepared = self.prepared
+        arrays = only_there(case, self.in_place(case, seed, *words), places)
+        loaded = prepared.load(arrays, timed.mask(case, seed, *words))
+        with prepared.around():
+            results = prepared.call(loaded)
+            prepared.wait([results])
+        self.complete(case, results)
+        found = [taken(case, prepared, results, place, case.results) for place in places]
+        return [{name: prepared.numpy(piece) for name, piece in sample.items()} for sample in found]
+
+    def complete(self, case: Case, results: Results) -> None:
+        """All results, each in its shape and in the inputs' dtype."""
+        if len(results) != len(case.results):
+            raise Wrong(f"gives {len(results)} results, expected {', '.join(case.results)}")
+        for name, result in zip(case.results, results, strict=True):
+            view, expected = self.prepared.view(result, name), shape_of(case, name)
+            if tuple(view.shape) != expected or dtype_name(view) != case.dtype:
+                found = f"{dtype_name(view)} {list(view.shape)}, expected {case.dtype} {list(expected)}"
+                raise Wrong(f"{name} is {found}")
+
+    def trial(self, case: Case, seed: int, number: int, calls: int, expected: float) -> Trial:
+        """Some calls in a row, each on inputs of its own; `expected` seconds for each."""
+        prepared: Prepared = self.prepared
+        loaded = [self.loaded(case, seed, TRIAL, number, call, again=call == 0) for call in range(calls)]
+        short = calls * expected < SHORT
+        extra = self.loaded(case, seed, WARM_UP, number, calls, again=False) if short else None
+        clock, random = clock_for(prepared), np.random.default_rng()
+        gc.disable()
+        try:
+            with prepared.around():
+                if extra is not None:
+                    prepared.wait([prepared.call(extra)])
+                results = clock.results(prepared, loaded)
+                place, call = draw(case, random, 1, ROWS_OF_TRIAL)[0], call_to_judge(random, calls)
+                sample = taken(case, prepared, results[call], place, kept(case))
+                seconds = clock.seconds()
+        finally:
+            gc.enable()
+        for each in results:
+            self.complete(case, each)
+        kept_numpy = {name: prepared.numpy(piece) for name, piece in sample.items()}
+        return Trial(seconds / calls, call, place, kept_numpy)
+
+    def release(self) -> None:
+        self.prepared, self.reused = None, {}
+        gc.collect()
+
+
+def call_to_judge(random: np.random.Generator, calls: int) -> int:
+    """Half of the times the last, which has had no time after it to be finished in, else any."""
+    return calls - 1 if random.integers(2) else int(random.integers(calls))
+
+
+def kept(case: Case) -> tuple[str, ...]:
+    """The results of a timed call that are looked at: those by row, and all if all rows are judged."""
+    return case.results if all_rows_judged(case) else tuple(name for name in case.results if name in BY_ROW)
+
+
+def shape_of(case: Case, result: str) -> tuple[int, ...]:
+    """Of a result, as four axes."""
+    shapes = case.shapes
+    if result == "output":
+        main = case.inputs[0]
+        shape = (*shapes[main][:-1], case.V) if case.operation == "attention" else shapes[main]
+    else:
+        shape = shapes[result.removeprefix("gradient of ")]
+    if case.operation == "attention":
+        return shape
+    rows = 1 if len(shape) == 1 else shape[0] * shape[1]
+    return (1, 1, rows, shape[-1])

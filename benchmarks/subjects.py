@@ -1,0 +1,208 @@
+"""Subjects: what is timed. A subject is data until its own process makes it ready for a case.
+
+What a user does once for many calls (compiling, building a layer, turning a mask into the form that a library takes) is
+outside the clock; what he does in every call is inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cases import Arrays, Case
+
+Results = tuple[Any, ...]
+"""The output and, with a backward pass, the gradients of the inputs: the framework's own arrays, in its own layout."""
+
+
+class Unfit(Exception):
+    """The subject cannot be given the case; says why."""
+
+
+# --- layouts ----------------------------------------------------------------------------------------------------------
+
+
+class Layout:
+    """[B, H, T, W] as a library wants it, and back. `view` works on any framework's arrays and copies nothing."""
+
+    name = "BHTD"
+
+    def lay(self, name: str, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def view(self, result: Any, heads: int) -> Any:
+        return result
+
+
+class Swapped(Layout):
+    """[B, T, H, W]."""
+
+    name = "BTHD"
+
+    def lay(self, name: str, array: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(np.swapaxes(array, 1, 2))
+
+    def view(self, result: Any, heads: int) -> Any:
+        return result.swapaxes(1, 2)
+
+
+class Tokens(Layout):
+    """[B, T, H * W]: the heads side by side."""
+
+    name = "BTE"
+
+    def lay(self, name: str, array: np.ndarray) -> np.ndarray:
+        return np.swapaxes(array, 1, 2).reshape(array.shape[0], array.shape[2], -1)
+
+    def view(self, result: Any, heads: int) -> Any:
+        return result.reshape(*result.shape[:2], heads, -1).swapaxes(1, 2)
+
+
+class Rows(Layout):
+    """Layer norm's x [B, T, D] is all rows [1, 1, B * T, D], and a weight one of them."""
+
+    name = "BTE"
+
+    def view(self, result: Any, heads: int) -> Any:
+        return result.reshape(1, 1, -1, result.shape[-1])
+
+
+BHTD, BTHD, TOKENS, ROWS = Layout(), Swapped(), Tokens(), Rows()
+
+
+def heads_of(case: Case, result: str) -> int:
+    return case.G if result in ("gradient of key", "gradient of value") else case.H
+
+
+# --- ready for a case -------------------------------------------------------------------------------------------------
+
+
+def nothing_to_wait_for(results: Sequence[Results]) -> None:
+    """Where a call returns when it is done."""
+
+
+@dataclass
+class Prepared:
+    """load: NumPy inputs and the mask's description as the call takes them; outside the clock.
+    call: what is timed. wait: until the results of some calls are there; inside the clock.
+    view: a result, by its name, as [B, heads, tokens, width], without copying; copy: a piece of that in memory of its
+    own, at once; numpy: that piece, as NumPy.
+    form: how the mask is given. chosen: which engine "auto" took, and why. around: what has to be on around the calls.
+    on_stream: the results are complete in the order of CUDA's current stream, so that its events measure the calls.
+    """
+
+    load: Callable[[Arrays, Any], Any]
+    call: Callable[[Any], Results]
+    view: Callable[[Any, str], Any]
+    copy: Callable[[Any], Any] = np.array
+    numpy: Callable[[Any], np.ndarray] = np.asarray
+    form: str = ""
+    chosen: str = ""
+    wait: Callable[[Sequence[Results]], None] = nothing_to_wait_for
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    on_stream: bool = False
+    notes: tuple[str, ...] = ()
+
+
+Make = Callable[..., Prepared]
+
+
+def anything(case: Case) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """make: `module:function`, which takes the case, the device and `arguments`, and raises Unfit.
+
+    takes: why a case cannot be given to it; empty if it can. scores: how many float32 arrays [B, H, Q, K] a call has in
+    memory at once, forward, and with the backward pass; the dense masks of those that are given one come on top.
+    conventions: what it declares for 16-bit inputs (see `conformance.declare`). ours: an engine of this project.
+    base: one that the others' times are divided by. slow: why --quick leaves it out.
+    """
+
+    name: str
+    operation: str
+    arrays: str
+    packages: tuple[str, ...]
+    make: str
+    arguments: tuple[Any, ...] = ()
+    device: str = "cpu or cuda"
+    takes: Callable[[Case], str] = anything
+    scores: tuple[float, float] = (0.0, 0.0)
+    conventions: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    ours: bool = False
+    base: bool = False
+    slow: str = ""
+    notes: tuple[str, ...] = ()
+
+    def ready(self, case: Case, device: str) -> Prepared:
+        module, function = self.make.split(":")
+        make: Make = getattr(importlib.import_module(module), function)
+        return make(case, device, *self.arguments)
+
+    def hindrance(self, case: Case, device: str) -> str:
+        """Why the case is not for it, in a line; empty if it is."""
+        if case.operation != self.operation:
+            return f"it is for {self.operation}"
+        if device not in self.device:
+            return f"it runs on {self.device} only"
+        return self.absent or self.takes(case)
+
+    @property
+    def absent(self) -> str:
+        missing = [package for package in self.packages if importlib.util.find_spec(package) is None]
+        return f"{missing[0]} is not installed" if missing else ""
+
+
+@dataclass(frozen=True)
+class Without:
+    """`takes` of what has no way to be given masks of these kinds, grouped heads, a backward pass, or other dtypes."""
+
+    kinds: tuple[str, ...] = ()
+    grouped: bool = True
+    backward: bool = True
+    dtypes: tuple[str, ...] = ()
+
+    def __call__(self, case: Case) -> str:
+        if case.kind in self.kinds:
+            return f"it has no parameter for a mask of kind {case.kind!r}"
+        if not self.grouped and case.H != case.G:
+            return "it has as many key heads as query heads"
+        if not self.backward and case.backward:
+            return "it gives no gradients here"
+        if self.dtypes and case.dtype not in self.dtypes:
+            return f"it does not take {case.dtype}"
+        return ""
+
+
+def without(*kinds: str, **fields: Any) -> Without:
+    return Without(kinds, **fields)
+
+
+def subject_at(target: str) -> Subject:
+    """What `module:NAME` is; ValueError says in a line why it is no subject."""
+    module, _, name = target.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"{target!r} cannot be loaded, expected module:NAME: {error}") from error
+    if not isinstance(found, Subject):
+        raise ValueError(f"{target!r} is a {type(found).__name__}, expected a benchmarks.subjects.Subject")
+    return found
+
+
+def subjects() -> dict[str, Subject]:
+    """All there are, by name, in reading order; whether they are installed or not."""
+    from benchmarks import jax_subjects, numpy_subjects, other_subjects, torch_subjects
+
+    every: tuple[Subject, ...] = (*torch_subjects.OURS, *jax_subjects.OURS, *numpy_subjects.SUBJECTS)
+    every += (*torch_subjects.PEERS, *jax_subjects.PEERS, *other_subjects.SUBJECTS)
+    return {subject.name: subject for subject in every}

@@ -1,0 +1,131 @@
+"""A case as a table on a terminal."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from benchmarks.memory import gigabytes
+
+Result = dict[str, Any]
+
+
+INTERVALS, BESIDE = 150, 104
+"""Columns of a terminal from which on intervals are shown, and what stands beside the times."""
+
+
+def case_table(case: Result, width: int = INTERVALS) -> Table:
+    """The measured subjects, the fastest first; how much of each depends on the width of the terminal."""
+    table = Table(
+        title=title_of(case), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+    )
+    table.add_column("subject", no_wrap=True)
+    bases = case["bases"] if width >= INTERVALS else [re.split(r"_impl|,", base)[0] for base in case["bases"]]
+    headings = ["ms", *([] if width >= INTERVALS else ["±"]), *(f"/ {base}" for base in bases), rate_heading(case)]
+    for heading in [
+        *headings,
+        "ceiling" if width >= BESIDE else "share",
+        *(["memory", "first call", "error"] if width >= BESIDE else []),
+    ]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    measured = [subject for subject in case["subjects"] if subject["status"] == "measured"]
+    for subject in sorted(measured, key=lambda one: one["seconds"]["median"]):
+        table.add_row(*cells(case, subject, width), style="bold" if subject["ours"] else "")
+    return table
+
+
+def title_of(case: Result) -> str:
+    if case["operation"] == "layer_norm":
+        return f"{case['name']} ({case['dtype']}; {case['bytes'] / 1e6:.1f} MB)"
+    sizes = ", ".join(f"{name}={case[name]}" for name in ("B", "H", "G", "Q", "K", "D"))
+    every = case["B"] * case["H"] * case["Q"] * case["K"]
+    share = f"{case['pairs'] / every:.0%} of the pairs" if case["pairs"] < every else "all pairs"
+    return f"{case['name']} ({sizes}, {case['dtype']}; {share}, {case['flops'] / 1e9:.3g} GFLOP)"
+
+
+def rate_heading(case: Result) -> str:
+    return "GB/s" if case["flops"] is None else "GFLOP/s"
+
+
+def cells(case: Result, subject: Result, width: int) -> list[str]:
+    wide, seconds = width >= INTERVALS, subject["seconds"]
+    rate = subject["bytes_per_second" if case["flops"] is None else "flops_per_second"]
+    ratios = [times(subject["ratios"].get(base), wide) for base in case["bases"]]
+    share, memory = subject["share"], subject["memory"]
+    reached = "" if share is None else f"{share['median']:.0%}" + (f" {share['of']}" if wide else "")
+    spent = [milliseconds(seconds)] if wide else [f"{seconds['median'] * 1e3:.3g}", spread(seconds)]
+    beside = [
+        "" if memory is None else size(memory),
+        f"{subject['first_call_seconds']:.2g} s",
+        f"{max(subject['judged'].values()):.2f}",
+    ]
+    found = [subject["name"], *spent, *ratios, f"{rate['median'] / 1e9:.3g}", reached]
+    return found + (beside if width >= BESIDE else [])
+
+
+def milliseconds(seconds: Result) -> str:
+    low, median, high = (f"{seconds[name] * 1e3:.3g}" for name in ("low", "median", "high"))
+    return f"{median} [{low}, {high}]"
+
+
+def spread(seconds: Result) -> str:
+    """How far the interval goes from the median, on the side where it goes farther."""
+    return f"{max(seconds['high'] / seconds['median'] - 1, 1 - seconds['low'] / seconds['median']):.0%}"
+
+
+def times(ratio: Result | None, wide: bool) -> str:
+    if ratio is None:
+        return ""
+    if not wide:
+        return f"{ratio['median']:.2f}" if ratio["median"] < 100 else f"{ratio['median']:.0f}"
+    return f"{ratio['median']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+
+
+def size(count: int) -> str:
+    return gigabytes(count) if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def other_lines(case: Result) -> list[Text]:
+    """One line for everything that has no time, and for what is to be said of the others."""
+    lines = []
+    for subject in case["subjects"]:
+        if subject["status"] == "failed":
+            lines.append(Text(f"FAILED {subject['name']}: {subject['reason']}", style="bold red"))
+    for subject in case["subjects"]:
+        if subject["status"] == "left out":
+            lines.append(Text(f"left out {subject['name']}: {subject['reason']}", style="dim"))
+    for subject in case["subjects"]:
+        told = [*subject["notes"]] if subject["status"] == "measured" else []
+        told += [f"auto took {subject['chosen']}"] if subject["chosen"] and subject["status"] == "measured" else []
+        if subject["conventions"] and subject["status"] == "measured":
+            declared = ", ".join(f"{name}={value}" for name, value in subject["conventions"].items())
+            told.append(f"judged under {declared}")
+        lines += [Text(f"{subject['name']}: {one}", style="dim") for one in told]
+    return lines
+
+
+def legend(level: float, rounds: int) -> str:
+    return (
+        f"Medians with intervals of at least {level:.0%} where there are 6 rounds or more (here {rounds}); ratios "
+        "are taken round by round, and above 1 the engine in the heading is ahead. ceiling, or share: of the best "
+        "matrix product or copy of any framework here. memory: peak of a call above its inputs. first call: with "
+        "compilation. "
+        "error: the worst of all that was judged, in bounds (at most 1 conforms)."
+    )
+
+
+def ceiling_lines(ceilings: list[Result]) -> list[str]:
+    """The best of every framework."""
+    best: dict[tuple[str, str], tuple[float, str]] = {}
+    for one in ceilings:
+        key = (one["kind"], one["dtype"])
+        best[key] = max(best.get(key, (0.0, "")), (max(one["rates"]), f"{one['framework']}, {one['size']}"))
+    told = {"product": ("GFLOP/s", "matrix product"), "copy": ("GB/s", "copy")}
+    return [
+        f"best {told[kind][1]} ({dtype}): {rate / 1e9:.0f} {told[kind][0]} ({where})"
+        for (kind, dtype), (rate, where) in best.items()
+    ]

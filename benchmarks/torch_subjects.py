@@ -1,0 +1,266 @@
+"""PyTorch: the engines of torch_impl, SDPA by kernel, FlexAttention, nn.MultiheadAttention, F.layer_norm."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.cases import Arrays, Case, dense_mask
+from benchmarks.subjects import BHTD, ROWS, TOKENS, Layout, Prepared, Results, Subject, Unfit, heads_of, without
+from conformance.frameworks import TorchArrays
+from specification.masks import map_arrays
+
+
+def prepared(
+    case: Case, device: str, function: Any, given: Any = None, *, layout: Layout = BHTD, weights: Any = None
+) -> Prepared:
+    """function(*inputs, given(mask)), differentiated by torch.autograd.
+
+    weights: for layers that hold their parameters: from the tensors of the inputs to the function for these, and the
+    tensors that the gradients are then asked of.
+    """
+    import torch
+
+    framework = TorchArrays(device)
+
+    def load(arrays: Arrays, mask: Any) -> Any:
+        inputs = [framework.array(layout.lay(name, arrays[name])) for name in case.inputs]
+        inputs = [tensor.requires_grad_() for tensor in inputs] if case.backward else inputs
+        cotangent = framework.array(layout.lay("output", arrays["cotangent"])) if case.backward else None
+        extra = given(mask) if given else None
+        apply, leaves = (function, inputs) if weights is None else weights(*inputs)
+        return functools.partial(apply, *inputs, extra), leaves, cotangent
+
+    def call(loaded: Any) -> Results:
+        apply, leaves, cotangent = loaded
+        output = apply()
+        return (output,) if cotangent is None else (output, *torch.autograd.grad(output, leaves, cotangent))
+
+    def view(result: Any, name: str) -> Any:
+        return layout.view(result.detach(), heads_of(case, name))
+
+    return Prepared(load, call, view, lambda piece: piece.clone(), framework.numpy, on_stream=device == "cuda")
+
+
+def tensors(device: str) -> Callable[[Any], Any]:
+    """A mask's description with tensors in place of NumPy arrays."""
+    framework = TorchArrays(device)
+    return lambda mask: map_arrays(mask, framework.array)
+
+
+def engine(case: Case, device: str, name: str) -> Prepared:
+    """torch_impl.attention by an engine; the description is given as it is, in every call."""
+    import torch
+
+    import torch_impl
+    from benchmarks.cases import mask
+
+    given = tensors(device)
+    dtype = getattr(torch, case.dtype)
+    empty = [torch.empty(case.shapes[part], dtype=dtype, device=device) for part in case.inputs]
+    try:
+        choice = torch_impl.explain_engine(*empty, mask=given(mask(case, 0)), engine=name)
+    except ValueError as error:
+        raise Unfit(str(error)) from error
+    ready = prepared(
+        case, device, lambda query, key, value, m: torch_impl.attention(query, key, value, mask=m, engine=name), given
+    )
+    ready.form, ready.chosen = "description", f"{choice.engine}: {choice.why}" if name == "auto" else ""
+    return ready
+
+
+# --- scaled_dot_product_attention -------------------------------------------------------------------------------------
+
+
+def causal_or_dense(case: Case, device: str) -> tuple[Callable[[Any], Any], str]:
+    """`is_causal` where that says it, else a boolean `attn_mask`."""
+    framework = TorchArrays(device)
+    if case.kind == "dense":
+        return lambda mask: {}, ""
+    if case.kind == "causal":
+        return lambda mask: {"is_causal": True}, "is_causal"
+    return lambda mask: {"attn_mask": framework.array(dense_mask(case, mask))}, "boolean array"
+
+
+def sdpa(case: Case, device: str, kernel: str = "") -> Prepared:
+    """The function itself; `kernel` is switched on around all calls."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    attend, grouped = torch.nn.functional.scaled_dot_product_attention, case.H != case.G
+    options: dict[str, Any] = {"enable_gqa": True} if grouped else {}
+    given, form = causal_or_dense(case, device)
+    ready = prepared(case, device, lambda query, key, value, mask: attend(query, key, value, **mask, **options), given)
+    ready.form = form
+    if kernel:
+        ready.around = lambda: sdpa_kernel(getattr(SDPBackend, kernel))
+    return ready
+
+
+# --- FlexAttention ----------------------------------------------------------------------------------------------------
+
+
+def allowed(case: Case, mask: Any, array: Callable[[Any], Any]) -> Callable[..., Any]:
+    """The mask as FlexAttention's function of the four indices."""
+    if case.kind == "causal":
+        return lambda b, h, i, j: j <= i
+    if case.kind == "window":
+        left = mask.left
+        return lambda b, h, i, j: (j <= i) & (i - j <= left)
+    if case.kind == "lengths":
+        lengths = array(mask.lengths)
+        return lambda b, h, i, j: j < lengths[b]
+    ids = array(mask.query_ids[0])
+    return lambda b, h, i, j: ids[i] == ids[j]
+
+
+def flex(case: Case, device: str) -> Prepared:
+    """Compiled; its block mask is made outside the clock, since a model makes it once for all layers."""
+    import torch
+    from torch.nn.attention import flex_attention as library
+
+    compiled = torch.compile(library.flex_attention, dynamic=False)
+    framework, grouped = TorchArrays(device), case.H != case.G
+
+    def given(mask: Any) -> Any:
+        if mask is None:
+            return None
+        batch = case.B if case.kind == "lengths" else None
+        function = allowed(case, mask, framework.array)
+        return library.create_block_mask(function, batch, None, case.Q, case.K, device=device)
+
+    ready = prepared(
+        case,
+        device,
+        lambda query, key, value, blocks: compiled(query, key, value, block_mask=blocks, enable_gqa=grouped),
+        given,
+    )
+    ready.form = "" if case.kind == "dense" else "block mask of a mask_mod, made beforehand"
+    return ready
+
+
+# --- nn.MultiheadAttention --------------------------------------------------------------------------------------------
+
+
+def multi_head(case: Case, device: str) -> Prepared:
+    """As a whole: its projections cannot be left out, and are the identity here."""
+    import torch
+
+    width = case.H * case.D
+    framework, dtype = TorchArrays(device), getattr(torch, case.dtype)
+    module = torch.nn.MultiheadAttention(width, case.H, bias=False, batch_first=True, device=device, dtype=dtype)
+    with torch.no_grad():
+        one = torch.eye(width, dtype=dtype, device=device)
+        module.in_proj_weight.copy_(one.repeat(3, 1))
+        module.out_proj.weight.copy_(one)
+    module = module.eval().requires_grad_(False)
+
+    def given(mask: Any) -> dict[str, Any]:
+        if mask is None:
+            return {}
+        forbidden = framework.array(~dense_mask(case, mask))
+        if case.kind == "lengths":
+            return {"key_padding_mask": forbidden[:, 0, 0]}
+        return {"attn_mask": forbidden[0, 0]} | ({"is_causal": True} if case.kind == "causal" else {})
+
+    def apply(query: Any, key: Any, value: Any, mask: dict[str, Any]) -> Any:
+        return module(query, key, value, need_weights=False, **mask)[0]
+
+    ready = prepared(case, device, apply, given, layout=TOKENS)
+    ready.form = {"dense": "", "lengths": "key_padding_mask"}.get(case.kind, "attn_mask, boolean")
+    return ready
+
+
+# --- layer norm -------------------------------------------------------------------------------------------------------
+
+
+def layer_norm(case: Case, device: str, package: str) -> Prepared:
+    import torch
+
+    if package == "torch_impl":
+        import torch_impl
+
+        return prepared(
+            case, device, lambda x, weight, bias, _: torch_impl.layer_norm(x, weight, bias, eps=1e-5), layout=ROWS
+        )
+    function = torch.nn.functional.layer_norm
+    return prepared(case, device, lambda x, weight, bias, _: function(x, weight.shape, weight, bias, 1e-5), layout=ROWS)
+
+
+# --- the list ---------------------------------------------------------------------------------------------------------
+
+ROUNDED = {"weights": "inputs"}
+"""SDPA's and FlexAttention's kernels round the weights of 16-bit inputs to 16 bits."""
+
+
+BY_AUTO = "it is timed as auto where auto takes it"
+LITERAL = "it is the literal port, and holds all scores"
+
+
+def ours(name: str, scores: tuple[float, float] = (0, 0), **fields: Any) -> Subject:
+    return Subject(
+        f"torch_impl, {name}",
+        "attention",
+        "torch",
+        ("torch",),
+        f"{__name__}:engine",
+        (name,),
+        ours=True,
+        scores=scores,
+        **fields,
+    )
+
+
+def peer(name: str, make: str, *arguments: Any, **fields: Any) -> Subject:
+    fields = {"operation": "attention", "conventions": ROUNDED} | fields
+    return Subject(name, arrays="torch", packages=("torch",), make=f"{__name__}:{make}", arguments=arguments, **fields)
+
+
+OURS = (
+    ours("auto", base=True),
+    ours("fused", slow=BY_AUTO),
+    ours("blocked", slow=BY_AUTO),
+    ours("reference", (5, 8), slow=LITERAL),
+    Subject(
+        "torch_impl, layer norm",
+        "layer_norm",
+        "torch",
+        ("torch",),
+        f"{__name__}:layer_norm",
+        ("torch_impl",),
+        ours=True,
+        base=True,
+    ),
+)
+HALF = ("float16", "bfloat16")
+EXACT: dict[str, str] = {}
+PEERS = (
+    peer("torch SDPA", "sdpa"),
+    peer("torch SDPA, flash", "sdpa", "FLASH_ATTENTION", device="cpu", slow="SDPA takes it by itself where it can"),
+    peer("torch SDPA, math", "sdpa", "MATH", scores=(3, 5), conventions=EXACT),
+    peer(
+        "torch SDPA, flash (CUDA)",
+        "sdpa",
+        "FLASH_ATTENTION",
+        device="cuda",
+        takes=without("window", "lengths", "segments", dtypes=HALF),
+    ),
+    peer("torch SDPA, efficient", "sdpa", "EFFICIENT_ATTENTION", device="cuda", takes=without(grouped=False)),
+    peer("torch SDPA, cuDNN", "sdpa", "CUDNN_ATTENTION", device="cuda", takes=without(dtypes=HALF)),
+    peer(
+        "torch FlexAttention",
+        "flex",
+        device="cpu",
+        takes=without(backward=False),
+        slow="it compiles C++ for every shape, for 10 to 40 seconds",
+    ),
+    peer("torch FlexAttention (CUDA)", "flex", device="cuda"),
+    peer(
+        "torch nn.MultiheadAttention",
+        "multi_head",
+        takes=without(grouped=False),
+        notes=("as a whole: its four projections, here the identity, are timed with it",),
+    ),
+    peer("torch F.layer_norm", "layer_norm", "torch", operation="layer_norm", conventions=EXACT),
+)

@@ -1,0 +1,157 @@
+"""Processes: every subject has one of its own, so that it disturbs no other, and takes nothing but itself down.
+
+They are forked from a server that has the frameworks imported, and nothing running. Idle ones sleep: only one process
+works at a time, on the same number of threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from conformance.subjects import first_line
+
+LIBRARIES = ("OMP", "MKL", "OPENBLAS", "VECLIB", "NUMEXPR")
+FRAMEWORKS = ("numpy", "torch", "jax", "onnxruntime", "onnx")
+
+
+class Failed(Exception):
+    """What was asked of a process did not come back; says why in a line. `unfit`: it is not for that case."""
+
+    def __init__(self, reason: str, unfit: bool = False) -> None:
+        super().__init__(reason)
+        self.unfit = unfit
+
+
+def environment(threads: int) -> dict[str, str]:
+    """What the processes are started with: so many threads, and nothing compiled that is kept from another run."""
+    return {f"{library}_NUM_THREADS": str(threads) for library in LIBRARIES} | {
+        "NPROC": str(threads),  # XLA's threads
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+        "JAX_DEFAULT_MATMUL_PRECISION": "highest",
+        "JAX_ENABLE_X64": "0",
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # so that other processes find room on the GPU
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+
+
+def processors() -> list[int]:
+    """Those that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def context() -> Any:
+    """The way to start processes, with all frameworks that are installed imported once."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    found = multiprocessing.get_context("forkserver")
+    there = [name for name in FRAMEWORKS if importlib.util.find_spec(name)]
+    found.set_forkserver_preload([*there, "benchmarks.station"])
+    return found
+
+
+@contextlib.contextmanager
+def surroundings(variables: Mapping[str, str]) -> Any:
+    """The variables, for as long as the block lasts: processes that are started in it have them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def settle(threads: int, variables: Mapping[str, str]) -> None:
+    """In a process that was just started: its variables, processors, and precision."""
+    gc.freeze()  # so that collections have little to look at
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that started this one
+    os.environ.update({**environment(threads), **variables})
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, processors()[:threads])
+    if "torch" in sys.modules:
+        torch: Any = sys.modules["torch"]
+        torch.set_num_threads(threads)
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cudnn.allow_tf32 = False
+
+
+def serve(pipe: Any, threads: int, variables: Mapping[str, str], make: Callable[..., Any], arguments: Any) -> None:
+    """Make an object, and answer with what its methods return until the pipe is closed."""
+    from benchmarks.subjects import Unfit
+
+    settle(threads, variables)
+    server: Any = None
+    while True:
+        try:
+            method, given = pipe.recv()
+        except EOFError:
+            return
+        try:
+            server = make(*arguments) if server is None else server
+            answer = ("answer", getattr(server, method)(*given))
+        except Unfit as unfit:
+            answer = ("unfit", first_line(unfit))
+        except MemoryError:
+            answer = ("failed", "there was not enough memory")
+        except Exception as error:
+            answer = ("failed", f"raised {type(error).__name__}: {first_line(error)}")
+        pipe.send(answer)
+
+
+class Worker:
+    """An object in a process of its own, that is started when first needed, and anew after it has ended."""
+
+    def __init__(
+        self, make: Callable[..., Any], arguments: tuple[Any, ...], threads: int, variables: Mapping[str, str]
+    ) -> None:
+        self.make, self.arguments, self.threads, self.variables = make, arguments, threads, dict(variables)
+        self.process: Any = None
+
+    def start(self) -> None:
+        started = context()
+        self.pipe, theirs = started.Pipe()
+        given = (theirs, self.threads, self.variables, self.make, self.arguments)
+        self.process = started.Process(target=serve, args=given, daemon=True)
+        with surroundings(environment(self.threads)):
+            self.process.start()
+        theirs.close()
+
+    def ask(self, method: str, *given: Any, limit: float) -> Any:
+        """What the method returns; Failed if it raises, takes longer than `limit` seconds, or ends the process."""
+        if self.process is None:
+            self.start()
+        try:
+            self.pipe.send((method, given))
+            if not self.pipe.poll(limit):
+                self.end()
+                raise Failed(f"took longer than {limit:.0f} s")
+            kind, answer = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join(5)
+            code = self.process.exitcode
+            self.end()
+            killed = " (killed: there may not have been enough memory)" if code == -signal.SIGKILL else ""
+            raise Failed(f"its process ended with code {code}{killed}") from None
+        if kind != "answer":
+            raise Failed(answer, unfit=kind == "unfit")
+        return answer
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.pipe.close()
+            self.process.kill()
+            self.process.join(5)
+            self.process = None

@@ -1,0 +1,306 @@
+"""Subjects that are wrong, early, or fall over, in processes of their own beside honest ones: all are told apart.
+
+This module is loaded in these processes too: `make` is what makes every subject here ready.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import numpy_subjects
+from benchmarks.cases import BOTH, Case
+from benchmarks.rounds import Budget
+from benchmarks.running import FAILED, LEFT_OUT, MEASURED, Entry, Plan, Run
+from benchmarks.subjects import Prepared, Results, Subject
+
+SIZES: dict[str, Any] = {"B": 2, "H": 4, "G": 2, "Q": 64, "K": 64, "D": 8, "V": 8}
+CAUSAL = Case("causal", kind="causal", **SIZES)
+BACKWARD = Case("backward", kind="causal", direction=BOTH, **SIZES)
+LENGTHS = Case("lengths", kind="lengths", **SIZES)
+NORM = Case("norm", "layer_norm", direction=BOTH, B=2, H=1, G=1, Q=200, D=8)
+
+Call = Callable[[Any], Results]
+
+
+def timed() -> bool:
+    """The clock runs: the collector is off."""
+    return not gc.isenabled()
+
+
+class When:
+    """Wrong before, while, or after it is timed."""
+
+    def __init__(self, phase: str, wrong: Callable[[Results], Results]) -> None:
+        self.phase, self.wrong, self.seen = phase, wrong, False
+
+    def __call__(self, call: Call) -> Call:
+        def changed(loaded: Any) -> Results:
+            self.seen = self.seen or timed()
+            phase = "while" if timed() else "after" if self.seen else "before"
+            return self.wrong(call(loaded)) if phase == self.phase else call(loaded)
+
+        return changed
+
+
+def zeros(results: Results) -> Results:
+    return tuple(np.zeros_like(each) for each in results)
+
+
+def scaled(number: int) -> Callable[[Results], Results]:
+    """One result off by a thousandth."""
+    factor = np.float32(1.001)
+    return lambda results: tuple(each * factor if i == number else each for i, each in enumerate(results))
+
+
+def first_queries(results: Results) -> Results:
+    found = np.zeros_like(results[0])
+    found[:, :, :16] = results[0][:, :, :16]
+    return (found, *results[1:])
+
+
+def first_element(results: Results) -> Results:
+    found = np.zeros_like(results[0])
+    found[:1] = results[0][:1]
+    return (found, *results[1:])
+
+
+def last_result(call: Call) -> Call:
+    """What the call before this one should have given."""
+    kept: list[Results] = []
+
+    def late(loaded: Any) -> Results:
+        kept.append(call(loaded))
+        return kept[-2] if len(kept) > 1 else kept[-1]
+
+    return late
+
+
+def unfinished(call: Call) -> Call:
+    """Filled by a thread, when the clock has stopped."""
+
+    def early(loaded: Any) -> Results:
+        true = call(loaded)
+        empty = zeros(true)
+        if not timed():
+            return true
+
+        def fill() -> None:
+            time.sleep(0.02)
+            for target, source in zip(empty, true, strict=True):
+                target[...] = source
+
+        threading.Thread(target=fill).start()
+        return empty
+
+    return early
+
+
+def by_identity(call: Call) -> Call:
+    """What was computed for the arrays that have this identity, whatever is in them by now."""
+    known: dict[int, Results] = {}
+
+    def cached(loaded: Any) -> Results:
+        key = id(loaded[0][0])
+        if key not in known:
+            known[key] = call(loaded)
+        return known[key]
+
+    return cached
+
+
+def by_content(call: Call) -> Call:
+    """Right, unless it is asked the same thing twice."""
+    seen: set[bytes] = set()
+
+    def fresh(loaded: Any) -> Results:
+        content = b"".join(array.tobytes() for array in loaded[0])
+        again = content in seen
+        seen.add(content)
+        return zeros(call(loaded)) if again else call(loaded)
+
+    return fresh
+
+
+def while_timed(action: Callable[[], Any]) -> Callable[[Call], Call]:
+    """The action, in the middle of a round."""
+
+    def fallen(call: Call) -> Call:
+        def changed(loaded: Any) -> Results:
+            if timed():
+                action()
+            return call(loaded)
+
+        return changed
+
+    return fallen
+
+
+def unfit(call: Call) -> Call:
+    from benchmarks.subjects import Unfit
+
+    raise Unfit("it is for Sundays")
+
+
+def always(wrong: Callable[[Results], Results]) -> Callable[[Call], Call]:
+    return lambda call: lambda loaded: wrong(call(loaded))
+
+
+def fail(error: Exception) -> Any:
+    raise error
+
+
+WAYS: dict[str, Callable[[Call], Call]] = {
+    "honest": lambda call: call,
+    "asked the same twice": by_content,
+    "zeros": always(zeros),
+    "last result": last_result,
+    "unfinished": unfinished,
+    "first queries": always(first_queries),
+    "first element": always(first_element),
+    "by identity": by_identity,
+    "wrong before": When("before", scaled(0)),
+    "wrong while": When("while", scaled(0)),
+    "wrong after": When("after", scaled(0)),
+    "too few": always(lambda results: results[:-1]),
+    "shape": always(lambda results: (results[0][..., :1], *results[1:])),
+    "dtype": always(lambda results: (results[0].astype(np.float64), *results[1:])),
+    "NaN": always(lambda results: (results[0] * np.nan, *results[1:])),
+    **{f"result {number} wrong": always(scaled(number)) for number in range(4)},
+    **{f"result {number} wrong while": When("while", scaled(number)) for number in range(4)},
+    "raises": while_timed(lambda: fail(RuntimeError("no more\nand a page of this"))),
+    "no memory": while_timed(lambda: fail(MemoryError())),
+    "ends": while_timed(lambda: os._exit(3)),
+    "killed": while_timed(lambda: os.kill(os.getpid(), signal.SIGKILL)),
+    "hangs": while_timed(lambda: time.sleep(1000)),
+    "unfit": unfit,
+}
+GRADIENTS = [f"result {number} wrong{when}" for number in range(1, 4) for when in ("", " while")]
+LINES = {
+    "raises": "timed trial 1: raised RuntimeError: no more",
+    "no memory": "timed trial 1: there was not enough memory",
+    "ends": "timed trial 1: its process ended with code 3",
+    "killed": "timed trial 1: its process ended with code -9 (killed: there may not have been enough memory)",
+    "hangs": "timed trial 1: took longer than 20 s",
+    "too few": "before the timing: raised Wrong: gives 0 results, expected output",
+    "shape": "before the timing: raised Wrong: output is float32 [2, 4, 64, 1], expected float32 [2, 4, 64, 8]",
+    "dtype": "before the timing: raised Wrong: output is float64 [2, 4, 64, 8], expected float32 [2, 4, 64, 8]",
+}
+CHEATS = [
+    "zeros", "last result", "unfinished", "first queries", "first element", "by identity", "wrong before",
+    "wrong while", "wrong after", "NaN",
+]  # fmt: skip
+
+
+def make(case: Case, device: str, way: str) -> Prepared:
+    prepared = numpy_subjects.reference(case, device)
+    prepared.call = WAYS[way](prepared.call)
+    return prepared
+
+
+def subject(way: str, operation: str = "attention", **fields: Any) -> Subject:
+    return Subject(way, operation, "numpy", ("numpy",), f"{__name__}:make", (way,), **fields)
+
+
+def entries(case: Case, ways: list[str], **budget: Any) -> dict[str, Entry]:
+    """Of a run with these subjects at one case."""
+    settings: dict[str, Any] = {"least": 4, "most": 4, "limit": 300.0} | budget
+    plan = Plan("cpu", 1, 7, Budget(**settings), memory=lambda case: False)
+    run = Run(plan, [subject(way, case.operation) for way in ways])
+    try:
+        return {entry.subject.name: entry for entry in run.case(case)[1]}
+    finally:
+        run.close()
+
+
+@pytest.fixture(scope="module")
+def forward() -> dict[str, Entry]:
+    return entries(CAUSAL, ["honest", "asked the same twice", *CHEATS, "too few", "shape", "dtype"])
+
+
+@pytest.fixture(scope="module")
+def backward() -> dict[str, Entry]:
+    return entries(BACKWARD, ["honest", "asked the same twice", *GRADIENTS])
+
+
+@pytest.fixture(scope="module")
+def norm() -> dict[str, Entry]:
+    return entries(NORM, ["honest", "asked the same twice", *GRADIENTS])
+
+
+@pytest.fixture(scope="module")
+def falling() -> dict[str, Entry]:
+    entries(CAUSAL, ["honest"])  # so that what the processes are forked from is there
+    return entries(CAUSAL, ["honest", "raises", "no memory", "ends", "killed", "hangs", "unfit"], limit=20.0)
+
+
+def told(entry: Entry) -> str:
+    assert "\n" not in entry.reason
+    return f"{entry.status}: {entry.reason}"
+
+
+@pytest.mark.parametrize("name", ["forward", "backward", "norm"])
+@pytest.mark.parametrize("way", ["honest", "asked the same twice"])
+def test_the_honest_are_measured(request: pytest.FixtureRequest, name: str, way: str) -> None:
+    entry = request.getfixturevalue(name)[way]
+    assert told(entry) == f"{MEASURED}: "
+    assert sum(trial is not None for trial in entry.trials) == 4
+    for verdict in (entry.before, entry.during, entry.after):
+        assert 0 < verdict.worst <= 1
+
+
+@pytest.mark.parametrize("way", CHEATS)
+def test_cheats_fail(forward: dict[str, Entry], way: str) -> None:
+    assert told(forward[way]).startswith(f"{FAILED}: ")
+
+
+@pytest.mark.parametrize(
+    ("way", "when"),
+    [
+        ("wrong before", "before the timing"),
+        ("zeros", "before the timing"),
+        ("by identity", "before the timing"),
+        ("unfinished", "timed trial 1"),
+        ("wrong while", "timed trial 1"),
+        ("wrong after", "after the timing"),
+    ],
+)
+def test_the_judge_says_when(forward: dict[str, Entry], way: str, when: str) -> None:
+    assert forward[way].reason.startswith(f"{when}: output")
+
+
+def test_what_failed_before_is_never_timed(forward: dict[str, Entry]) -> None:
+    assert not forward["wrong before"].trials
+
+
+@pytest.mark.parametrize("way", GRADIENTS)
+def test_wrong_gradients_fail(backward: dict[str, Entry], norm: dict[str, Entry], way: str) -> None:
+    for case, found in ((BACKWARD, backward), (NORM, norm)):
+        when = "timed trial" if way.endswith("while") else "before the timing"
+        name = case.results[int(way.split()[1])]
+        assert re.match(rf"{FAILED}: {when}.*: {name}\[", told(found[way]))
+
+
+@pytest.mark.parametrize("way", list(LINES))
+def test_one_line_for_what_falls_over(forward: dict[str, Entry], falling: dict[str, Entry], way: str) -> None:
+    assert told((falling if way in falling else forward)[way]) == f"{FAILED}: {LINES[way]}"
+
+
+def test_the_others_go_on(falling: dict[str, Entry]) -> None:
+    assert told(falling["honest"]) == f"{MEASURED}: "
+    assert len(falling["honest"].trials) == 4
+    assert told(falling["unfit"]) == f"{LEFT_OUT}: it is for Sundays"
+
+
+def test_every_element_of_a_batch_is_looked_at() -> None:
+    found = entries(LENGTHS, ["honest", "first element", "first queries"])
+    assert [entry.status for entry in found.values()] == [MEASURED, FAILED, FAILED]

@@ -1,0 +1,53 @@
+"""Every subject that is installed, in its own process: measured, or left out for a reason that holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.cases import BOTH, Case
+from benchmarks.rounds import Budget
+from benchmarks.running import LEFT_OUT, MEASURED, Entry, Plan, Run
+from benchmarks.subjects import Subject, subjects
+
+SIZES: dict[str, Any] = {"B": 2, "H": 2, "G": 2, "Q": 32, "K": 32, "D": 16, "V": 16}
+CASES = (
+    Case("lengths", kind="lengths", **SIZES),
+    Case("backward", kind="causal", direction=BOTH, **SIZES),
+    Case("norm", "layer_norm", B=2, H=1, G=1, Q=20, D=16),
+    Case("norm, backward", "layer_norm", direction=BOTH, B=2, H=1, G=1, Q=20, D=16),
+)
+KNOWN = [one for one in subjects().values() if "cpu" in one.device and (not one.slow or "reference" in one.name)]
+REASONS = {"it gives no gradients here"}
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[Entry]]:
+    """The entries of every subject, at all of the cases that are for its operation."""
+    entries: dict[str, list[Entry]] = {}
+    run = Run(Plan("cpu", 1, 7, Budget(2, 2), memory=lambda case: False), KNOWN)
+    try:
+        for case in CASES:
+            for entry in run.case(case)[1]:
+                entries.setdefault(entry.subject.name, []).append(entry)
+    finally:
+        run.close()
+    return entries
+
+
+@pytest.mark.parametrize("subject", KNOWN, ids=lambda subject: subject.name)
+def test_measured_or_left_out(found: dict[str, list[Entry]], subject: Subject) -> None:
+    if subject.absent:
+        pytest.skip(subject.absent)
+    for entry in found[subject.name]:
+        assert entry.status == MEASURED or (entry.status == LEFT_OUT and entry.reason in REASONS), entry.reason
+    assert any(entry.measured for entry in found[subject.name])
+
+
+def test_what_is_not_installed_is_left_out() -> None:
+    absent = Subject("absent", "attention", "numpy", ("no_such_package",), "nowhere:make")
+    run = Run(Plan("cpu", 1, 7, Budget(2, 2), memory=lambda case: False), [absent])
+    _, (entry,) = run.case(CASES[0])
+    run.close()
+    assert (entry.status, entry.reason) == (LEFT_OUT, "no_such_package is not installed")
