@@ -141,6 +141,12 @@ def finite(*arrays: Any) -> Any:
     return jnp.stack([jnp.all(jnp.isfinite(array)) for array in arrays]).all()
 
 
+def bounded(left: Any, right: Any, dtype: Any) -> Any:
+    """Whether no product of a row of each leaves the dtype; False where one of the numbers is NaN."""
+    largest = [jnp.max(jnp.abs(array.astype(dtype))) for array in (left, right)]
+    return largest[0] * largest[1] * left.shape[-1] < jnp.inf
+
+
 # --- where a block stands ---------------------------------------------------------------------------------------------
 
 
@@ -317,12 +323,13 @@ def forward_blocks(inputs: Inputs, sizes: Sizes, sums: Sums) -> tuple[Any, Any]:
             total = jnp.sum(exponentials, axis=-1, keepdims=True)
             return Partial(maximum, total, sums.keys(flat(exponentials), piece.value, flat(piece.allowed)))
 
-        before = before_any_key(inputs, sizes, place)
-        maximum, total, output = over_pieces(sizes, place, look, merged, before)
+        keys = over_pieces(sizes, place, look, merged, nothing_yet(sizes, dtype))
+        maximum, total, output = keys if inputs.sinks is None else merged(sink_alone(inputs, sizes, place), keys)
         nothing = total == 0
         total = jnp.where(nothing, 1, total)
         logsumexp = jnp.where(nothing, -jnp.inf, maximum + jnp.log(total))
-        found = (output / flat(total), logsumexp)
+        # A row without keys is 0 whatever its sink is, a NaN too.
+        found = (jnp.where(flat(keys.maximum == -jnp.inf), 0, output / flat(total)), logsumexp)
         return tuple(put(all_rows, rows, QUERIES, sizes, place) for all_rows, rows in zip(results, found, strict=True))
 
     shape = inputs.query.shape[:3]
@@ -354,14 +361,17 @@ def shift_of(maximum: Any) -> Any:
     return jnp.where(maximum == -jnp.inf, 0, maximum)
 
 
-def before_any_key(inputs: Inputs, sizes: Sizes, place: Place) -> Partial:
-    """When no key was taken yet: the sink's own score, which has no value (ATT-5)."""
-    dtype = wide(inputs)
+def nothing_yet(sizes: Sizes, dtype: Any) -> Partial:
+    """When no key was taken."""
     output = jnp.zeros((sizes.R * sizes.block, sizes.V), dtype)
-    if inputs.sinks is None:
-        return Partial(jnp.full(sizes.rows, -jnp.inf, dtype), jnp.zeros(sizes.rows, dtype), output)
+    return Partial(jnp.full(sizes.rows, -jnp.inf, dtype), jnp.zeros(sizes.rows, dtype), output)
+
+
+def sink_alone(inputs: Inputs, sizes: Sizes, place: Place) -> Partial:
+    """The sink's own score, which has no value (ATT-5)."""
+    dtype = wide(inputs)
     sinks = jnp.broadcast_to(cut(inputs.sinks, ("heads",), sizes, place)[:, None, None], sizes.rows).astype(dtype)
-    return Partial(sinks, (sinks != -jnp.inf).astype(dtype), output)
+    return nothing_yet(sizes, dtype)._replace(maximum=sinks, total=(sinks != -jnp.inf).astype(dtype))
 
 
 # --- backward ---------------------------------------------------------------------------------------------------------
@@ -375,7 +385,8 @@ def backward(
     sizes = sizes_of(inputs, literal.limits)
     simple = sizes._replace(pieces=sizes.pieces[-1:])
     # An empty row has a log-sum-exp of -inf.
-    clean = finite(inputs.query, inputs.key, inputs.value, of_output) & jnp.all(logsumexp < jnp.inf)
+    clean = finite(inputs.query, inputs.key) & bounded(inputs.value, of_output, output.dtype)
+    clean &= jnp.all(logsumexp < jnp.inf)
     results = (output, logsumexp, of_output, of_logsumexp)
     return lax.cond(
         clean,
@@ -437,7 +448,7 @@ def backward_blocks(
 
         d_query, gradients = over_pieces(sizes, place, look, add, (jnp.zeros_like(query), gradients))
         if inputs.sinks is not None:
-            sinks = before_any_key(inputs, sizes, place).maximum
+            sinks = sink_alone(inputs, sizes, place).maximum
             rows = jnp.where(fresh.reshape(sizes.rows), -jnp.exp(sinks - lse) * mean, 0)
             d_sinks = put(gradients.sinks, jnp.sum(rows, axis=(1, 2)), ("heads",), sizes, place, add=True)
             gradients = gradients._replace(sinks=d_sinks)

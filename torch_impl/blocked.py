@@ -130,7 +130,7 @@ class BlockedAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, literal: Literal, options: Options, *tensors: Any) -> torch.Tensor:
         ctx.literal, ctx.options = literal, options
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*tensors, *arrays_of(options))
         inputs = joined(options, tensors)
         output = inputs.query.new_zeros((*inputs.query.shape[:3], inputs.value.shape[3]), dtype=wide(inputs))
         for block in blocks(inputs, size_of(inputs, literal.limits)):
@@ -140,7 +140,8 @@ class BlockedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
-        gradients = blocked_gradients(ctx.literal, ctx.options, ctx.saved_tensors, cotangent, ctx.needs_input_grad[2:])
+        tensors, wanted = ctx.saved_tensors[:5], ctx.needs_input_grad[2:]
+        gradients = blocked_gradients(ctx.literal, ctx.options, tensors, cotangent, wanted)
         return None, None, *gradients
 
 
@@ -148,7 +149,7 @@ def blocked_gradients(
     literal: Literal, options: Options, tensors: Sequence[Any], cotangent: torch.Tensor, wanted: Sequence[bool]
 ) -> list[Any]:
     """The gradients of those tensors that are wanted, None for the others."""
-    if torch.is_grad_enabled():  # second derivatives are asked for
+    if torch.is_grad_enabled() or several(cotangent):  # second derivatives are asked for
         return literal_gradients(literal, options, tensors, cotangent, wanted)
     inputs = joined(options, tensors)
     dtype = wide(inputs)
@@ -162,6 +163,18 @@ def blocked_gradients(
             if gradient is not None:
                 total += gradient
     return [None if total is None else total.to(t.dtype) for total, t in zip(sums, tensors, strict=True)]
+
+
+def arrays_of(options: Options) -> list[torch.Tensor]:
+    """What the mask holds: saved with the inputs, so that PyTorch tells if it is changed before the backward pass."""
+    found: list[Any] = []
+    map_arrays(options[0], found.append)
+    return [array for array in found if isinstance(array, torch.Tensor)]
+
+
+def several(cotangent: torch.Tensor) -> bool:
+    """Whether it stands for several at once, as under `torch.autograd.grad(..., is_grads_batched=True)`."""
+    return torch._C._functorch.is_legacy_batchedtensor(cotangent)
 
 
 def literal_gradients(

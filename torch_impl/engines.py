@@ -68,9 +68,14 @@ def hindrance_of_blocks(inputs: Inputs, dropout_keep: Any, empty_rows: str) -> s
 
 
 def traced(inputs: Inputs) -> bool:
-    """Under torch.compile, torch.export, torch.func's transformations, or with tensors that hold no numbers."""
+    """Under torch.compile, torch.export, torch.fx, torch.func's transformations, or with tensors without numbers.
+
+    Whatever else looks at every operation (a mode, a subclass of tensors) gets the literal ones, too.
+    """
     return (
         torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or type(inputs.query) not in (torch.Tensor, torch.nn.Parameter)
         or torch._C._are_functorch_transforms_active()
         or inputs.query.device.type == "meta"
         or (inputs.query.is_cuda and torch.cuda.is_current_stream_capturing())

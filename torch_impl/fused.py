@@ -25,12 +25,14 @@ from torch_impl.blocked import (
     Inputs,
     Literal,
     Options,
+    arrays_of,
     blocked_attention,
     blocked_gradients,
     blocks,
     cut,
     joined,
     mask_of,
+    several,
     wide,
 )
 from torch_impl.masks import allowed_pairs
@@ -85,16 +87,17 @@ class FusedAttention(torch.autograd.Function):
     def forward(ctx: Any, literal: Literal, options: Options, work: list[Block], *tensors: Any) -> tuple[Any, Any]:
         output, logsumexp = forward(joined(options, (*tensors, None, None)), work)
         ctx.literal, ctx.options, ctx.work = literal, options, work
-        ctx.save_for_backward(*tensors, output, logsumexp)
+        ctx.save_for_backward(*tensors, output, logsumexp, *arrays_of(options))
         ctx.mark_non_differentiable(logsumexp)
         return output, logsumexp
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor, _: Any) -> tuple[Any, ...]:
-        *tensors, output, logsumexp = ctx.saved_tensors
+        *tensors, output, logsumexp = ctx.saved_tensors[:5]
         inputs = joined(ctx.options, (*tensors, None, None))
         looked_at = inputs.mask is None or ctx.work is not WHOLE  # else nobody has looked at the scores yet
-        if torch.is_grad_enabled() or not (bounded(cotangent, inputs.value) and (looked_at or scores_bounded(inputs))):
+        literal = torch.is_grad_enabled() or several(cotangent)
+        if literal or not (bounded(cotangent, inputs.value) and (looked_at or scores_bounded(inputs))):
             everything, wanted = (*tensors, None, None), (*ctx.needs_input_grad[3:], False, False)
             found = blocked_gradients(ctx.literal, ctx.options, everything, cotangent, wanted)
             return None, None, None, *found[:3]
