@@ -595,7 +595,7 @@ def test_what_was_judged_before_an_error_is_told(
     found = judged_by(runs=(0.25, 0.5, error, 0.5))
     assert found.code == code
     assert f"not judged to the end: {message}" in found.output
-    assert "│ MASK-1 │ polarity" in found.output
+    assert "│MASK-1 │ polarity" in found.output
     assert "no violation on 20 generated cases until then" in found.output
     assert "conform on" not in found.output
     assert "2 of 4 runs of 10 cases for each probe, 0 with violations" in found.output
