@@ -39,7 +39,7 @@ def own_seed(seed: int, number: int) -> int:
 
 
 def drawn(material: st.SearchStrategy[Any], count: int, seed: int) -> Iterator[tuple[int, Any]]:
-    """(number, case): first the simplest, then others; none where the strategy has none."""
+    """(number, case): of several the first is the simplest; none where the strategy has none."""
     hopeless = 0
     for number in range(count):
         found = of_seed(material, own_seed(seed, number))
@@ -47,7 +47,15 @@ def drawn(material: st.SearchStrategy[Any], count: int, seed: int) -> Iterator[t
         if hopeless == HOPELESS:
             return
         if found:
-            yield number, found[-1 if number else 0]
+            yield number, found[0 if number == 0 and count > 1 else -1]
+
+
+def with_lot(material: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[int, Any]]:
+    """After the simplest case Hypothesis makes another first choice than that one's: this one, which is of no account.
+
+    Without it a first choice (a dtype, say) would hardly ever come out as the simplest.
+    """
+    return st.tuples(st.integers(0, 99), material)
 
 
 def of_seed(material: st.SearchStrategy[Any], seed: int) -> list[Any]:
@@ -55,9 +63,9 @@ def of_seed(material: st.SearchStrategy[Any], seed: int) -> list[Any]:
 
     @hypothesis.seed(seed)
     @drawing(EACH, Phase.generate)
-    @hypothesis.given(material)
-    def each(one: Any) -> None:
-        found.append(one)
+    @hypothesis.given(with_lot(material))
+    def each(drawn: tuple[int, Any]) -> None:
+        found.append(drawn[1])
 
     with contextlib.suppress(hypothesis.errors.Unsatisfiable):
         each()

@@ -14,7 +14,7 @@ from hypothesis import Phase
 
 from conformance.corpus import Entry
 from conformance.declaration import Declaration
-from conformance.drawing import EACH, drawing, drawn, own_seed
+from conformance.drawing import EACH, drawing, drawn, own_seed, with_lot
 from conformance.examinations import EXAMINATIONS
 from conformance.guard import Examiner
 from conformance.probes import Probe
@@ -168,8 +168,9 @@ def smallest(probe: Probe, examiner: Examiner, seed: int, seconds: float) -> Vio
 
     @hypothesis.seed(seed)
     @drawing(EACH, Phase.generate, Phase.shrink)
-    @hypothesis.given(probe.material)
-    def each(material: Any) -> None:
+    @hypothesis.given(with_lot(probe.material))
+    def each(drawn: tuple[int, Any]) -> None:
+        material = drawn[1]
         if found and time.monotonic() > end:
             raise Enough
         findings = examiner(probe.examined_by, material, probe.examination.prepare(material))

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from conformance.declaration import FEATURES, MASK_KINDS
 from conformance.diagnosis.examining import STRIDES
+from conformance.diagnosis.precision import AT_MOST
 from conformance.expectations import empty_rows
 from conformance.features import OPERATION_RULES, features_of, rule_of
+from conformance.spreading import result_names
 from conformance.tally import Violation
 
 WIDER = ("ATT-1", "ATT-5", "ATT-6", "ATT-8", "ATT-9")
@@ -43,7 +46,7 @@ def used(violation: Violation) -> set[str]:
     """Features of its smallest case; without gradients, where it is the output that is wrong."""
     if violation.case is None or violation.examined_by == "refusal":
         return set()
-    beside = of_numbers(violation) and not violation.finding.name.startswith("gradient of ")
+    beside = violation.finding.name in result_names(violation.case.operation)
     return features_of(violation.case) - ({"gradients"} if beside else set())
 
 
@@ -53,7 +56,7 @@ def shows_its_rule(violation: Violation) -> bool:
         return True
     if violation.examined_by in STRIDES and not violation.finding.message:
         return STRIDES[violation.examined_by] in violation.diagnosis
-    if violation.examined_by == "planted" and of_numbers(violation):  # which NaN and infinity have not reached
+    if violation.examined_by == "planted" and loses_digits(violation):  # NaN and infinity have no part in that
         return False
     if violation.rule == "ATT-6" and violation.case.operation.startswith("attention"):
         return bool(empty_rows(violation.case).any())
@@ -112,12 +115,21 @@ def explains(other: Violation, violation: Violation) -> bool:
     """Whether a violation may follow from another one."""
     if other.case is None or other.examined_by in (*ASKED_BEYOND, *OF_CALLS):
         return False
+    if violation.finding.message and not other.finding.message:  # no wrong number makes a call fail
+        return False
     return used(other) <= used(violation) and loses_digits(violation) >= loses_digits(other)
 
 
 def same_mistake(one: Violation, other: Violation) -> bool:
-    """Whether a known mistake explains both, or the same numbers came on the same case."""
-    if set(one.diagnosis) & set(other.diagnosis):
-        return True
-    alike = {one.examined_by, other.examined_by}.isdisjoint(OF_CALLS)
-    return alike and not one.finding.message and one.finding == other.finding
+    """Whether one known mistake explains both (a loss of digits: in one dtype), or one call gave the same numbers."""
+    common = set(one.diagnosis) & set(other.diagnosis)
+    if common:
+        return one.case.dtype == other.case.dtype or not all(name.startswith(AT_MOST) for name in common)
+    if one.finding.message or not {one.examined_by, other.examined_by}.isdisjoint(OF_CALLS):
+        return False
+    return repr(one.finding) == repr(other.finding) and call(one) == call(other)
+
+
+def call(violation: Violation) -> str:
+    """The call of its case, whatever the order of the arguments."""
+    return repr(replace(violation.case, inputs=dict(sorted(violation.case.inputs.items()))))

@@ -8,12 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.diagnosis.matching import MOST
+from conformance.diagnosis.precision import AT_MOST
 from conformance.guard import Examiner
 from conformance.tally import Tally, Violation
 
 PARAMETER = re.compile(r" \(blocks of \d+ keys\)$")
 """In which mistakes of one family differ."""
-MEASURED = re.compile(r"^(the scale is) [-+.e\d]+ times|^(the errors are as large as) .*")
+MEASURED = re.compile(rf"^(the scale is) [-+.e\d]+ times|^({AT_MOST}) .*")
 """What is measured on a case, and may come out a little differently on another."""
 
 

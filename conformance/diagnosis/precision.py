@@ -20,6 +20,8 @@ from conformance.verdict import PRECISION, compare
 
 FORMATS = {"TF32": 11, "float16": 11, "bfloat16": 8}
 """Binary digits."""
+AT_MOST = "the errors are as large as"
+"""How a name begins that says what the errors may come from, and not what they come from."""
 NARROWEST = 2.0**-24
 """The smallest step of float16."""
 
@@ -100,14 +102,14 @@ def excused(case: Case, got: Answers, truth: dict[str, Exact]) -> Iterator[str]:
     """The smallest known loss of precision within whose bound all answers lie."""
     for name, bounds in losses(case):
         if within(case, bounds, got, truth):
-            yield f"the errors are as large as {name} would make them at most"
+            yield f"{AT_MOST} {name} would make them at most"
             return
     if case.dtype == "float64" and within(case, bound(replace(case, dtype="float32")), got, truth):
-        yield "the errors are as large as float32 arithmetic would make them at most"
+        yield f"{AT_MOST} float32 arithmetic would make them at most"
 
 
 def losses(case: Case) -> Iterator[tuple[str, Bounds]]:
-    """Names and bounds, from the smallest loss to the largest."""
+    """Names and bounds: sums over heads first, then narrower arithmetic, from the smallest loss to the largest."""
     if case.operation == "attention" and (shared := inputs_of_several_heads(case)):
         yield f"gradients added up over heads in {case.dtype}", added_up_narrowly(case, shared)
     if case.operation in ("attention", "attention_weights", "attention_logsumexp", "multi_head_attention"):
@@ -130,7 +132,7 @@ def inputs_of_several_heads(case: Case) -> dict[str, np.ndarray]:
 
     Who writes them out before widening them to float32 has automatic differentiation add up their gradients in 16 bits.
     """
-    if not case.cotangents or case.dtype not in ("float16", "bfloat16"):
+    if not case.cotangents or case.dtype not in ("float16", "bfloat16") or not case.cotangents["output"].size:
         return {}
     batch, heads = case.inputs["query"].shape[:2]
     wide = {n: np.repeat(a, heads // a.shape[1], 1) for n, a in case.inputs.items() if n in ("key", "value") and a.size}
