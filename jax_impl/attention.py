@@ -100,7 +100,10 @@ def attention_scores(
     softcap: Any,
 ) -> Float[jax.Array, "B H Q K"]:
     """softcap(scale * query . key) + bias for the allowed pairs, 0 for the others (ATT-1 to ATT-4)."""
-    scores = pair_products(query, key, allowed) * jnp.asarray(resolve_scale(scale, query.shape[-1]), query.dtype)
+    # The scale is on the query: of a product and the difference from its maximum XLA makes one rounding, and a large
+    # score would lie far from the maximum that was rounded.
+    query = query * jnp.asarray(resolve_scale(scale, query.shape[-1]), query.dtype)
+    scores = pair_products(query, key, allowed)
     if softcap is not None:
         cap = jnp.asarray(softcap, scores.dtype)
         scores = cap * tanh(scores / cap)

@@ -9,7 +9,10 @@ larger score shrinks the other two.
     total   = shrink * total + sum exp(scores - maximum)
     output  = shrink * output + exp(scores - maximum) . value            at last output / total
 
-The backward pass computes the scores again, piece by piece, and weights = exp(scores - logsumexp) from them:
+The backward pass computes the scores again, piece by piece, and weights = exp(scores - logsumexp) from them.
+
+A score is rounded before anything is taken from it: the scale is on the queries, and a barrier behind the soft cap,
+because XLA makes one rounding of a product and a difference. Large scores would lie far from their own maximum.
 
     d value = weights^T . d output          d scores = weights * (d output . value^T - sum(d output * output))
 
@@ -144,7 +147,7 @@ def finite(*arrays: Any) -> Any:
 def bounded(left: Any, right: Any, dtype: Any) -> Any:
     """Whether no product of a row of each leaves the dtype; False where one of the numbers is NaN."""
     largest = [jnp.max(jnp.abs(array.astype(dtype))) for array in (left, right)]
-    return largest[0] * largest[1] * left.shape[-1] < jnp.inf
+    return 4 * largest[0] * largest[1] * left.shape[-1] < jnp.inf
 
 
 # --- where a block stands ---------------------------------------------------------------------------------------------
@@ -249,11 +252,11 @@ def piece_at(
         return cut(array, axes, sizes, place, start, length) if array.ndim else array
 
     key, value = (cut_here(array, KEYS)[0, 0].astype(query.dtype) for array in (inputs.key, inputs.value))
-    scores = jnp.matmul(query, key.T, precision=HIGHEST).reshape(sizes.R, sizes.block, length) * inputs.scale
+    scores = jnp.matmul(query * inputs.scale, key.T, precision=HIGHEST).reshape(sizes.R, sizes.block, length)
     slope, allowed = None, None
     if inputs.softcap is not None:
         bent = jnp.tanh(scores / inputs.softcap)
-        scores, slope = inputs.softcap * bent, 1 - bent**2
+        scores, slope = lax.optimization_barrier(inputs.softcap * bent), 1 - bent**2
     if not full:
         mask = part(inputs.mask, place.query, start, cut_here)
         allowed = allowed_pairs(mask, sizes.block, length)[0] & (start + jnp.arange(length) >= position)
@@ -319,7 +322,7 @@ def forward_blocks(inputs: Inputs, sizes: Sizes, sums: Sums) -> tuple[Any, Any]:
         def look(position: Any, length: int, full: bool) -> Partial:
             piece = piece_at(inputs, sizes, place, query, position, length, full=full)
             maximum = jnp.max(piece.scores, axis=-1, keepdims=True)
-            exponentials = jnp.exp(piece.scores - shift_of(maximum))
+            exponentials = jnp.exp(jnp.minimum(piece.scores - shift_of(maximum), 0))
             total = jnp.sum(exponentials, axis=-1, keepdims=True)
             return Partial(maximum, total, sums.keys(flat(exponentials), piece.value, flat(piece.allowed)))
 
@@ -413,7 +416,7 @@ def backward_blocks(
 
         def look(position: Any, length: int, full: bool) -> Contribution:
             piece = piece_at(inputs, sizes, place, query, position, length, full=full)
-            weights = jnp.exp(piece.scores - lse)
+            weights = jnp.exp(jnp.minimum(piece.scores - lse, 0))
             allowed = flat(piece.allowed)
             d_weights = sums.pairs(d_out, piece.value, allowed).reshape(weights.shape)
             d_scores = weights * (d_weights - mean)

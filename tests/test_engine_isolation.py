@@ -13,6 +13,7 @@ from conformance.cases import Case
 from conformance.engines import Engine
 from conformance.examinations import truth_and_bounds
 from conformance.expectations import Exact, Planted, allowed_pairs, expectation
+from conformance.sizes import Sizes
 from conformance.verdict import Finding
 from conformance.verdict import judge as judged
 from specification import Causal, Dense, KeyLengths, SlidingWindow
@@ -162,3 +163,38 @@ def test_scores_out_of_range_do_what_they_do_in_the_literal_one(engine: Engine, 
     assert (literal == 0).any()
     np.testing.assert_array_equal(np.isfinite(got), np.isfinite(literal))
     np.testing.assert_array_equal(got == 0, literal == 0)
+
+
+LARGE = [
+    *(pytest.param(engine, False, id=engine.title) for engine in ENGINES),
+    pytest.param(PIECES._replace(name="reference"), True, id="jax_impl, reference, compiled"),
+    pytest.param(PIECES, True, id="jax_impl, blocked, compiled"),
+]
+
+
+@pytest.mark.parametrize(("engine", "jit"), LARGE)
+@pytest.mark.parametrize("size", [3e3, 3e4, 1e8])
+@pytest.mark.rule("ATT-10", "ATT-12")
+def test_large_scores_are_rounded_and_do_no_other_harm(engine: Engine, jit: bool, size: float) -> None:
+    """They are computed more than once, and need not be rounded alike each time."""
+    for width, mask in ((8, None), (33, None), (8, Causal())):
+        case = drawn(mask, sizes=Sizes(1, 2, 2, 16, 16, width, width))
+        for name in ("query", "key"):
+            case.inputs[name][...] *= np.float32(size)
+        finding = worst(judged(case, subject(engine, jit=jit)(case), *truth_and_bounds(case)))
+        assert finding.ratio <= 1, f"{width}, {mask}: {finding}"
+
+
+@pytest.mark.parametrize("engine", [*ENGINES], ids=lambda engine: engine.title)
+@pytest.mark.rule("MASK-7", "ATT-12")
+def test_sums_beyond_float32_stay_behind_the_mask(engine: Engine) -> None:
+    """Of d_output . value, and its difference from sum(d_output * output), for a pair that is forbidden."""
+    root = np.float32(np.sqrt(3.4028e38))
+    case = drawn(Dense(np.array([[True, False], [True, True]])), sizes=Sizes(1, 1, 1, 2, 2, 1, 1))
+    for share in (0.999, 0.7):
+        case.inputs["query"][...] = case.inputs["key"][...] = 1
+        case.inputs["value"][...] = np.array([-1, 1], "float32")[:, None] * root * np.float32(share * 0.5**0.5)
+        case.cotangents["output"][...] = np.array([root * np.float32(share), 0], "float32")[:, None]
+        with np.errstate(over="ignore"):
+            finding = worst(judged(case, subject(engine)(case), *truth_and_bounds(case)))
+        assert finding.ratio <= 1, str(finding)

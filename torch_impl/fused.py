@@ -66,12 +66,27 @@ def size(tensor: torch.Tensor) -> float:
 
 
 def bounded(first: torch.Tensor, second: torch.Tensor, factor: float = 1.0) -> bool:
-    """Whether no product of a row of each, times the factor, leaves float32: |a . b| is at most |a| |b|."""
-    return size(first) * size(second) * factor < torch.finfo(torch.float32).max
+    """Whether no product of a row of each, times the factor, leaves float32: |a . b| is at most |a| |b|.
+
+    Nor does the difference of two such products, as the backward pass takes it.
+    """
+    return size(first) * size(second) * factor < torch.finfo(torch.float32).max / 4
 
 
 def scores_bounded(inputs: Inputs) -> bool:
     return bounded(inputs.query, inputs.key, max(1.0, abs(scale_of(inputs))))
+
+
+def recomputed_alike(inputs: Inputs) -> bool:
+    """Whether scores that are computed again differ by little in comparison with 1, so that weights have no other size.
+
+    The kernel's backward pass takes exp(score - logsumexp), and rounds these scores otherwise than the forward pass
+    did: each is off by at most (D + 4) u |query| |key| |scale|.
+    """
+    unit = torch.finfo(wide(inputs)).eps / 2
+    rows = (torch.linalg.vector_norm(t.detach(), dim=-1, dtype=wide(inputs)) for t in (inputs.query, inputs.key))
+    query, key = (float(lengths.max()) for lengths in rows)
+    return query * key * abs(scale_of(inputs)) * (inputs.query.shape[-1] + 4) * unit < 1 / 16
 
 
 def finite(first: torch.Tensor, *others: torch.Tensor) -> bool:
@@ -95,9 +110,8 @@ class FusedAttention(torch.autograd.Function):
     def backward(ctx: Any, cotangent: torch.Tensor, _: Any) -> tuple[Any, ...]:
         *tensors, output, logsumexp = ctx.saved_tensors[:5]
         inputs = joined(ctx.options, (*tensors, None, None))
-        looked_at = inputs.mask is None or ctx.work is not WHOLE  # else nobody has looked at the scores yet
         literal = torch.is_grad_enabled() or several(cotangent)
-        if literal or not (bounded(cotangent, inputs.value) and (looked_at or scores_bounded(inputs))):
+        if literal or not (bounded(cotangent, inputs.value) and recomputed_alike(inputs)):
             everything, wanted = (*tensors, None, None), (*ctx.needs_input_grad[3:], False, False)
             found = blocked_gradients(ctx.literal, ctx.options, everything, cotangent, wanted)
             return None, None, None, *found[:3]
