@@ -121,7 +121,7 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
         ),
         agree("MASK-3", "causal", alone(mask="causal"), weight=1.5),
         agree("MASK-3", "causal, many keys", alone(mask="causal", plans=LONG), weight=0.5),
-        agree("MASK-4", "window", alone(mask="window").filter(special.narrow), weight=1.3),
+        agree("MASK-4", "window", alone(mask="window").filter(special.narrow), weight=2.0),
         agree("MASK-4", "window, many keys", alone(mask="window", plans=LONG)),
         *(
             Probe("MASK-5", title, operations, special.flat_masks(plans, declaration), "shapes", weight=0.5)
@@ -239,7 +239,7 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
         Probe("ATT-6", "empty rows of log-sum-exp", (logsumexp,), empty(logsumexp), "empty rows"),
         Probe("ATT-6", "empty rows with a sink", (logsumexp,), empty(logsumexp, focus=("sinks",)), "empty rows", 0.5),
         *(
-            Probe("ATT-6", f"empty rows as {mode}", (name,), empty(name, modes=(mode,)), "empty rows", weight=0.5)
+            Probe("ATT-6", f"empty rows as {mode}", (name,), empty(name, modes=(mode,)), "empty rows", weight=0.8)
             for name in ("attention", weights)
             for mode in ("mean", "nan")
             if "empty_rows" in declaration
@@ -268,7 +268,7 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
             for cases in (generation.operation_cases(name, declaration=declaration),)
         ),
         *(
-            Probe("ATT-13", f"attention, {title}", ("attention",), material, "determinism", weight=0.5)
+            Probe("ATT-13", f"attention, {title}", ("attention",), material, "determinism", weight=0.7)
             for title, material in (
                 ("bias and mask", cases(focus=("bias",), mask="dense")),
                 ("lengths", cases(mask="lengths")),
@@ -347,7 +347,7 @@ def layer_probes(declaration: Declaration) -> list[Probe]:
             "far positions",
             "sinusoidal_positions",
             generation.sinusoidal_cases(offsets=(10_007, 20_011), declaration=declaration),
-            weight=0.3,
+            weight=0.5,
         ),
         *(
             agreement(rule, title, name, generation.lookup_cases(name, declaration=declaration), weight=2.0)
