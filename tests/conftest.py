@@ -7,9 +7,16 @@ os.environ.setdefault("JAX_ENABLE_X64", "1")
 
 import pytest
 
+from jax_impl import engines
 from tests.helpers import IMPLEMENTATIONS, Implementation
 
 
 @pytest.fixture(params=IMPLEMENTATIONS, ids=lambda implementation: implementation.package)
 def implementation(request: pytest.FixtureRequest) -> Implementation:
     return request.param
+
+
+@pytest.fixture
+def no_case_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that in JAX the engine "auto" is "blocked"."""
+    monkeypatch.setattr(engines, "SMALL", 0)

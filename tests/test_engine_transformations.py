@@ -17,7 +17,7 @@ import torch_impl
 from conformance.engines import Engine, limited
 from specification import Causal, KeyLengths, SlidingWindow
 from tests import test_jax_framework, test_torch_framework
-from tests.engine_cases import BLOCKED, CASES, FUSED, PIECES, every_engine, module_of
+from tests.engine_cases import BLOCKED, CASES, FUSED, PIECES, every_engine
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 
@@ -143,12 +143,6 @@ def transform(name: str) -> None:
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_torch_transforms_attention_by_default(name: str) -> None:
     transform(name)
-
-
-@pytest.fixture
-def no_case_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that in JAX "auto" is "blocked"."""
-    monkeypatch.setattr(module_of(PIECES, "engines"), "SMALL", 0)
 
 
 @pytest.mark.usefixtures("no_case_is_small")
