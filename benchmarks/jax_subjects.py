@@ -8,7 +8,20 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases import Arrays, Case, dense_mask
-from benchmarks.subjects import BHTD, BTHD, ROWS, Layout, Prepared, Results, Subject, Unfit, heads_of, without
+from benchmarks.subjects import (
+    BHTD,
+    BTHD,
+    ROUNDED,
+    ROWS,
+    Layout,
+    Prepared,
+    Results,
+    Subject,
+    Unfit,
+    heads_of,
+    ours,
+    without,
+)
 from conformance.frameworks import JaxArrays
 from specification.masks import map_arrays
 
@@ -141,48 +154,13 @@ def layer_norm(case: Case, device: str, package: str) -> Prepared:
 
 # --- the list ---------------------------------------------------------------------------------------------------------
 
-ROUNDED = {"weights": "inputs"}
-
-
-BY_AUTO = "it is timed as auto where auto takes it"
-LITERAL = "it is the literal port, and holds all scores"
-
-
-def ours(name: str, scores: tuple[float, float] = (0, 0), **fields: Any) -> Subject:
-    return Subject(
-        f"jax_impl, {name}",
-        "attention",
-        "jax",
-        ("jax",),
-        f"{__name__}:engine",
-        (name,),
-        ours=True,
-        scores=scores,
-        **fields,
-    )
-
 
 def peer(name: str, make: str, *arguments: Any, **fields: Any) -> Subject:
     fields = {"operation": "attention", "packages": ("jax",)} | fields
     return Subject(name, arrays="jax", make=f"{__name__}:{make}", arguments=arguments, **fields)
 
 
-OURS = (
-    ours("auto", base=True),
-    ours("fused", slow=BY_AUTO),
-    ours("blocked", slow=BY_AUTO),
-    ours("reference", (4, 8), slow=LITERAL),
-    Subject(
-        "jax_impl, layer norm",
-        "layer_norm",
-        "jax",
-        ("jax",),
-        f"{__name__}:layer_norm",
-        ("jax_impl",),
-        ours=True,
-        base=True,
-    ),
-)
+OURS = ours("jax_impl", __name__, scores=(4, 8))
 PEERS = (
     peer("jax.nn.dot_product_attention", "dot_product", "xla", scores=(3, 7), conventions=ROUNDED),
     peer(

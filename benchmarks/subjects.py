@@ -162,6 +162,37 @@ class Subject:
         return f"{missing[0]} is not installed" if missing else ""
 
 
+ROUNDED = {"weights": "inputs"}
+"""What fused kernels declare for 16-bit inputs: SDPA's, FlexAttention's and jax.nn's."""
+BY_AUTO = "it is timed as auto where auto takes it"
+LITERAL = "it is the literal port, and holds all scores"
+
+
+def ours(package: str, module: str, *, scores: tuple[float, float]) -> tuple[Subject, ...]:
+    """A port's engines, and its layer norm; scores: of the literal one. Both are made by functions of the module."""
+    arrays = package.removesuffix("_impl")
+    common: dict[str, Any] = {"arrays": arrays, "packages": (arrays,), "ours": True}
+
+    def engine(name: str, **fields: Any) -> Subject:
+        title, make = f"{package}, {name}", f"{module}:engine"
+        return Subject(title, "attention", make=make, arguments=(name,), **common, **fields)
+
+    return (
+        engine("auto", base=True),
+        engine("fused", slow=BY_AUTO),
+        engine("blocked", slow=BY_AUTO),
+        engine("reference", scores=scores, slow=LITERAL),
+        Subject(
+            f"{package}, layer norm",
+            "layer_norm",
+            make=f"{module}:layer_norm",
+            arguments=(package,),
+            base=True,
+            **common,
+        ),
+    )
+
+
 @dataclass(frozen=True)
 class Without:
     """`takes` of what has no way to be given masks of these kinds, grouped heads, a backward pass, or other dtypes."""

@@ -7,7 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.cases import Arrays, Case, dense_mask
-from benchmarks.subjects import BHTD, ROWS, TOKENS, Layout, Prepared, Results, Subject, Unfit, heads_of, without
+from benchmarks.subjects import (
+    BHTD,
+    ROUNDED,
+    ROWS,
+    TOKENS,
+    Layout,
+    Prepared,
+    Results,
+    Subject,
+    Unfit,
+    heads_of,
+    ours,
+    without,
+)
 from conformance.frameworks import TorchArrays
 from specification.masks import map_arrays
 
@@ -190,49 +203,13 @@ def layer_norm(case: Case, device: str, package: str) -> Prepared:
 
 # --- the list ---------------------------------------------------------------------------------------------------------
 
-ROUNDED = {"weights": "inputs"}
-"""SDPA's and FlexAttention's kernels round the weights of 16-bit inputs to 16 bits."""
-
-
-BY_AUTO = "it is timed as auto where auto takes it"
-LITERAL = "it is the literal port, and holds all scores"
-
-
-def ours(name: str, scores: tuple[float, float] = (0, 0), **fields: Any) -> Subject:
-    return Subject(
-        f"torch_impl, {name}",
-        "attention",
-        "torch",
-        ("torch",),
-        f"{__name__}:engine",
-        (name,),
-        ours=True,
-        scores=scores,
-        **fields,
-    )
-
 
 def peer(name: str, make: str, *arguments: Any, **fields: Any) -> Subject:
     fields = {"operation": "attention", "conventions": ROUNDED} | fields
     return Subject(name, arrays="torch", packages=("torch",), make=f"{__name__}:{make}", arguments=arguments, **fields)
 
 
-OURS = (
-    ours("auto", base=True),
-    ours("fused", slow=BY_AUTO),
-    ours("blocked", slow=BY_AUTO),
-    ours("reference", (5, 8), slow=LITERAL),
-    Subject(
-        "torch_impl, layer norm",
-        "layer_norm",
-        "torch",
-        ("torch",),
-        f"{__name__}:layer_norm",
-        ("torch_impl",),
-        ours=True,
-        base=True,
-    ),
-)
+OURS = ours("torch_impl", __name__, scores=(5, 8))
 HALF = ("float16", "bfloat16")
 EXACT: dict[str, str] = {}
 PEERS = (

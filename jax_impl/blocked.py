@@ -9,12 +9,12 @@ larger score shrinks the other two.
     total   = shrink * total + sum exp(scores - maximum)
     output  = shrink * output + exp(scores - maximum) . value            at last output / total
 
-The backward pass computes the scores again, piece by piece, and weights = exp(scores - logsumexp) from them.
+The backward pass computes the scores again, piece by piece, and weights = exp(scores - logsumexp) from them:
+
+    d value = weights^T . d output          d scores = weights * (d output . value^T - sum(d output * output))
 
 A score is rounded before anything is taken from it: the scale is on the queries, and a barrier behind the soft cap,
 because XLA makes one rounding of a product and a difference. Large scores would lie far from their own maximum.
-
-    d value = weights^T . d output          d scores = weights * (d output . value^T - sum(d output * output))
 
 Loops have bounds that are known only when they run, so a mask may be traced. Second derivatives are those of the
 literal attention, with all of its memory.
