@@ -26,10 +26,10 @@ PORT_KEYWORDS = {
 """Keyword-only parameters that a port may have beyond the definition's: where to put a result that no argument places,
 and which of its algorithms to take."""
 
-PORT_NAMES = {"explain_engine"}
+PORT_NAMES = {"explain_engine", "explain_layer_norm_engine"}
 """Public names that a port may have beyond the definition's."""
 
-PORT_FILES = {"blocked.py", "engines.py", "fused.py"}
+PORT_FILES = {"blocked.py", "engines.py", "fused.py", "fused_norm.py"}
 """Files that a port may have beyond the definition's: its fast engines, and the choice among them."""
 
 ARRAYS = ("np.ndarray", "torch.Tensor", "Tensor", "jax.Array", "Array")

@@ -17,7 +17,7 @@ from torch_impl.attention import (
 from torch_impl.blocks import decoder_block, encoder_block
 from torch_impl.decoding import decode_step, start
 from torch_impl.embedding import embedding
-from torch_impl.engines import explain_engine
+from torch_impl.engines import explain_engine, explain_layer_norm_engine
 from torch_impl.feed_forward import feed_forward
 from torch_impl.generation import beam_search, choose, greedy, sample
 from torch_impl.layer_norm import layer_norm, rms_norm, standard_deviation_norm
@@ -42,6 +42,7 @@ __all__ = [
     "encoder",
     "encoder_block",
     "explain_engine",
+    "explain_layer_norm_engine",
     "feed_forward",
     "greedy",
     "language_model",

@@ -62,12 +62,12 @@ def hindrance_of_blocks(inputs: Inputs, dropout_keep: Any, empty_rows: str) -> s
         return "there is nothing to divide into blocks"
     if isinstance(inputs.scale, torch.Tensor) or isinstance(inputs.softcap, torch.Tensor):
         return "a scale or softcap in a tensor may want a gradient, which blocks do not give"
-    if traced(inputs):
+    if traced(inputs.query):
         return "while PyTorch traces or transforms a function, no numbers can be looked at"
     return ""
 
 
-def traced(inputs: Inputs) -> bool:
+def traced(tensor: torch.Tensor) -> bool:
     """Under torch.compile, torch.export, torch.fx, torch.func's transformations, or with tensors without numbers.
 
     Whatever else looks at every operation (a mode, a subclass of tensors) gets the literal ones, too.
@@ -75,10 +75,10 @@ def traced(inputs: Inputs) -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
-        or type(inputs.query) not in (torch.Tensor, torch.nn.Parameter)
+        or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
         or torch._C._are_functorch_transforms_active()
-        or inputs.query.device.type == "meta"
-        or (inputs.query.is_cuda and torch.cuda.is_current_stream_capturing())
+        or tensor.device.type == "meta"
+        or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
     )
 
 
@@ -89,4 +89,40 @@ def hindrance_of_the_kernel(inputs: Inputs) -> str:
         return "PyTorch's kernel has no softcap and no sinks, and no gradient of a bias"
     if inputs.value.shape[-1] != inputs.query.shape[-1]:
         return "PyTorch's kernel needs values as wide as queries"
+    return ""
+
+
+# --- layer norm -------------------------------------------------------------------------------------------------------
+
+
+def explain_layer_norm_engine(
+    x: Float[torch.Tensor, "..."],
+    weight: Float[torch.Tensor, "*N"],
+    bias: Float[torch.Tensor, "*N"] | None,
+    *,
+    eps: float = 1e-5,
+    engine: str = "auto",
+) -> Choice:
+    """Which engine `layer_norm` takes for the same arguments, why, and what hinders the others. Nothing is computed."""
+    checks.norm(x, weight, bias, eps)
+    return layer_norm_engine_for(engine, x, eps)
+
+
+def layer_norm_engine_for(engine: str, x: torch.Tensor, eps: Any) -> Choice:
+    """The choice for arguments that were checked. It looks at shapes and options alone, never at numbers."""
+    hindrances = {"blocked": "rows are normalised one by one, there is nothing to divide into blocks"}
+    if hindrance := hindrance_of_the_norm_kernel(x, eps):
+        return choose(engine, hindrances | {"fused": hindrance}, "reference", hindrance)
+    return choose(engine, hindrances, "fused", "PyTorch's kernel takes it")
+
+
+def hindrance_of_the_norm_kernel(x: torch.Tensor, eps: Any) -> str:
+    if x.device.type != "cpu":
+        return "the kernel that is known to keep every rule is the one for the CPU"
+    if x.numel() == 0:
+        return "there is nothing to normalise"
+    if isinstance(eps, torch.Tensor):
+        return "eps in a tensor may want a gradient, which the kernel does not give"
+    if traced(x):
+        return "while PyTorch traces or transforms a function, it gets the literal operations"
     return ""

@@ -11,7 +11,9 @@ import torch
 from jaxtyping import Float
 
 from specification import checks
+from torch_impl import engines
 from torch_impl.attention import number, widen
+from torch_impl.fused_norm import fused_layer_norm
 
 
 def deviations(x: Float[torch.Tensor, "..."], axes: tuple[int, ...]) -> Float[torch.Tensor, "..."]:
@@ -49,13 +51,27 @@ def layer_norm(
     bias: Float[torch.Tensor, "*N"] | None,
     *,
     eps: float = 1e-5,
+    engine: str = "auto",
 ) -> Float[torch.Tensor, "..."]:
-    """(x - mean) / sqrt(variance + eps) * weight + bias, with the biased two-pass variance (NORM-1)."""
-    axes = checks.norm(x, weight, bias, eps)
-    deviation = deviations(widen(x), axes)
+    """(x - mean) / sqrt(variance + eps) * weight + bias, with the biased two-pass variance (NORM-1).
+
+    engine: "reference" is `literal_layer_norm`, "fused" PyTorch's own kernel, which reads x once, "auto" the fastest of
+    those that can take the call (`explain_layer_norm_engine`).
+    """
+    checks.norm(x, weight, bias, eps)
+    wide = (widen(x), widen(weight), widen(bias))
+    if engines.layer_norm_engine_for(engine, x, eps).engine == "fused":
+        return fused_layer_norm(literal_layer_norm, *wide, float(eps)).to(x.dtype)
+    return literal_layer_norm(*wide, eps).to(x.dtype)
+
+
+def literal_layer_norm(x: Any, weight: Any, bias: Any, eps: Any) -> torch.Tensor:
+    """As the definition has it, unrounded."""
+    axes = tuple(range(-weight.ndim, 0))
+    deviation = deviations(x, axes)
     variance = torch.mean(deviation**2, dim=axes, keepdim=True)
     normalized = deviation / torch.sqrt(variance + number(eps))
-    return affine(normalized, weight, bias).to(x.dtype)
+    return affine(normalized, weight, bias)
 
 
 def rms_norm(
