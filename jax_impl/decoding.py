@@ -30,7 +30,7 @@ from jax_impl.attention import attention, concatenate_heads, join_heads, linear,
 from jax_impl.blocks import attention_options, normalize, residual, transform
 from jax_impl.masks import readable
 from jax_impl.models import Model
-from jax_impl.transformer import embed, encoder
+from jax_impl.transformer import embed, encoder, real_tokens
 from specification import checks
 from specification.caches import BlockCache, Cache, looks_ahead
 from specification.configuration import Configuration
@@ -77,11 +77,6 @@ def make_room(array: Float[jax.Array, "B G K W"], capacity: int) -> Float[jax.Ar
 def write(room: jax.Array, new: jax.Array, length: Any, axis: int) -> jax.Array:
     """A copy of the room in which the new positions stand after the first `length`."""
     return dynamic_update_slice_in_dim(room, new, length, axis)
-
-
-def real_tokens(tokens: Integer[jax.Array, "B T"], padding: int | None) -> Bool[jax.Array, "B T"]:
-    """Which of them are not padding."""
-    return jnp.ones(tokens.shape, bool) if padding is None else tokens != padding
 
 
 def step_mask(

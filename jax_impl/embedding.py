@@ -22,8 +22,7 @@ def embedding(
     traced. Returns an array in the dtype of table.
     """
     checks.embedding(table, ids)
-    if not isinstance(ids, jax.core.Tracer):
-        checks.ids_within(np.asarray(ids), table.shape[0])
+    check_rows(table, ids)
     # The whole table is widened, not the rows taken, so that its gradient adds up in the wider dtype.
     rows = take_rows(widen(table), jnp.asarray(ids))
     return (rows * math.sqrt(table.shape[1]) if scaled else rows).astype(table.dtype)
@@ -32,3 +31,9 @@ def embedding(
 def take_rows(table: Float[jax.Array, "N E"], ids: Integer[jax.Array, "..."]) -> Float[jax.Array, "... E"]:
     """table[ids] with NaN for what lies outside, where JAX's default would take the nearest row, or count backwards."""
     return table.at[ids].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
+
+
+def check_rows(table: Float[jax.Array, "N E"], ids: Integer[jax.Array, "..."], name: str = "ids") -> None:
+    """ValueError for ids that are no rows of the table, where they can be read."""
+    if not isinstance(ids, jax.core.Tracer):
+        checks.ids_within(np.asarray(ids), table.shape[0], name)

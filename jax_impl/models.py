@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Integer
 from jax_impl.attention import attention, multi_head_attention, require_dtype
 from jax_impl.blocks import attention_options
 from jax_impl.transformer import classifier, decoder, encoder, language_model, transformer
-from specification import dialects
+from specification import checks, dialects
 from specification.checkpoints import read_model, write_model
 from specification.checks.arguments import arrays_of_numbers, ranked
 from specification.configuration import Configuration
@@ -104,6 +104,7 @@ def multi_head(
     """`multi_head_attention`; the key is the query and the value the key unless given. dropout: of the weights."""
     key = query if key is None else key
     value = key if value is None else value
+    checks.site("dropout", dropout)
     width = ranked("query", query, "batch, positions, width")[-1]
     options = attention_options(width, mask, dropout, configuration)
     return multi_head_attention(parameters, query, key, value, **options)

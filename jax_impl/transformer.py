@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Integer
 
 from jax_impl.attention import linear, require_dtype, widen
 from jax_impl.blocks import add, decoder_block, drop, encoder_block, normalize
-from jax_impl.embedding import embedding
+from jax_impl.embedding import check_rows, embedding
 from jax_impl.masks import checked_mask
 from jax_impl.positions import learned_positions, sinusoidal_positions
 from specification import checks
@@ -49,22 +49,32 @@ def embed(
     if configuration.positions == "learned":
         x = add(x, learned_positions(parameters.positions, T, offset=offset))
     elif configuration.positions == "after_padding":
-        x = add(x, embedding(parameters.positions, positions_after_padding(tokens, configuration.position_padding)))
+        positions = positions_after_padding(tokens, configuration.position_padding)
+        check_rows(parameters.positions, positions, "positions after padding")
+        x = add(x, embedding(parameters.positions, positions))
     elif configuration.positions != "none":
         exponent = "shared" if configuration.positions == "sinusoidal" else "doubled"
         x = add(x, sinusoidal_positions(T, E, offset=offset, exponent=exponent, dtype=dtype_name(x)))
     return x if parameters.norm is None else normalize(parameters.norm, x, configuration)
 
 
+def real_tokens(tokens: Integer[jax.Array, "B T"], padding: int | None) -> Bool[jax.Array, "B T"]:
+    """Which of them are not padding."""
+    if padding is None:
+        return jnp.ones(tokens.shape, bool)
+    # Widened, because the id of padding would wrap around in a narrow dtype.
+    return tokens.astype(int) != padding
+
+
 def positions_after_padding(tokens: Integer[jax.Array, "B T"], padding: Any) -> Integer[jax.Array, "B T"]:
     """padding + n for the n-th token that is not padding, counted from 1, and padding for what is."""
-    real = tokens != padding
+    real = real_tokens(tokens, padding)
     return jnp.cumsum(real, axis=1) * real + padding
 
 
 def padding_mask(tokens: Integer[jax.Array, "B T"], padding: int | None) -> KeyPadding | None:
     """Keys that are real tokens; None where no id stands for padding."""
-    return None if padding is None else KeyPadding(tokens != padding)
+    return None if padding is None else KeyPadding(real_tokens(tokens, padding))
 
 
 def target_mask(tokens: Integer[jax.Array, "B T"], configuration: Configuration) -> Any:
@@ -76,7 +86,7 @@ def target_mask(tokens: Integer[jax.Array, "B T"], configuration: Configuration)
     if configuration.target_mask == "causal and real keys":
         return Causal() & padding_mask(tokens, configuration.target_padding)
     B, T = tokens.shape
-    real = tokens != configuration.target_padding
+    real = real_tokens(tokens, configuration.target_padding)
     return Causal() & Dense(jnp.broadcast_to(real[:, None, :, None], (B, 1, T, T)))
 
 
@@ -203,6 +213,7 @@ def transformer(
     them beside what the configuration says of padding. Returns what the decoder gives where there is no output layer.
     """
     checks.structure("parameters", parameters, Transformer)
+    checks.sites(dropout, TransformerDropout)
     memory = encoder(parameters.encoder, source, configuration=configuration, mask=source_mask, dropout=dropout.encoder)
     if parameters.encoder.embedding is not None:
         memory_mask = both(memory_mask, padding_mask(source, configuration.source_padding))

@@ -188,6 +188,7 @@ def encoder_block_vjp(
 ) -> EncoderBlockGradients:
     """Gradients of the parameters and of x, given that of `encoder_block`'s output. Arguments as there."""
     checks.structure("parameters", parameters, EncoderBlock)
+    checks.sites(dropout, EncoderBlockDropout)
     checks.cotangent(cotangent, x.shape, dtype_name(x))
     p = parameters
     sublayers = [
@@ -214,6 +215,7 @@ def decoder_block_vjp(
 ) -> DecoderBlockGradients:
     """Gradients of the parameters, of x and of memory, given that of `decoder_block`'s output. Arguments as there."""
     checks.structure("parameters", parameters, DecoderBlock)
+    checks.decoder_sites(parameters, dropout)
     checks.memory(parameters, memory)
     checks.cotangent(cotangent, x.shape, dtype_name(x))
     p, d = parameters, dropout

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Integer
 from reference_numpy.attention import attention, concatenate_heads, join_heads, linear, split_heads
 from reference_numpy.blocks import attention_options, normalize, residual, transform
 from reference_numpy.models import Model
-from reference_numpy.transformer import embed, encoder
+from reference_numpy.transformer import embed, encoder, real_tokens
 from specification import checks
 from specification.caches import BlockCache, Cache, looks_ahead
 from specification.configuration import Configuration
@@ -70,11 +70,6 @@ def write(room: np.ndarray, new: np.ndarray, length: Any, axis: int) -> np.ndarr
     """A copy of the room in which the new positions stand after the first `length`."""
     before, _, after = np.split(room, [length, length + new.shape[axis]], axis=axis)
     return np.concatenate([before, new, after], axis=axis)
-
-
-def real_tokens(tokens: Integer[np.ndarray, "B T"], padding: int | None) -> Bool[np.ndarray, "B T"]:
-    """Which of them are not padding."""
-    return np.ones(tokens.shape, bool) if padding is None else tokens != padding
 
 
 def step_mask(

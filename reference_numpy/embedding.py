@@ -20,6 +20,11 @@ def embedding(
     [0, N); negative ids do not count from the end. Returns a new array in the dtype of table.
     """
     checks.embedding(table, ids)
-    checks.ids_within(ids, table.shape[0])
+    check_rows(table, ids)
     rows = np.take(table, ids, axis=0)
     return (widen(rows) * math.sqrt(table.shape[1])).astype(table.dtype) if scaled else rows
+
+
+def check_rows(table: Float[np.ndarray, "N E"], ids: Integer[np.ndarray, "..."], name: str = "ids") -> None:
+    """ValueError for ids that are no rows of the table."""
+    checks.ids_within(ids, table.shape[0], name)

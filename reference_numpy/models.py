@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Integer
 from reference_numpy.attention import attention, multi_head_attention
 from reference_numpy.blocks import attention_options
 from reference_numpy.transformer import classifier, decoder, encoder, language_model, transformer
-from specification import dialects
+from specification import checks, dialects
 from specification.checkpoints import read_model, write_model
 from specification.checks.arguments import arrays_of_numbers, ranked
 from specification.configuration import Configuration
@@ -89,6 +89,7 @@ def multi_head(
     """`multi_head_attention`; the key is the query and the value the key unless given. dropout: of the weights."""
     key = query if key is None else key
     value = key if value is None else value
+    checks.site("dropout", dropout)
     width = ranked("query", query, "batch, positions, width")[-1]
     options = attention_options(width, mask, dropout, configuration)
     return multi_head_attention(parameters, query, key, value, **options)

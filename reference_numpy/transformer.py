@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Integer
 
 from reference_numpy.attention import linear, widen
 from reference_numpy.blocks import add, decoder_block, drop, encoder_block, normalize
-from reference_numpy.embedding import embedding
+from reference_numpy.embedding import check_rows, embedding
 from reference_numpy.positions import learned_positions, sinusoidal_positions
 from specification import checks
 from specification.configuration import Configuration
@@ -46,22 +46,29 @@ def embed(
     if configuration.positions == "learned":
         x = add(x, learned_positions(parameters.positions, T, offset=offset))
     elif configuration.positions == "after_padding":
-        x = add(x, embedding(parameters.positions, positions_after_padding(tokens, configuration.position_padding)))
+        positions = positions_after_padding(tokens, configuration.position_padding)
+        check_rows(parameters.positions, positions, "positions after padding")
+        x = add(x, embedding(parameters.positions, positions))
     elif configuration.positions != "none":
         exponent = "shared" if configuration.positions == "sinusoidal" else "doubled"
         x = add(x, sinusoidal_positions(T, E, offset=offset, exponent=exponent, dtype=dtype_name(x)))
     return x if parameters.norm is None else normalize(parameters.norm, x, configuration)
 
 
+def real_tokens(tokens: Integer[np.ndarray, "B T"], padding: int | None) -> Bool[np.ndarray, "B T"]:
+    """Which of them are not padding."""
+    return np.ones(tokens.shape, bool) if padding is None else tokens != padding
+
+
 def positions_after_padding(tokens: Integer[np.ndarray, "B T"], padding: Any) -> Integer[np.ndarray, "B T"]:
     """padding + n for the n-th token that is not padding, counted from 1, and padding for what is."""
-    real = tokens != padding
+    real = real_tokens(tokens, padding)
     return np.cumsum(real, axis=1) * real + padding
 
 
 def padding_mask(tokens: Integer[np.ndarray, "B T"], padding: int | None) -> KeyPadding | None:
     """Keys that are real tokens; None where no id stands for padding."""
-    return None if padding is None else KeyPadding(tokens != padding)
+    return None if padding is None else KeyPadding(real_tokens(tokens, padding))
 
 
 def target_mask(tokens: Integer[np.ndarray, "B T"], configuration: Configuration) -> Any:
@@ -73,7 +80,7 @@ def target_mask(tokens: Integer[np.ndarray, "B T"], configuration: Configuration
     if configuration.target_mask == "causal and real keys":
         return Causal() & padding_mask(tokens, configuration.target_padding)
     B, T = tokens.shape
-    real = tokens != configuration.target_padding
+    real = real_tokens(tokens, configuration.target_padding)
     return Causal() & Dense(np.broadcast_to(real[:, None, :, None], (B, 1, T, T)))
 
 
@@ -188,6 +195,7 @@ def transformer(
     them beside what the configuration says of padding. Returns what the decoder gives where there is no output layer.
     """
     checks.structure("parameters", parameters, Transformer)
+    checks.sites(dropout, TransformerDropout)
     memory = encoder(parameters.encoder, source, configuration=configuration, mask=source_mask, dropout=dropout.encoder)
     if parameters.encoder.embedding is not None:
         memory_mask = both(memory_mask, padding_mask(source, configuration.source_padding))

@@ -223,6 +223,7 @@ def transformer_vjp(
 ) -> TransformerGradients:
     """Gradients of the parameters, and of source and target where they are no tokens. Arguments as in `transformer`."""
     checks.structure("parameters", parameters, Transformer)
+    checks.sites(dropout, TransformerDropout)
     encoded: Any = {"configuration": configuration, "mask": source_mask, "dropout": dropout.encoder}
     memory = encoder(parameters.encoder, source, **encoded)
     if parameters.encoder.embedding is not None:

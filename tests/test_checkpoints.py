@@ -354,14 +354,27 @@ ROBERTA_MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"positions": "after_padding", "padding": 11}, "padding must be the id of a token below 11, got 11"),
     ({"positions": "after_padding", "padding": -1}, "padding must be the id of a token or None, got -1"),
     ({"positions": "after_padding", "padding": True}, "padding must be the id of a token or None, got True"),
+    (
+        {"positions": "after_padding", "padding": 10},
+        "embeddings.position_embeddings.weight has 11 rows, and positions begin at 11",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("wrong", "told"), ROBERTA_MISTAKES)
 def test_positions_that_are_refused(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match="the checkpoint does not fit") as caught:
-        read("bert", bert_entries(), num_heads=4, **wrong)
+        read("bert", bert_entries(positions=11), num_heads=4, **wrong)
     assert told in str(caught.value)
+
+
+def test_one_position_after_padding_is_enough(implementation: Implementation, tmp_path: Path) -> None:
+    model = implementation.load("bert", bert_entries(), num_heads=4, positions="after_padding", padding=9)
+    few = implementation.load("bert", bert_entries(positions=11), num_heads=4, positions="after_padding", padding=9)
+    tokens = implementation.convert(np.array([[3], [9]]))
+    assert few(tokens).shape == model(tokens).shape == (2, 1, 16)
+    implementation.save(few, tmp_path / "few.safetensors")
+    implementation.restore(tmp_path / "few.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -496,7 +509,7 @@ def bert(implementation: Implementation) -> Any:
     return implementation.load("bert", bert_entries(), num_heads=4)
 
 
-def bert_entries() -> dict[str, np.ndarray]:
+def bert_entries(positions: int = 20) -> dict[str, np.ndarray]:
     """Of one block, under Hugging Face's names."""
     block = state(filled(torch.nn.TransformerEncoderLayer(16, 4, 24)))
     query, key, value = np.split(block["self_attn.in_proj_weight"], 3)
@@ -512,7 +525,7 @@ def bert_entries() -> dict[str, np.ndarray]:
     }  # fmt: skip
     for name, (weight, bias) in parts.items():
         entries |= {f"encoder.layer.0.{name}.weight": weight, f"encoder.layer.0.{name}.bias": bias}
-    rows = {"word": 11, "position": 20, "token_type": 2}
+    rows = {"word": 11, "position": positions, "token_type": 2}
     entries |= {f"embeddings.{name}_embeddings.weight": query[:1].repeat(n, 0) for name, n in rows.items()}
     entries |= {f"embeddings.LayerNorm.{part}": block[f"norm1.{part}"] for part in ("weight", "bias")}
     return entries

@@ -377,6 +377,20 @@ def test_gpt2(name: str, dtype: str) -> None:
     assert_all_agree("gpt2", name, dtype)
 
 
+def test_tied_weights_are_two_arrays(implementation: Implementation) -> None:
+    """Changing one leaves the other, in all packages alike."""
+    made = PRETRAINED["small"]
+    entries = state(gpt2_of(made, "float32"))
+    entries.pop("lm_head.weight", None)
+    model = implementation.load("gpt2", entries, **made.hyperparameters)
+    parameters = model.structure() if implementation.package == "torch_impl" else model.parameters
+    tokens, output = parameters.decoder.embedding.tokens, parameters.output.weight
+    if implementation.package == "reference_numpy":
+        assert not np.shares_memory(tokens, output)
+    if implementation.package == "torch_impl":
+        assert tokens.data_ptr() != output.data_ptr()
+
+
 OTHERWISE: dict[str, dict[str, Any]] = {
     "num_heads": {"num_heads": 4},
     "eps": {"eps": 1.1e-3},
@@ -496,7 +510,7 @@ def test_sequences_longer_than_positions_after_padding(implementation: Implement
     model = implementation.load("bert", checkpoint, **ROBERTA)
     assert model(implementation.convert(np.full((1, 18), 5))).shape == (1, 18, 24)
     assert model(implementation.convert(np.full((1, 30), PAD))).shape == (1, 30, 24)
-    with pytest.raises(ValueError, match=r"ids must lie in \[0, 20\), got values from 2 to 20"):
+    with pytest.raises(ValueError, match=r"positions after padding must lie in \[0, 20\), got values from 2 to 20"):
         model(implementation.convert(np.full((1, 19), 5)))
 
 

@@ -31,6 +31,8 @@ from reference_numpy import (
 )
 from specification import (
     Configuration,
+    Embedding,
+    Encoder,
     Norm,
     Transformer,
 )
@@ -451,3 +453,20 @@ def test_a_step_that_is_changed_afterwards_is_found(monkeypatch: pytest.MonkeyPa
 
 
 CHANGES = "x = add(x, drop(sublayer(x), dropout.output)).mul_(2)"
+
+
+@pytest.mark.parametrize("positions", ["learned", "after_padding"])
+def test_the_id_of_padding_does_not_wrap_around(implementation: Implementation, positions: str) -> None:
+    """In 8 bits 300 is 44."""
+    generator = np.random.default_rng(0)
+    tables = {"tokens": generator.normal(size=(400, E)), "positions": generator.normal(size=(310, E))}
+    encoder = Encoder(Embedding(**tables), Maker(dtype="float64").encoder(1).blocks)
+    padding = {"learned": "source_padding", "after_padding": "position_padding"}[positions]
+    configuration = Configuration(H, positions=positions, **{padding: 300})
+    tokens = np.array([[5, 6, 44, 1]])
+    with implementation.subject.framework.context():
+        parameters = mapped(implementation.convert, encoder)
+        given = [implementation.convert(tokens.astype(dtype)) for dtype in ("uint8", "int32")]
+        narrow, wide = (implementation.encoder(parameters, ids, configuration=configuration) for ids in given)
+        results = map(implementation.subject.framework.numpy, (narrow, wide))
+    np.testing.assert_array_equal(*results)

@@ -252,11 +252,31 @@ def test_nan_is_not_green(spoilt: str) -> None:
     code, output = command("port", *words)
     assert code == 2, output
     assert "every step that can be judged keeps its bound in reference_numpy, torch_impl, jax_impl" in output
-    assert "nothing but NaN and infinities, and nothing could be judged there: " in output
+    assert "NaN or infinities, because of which not all could be judged: " in output
     first, more = ("embedding.tokens", 13) if spoilt == "" else ("blocks.0.attention_norm", 5)
-    assert f"{more + 1} steps give nothing but NaN and infinities" in output
-    assert f"nothing could be judged there: {first} and {more} more" in output
+    assert f"{more + 1} steps give NaN or infinities" in output
+    assert f"not all could be judged: {first} and {more} more" in output
     assert "all keep it" not in output
+
+
+def test_finite_numbers_without_a_bound_are_not_green() -> None:
+    """NaN in some keys: what those queries give that do not see them is finite, and has no bound."""
+    words = saved_bert()
+    entries = dict(read_safetensors("model.safetensors")[0])
+    entries["embeddings.word_embeddings.weight"][7] = np.nan
+    write(entries)
+    code, output = command("port", *words)
+    assert code == 2, output
+    assert "beyond" not in output
+    assert "NaN or infinities, because of which not all could be judged: " in output
+
+
+@pytest.mark.parametrize(("padding", "rows"), [(1, 3), (1, 17), (5, 21), (5, 40)])
+def test_few_positions_after_padding(padding: int, rows: int) -> None:
+    table = {"embeddings.position_embeddings.weight": np.random.default_rng(0).normal(size=(rows, 16))}
+    options = ("--set", "positions=after_padding", "--set", f"padding={padding}")
+    code, output = command("port", *saved_bert(**table), *options)
+    assert code == 0, output
 
 
 def test_a_number_where_nan_belongs_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,6 +153,12 @@ def test_what_cannot_be_used_is_told_in_one_line(words: tuple[str, ...], message
     assert len(output.splitlines()) == 1
 
 
+def test_a_sequence_of_nothing_but_padding() -> None:
+    """All scores are -inf behind the mask there, as they should be."""
+    code, output = command("trace", "0,0/0,0", *dawn(), "--all")
+    assert code == 0, output
+
+
 def test_models_that_take_embeddings() -> None:
     write(state(filled(torch.nn.TransformerEncoderLayer(16, 4, 24))))
     words = ("--checkpoint", "model.safetensors", "--dialect", "pytorch", "--set", "num_heads=4")

@@ -126,6 +126,7 @@ def encoder_block(
     parameters share.
     """
     checks.structure("parameters", parameters, EncoderBlock)
+    checks.sites(dropout, EncoderBlockDropout)
 
     def attention(x: Any) -> Any:
         return attend(parameters.attention, x, x, mask, dropout.attention.inner, configuration)
@@ -153,6 +154,7 @@ def decoder_block(
     mask: of the self-attention. memory_mask: of the attention to memory, [Q, K] = [T, S].
     """
     checks.structure("parameters", parameters, DecoderBlock)
+    checks.decoder_sites(parameters, dropout)
     checks.memory(parameters, memory)
     cross: Any = parameters.cross_attention
     cross_norm: Any = parameters.cross_attention_norm

@@ -29,7 +29,7 @@ from torch_impl.attention import attention, concatenate_heads, join_heads, linea
 from torch_impl.blocks import attention_options, normalize, residual, transform
 from torch_impl.masks import readable
 from torch_impl.models import Model
-from torch_impl.transformer import embed, encoder
+from torch_impl.transformer import embed, encoder, real_tokens
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
@@ -71,11 +71,6 @@ def write(room: torch.Tensor, new: torch.Tensor, length: Any, axis: int) -> torc
     """A copy of the room in which the new positions stand after the first `length`."""
     stop = length + new.shape[axis]
     return torch.cat([room.narrow(axis, 0, length), new, room.narrow(axis, stop, room.shape[axis] - stop)], dim=axis)
-
-
-def real_tokens(tokens: Integer[torch.Tensor, "B T"], padding: int | None) -> Bool[torch.Tensor, "B T"]:
-    """Which of them are not padding."""
-    return torch.ones_like(tokens, dtype=torch.bool) if padding is None else tokens != padding
 
 
 def step_mask(

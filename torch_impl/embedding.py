@@ -21,8 +21,13 @@ def embedding(
     with an error of its own, which on CUDA is a device assertion.
     """
     checks.embedding(table, ids)
-    if (values := readable(ids)) is not None:
-        checks.ids_within(values, table.shape[0])
+    check_rows(table, ids)
     # The table is widened before its rows are taken, so that their gradients are added up in the wider dtype.
     rows = torch.nn.functional.embedding(ids.to(torch.int64), widen(table))
     return (rows * math.sqrt(table.shape[1]) if scaled else rows).to(table.dtype)
+
+
+def check_rows(table: Float[torch.Tensor, "N E"], ids: Integer[torch.Tensor, "..."], name: str = "ids") -> None:
+    """ValueError for ids that are no rows of the table, where they can be read."""
+    if (values := readable(ids)) is not None:
+        checks.ids_within(values, table.shape[0], name)

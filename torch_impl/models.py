@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Integer
 
-from specification import dialects
+from specification import checks, dialects
 from specification.checkpoints import read_model, write_model
 from specification.checks.arguments import arrays_of_numbers, ranked
 from specification.configuration import Configuration
@@ -134,6 +134,7 @@ def multi_head(
     """`multi_head_attention`; the key is the query and the value the key unless given. dropout: of the weights."""
     key = query if key is None else key
     value = key if value is None else value
+    checks.site("dropout", dropout)
     width = ranked("query", query, "batch, positions, width")[-1]
     options = attention_options(width, mask, dropout, configuration)
     return multi_head_attention(parameters, query, key, value, **options)

@@ -20,7 +20,7 @@ from specification.masks import Causal, Dense, KeyPadding, both
 from specification.parameters import Classifier, Decoder, Embedding, Encoder, LanguageModel, Transformer
 from torch_impl.attention import linear, widen
 from torch_impl.blocks import add, decoder_block, drop, encoder_block, normalize
-from torch_impl.embedding import embedding
+from torch_impl.embedding import check_rows, embedding
 from torch_impl.positions import learned_positions, sinusoidal_positions
 
 # --- before and after the blocks --------------------------------------------------------------------------------------
@@ -46,22 +46,32 @@ def embed(
     if configuration.positions == "learned":
         x = add(x, learned_positions(parameters.positions, T, offset=offset))
     elif configuration.positions == "after_padding":
-        x = add(x, embedding(parameters.positions, positions_after_padding(tokens, configuration.position_padding)))
+        positions = positions_after_padding(tokens, configuration.position_padding)
+        check_rows(parameters.positions, positions, "positions after padding")
+        x = add(x, embedding(parameters.positions, positions))
     elif configuration.positions != "none":
         exponent = "shared" if configuration.positions == "sinusoidal" else "doubled"
         x = add(x, sinusoidal_positions(T, E, offset=offset, exponent=exponent, dtype=dtype_name(x), device=x.device))
     return x if parameters.norm is None else normalize(parameters.norm, x, configuration)
 
 
+def real_tokens(tokens: Integer[torch.Tensor, "B T"], padding: int | None) -> Bool[torch.Tensor, "B T"]:
+    """Which of them are not padding."""
+    if padding is None:
+        return torch.ones_like(tokens, dtype=torch.bool)
+    # Widened, because the id of padding would wrap around in a narrow dtype.
+    return tokens.long() != padding
+
+
 def positions_after_padding(tokens: Integer[torch.Tensor, "B T"], padding: Any) -> Integer[torch.Tensor, "B T"]:
     """padding + n for the n-th token that is not padding, counted from 1, and padding for what is."""
-    real = tokens != padding
+    real = real_tokens(tokens, padding)
     return torch.cumsum(real, dim=1) * real + padding
 
 
 def padding_mask(tokens: Integer[torch.Tensor, "B T"], padding: int | None) -> KeyPadding | None:
     """Keys that are real tokens; None where no id stands for padding."""
-    return None if padding is None else KeyPadding(tokens != padding)
+    return None if padding is None else KeyPadding(real_tokens(tokens, padding))
 
 
 def target_mask(tokens: Integer[torch.Tensor, "B T"], configuration: Configuration) -> Any:
@@ -73,7 +83,7 @@ def target_mask(tokens: Integer[torch.Tensor, "B T"], configuration: Configurati
     if configuration.target_mask == "causal and real keys":
         return Causal() & padding_mask(tokens, configuration.target_padding)
     B, T = tokens.shape
-    real = tokens != configuration.target_padding
+    real = real_tokens(tokens, configuration.target_padding)
     return Causal() & Dense(real[:, None, :, None].expand(B, 1, T, T))
 
 
@@ -186,6 +196,7 @@ def transformer(
     them beside what the configuration says of padding. Returns what the decoder gives where there is no output layer.
     """
     checks.structure("parameters", parameters, Transformer)
+    checks.sites(dropout, TransformerDropout)
     memory = encoder(parameters.encoder, source, configuration=configuration, mask=source_mask, dropout=dropout.encoder)
     if parameters.encoder.embedding is not None:
         memory_mask = both(memory_mask, padding_mask(source, configuration.source_padding))

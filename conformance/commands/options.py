@@ -15,7 +15,7 @@ Json = Annotated[Path | None, typer.Option("--json", help="write the report to t
 Junit = Annotated[Path | None, typer.Option("--junit", help="the same as JUnit XML", metavar="FILE")]
 Html = Annotated[Path | None, typer.Option("--html", help="the same as one HTML page", metavar="FILE")]
 Effort = Annotated[str, typer.Option(help="quick, default or thorough: how many cases for each probe")]
-Seed = Annotated[int | None, typer.Option(help="draw the same cases again; a fresh seed unless given")]
+Seed = Annotated[int | None, typer.Option(help="draw the same cases again; a fresh seed unless given", min=0)]
 Workers = Annotated[int, typer.Option(help="processes", min=1)]
 
 

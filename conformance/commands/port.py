@@ -13,7 +13,6 @@ import typer
 from rich.text import Text
 
 from conformance.commands.console import console, refuse
-from conformance.commands.options import Seed
 
 if TYPE_CHECKING:
     from conformance.models.agreement import Agreement, StepAgreement
@@ -25,15 +24,15 @@ def port(
     checkpoint: Annotated[Path, typer.Argument(help="a safetensors file")],
     dialect: Annotated[str, typer.Option(help="whose names the checkpoint has")],
     settings: Settings = None,
-    seed: Seed = 0,
+    seed: Annotated[int, typer.Option(help="of the probe input", min=0)] = 0,
 ) -> None:
     """Map a checkpoint, and judge it in all three packages on a probe input: every step, and the whole.
 
     Each package is compared with the definition, reference_numpy in float64; not with the library or the code that the
     checkpoint comes from. Entries that belong to no part of the model that is read are named. The probe is a batch of
     sequences of differing lengths, padded and masked as such a model meets them. Exit code 0: all steps and all results
-    keep their bounds; 1: one does not; 2: the checkpoint cannot be read or does not fit, or gives nothing but NaN and
-    infinities somewhere, so that nothing can be judged there.
+    keep their bounds; 1: one does not; 2: the checkpoint cannot be read or does not fit, or there are NaN or infinities
+    in it, because of which not all could be judged.
     """
     from conformance.models.agreement import agreement, end_to_end
     from conformance.models.probing import probe
@@ -46,7 +45,7 @@ def port(
     if unread:
         console.print(Text(f"in the file, and no part of what dialect {dialect} computes: {', '.join(unread)}"))
     packages = packages_here()
-    inputs, options = probe(parameters, configuration, seed or 0)
+    inputs, options = probe(parameters, configuration, seed)
     console.print(Text(probe_line(inputs, options)))
     found = agreement(parameters, configuration, inputs, options, packages)
     wholes = []
@@ -88,11 +87,11 @@ def tell_whole(whole: StepAgreement) -> bool:
 
 
 def tell_hollow(steps: list[str]) -> bool:
-    """Whether every step, and the whole, gives finite numbers, by which it can be judged."""
+    """Whether every step, and the whole, could be judged in full."""
     if steps:
         count = "1 step gives" if len(steps) == 1 else f"{len(steps)} steps give"
         first, more = steps[0], f" and {len(steps) - 1} more" if len(steps) > 1 else ""
-        told = f"{count} nothing but NaN and infinities, and nothing could be judged there: {first}{more}"
+        told = f"{count} NaN or infinities, because of which not all could be judged: {first}{more}"
         console.print(Text(told, style="bold red"))
     return not steps
 

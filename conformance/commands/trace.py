@@ -46,7 +46,7 @@ def trace(
     in bounds.
 
     Exit code 0: all steps keep their bounds; 1: one does not; 2: something that was given cannot be used, or
-    gives nothing but NaN and infinities somewhere, so that nothing can be judged there.
+    gives NaN or infinities somewhere, because of which not all could be judged.
     """
     from conformance.models.agreement import agreement
     from conformance.models.inside import with_pieces

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.models.carried import carried_bound
-from conformance.models.forced import Oracle, forced_steps, framed, framework_of
+from conformance.models.forced import Oracle, forced_steps, framed, framework_of, substantial, without_nan
 from conformance.models.local import cast
 from conformance.models.structures import as_float64
 from conformance.oracle import Exact
@@ -26,7 +26,7 @@ DEFINITION = "reference_numpy"
 class StepAgreement(NamedTuple):
     """One step: what exactly comes of it, and by package the error at its worst place, in bounds.
 
-    judged: whether any number of what exactly comes of it is finite, so that there is something to be wrong.
+    judged: whether it could be judged in full (see `forced.substantial`).
     """
 
     name: str
@@ -51,7 +51,7 @@ class Agreement(NamedTuple):
 
     @property
     def hollow(self) -> list[str]:
-        """Steps that give nothing but NaN and infinities."""
+        """Steps that could not be judged in full."""
         return [step.name for step in self.steps if not step.judged]
 
 
@@ -77,7 +77,7 @@ def agreement(
     steps = []
     for name, taken in oracle.taken.items():
         result = np.asarray(taken.result)
-        steps.append(StepAgreement(name, result.shape, *extent(result), ratios.get(name, {}), substantial(result)))
+        steps.append(StepAgreement(name, result.shape, *extent(result), ratios.get(name, {}), oracle[name].whole))
     surplus = [StepAgreement(name, (), 0.0, 0.0, ratios[name]) for name in ratios if name not in oracle.taken]
     return Agreement(steps + surplus, oracle)
 
@@ -94,11 +94,6 @@ def exactly(inputs: tuple[np.ndarray, ...], dtype: str) -> tuple[np.ndarray, ...
 def compared(packages: Iterable[str], dtype: str) -> list[str]:
     """Packages whose errors in that dtype say something: the definition in float64 is what others are compared with."""
     return [package for package in packages if (package, dtype) != (DEFINITION, "float64")]
-
-
-def substantial(result: np.ndarray) -> bool:
-    """Whether anything can be wrong with it: an array without elements is what it must be, one of NaN may be chance."""
-    return result.size == 0 or bool(np.isfinite(result).any())
 
 
 def extent(result: np.ndarray) -> tuple[float, float]:
@@ -129,12 +124,13 @@ def end_to_end(
         return functions.MODELS[type(wide)](wide, *exact_inputs, configuration=configuration, **options)
 
     exact, bound = carried_bound(run, wide, dtype)
+    bound = without_nan(bound)
     ratios = {}
     for package in compared(models, dtype):
         model = models[package]
         answer = called(package, model, tuple(cast(array, dtype) for array in inputs), options)
         ratios[package] = compare(name, answer, Exact(exact, 0 * exact), bound, dtype).ratio
-    return StepAgreement(name, exact.shape, *extent(exact), ratios, substantial(exact))
+    return StepAgreement(name, exact.shape, *extent(exact), ratios, substantial(exact, bound))
 
 
 def called(package: str, model: Any, inputs: tuple[np.ndarray, ...], options: dict[str, Any]) -> np.ndarray:

@@ -96,6 +96,25 @@ class Judged(NamedTuple):
     truth: np.ndarray
     bound: np.ndarray
 
+    @property
+    def whole(self) -> bool:
+        """Whether it can be judged in full."""
+        return substantial(self.truth, self.bound)
+
+
+def substantial(truth: np.ndarray, bound: np.ndarray) -> bool:
+    """Whether something is finite, and all that is has a bound: an array without elements is what it must be.
+
+    One of NaN alone may be chance, and NaN among the inputs leaves finite results without a bound.
+    """
+    numbers = np.isfinite(truth)
+    return truth.size == 0 or bool(numbers.any() and np.isfinite(bound[numbers]).all())
+
+
+def without_nan(bound: np.ndarray) -> np.ndarray:
+    """The bound with infinity for NaN, where nothing is known: any number keeps it."""
+    return np.where(np.isnan(bound), np.inf, bound)
+
 
 class Oracle:
     """The definition's steps on given inputs, and what an implementation in that dtype must give for each of them.
@@ -122,7 +141,7 @@ class Oracle:
                     truth = function(*exactly, **keywords)
             # The definition's own step, in float64, is as far off as that of an implementation in float64.
             bound = local_bound(step, self.dtype, exactly, keywords) * (2 if self.dtype == "float64" else 1)
-            self.judged[name] = Judged(exactly, truth, bound)
+            self.judged[name] = Judged(exactly, truth, without_nan(bound))
         return self.judged[name]
 
     def is_activation(self, argument: Any) -> bool:

@@ -19,8 +19,8 @@ from conformance.bounds.arithmetic import Precision, exact, stored
 from conformance.bounds.attention import scores_and_slope
 from conformance.bounds.layers import activation as activation_bound
 from conformance.frameworks import Framework
-from conformance.models.agreement import Agreement, StepAgreement, compared, extent, substantial
-from conformance.models.forced import Oracle, framed, framework_of
+from conformance.models.agreement import Agreement, StepAgreement, compared, extent
+from conformance.models.forced import Oracle, framed, framework_of, substantial, without_nan
 from conformance.models.local import case_of, cast
 from conformance.models.local import linear as linear_bound
 from conformance.oracle import Exact
@@ -162,7 +162,7 @@ def pieces_of(oracle: Oracle, step: str, packages: Sequence[str]) -> list[StepAg
             given = [cast(values[name], dtype) for name in piece.takes]
             wide = [array.astype(np.float64) for array in given]
             truth = np.asarray(piece.compute(functions_of("reference_numpy"), own, *wide))
-            limit = piece.bound(dtype, own, *wide) * (2 if dtype == "float64" else 1)
+            limit = without_nan(piece.bound(dtype, own, *wide) * (2 if dtype == "float64" else 1))
         ratios = {}
         for package, framework in there.items():
             with framework.context(), np.errstate(all="ignore"):
@@ -172,7 +172,8 @@ def pieces_of(oracle: Oracle, step: str, packages: Sequence[str]) -> list[StepAg
             ratios[package] = compare(piece.name, answer, Exact(truth, np.zeros_like(truth)), limit, dtype).ratio
         result = np.asarray(values[piece.name])
         name = f"{step}: {piece.name}"
-        found.append(StepAgreement(name, result.shape, *extent(result), ratios, substantial(result)))
+        judged = bool(np.all(truth == -np.inf)) or substantial(truth, limit)  # where all is hidden, -inf is right
+        found.append(StepAgreement(name, result.shape, *extent(result), ratios, judged))
     return found
 
 

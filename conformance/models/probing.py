@@ -64,9 +64,13 @@ def probe_transformer(parameters: Transformer, configuration: Configuration, gen
 
 def probe_encoder(parameters: Encoder, configuration: Configuration, generator: np.random.Generator) -> Probe:
     named = (configuration.source_padding, configuration.position_padding)
-    x = probe_stack(parameters, generator, padding=next((padding for padding in named if padding is not None), None))
-    options: dict[str, Any] = {"key_padding": kept(x.shape[1]), "mask": holes(x.shape[1])}
+    padding, length = next((padding for padding in named if padding is not None), None), LENGTH
     embedding = parameters.embedding
+    if embedding is not None and configuration.position_padding is not None:
+        # The first rows of the table, up to that of padding, are no token's.
+        length = min(length, embedding.positions.shape[0] - configuration.position_padding - 1)
+    x = probe_stack(parameters, generator, length, padding=padding)
+    options: dict[str, Any] = {"key_padding": kept(x.shape[1]), "mask": holes(x.shape[1])}
     if embedding is not None and embedding.token_types is not None:
         options["token_types"] = generator.integers(0, embedding.token_types.shape[0], x.shape)
     return (x,), options

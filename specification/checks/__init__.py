@@ -5,7 +5,7 @@ depends on values (`mask_values`, `ids_within`) takes them as NumPy arrays, and 
 can read them.
 """
 
-from specification.checks.arguments import cotangent, dropout
+from specification.checks.arguments import cotangent, dropout, structure
 from specification.checks.generation import (
     beams,
     choice,
@@ -38,9 +38,9 @@ from specification.checks.operations import (
     positions,
     stack,
     standard_deviation_norm,
-    structure,
     summands,
 )
+from specification.checks.sites import decoder_sites, site, sites
 
 __all__ = [
     "attention",
@@ -48,6 +48,7 @@ __all__ = [
     "choice",
     "cotangent",
     "decode_step",
+    "decoder_sites",
     "dropout",
     "embed",
     "embedding",
@@ -69,6 +70,8 @@ __all__ = [
     "pool",
     "positions",
     "sampling",
+    "site",
+    "sites",
     "stack",
     "standard_deviation_norm",
     "structure",

@@ -102,6 +102,11 @@ def described(value: Any) -> str:
     return type(value).__name__ if shape is None else f"{dtype_name(value)} array of shape {list(shape)}"
 
 
+def structure(name: str, value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got {described(value)}")
+
+
 def plain(value: Any) -> Any:
     """A NumPy array of rank 0 as the number that it holds; anything else as it is."""
     return value.item() if isinstance(value, np.ndarray) and value.shape == () else value

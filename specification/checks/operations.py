@@ -24,7 +24,10 @@ from specification.checks.arguments import (
     real_number,
     same_dtype,
     shape_of,
+    structure,
 )
+from specification.checks.sites import sites
+from specification.dropout import StackDropout
 from specification.dtypes import FLOATING, LARGEST, compute_dtype_name, dtype_name
 from specification.parameters import Embedding, FeedForward, Linear
 from specification.positions import EXPONENTS
@@ -112,11 +115,6 @@ def linear(name: str, parameters: Linear, dtype: str, width: int | None) -> tupl
         if shape_of(f"{name}.bias", parameters.bias) != (outer,):
             raise ValueError(f"{name}.bias must have shape [{outer}], got {list(parameters.bias.shape)}")
     return inner, outer
-
-
-def structure(name: str, value: Any, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}, got {described(value)}")
 
 
 def multi_head_attention(
@@ -226,10 +224,10 @@ def embedding(table: Any, ids: Any) -> None:
     integer("ids", ids)
 
 
-def ids_within(ids: np.ndarray, vocabulary: int) -> None:
-    """Values of token ids, where they can be read (EMB-1)."""
-    if ids.size and (ids.min() < 0 or ids.max() >= vocabulary):
-        raise ValueError(f"ids must lie in [0, {vocabulary}), got values from {ids.min()} to {ids.max()}")
+def ids_within(ids: np.ndarray, rows: int, name: str = "ids") -> None:
+    """Values of ids, where they can be read: rows of a table (EMB-1)."""
+    if ids.size and (ids.min() < 0 or ids.max() >= rows):
+        raise ValueError(f"{name} must lie in [0, {rows}), got values from {ids.min()} to {ids.max()}")
 
 
 def feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dropout_rate: Any) -> None:
@@ -296,6 +294,7 @@ def stack(parameters: Any, kind: type, x: Any, dropout: Any, token_types: Any = 
     else:
         ranked("tokens", x, "batch, positions")
         integer("tokens", x)
+    sites(dropout, StackDropout)
     if dropout.blocks and len(dropout.blocks) != len(parameters.blocks):
         raise ValueError(f"dropout is given for {len(dropout.blocks)} blocks, and there are {len(parameters.blocks)}")
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specification.configuration import Configuration
+from specification.configuration import Configuration, is_count
 from specification.dialects.reading import Reader
 from specification.parameters import Embedding, Encoder, EncoderBlock, MultiHeadAttention
 
@@ -81,7 +81,10 @@ def check_positions(read: Reader, positions: Any, padding: Any, prefix: str) -> 
     elif (positions == "after_padding") == (padding is None):
         read.problems.append(f"positions={positions!r} {'needs a' if padding is None else 'takes no'} padding")
     read.padding("padding", padding, "vocabulary")
-    read.padding("padding", padding, "positions")
+    rows = read.sizes.get("positions")
+    if is_count(padding) and rows is not None and padding + 1 >= rows:
+        table = "embeddings.position_embeddings.weight"
+        read.problems.append(f"{table} has {rows} rows, and positions begin at {padding + 1}")
     if positions is None and prefix != PREFIXES[0]:
         read.problems.append(f"names with {prefix} are of a model whose positions are 'after_padding': give positions")
     elif positions is None and read.sizes.get("token types") == 1:

@@ -54,7 +54,7 @@ def gpt2(
     if read.has("lm_head.weight"):
         output = read.linear("lm_head", "E", "vocabulary", bias=False)
     else:
-        output = Linear(None if embedding.tokens is None else embedding.tokens.T)
+        output = Linear(None if embedding.tokens is None else embedding.tokens.T.copy())
     read.heads(num_heads)
     read.finish()
     return LanguageModel(decoder, output), Configuration(
