@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from conformance.orphans import end_with_parent
 from conformance.subjects import first_line
 
 LIBRARIES = ("OMP", "MKL", "OPENBLAS", "VECLIB", "NUMEXPR")
@@ -92,6 +93,7 @@ def serve(pipe: Any, threads: int, variables: Mapping[str, str], make: Callable[
     """Make an object, and answer with what its methods return until the pipe is closed."""
     from benchmarks.subjects import Unfit
 
+    end_with_parent()
     settle(threads, variables)
     server: Any = None
     while True:

@@ -15,6 +15,7 @@ from typing import Any
 from conformance.declaration import Declaration
 from conformance.guard import Examiner, JudgeError, broken, judging
 from conformance.limits import valid_limit
+from conformance.orphans import end_with_parent
 from conformance.subjects import first_line
 from conformance.targets import Target
 from conformance.verdict import Finding
@@ -134,6 +135,7 @@ def serve(pipe: Connection, target: Target, time_limit: float) -> None:
     """The child: what is asked is examined, until nobody asks any more."""
     from conformance.__main__ import keep_compiled_code
 
+    end_with_parent()
     keep_compiled_code()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent, which ends this process
     with open(os.devnull, "w") as nowhere:  # what native code prints is for nobody

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 
 from conformance.declaration import Declaration
 from conformance.oracle import balls_available
+from conformance.orphans import end_with_parent
 
 
 def kind(declaration: Declaration) -> str:
@@ -28,6 +29,7 @@ def start() -> None:
     """A process begins: compiled code is kept, and it shares the cores with others."""
     from conformance.__main__ import keep_compiled_code
 
+    end_with_parent()
     keep_compiled_code()
     balls_available()  # loaded now, because Hypothesis draws constants that it finds in loaded modules
     if importlib.util.find_spec("torch") is not None:

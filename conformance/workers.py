@@ -21,6 +21,7 @@ from conformance.generation import OPERATIONS, operation_cases
 from conformance.guard import Examiner
 from conformance.models.real import RealResult, batches, judge_batch
 from conformance.oracle import balls_available
+from conformance.orphans import end_with_parent
 from conformance.probes import PROBES, agreement
 from conformance.run import SHRINKING, Progress, breaks, cases_of, run_corpus, run_probe, run_refusals, silent
 from conformance.subjects import IMPLEMENTATIONS
@@ -32,6 +33,7 @@ examiners: list[Examiner] = []
 
 
 def start(names: Sequence[str], device: str) -> None:
+    end_with_parent()
     keep_compiled_code()
     balls_available()  # loaded now, because Hypothesis draws constants that it finds in loaded modules
     made: dict[str, Any] = IMPLEMENTATIONS
