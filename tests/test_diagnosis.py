@@ -186,6 +186,19 @@ def test_the_larger_case_tells_block_sizes_apart() -> None:
     assert found_on(numbers(15), numbers(19), padded) == (f"{name} (blocks of 16 keys)",)
 
 
+def test_a_mistake_that_changes_nothing_here_is_not_named() -> None:
+    """With fewer keys than a block has, the running maximum never grows, and 16 bits hide that nothing is wrong."""
+    inputs = {name: array.astype("bfloat16") for name, array in numbers(3).inputs.items()}
+    inputs["value"][..., 0] *= 8  # so that the bounds of the two elements differ
+    asked = Case("attention", "bfloat16", inputs)
+    truth, limits = oracle(asked), bound(asked)
+    off = np.array([0.0, 1.5]) * limits["output"]
+    got = {"output": (truth["output"].high + off).astype("bfloat16")}
+    finding = judge(asked, got, truth, limits)[0]
+    assert finding.ratio > 1
+    assert not [name for name in matching(asked, got, truth, finding, MISTAKES) if "rescaled" in name]
+
+
 def test_every_name_explains_the_case_that_is_shown(broken: conformance.Report) -> None:
     for violation in broken.violations:
         shown = violation.case

@@ -57,7 +57,9 @@ def matching(
     for mistake in mistakes:
         with np.errstate(all="ignore"):
             answers = mistake.answers(case)
-        if answers is not None and finding.name in answers[0] and same(case, got, *answers):
+        if answers is None or finding.name not in answers[0]:
+            continue
+        if same(case, got, *answers) and told_from(truth, *answers, finding.name):
             yield mistake.name
     yield from multiples(case, got, truth, finding)
 
@@ -68,6 +70,17 @@ def same(case: Case, got: Answers, answers: dict[str, Exact], bounds: Bounds) ->
         for name, exact in answers.items()
         if name in got
     )
+
+
+def told_from(truth: dict[str, Exact], answers: dict[str, Exact], bounds: Bounds, name: str) -> bool:
+    """Whether a mistake's answer lies beyond its bound from the right one; a nearer one explains nothing."""
+    if name not in truth:
+        return True
+    right, wrong = truth[name].high, answers[name].high
+    numbers = np.isfinite(right) & np.isfinite(wrong)
+    with np.errstate(all="ignore"):
+        apart = np.where(numbers, np.abs(right - wrong) > bounds[name], ~np.equal(right, wrong))
+    return bool(np.any(apart & ~(np.isnan(right) & np.isnan(wrong))))
 
 
 def multiples(case: Case, got: Answers, truth: dict[str, Exact], finding: Finding) -> Iterator[str]:
