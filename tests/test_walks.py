@@ -41,6 +41,7 @@ VERDICTS = {
         "torch_mended: conforms",
         "jax_mended: conforms",
         "has dtype and shape float64",
+        "products in bfloat16",
         "torch_attention: conforms",
         "jax_attention: conforms",
         "products in TF32",
