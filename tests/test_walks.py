@@ -105,6 +105,7 @@ def run(file: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     cache = Path.home() / ".cache" / "transformer-conformance" / "jax"
     environment = {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
     environment |= {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    environment |= {"JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
     ignored = "ignore:Error reading persistent compilation cache entry:UserWarning"
     return subprocess.run(
         [sys.executable, "-W", "error", "-W", ignored, str(file)],
