@@ -1,0 +1,63 @@
+"""The attention playground: one page that computes attention in the browser, and needs nothing beside itself.
+
+python -m study.playing --out FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+FOLDER = Path(__file__).parent / "playground"
+ROOT = Path(__file__).parent.parent
+DEFINITION = "reference_numpy/attention.py"
+RULES = "SPEC.md"
+ARITHMETIC = ("masks.js", "attention.js")
+"""What is transcribed from the definition; loads by itself, also without a page."""
+SCRIPTS = (*ARITHMETIC, "settings.js", "address.js", "tables.js", "playground.js", "fields.js")
+
+
+def page(*, definition: str, rules: str, home: str | None = None, sources: Mapping[str, str] | None = None) -> str:
+    """The whole page as text.
+
+    definition, rules: where the links to the definition's source and to the rules lead. home: where the link above the
+    title leads, if to anything. sources: other texts for some of the scripts, by file name.
+    """
+    texts = {name: (FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS} | dict(sources or {})
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((FOLDER / "page.html.jinja").read_text(encoding="utf-8"))
+    style = Markup((FOLDER / "playground.css").read_text(encoding="utf-8"))
+    scripts = [Markup(texts[name]) for name in SCRIPTS]  # our own files, which hold no closing tag
+    return template.render(style=style, scripts=scripts, definition=definition, rules=rules, home=home)
+
+
+def link(target: str, page_file: Path, base: str | None) -> str:
+    """Where a page links to for a file of the project: below `base`, or relative to the page where that is None."""
+    if base is not None:
+        return f"{base.rstrip('/')}/{target}"
+    return Path(os.path.relpath(ROOT / target, page_file.resolve().parent)).as_posix()
+
+
+def write(page_file: Path, base: str | None = None, home: str | None = None) -> None:
+    """Writes the page, and the folder that it stands in where that is missing."""
+    page_file.parent.mkdir(parents=True, exist_ok=True)
+    links = {"definition": link(DEFINITION, page_file, base), "rules": link(RULES, page_file, base)}
+    page_file.write_text(page(**links, home=home), encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m study.playing", description="Writes the attention playground.")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the page to write")
+    parser.add_argument("--base", metavar="ADDRESS", help="where the project's files are; else they are linked to here")
+    chosen = parser.parse_args(arguments)
+    write(chosen.out, chosen.base)
+    print(f"wrote {chosen.out}")
+
+
+if __name__ == "__main__":
+    main()
