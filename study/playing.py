@@ -46,8 +46,8 @@ def link(target: str, page_file: Path, base: str | None) -> str:
 def write(page_file: Path, base: str | None = None, home: str | None = None) -> None:
     """Writes the page, and the folder that it stands in where that is missing."""
     page_file.parent.mkdir(parents=True, exist_ok=True)
-    links = {"definition": link(DEFINITION, page_file, base), "rules": link(RULES, page_file, base)}
-    page_file.write_text(page(**links, home=home), encoding="utf-8")
+    definition, rules = (link(target, page_file, base) for target in (DEFINITION, RULES))
+    page_file.write_text(page(definition=definition, rules=rules, home=home), encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:

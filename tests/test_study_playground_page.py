@@ -1,10 +1,11 @@
-"""The playground's page: what its controls do, what it shows, what it refuses, and that anybody can use it."""
+"""The playground's page: what its controls do, what it shows, and what it refuses."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlparse
 
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from tests.playground_settings import by_definition, ratio
 
 chromium = browser.chromium
 
-ROOT = Path(__file__).parent.parent
 SHOWN = """id => [...document.querySelectorAll(`#${id} tbody tr`)].map(
     row => [...row.querySelectorAll("td")].map(cell => Number(cell.dataset.value ?? "NaN")))"""
 
@@ -192,7 +192,7 @@ REFUSED = {
         "cache",
         "mask.causal.offset",
         "",
-        "Causal needs an offset when there are",
+        "Causal needs an offset when there are 3 queries and 6 keys",
     ),
     "length": ("causal", "mask.lengths.length", "9", "lengths must lie between 0 and 5 keys, got [9]"),
     "window": ("causal", "mask.window.left", "-1", "left must not be negative, got -1"),
@@ -211,6 +211,10 @@ def test_what_the_definition_refuses(mistake: str, chromium: Any, file: Path) ->
         page.fill(f'[data-path="{field}"]', text)
         assert message in page.inner_text("#refusal")
         assert page.query_selector("#computed figure") is None
+        known = "mask" not in field
+        assert page.get_attribute('[data-pair="0,0"]', "aria-pressed") == ("true" if known else "mixed")
+        page.click('[data-pair="0,0"]')  # of a mask that means nothing, no array can be made
+        assert page.is_checked('[data-path="mask.dense.on"]') == known
         page.fill(f'[data-path="{field}"]', before)
         assert not page.is_visible("#refusal")
         assert page.query_selector("#weights") is not None
@@ -265,72 +269,45 @@ def test_an_address_that_holds_no_setting(fragment: str, chromium: Any, file: Pa
         assert watched.errors == []
 
 
-# --- anybody can use it -----------------------------------------------------------------------------------------------
+Check = Callable[[Any, Path], None]
+FAULTS: dict[str, tuple[str, str, str, Check]] = {
+    "another head shown": ("playground.js", "array[0][head]", "array[0][0]", test_sizes_and_heads),
+    "a click that flips nothing": ("playground.js", "= !array[i][j]", "= array[i][j]", test_a_click_on_the_mask),
+    "a click beside what holds already": (
+        "playground.js",
+        '.on = name === "dense"',
+        ".on = true",
+        test_a_click_on_the_mask,
+    ),
+    "arrows the other way": ("playground.js", "ArrowDown: [1, 0]", "ArrowDown: [-1, 0]", test_the_keyboard_alone),
+    "a field without effect": (
+        "fields.js",
+        "  changed();\n}\n\nfunction read_size",
+        "}\nfunction read_size",
+        test_every_control,
+    ),
+    "numbers of the last setting": ("tables.js", "rows[i][j] = number;", "", test_every_control),
+    "an address without its mask": (
+        "address.js",
+        "if (on) told.push",
+        "if (false) told.push",
+        partial(test_ready_made_settings_and_their_addresses, "causal"),
+    ),
+    "old numbers beside a refusal": (
+        "playground.js",
+        'found("computed").replaceChildren();',
+        "",
+        partial(test_what_the_definition_refuses, "softcap"),
+    ),
+}
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", browser.VIEWPORTS)
-def test_fits_and_is_accessible(size: str, scheme: Any, chromium: Any, file: Path) -> None:
-    """Nothing scrolls sideways but a table in its frame; axe-core, where there is one, finds nothing serious."""
-    with browser.opened(chromium, file, size=size, color_scheme=scheme) as watched:
-        page = watched.page
-        for preset in ("causal", "hidden", "grouped", "empty"):
-            page.click(f'[data-preset="{preset}"]')
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-            page.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
-            assert browser.accessibility_faults(page) == []
-        page.fill('[data-path="mask.lengths.length"]', "77")
-        assert browser.accessibility_faults(page) == []
-        assert (watched.errors, watched.requests) == ([], [])
-
-
-def test_axe_is_there(chromium: Any) -> None:
-    """A line of its own where the tests above go without."""
-    if browser.axe() is None:
-        pytest.skip("accessibility is checked with axe-core: npm install axe-core, or name its axe.min.js in AXE")
-
-
-def test_faults_are_seen(chromium: Any, tmp_path: Path) -> None:
-    """What the tests above stand on: errors, requests and inaccessible parts are noticed where there are some."""
-    faulty = tmp_path / "faulty.html"
-    faulty.write_text(
-        "<title>t</title><input><img src='https://127.0.0.1:9/x.png'><script>console.error(1); x()</script>"
-    )
-    with browser.opened(chromium, faulty) as watched:
-        watched.page.wait_for_load_state("load")
-        assert len(watched.errors) >= 2
-        assert watched.requests == ["https://127.0.0.1:9/x.png"]
-        assert browser.axe() is None or any("label" in fault for fault in browser.accessibility_faults(watched.page))
-
-
-def test_light_and_dark_by_choice(chromium: Any, file: Path) -> None:
-    with browser.opened(chromium, file, color_scheme="light") as watched:
-        page = watched.page
-        paper = "getComputedStyle(document.body).backgroundColor"
-        light = page.evaluate(paper)
-        page.select_option("#theme", "dark")
-        dark = page.evaluate(paper)
-        page.reload()
-        assert page.evaluate(paper) == dark != light
-        page.emulate_media(media="print")
-        assert page.evaluate(paper) == light
-
-
-def test_without_javascript(chromium: Any, file: Path) -> None:
-    with browser.opened(chromium, file, java_script_enabled=False) as watched:
-        page = watched.page
-        assert "JavaScript is off" in page.inner_text("body")
-        assert "softmax over the allowed keys" in page.inner_text("body")
-        assert not page.is_visible("#playground")
-        assert not page.is_visible("#theme")
-        addresses = page.eval_on_selector_all("noscript a, .lead a", "links => links.map(link => link.href)")
-    assert len(addresses) == 4
-    linked = {Path(unquote(urlparse(address).path)) for address in addresses}
-    assert linked == {ROOT / "SPEC.md", ROOT / "reference_numpy" / "attention.py"}
-
-
-def test_links_below_a_base_address(tmp_path: Path) -> None:
-    playing.write(tmp_path / "deep" / "page.html", base="https://example.org/tree/", home="index.html")
-    text = (tmp_path / "deep" / "page.html").read_text()
-    assert 'href="https://example.org/tree/SPEC.md"' in text
-    assert '<a href="index.html">' in text
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_fault_is_caught(fault: str, chromium: Any, tmp_path: Path) -> None:
+    name, right, wrong, check = FAULTS[fault]
+    text = (playing.FOLDER / name).read_text()
+    assert text.count(right) == 1
+    faulty = tmp_path / "playground.html"
+    faulty.write_text(playing.page(definition="", rules="", sources={name: text.replace(right, wrong)}))
+    with pytest.raises(AssertionError):
+        check(chromium, faulty)

@@ -52,19 +52,20 @@ function mask_table() {
   return table;
 }
 
+/** The pairs that the mask allows; null where it is refused. */
 function mask_pairs() {
   const { Q, K } = page.setting;
-  return materialize(mask_of(page.setting), Q, K, 1, 1)[0][0];
+  try {
+    return materialize(mask_of(page.setting), Q, K, 1, 1)[0][0];
+  } catch {
+    return null;
+  }
 }
 
 /** What all descriptions allow together becomes the array itself, with one pair the other way round. */
 function flip(i, j) {
-  let array;
-  try {
-    array = mask_pairs();
-  } catch {
-    return; // a description that means nothing: the page already says why
-  }
+  const array = mask_pairs();
+  if (array === null) return;
   array[i][j] = !array[i][j];
   for (const name of DESCRIPTIONS) page.setting.mask[name].on = name === "dense";
   page.setting.mask.dense.array = array;
@@ -72,10 +73,11 @@ function flip(i, j) {
   changed();
 }
 
-function draw_mask(allowed) {
+function draw_mask() {
+  const allowed = mask_pairs();
   for (const button of document.querySelectorAll("[data-pair]")) {
     const [i, j] = button.dataset.pair.split(",").map(Number);
-    button.setAttribute("aria-pressed", allowed[i][j]);
+    button.setAttribute("aria-pressed", allowed === null ? "mixed" : allowed[i][j]);
     button.setAttribute("aria-label", `query ${i} may attend to key ${j}`);
   }
 }
@@ -83,12 +85,11 @@ function draw_mask(allowed) {
 // --- what is computed ------------------------------------------------------------------------------------------------
 
 function computed_of(setting) {
-  const { query, key, value, bias, scale, softcap, Q, K } = setting;
-  const options = options_of(setting);
-  const steps = attention_steps([query], [key], [value], options);
+  const { query, key, value, bias, scale, softcap } = setting;
+  const steps = attention_steps([query], [key], [value], options_of(setting));
   const everywhere = mapped(steps.allowed, () => true);
   const raw = attention_scores([query], repeat_heads([key], setting.H), everywhere, { bias, scale, softcap });
-  return { ...steps, raw, mask: materialize(options.mask, Q, K, 1, setting.H) };
+  return { ...steps, raw };
 }
 
 function draw_computed(steps) {
@@ -147,17 +148,17 @@ function refuse(message) {
 
 /** After every change of the setting's numbers. What is refused is said, and nothing is shown as if it followed. */
 function changed() {
+  draw_mask();
   try {
-    const steps = computed_of(page.setting);
-    draw_mask(steps.mask[0][page.head]);
-    draw_computed(steps);
+    draw_computed(computed_of(page.setting));
+    found("words").hidden = false;
     refuse(null);
     clearTimeout(page.timer); // browsers refuse to change the address at every keystroke
     page.timer = setTimeout(() => history.replaceState(null, "", `#${to_hash(page.setting)}`), 150);
   } catch (error) {
     if (!(error instanceof RangeError)) throw error;
     found("computed").replaceChildren();
-    found("words").lastElementChild.replaceChildren();
+    found("words").hidden = true;
     found("summary").textContent = "";
     refuse(error.message);
   }
