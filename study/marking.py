@@ -1,0 +1,72 @@
+"""Code in coloured pieces, with the pieces marked that are not the same in all columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from pygments.lexers.python import PythonLexer  # type: ignore[import-untyped]
+from pygments.token import (  # type: ignore[import-untyped]
+    Comment,
+    Keyword,
+    Name,
+    Number,
+    Operator,
+    String,
+    Token,
+)
+
+from study import alignment
+
+KINDS = (
+    (Keyword, "keyword"), (Operator.Word, "keyword"), (Name.Builtin, "builtin"), (Name.Function, "function"),
+    (Name.Decorator, "decorator"), (Name.Exception, "builtin"), (Number, "number"), (String, "string"),
+    (Comment, "comment"),
+)  # fmt: skip
+
+
+class Piece(NamedTuple):
+    """A token: its text, how it is coloured ("" for plain), and whether it stands in this column only."""
+
+    text: str
+    kind: str = ""
+    differs: bool = False
+
+
+@cache
+def tokens(text: str) -> tuple[Piece, ...]:
+    """Pygments' tokens of a piece of Python; their texts joined give the text back."""
+    pieces, rest = [], text
+    for kind, value in PythonLexer(stripnl=False, ensurenl=False).get_tokens(text):
+        if value:
+            pieces.append(Piece(value, kind_of(kind)))
+            rest = rest.removeprefix(value)
+    return (*pieces, Piece(rest)) if rest else tuple(pieces)
+
+
+def kind_of(kind: Any) -> str:
+    return next((name for parent, name in KINDS if kind in parent), "") if kind is not Token else ""
+
+
+def counts(piece: Piece) -> bool:
+    """Whether a piece is compared: spaces and line breaks are layout."""
+    return bool(piece.text.strip())
+
+
+def marked(texts: Sequence[str | None]) -> list[list[Piece]]:
+    """The pieces of every column, marked where another column has nothing the same in its place."""
+    columns = [[] if text is None else list(tokens(text)) for text in texts]
+    compared = [[piece.text for piece in column if counts(piece)] for column in columns]
+    alike = [[True] * len(column) for column in compared]
+    for one in range(len(columns)):
+        for other in range(len(columns)):
+            if one != other and compared[one] and compared[other]:
+                same = {i for i, _ in alignment.pairs(compared[one], compared[other], lambda a, b: float(a == b))}
+                alike[one] = [was and i in same for i, was in enumerate(alike[one])]
+    return [with_marks(column, flags) for column, flags in zip(columns, alike, strict=True)]
+
+
+def with_marks(column: list[Piece], alike: list[bool]) -> list[Piece]:
+    left = iter(alike)
+    return [piece._replace(differs=not next(left)) if counts(piece) else piece for piece in column]
