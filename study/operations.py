@@ -1,0 +1,199 @@
+"""The operations in the order in which they are studied: formula, rules, and the functions that belong to each."""
+
+from __future__ import annotations
+
+import difflib
+from typing import NamedTuple
+
+from specification import masks as descriptions
+from study.rules import rule_texts
+
+Place = tuple[str, str]  # file, function
+
+
+class Operation(NamedTuple):
+    """One page. formulas: LaTeX. functions, gradients: as places; only the definition has gradients written out."""
+
+    name: str
+    title: str
+    summary: str
+    formulas: tuple[str, ...]
+    rules: tuple[str, ...]
+    functions: tuple[Place, ...]
+    gradients: tuple[Place, ...] = ()
+
+
+def places(file: str, *names: str) -> tuple[Place, ...]:
+    return tuple((f"{file}.py", name) for name in names)
+
+
+def numbered(chapter: str, *numbers: int) -> tuple[str, ...]:
+    return tuple(f"{chapter}-{number}" for number in numbers)
+
+
+OPERATIONS = (
+    Operation(
+        "masks", "Masks", "Which query may attend to which key.",
+        (r"\text{causal}:\quad j \le i + \text{offset}",
+         r"\text{window}:\quad -\text{left} \le j - (i + \text{offset}) \le \text{right}"),
+        numbered("MASK", 1, 2, 3, 4, 5, 6), places("masks", "materialize", "checked_mask", "allowed_pairs", "per_batch"),
+    ),
+    Operation(
+        "scores", "Scores", "How well a query fits a key, for the pairs that the mask allows.",
+        (r"s_{ij} = c \tanh\left(\frac{\text{scale}}{c}\, q_i \cdot k_j\right) + b_{ij}",
+         r"\text{scale} = \frac{1}{\sqrt{D}}"),
+        ("MASK-7", *numbered("ATT", 1, 2, 3, 4)),
+        places("attention", "widen", "resolve_scale", "pair_products", "visible_pairs", "attention_scores"),
+        places("attention_vjp", "attention_scores_vjp", "sum_broadcast"),
+    ),
+    Operation(
+        "softmax", "Softmax", "Scores become weights that add up to 1 over the keys that a query may attend to.",
+        (r"w_{ij} = \frac{e^{s_{ij} - m_i}}{\sum_{j' \text{ allowed}} e^{s_{ij'} - m_i} + e^{\text{sink} - m_i}}",
+         r"\text{logsumexp}_i = m_i + \log \sum_{j \text{ allowed}} e^{s_{ij} - m_i}"),
+        numbered("ATT", 5, 6), places("attention", "softmax", "fill_empty_rows"),
+        places("attention_vjp", "softmax_vjp", "sinks_vjp"),
+    ),
+    Operation(
+        "attention", "Attention", "Every query's mean of the values, weighted by how well their keys fit.",
+        (r"\text{output}_i = \sum_{j \text{ allowed}} w_{ij}\, v_j",
+         r"w = \text{softmax}\left(\text{softcap}\left(\frac{q k^{\mathsf T}}{\sqrt{D}}\right) + b\right)"),
+        numbered("ATT", 7, 8, 9, 10, 11, 12, 13),
+        places("attention", "attention", "allowed_sum", "repeat_heads", "dropout_factor"),
+        places("attention_vjp", "attention_vjp", "pullback", "sum_groups"),
+    ),
+    Operation(
+        "companions", "Weights, log-sum-exp, merging", "What else attention can be asked for, and attention in parts.",
+        (r"\ell = \log \sum_p e^{\ell_p}", r"\text{output} = \sum_p e^{\ell_p - \ell}\, \text{output}_p"),
+        ("ATT-14",), places("attention", "attention_weights", "attention_logsumexp", "merge_attention"),
+        places("attention_vjp", "attention_weights_vjp", "attention_logsumexp_vjp", "merge_attention_vjp"),
+    ),
+    Operation(
+        "multi_head_attention", "Multi-head attention", "Projections, attention in every head, and one more projection.",
+        (r"\text{head}_h = \text{attention}(x W^Q_h, y W^K_h, z W^V_h)",
+         r"\text{output} = [\text{head}_1, \dots, \text{head}_H]\, W^O + b^O"),
+        numbered("MHA", 1, 2),
+        places("attention", "linear", "join_heads", "split_heads", "concatenate_heads", "multi_head_attention"),
+        places("attention_vjp", "linear_vjp", "multi_head_attention_vjp"),
+    ),
+    Operation(
+        "layer_norm", "Layer norm", "Every row is centred and brought to the same size.",
+        (r"y = \frac{x - \mu}{\sqrt{\sigma^2 + \varepsilon}} \odot g + b",
+         r"\mu = \frac{1}{n} \sum_i x_i, \qquad \sigma^2 = \frac{1}{n} \sum_i (x_i - \mu)^2"),
+        numbered("NORM", 1, 2, 3, 4, 5, 6), places("layer_norm", "layer_norm", "deviations", "affine"),
+        places("layer_norm_vjp", "layer_norm_vjp", "rounded"),
+    ),
+    Operation(
+        "norm_variants", "Variants of layer norm", "Without the mean, and with another deviation.",
+        (r"\text{rms}: \quad y = \frac{x}{\sqrt{\frac{1}{n} \sum_i x_i^2 + \varepsilon}} \odot g",
+         r"\text{standard deviation}: \quad y = \frac{x - \mu}{\sqrt{\frac{1}{n - 1} \sum_i (x_i - \mu)^2}"
+         r" + \varepsilon} \odot g + b"),
+        ("NORM-7",), places("layer_norm", "rms_norm", "standard_deviation_norm"),
+        places("layer_norm_vjp", "rms_norm_vjp", "standard_deviation_norm_vjp"),
+    ),
+    Operation(
+        "embedding", "Embedding", "A row of a table for every token.",
+        (r"x_t = \text{table}[\text{id}_t] \; (\cdot \sqrt{E})",),
+        ("EMB-1",), places("embedding", "embedding", "check_rows"), places("embedding_vjp", "embedding_vjp"),
+    ),
+    Operation(
+        "positions", "Positions", "Numbers that tell where in a sequence a token stands.",
+        (r"P_{p,2i} = \sin\left(p / 10000^{2i/E}\right), \qquad P_{p,2i+1} = \cos\left(p / 10000^{2i/E}\right)",),
+        numbered("POS", 1, 2), places("positions", "sinusoidal_positions", "learned_positions"),
+        places("positions_vjp", "learned_positions_vjp"),
+    ),
+    Operation(
+        "feed_forward", "Feed-forward network", "Two projections with an activation between them, at every position.",
+        (r"y = \text{activation}(x W_1 + b_1)\, W_2 + b_2",
+         r"\text{gelu}(x) = x\, \Phi(x) = \frac{x}{2}\, \text{erfc}\left(-\frac{x}{\sqrt{2}}\right)"),
+        ("FFN-1",),
+        places("feed_forward", "feed_forward", "relu", "gelu", "normal_distribution", "gelu_tanh"),
+        places("feed_forward_vjp", "feed_forward_vjp", "relu_slope", "gelu_slope", "gelu_tanh_slope"),
+    ),
+    Operation(
+        "blocks", "Blocks", "Attention and feed-forward network, each with a norm and a way around it.",
+        (r"\text{post}: \quad x \leftarrow \text{norm}(x + \text{sublayer}(x))",
+         r"\text{pre}: \quad x \leftarrow x + \text{sublayer}(\text{norm}(x))"),
+        numbered("BLK", 1, 2),
+        places("blocks", "residual", "encoder_block", "decoder_block", "attend", "transform", "normalize", "add", "drop",
+               "attention_options"),
+        places("blocks_vjp", "residual_vjp", "encoder_block_vjp", "decoder_block_vjp", "attend_vjp", "transform_vjp",
+               "normalize_vjp", "self_attention", "cross_attention", "position_wise", "through"),
+    ),
+    Operation(
+        "transformer", "Transformer", "Encoder, decoder, and what stands around them.",
+        (r"\text{output}(\text{decoder}(\text{target}, \text{encoder}(\text{source})))",),
+        ("TRF-1",),
+        places("transformer", "transformer", "encoder", "decoder", "classifier", "language_model", "embed",
+               "real_tokens", "positions_after_padding", "padding_mask", "target_mask", "pool", "first_largest",
+               "log_softmax", "sites_of"),
+        places("transformer_vjp", "transformer_vjp", "encoder_vjp", "decoder_vjp", "classifier_vjp",
+               "language_model_vjp", "embed_vjp", "batch_sum", "pool_vjp", "log_softmax_vjp", "output_vjp"),
+    ),
+    Operation(
+        "decoding", "Decoding", "One token after the other, with the keys and values of those before kept.",
+        (r"\text{step}(x_t \mid K_{<t}, V_{<t}) = \text{decoder}(x_{\le t})_t",),
+        ("GEN-1",),
+        places("decoding", "decode_step", "decoder_block_step", "project_keys", "attend_to", "step_mask", "start",
+               "empty_cache", "make_room", "write", "select_rows"),
+    ),
+    Operation(
+        "generation", "Generation", "Text: the most probable token, a drawn one, or a search with beams.",
+        (r"\text{greedy}: \quad x_{t+1} = \arg\max_n\, p(n \mid x_{\le t})",
+         r"\text{beams}: \quad \text{score} = \frac{\sum_t \log p(x_{t+1} \mid x_{\le t})}"
+         r"{\text{length}^{\text{penalty}}}"),
+        ("GEN-1",),
+        places("generation", "greedy", "sample", "beam_search", "generate", "choose", "draw", "extend", "penalized",
+               "next_logits", "all_logits", "wide_log_softmax"),
+    ),
+)  # fmt: skip
+
+MASK_RULES = {
+    "Causal": "MASK-3", "SlidingWindow": "MASK-4", "KeyLengths": "MASK-2", "KeyPadding": "MASK-2",
+    "Segments": "MASK-2", "Dense": "MASK-5", "And": "MASK-6", "Or": "MASK-6",
+}  # fmt: skip
+"""Where each description of a mask is stated."""
+
+
+class Found(NamedTuple):
+    """What a name stands for: rules, and functions that are shown beside each other."""
+
+    title: str
+    rules: tuple[str, ...]
+    functions: tuple[Place, ...]
+
+
+def page_of(place: Place) -> Operation | None:
+    """The operation that a function belongs to."""
+    return next((one for one in OPERATIONS if place in one.functions or place in one.gradients), None)
+
+
+def known() -> dict[str, Found]:
+    """Everything that can be asked for by name: operations, functions, masks and rules."""
+    found = {one.name: Found(one.title, one.rules, one.functions) for one in OPERATIONS}
+    for one in OPERATIONS:
+        for file, name in one.functions:
+            stating = [rule for rule, text in rule_texts().items() if (file, name) in text.defined_by]
+            found.setdefault(name, Found(name, tuple(stating) or one.rules, ((file, name),)))
+    for name, rule in MASK_RULES.items():
+        if hasattr(descriptions, name):
+            found[name] = Found(f"{name}: {rule_texts()[rule].title}", (rule,), places("masks", "allowed_pairs"))
+    for name, text in rule_texts().items():
+        shared = [place for place in text.defined_by if any(place in one.functions for one in OPERATIONS)]
+        found[name] = Found(f"{name} {text.title}", (name,), tuple(dict.fromkeys(shared)))
+    return found
+
+
+def find(name: str) -> Found | None:
+    """What a name stands for, whatever its case and with spaces or hyphens for underscores; None for nothing."""
+    plain = {folded(key): value for key, value in known().items()}
+    return plain.get(folded(name))
+
+
+def folded(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "").replace(" ", "")
+
+
+def nearest(name: str, count: int = 3) -> list[str]:
+    """The names that look most like this one."""
+    names = {folded(key): key for key in known()}
+    return [names[key] for key in difflib.get_close_matches(folded(name), names, count, 0.4)]

@@ -1,0 +1,163 @@
+"""What stands on the pages, made ready for the templates."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from latex2mathml.converter import convert
+from markdown_it import MarkdownIt
+from markupsafe import Markup, escape
+
+from study.columns import Columns, Row, side_by_side
+from study.divergences import Matrix
+from study.drift import reason
+from study.marking import Piece, marked
+from study.rules import RuleText, rule_texts
+from study.sources import LABELS, PACKAGES, Function, Step
+
+MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
+
+
+class Cell(NamedTuple):
+    """One package's step: its code, where it stands, and what its comments say."""
+
+    package: str
+    label: str
+    code: Markup
+    path: str
+    line: int
+    depth: int
+    notes: tuple[str, ...] = ()
+
+
+class Line(NamedTuple):
+    """A row of cells, None where a package has nothing there. together: notes that all of them have."""
+
+    cells: tuple[Cell | None, ...]
+    kind: str
+    together: tuple[str, ...] = ()
+    reason: str | None = None
+    helpers: tuple[tuple[str, str], ...] = ()  # (package's label, helper) whose steps begin here
+
+
+class Block(NamedTuple):
+    """One function: what it is for, what each package says about it, and its lines."""
+
+    name: str
+    labels: tuple[str, ...]
+    docstring: str
+    sayings: tuple[tuple[str, str], ...]  # (package's label, what its docstring adds)
+    lines: tuple[Line, ...]
+
+
+def html(pieces: list[Piece]) -> Markup:
+    """Pieces as spans; what differs is a <mark>."""
+    parts = []
+    for piece in pieces:
+        text = Markup('<span class="{}">{}</span>').format(piece.kind, piece.text) if piece.kind else escape(piece.text)
+        parts.append(Markup("<mark>{}</mark>").format(text) if piece.differs else text)
+    return Markup("").join(parts)
+
+
+def lines_of(columns: Columns) -> tuple[Line, ...]:
+    """The rows of a function. A reason that several rows in a row share is told once."""
+    found: list[Line] = []
+    last, begun = None, set()
+    for row in (*columns.head, *columns.body):
+        told = reason(columns, row)
+        fresh = [
+            (LABELS[package], step.inside)
+            for package, step in zip(PACKAGES, row.steps, strict=True)
+            if step is not None and step.inside and (package, step.inside) not in begun
+        ]
+        begun |= {(p, s.inside) for p, s in zip(PACKAGES, row.steps, strict=True) if s is not None and s.inside}
+        found.append(line_of(columns, row, told if told != last else None, tuple(fresh)))
+        last = told
+    return tuple(found)
+
+
+def line_of(columns: Columns, row: Row, told: str | None, helpers: tuple[tuple[str, str], ...]) -> Line:
+    steps = row.steps
+    present = [step for step in steps if step is not None]
+    # A note that two have is told once, above; what one alone says stands in its column.
+    shared = [note for note in present[0].notes if len(present) > 1 and all(note in step.notes for step in present)]
+    cells = tuple(
+        None if step is None else cell(package, columns, step, html(pieces), shared)
+        for package, step, pieces in zip(
+            PACKAGES, steps, marked([None if step is None else step.text for step in steps]), strict=True
+        )
+    )
+    return Line(cells, present[0].kind, tuple(shared), told, helpers)
+
+
+def cell(package: str, columns: Columns, step: Step, code: Markup, shared: list[str]) -> Cell:
+    own = tuple(note for note in step.notes if note not in shared)
+    return Cell(package, LABELS[package], code, f"{package}/{columns.file}", step.line, step.depth, own)
+
+
+def paragraphs(docstring: str) -> list[str]:
+    return [paragraph.strip() for paragraph in re.split(r"\n\s*\n", docstring) if paragraph.strip()]
+
+
+def block(file: str, name: str) -> Block:
+    columns = side_by_side(file, name)
+    present = [one for one in columns.functions if one is not None]
+    first = present[0]
+    known = set(paragraphs(first.docstring))
+    sayings = [(LABELS[one.package], added(one, known)) for one in present[1:]]
+    labels = tuple(LABELS[one.package] for one in present)
+    told = tuple((label, text) for label, text in sayings if text)
+    return Block(name, labels, first.docstring, told, lines_of(columns))
+
+
+def added(function: Function, known: set[str]) -> str:
+    """What a port's docstring says beyond the definition's."""
+    first, *rest = paragraphs(function.docstring) or [""]
+    headline = [] if first in known or any(one.startswith(first.rstrip(".")) for one in known) else [first]
+    return "\n\n".join([*headline, *(paragraph for paragraph in rest if paragraph not in known)])
+
+
+def gradient(file: str, name: str, function: Function) -> Block:
+    """A function that only the definition has."""
+    rows = [Row((step, None, None)) for step in (*function.head, *function.steps)]
+    columns = Columns(file, name, (function, None, None), (), tuple(rows))
+    return Block(
+        name, (LABELS[PACKAGES[0]],), function.docstring, (), tuple(line_of(columns, row, None, ()) for row in rows)
+    )
+
+
+def formula(latex: str) -> Markup:
+    """Mathematics that the browser sets; the text of it is its LaTeX."""
+    return Markup(convert(latex, display="block"))
+
+
+def prose(text: str, base: str) -> Markup:
+    """Markdown of SPEC.md, its links led to the sources, and rules to the page of rules."""
+    shown = MARKDOWN.render(text)
+    shown = re.sub(r'href="(?!https?:|#)([^"]+)"', lambda link: f'href="{base}{link[1]}"', shown)
+    return Markup(re.sub(r"(?<![\w-])([A-Z]{3,4}-\d+)(?![\w-])", linked_rule, shown))
+
+
+def linked_rule(match: re.Match[str]) -> str:
+    known = match[1] in rule_texts()
+    return f'<a href="rules.html#{match[1]}">{match[1]}</a>' if known else match[1]
+
+
+def others(rules: tuple[str, ...], found: Matrix | None) -> list[dict[str, Any]]:
+    """For every rule that was tried: how many paths keep it, and those that do not."""
+    if found is None:
+        return []
+    told = []
+    for rule in rules:
+        tried = found.tried(rule)
+        marks = [found.marks[library, rule] for library in tried]
+        if tried:
+            counts = {mark: marks.count(mark) for mark in dict.fromkeys(marks)}
+            told.append({"rule": rule, "title": rule_texts()[rule].title, "tried": len(tried), "counts": counts,
+                         "keeps": marks.count("conforms"), "divergences": found.of(rule)})  # fmt: skip
+    return told
+
+
+def texts(rules: tuple[str, ...]) -> list[RuleText]:
+    return [rule_texts()[rule] for rule in rules]

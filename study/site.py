@@ -1,0 +1,89 @@
+"""The pages: an index, one for each operation, and the rules. Each is a file that needs nothing else."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from study import pages
+from study.divergences import HOW, matrix
+from study.drift import summary
+from study.operations import OPERATIONS, Operation
+from study.rules import rule_texts
+from study.sources import LABELS, PACKAGES, ROOT, functions_of
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def inline(text: str) -> Markup:
+    """A comment or docstring: names in backticks are code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
+def environment(base: str) -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    made.filters |= {"inline": inline, "paragraphs": pages.paragraphs, "prose": lambda text: pages.prose(text, base)}
+    made.globals |= {
+        "operations": OPERATIONS, "labels": list(LABELS.values()), "base": base,
+        # Our own files, and no place for anything else.
+        "style": Markup((TEMPLATES / "style.css").read_text()),
+        "script": Markup((TEMPLATES / "script.js").read_text()),
+    }  # fmt: skip
+    return made
+
+
+def build(out: Path, base: str | None = None, examples: bool = True) -> list[Path]:
+    """Writes the site into a folder, and returns its pages.
+
+    base: the address of the repository's files, to which lines of the source are linked; unless given, the way to them
+    on this machine. examples: whether the worked examples are computed, for which all three frameworks are loaded.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    where = f"{os.path.relpath(ROOT, out)}/" if base is None else f"{base.rstrip('/')}/"
+    made = environment(where)
+    written = {"index": made.get_template("index.html").render(page="index", summary=summary())}
+    for number, operation in enumerate(OPERATIONS):
+        content = operation_content(operation, number, examples)
+        written[operation.name] = made.get_template("operation.html").render(page=operation.name, **content)
+    uses = {rule: [one for one in OPERATIONS if rule in one.rules] for rule in rule_texts()}
+    written["rules"] = made.get_template("rules.html").render(
+        page="rules", rules=list(rule_texts().values()), uses=uses
+    )  # fmt: skip
+    paths = []
+    for name, text in written.items():
+        path = out / f"{name}.html"
+        path.write_text(text)
+        paths.append(path)
+    return paths
+
+
+def operation_content(operation: Operation, number: int, examples: bool) -> dict[str, Any]:
+    """Everything that stands on the page of one operation."""
+    found = matrix()
+    definition = {place: functions_of(PACKAGES[0], place[0])[place[1]] for place in operation.gradients}
+    return {
+        "operation": operation,
+        "formulas": [pages.formula(one) for one in operation.formulas],
+        "rules": pages.texts(operation.rules),
+        "functions": [pages.block(*place) for place in operation.functions],
+        "gradients": [pages.gradient(*place, function) for place, function in definition.items()],
+        "example": worked_example(operation) if examples else None,
+        "matrix": found,
+        "how": HOW,
+        "others": pages.others(operation.rules, found),
+        "before": OPERATIONS[number - 1] if number else None,
+        "after": OPERATIONS[number + 1] if number + 1 < len(OPERATIONS) else None,
+    }
+
+
+def worked_example(operation: Operation) -> Markup | None:
+    """Small inputs, and what all three make of them; None for operations that have no example yet."""
+    return None

@@ -1,0 +1,60 @@
+"use strict";
+(() => {
+  const root = document.documentElement;
+  const store = {
+    get: (key) => { try { return localStorage.getItem(key); } catch { return null; } },
+    set: (key, value) => { try { localStorage.setItem(key, value); } catch { /* no storage from the file system */ } },
+  };
+
+  const theme = document.getElementById("theme");
+  const dark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  const label = () => { theme.textContent = dark() ? "Light" : "Dark"; };
+  const kept = store.get("theme");
+  if (kept === "dark" || kept === "light") root.dataset.theme = kept;
+  theme.hidden = false;
+  label();
+  theme.addEventListener("click", () => {
+    root.dataset.theme = dark() ? "light" : "dark";
+    store.set("theme", root.dataset.theme);
+    label();
+  });
+
+  for (const box of document.querySelectorAll(".choice input")) {
+    if (store.get(box.id) === "no") box.checked = false;
+    box.addEventListener("change", () => {
+      if (!document.querySelector(".choice input:checked")) box.checked = true;
+      store.set(box.id, box.checked ? "yes" : "no");
+    });
+  }
+
+  const find = document.getElementById("find");
+  if (find) {
+    document.getElementById("finding").hidden = false;
+    const plain = (text) => text.toLowerCase().replace(/[_\s-]/g, "");
+    const items = [...document.querySelectorAll(".contents > li")];
+    find.addEventListener("input", () => {
+      const words = plain(find.value);
+      for (const item of items) item.hidden = !plain(item.dataset.words).includes(words);
+      document.getElementById("nothing").hidden = items.some((item) => !item.hidden);
+    });
+  }
+
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input")) return;
+    const turned = { ArrowLeft: "prev", ArrowRight: "next" }[event.key];
+    const link = turned && document.querySelector(`.turn [rel="${turned}"]`);
+    if (link) location.href = link.href;
+    if (event.key === "/") {
+      event.preventDefault();
+      if (find) find.focus(); else location.href = "index.html";
+    }
+  });
+
+  const open = () => {
+    const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    const around = target && target.closest("details");
+    if (around) { around.open = true; target.scrollIntoView(); }
+  };
+  addEventListener("hashchange", open);
+  open();
+})();
