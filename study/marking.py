@@ -49,6 +49,10 @@ def kind_of(kind: Any) -> str:
     return next((name for parent, name in KINDS if kind in parent), "") if kind is not Token else ""
 
 
+PUNCTUATION = frozenset("()[]{},.:=")
+"""Never marked: it comes with the names around it."""
+
+
 def counts(piece: Piece) -> bool:
     """Whether a piece is compared: spaces and line breaks are layout."""
     return bool(piece.text.strip())
@@ -62,11 +66,17 @@ def marked(texts: Sequence[str | None]) -> list[list[Piece]]:
     for one in range(len(columns)):
         for other in range(len(columns)):
             if one != other and compared[one] and compared[other]:
-                same = {i for i, _ in alignment.pairs(compared[one], compared[other], lambda a, b: float(a == b))}
+                same = {i for i, _ in alignment.pairs(compared[one], compared[other], alike_tokens)}
                 alike[one] = [was and i in same for i, was in enumerate(alike[one])]
     return [with_marks(column, flags) for column, flags in zip(columns, alike, strict=True)]
 
 
+def alike_tokens(one: str, other: str) -> float:
+    """Names weigh more than what stands between them."""
+    return (0.05 if one in PUNCTUATION else 1.0) if one == other else 0.0
+
+
 def with_marks(column: list[Piece], alike: list[bool]) -> list[Piece]:
     left = iter(alike)
-    return [piece._replace(differs=not next(left)) if counts(piece) else piece for piece in column]
+    flags = [(piece, next(left)) if counts(piece) else (piece, True) for piece in column]
+    return [piece._replace(differs=not same and piece.text not in PUNCTUATION) for piece, same in flags]

@@ -40,6 +40,12 @@ class Line(NamedTuple):
     reason: str | None = None
     helpers: tuple[tuple[str, str], ...] = ()  # (package's label, helper) whose steps begin here
 
+    @property
+    def same(self) -> bool:
+        """Whether every column has the same code, and nothing to say about it."""
+        codes = {cell.code if cell is not None and not cell.notes else None for cell in self.cells}
+        return len(codes) == 1 and None not in codes
+
 
 class Block(NamedTuple):
     """One function: what it is for, what each package says about it, and its lines."""

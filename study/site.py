@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -51,7 +52,8 @@ def build(out: Path, base: str | None = None, examples: bool = True) -> list[Pat
     made = environment(where)
     written = {"index": made.get_template("index.html").render(page="index", summary=summary())}
     for number, operation in enumerate(OPERATIONS):
-        content = operation_content(operation, number, examples)
+        content = operation_content(operation, number)
+        content["example"] = worked_example(operation, made) if examples else None
         written[operation.name] = made.get_template("operation.html").render(page=operation.name, **content)
     uses = {rule: [one for one in OPERATIONS if rule in one.rules] for rule in rule_texts()}
     written["rules"] = made.get_template("rules.html").render(
@@ -65,7 +67,7 @@ def build(out: Path, base: str | None = None, examples: bool = True) -> list[Pat
     return paths
 
 
-def operation_content(operation: Operation, number: int, examples: bool) -> dict[str, Any]:
+def operation_content(operation: Operation, number: int) -> dict[str, Any]:
     """Everything that stands on the page of one operation."""
     found = matrix()
     definition = {place: functions_of(PACKAGES[0], place[0])[place[1]] for place in operation.gradients}
@@ -75,7 +77,6 @@ def operation_content(operation: Operation, number: int, examples: bool) -> dict
         "rules": pages.texts(operation.rules),
         "functions": [pages.block(*place) for place in operation.functions],
         "gradients": [pages.gradient(*place, function) for place, function in definition.items()],
-        "example": worked_example(operation) if examples else None,
         "matrix": found,
         "how": HOW,
         "others": pages.others(operation.rules, found),
@@ -84,6 +85,27 @@ def operation_content(operation: Operation, number: int, examples: bool) -> dict
     }
 
 
-def worked_example(operation: Operation) -> Markup | None:
-    """Small inputs, and what all three make of them; None for operations that have no example yet."""
-    return None
+def worked_example(operation: Operation, made: Environment) -> Markup | None:
+    """Small inputs, and what all three make of them; None for operations that have no example."""
+    # Loaded here, because the frameworks come with it.
+    from conformance.reports.pictures import picture
+    from study.examples import worked
+
+    found = worked(operation.name)
+    if found is None:
+        return None
+    pictures = {
+        part: [picture(name, array, [], 1, (None, None)) for name, array in arrays.items()]
+        for part, arrays in (("inputs", found.inputs), ("steps", found.steps))
+    }
+    errors = [f"{LABELS[one.package]} {one.ratio:.2g}" for one in found.results]
+    apart = {
+        name: ["has no such step" if math.isnan(one) else f"{one:.2g}" for one in distances.values()]
+        for name, distances in found.apart.items()
+    }
+    return Markup(
+        made.get_template("example.html").render(
+            call=repr(found.example.case), apart=apart, ports=list(LABELS.values())[1:],
+            disagreement=f"{found.disagreement:.2g}", errors=", ".join(errors), **pictures,
+        )
+    )  # fmt: skip
