@@ -27,11 +27,11 @@ KINDS = (
 
 
 class Piece(NamedTuple):
-    """A token: its text, how it is coloured ("" for plain), and whether it stands in this column only."""
+    """A token: its text, how it is coloured ("" for plain), and the columns that have not the same in its place."""
 
     text: str
     kind: str = ""
-    differs: bool = False
+    differs: tuple[int, ...] = ()
 
 
 @cache
@@ -62,13 +62,13 @@ def marked(texts: Sequence[str | None]) -> list[list[Piece]]:
     """The pieces of every column, marked where another column has nothing the same in its place."""
     columns = [[] if text is None else list(tokens(text)) for text in texts]
     compared = [[piece.text for piece in column if counts(piece)] for column in columns]
-    alike = [[True] * len(column) for column in compared]
+    differs: list[list[tuple[int, ...]]] = [[() for _ in column] for column in compared]
     for one in range(len(columns)):
         for other in range(len(columns)):
             if one != other and compared[one] and compared[other]:
                 same = {i for i, _ in alignment.pairs(compared[one], compared[other], alike_tokens)}
-                alike[one] = [was and i in same for i, was in enumerate(alike[one])]
-    return [with_marks(column, flags) for column, flags in zip(columns, alike, strict=True)]
+                differs[one] = [was if i in same else (*was, other) for i, was in enumerate(differs[one])]
+    return [with_marks(column, marks) for column, marks in zip(columns, differs, strict=True)]
 
 
 def alike_tokens(one: str, other: str) -> float:
@@ -76,7 +76,8 @@ def alike_tokens(one: str, other: str) -> float:
     return (0.05 if one in PUNCTUATION else 1.0) if one == other else 0.0
 
 
-def with_marks(column: list[Piece], alike: list[bool]) -> list[Piece]:
-    left = iter(alike)
-    flags = [(piece, next(left)) if counts(piece) else (piece, True) for piece in column]
-    return [piece._replace(differs=not same and piece.text not in PUNCTUATION) for piece, same in flags]
+def with_marks(column: list[Piece], differs: list[tuple[int, ...]]) -> list[Piece]:
+    left = iter(differs)
+    marks = [next(left) if counts(piece) else () for piece in column]
+    pairs = zip(column, marks, strict=True)
+    return [piece if piece.text in PUNCTUATION else piece._replace(differs=mark) for piece, mark in pairs]

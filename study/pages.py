@@ -62,7 +62,8 @@ def html(pieces: list[Piece]) -> Markup:
     parts = []
     for piece in pieces:
         text = Markup('<span class="{}">{}</span>').format(piece.kind, piece.text) if piece.kind else escape(piece.text)
-        parts.append(Markup("<mark>{}</mark>").format(text) if piece.differs else text)
+        where = " ".join(f"from-{column}" for column in piece.differs)
+        parts.append(Markup('<mark class="{}">{}</mark>').format(where, text) if piece.differs else text)
     return Markup("").join(parts)
 
 
@@ -86,20 +87,29 @@ def lines_of(columns: Columns) -> tuple[Line, ...]:
 def line_of(columns: Columns, row: Row, told: str | None, helpers: tuple[tuple[str, str], ...]) -> Line:
     steps = row.steps
     present = [step for step in steps if step is not None]
-    # A note that two have is told once, above; what one alone says stands in its column.
-    shared = [note for note in present[0].notes if len(present) > 1 and all(note in step.notes for step in present)]
+    # What all say is told once, above; what one alone says stands in its column.
+    said = [sentences(step.notes) for step in present]
+    shared = [sentence for sentence in said[0] if len(present) > 1 and all(sentence in one for one in said)]
     cells = tuple(
         None if step is None else cell(package, columns, step, html(pieces), shared)
         for package, step, pieces in zip(
             PACKAGES, steps, marked([None if step is None else step.text for step in steps]), strict=True
         )
     )
-    return Line(cells, present[0].kind, tuple(shared), told, helpers)
+    return Line(cells, present[0].kind, (" ".join(shared),) if shared else (), told, helpers)
 
 
 def cell(package: str, columns: Columns, step: Step, code: Markup, shared: list[str]) -> Cell:
-    own = tuple(note for note in step.notes if note not in shared)
+    own = tuple(note for note in (" ".join(one) for one in kept_sentences(step.notes, shared)) if note)
     return Cell(package, LABELS[package], code, f"{package}/{columns.file}", step.line, step.depth, own)
+
+
+def sentences(notes: tuple[str, ...]) -> list[str]:
+    return [sentence for note in notes for sentence in re.split(r"(?<=[.:]) (?=[A-Z])", note)]
+
+
+def kept_sentences(notes: tuple[str, ...], shared: list[str]) -> list[list[str]]:
+    return [[sentence for sentence in sentences((note,)) if sentence not in shared] for note in notes]
 
 
 def paragraphs(docstring: str) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from conformance.cases import Case, brief
 from study import pages
 from study.divergences import HOW, matrix
 from study.drift import summary
@@ -85,6 +86,12 @@ def operation_content(operation: Operation, number: int) -> dict[str, Any]:
     }
 
 
+def call(case: Case) -> str:
+    """The call in short: arrays by their names, which stand above them."""
+    given = [*case.inputs, *(f"{name}={brief(value)}" for name, value in case.options.items())]
+    return f"{case.operation}({', '.join(given)})"
+
+
 def worked_example(operation: Operation, made: Environment) -> Markup | None:
     """Small inputs, and what all three make of them; None for operations that have no example."""
     # Loaded here, because the frameworks come with it.
@@ -105,7 +112,7 @@ def worked_example(operation: Operation, made: Environment) -> Markup | None:
     }
     return Markup(
         made.get_template("example.html").render(
-            call=repr(found.example.case), apart=apart, ports=list(LABELS.values())[1:],
+            call=call(found.example.case), apart=apart, ports=list(LABELS.values())[1:],
             disagreement=f"{found.disagreement:.2g}", errors=", ".join(errors), **pictures,
         )
     )  # fmt: skip

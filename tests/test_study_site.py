@@ -1,0 +1,262 @@
+"""The site: every page whole, nothing fetched, nothing broken, and every number computed; and `conformance show`."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from conformance.commands.show import show
+from specification import MODEL_RULES, RULES
+from study import site
+from study.divergences import matrix, read
+from study.drift import all_columns
+from study.examples import examples, worked
+from study.operations import OPERATIONS, find, known, nearest
+from study.rules import rule_texts
+from study.sources import ROOT
+from study.terminal import fitting, shown
+
+NOT_SHOWN = {"Hypotheses"}
+"""Structures, which have no steps."""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("study")
+    site.build(out, examples=False)
+    return out
+
+
+def ids(text: str) -> list[str]:
+    return re.findall(r'\bid="([^"]+)"', text)
+
+
+def dead_links(out: Path) -> list[str]:
+    """Links that lead to no file, or to no place on a page."""
+    texts = {path.name: path.read_text() for path in out.glob("*.html")}
+    dead = []
+    for name, text in texts.items():
+        for link in re.findall(r'href="([^"]*)"', text):
+            path, _, place = link.partition("#")
+            target = out / (path or name)
+            if link.startswith("data:"):
+                continue
+            if not target.exists() or (target.name in texts and place and place not in ids(texts[target.name])):
+                dead.append(f"{name}: {link}")
+    return dead
+
+
+def fetched(text: str) -> list[str]:
+    """What a browser would load with a page."""
+    return re.findall(r'(?:\bsrc=|url\(|@import|<link[^>]+href="(?!data:)|fetch\(|XMLHttpRequest)[^>]{0,60}', text)
+
+
+def test_there_is_a_page_for_each_operation(built: Path) -> None:
+    assert {path.stem for path in built.glob("*.html")} == {"index", "rules", *(one.name for one in OPERATIONS)}
+
+
+def test_no_link_is_dead(built: Path, tmp_path: Path) -> None:
+    assert dead_links(built) == []
+    (tmp_path / "a.html").write_text('<a href="b.html">b</a><a href="#here">c</a><p id="there"></p>')
+    assert dead_links(tmp_path) == ["a.html: b.html", "a.html: #here"]
+
+
+def test_nothing_is_fetched(built: Path) -> None:
+    assert [found for path in built.glob("*.html") for found in fetched(path.read_text())] == []
+    assert fetched('<script src="https://elsewhere/x.js">')
+
+
+def test_no_place_has_a_name_twice(built: Path) -> None:
+    for path in built.glob("*.html"):
+        found = ids(path.read_text())
+        assert sorted(found) == sorted(set(found)), path.name
+
+
+def test_lines_are_linked_to_a_base_when_one_is_given(tmp_path: Path) -> None:
+    site.build(tmp_path, "https://example.org/tree/main", examples=False)
+    text = (tmp_path / "softmax.html").read_text()
+    assert 'href="https://example.org/tree/main/reference_numpy/attention.py#L' in text
+    assert str(ROOT) not in text
+
+
+def test_every_function_stands_on_one_page() -> None:
+    places = [place for one in OPERATIONS for place in one.functions]
+    assert sorted(places) == sorted(set(places))
+    assert {(one.file, one.name) for one in all_columns()} - set(places) == {
+        ("generation.py", name) for name in NOT_SHOWN
+    }
+
+
+def test_every_gradient_and_every_rule_stand_on_a_page() -> None:
+    shown_gradients = {place for one in OPERATIONS for place in one.gradients}
+    for path in (ROOT / "reference_numpy").glob("*_vjp.py"):
+        names = {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)}
+        assert {(path.name, name) for name in names if name.endswith("_vjp")} <= shown_gradients
+    assert {rule for one in OPERATIONS for rule in one.rules} == {*RULES, *MODEL_RULES} == {*rule_texts()}
+
+
+def test_a_page_says_what_spec_says(built: Path) -> None:
+    text = (built / "softmax.html").read_text()
+    for part in ("ATT-5", "<math", "softmax_vjp", "planted faults", "<mark", "constant to the gradient"):
+        assert part in text
+    assert "allowed = np.broadcast_to" in re.sub(r"<[^>]+>", "", text)
+
+
+# --- contrast ---------------------------------------------------------------------------------------------------------
+
+
+def luminance(color: str) -> float:
+    full = color if len(color) == 7 else "#" + "".join(2 * digit for digit in color[1:])
+    parts = [int(full[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_text_can_be_read_in_light_and_dark() -> None:
+    style = (site.TEMPLATES / "style.css").read_text()
+    schemes = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{3,6})", block)) for block in re.findall(r"\{([^{}]+)\}", style)]
+    schemes = [scheme for scheme in schemes if "paper" in scheme]
+    assert len(schemes) == 3
+    assert schemes[1] == schemes[2]
+    code = ("ink", "keyword", "string", "number", "builtin")
+    for scheme in schemes:
+        for paper in ("paper", "card", "code-paper"):
+            for ink in (*code, "quiet", "note", "reason", "link"):
+                assert contrast(scheme[ink], scheme[paper]) >= 4.5, (ink, paper)
+        for ink in code:
+            assert contrast(scheme[ink], scheme["mark"]) >= 4.5, (ink, "mark")
+    assert contrast("#777777", "#ffffff") < 4.5 < contrast("#767676", "#fff")
+
+
+# --- other libraries --------------------------------------------------------------------------------------------------
+
+
+def test_the_matrix_is_read_whole() -> None:
+    found = matrix()
+    assert found is not None
+    differing = {place for place, mark in found.marks.items() if mark == "differs"}
+    assert differing == {(one.library, one.rule) for one in found.divergences}
+    assert all(one.example for one in found.divergences)
+    assert "torch" in found.versions
+
+
+def test_a_matrix_in_short() -> None:
+    text = """python 3
+
+|  | ATT-1 | ATT-6 |
+| --- | :-: | :-: |
+| a, b\\_c | ✗ | · |
+
+### a, b_c
+
+- **ATT-1** scale: bad.
+  `f(x)`
+"""
+    found = read(text)
+    assert found.marks == {("a, b_c", "ATT-1"): "differs"}
+    assert [tuple(one) for one in found.divergences] == [("a, b_c", "ATT-1", "bad.", "f(x)")]
+
+
+def test_a_missing_matrix_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert matrix(tmp_path / "none.md") is None
+    monkeypatch.setattr(site, "matrix", lambda: None)
+    site.build(tmp_path, examples=False)
+    assert "<code>make peers</code>" in (tmp_path / "softmax.html").read_text()
+
+
+# --- worked examples --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", list(examples()))
+def test_an_example_is_within_its_bounds(page: str) -> None:
+    found = worked(page)
+    assert found is not None
+    assert found.disagreement <= 1
+    assert all(one.ratio <= 1 for one in found.results)
+    assert len(found.steps) == len({name for _, name in found.example.inside}) + 1
+    assert all(np.isfinite(distance) for one in found.apart.values() for distance in one.values())
+
+
+def test_steps_are_the_ones_of_the_call() -> None:
+    found = worked("attention")
+    assert found is not None
+    assert np.allclose(found.steps["weights"] @ found.inputs["value"], found.steps["output"])
+    assert np.allclose(
+        found.steps["exponentials"] / found.steps["exponentials"].sum(-1, keepdims=True), found.steps["weights"]
+    )
+
+
+def test_a_fault_in_a_port_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    attention = importlib.import_module("torch_impl.attention")
+    right = attention.resolve_scale
+    monkeypatch.setattr(attention, "resolve_scale", lambda scale, width: 1.001 * right(scale, width))
+    worked.cache_clear()
+    found = worked("attention")
+    worked.cache_clear()
+    assert found is not None
+    assert found.disagreement > 1
+    assert {one.package for one in found.results if one.ratio > 1} == {"torch_impl"}
+    assert found.apart["scores"]["torch_impl"] > 100 * found.apart["scores"]["jax_impl"]
+
+
+# --- names and the terminal -------------------------------------------------------------------------------------------
+
+
+def test_names_are_found_whatever_their_case() -> None:
+    assert find("attention") == known()["attention"]
+    assert find("multi-head attention") == known()["multi_head_attention"]
+    assert find("causal").rules == ("MASK-3",)  # type: ignore[union-attr]
+    assert find("att-5").functions == (("attention.py", "softmax"),)  # type: ignore[union-attr]
+    assert find("atention") is None
+    assert nearest("atention")[0] == "attention"
+    assert nearest("ATT-55")[0] == "ATT-5"
+
+
+@pytest.mark.parametrize(("width", "count"), [(60, 1), (100, 2), (140, 3), (300, 3)])
+def test_as_many_columns_as_fit(width: int, count: int) -> None:
+    console = Console(width=width, record=True, file=io.StringIO())
+    found = find("softmax")
+    assert found is not None
+    assert fitting(width) == count
+    for piece in shown(found, width):
+        console.print(piece)
+    lines = console.export_text().splitlines()
+    heads = [line for line in lines if "/attention.py:" in line]
+    assert heads[0].count("/attention.py:") == count
+    assert sum(line.count("/attention.py:") for line in heads) == 6
+    assert max(map(len, lines)) <= width
+
+
+def command(*arguments: str) -> tuple[int, str]:
+    app = typer.Typer()
+    app.command()(show)
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("name", ["attention", "Causal", "ATT-5", "layer_norm", "BLK-1"])
+def test_show(name: str) -> None:
+    code, text = command(name)
+    assert code == 0
+    assert "reference_numpy" in text
+
+
+def test_show_of_nothing_known() -> None:
+    code, text = command("atention")
+    assert code == 2
+    assert text.startswith("nothing here is called 'atention'; did you mean attention or")
+    assert command("qqqqqqq") == (2, "nothing here is called 'qqqqqqq'")
