@@ -113,7 +113,9 @@ def kept_sentences(notes: tuple[str, ...], shared: list[str]) -> list[list[str]]
 
 
 def paragraphs(docstring: str) -> list[str]:
-    return [paragraph.strip() for paragraph in re.split(r"\n\s*\n", docstring) if paragraph.strip()]
+    """A docstring's paragraphs; what it says about an argument is one of its own."""
+    parts = re.split(r"\n\s*\n|\n(?=[a-z_]+(?:, [a-z_]+)*: )", docstring)
+    return [paragraph.strip() for paragraph in parts if paragraph.strip()]
 
 
 def block(file: str, name: str) -> Block:
