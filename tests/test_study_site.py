@@ -61,7 +61,12 @@ def fetched(text: str) -> list[str]:
 
 
 def test_there_is_a_page_for_each_operation(built: Path) -> None:
-    assert {path.stem for path in built.glob("*.html")} == {"index", "rules", *(one.name for one in OPERATIONS)}
+    assert {path.stem for path in built.glob("*.html")} == {
+        "index",
+        "playground",
+        "rules",
+        *(one.name for one in OPERATIONS),
+    }
 
 
 def test_no_link_is_dead(built: Path, tmp_path: Path) -> None:

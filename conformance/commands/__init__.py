@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from conformance.commands import check, compare, definition, port, replay, rules, run, selftest, trace
+from conformance.commands import check, compare, definition, port, replay, rules, run, selftest, show, trace
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Does an implementation compute what SPEC.md says?")
 
@@ -17,3 +17,4 @@ app.command("trace")(trace.trace)
 app.command("selftest")(selftest.selftest)
 app.command("definition")(definition.definition)
 app.command("rules")(rules.rules)
+app.command("show")(show.show)

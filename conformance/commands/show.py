@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Annotated
 
 import typer
@@ -16,6 +17,8 @@ def show(
     head: Annotated[bool, typer.Option(help="signatures too")] = False,
 ) -> None:
     """The three implementations side by side, step by step, with the rule above; as many columns as fit the width."""
+    if importlib.util.find_spec("study") is None:
+        refuse("the sources and SPEC.md are shown where they lie: in a clone of the project, started there")
     from study.operations import find, nearest
     from study.terminal import shown
 
