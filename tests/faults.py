@@ -107,7 +107,7 @@ FAULTS = (
     Fault("POS-1", "sine and cosine swapped", "positions.py", "np.where(even, np.sin(angle), np.cos(angle))", "np.where(even, np.cos(angle), np.sin(angle))"),
     Fault("POS-1", "positions in float16", "positions.py", "np.arange(length) + offset\n", "np.float16(np.arange(length) + offset)\n"),
     Fault("POS-2", "off by one", "positions.py", "return table[offset : offset + length].copy()", "return np.roll(table, -1, 0)[offset : offset + length].copy()"),
-    Fault("EMB-1", "negative ids from the end", "embedding.py", "    checks.ids_within(ids, table.shape[0])\n", ""),
+    Fault("EMB-1", "negative ids from the end", "embedding.py", "    check_rows(table, ids)\n", ""),
     Fault("EMB-1", "multiplied by E", "embedding.py", "widen(rows) * math.sqrt(table.shape[1])", "widen(rows) * table.shape[1]"),
     Fault("EMB-1", "repeated ids counted once", "embedding_vjp.py", "    np.add.at(gradient, ids.reshape(-1), widen(cotangent).reshape(ids.size, table.shape[1]))\n",
           "    gradient[ids.reshape(-1)] = widen(cotangent).reshape(ids.size, table.shape[1])\n"),

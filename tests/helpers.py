@@ -67,6 +67,8 @@ def command(*words: object) -> tuple[int, str]:
 
 
 def literally(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every attention of a port be the literal one: two ways to the same numbers then round alike, bit for bit."""
+    """Let every attention and norm of a port be the literal one: two ways to the same numbers then round alike."""
     if package != REFERENCE.package:
         monkeypatch.setattr(f"{package}.engines.engine_for", lambda *_: Choice("reference", "", {}))
+    if package == "torch_impl":
+        monkeypatch.setattr("torch_impl.engines.layer_norm_engine_for", lambda *_: Choice("reference", "", {}))

@@ -150,6 +150,12 @@ def without_biases(value: Any) -> Any:
     return value
 
 
+def without_cross(dropout: StackDropout) -> StackDropout:
+    """For a decoder whose blocks attend to no memory."""
+    blocks = [block._replace(cross_attention=SublayerDropout()) for block in dropout.blocks]
+    return dropout._replace(blocks=blocks)
+
+
 def keep_masks(seed: int, batch: int, length: int, depth: int, memory: int | None = None) -> StackDropout:
     """A keep mask at every site of an encoder, or of a decoder, whose memory is that long."""
     generator = np.random.default_rng(seed)

@@ -139,6 +139,19 @@ def test_kernel_computes_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (len(forward), len(backward)) == (1, 1)
 
 
+@pytest.mark.parametrize("unusual", [np.nan, np.inf, 1e30])
+def test_an_unusual_row_leaves_the_others_alone(unusual: float) -> None:
+    x, weight, bias = (tensor.float() for tensor in tensors())
+    expected = torch_impl.layer_norm(x, weight, bias)
+    x[1, 2] = unusual
+    got = torch_impl.layer_norm(x, weight, bias)
+    others = [0, 2, 3]
+    assert torch.equal(got[others], expected[others])
+    torch.testing.assert_close(
+        got[1], torch_impl.layer_norm(x, weight, bias, engine="reference")[1], rtol=0, atol=0, equal_nan=True
+    )
+
+
 # --- gradients of other kinds -----------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from specification.checkpoints import flatten
 from specification.dropout import Dropout, TransformerDropout
 from specification.parameters import mapped
 from tests.helpers import IMPLEMENTATIONS, Implementation
-from tests.small_models import E, H, Maker, keep_masks, plant
+from tests.small_models import E, H, Maker, keep_masks, plant, without_cross
 from tests.test_dialects import assert_within
 
 POST = Configuration(H, positions="learned", source_padding=0, target_padding=0, target_mask="causal and real keys")
@@ -52,9 +52,7 @@ def decoder_alone() -> Trained:
 
 def language_model() -> Trained:
     """Without attention to an encoder, and so without its sites."""
-    dropout = keep_masks(1, 2, T, 2, memory=T)
-    blocks = [block._replace(cross_attention=type(block.cross_attention)()) for block in dropout.blocks]
-    return Trained(maker().language_model(), (TARGET,), dropout._replace(blocks=blocks))
+    return Trained(maker().language_model(), (TARGET,), without_cross(keep_masks(1, 2, T, 2, memory=T)))
 
 
 def transformer() -> Trained:

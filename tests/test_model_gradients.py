@@ -38,7 +38,18 @@ from specification.configuration import CHOICES
 from specification.dropout import TransformerDropout
 from specification.parameters import mapped
 from tests.helpers import IMPLEMENTATIONS, Implementation
-from tests.small_models import LONGEST, VOCABULARY, E, H, Maker, edited, fitted, keep_masks, without_biases
+from tests.small_models import (
+    LONGEST,
+    VOCABULARY,
+    E,
+    H,
+    Maker,
+    edited,
+    fitted,
+    keep_masks,
+    without_biases,
+    without_cross,
+)
 
 PORTS = IMPLEMENTATIONS[1:]
 
@@ -216,7 +227,9 @@ def dropped(kind: str, configuration: Configuration) -> Example:
         inputs: tuple[Any, ...] = (TOKENS, LEADING)
     else:
         parameters = made.language_model(1) if kind == "language_model" else made.classifier(1)
-        dropout = keep_masks(2, 3, 5, 1, memory=5 if kind == "language_model" else None)
+        dropout = (
+            without_cross(keep_masks(2, 3, 5, 1, memory=5)) if kind == "language_model" else keep_masks(2, 3, 5, 1)
+        )
         inputs = (LEADING,)
     return Example(kind, as_float64(parameters), inputs, configuration, {"dropout": dropout})
 
@@ -557,7 +570,13 @@ WRONG = (
         "np.cumsum(real, axis=1) * real + padding",
         "np.cumsum(real, axis=1) * real",
     ),
-    Wrong("position_padding", "position_padding=3", "transformer", "real = tokens != padding", "real = tokens != 0"),
+    Wrong(
+        "position_padding",
+        "position_padding=3",
+        "transformer",
+        "real = real_tokens(tokens, padding)",
+        "real = real_tokens(tokens, 0)",
+    ),
     Wrong("pooling", "classifier", "transformer_vjp", "np.maximum(keep.sum(axis=1), 1)[:, None, None]", "x.shape[1]"),
     Wrong(
         "pooling",

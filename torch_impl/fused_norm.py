@@ -50,7 +50,11 @@ class FusedLayerNorm(torch.autograd.Function):
         ctx.literal, ctx.eps = literal, eps
         ctx.kernel = between(reciprocal, SPREAD) and float(mean.abs().max()) <= MEAN
         ctx.save_for_backward(x, weight, bias, mean, reciprocal)
-        return output if ctx.kernel else literal(x, weight, bias, eps)
+        if not ctx.kernel:  # of the other rows nothing changes, not a bit
+            unusual = ~((reciprocal >= 1 / SPREAD) & (reciprocal <= SPREAD) & (mean.abs() <= MEAN)).flatten()
+            rows = x.reshape(-1, *weight.shape)[unusual]
+            output.view(-1, *weight.shape)[unusual] = literal(rows, weight, bias, eps)
+        return output
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
