@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import ml_dtypes
@@ -175,11 +175,11 @@ class Addresses:
 
 
 class JaxArrays:
-    """JAX, with jax.vjp. jit: what is compiled as a whole, of "values" (calls without gradients) and "gradients"."""
+    """JAX, with jax.vjp; optionally everything under jax.jit."""
 
     name, mutable = "jax", False
 
-    def __init__(self, device: str = "cpu", jit: Collection[str] = ()) -> None:
+    def __init__(self, device: str = "cpu", jit: bool = False) -> None:
         self.jax: Any = importlib.import_module("jax")
         self.kind, self.jit = self.jax.Array, jit
         self.device = self.jax.devices("gpu" if device == "cuda" else device)[0]
@@ -209,22 +209,22 @@ class JaxArrays:
         context.enter_context(self.jax.default_device(self.device))
         return context
 
-    def compiled(self, function: Callable[..., Any], what: str) -> Callable[..., Any]:
-        return self.jax.jit(function) if what in self.jit else function
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return self.jax.jit(function) if self.jit else function
 
     def evaluate(self, function: Function, inputs: Arrays) -> Arrays:
-        return self.compiled(function, "values")(inputs)
+        return self.compiled(function)(inputs)
 
     def differentiate(
         self, function: Function, inputs: Arrays, names: Sequence[str], cotangents: Arrays
     ) -> tuple[Arrays, Arrays]:
-        def both(floating: Arrays, others: Arrays, cotangents: Arrays) -> tuple[Arrays, Arrays]:
+        others = {name: array for name, array in inputs.items() if name not in names}
+
+        def both(floating: Arrays, cotangents: Arrays) -> tuple[Arrays, Arrays]:
             results, pullback = self.jax.vjp(lambda floating: function(floating | others), floating)
             return results, pullback(cotangents)[0]
 
-        floating = {name: inputs[name] for name in names}
-        others = {name: array for name, array in inputs.items() if name not in names}
-        return self.compiled(both, "gradients")(floating, others, cotangents)
+        return self.compiled(both)({name: inputs[name] for name in names}, cotangents)
 
 
 FRAMEWORKS = {"numpy": NumpyArrays, "torch": TorchArrays, "jax": JaxArrays}

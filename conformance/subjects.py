@@ -7,7 +7,7 @@ the case has cotangents.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
@@ -221,14 +221,10 @@ class TorchSubject(Subject):
 
 
 class JaxSubject(Subject):
-    """A module of JAX functions, differentiated by jax.vjp.
+    """A module of JAX functions, differentiated by jax.vjp; optionally under jax.jit."""
 
-    jit: what is compiled as a whole. Gradients are unless told otherwise, as they are nearly everywhere: eager JAX
-    would compile each of their operations by itself, for every new shape, and take three times as long.
-    """
-
-    def __init__(self, module: str = "jax_impl", device: str = "cpu", jit: Collection[str] = ("gradients",)) -> None:
-        super().__init__(module, JaxArrays(device, jit), importlib.import_module(module))
+    def __init__(self, module: str = "jax_impl", device: str = "cpu", jit: bool = False) -> None:
+        super().__init__(module + (" (jit)" if jit else ""), JaxArrays(device, jit), importlib.import_module(module))
 
 
 IMPLEMENTATIONS = {"reference_numpy": NumpySubject, "torch_impl": TorchSubject, "jax_impl": JaxSubject}

@@ -34,7 +34,7 @@ B, H, G, Q, K, D, V = SIZES = Sizes(2, 4, 2, 13, 19, 4, 4)
 
 
 def subject(engine: Engine, jit: bool = False) -> Subject:
-    framework = TorchArrays() if engine.arrays == "torch" else JaxArrays(jit=("values", "gradients") if jit else ())
+    framework = TorchArrays() if engine.arrays == "torch" else JaxArrays(jit=jit)
     return Subject(engine.title, framework, SimpleNamespace(attention=attention_by(engine)))
 
 
