@@ -29,9 +29,33 @@ from specification.masks import (
     map_arrays,
 )
 
-for description in (Causal, SlidingWindow, KeyLengths, KeyPadding, Segments, Dense, And, Or):
+
+def register(description: type) -> None:
+    """Make it a pytree, with its name beside its leaves.
+
+    The name is there because JAX 0.10.2 takes the structures of two dataclasses for equal if their leaves are as many:
+    after `register_dataclass`, those of `Causal(x)` and `KeyLengths(x)` are, though their hashes differ. Now and then
+    `jax.jit` then finds what it has compiled for the one when it is asked for the other.
+    """
     names = [field.name for field in fields(description)]
-    jax.tree_util.register_dataclass(description, data_fields=names, meta_fields=[])
+
+    def flatten(mask: Any) -> tuple[list[Any], str]:
+        return [getattr(mask, name) for name in names], description.__name__
+
+    def flatten_with_keys(mask: Any) -> tuple[list[tuple[Any, Any]], str]:
+        return [(jax.tree_util.GetAttrKey(name), getattr(mask, name)) for name in names], description.__name__
+
+    def unflatten(_: str, leaves: Any) -> Any:
+        mask: Any = object.__new__(description)
+        for name, leaf in zip(names, leaves, strict=True):
+            object.__setattr__(mask, name, leaf)
+        return mask
+
+    jax.tree_util.register_pytree_with_keys(description, flatten_with_keys, unflatten, flatten)
+
+
+for kind in (Causal, SlidingWindow, KeyLengths, KeyPadding, Segments, Dense, And, Or):
+    register(kind)
 
 
 def materialize(

@@ -337,3 +337,19 @@ assert not {"torch", "reference_numpy", "torch_impl"} & set(sys.modules)
 """
     root = Path(__file__).parent.parent
     subprocess.run([sys.executable, "-c", program], cwd=root, check=True)
+
+
+def test_descriptions_have_structures_of_their_own() -> None:
+    """Equal ones would share what jax.jit has compiled."""
+    numbers = np.array([1, 2])
+    masks = [
+        Causal(numbers), KeyLengths(numbers), KeyPadding(numbers > 0), Dense(numbers), SlidingWindow(numbers, None),
+        SlidingWindow(None, numbers), SlidingWindow(None, None, numbers), Segments(numbers, numbers),
+        Causal(numbers) & Causal(numbers), Causal(numbers) | Causal(numbers), KeyLengths(numbers) | Causal(numbers),
+    ]  # fmt: skip
+    structures = [jax.tree.structure(mask) for mask in masks]
+    assert [structures.count(structure) for structure in structures] == [1] * len(masks)
+    for mask, structure in zip(masks, structures, strict=True):
+        again = jax.tree.unflatten(structure, jax.tree.leaves(mask))
+        assert type(again) is type(mask)
+        assert jax.tree.structure(again) == structure
