@@ -43,13 +43,11 @@ def register(description: type) -> None:
         return [getattr(mask, name) for name in names], description.__name__
 
     def flatten_with_keys(mask: Any) -> tuple[list[tuple[Any, Any]], str]:
-        return [(jax.tree_util.GetAttrKey(name), getattr(mask, name)) for name in names], description.__name__
+        leaves, kind = flatten(mask)
+        return list(zip(map(jax.tree_util.GetAttrKey, names), leaves, strict=True)), kind
 
     def unflatten(_: str, leaves: Any) -> Any:
-        mask: Any = object.__new__(description)
-        for name, leaf in zip(names, leaves, strict=True):
-            object.__setattr__(mask, name, leaf)
-        return mask
+        return description(*leaves)
 
     jax.tree_util.register_pytree_with_keys(description, flatten_with_keys, unflatten, flatten)
 

@@ -17,7 +17,7 @@ MARKS = {"✓": "conforms", "✗": "differs", "○": "takes what should be refus
 class Divergence(NamedTuple):
     """One path through a library that departs from a rule: what was found, and the smallest call that shows it."""
 
-    library: str
+    path: str
     rule: str
     message: str
     example: str
@@ -27,11 +27,11 @@ class Matrix(NamedTuple):
     """versions: of everything that ran. marks: what each path does with each rule."""
 
     versions: str
-    marks: dict[tuple[str, str], str]  # (library, rule)
+    marks: dict[tuple[str, str], str]  # (path, rule)
     divergences: tuple[Divergence, ...]
 
     def tried(self, rule: str) -> list[str]:
-        return [library for library, its_rule in self.marks if its_rule == rule]
+        return [path for path, its_rule in self.marks if its_rule == rule]
 
     def of(self, rule: str) -> list[Divergence]:
         return [one for one in self.divergences if one.rule == rule]
@@ -47,13 +47,13 @@ def read(text: str) -> Matrix:
     marks: dict[tuple[str, str], str] = {}
     found: list[Divergence] = []
     rules: list[str] = []
-    library, versions = "", ""
+    heading, versions = "", ""
     lines = text.splitlines()
     for number, line in enumerate(lines):
         if line.startswith("python "):
             versions = line.rstrip(".")
         elif line.startswith("### "):
-            library = line.removeprefix("### ")
+            heading = line.removeprefix("### ")
         elif line.startswith("|  |"):
             rules = [cell.strip() for cell in line.strip("|").split("|")][1:]
         elif line.startswith("| ") and not line.startswith("| ---"):
@@ -63,5 +63,5 @@ def read(text: str) -> Matrix:
         elif told := re.match(r"- \*\*([A-Z]+-\d+)\*\* [^:]+: (.+)", line):
             following = lines[number + 1].strip() if number + 1 < len(lines) else ""
             example = following.strip("`") if following.startswith("`") else ""
-            found.append(Divergence(library, told[1], told[2], example))
+            found.append(Divergence(heading, told[1], told[2], example))
     return Matrix(versions, marks, tuple(found))

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -124,10 +125,6 @@ STANDS_FOR = {"literal_attention": "attention", "literal_layer_norm": "layer_nor
 """Helpers of the ports, by the function of the definition whose steps they take."""
 
 
-ENGINES = {"torch_impl": ("attention", "layer_norm"), "jax_impl": ("attention",)}
-"""Operations for which a port chooses an engine."""
-
-
 def captured(package: str, case: Case, inside: Sequence[tuple[str, str]]) -> tuple[dict[str, np.ndarray], Captured]:
     """The package's results, and the arrays that its functions named on the way."""
     subject = IMPLEMENTATIONS[package]()
@@ -140,7 +137,7 @@ def captured(package: str, case: Case, inside: Sequence[tuple[str, str]]) -> tup
         return np.array(framework.numpy(value)) if isinstance(value, framework.kind) else None
 
     options = dict(case.options)
-    if case.operation in ENGINES.get(package, ()):
+    if "engine" in signature(getattr(subject.module, case.operation)).parameters:
         options["engine"] = "reference"  # the one that takes the definition's steps
     with eager(package), watching(package, functions, keep) as found:
         answers = subject(replace(case, options=options))

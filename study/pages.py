@@ -70,16 +70,15 @@ def html(pieces: list[Piece]) -> Markup:
 def lines_of(columns: Columns) -> tuple[Line, ...]:
     """The rows of a function. A reason that several rows in a row share is told once."""
     found: list[Line] = []
-    last, begun = None, set()
+    last: str | None = None
+    begun: set[tuple[str, str]] = set()
     for row in (*columns.head, *columns.body):
         told = reason(columns, row)
-        fresh = [
-            (LABELS[package], step.inside)
-            for package, step in zip(PACKAGES, row.steps, strict=True)
-            if step is not None and step.inside and (package, step.inside) not in begun
-        ]
-        begun |= {(p, s.inside) for p, s in zip(PACKAGES, row.steps, strict=True) if s is not None and s.inside}
-        found.append(line_of(columns, row, told if told != last else None, tuple(fresh)))
+        steps = zip(LABELS.values(), row.steps, strict=True)
+        inside = [(label, step.inside) for label, step in steps if step is not None and step.inside]
+        fresh = tuple(helper for helper in inside if helper not in begun)
+        begun.update(fresh)
+        found.append(line_of(columns, row, told if told != last else None, fresh))
         last = told
     return tuple(found)
 
@@ -169,7 +168,7 @@ def others(rules: tuple[str, ...], found: Matrix | None) -> list[dict[str, Any]]
     told = []
     for rule in rules:
         tried = found.tried(rule)
-        marks = [found.marks[library, rule] for library in tried]
+        marks = [found.marks[path, rule] for path in tried]
         if tried:
             counts = {mark: marks.count(mark) for mark in dict.fromkeys(marks)}
             told.append({"rule": rule, "title": rule_texts()[rule].title, "tried": len(tried), "counts": counts,

@@ -6,15 +6,15 @@ python -m study.playing --out FILE
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from study.sources import address
+
 FOLDER = Path(__file__).parent / "playground"
-ROOT = Path(__file__).parent.parent
 DEFINITION = "reference_numpy/attention.py"
 RULES = "SPEC.md"
 ARITHMETIC = ("masks.js", "attention.js")
@@ -36,18 +36,12 @@ def page(*, definition: str, rules: str, home: str | None = None, sources: Mappi
     return template.render(style=style, scripts=scripts, definition=definition, rules=rules, home=home)
 
 
-def link(target: str, page_file: Path, base: str | None) -> str:
-    """Where a page links to for a file of the project: below `base`, or relative to the page where that is None."""
-    if base is not None:
-        return f"{base.rstrip('/')}/{target}"
-    return Path(os.path.relpath(ROOT / target, page_file.resolve().parent)).as_posix()
-
-
 def write(page_file: Path, base: str | None = None, home: str | None = None) -> None:
     """Writes the page, and the folder that it stands in where that is missing."""
     page_file.parent.mkdir(parents=True, exist_ok=True)
-    definition, rules = (link(target, page_file, base) for target in (DEFINITION, RULES))
-    page_file.write_text(page(definition=definition, rules=rules, home=home), encoding="utf-8")
+    before = address(base, page_file.parent)
+    text = page(definition=before + DEFINITION, rules=before + RULES, home=home)
+    page_file.write_text(text, encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from study.divergences import HOW, matrix
 from study.drift import summary
 from study.operations import OPERATIONS, Operation
 from study.rules import rule_texts
-from study.sources import LABELS, PACKAGES, ROOT, functions_of
+from study.sources import LABELS, PACKAGES, address, functions_of
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -49,8 +48,7 @@ def build(out: Path, base: str | None = None, examples: bool = True) -> list[Pat
     on this machine. examples: whether the worked examples are computed, for which all three frameworks are loaded.
     """
     out.mkdir(parents=True, exist_ok=True)
-    where = f"{os.path.relpath(ROOT, out)}/" if base is None else f"{base.rstrip('/')}/"
-    made = environment(where)
+    made = environment(address(base, out))
     written = {"index": made.get_template("index.html").render(page="index", summary=summary())}
     for number, operation in enumerate(OPERATIONS):
         content = operation_content(operation, number)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import io
+import os
 import re
 import textwrap
 import tokenize
@@ -22,6 +23,11 @@ PACKAGES = ("reference_numpy", "torch_impl", "jax_impl")
 LABELS = {"reference_numpy": "NumPy", "torch_impl": "PyTorch", "jax_impl": "JAX"}
 Definition = ast.FunctionDef | ast.ClassDef
 BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.FunctionDef)
+
+
+def address(base: str | None, folder: Path) -> str:
+    """What stands before the path of a file of the project in a link: the base, or the way there from a folder."""
+    return f"{(Path(os.path.relpath(ROOT, folder.resolve())).as_posix() if base is None else base).rstrip('/')}/"
 
 
 class Step(NamedTuple):

@@ -154,7 +154,7 @@ def test_the_matrix_is_read_whole() -> None:
     found = matrix()
     assert found is not None
     differing = {place for place, mark in found.marks.items() if mark == "differs"}
-    assert differing == {(one.library, one.rule) for one in found.divergences}
+    assert differing == {(one.path, one.rule) for one in found.divergences}
     assert all(one.example for one in found.divergences)
     assert "torch" in found.versions
 

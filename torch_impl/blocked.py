@@ -180,12 +180,19 @@ def several(cotangent: torch.Tensor) -> bool:
 def literal_gradients(
     literal: Literal, options: Options, tensors: Sequence[Any], cotangent: torch.Tensor, wanted: Sequence[bool]
 ) -> list[Any]:
-    """The same by autograd through the literal attention; differentiable where gradients are on."""
+    """The same by autograd through the literal attention."""
+    return gradients_through(lambda *given: literal.attention(joined(options, given))[0], tensors, cotangent, wanted)
+
+
+def gradients_through(
+    function: Callable[..., torch.Tensor], tensors: Sequence[Any], cotangent: torch.Tensor, wanted: Sequence[bool]
+) -> list[Any]:
+    """Autograd's gradients of function(*tensors), None for those not wanted; differentiable where gradients are on."""
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views, because the same tensor may be query and key, and each has a gradient of its own here.
         tensors = [t.requires_grad_().view_as(t) if want else t for t, want in zip(tensors, wanted, strict=True)]
-        output, _ = literal.attention(joined(options, tensors))
+        output = function(*tensors)
         chosen = [tensor for tensor, want in zip(tensors, wanted, strict=True) if want]
         found = torch.autograd.grad(output, chosen, cotangent, create_graph=create_graph, materialize_grads=True)
     gradients = iter(found)

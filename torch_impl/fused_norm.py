@@ -11,11 +11,12 @@ more than the condition number tells (NORM-4). Where it would break a rule it is
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from torch_impl.blocked import several
+from torch_impl.blocked import gradients_through, several
 
 forward_kernel = torch.native_layer_norm
 backward_kernel = torch.ops.aten.native_layer_norm_backward.default
@@ -48,10 +49,11 @@ class FusedLayerNorm(torch.autograd.Function):
     def forward(ctx: Any, literal: Literal, x: Any, weight: Any, bias: Any, eps: float) -> torch.Tensor:
         output, mean, reciprocal = forward_kernel(x, weight.shape, weight, bias, eps)
         ctx.literal, ctx.eps = literal, eps
-        ctx.kernel = between(reciprocal, SPREAD) and float(mean.abs().max()) <= MEAN
+        usual = between(reciprocal, SPREAD) & (mean.abs() <= MEAN)
+        ctx.kernel = bool(usual.all())
         ctx.save_for_backward(x, weight, bias, mean, reciprocal)
         if not ctx.kernel:  # of the other rows nothing changes, not a bit
-            unusual = ~((reciprocal >= 1 / SPREAD) & (reciprocal <= SPREAD) & (mean.abs() <= MEAN)).flatten()
+            unusual = ~usual.flatten()
             rows = x.reshape(-1, *weight.shape)[unusual]
             output.view(-1, *weight.shape)[unusual] = literal(rows, weight, bias, eps)
         return output
@@ -63,14 +65,14 @@ class FusedLayerNorm(torch.autograd.Function):
         if ctx.kernel and not (torch.is_grad_enabled() or several(cotangent)) and moderate(cotangent, weight):
             found = backward_kernel(cotangent, x, weight.shape, mean, reciprocal, weight, bias, wanted)
         else:
-            found = literal_gradients(ctx.literal, (x, weight, bias), ctx.eps, cotangent, wanted)
+            literal, given = partial(ctx.literal, eps=ctx.eps), (x, weight, bias)
+            found = gradients_through(literal, given, cotangent, wanted)
         return None, *found, None
 
 
-def between(numbers: torch.Tensor, limit: float) -> bool:
-    """Whether all are between 1 / limit and limit; NaN is not."""
-    smallest, largest = torch.aminmax(numbers.detach())
-    return 1 / limit <= float(smallest) and float(largest) <= limit
+def between(numbers: torch.Tensor, limit: float) -> torch.Tensor:
+    """Which of them are between 1 / limit and limit; NaN is not."""
+    return (numbers >= 1 / limit) & (numbers <= limit)
 
 
 def moderate(cotangent: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -78,17 +80,4 @@ def moderate(cotangent: torch.Tensor, weight: torch.Tensor) -> bool:
     rows = torch.linalg.vector_norm(cotangent.detach(), torch.inf, dim=tuple(range(-weight.ndim, 0)))
     largest = torch.linalg.vector_norm(weight.detach(), torch.inf)
     sizes = ((rows, COTANGENT), (largest, WEIGHT))
-    return all(between(torch.where(size == 0, 1, size), limit) for size, limit in sizes)
-
-
-def literal_gradients(
-    literal: Literal, tensors: tuple[Any, ...], eps: float, cotangent: torch.Tensor, wanted: tuple[bool, ...]
-) -> list[Any]:
-    """By autograd through the literal layer norm; differentiable where gradients are on."""
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad():
-        tensors = tuple(t.requires_grad_().view_as(t) if want else t for t, want in zip(tensors, wanted, strict=True))
-        chosen = [tensor for tensor, want in zip(tensors, wanted, strict=True) if want]
-        output = literal(*tensors, eps)
-        gradients = iter(torch.autograd.grad(output, chosen, cotangent, create_graph=create_graph))
-    return [next(gradients) if want else None for want in wanted]
+    return all(bool(((size == 0) | between(size, limit)).all()) for size, limit in sizes)
