@@ -75,15 +75,22 @@ class Literal(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Two sums of products: left . right^T for the allowed pairs, and weights . values over the allowed keys."""
+    """Three sums of products.
+
+    pairs: left . right^T for the allowed pairs. keys: weights . values over the allowed keys. queries: rows^T . weights
+    over the allowed queries, [width, keys], of rows that are given as [width, queries]. XLA 0.10.2 takes about three
+    times as long for weights^T . rows on a CPU.
+    """
 
     pairs: Callable[[Any, Any, Any], Any]
     keys: Callable[[Any, Any, Any], Any]
+    queries: Callable[[Any, Any, Any], Any]
 
 
 PLAIN = Sums(
     lambda left, right, _: jnp.matmul(left, right.mT, precision=HIGHEST),
     lambda weights, values, _: jnp.matmul(weights, values, precision=HIGHEST),
+    lambda rows, weights, _: jnp.matmul(rows, weights, precision=HIGHEST),
 )
 """For finite numbers, with weights of 0 where the mask forbids."""
 
@@ -99,6 +106,9 @@ def careful(literal: Literal) -> Sums:
             left, right, everywhere(allowed, left.shape[0], right.shape[0])
         ),
         lambda weights, values, allowed: literal.allowed_sum(weights, values, everywhere(allowed, *weights.shape)),
+        lambda rows, weights, allowed: (
+            literal.allowed_sum(weights.mT, rows.mT, everywhere(allowed, *weights.shape).mT).mT
+        ),
     )
 
 
@@ -188,7 +198,7 @@ def bounds(
 ) -> tuple[list[Any], list[int]]:
     """Where the part of an array that belongs to a place begins on every axis, and how long it is there.
 
-    An axis without a name is taken whole, as is one of size 1 for batch or heads, which all share.
+    An axis without a name is taken whole, as are the width and one of size 1 for batch or heads, which all share.
     """
     named = {
         "batch": (place.batch, 1),
@@ -197,10 +207,10 @@ def bounds(
         "queries": (place.query, sizes.block),
         "keys": (start, length),
     }
-    whole = [(0, size) for size in shape]
-    shared = [name in ("batch", "heads") and size == 1 for name, size in zip(axes, shape, strict=False)]
-    found = [whole[i] if alone else named[name] for i, (name, alone) in enumerate(zip(axes, shared, strict=True))]
-    found += whole[len(axes) :]
+    found = [(0, size) for size in shape]
+    for axis, (name, size) in enumerate(zip(axes, shape, strict=False)):
+        if name != "width" and not (name in ("batch", "heads") and size == 1):
+            found[axis] = named[name]
     return [jnp.asarray(first, jnp.int32) for first, _ in found], [size for _, size in found]
 
 
@@ -222,6 +232,7 @@ def put(
 
 
 QUERIES, KEYS, PAIRS = ("batch", "heads", "queries"), ("batch", "groups", "keys"), ("batch", "heads", "queries", "keys")
+UPRIGHT_KEYS = ("batch", "groups", "width", "keys")
 
 
 # --- one block of queries and one piece of keys -----------------------------------------------------------------------
@@ -253,10 +264,8 @@ def piece_at(
 
     key, value = (cut_here(array, KEYS)[0, 0].astype(query.dtype) for array in (inputs.key, inputs.value))
     scores = jnp.matmul(query * inputs.scale, key.T, precision=HIGHEST).reshape(sizes.R, sizes.block, length)
-    slope, allowed = None, None
-    if inputs.softcap is not None:
-        bent = jnp.tanh(scores / inputs.softcap)
-        scores, slope = lax.optimization_barrier(inputs.softcap * bent), 1 - bent**2
+    scores, slope = capped(scores, inputs.softcap)
+    allowed = None
     if not full:
         mask = part(inputs.mask, place.query, start, cut_here)
         allowed = allowed_pairs(mask, sizes.block, length)[0] & (start + jnp.arange(length) >= position)
@@ -269,6 +278,14 @@ def piece_at(
         allowed = jnp.broadcast_to(allowed, scores.shape)
         scores = jnp.where(allowed, scores, -jnp.inf)
     return Piece(start, key, value, scores, slope, allowed)
+
+
+def capped(scores: Any, softcap: Any) -> tuple[Any, Any]:
+    """The scores under the soft cap (ATT-2), and its slope there; as they are, and None, where there is none."""
+    if softcap is None:
+        return scores, None
+    bent = jnp.tanh(scores / softcap)
+    return lax.optimization_barrier(softcap * bent), 1 - bent**2
 
 
 def flat(rows: Any) -> Any:
@@ -304,12 +321,43 @@ def over_pieces(
 def forward(literal: Literal, inputs: Inputs) -> tuple[Any, Any]:
     """Output [B, H, Q, V] and log-sum-exp [B, H, Q, 1], in the dtype in which everything is computed."""
     sizes = sizes_of(inputs, literal.limits)
+    if few_scores(inputs):
+        return forward_at_once(inputs, sizes._replace(block=sizes.Q))
     simple = sizes._replace(pieces=sizes.pieces[-1:])
     return lax.cond(
         finite(inputs.value),
         lambda: forward_blocks(inputs, sizes, PLAIN),
         lambda: forward_blocks(inputs, simple, careful(literal)),
     )
+
+
+def few_scores(inputs: Inputs) -> bool:
+    """Whether every query sees every key, and there are no more scores than numbers in keys and values.
+
+    So it is when one token after the other is decoded. Nothing is forbidden, so nothing has to be kept out.
+    """
+    (_, H, Q, D), (_, G, _, V) = inputs.query.shape, inputs.value.shape
+    return inputs.mask is None and inputs.bias is None and H // G * Q <= D + V
+
+
+def forward_at_once(inputs: Inputs, sizes: Sizes) -> tuple[Any, Any]:
+    """All in one block and one piece: what a loop takes of keys and values it copies, and here each is used once."""
+    dtype = wide(inputs)
+
+    def group(query: Any, key: Any, value: Any, sinks: Any) -> tuple[Any, Any]:
+        rows = flat(query).astype(dtype) * inputs.scale
+        # In this order XLA reads the keys as they lie.
+        products = jnp.matmul(key.astype(dtype), rows.T, precision=HIGHEST).T
+        scores, _ = capped(products.reshape(sizes.R, sizes.Q, sizes.K), inputs.softcap)
+        output, logsumexp = finished(summed(scores, value.astype(dtype), None, PLAIN), sinks, sizes)
+        return output.reshape(query.shape[:-1] + output.shape[-1:]), logsumexp
+
+    sinks = None if inputs.sinks is None else inputs.sinks.reshape(sizes.G, sizes.R)
+    grouped = inputs.query.reshape(sizes.B, sizes.G, sizes.R, sizes.Q, -1)
+    groups = jax.vmap(group, in_axes=(0, 0, 0, None if sinks is None else 0))
+    found = jax.vmap(groups, in_axes=(0, 0, 0, None))(grouped, inputs.key, inputs.value, sinks)
+    output, logsumexp = (rows.reshape(sizes.B, -1, *rows.shape[3:]) for rows in found)
+    return output, logsumexp
 
 
 def forward_blocks(inputs: Inputs, sizes: Sizes, sums: Sums) -> tuple[Any, Any]:
@@ -321,18 +369,10 @@ def forward_blocks(inputs: Inputs, sizes: Sizes, sums: Sums) -> tuple[Any, Any]:
 
         def look(position: Any, length: int, full: bool) -> Partial:
             piece = piece_at(inputs, sizes, place, query, position, length, full=full)
-            maximum = jnp.max(piece.scores, axis=-1, keepdims=True)
-            exponentials = jnp.exp(jnp.minimum(piece.scores - shift_of(maximum), 0))
-            total = jnp.sum(exponentials, axis=-1, keepdims=True)
-            return Partial(maximum, total, sums.keys(flat(exponentials), piece.value, flat(piece.allowed)))
+            return summed(piece.scores, piece.value, flat(piece.allowed), sums)
 
         keys = over_pieces(sizes, place, look, merged, nothing_yet(sizes, dtype))
-        maximum, total, output = keys if inputs.sinks is None else merged(sink_alone(inputs, sizes, place), keys)
-        nothing = total == 0
-        total = jnp.where(nothing, 1, total)
-        logsumexp = jnp.where(nothing, -jnp.inf, maximum + jnp.log(total))
-        # A row without keys is 0 whatever its sink is, a NaN too.
-        found = (jnp.where(flat(keys.maximum == -jnp.inf), 0, output / flat(total)), logsumexp)
+        found = finished(keys, sinks_at(inputs, sizes, place), sizes)
         return tuple(put(all_rows, rows, QUERIES, sizes, place) for all_rows, rows in zip(results, found, strict=True))
 
     shape = inputs.query.shape[:3]
@@ -346,6 +386,24 @@ class Partial(NamedTuple):
     maximum: Any  # [R, block, 1], the largest score
     total: Any  # [R, block, 1], the sum of exp(score - maximum)
     output: Any  # [R * block, V], and the same sum of the values
+
+
+def summed(scores: Any, value: Any, allowed: Any, sums: Sums) -> Partial:
+    """Of the keys of one piece."""
+    maximum = jnp.max(scores, axis=-1, keepdims=True)
+    exponentials = jnp.exp(jnp.minimum(scores - shift_of(maximum), 0))
+    total = jnp.sum(exponentials, axis=-1, keepdims=True)
+    return Partial(maximum, total, sums.keys(flat(exponentials), value, allowed))
+
+
+def finished(keys: Partial, sinks: Any, sizes: Sizes) -> tuple[Any, Any]:
+    """Output [R * block, V] and log-sum-exp [R, block, 1] from all keys and the sinks [R], if there are any."""
+    maximum, total, output = keys if sinks is None else merged(sink_alone(sinks, sizes, keys.total.dtype), keys)
+    nothing = total == 0
+    total = jnp.where(nothing, 1, total)
+    logsumexp = jnp.where(nothing, -jnp.inf, maximum + jnp.log(total))
+    # A row without keys is 0 whatever its sink is, a NaN too.
+    return jnp.where(flat(keys.maximum == -jnp.inf), 0, output / flat(total)), logsumexp
 
 
 def merged(piece: Partial, before: Partial) -> Partial:
@@ -370,10 +428,13 @@ def nothing_yet(sizes: Sizes, dtype: Any) -> Partial:
     return Partial(jnp.full(sizes.rows, -jnp.inf, dtype), jnp.zeros(sizes.rows, dtype), output)
 
 
-def sink_alone(inputs: Inputs, sizes: Sizes, place: Place) -> Partial:
-    """The sink's own score, which has no value (ATT-5)."""
-    dtype = wide(inputs)
-    sinks = jnp.broadcast_to(cut(inputs.sinks, ("heads",), sizes, place)[:, None, None], sizes.rows).astype(dtype)
+def sinks_at(inputs: Inputs, sizes: Sizes, place: Place) -> Any:
+    return inputs.sinks if inputs.sinks is None else cut(inputs.sinks, ("heads",), sizes, place)
+
+
+def sink_alone(sinks: Any, sizes: Sizes, dtype: Any) -> Partial:
+    """The sinks' own scores [R], which have no value (ATT-5)."""
+    sinks = jnp.broadcast_to(sinks[:, None, None], sizes.rows).astype(dtype)
     return nothing_yet(sizes, dtype)._replace(maximum=sinks, total=(sinks != -jnp.inf).astype(dtype))
 
 
@@ -412,7 +473,7 @@ def backward_blocks(
         mean = (jnp.sum(d_out * out, axis=-1, keepdims=True) - d_lse).reshape(sizes.rows)
         # Rows that the block before had too add nothing to what is summed over queries.
         fresh = jnp.tile(place.query + jnp.arange(sizes.block) >= place.fresh, sizes.R)[:, None]
-        fresh_query, fresh_d_out = (jnp.where(fresh, rows, 0) for rows in (query, d_out))
+        fresh_query, fresh_d_out = (jnp.where(fresh, rows, 0).T for rows in (query, d_out))
 
         def look(position: Any, length: int, full: bool) -> Contribution:
             piece = piece_at(inputs, sizes, place, query, position, length, full=full)
@@ -426,7 +487,7 @@ def backward_blocks(
                 weights, d_scores, d_products = (
                     jnp.where(piece.allowed, pairs, 0) for pairs in (weights, d_scores, d_products)
                 )
-            d_products, upright = flat(d_products), None if allowed is None else allowed.T
+            d_products = flat(d_products)
             d_bias = None
             if inputs.bias is not None:
                 d_bias = jnp.where(fresh.reshape(sizes.rows), d_scores, 0)
@@ -434,8 +495,8 @@ def backward_blocks(
             return Contribution(
                 piece.start,
                 sums.keys(d_products, piece.key, allowed),
-                filled(sums.keys(d_products.T, fresh_query, upright), largest, 0),
-                filled(sums.keys(flat(weights).T, fresh_d_out, upright), largest, 0),
+                filled(sums.queries(fresh_query, d_products, allowed), largest, 1),
+                filled(sums.queries(fresh_d_out, flat(weights), allowed), largest, 1),
                 None if d_bias is None else filled(d_bias, largest, 2),
             )
 
@@ -443,15 +504,15 @@ def backward_blocks(
             d_query, found = state
             there = (sizes, place, piece.start, largest)
             found = found._replace(
-                key=put(found.key, piece.key, KEYS, *there, add=True),
-                value=put(found.value, piece.value, KEYS, *there, add=True),
+                key=put(found.key, piece.key, UPRIGHT_KEYS, *there, add=True),
+                value=put(found.value, piece.value, UPRIGHT_KEYS, *there, add=True),
                 bias=None if piece.bias is None else put(found.bias, piece.bias, PAIRS, *there, add=True),
             )
             return d_query + piece.query, found
 
         d_query, gradients = over_pieces(sizes, place, look, add, (jnp.zeros_like(query), gradients))
         if inputs.sinks is not None:
-            sinks = sink_alone(inputs, sizes, place).maximum
+            sinks = sink_alone(sinks_at(inputs, sizes, place), sizes, dtype).maximum
             rows = jnp.where(fresh.reshape(sizes.rows), -jnp.exp(sinks - lse) * mean, 0)
             d_sinks = put(gradients.sinks, jnp.sum(rows, axis=(1, 2)), ("heads",), sizes, place, add=True)
             gradients = gradients._replace(sinks=d_sinks)
@@ -460,14 +521,14 @@ def backward_blocks(
     zeros = Inputs(*(None if array is None else jnp.zeros(jnp.shape(array), dtype) for array in without_mask(inputs)))
     # Room after the last key, because what a piece adds is as long as the longest.
     zeros = zeros._replace(
-        key=filled(zeros.key, sizes.K + largest, 2),
-        value=filled(zeros.value, sizes.K + largest, 2),
+        key=filled(zeros.key.mT, sizes.K + largest, 3),
+        value=filled(zeros.value.mT, sizes.K + largest, 3),
         bias=None if zeros.bias is None else filled(zeros.bias, sizes.K + largest, 3),
     )
     found = lax.fori_loop(0, sizes.B * sizes.G * sizes.blocks, block, zeros)
     return found._replace(
-        key=found.key[:, :, : sizes.K],
-        value=found.value[:, :, : sizes.K],
+        key=found.key[..., : sizes.K].mT,
+        value=found.value[..., : sizes.K].mT,
         bias=None if found.bias is None else found.bias[..., : sizes.K],
     )
 
@@ -477,8 +538,8 @@ class Contribution(NamedTuple):
 
     start: Any
     query: Any
-    key: Any
-    value: Any
+    key: Any  # [D, piece]
+    value: Any  # [V, piece]
     bias: Any
 
 
