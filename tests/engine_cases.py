@@ -120,11 +120,12 @@ BEYOND_THE_KERNEL = {
     "softcap": drawn(MASKS["causal, empty rows"], softcap=0.9),
     "wider values": drawn(MASKS["segments"], sizes=SIZES._replace(V=7)),
     "no width to speak of": drawn(MASKS["dense"], sizes=SIZES._replace(D=1, V=1), sinks=True),
+    "few queries": drawn(None, "float16", SIZES._replace(Q=2, V=7), sinks=True, softcap=0.9),
     "everything": drawn(MASKS["all"], "bfloat16", SIZES._replace(V=7), (1, H, Q, K), True, softcap=2.0, scale=-1.3),
 }
 CASES = FOR_ALL | BEYOND_THE_KERNEL
 IN_JAX = (
-    "none", "window, per batch", "dense, with a hole", "all", "float16", "float64", "everything",
+    "none", "window, per batch", "dense, with a hole", "all", "float16", "float64", "few queries", "everything",
 )  # fmt: skip
 """Every shape and kind of mask is compiled anew there, for seconds."""
 

@@ -128,6 +128,20 @@ WRONG: dict[str, Wrong] = {
         lambda _: conforms(agreement(PIECES, "all")),
         lambda patch: copied_blocks(patch, ">= place.fresh, sizes.R", ">= place.query, sizes.R") and None,
     ),
+    "JAX: few queries without their scale": Wrong(
+        lambda _: conforms(agreement(PIECES, "few queries")),
+        lambda patch: (
+            copied_blocks(patch, "flat(query).astype(dtype) * inputs.scale", "flat(query).astype(dtype)") and None
+        ),
+    ),
+    "JAX: few queries without sinks": Wrong(
+        lambda _: conforms(agreement(PIECES, "few queries")),
+        lambda patch: copied_blocks(patch, "None, PLAIN), sinks, sizes)", "None, PLAIN), None, sizes)") and None,
+    ),
+    "JAX: gradients of keys from all queries of a block, old ones too": Wrong(
+        lambda _: conforms(agreement(PIECES, "none")),
+        lambda patch: copied_blocks(patch, "jnp.where(fresh, rows, 0).T", "rows.T") and None,
+    ),
     "gradients of the last block only": Wrong(
         lambda _: conforms(agreement(BLOCKED, "causal")),
         in_blocks("blocked_gradients", "total += gradient", "total.copy_(gradient)"),
