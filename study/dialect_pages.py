@@ -86,13 +86,13 @@ def difference(option: Option, effect: Effect) -> dict[str, Any]:
 def content(dialect: str, frameworks: bool) -> dict[str, Any]:
     """Everything that stands on the page of one dialect. frameworks: whether all three packages are run."""
     found, names = studied(dialect), list(small())
-    place = names.index(dialect)
+    place, change = names.index(dialect), found.together.change
     told = tutorials(MODELS_TEXT.read_text()).get(dialect, {})
     return {
         "dialect": dialect, "texts": paragraphs(module_text(dialect)), "found": found, "call": call(dialect),
         "reader": DIALECTS[dialect].__name__, "takes": hyperparameters(dialect), "given": given(dialect),
         "differences": [difference(option, found.alone[option.name]) for option in found.options],
-        "together": heat(found.together.change) if len(found.switched) > 1 else [],
+        "together": [] if change is None or len(found.switched) < 2 else heat(change),
         "cannot": len(found.options) > len(found.switched), "result": heat(found.output),
         "usual": float(np.median(np.abs(found.output))), "facts": structure_facts(found.parameters),
         "title": told.get("title"), "builds": told.get("what it builds"), "labels": LABELS,
