@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from conformance.cases import Case, brief
-from study import pages, playing
+from study import diagram, dialect_pages, pages, playing
 from study.divergences import HOW, matrix
 from study.drift import summary
 from study.operations import OPERATIONS, Operation
@@ -58,6 +58,7 @@ def build(out: Path, base: str | None = None, examples: bool = True) -> list[Pat
     written["rules"] = made.get_template("rules.html").render(
         page="rules", rules=list(rule_texts().values()), uses=uses
     )  # fmt: skip
+    written |= diagram.rendered(made) | dialect_pages.rendered(made, examples)
     playing.write(out / "playground.html", base, home="index.html")
     paths = [out / "playground.html"]
     for name, text in written.items():

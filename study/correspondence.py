@@ -1,0 +1,89 @@
+"""Which entry of a dialect's checkpoint becomes which array of ours: found by loading numbers that are all others."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+import reference_numpy
+from specification.checkpoints import flatten
+from study.checkpoints import Entries, small
+
+WEIGHTS = (".weight", ".alpha")
+
+
+class Correspondence(NamedTuple):
+    """An array of the parameters: from which entry it comes, and how. theirs is empty for an entry that is not read."""
+
+    theirs: str
+    ours: str
+    how: str = ""
+
+
+def numbered(entries: Entries) -> dict[str, np.ndarray]:
+    """The same entries with every number another, counted through all of them, to see where each one goes."""
+    found, start = {}, 0
+    for name, one in entries.items():
+        size = int(np.prod(one.shape))
+        found[name] = np.arange(start, start + size, dtype=np.float64).reshape(one.shape)
+        start += size
+    return found
+
+
+def correspondence(dialect: str) -> list[Correspondence]:
+    """Where every entry of the small checkpoint goes, in its own order; found by reading numbers that all differ."""
+    one = small()[dialect]
+    checkpoint = numbered(one.entries)
+    model = reference_numpy.load(dialect, checkpoint, **one.hyperparameters)
+    arrays = flatten(model.parameters)
+    found = []
+    for theirs, entry in checkpoint.items():
+        low, high = entry.min(), entry.max()
+        taken = {name: array for name, array in arrays.items() if low <= array.flat[0] <= high}
+        found += [Correspondence(theirs, name, how(entry, array)) for name, array in taken.items()]
+        found += [] if taken else [Correspondence(theirs, "")]
+    return found
+
+
+def how(entry: np.ndarray, array: np.ndarray) -> str:
+    """What is done to an entry, all of whose numbers are others."""
+    for said, candidate in (("", entry), ("turned", entry.T)):
+        if np.array_equal(candidate, array):
+            return said
+    for axis in (axis for axis, length in enumerate(entry.shape) if length % 3 == 0):
+        for name, third in zip(("first", "second", "last"), np.split(entry, 3, axis), strict=True):
+            for said, candidate in (("", third), (", turned", third.T)):
+                if np.array_equal(candidate, array):
+                    return f"{name} third{said}"
+    raise ValueError(f"an entry of shape {entry.shape} became one of shape {array.shape} in no known way")
+
+
+class Line(NamedTuple):
+    """A row of the table of names: a weight and its bias together, where both go the same way."""
+
+    theirs: str
+    ours: str
+    how: str
+
+
+def stem(name: str) -> tuple[str, str]:
+    """A name without its last part, and that part."""
+    before, dot, last = name.rpartition(".")
+    return before, dot + last
+
+
+def lines(found: list[Correspondence]) -> list[Line]:
+    """A weight and the bias beside it in one row."""
+    stems = {(stem(one.theirs)[0], stem(one.ours)[0]): one for one in found if stem(one.ours)[1] == ".bias"}
+    rows, told = [], set()
+    for one in found:
+        (theirs, their_last), (ours, last) = stem(one.theirs), stem(one.ours)
+        bias = stems.get((theirs, ours))
+        if their_last in WEIGHTS and last == ".weight" and bias is not None:
+            said = one.how if one.how == bias.how else f"weight {one.how}"
+            rows.append(Line(f"{theirs}.{{{their_last[1:]}, bias}}", f"{ours}.{{weight, bias}}", said))
+            told.add(bias)
+        elif one not in told:
+            rows.append(Line(one.theirs, one.ours, one.how))
+    return rows

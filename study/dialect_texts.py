@@ -1,0 +1,100 @@
+"""What is said about a dialect in words: by its module, the configuration, docs/models.md, and its own weights."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from functools import cache
+from typing import Any
+
+from specification.configuration import Configuration
+from specification.dialects import DIALECTS
+from specification.parameters import Decoder, Embedding, Encoder, MultiHeadAttention
+from study.checkpoints import small
+from study.pages import paragraphs
+from study.sources import ROOT
+from study.structures import every, per_head
+
+MODELS_TEXT = ROOT / "docs/models.md"
+SAYINGS = {
+    "norm": "layer norm (NORM-1), or one of its variants (NORM-7).",
+    "norm_eps": "what a norm adds before it divides, so that no row is divided by 0 (NORM-1).",
+    "activation": "of the feed-forward network (FFN-1).",
+}
+"""Of options that the configuration's own text leaves to their names."""
+
+
+def module_text(dialect: str) -> str:
+    """What the dialect's module and function say of it, without its name."""
+    read = DIALECTS[dialect]
+    text = (inspect.getdoc(inspect.getmodule(read)) or "").removeprefix(f"{dialect}: ")
+    return f"{begun(text)}\n\n{inspect.getdoc(read) or ''}".strip()
+
+
+def begun(text: str) -> str:
+    """With a capital letter, and its quotes and brackets as they are."""
+    return text[:1].upper() + text[1:]
+
+
+@cache
+def option_texts() -> dict[str, str]:
+    """By option, what the configuration says about it."""
+    found = dict(SAYINGS)
+    for text in paragraphs(inspect.getdoc(Configuration) or ""):
+        names, _, says = text.partition(": ")
+        if all(name in Configuration.__dataclass_fields__ for name in names.split(", ")):
+            found |= dict.fromkeys(names.split(", "), " ".join(says.split()))
+    return {name: begun(text) for name, text in found.items()}
+
+
+def tutorials(text: str) -> dict[str, dict[str, str]]:
+    """By dialect, what docs/models.md tells about it: the tables with a column or a row for each tutorial."""
+    found: dict[str, dict[str, str]] = {}
+    for table in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
+        head, _, *rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in table.splitlines()]
+        if head[0] == "name":
+            for name, *cells in rows:
+                found.setdefault(name, {}).update(zip(head[1:], cells, strict=True))
+        elif head[0] == "" and set(head[1:]) <= set(DIALECTS):
+            for label, *cells in rows:
+                for name, cell in zip(head[1:], cells, strict=True):
+                    found.setdefault(name, {})[label] = cell
+    return found
+
+
+def structure_facts(parameters: Any) -> dict[str, str]:
+    """What the weights say by themselves, without an option."""
+    attentions, embeddings = every(MultiHeadAttention, parameters), every(Embedding, parameters)
+    stacks = [*stacks_of(parameters)]
+    projections = [part[0] if isinstance(part, list) else part for part in attentions[0][:3]]
+    facts = {"structure": f"{type(parameters).__name__}, called with {'tokens' if embeddings else 'embeddings'}"}
+    if stacks:
+        facts["norm after the last block"] = yes(stacks[0].norm is not None)
+    if embeddings:
+        facts["norm after the embedding"] = yes(embeddings[0].norm is not None)
+        facts["token types"] = yes(embeddings[0].token_types is not None)
+    facts["biases of query, key, value"] = yes(all(part.bias is not None for part in projections))
+    facts["projections"] = "one for each head" if per_head(parameters) else "one for all heads"
+    return facts
+
+
+def stacks_of(parameters: Any) -> list[Any]:
+    return every(Encoder, parameters) + every(Decoder, parameters)
+
+
+def yes(true: bool) -> str:
+    return "yes" if true else "no"
+
+
+def call(dialect: str) -> tuple[str, str]:
+    """The line that loads a checkpoint, and the one that calls the model."""
+    one = small()[dialect]
+    told = "".join(f", {name}={value!r}" for name, value in one.hyperparameters.items())
+    given = [*one.inputs, *(f"{name}={name}" for name in one.options)]
+    return f'load("{dialect}", "model.safetensors"{told})', f"model({', '.join(given)})"
+
+
+def hyperparameters(dialect: str) -> list[str]:
+    """What `load` takes beside the checkpoint, with defaults."""
+    given = [one for one in inspect.signature(DIALECTS[dialect]).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    return [one.name if one.default is one.empty else f"{one.name}={one.default!r}" for one in given]

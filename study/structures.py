@@ -1,0 +1,43 @@
+"""Structures of parameters, looked through and changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from reference_numpy.attention import join_heads
+from specification.parameters import Embedding, MultiHeadAttention
+
+
+def every(kind: type, value: Any) -> list[Any]:
+    """Every structure of that kind inside a structure of parameters."""
+    if isinstance(value, kind):
+        return [value]
+    return [found for part in value for found in every(kind, part)] if isinstance(value, list | tuple) else []
+
+
+def changed(kind: type, value: Any, change: Callable[[Any], Any]) -> Any:
+    """The structure with every structure of that kind changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, list | tuple):
+        parts = [changed(kind, part, change) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else parts
+    return value
+
+
+def without_tables(parameters: Any) -> Any:
+    """The parameters without tables of learned positions."""
+    return changed(Embedding, parameters, lambda found: found._replace(positions=None))
+
+
+def fused(parameters: Any) -> Any:
+    """The parameters with the projections of each head made one (MHA-2)."""
+    return changed(
+        MultiHeadAttention, parameters, lambda found: found._make([*map(join_heads, found[:3]), found.output])
+    )
+
+
+def per_head(parameters: Any) -> bool:
+    """Whether there is a projection for each head."""
+    return any(isinstance(found.query, list) for found in every(MultiHeadAttention, parameters))
