@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from conformance.commands.show import show
 from specification import MODEL_RULES, RULES
+from specification.dialects import DIALECTS
 from study import site
 from study.divergences import matrix, read
 from study.drift import all_columns
@@ -65,6 +66,9 @@ def test_there_is_a_page_for_each_operation(built: Path) -> None:
         "index",
         "playground",
         "rules",
+        "diagram",
+        "dialects",
+        *(f"dialect-{name}" for name in DIALECTS),
         *(one.name for one in OPERATIONS),
     }
 
