@@ -49,8 +49,8 @@ class Agreement(NamedTuple):
     drawn: str
     error: str
     rules: dict[tuple[str, str], Content]  # (package, rule)
-    violations: tuple[tuple[str, Content], ...]  # package
-    untried: tuple[tuple[str, str], ...]  # package's label, why
+    violations: tuple[tuple[str, str, str, str], ...]  # label, rule, message, case
+    untried: tuple[tuple[str, str], ...]  # label, why
     models: tuple[tuple[str, int, Grid], ...]  # name, sentences
 
     def of(self, rules: tuple[str, ...]) -> Measured:
@@ -59,10 +59,7 @@ class Agreement(NamedTuple):
         found = [(one, self.rules[one, rule]["worst"]) for one in LABELS for rule in tried if (one, rule) in self.rules]
         ratios = {one: [real(worst) for its, worst in found if its == one and worst is not None] for one in LABELS}
         largest = tuple((LABELS[one], ratio(max(worst)).plain) for one, worst in ratios.items() if worst)
-        violations = tuple(
-            (LABELS[package], one["rule"], one["message"], one["case"] or "")
-            for package, one in self.violations if one["rule"] in rules
-        )  # fmt: skip
+        violations = tuple(one for one in self.violations if one[1] in rules)
         without = tuple(rule for rule in rules if rule not in tried)
         return Measured(rows, without, largest, violations, any(rule in MODEL_RULES for rule in without))
 
@@ -87,7 +84,8 @@ def agreement(report: Content) -> Agreement:
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     return Agreement(
         moment(report["written"]), versions, drawn(report), report["error"] or "", rules,
-        tuple((one["name"], violation) for one in ours for violation in one["violations"]),
+        tuple((LABELS[one["name"]], found["rule"], found["message"], found["case"] or "")
+              for one in ours for found in one["violations"]),
         tuple((LABELS[one["name"]], one["untried"]) for one in ours if one["untried"]),
         tuple((one["name"], one["sentences"], grid(real_table(one))) for one in models),
     )  # fmt: skip

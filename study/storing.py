@@ -1,8 +1,9 @@
 """`python -m study.storing FILE...`: what the pages need of a run's result, into study/results.
 
-A report of the judge loses what its failures are replayed with. A benchmark loses the single trials, and its numbers
-keep four digits; intervals other than the time's leave their level and count to it, and of the two rates that stays
-which is shown. Both stay what they were: `conformance compare` and `python -m benchmarks compare` and `plot` read them.
+A report of the judge loses what its failures are replayed with. A benchmark loses the single trials, and of intervals
+what no page shows: of a rate or a share all but the median, of a ratio the level and count, which are the time's. Its
+numbers keep six digits. Both stay what they were: `conformance compare`, and `python -m benchmarks compare` and `plot`
+read them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ from conformance.reports.comparison import read_report
 from study.results import BENCHMARKS, CONFORMANCE, dated
 
 Result = dict[str, Any]
+RATIO = ("median", "low", "high")
+RATE = ("median",)
+SHOWN = {
+    "seconds": (*RATIO, "level", "n"), "flops_per_second": RATE, "bytes_per_second": RATE, "share": ("of", "median"),
+}  # fmt: skip
+"""What is kept of an interval, by the field that it stands in; of any other what is kept of a ratio."""
 
 
 def stored_report(path: Path) -> Result:
@@ -39,14 +46,12 @@ def lighter(value: Any, name: str = "") -> Any:
     if name == "trials" and isinstance(value, list):
         return None
     if isinstance(value, float):
-        return float(f"{value:.4g}")
+        return float(f"{value:.6g}")
     if isinstance(value, list):
         return [lighter(one) for one in value]
     if isinstance(value, dict):
-        if value.get("flops_per_second"):
-            value = value | {"bytes_per_second": None}
-        shorter = "median" in value and name != "seconds"
-        return {key: lighter(one, key) for key, one in value.items() if not (shorter and key in ("level", "n"))}
+        kept = SHOWN.get(name, RATIO) if "median" in value else value.keys()
+        return {key: lighter(one, key) for key, one in value.items() if key in kept}
     return value
 
 
