@@ -96,7 +96,7 @@ def notes(result: Result) -> tuple[str, ...]:
     if settings["quick"]:
         found.append("A quick run (--quick): small cases, with no time for more.")
     if settings["only"]:
-        found.append(f"Only {', '.join(settings['only'])} was run.")
+        found.append(f"Not everything was run, but only: {'; '.join(settings['only'])}.")
     if there["load"] is not None and there["load"] > 0.5 * there["processors"]:
         found.append(f"Others were at work on the machine (load {there['load']:.1f}): intervals are wide.")
     if failed:
