@@ -12,9 +12,9 @@ from markupsafe import Markup, escape
 
 from conformance.cases import Case, brief
 from study import diagram, dialect_pages, pages, playing
-from study.divergences import HOW, matrix
 from study.drift import summary
 from study.operations import OPERATIONS, Operation
+from study.results import Results, kept
 from study.rules import rule_texts
 from study.sources import LABELS, PACKAGES, address, functions_of
 
@@ -41,19 +41,23 @@ def environment(base: str) -> Environment:
     return made
 
 
-def build(out: Path, base: str | None = None, examples: bool = True) -> list[Path]:
+def build(out: Path, base: str | None = None, examples: bool = True, results: Results | None = None) -> list[Path]:
     """Writes the site into a folder, and returns its pages.
 
     base: the address of the repository's files, to which lines of the source are linked; unless given, the way to them
     on this machine. examples: whether the worked examples are computed, for which all three frameworks are loaded.
+    results: of runs; those that come with the sources unless given.
     """
     out.mkdir(parents=True, exist_ok=True)
+    results = results or kept()
     made = environment(address(base, out))
     written = {"index": made.get_template("index.html").render(page="index", summary=summary())}
     for number, operation in enumerate(OPERATIONS):
-        content = operation_content(operation, number)
+        content = operation_content(operation, number, results)
         content["example"] = worked_example(operation, made) if examples else None
         written[operation.name] = made.get_template("operation.html").render(page=operation.name, **content)
+    for name in ("divergences", "benchmarks"):
+        written[name] = made.get_template(f"{name}.html").render(page=name, results=results, rules=rule_texts())
     uses = {rule: [one for one in OPERATIONS if rule in one.rules] for rule in rule_texts()}
     written["rules"] = made.get_template("rules.html").render(
         page="rules", rules=list(rule_texts().values()), uses=uses
@@ -68,9 +72,9 @@ def build(out: Path, base: str | None = None, examples: bool = True) -> list[Pat
     return paths
 
 
-def operation_content(operation: Operation, number: int) -> dict[str, Any]:
+def operation_content(operation: Operation, number: int, results: Results) -> dict[str, Any]:
     """Everything that stands on the page of one operation."""
-    found = matrix()
+    found = results.matrix.content
     definition = {place: functions_of(PACKAGES[0], place[0])[place[1]] for place in operation.gradients}
     return {
         "operation": operation,
@@ -79,7 +83,7 @@ def operation_content(operation: Operation, number: int) -> dict[str, Any]:
         "functions": [pages.block(*place) for place in operation.functions],
         "gradients": [pages.gradient(*place, function) for place, function in definition.items()],
         "matrix": found,
-        "how": HOW,
+        "results": results,
         "others": pages.others(operation.rules, found),
         "before": OPERATIONS[number - 1] if number else None,
         "after": OPERATIONS[number + 1] if number + 1 < len(OPERATIONS) else None,

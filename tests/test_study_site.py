@@ -22,6 +22,7 @@ from study.divergences import matrix, read
 from study.drift import all_columns
 from study.examples import examples, worked
 from study.operations import OPERATIONS, find, known, nearest
+from study.results import gather
 from study.rules import rule_texts
 from study.sources import ROOT
 from study.terminal import fitting, shown
@@ -69,6 +70,8 @@ def test_there_is_a_page_for_each_operation(built: Path) -> None:
         "diagram",
         "dialects",
         *(f"dialect-{name}" for name in DIALECTS),
+        "divergences",
+        "benchmarks",
         *(one.name for one in OPERATIONS),
     }
 
@@ -180,10 +183,9 @@ def test_a_matrix_in_short() -> None:
     assert [tuple(one) for one in found.divergences] == [("a, b_c", "ATT-1", "bad.", "f(x)")]
 
 
-def test_a_missing_matrix_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_matrix_is_said(tmp_path: Path) -> None:
     assert matrix(tmp_path / "none.md") is None
-    monkeypatch.setattr(site, "matrix", lambda: None)
-    site.build(tmp_path, examples=False)
+    site.build(tmp_path, examples=False, results=gather(matrix=tmp_path / "none.md"))
     assert "<code>make peers</code>" in (tmp_path / "softmax.html").read_text()
 
 

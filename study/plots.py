@@ -1,0 +1,80 @@
+"""The pictures of a benchmark as SVG that stands in a page: its text is text, and it refers to nothing outside."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+from markupsafe import Markup
+
+from benchmarks.plots import STYLE, figures, slug
+
+SVG, XLINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}href"
+NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
+NO_METADATA: dict[str, Any] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+
+
+class Plots(NamedTuple):
+    """drawn: name and picture. missing: why there are none, or empty."""
+
+    drawn: tuple[tuple[str, Markup], ...]
+    missing: str
+
+
+def plots(result: dict[str, Any]) -> Plots:
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError as error:
+        return Plots((), f"The pictures need {error.name}, which is not installed: pip install -e .[bench]")
+    found = []
+    with pyplot.rc_context(STYLE):
+        for name, figure in figures(result):
+            written = io.StringIO()
+            figure.savefig(written, format="svg", bbox_inches="tight", metadata=NO_METADATA)
+            pyplot.close(figure)
+            found.append((name, within_page(written.getvalue(), slug(name))))
+    return Plots(tuple(found), "" if found else "There is nothing to draw.")
+
+
+def within_page(text: str, name: str) -> Markup:
+    """SVG that shares a page with others: its identifiers begin with its name, and it has the page's fonts.
+
+    What matplotlib says for all elements is left to the page's style, and so are the fonts. Its clip paths, which are
+    references, are left out: the axes hold everything that is drawn.
+    """
+    root = ElementTree.fromstring(text)
+    referred = {element.get(XLINK, "#")[1:] for element in root.iter()}
+    for element in root.iter():
+        for child in [child for child in element if child.tag in (f"{{{SVG}}}style", f"{{{SVG}}}clipPath")]:
+            element.remove(child)
+        identifier, reference = element.get("id"), element.attrib.pop(XLINK, None)
+        if identifier in referred:
+            element.set("id", f"{name}-{identifier}")
+        else:
+            element.attrib.pop("id", None)
+        if reference is not None:
+            element.set("href", f"#{name}-{reference[1:]}")
+        element.attrib.pop("clip-path", None)
+        for attribute, value in element.attrib.items():
+            element.set(attribute, shortened(attribute, value))
+        element.tail = None
+    for attribute in ("width", "height", "version"):
+        root.attrib.pop(attribute, None)
+    root.set("role", "img")
+    root.set("aria-label", name)
+    ElementTree.register_namespace("", SVG)
+    return Markup(ElementTree.tostring(root, encoding="unicode"))
+
+
+def shortened(attribute: str, value: str) -> str:
+    """Without the names of fonts, and with coordinates to a hundredth of a point."""
+    if attribute == "style":
+        return re.sub(r"; font-family: [^;]*|font-family: [^;]*; ?", "", value)
+    if attribute in ("d", "x", "y", "transform", "viewBox"):
+        return re.sub(r"\s+", " ", NUMBER.sub(lambda number: f"{float(number[0]):.2f}".rstrip("0").rstrip("."), value))
+    return value

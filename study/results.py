@@ -1,0 +1,87 @@
+"""The results that the pages show: what a stored run found or, where there is none, why not and what makes it.
+
+A run is stored by
+
+    python -m conformance run --json build/conformance.json
+    python -m study.storing build/conformance.json
+    make bench
+    python -m study.storing build/benchmarks/result.json
+
+and other results, whole ones too, are shown by `python -m study --conformance FILE --benchmarks FILE
+--divergences FILE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from benchmarks.result import read as read_benchmarks
+from conformance.reports.comparison import read_report
+from study import divergences
+from study.agreement import Agreement, agreement
+from study.divergences import Matrix
+from study.sources import ROOT
+from study.timings import Timings, timings
+
+FOLDER = ROOT / "study/results"
+CONFORMANCE, BENCHMARKS = FOLDER / "conformance.json", FOLDER / "benchmarks.json"
+STORE = "python -m study.storing"
+HOW_CONFORMANCE = f"python -m conformance run --json build/conformance.json && {STORE} build/conformance.json"
+HOW_BENCHMARKS = f"make bench && {STORE} build/benchmarks/result.json"
+
+Found = TypeVar("Found")
+
+
+class Stored(NamedTuple, Generic[Found]):
+    """A result. missing: why there is none, as a sentence. how: the commands that make it."""
+
+    content: Found | None
+    missing: str
+    how: str
+
+
+class Results(NamedTuple):
+    agreement: Stored[Agreement]
+    timings: Stored[Timings]
+    matrix: Stored[Matrix]
+
+
+def gather(
+    conformance: Path = CONFORMANCE, benchmarks: Path = BENCHMARKS, matrix: Path = divergences.MATRIX
+) -> Results:
+    """Everything that can be read; nothing is raised for the rest."""
+    return Results(
+        stored(conformance, "run of the judge", lambda path: agreement(read_report(path)), HOW_CONFORMANCE),
+        stored(benchmarks, "benchmark", lambda path: timings(dated(read_benchmarks(path), path)), HOW_BENCHMARKS),
+        stored(matrix, "run of other libraries", divergences.matrix, divergences.HOW),
+    )
+
+
+@cache
+def kept() -> Results:
+    """Those that come with the sources."""
+    return gather()
+
+
+def stored(path: Path, name: str, read: Callable[[Path], Found | None], how: str) -> Stored[Found]:
+    shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    if not path.exists():
+        return Stored(None, f"No {name} is stored: there is no {shown}.", how)
+    try:
+        return Stored(read(path), "", how)
+    except (ValueError, OSError) as error:
+        told = str(error).replace(str(path), str(shown))
+        return Stored(None, f"The stored {name} cannot be shown: {told}", how)
+    except (KeyError, TypeError, AttributeError, IndexError, ArithmeticError) as error:
+        # What has the name and version of a format, and not its fields.
+        return Stored(None, f"The stored {name} cannot be shown: {shown} lacks what its format has, {error!r}", how)
+
+
+def dated(result: dict[str, Any], path: Path) -> dict[str, Any]:
+    """With the day on which it was written, which a whole result tells by its file alone."""
+    changed = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    return {"written": changed.isoformat(timespec="seconds")} | result
