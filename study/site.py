@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from conformance.cases import Case, brief
 from study import pages, playing
 from study.divergences import HOW, matrix
 from study.drift import summary
@@ -85,33 +83,9 @@ def operation_content(operation: Operation, number: int) -> dict[str, Any]:
     }
 
 
-def call(case: Case) -> str:
-    """The call in short: arrays by their names, which stand above them."""
-    given = [*case.inputs, *(f"{name}={brief(value)}" for name, value in case.options.items())]
-    return f"{case.operation}({', '.join(given)})"
-
-
 def worked_example(operation: Operation, made: Environment) -> Markup | None:
     """Small inputs, and what all three make of them; None for operations that have no example."""
     # Loaded here, because the frameworks come with it.
-    from conformance.reports.pictures import picture
-    from study.examples import worked
+    from study.examples.showing import rendered
 
-    found = worked(operation.name)
-    if found is None:
-        return None
-    pictures = {
-        part: [picture(name, array, [], 1, (None, None)) for name, array in arrays.items()]
-        for part, arrays in (("inputs", found.inputs), ("steps", found.steps))
-    }
-    errors = [f"{LABELS[one.package]} {one.ratio:.2g}" for one in found.results]
-    apart = {
-        name: ["has no such step" if math.isnan(one) else f"{one:.2g}" for one in distances.values()]
-        for name, distances in found.apart.items()
-    }
-    return Markup(
-        made.get_template("example.html").render(
-            call=call(found.example.case), apart=apart, ports=list(LABELS.values())[1:],
-            disagreement=f"{found.disagreement:.2g}", errors=", ".join(errors), **pictures,
-        )
-    )  # fmt: skip
+    return rendered(operation.name, made)

@@ -50,6 +50,16 @@
     }
   });
 
+  // What scrolls sideways takes the focus, so that the arrow keys scroll it; what does not is no stop on the way.
+  const reach = () => {
+    for (const part of document.querySelectorAll("figure, .wide, .formulas")) {
+      if (part.scrollWidth > part.clientWidth) part.tabIndex = 0; else part.removeAttribute("tabindex");
+    }
+  };
+  addEventListener("resize", reach);
+  document.addEventListener("toggle", reach, true);
+  reach();
+
   const open = () => {
     const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
     const around = target && target.closest("details");
