@@ -12,8 +12,8 @@ from markupsafe import Markup, escape
 from study import pages, playing
 from study.divergences import HOW, matrix
 from study.drift import summary
-from study.operations import OPERATIONS, Operation
-from study.rules import rule_texts
+from study.operations import MASK_RULES, OPERATIONS, Operation
+from study.rules import letters, rule_texts
 from study.sources import LABELS, PACKAGES, address, functions_of
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -24,12 +24,25 @@ def inline(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
+def explained(text: str) -> Markup:
+    """A paragraph of a docstring; where it is about arguments, their names, which come first, are code."""
+    names = re.match(r"[a-z_]+(?:, [a-z_]+)*(?=: )", text)
+    if names is None:
+        return inline(text)
+    return Markup("<code>{}</code>{}").format(names[0], inline(text[names.end() :]))
+
+
 def environment(base: str) -> Environment:
     made = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    made.filters |= {"inline": inline, "paragraphs": pages.paragraphs, "prose": lambda text: pages.prose(text, base)}
+    made.filters |= {
+        "inline": inline,
+        "explained": explained,
+        "paragraphs": pages.paragraphs,
+        "prose": lambda text: pages.prose(text, base),
+    }
     made.globals |= {
         "operations": OPERATIONS, "labels": list(LABELS.values()), "base": base,
         # Our own files, and no place for anything else.
@@ -47,7 +60,11 @@ def build(out: Path, base: str | None = None, examples: bool = True) -> list[Pat
     """
     out.mkdir(parents=True, exist_ok=True)
     made = environment(address(base, out))
-    written = {"index": made.get_template("index.html").render(page="index", summary=summary())}
+    written = {
+        "index": made.get_template("index.html").render(
+            page="index", summary=summary(), letters=letters(), masks=list(MASK_RULES)
+        )
+    }
     for number, operation in enumerate(OPERATIONS):
         content = operation_content(operation, number)
         content["example"] = worked_example(operation, made) if examples else None

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from study.examples.generation import CONFIGURATION, END, PROMPT, STEPS, TOKENS, chosen, given, judged, runs_of
+from study.examples.generation import CONFIGURATION, END, PROMPT, STEPS, TOKENS, chosen, folded, given, judged, runs_of
 from study.examples.parts import Part, Shown, Table, counted
 from study.sources import PACKAGES
 
@@ -32,7 +32,8 @@ def beam_search() -> Part:
         given(),
         tuple(continuations(number, call) for number, call in enumerate(runs[PACKAGES[0]].calls)),
         (table_of_beams(runs[PACKAGES[0]].calls), chosen(runs)),
-        judged("About the scores:", scores, run),
+        judged("the scores", scores, run),
+        folded(),
     )
 
 

@@ -10,6 +10,7 @@ from conformance.models.carried import carried_bound
 from conformance.models.structures import as_float64
 from conformance.oracle import Exact
 from conformance.verdict import compare
+from specification.checkpoints import flatten
 from specification.configuration import Configuration
 from specification.parameters import mapped
 from study.examples.parts import Part, Shown, Table, counted, of_bound
@@ -62,10 +63,7 @@ def parts() -> list[Part]:
     exact, bound = bound_of_logits()
     truth = Exact(exact, np.zeros_like(exact))
     definition = runs[PACKAGES[0]]
-    given = (
-        Shown("tokens", TOKENS, columns=counted("position", TOKENS.shape[1])),
-        Shown("embedding.tokens", Maker(6).language_model().decoder.embedding.tokens),
-    )
+    given = (Shown("tokens", TOKENS, columns=counted("position", TOKENS.shape[1])),)
     shown = [*kept("keys", definition.keys), *kept("values", definition.values)]
     after = tuple(f"after token {token}" for token in TOKENS[0])
     shown += [
@@ -85,7 +83,8 @@ def parts() -> list[Part]:
             given,
             tuple(shown),
             (both_ways(runs, truth, bound),),
-            f"Step by step, from the exact full pass: {of_bound(apart, errors)}",
+            of_bound(apart, errors, "the logits, step by step,"),
+            tuple(Shown(name, array) for name, array in flatten(Maker(6).language_model()).items()),
         )
     ]
 

@@ -11,6 +11,7 @@ from conformance.models.carried import carried_bound
 from conformance.models.structures import as_float64
 from conformance.oracle import Exact
 from conformance.verdict import compare
+from specification.checkpoints import flatten
 from specification.configuration import Configuration
 from specification.parameters import mapped
 from study.capturing import Call, returning
@@ -65,6 +66,10 @@ def given(*more: Shown) -> tuple[Shown, ...]:
     return (Shown("prompt", PROMPT), *more)
 
 
+def folded() -> tuple[Shown, ...]:
+    return tuple(Shown(name, array) for name, array in flatten(parameters()).items())
+
+
 def chosen(runs: Mapping[str, Run]) -> Table:
     """The tokens of every package, the prompt first."""
     answers = {package: run.answer[0] for package, run in runs.items()}
@@ -85,14 +90,14 @@ def judged(what: str, got: Mapping[str, np.ndarray], run: Callable[[Any, Any], n
     exact, bound = carried_bound(lambda functions: run(functions, wide), wide, "float32")
     truth = Exact(exact, np.zeros_like(exact))
     errors = {p: compare("", array, truth, bound, str(array.dtype)).ratio for p, array in got.items()}
-    return f"{what} {of_bound(disagreement(got, bound), errors)}"
+    return of_bound(disagreement(got, bound), errors, what)
 
 
-def logits_of(tokens: np.ndarray, first: int) -> Callable[[Any, Any], np.ndarray]:
-    """The full forward pass, from a position on."""
+def logits_of(tokens: np.ndarray) -> Callable[[Any, Any], np.ndarray]:
+    """The full forward pass."""
 
     def run(functions: Any, wide: Any) -> np.ndarray:
-        return functions.language_model(wide, tokens, configuration=CONFIGURATION)[:, first:]
+        return functions.language_model(wide, tokens, configuration=CONFIGURATION)
 
     return run
 
@@ -113,7 +118,8 @@ def greedy() -> Part:
         given(),
         (Shown("logits", logits[PACKAGES[0]], so_far, TOKENS, taken[None]),),
         (chosen(runs),),
-        judged("About the logits:", logits, logits_of(tokens[None, :-1], 0)),
+        judged("the logits", logits, logits_of(tokens[None, :-1])),
+        folded(),
     )
 
 
@@ -135,7 +141,8 @@ def sample() -> Part:
         given(Shown("uniforms", UNIFORMS, columns=counted("step", STEPS))),
         tuple(ladder(number, call) for number, call in enumerate(draws)),
         (chosen(runs),),
-        judged("About the logits:", logits, logits_of(tokens[None, :-1], 0)),
+        judged("the logits", logits, logits_of(tokens[None, :-1])),
+        folded(),
     )
 
 

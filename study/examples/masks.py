@@ -65,7 +65,7 @@ def descriptions() -> dict[str, tuple[Any, ...]]:
 
 
 SAYS = {
-    "By position": "A query may attend to keys by where both stand. Query i stands at position i + offset; with one "
+    "By position": "1 stands where the query may attend to the key. Query i stands at position i + offset; with one "
     "offset for each sequence of a batch there is one table for each. Where an offset is so small that a query has no "
     "key, its row is empty.",
     "By what stands there": "Lengths and padding leave out keys that are no real tokens; segments keep apart sequences "
@@ -98,7 +98,7 @@ def part(title: str, readings: list[Reading]) -> Part:
         f"{same} of {len(readings)} are the same in all three, element by element: with truth values nothing rounds."
     )
     call = f"materialize(description, {QUERIES}, {KEYS})"
-    return Part(title, SAYS[title], call, (), tuple(steps), (table,), verdict)
+    return Part(title, SAYS[title], call, (), tuple(steps), (table,), verdict, heading="What they allow")
 
 
 def row_of(one: Reading) -> tuple[str, ...]:

@@ -104,14 +104,15 @@ def part(example: Example, attentions: bool = False) -> Part:
     drawn = [drawing(found, name) for name, taken in found.oracle.taken.items() if taken.step == "attend"]
     given = tuple(Shown(name, array) for name, array in example.inputs.items())
     folded = tuple(Shown(name, array) for name, array in flatten(example.parameters).items())
-    table = Table(TABLE, HEADS_OF_TABLE, tuple(row(example, found, numbers, step) for step in found.steps))
+    table = Table(TABLE, HEADS_OF_TABLE, tuple(row(example, found, numbers, step) for step in found.steps), NOTE)
     shown = (*steps, *(drawn if attentions else ()))
     return Part(example.title, example.says, example.call, given, shown, (table,), verdict(example, results), folded)
 
 
-TABLE = (
-    "The error of every step when it is given what the definition gives, in units of the bound of that one step. A sum "
-    "has no more than its one rounding for a bound, so its error may well come near 1."
+TABLE = "Every step on the definition's own numbers"
+NOTE = (
+    "Here each step is given what the definition made in the steps before, so that its own error is all that is seen; "
+    "in units of its bound. A sum rounds just once, so its bound is that one rounding, and its error comes near to 1."
 )
 HEADS_OF_TABLE = ("step", "made from", *LABELS.values())
 
@@ -154,7 +155,7 @@ def whole(example: Example) -> dict[str, np.ndarray]:
 
 
 def verdict(example: Example, results: dict[str, np.ndarray]) -> str:
-    """In units of the bounds of all steps, carried to the end."""
+    """Of the whole, each on its own numbers, in units of the bounds of all steps, carried to the end."""
     wide = as_float64(example.parameters)
     inputs = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in example.inputs.values()]
 
@@ -164,4 +165,4 @@ def verdict(example: Example, results: dict[str, np.ndarray]) -> str:
     exact, bound = carried_bound(run, wide, DTYPE)
     truth = Exact(exact, np.zeros_like(exact))
     errors = {package: compare("", got, truth, bound, DTYPE).ratio for package, got in results.items()}
-    return f"From end to end, each on its own activations: {of_bound(disagreement(results, bound), errors)}"
+    return of_bound(disagreement(results, bound), errors, "what comes out at the end")

@@ -24,18 +24,20 @@ class Shown(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Numbers that are no array. In the first column stands what a row is about."""
+    """Numbers that are no array. In the first column stands what a row is about. note: how to read it."""
 
     title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    note: str = ""
 
 
 class Part(NamedTuple):
     """One call, or several on the same inputs.
 
-    title: empty where it is the only part. says: what is to be seen, a sentence; names in backticks are code. folded:
-    arrays that are given too, and are shown when asked for. verdict: how far the three are apart, in a sentence.
+    title: empty where it is the only part. says: what is to be seen, a sentence; names in backticks are code. verdict:
+    how far the three are apart, in a sentence. folded: arrays that are given too, and are shown when asked for.
+    heading: what stands above the steps.
     """
 
     title: str
@@ -46,14 +48,15 @@ class Part(NamedTuple):
     tables: tuple[Table, ...]
     verdict: str
     folded: tuple[Shown, ...] = ()
+    heading: str = "Steps and result, by the definition"
 
 
-def of_bound(largest: float, errors: Mapping[str, float]) -> str:
+def of_bound(largest: float, errors: Mapping[str, float], what: str = "the result") -> str:
     """largest: the largest disagreement of two; errors: the largest error by package; all in units of the bound."""
     each = ", ".join(f"{LABELS[package]} {error:.2g}" for package, error in errors.items())
     return (
-        f"The largest disagreement of two about the result is {largest:.2g} of its bound; the largest error of each is "
-        f"{each}. At most 1 conforms."
+        f"The largest disagreement of two about {what} is {largest:.2g} of its bound, and the largest error of each is "
+        f"{each}: at most 1 conforms."
     )
 
 

@@ -28,7 +28,8 @@ class Maker:
         self.generator = np.random.default_rng(seed)
 
     def array(self, *shape: int, mean: float = 0.0) -> np.ndarray:
-        return (mean + self.generator.uniform(-1, 1, shape)).round(1).astype(np.float32)
+        drawn = (mean + self.generator.uniform(-1, 1, shape)).round(1)
+        return (drawn + 0.0).astype(np.float32)  # -0.0 + 0.0 is 0.0
 
     def linear(self, inner: int, outer: int) -> Linear:
         return Linear(self.array(inner, outer), self.array(outer))
