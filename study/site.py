@@ -25,11 +25,8 @@ def inline(text: str) -> Markup:
 
 
 def explained(text: str) -> Markup:
-    """A paragraph of a docstring; where it is about arguments, their names, which come first, are code."""
-    names = re.match(r"[a-z_]+(?:, [a-z_]+)*(?=: )", text)
-    if names is None:
-        return inline(text)
-    return Markup("<code>{}</code>{}").format(names[0], inline(text[names.end() :]))
+    """A paragraph of a docstring: names of arguments, with which a sentence about them begins, are code."""
+    return inline(re.sub(r"(?:^|(?<=\. ))[a-z_]+(?:, [a-z_]+)*(?=: )", r"`\g<0>`", " ".join(text.split())))
 
 
 def environment(base: str) -> Environment:

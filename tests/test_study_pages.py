@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from urllib.parse import unquote, urlparse
 
 import pytest
 
+from study.pages import formula
 from tests import browser
 
 chromium, whole_site = browser.chromium, browser.whole_site
@@ -70,6 +72,17 @@ def test_every_page_can_be_read_without_javascript(chromium: Any, whole_site: Pa
             page = watched.page
             assert len(page.inner_text("body")) > 500, path.name
             assert page.locator("button:visible, input[type=search]:visible, select:visible").count() == 0, path.name
+
+
+def unset(text: str) -> list[str]:
+    """Formulas in which something is left of the LaTeX that they were made from."""
+    shown = [re.sub(r"<[^>]+>", "", one) for one in re.findall(r"<math.*?</math>", text, re.DOTALL)]
+    return [one for one in shown if "\\" in formula]
+
+
+def test_formulas_are_set_whole(whole_site: Path) -> None:
+    assert [one for path in browser.pages_of(whole_site) for one in unset(path.read_text())] == []
+    assert unset(str(formula(r"\arg\max_n x"))) != []
 
 
 def test_faults_are_seen(chromium: Any, tmp_path: Path) -> None:
