@@ -62,7 +62,7 @@ def opened(
     try:
         watched = Watched(context.new_page())
         page, address = watched.page, file.resolve().as_uri()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: watched.errors.append(str(error)))
         page.on("console", lambda line: watched.errors.append(line.text) if line.type == "error" else None)
         page.on("request", lambda request: note(watched, request.url, address))
