@@ -86,8 +86,8 @@ def parts() -> list[Part]:
 
 
 def part(title: str, readings: list[Reading]) -> Part:
-    labels = {"rows": counted("query", QUERIES), "columns": counted("key", KEYS)}
-    steps = [Shown(one.title, next(iter(one.arrays.values())), **labels) for one in readings]
+    labels = counted("query", QUERIES), counted("key", KEYS)
+    steps = [Shown(one.title, next(iter(one.arrays.values())), *labels) for one in readings]
     table = Table(
         "What all three allow",
         ("description", *LABELS.values(), "the same"),

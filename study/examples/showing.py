@@ -45,13 +45,13 @@ def rendered(page: str, made: Environment) -> Markup | None:
 
 def part_of(found: Worked) -> Part:
     """An example that is one call, as the only part of its page."""
-    shown = [tuple(Shown(name, array) for name, array in arrays.items()) for arrays in (found.inputs, found.steps)]
+    given, steps = (tuple(Shown(*one) for one in arrays.items()) for arrays in (found.inputs, found.steps))
     rows = tuple((name, *map(told, distances.values())) for name, distances in found.apart.items())
     heads = ("array", *(f"{LABELS[package]} from NumPy" for package in PACKAGES[1:]))
     table = Table("The largest difference of every array", heads, rows)
     errors = {one.package: one.ratio for one in found.results}
     verdict = of_bound(found.disagreement, errors)
-    return Part("", "", call(found.example.case), *shown, (table,), verdict)
+    return Part("", "", call(found.example.case), given, steps, (table,), verdict)
 
 
 def told(distance: float) -> str:

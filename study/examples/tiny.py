@@ -50,8 +50,8 @@ class Maker:
         return EncoderBlock(self.attention(), self.norm(), self.feed_forward(), self.norm())
 
     def decoder_block(self, cross: bool = True) -> DecoderBlock:
-        middle = (self.attention(), self.norm()) if cross else (None, None)
-        return DecoderBlock(self.attention(), self.norm(), *middle, self.feed_forward(), self.norm())
+        middle, middle_norm = (self.attention(), self.norm()) if cross else (None, None)
+        return DecoderBlock(self.attention(), self.norm(), middle, middle_norm, self.feed_forward(), self.norm())
 
     def transformer(self) -> Transformer:
         encoder = Encoder(self.embedding(), [self.encoder_block()])
