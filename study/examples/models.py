@@ -128,7 +128,7 @@ def row(example: Example, found: Agreement, numbers: Mapping[str, int], step: St
     names |= {name: str(number) for name, number in numbers.items()}
     sources = [names[source] for source in found.oracle.taken[step.name].sources if source is not None]
     ratios = (f"{step.ratios[package]:.2g}" for package in LABELS)
-    made_from = ", ".join(dict.fromkeys(sources)) or "parameters alone"
+    made_from = ", ".join(dict.fromkeys(sources)) or "parameters"
     return (titled(example, numbers, step.name), made_from, *ratios)
 
 
