@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from study.sources import ROOT
 
@@ -14,21 +14,25 @@ Captured = dict[tuple[str, str], Any]
 """By (function, name): the last array that the function gave that name, at the first call that had it."""
 
 
+class Call(NamedTuple):
+    """A call that has come to its end: what its names stand for then, and what it gives."""
+
+    function: str
+    names: dict[str, Any]
+    result: Any
+
+
 @contextmanager
-def watching(package: str, functions: set[str], keep: Callable[[Any], Any]) -> Iterator[Captured]:
-    """Keeps what functions of a package name; `keep` makes NumPy arrays of a framework's, and None of all else.
+def returning(package: str, functions: set[str], told: Callable[[Call], None]) -> Iterator[None]:
+    """Tells of every call of these functions of a package, inner ones first.
 
     A method is known by its class's part too: `forward` stands for every `forward`.
     """
-    found: Captured = {}
     folder = str(ROOT / package)
 
     def local(frame: FrameType, event: str, argument: Any) -> Any:
         if event == "return":
-            for name, value in frame.f_locals.items():
-                array = keep(value)
-                if array is not None:
-                    found.setdefault((frame.f_code.co_name, name), array)
+            told(Call(frame.f_code.co_name, frame.f_locals, argument))
         return local
 
     def called(frame: FrameType, event: str, argument: Any) -> Any:
@@ -38,6 +42,21 @@ def watching(package: str, functions: set[str], keep: Callable[[Any], Any]) -> I
     before = sys.gettrace()
     sys.settrace(called)
     try:
-        yield found
+        yield
     finally:
         sys.settrace(before)
+
+
+@contextmanager
+def watching(package: str, functions: set[str], keep: Callable[[Any], Any]) -> Iterator[Captured]:
+    """Keeps what functions of a package name; `keep` makes NumPy arrays of a framework's, and None of all else."""
+    found: Captured = {}
+
+    def told(call: Call) -> None:
+        for name, value in call.names.items():
+            array = keep(value)
+            if array is not None:
+                found.setdefault((call.function, name), array)
+
+    with returning(package, functions, told):
+        yield found

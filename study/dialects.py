@@ -20,7 +20,7 @@ from reference_numpy import Model
 from specification.configuration import Configuration
 from specification.parameters import Embedding
 from study.checkpoints import Small, drawn, small
-from study.examples import ratio
+from study.examples.running import ratio
 from study.sources import PACKAGES
 from study.structures import every, fused, per_head, without_tables
 

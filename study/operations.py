@@ -140,7 +140,7 @@ OPERATIONS = (
     ),
     Operation(
         "generation", "Generation", "Text: the most probable token, a drawn one, or a search with beams.",
-        (r"\text{greedy}: \quad x_{t+1} = \arg\max_n\, p(n \mid x_{\le t})",
+        (r"\text{greedy}: \quad x_{t+1} = \text{argmax}_n\; p(n \mid x_{\le t})",
          r"\text{beams}: \quad \text{score} = \frac{\sum_t \log p(x_{t+1} \mid x_{\le t})}"
          r"{\text{length}^{\text{penalty}}}"),
         ("GEN-1",),

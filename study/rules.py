@@ -41,6 +41,14 @@ def rule_texts() -> dict[str, RuleText]:
     return {section.split(maxsplit=1)[0]: rule_text(section) for section in sections[1:]}
 
 
+def letters() -> str:
+    """What the letters in shapes stand for, as SPEC.md says it."""
+    found = re.search(r"^\*\*Letters\.\*\* (.*?)\n\n", (ROOT / "SPEC.md").read_text(), re.DOTALL | re.MULTILINE)
+    if found is None:
+        raise ValueError("SPEC.md says nowhere what the letters in shapes stand for")
+    return " ".join(found[1].split())
+
+
 def rule_text(section: str) -> RuleText:
     heading, _, body = section.partition("\n")
     identifier = heading.split()[0]

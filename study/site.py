@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from conformance.cases import Case, brief
 from study import diagram, dialect_pages, pages, playing
 from study.drift import summary
-from study.operations import OPERATIONS, Operation
+from study.operations import MASK_RULES, OPERATIONS, Operation
 from study.results import Results, kept
-from study.rules import rule_texts
+from study.rules import letters, rule_texts
 from study.sources import LABELS, PACKAGES, address, functions_of
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -26,12 +24,22 @@ def inline(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
+def explained(text: str) -> Markup:
+    """A paragraph of a docstring: names of arguments, with which a sentence about them begins, are code."""
+    return inline(re.sub(r"(?:^|(?<=\. ))[a-z_]+(?:, [a-z_]+)*(?=: )", r"`\g<0>`", " ".join(text.split())))
+
+
 def environment(base: str) -> Environment:
     made = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    made.filters |= {"inline": inline, "paragraphs": pages.paragraphs, "prose": lambda text: pages.prose(text, base)}
+    made.filters |= {
+        "inline": inline,
+        "explained": explained,
+        "paragraphs": pages.paragraphs,
+        "prose": lambda text: pages.prose(text, base),
+    }
     made.globals |= {
         "operations": OPERATIONS, "labels": list(LABELS.values()), "base": base,
         # Our own files, and no place for anything else.
@@ -51,7 +59,11 @@ def build(out: Path, base: str | None = None, examples: bool = True, results: Re
     out.mkdir(parents=True, exist_ok=True)
     results = results or kept()
     made = environment(address(base, out))
-    written = {"index": made.get_template("index.html").render(page="index", summary=summary())}
+    written = {
+        "index": made.get_template("index.html").render(
+            page="index", summary=summary(), letters=letters(), masks=list(MASK_RULES)
+        )
+    }
     for number, operation in enumerate(OPERATIONS):
         content = operation_content(operation, number, results)
         content["example"] = worked_example(operation, made) if examples else None
@@ -90,33 +102,9 @@ def operation_content(operation: Operation, number: int, results: Results) -> di
     }
 
 
-def call(case: Case) -> str:
-    """The call in short: arrays by their names, which stand above them."""
-    given = [*case.inputs, *(f"{name}={brief(value)}" for name, value in case.options.items())]
-    return f"{case.operation}({', '.join(given)})"
-
-
 def worked_example(operation: Operation, made: Environment) -> Markup | None:
     """Small inputs, and what all three make of them; None for operations that have no example."""
     # Loaded here, because the frameworks come with it.
-    from conformance.reports.pictures import picture
-    from study.examples import worked
+    from study.examples.showing import rendered
 
-    found = worked(operation.name)
-    if found is None:
-        return None
-    pictures = {
-        part: [picture(name, array, [], 1, (None, None)) for name, array in arrays.items()]
-        for part, arrays in (("inputs", found.inputs), ("steps", found.steps))
-    }
-    errors = [f"{LABELS[one.package]} {one.ratio:.2g}" for one in found.results]
-    apart = {
-        name: ["has no such step" if math.isnan(one) else f"{one:.2g}" for one in distances.values()]
-        for name, distances in found.apart.items()
-    }
-    return Markup(
-        made.get_template("example.html").render(
-            call=call(found.example.case), apart=apart, ports=list(LABELS.values())[1:],
-            disagreement=f"{found.disagreement:.2g}", errors=", ".join(errors), **pictures,
-        )
-    )  # fmt: skip
+    return rendered(operation.name, made)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +17,11 @@ from typing import Any
 
 import pytest
 
+from study import site
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-VIEWPORTS = {"laptop": (1366, 768), "phone": (390, 844)}
+VIEWPORTS = {"laptop": (1440, 900), "phone": (390, 844)}
+SMALL_LAPTOP = (1280, 800)
 
 
 @dataclass
@@ -49,14 +53,16 @@ def chromium() -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def opened(browser: Any, file: Path, *, fragment: str = "", size: str = "laptop", **options: Any) -> Iterator[Watched]:
+def opened(
+    browser: Any, file: Path, *, fragment: str = "", size: str | tuple[int, int] = "laptop", **options: Any
+) -> Iterator[Watched]:
     """The page in a context of its own. options: of playwright's `new_context`, such as color_scheme="dark"."""
-    width, height = VIEWPORTS[size]
+    width, height = VIEWPORTS[size] if isinstance(size, str) else size
     context = browser.new_context(viewport={"width": width, "height": height}, **options)
     try:
         watched = Watched(context.new_page())
         page, address = watched.page, file.resolve().as_uri()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: watched.errors.append(str(error)))
         page.on("console", lambda line: watched.errors.append(line.text) if line.type == "error" else None)
         page.on("request", lambda request: note(watched, request.url, address))
@@ -69,6 +75,67 @@ def opened(browser: Any, file: Path, *, fragment: str = "", size: str = "laptop"
 def note(watched: Watched, url: str, address: str) -> None:
     if url.partition("#")[0] != address and not url.startswith("data:"):
         watched.requests.append(url)
+
+
+# --- the site ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def whole_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the whole site, worked examples too, which all processes of a run share.
+
+    A module takes it by `whole_site = browser.whole_site`.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    out, ready = shared / "whole_site", shared / "whole_site_is_ready"
+    try:
+        out.mkdir()
+    except FileExistsError:
+        wait_for(ready)
+    else:
+        try:
+            site.build(out)
+        finally:
+            ready.touch()
+    return out
+
+
+def wait_for(file: Path, seconds: float = 600) -> None:
+    deadline = time.monotonic() + seconds
+    while not file.exists():
+        assert time.monotonic() < deadline, f"{file} was not made in {seconds} s"
+        time.sleep(0.2)
+
+
+def pages_of(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.html"))
+
+
+# --- what can be wrong with a page ------------------------------------------------------------------------------------
+
+WIDER = """() => {
+    if (document.documentElement.scrollWidth <= innerWidth) return [];
+    const wider = [...document.querySelectorAll("body, body *")].filter(
+        part => part.getBoundingClientRect().right > innerWidth || part.scrollWidth > innerWidth);
+    return wider.slice(-5).map(part => part.outerHTML.slice(0, 80)).concat("the page scrolls sideways");
+}"""
+LINKS = "() => [...document.querySelectorAll('a[href]')].map(link => link.href)"
+PLACES = "() => [...document.querySelectorAll('[id]')].map(part => part.id)"
+
+
+def sideways(page: Any) -> list[str]:
+    """Parts because of which the page as a whole scrolls sideways; what scrolls in a frame of its own is not meant."""
+    return page.evaluate(WIDER)
+
+
+def links_of(page: Any) -> list[str]:
+    """Addresses, as the browser reads them."""
+    return sorted(set(page.evaluate(LINKS)))
+
+
+def places_of(page: Any) -> set[str]:
+    return set(page.evaluate(PLACES))
 
 
 # --- accessibility ----------------------------------------------------------------------------------------------------
@@ -87,9 +154,10 @@ def accessibility_faults(page: Any) -> list[str]:
         return []
     if not page.evaluate("typeof axe === 'object'"):
         page.evaluate(script.read_text(encoding="utf-8"))
-    found = page.evaluate("axe.run().then(({violations}) => violations)")
+    options = "{resultTypes: ['violations'], selectors: false}"  # selectors of thousands of cells take their time
+    found = page.evaluate(f"axe.run({options}).then(({{violations}}) => violations)")
     return [
-        f"{fault['id']}: {fault['help']}: {[node['target'] for node in fault['nodes']][:3]}"
+        f"{fault['id']}: {fault['help']}: {[node['html'][:100] for node in fault['nodes']][:3]}"
         for fault in found
         if fault["impact"] in ("serious", "critical")
     ]

@@ -40,20 +40,32 @@
   }
 
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input")) return;
+    // In a field keys write, and in a frame arrows scroll.
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select, [tabindex]")) return;
     const turned = { ArrowLeft: "prev", ArrowRight: "next" }[event.key];
     const link = turned && document.querySelector(`.turn [rel="${turned}"]`);
     if (link) location.href = link.href;
     if (event.key === "/") {
       event.preventDefault();
-      if (find) find.focus(); else location.href = "index.html";
+      if (find) find.focus(); else location.href = "index.html#find";
     }
   });
+
+  // What scrolls sideways takes the focus, so that the arrow keys scroll it; what does not is no stop on the way.
+  const reach = () => {
+    for (const part of document.querySelectorAll("figure, .wide, .formulas")) {
+      if (part.scrollWidth > part.clientWidth) part.tabIndex = 0; else part.removeAttribute("tabindex");
+    }
+  };
+  addEventListener("resize", reach);
+  document.addEventListener("toggle", reach, true);
+  reach();
 
   const open = () => {
     const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
     const around = target && target.closest("details");
     if (around) { around.open = true; target.scrollIntoView(); }
+    if (target && target === find) find.focus();
   };
   addEventListener("hashchange", open);
   open();

@@ -1,0 +1,91 @@
+"""The calls of operations that are worked out: small inputs, and which of the arrays inside are worth seeing."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from conformance.cases import Case
+from specification import Causal
+
+
+class Example(NamedTuple):
+    """A call, and which of the arrays inside are worth seeing: (function, name)."""
+
+    case: Case
+    inside: tuple[tuple[str, str], ...]
+
+
+def numbers(seed: int, *shape: int) -> np.ndarray:
+    """Small numbers that are easy to read: one decimal."""
+    drawn = np.random.default_rng(seed).uniform(-2, 2, shape)
+    return drawn.round(1).astype(np.float32)
+
+
+def projection(seed: int, name: str, width: int, out: int) -> dict[str, np.ndarray]:
+    return {f"{name}.weight": numbers(seed, width, out), f"{name}.bias": numbers(seed + 1, out)}
+
+
+@cache
+def examples() -> dict[str, Example]:
+    """By the page on which it stands."""
+    heads = {"query": numbers(1, 1, 1, 3, 2), "key": numbers(2, 1, 1, 4, 2), "value": numbers(3, 1, 1, 4, 2)}
+    pair = {"query": heads["query"], "key": heads["key"]}
+    causal = {"mask": Causal(offset=0)}
+    inner = (("attention", "allowed"), ("literal_attention", "allowed"))
+    row = {"x": numbers(4, 2, 4), "weight": numbers(5, 4)}
+    projections = {
+        name: array
+        for seed, part in enumerate(("query", "key", "value", "output"))
+        for name, array in projection(20 + 2 * seed, part, 4, 4).items()
+    }
+    return {
+        "scores": Example(
+            Case("attention_weights", "float32", {**pair, "bias": numbers(9, 3, 4)}, {**causal, "softcap": 2.0}),
+            (("attention_weights", "allowed"), ("attention_scores", "scores")),
+        ),
+        "softmax": Example(
+            Case("attention_weights", "float32", pair, {"mask": Causal(offset=-1)}),
+            (("softmax", "scores"), ("softmax", "maximum"), ("softmax", "exponentials"), ("softmax", "weights")),
+        ),
+        "attention": Example(
+            Case("attention", "float32", heads, causal),
+            (*inner, ("attention_scores", "scores"), ("softmax", "maximum"), ("softmax", "exponentials"),
+             ("softmax", "weights")),
+        ),
+        "companions": Example(
+            Case("attention_logsumexp", "float32", pair, causal),
+            (("attention_scores", "scores"), ("softmax", "maximum"), ("softmax", "exponentials")),
+        ),
+        "multi_head_attention": Example(
+            Case("multi_head_attention", "float32",
+                 {name: numbers(10, 1, 3, 4) for name in ("query", "key", "value")} | projections,
+                 {"num_heads": 2, **causal}),
+            (("attention", "query"), ("attention", "key"), ("attention", "value"),
+             ("concatenate_heads", "x")),
+        ),
+        "layer_norm": Example(
+            Case("layer_norm", "float32", {**row, "bias": numbers(6, 4)}, {"eps": 1e-5}),
+            (("deviations", "center"), ("forward", "center"), ("layer_norm", "deviation"), ("layer_norm", "variance"),
+             ("layer_norm", "normalized")),
+        ),
+        "norm_variants": Example(
+            Case("rms_norm", "float32", row, {"eps": 1e-5}), (("rms_norm", "square"), ("rms_norm", "normalized")),
+        ),
+        "embedding": Example(
+            Case("embedding", "float32", {"table": numbers(7, 5, 4), "ids": np.array([[3, 0, 3]])}, {"scaled": True}),
+            (("embedding", "rows"),),
+        ),
+        "positions": Example(
+            Case("sinusoidal_positions", "float32", {}, {"length": 4, "width": 6, "dtype": "float32"}),
+            (("sinusoidal_positions", "position"), ("sinusoidal_positions", "angle")),
+        ),
+        "feed_forward": Example(
+            Case("feed_forward", "float32",
+                 {"x": numbers(8, 2, 3), **projection(40, "inner", 3, 4), **projection(50, "outer", 4, 3)},
+                 {"activation": "gelu"}),
+            (("normal_distribution", "x"), ("feed_forward", "hidden")),
+        ),
+    }  # fmt: skip

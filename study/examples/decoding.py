@@ -1,0 +1,115 @@
+"""Decoding: the cache after every step, and the logits beside those of the full forward pass."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conformance.models.carried import carried_bound
+from conformance.models.structures import as_float64
+from conformance.oracle import Exact
+from conformance.verdict import compare
+from specification.checkpoints import flatten
+from specification.configuration import Configuration
+from specification.parameters import mapped
+from study.examples.parts import Part, Shown, Table, counted, of_bound
+from study.examples.running import disagreement, distance, in_each
+from study.examples.tiny import HEADS, Maker
+from study.sources import LABELS, PACKAGES
+
+TOKENS = np.array([[3, 1, 4, 2]])
+PROMPT, CAPACITY = 2, 5
+CONFIGURATION = Configuration(HEADS)
+
+
+class Run(NamedTuple):
+    """One package's keys and values [1, H, CAPACITY, D] after each call, and its logits [1, T, N], both ways."""
+
+    keys: list[np.ndarray]
+    values: list[np.ndarray]
+    stepwise: np.ndarray
+    full: np.ndarray
+
+
+def run_of(package: Any, framework: Any) -> Run:
+    def numpy(array: Any) -> np.ndarray:
+        return np.array(framework.numpy(array))
+
+    parameters = mapped(framework.array, Maker(6).language_model())
+    pieces = [framework.array(piece) for piece in np.split(TOKENS, range(PROMPT, TOKENS.shape[1]), axis=1)]
+    options: dict[str, Any] = {"configuration": CONFIGURATION}
+    logits, cache = package.start(parameters, pieces[0], **options, capacity=CAPACITY)
+    steps, caches = [numpy(logits)], [cache]
+    for piece in pieces[1:]:
+        logits, cache = package.decode_step(parameters, piece, cache, **options)
+        steps.append(numpy(logits))
+        caches.append(cache)
+    full = package.language_model(parameters, framework.array(TOKENS), **options)
+    keys, values = ([numpy(getattr(cache.blocks[0], name)) for cache in caches] for name in ("keys", "values"))
+    return Run(keys, values, np.concatenate(steps, axis=1), numpy(full))
+
+
+def bound_of_logits() -> tuple[np.ndarray, np.ndarray]:
+    """The full forward pass in float64, and how far from it an honest implementation in float32 may be."""
+    wide = as_float64(Maker(6).language_model())
+    return carried_bound(
+        lambda functions: functions.language_model(wide, TOKENS, configuration=CONFIGURATION), wide, "float32"
+    )
+
+
+def parts() -> list[Part]:
+    runs = in_each(run_of)
+    exact, bound = bound_of_logits()
+    truth = Exact(exact, np.zeros_like(exact))
+    definition = runs[PACKAGES[0]]
+    given = (Shown("tokens", TOKENS, columns=counted("position", TOKENS.shape[1])),)
+    shown = [*kept("keys", definition.keys), *kept("values", definition.values)]
+    after = tuple(f"after token {token}" for token in TOKENS[0])
+    shown += [
+        Shown("logits, step by step", definition.stepwise, after),
+        Shown("logits, full forward pass", definition.full, after),
+    ]
+    errors = {package: compare("", run.stepwise, truth, bound, "float32").ratio for package, run in runs.items()}
+    apart = disagreement({package: run.stepwise for package, run in runs.items()}, bound)
+    return [
+        Part(
+            "",
+            f"A language model of one block is given {PROMPT} tokens at once and then one at a time. Each step adds "
+            "rows to the keys and values that are kept and changes none of those before; the rest of the room is 0. "
+            "The logits of a step are those that the full forward pass gives at the same position.",
+            f"start(parameters, tokens[:, :{PROMPT}], capacity={CAPACITY}); "
+            f"decode_step(parameters, tokens[:, {PROMPT}:{PROMPT + 1}], cache); ...",
+            given,
+            tuple(shown),
+            (both_ways(runs, truth, bound),),
+            of_bound(apart, errors, "the logits, step by step,"),
+            tuple(Shown(name, array) for name, array in flatten(Maker(6).language_model()).items()),
+        )
+    ]
+
+
+def kept(name: str, after_each: list[np.ndarray]) -> list[Shown]:
+    """What is kept after each call; outlined, the rows that the call added."""
+    found, before = [], 0
+    for number, array in enumerate(after_each):
+        length = PROMPT + number
+        new = np.zeros(array.shape, bool)
+        new[:, :, before:length] = True
+        call = "start" if number == 0 else f"decode_step {number}"
+        found.append(Shown(f"{name} after {call}", array, counted("position", CAPACITY), marked=new))
+        before = length
+    return found
+
+
+def both_ways(runs: dict[str, Run], truth: Exact, bound: np.ndarray) -> Table:
+    rows = [("the largest difference of the two ways", *(f"{distance(r.full, r.stepwise):.2g}" for r in runs.values()))]
+    for name in ("stepwise", "full"):
+        ratios = [compare("", getattr(run, name), truth, bound, "float32").ratio for run in runs.values()]
+        what = "step by step" if name == "stepwise" else "full forward pass"
+        rows.append((f"error {what}, in bounds", *(f"{ratio:.2g}" for ratio in ratios)))
+    for name in ("keys", "values"):
+        last = getattr(runs[PACKAGES[0]], name)[-1]
+        apart = (f"{distance(last, getattr(run, name)[-1]):.2g}" for run in runs.values())
+        rows.append((f"the largest difference of the kept {name} from NumPy's", *apart))
+    return Table("The same logits, both ways", ("", *LABELS.values()), tuple(rows))

@@ -1,0 +1,168 @@
+"""Blocks and the whole Transformer: every step by name, each judged on the definition's own activations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conformance.models.agreement import Agreement, StepAgreement, agreement
+from conformance.models.carried import carried_bound
+from conformance.models.structures import as_float64
+from conformance.oracle import Exact
+from conformance.reports.models import weights_of
+from conformance.verdict import compare
+from specification.checkpoints import flatten
+from specification.configuration import Configuration
+from specification.parameters import Decoder, Encoder, mapped
+from study.examples.parts import Part, Shown, Table, counted, of_bound
+from study.examples.running import disagreement, eager, in_each
+from study.examples.tiny import HEADS, WIDTH, Maker
+from study.sources import LABELS, PACKAGES
+
+DTYPE = "float32"
+
+
+class Example(NamedTuple):
+    """A model, what it is called with, and what is to be seen. inputs: by name, in the order of the call."""
+
+    title: str
+    says: str
+    call: str
+    parameters: Any
+    configuration: Configuration
+    inputs: dict[str, np.ndarray]
+    prefix: str = ""  # of the steps' names, left out
+
+
+def block_examples() -> list[Example]:
+    x, memory = Maker(1).array(1, 3, WIDTH), Maker(2).array(1, 2, WIDTH)
+    encoder = Encoder(None, [Maker(3).encoder_block()])
+    decoder = Decoder(None, [Maker(4).decoder_block()])
+    orders = {
+        "post": "After each sublayer its input is added, and the sum is normalised: the paper's order. So what leaves "
+        "the block is normalised.",
+        "pre": "The same parameters and input, but the norm comes first, and what is added is left as it is. So what "
+        "leaves the block is not normalised, and its numbers grow.",
+    }
+    blocks = [
+        Example(
+            f"An encoder block, {order}-norm", says, f'encoder_block(parameters, x), norm_order="{order}"',
+            encoder, Configuration(HEADS, norm_order=order, positions="none"), {"x": x}, "blocks.0.",
+        )
+        for order, says in orders.items()
+    ]  # fmt: skip
+    return [
+        *blocks,
+        Example(
+            "A decoder block, post-norm",
+            "Between the two sublayers of an encoder block stands a third: the queries come from x, keys and values "
+            "from memory, the encoder's output. The first sublayer is causal.",
+            "decoder_block(parameters, x, memory, mask=Causal())",
+            decoder, Configuration(HEADS, positions="none"), {"x": x, "memory": memory}, "blocks.0.",
+        ),
+    ]  # fmt: skip
+
+
+def transformer_example() -> Example:
+    return Example(
+        "",
+        "One block each, source and target of a few tokens; in the source, 0 is padding. The steps in the order in "
+        "which they are taken: the encoder's, then the decoder's, and the output layer, whose rows are the logits of "
+        "the token that comes next.",
+        "transformer(parameters, source, target)",
+        Maker(5).transformer(),
+        Configuration(HEADS, source_padding=0, scaled_embedding=True),
+        {"source": np.array([[3, 1, 4, 0]]), "target": np.array([[1, 2, 4]])},
+    )
+
+
+def blocks() -> list[Part]:
+    return [part(example) for example in block_examples()]
+
+
+def transformer() -> list[Part]:
+    return [part(transformer_example(), attentions=True)]
+
+
+# --- the steps --------------------------------------------------------------------------------------------------------
+
+
+def traced(example: Example) -> Agreement:
+    """Every step of the definition, and how far off each package is when it is given the definition's activations."""
+    with eager("jax_impl"):
+        return agreement(example.parameters, example.configuration, tuple(example.inputs.values()), {}, PACKAGES)
+
+
+def part(example: Example, attentions: bool = False) -> Part:
+    found, results = traced(example), whole(example)
+    numbers = {name: number for number, name in enumerate(found.oracle.taken, start=1)}
+    steps = [
+        Shown(titled(example, numbers, name), np.asarray(taken.result)) for name, taken in found.oracle.taken.items()
+    ]
+    drawn = [drawing(found, name) for name, taken in found.oracle.taken.items() if taken.step == "attend"]
+    given = tuple(Shown(name, array) for name, array in example.inputs.items())
+    folded = tuple(Shown(name, array) for name, array in flatten(example.parameters).items())
+    table = Table(TABLE, HEADS_OF_TABLE, tuple(row(example, found, numbers, step) for step in found.steps), NOTE)
+    shown = (*steps, *(drawn if attentions else ()))
+    return Part(example.title, example.says, example.call, given, shown, (table,), verdict(example, results), folded)
+
+
+TABLE = "Every step on the definition's own numbers"
+NOTE = (
+    "Here each step is given what the definition made in the steps before, so that its own error is all that is seen; "
+    "in units of its bound. A sum rounds just once, so its bound is that one rounding, and its error comes near to 1."
+)
+HEADS_OF_TABLE = ("step", "made from", *LABELS.values())
+
+
+def titled(example: Example, numbers: Mapping[str, int], step: str) -> str:
+    """The step's number, and its name."""
+    return f"{numbers[step]} {step.removeprefix(example.prefix)}"
+
+
+def row(example: Example, found: Agreement, numbers: Mapping[str, int], step: StepAgreement) -> tuple[str, ...]:
+    """made from: inputs by name, steps by number."""
+    names = {f"input {number}": name for number, name in enumerate(example.inputs)}
+    names |= {name: str(number) for name, number in numbers.items()}
+    sources = [names[source] for source in found.oracle.taken[step.name].sources if source is not None]
+    ratios = (f"{step.ratios[package]:.2g}" for package in LABELS)
+    made_from = ", ".join(dict.fromkeys(sources)) or "parameters"
+    return (titled(example, numbers, step.name), made_from, *ratios)
+
+
+def drawing(found: Agreement, name: str) -> Shown:
+    """The weights of an attention, by head."""
+    weights = np.asarray(weights_of(found, name))
+    _, _, Q, K = (1,) * (4 - weights.ndim) + weights.shape
+    return Shown(f"{name}: weights", weights, counted("query", Q), counted("key", K))
+
+
+# --- the whole --------------------------------------------------------------------------------------------------------
+
+
+def whole(example: Example) -> dict[str, np.ndarray]:
+    """What each package gives from end to end, on its own activations."""
+
+    def run(package: Any, framework: Any) -> np.ndarray:
+        given = [framework.array(array) for array in example.inputs.values()]
+        own = mapped(framework.array, example.parameters)
+        return np.array(framework.numpy(package.models.MODELS[type(own)](own, *given, **keywords)))
+
+    keywords = {"configuration": example.configuration}
+    return in_each(run)
+
+
+def verdict(example: Example, results: dict[str, np.ndarray]) -> str:
+    """Of the whole, each on its own numbers, in units of the bounds of all steps, carried to the end."""
+    wide = as_float64(example.parameters)
+    inputs = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in example.inputs.values()]
+
+    def run(functions: Any) -> Any:
+        return functions.MODELS[type(wide)](wide, *inputs, configuration=example.configuration)
+
+    exact, bound = carried_bound(run, wide, DTYPE)
+    truth = Exact(exact, np.zeros_like(exact))
+    errors = {package: compare("", got, truth, bound, DTYPE).ratio for package, got in results.items()}
+    return of_bound(disagreement(results, bound), errors, "what comes out at the end")

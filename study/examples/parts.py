@@ -1,0 +1,65 @@
+"""What an example is made of when it is shown: sentences, arrays under titles, tables, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from study.sources import LABELS
+
+
+class Shown(NamedTuple):
+    """An array under a title. rows, columns: what they are called, where that is worth saying.
+
+    marked: which elements are outlined, an array of booleans of the same shape.
+    """
+
+    title: str
+    array: np.ndarray
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    marked: np.ndarray | None = None
+
+
+class Table(NamedTuple):
+    """Numbers that are no array. In the first column stands what a row is about. note: how to read it."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+class Part(NamedTuple):
+    """One call, or several on the same inputs.
+
+    title: empty where it is the only part. says: what is to be seen, a sentence; names in backticks are code. verdict:
+    how far the three are apart, in a sentence. folded: arrays that are given too, and are shown when asked for.
+    heading: what stands above the steps.
+    """
+
+    title: str
+    says: str
+    call: str
+    given: tuple[Shown, ...]
+    steps: tuple[Shown, ...]
+    tables: tuple[Table, ...]
+    verdict: str
+    folded: tuple[Shown, ...] = ()
+    heading: str = "Steps and result, by the definition"
+
+
+def of_bound(largest: float, errors: Mapping[str, float], what: str = "the result") -> str:
+    """largest: the largest disagreement of two; errors: the largest error by package; all in units of the bound."""
+    each = ", ".join(f"{LABELS[package]} {error:.2g}" for package, error in errors.items())
+    return (
+        f"The largest disagreement of two about {what} is {largest:.2g} of its bound, and the largest error of each is "
+        f"{each}: at most 1 conforms."
+    )
+
+
+def counted(name: str, count: int, first: int = 0) -> tuple[str, ...]:
+    """Names of rows or columns: "query 0", "query 1" and so on."""
+    return tuple(f"{name} {number}" for number in range(first, first + count))

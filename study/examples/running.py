@@ -1,0 +1,66 @@
+"""The same run in all three packages, and how far apart is what they give."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from conformance.frameworks import Framework
+from conformance.models.forced import framework_of
+from study.sources import PACKAGES
+
+T = TypeVar("T")
+
+
+def eager(package: str) -> contextlib.AbstractContextManager[Any]:
+    """JAX without compiling, so that there are arrays on the way, and not only their descriptions."""
+    if package != "jax_impl":
+        return contextlib.nullcontext()
+    import jax
+
+    return jax.disable_jit()
+
+
+def in_each(run: Callable[[ModuleType, Framework], T]) -> dict[str, T]:
+    """What `run` gives for each package and its framework, by package; JAX step by step."""
+    found = {}
+    for package in PACKAGES:
+        framework = framework_of(package)
+        with framework.context(), eager(package):
+            found[package] = run(importlib.import_module(package), framework)
+    return found
+
+
+def ratio(one: np.ndarray, other: np.ndarray, allowed: np.ndarray) -> float:
+    """The largest difference in units of the bound; 0 where two are the same, whatever the bound."""
+    apart = np.abs(one.astype(np.float64) - other.astype(np.float64))
+    return float(np.max(np.divide(apart, allowed, out=np.where(apart == 0, 0.0, np.inf), where=allowed > 0), initial=0))
+
+
+def disagreement(answers: Mapping[str, np.ndarray], allowed: np.ndarray) -> float:
+    """The largest difference of two packages' answers, in units of the bound."""
+    return max(ratio(one, other, allowed) for one, other in itertools.combinations(answers.values(), 2))
+
+
+def distance(one: np.ndarray, other: Any) -> float:
+    """The largest difference of two arrays, NaN where the other is not there or has another shape."""
+    if other is None:
+        return float("nan")
+    try:
+        one, other = np.broadcast_arrays(one.astype(np.float64), other.astype(np.float64))
+    except ValueError:
+        return float("nan")
+    equal = (one == other) | (np.isnan(one) & np.isnan(other))
+    return float(np.max(np.where(equal, 0, np.abs(np.where(equal, 0, one) - np.where(equal, 0, other))), initial=0))
+
+
+def all_equal(answers: Mapping[str, np.ndarray]) -> bool:
+    """Whether all three give the same, element by element."""
+    first, *others = answers.values()
+    return all(np.array_equal(first, other) for other in others)

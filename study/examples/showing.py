@@ -1,0 +1,83 @@
+"""Examples on a page: which operation has which, and the arrays of each as tables of shaded cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment
+from markupsafe import Markup
+
+from conformance.cases import Case, brief
+from conformance.reports.pictures import cell, largest_magnitude
+from study.examples import beams, decoding, generation, masks, models
+from study.examples.parts import Part, Shown, Table, of_bound
+from study.examples.working import Worked, worked
+from study.sources import LABELS, PACKAGES
+
+SEVERAL: dict[str, Callable[[], list[Part]]] = {
+    "masks": masks.parts,
+    "blocks": models.blocks,
+    "transformer": models.transformer,
+    "decoding": decoding.parts,
+    "generation": lambda: [generation.greedy(), generation.sample(), beams.beam_search()],
+}
+"""Pages whose example is more than one call of one operation."""
+
+
+def parts_of(page: str) -> list[Part]:
+    """The examples of a page; none where it has none."""
+    if page in SEVERAL:
+        return SEVERAL[page]()
+    found = worked(page)
+    return [] if found is None else [part_of(found)]
+
+
+def rendered(page: str, made: Environment) -> Markup | None:
+    parts = parts_of(page)
+    return Markup(made.get_template("example.html").render(parts=parts, figure=figure)) if parts else None
+
+
+# --- one call ---------------------------------------------------------------------------------------------------------
+
+
+def part_of(found: Worked) -> Part:
+    """An example that is one call, as the only part of its page."""
+    given, steps = (tuple(Shown(*one) for one in arrays.items()) for arrays in (found.inputs, found.steps))
+    rows = tuple((name, *map(told, distances.values())) for name, distances in found.apart.items())
+    heads = ("array", *(f"{LABELS[package]} from NumPy" for package in PACKAGES[1:]))
+    table = Table("The largest difference of every array", heads, rows)
+    errors = {one.package: one.ratio for one in found.results}
+    verdict = of_bound(found.disagreement, errors)
+    return Part("", "", call(found.example.case), given, steps, (table,), verdict)
+
+
+def told(distance: float) -> str:
+    return "has no such step" if math.isnan(distance) else f"{distance:.2g}"
+
+
+def call(case: Case) -> str:
+    """The call in short: arrays by their names, which stand below."""
+    given = [*case.inputs, *(f"{name}={brief(value)}" for name, value in case.options.items())]
+    return f"{case.operation}({', '.join(given)})"
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+
+def figure(shown: Shown) -> dict[str, Any]:
+    """A table of cells for every matrix in the array; a vector is a matrix of one row."""
+    array = shown.array
+    shape = (-1, *array.shape[-2:]) if array.ndim > 1 else (1, 1, -1)
+    largest = 0.0 if array.dtype.kind == "i" else largest_magnitude(array)  # ids have no size
+    marked = np.zeros(array.shape, bool) if shown.marked is None else shown.marked
+    tables = [
+        [
+            [cell(value, largest, bool(outlined)) for value, outlined in zip(row, outlines, strict=True)]
+            for row, outlines in zip(matrix, marks, strict=True)
+        ]
+        for matrix, marks in zip(array.reshape(shape), marked.reshape(shape), strict=True)
+    ]
+    return {"tables": tables, "dtype": str(array.dtype), "shape": list(array.shape), "shown": shown}

@@ -1,0 +1,97 @@
+"""One call, computed by all three: what their functions name on the way, the results, and how far they are apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from inspect import signature
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conformance.bounds import bound
+from conformance.cases import Case
+from conformance.oracle import oracle
+from conformance.subjects import IMPLEMENTATIONS
+from conformance.verdict import compare
+from study.capturing import Captured, watching
+from study.examples.calls import Example, examples
+from study.examples.running import disagreement, distance, eager
+from study.sources import PACKAGES
+
+
+class Result(NamedTuple):
+    """What one package's result is worth: its error in units of the bound, the largest of all elements."""
+
+    package: str
+    name: str
+    ratio: float
+
+
+class Worked(NamedTuple):
+    """inputs and steps: by title, the definition's arrays. apart: by title, the largest difference of a port's."""
+
+    example: Example
+    inputs: dict[str, np.ndarray]
+    steps: dict[str, np.ndarray]
+    apart: dict[str, dict[str, float]]
+    disagreement: float  # the largest difference of two packages' results, in units of the bound
+    results: tuple[Result, ...]
+
+
+STANDS_FOR = {"literal_attention": "attention", "literal_layer_norm": "layer_norm", "forward": "deviations"}
+"""Helpers of the ports, by the function of the definition whose steps they take."""
+
+
+def captured(package: str, case: Case, inside: Sequence[tuple[str, str]]) -> tuple[dict[str, np.ndarray], Captured]:
+    """The package's results, and the arrays that its functions named on the way."""
+    subject = IMPLEMENTATIONS[package]()
+    functions = {function for function, _ in inside} | set(STANDS_FOR)
+    framework = subject.framework
+
+    def keep(value: Any) -> np.ndarray | None:
+        if isinstance(value, np.ndarray):  # constants that JAX leaves to NumPy, too
+            return np.array(value)
+        return np.array(framework.numpy(value)) if isinstance(value, framework.kind) else None
+
+    options = dict(case.options)
+    if "engine" in signature(getattr(subject.module, case.operation)).parameters:
+        options["engine"] = "reference"  # the one that takes the definition's steps
+    with eager(package), watching(package, functions, keep) as found:
+        answers = subject(replace(case, options=options))
+    return answers, {(STANDS_FOR.get(function, function), name): array for (function, name), array in found.items()}
+
+
+@cache
+def worked(page: str) -> Worked | None:
+    """The example of a page, computed by all three; None where there is none."""
+    example = examples().get(page)
+    if example is None:
+        return None
+    case, inside = example
+    wanted = list(dict.fromkeys((STANDS_FOR.get(function, function), name) for function, name in inside))
+    runs = {package: captured(package, case, inside) for package in PACKAGES}
+    truth, bounds = oracle(case), bound(case)
+    results = tuple(
+        Result(package, name, compare(name, answers[name], exact, bounds[name], str(answers[name].dtype)).ratio)
+        for package, (answers, _) in runs.items()
+        for name, exact in truth.items()
+    )
+    definition = runs[PACKAGES[0]]
+    steps = {name: definition[1][function, name] for function, name in wanted if (function, name) in definition[1]}
+    steps |= definition[0]
+    apart = {
+        name: {package: distance(array, found_in(runs[package], wanted, name)) for package in PACKAGES[1:]}
+        for name, array in steps.items()
+    }
+    largest = max(
+        disagreement({package: answers[name] for package, (answers, _) in runs.items()}, bounds[name]) for name in truth
+    )
+    return Worked(example, dict(case.inputs), steps, apart, largest, results)
+
+
+def found_in(run: tuple[dict[str, np.ndarray], Captured], wanted: Sequence[tuple[str, str]], name: str) -> Any:
+    answers, inside = run
+    place = next((place for place in wanted if place[1] == name), None)
+    return answers.get(name, inside.get(place) if place is not None else None)

@@ -1,0 +1,230 @@
+"""Worked examples that are more than one call: all three agree within bounds, and a planted fault shows where it is."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reference_numpy
+from specification import Causal
+from specification.configuration import Configuration
+from study import site
+from study.capturing import Call, returning
+from study.examples import beams, decoding, generation, masks, models, running, tiny
+from study.examples.parts import Part, Shown
+from study.examples.showing import SEVERAL, figure, parts_of
+from study.operations import OPERATIONS
+from study.sources import LABELS, PACKAGES
+
+PORTS = PACKAGES[1:]
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, module: str, name: str, change: Callable[[Any], Any]) -> None:
+    """Lets a port's function give something else."""
+    owner = importlib.import_module(module)
+    right = getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *given, **named: change(right(*given, **named)))
+
+
+def shown(part: Part, start: str) -> Shown:
+    return next(one for one in part.steps if one.title.startswith(start))
+
+
+def column(part: Part, package: str, table: int = 0) -> dict[str, str]:
+    """What a table says of a package, by the first cell of each row."""
+    heads = part.tables[table].heads
+    return {row[0]: row[heads.index(LABELS[package])] for row in part.tables[table].rows}
+
+
+def of_bounds(part: Part) -> list[float]:
+    """The numbers of the verdict: the disagreement, and each package's error."""
+    found = re.findall(r"(?:is|NumPy|PyTorch|JAX) (inf|[\d.e+-]+)", part.verdict)
+    assert len(found) == 4, part.verdict
+    return [float(number) for number in found]
+
+
+def test_every_operation_has_an_example() -> None:
+    for one in OPERATIONS:
+        assert one.name in SEVERAL or len(parts_of(one.name)) == 1, one.name
+    assert parts_of("nothing") == []
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def test_masks_are_the_definitions() -> None:
+    for part in masks.parts():
+        for mask, one in zip(masks.descriptions()[part.title], part.steps, strict=True):
+            assert np.array_equal(one.array, reference_numpy.materialize(mask, masks.QUERIES, masks.KEYS)), one.title
+        assert {row[-1] for row in part.tables[0].rows} == {"yes"}
+        assert part.verdict.startswith(f"{len(part.steps)} of {len(part.steps)} ")
+    everywhere = {type(one).__name__ for some in masks.descriptions().values() for one in some}
+    assert {"Causal", "SlidingWindow", "KeyLengths", "KeyPadding", "Segments", "Dense", "And", "Or"} == everywhere
+    assert masks.written(Causal(1) & Causal(2)) == "Causal(offset=1) & Causal(offset=2)"
+
+
+@pytest.mark.parametrize("package", PORTS)
+def test_a_mask_that_one_reads_differently_shows(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, package, "materialize", lambda allowed: ~allowed)
+    part = masks.part("By position", [masks.reading(Causal(2))])
+    assert part.tables[0].rows[0][-1] == "no"
+    assert part.verdict.startswith("0 of 1 ")
+
+
+# --- blocks and models ------------------------------------------------------------------------------------------------
+
+
+def small() -> models.Example:
+    return models.block_examples()[0]
+
+
+def test_steps_of_a_block_are_in_order_and_within_bounds() -> None:
+    part = models.part(small())
+    names = [one.title.partition(" ")[2] for one in part.steps]
+    assert names == [
+        "attention", "attention: add", "attention_norm", "feed_forward", "feed_forward: add", "feed_forward_norm",
+    ]  # fmt: skip
+    assert [row[1] for row in part.tables[0].rows] == ["x", "x, 1", "2", "3", "3, 4", "5"]
+    assert all(float(ratio) <= 1 for package in PACKAGES for ratio in column(part, package).values())
+    assert max(of_bounds(part)) <= 1
+    x = part.given[0].array
+    assert np.allclose(x + shown(part, "1 ").array, shown(part, "2 ").array)
+
+
+def test_the_last_step_is_what_the_model_gives() -> None:
+    for example in (*models.block_examples(), models.transformer_example()):
+        last = list(models.traced(example).oracle.taken.values())[-1].result
+        for package, got in models.whole(example).items():
+            assert np.allclose(got, last, atol=1e-4), (package, example.title)
+
+
+def test_weights_of_the_transformer_keep_to_its_masks() -> None:
+    example = models.transformer_example()
+    found = models.traced(example)
+    drawn = [models.drawing(found, name) for name, taken in found.oracle.taken.items() if taken.step == "attend"]
+    encoder, decoder, cross = (one.array for one in drawn)
+    assert np.allclose(encoder.sum(axis=-1), 1)
+    assert not encoder[..., -1].any()  # the source ends in padding
+    assert not cross[..., -1].any()
+    assert not np.triu(decoder, 1).any()
+
+
+def test_a_fault_in_a_step_shows_at_that_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, "torch_impl.blocks", "feed_forward", lambda array: 1.001 * array)
+    part = models.part(small())
+    beyond = {name for name, ratio in column(part, "torch_impl").items() if float(ratio) > 1}
+    assert beyond == {"4 feed_forward"}
+    assert max(float(ratio) for ratio in column(part, "jax_impl").values()) <= 1
+    assert max(of_bounds(part)) > 1
+
+
+# --- decoding ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_cache_grows_by_the_rows_that_are_outlined() -> None:
+    (part,) = decoding.parts()
+    after = [one for one in part.steps if one.title.startswith("keys after")]
+    assert len(after) == decoding.TOKENS.shape[1] - decoding.PROMPT + 1
+    for number, one in enumerate(after):
+        length = decoding.PROMPT + number
+        assert one.array[:, :, :length].any(axis=-1).all()
+        assert not one.array[:, :, length:].any()
+        if number:
+            assert np.array_equal(one.array[~one.marked], after[number - 1].array[~one.marked])
+    assert np.allclose(shown(part, "logits, step").array, shown(part, "logits, full").array, atol=1e-5)
+    assert max(of_bounds(part)) <= 1
+
+
+def test_a_fault_in_a_step_of_decoding_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, "jax_impl", "decode_step", lambda answer: (1.001 * answer[0], answer[1]))
+    (part,) = decoding.parts()
+    assert float(column(part, "jax_impl")["error step by step, in bounds"]) > 1
+    assert float(column(part, "jax_impl")["error full forward pass, in bounds"]) <= 1
+    assert max(of_bounds(part)) > 1
+
+
+# --- generation -------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_are_the_same_in_all_three() -> None:
+    for part in SEVERAL["generation"]():
+        assert part.tables[-1].title == "The same tokens in all three"
+        assert len({row[1] for row in part.tables[-1].rows}) == 1
+        assert max(of_bounds(part)) <= 1
+
+
+def test_what_is_outlined_is_what_is_taken() -> None:
+    model = {"configuration": Configuration(tiny.HEADS), "end": generation.END}
+    greedy = generation.greedy()
+    tokens = reference_numpy.greedy(generation.parameters(), generation.PROMPT, generation.STEPS, **model)
+    logits = greedy.steps[0]
+    assert logits.array.argmax(axis=-1).tolist() == tokens[:, 1:].tolist()
+    assert logits.marked is not None
+    assert np.argwhere(logits.marked[0])[:, 1].tolist() == tokens[0, 1:].tolist()
+    for number, one in enumerate(generation.sample().steps):
+        place = int(np.argmax(one.marked[0]))
+        reached = one.array[1]
+        assert reached[place] > generation.UNIFORMS[0, number] >= (reached[place - 1] if place else 0)
+        assert one.array[0].sum() == pytest.approx(1)
+
+
+def test_the_table_of_beams_ends_in_the_result() -> None:
+    part = beams.beam_search()
+    tokens, scores = reference_numpy.beam_search(
+        generation.parameters(), generation.PROMPT, generation.STEPS, configuration=Configuration(tiny.HEADS),
+        beams=beams.BEAMS, end=generation.END, length_penalty=beams.PENALTY,
+    )  # fmt: skip
+    rows = part.tables[0].rows
+    assert len(rows) == generation.STEPS * beams.BEAMS
+    last = rows[-beams.BEAMS :]
+    assert [row[1] for row in last] == [" ".join(map(str, line)) for line in tokens[0].tolist()]
+    assert [float(row[4]) for row in last] == pytest.approx(scores[0], abs=1e-4)
+    assert part.tables[0].rows[0][1] != last[0][1][:3]  # greedy's first token is not the best sequence's
+
+
+def test_another_choice_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, "torch_impl", "greedy", lambda tokens: tokens + 0 * tokens.flip(1) + 1)
+    assert generation.greedy().tables[-1].title == "The tokens are not the same"
+
+
+# --- what they stand on -----------------------------------------------------------------------------------------------
+
+
+def test_every_call_is_told_with_its_names_and_result() -> None:
+    calls: list[Call] = []
+    x = np.ones((1, 1, 2, 2), np.float32)
+    with returning("reference_numpy", {"resolve_scale"}, calls.append):
+        reference_numpy.attention(x, x, x)
+        reference_numpy.attention(x, x, x, scale=3.0)
+    assert [call.result for call in calls] == [pytest.approx(0.5**0.5), 3.0]
+    assert [call.names["scale"] for call in calls] == [None, 3.0]
+
+
+def test_disagreement_is_that_of_the_two_farthest() -> None:
+    answers = {name: np.array([float(number)]) for number, name in enumerate(PACKAGES)}
+    assert running.disagreement(answers, np.array([4.0])) == 0.5
+    assert running.disagreement(answers, np.array([0.0])) == np.inf
+    assert not running.all_equal(answers)
+
+
+def test_arrays_are_drawn_as_they_are() -> None:
+    array = np.array([[[1.0, -2.0], [0.5, np.inf]]])
+    drawn = figure(Shown("x", array, marked=array == -2))
+    ((first, second),) = drawn["tables"]
+    assert [cell.text for cell in (*first, *second)] == ["1", "-2", "0.5", "inf"]
+    assert [cell.shade for cell in first] == [0.5, -1]
+    assert [cell.marked for cell in (*first, *second)] == [False, True, False, False]
+    assert all(cell.shade == 0 for cell in figure(Shown("ids", np.array([3, 4])))["tables"][0][0])
+
+
+def test_a_page_has_every_part() -> None:
+    made = site.environment("")
+    text = site.worked_example(next(one for one in OPERATIONS if one.name == "masks"), made)
+    for part in masks.parts():
+        assert f"<h3>{part.title}</h3>" in str(text)
+    assert str(text).count('class="heat"') == 13
