@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,12 +19,15 @@ import pytest
 import torch
 
 import torch_impl
+from conformance.cases import Case
 from conformance.engines import judge
 from conformance.examinations import truth_and_bounds
+from conformance.expectations import Exact
 from conformance.independence import examine_determinism
+from conformance.verdict import Finding
 from conformance.verdict import judge as judged
 from tests.engine_cases import agreement, module_of, subject, worst
-from tests.test_engine_isolation import isolated
+from tests.test_engine_isolation import HIDING, SPECIAL, spoiled, truth_of_hiding
 from tests.triton_interpreter import (
     LARGE,
     LARGE_CASES,
@@ -46,7 +49,7 @@ pytestmark = [
 
 @pytest.fixture
 def small_tiles() -> Iterator[None]:
-    with interpreted((4, 16)):
+    with interpreted((8, 16)):
         yield
 
 
@@ -70,11 +73,45 @@ def test_many_tiles(name: str, tiles_of_16: None) -> None:
     assert finding.ratio <= 1, str(finding)
 
 
-@pytest.mark.parametrize("name", ["dense", "window", "lengths", "none", "upper left"])
+# --- special numbers --------------------------------------------------------------------------------------------------
+
+
+def array_of(case: Case, argument: str) -> np.ndarray:
+    return case.cotangents["output"] if argument == "cotangent" else case.inputs[argument]
+
+
+def with_array(case: Case, argument: str, array: np.ndarray) -> Case:
+    if argument == "cotangent":
+        return replace(case, cotangents={"output": array}, special=True)
+    return replace(case, inputs=case.inputs | {argument: array}, special=True)
+
+
+def hidden(argument: str) -> Finding:
+    """The worst error where a key that nobody sees, or a query that sees none, holds special numbers in every head."""
+    case = HIDING["dense"]
+    array = array_of(case, argument).copy()
+    row = array[:, :, 7 if argument in ("key", "value") else 5]
+    row[...] = np.resize(SPECIAL, row.shape[:2])[..., None]
+    planted = with_array(case, argument, array)
+    return worst(judged(planted, subject(TRITON)(planted), *truth_of_hiding("dense")))
+
+
+def attended(argument: str) -> Finding:
+    """The worst error where a NaN that counts must show where the rules say, and nowhere else."""
+    case, place = HIDING["dense"], (1, 1, 3, 2)
+    array = array_of(case, argument).copy()
+    array[place] = np.nan
+    planted, wrong = with_array(case, argument, array), spoiled(case, argument, place)
+    truth, bounds = truth_of_hiding("dense")
+    expected = {n: Exact(np.where(wrong[n], np.nan, e.high), np.where(wrong[n], 0, e.low)) for n, e in truth.items()}
+    return worst(judged(planted, subject(TRITON)(planted), expected, bounds))
+
+
 @pytest.mark.parametrize("argument", ["query", "key", "value", "cotangent"])
+@pytest.mark.parametrize("kind", [hidden, attended], ids=["hidden", "attended"])
 @pytest.mark.rule("MASK-7", "ATT-6", "ATT-10", "ATT-12")
-def test_isolation(name: str, argument: str, small_tiles: None) -> None:
-    finding = isolated(TRITON, name, argument)
+def test_special_numbers(kind: Callable[[str], Finding], argument: str, small_tiles: None) -> None:
+    finding = kind(argument)
     assert finding.ratio <= 1, str(finding)
 
 
