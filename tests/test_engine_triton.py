@@ -244,19 +244,16 @@ def test_one_line_where_triton_is_not_installed(monkeypatch: pytest.MonkeyPatch)
 
 # --- the compiler -----------------------------------------------------------------------------------------------------
 
-SHARED = {80: 163 * 1024, 90: 227 * 1024}
-"""Bytes of shared memory that a program may have, by compute capability."""
 PRODUCTS = {"float32": set(), "float16": {"f16 f16", "tf32 tf32"}, "bfloat16": {"bf16 bf16"}}
 """What tensor cores may multiply, so that each product is exact: none of them multiplies float32."""
 
 
-@pytest.mark.parametrize("capability", SHARED)
 @pytest.mark.rule("ATT-9")
-def test_compiles_to_exact_products(capability: int, tmp_path: Path) -> None:
-    """On any machine: Triton's compiler needs no GPU."""
+def test_compiles_to_exact_products(tmp_path: Path) -> None:
+    """For compute capability 9.0, on any machine: Triton's compiler needs no GPU."""
     needs_triton()
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.triton_compiling", str(capability)]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.triton_compiling", "90"]
     answer = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT, check=True)
     found = json.loads(answer.stdout)
     assert found.keys() == PRODUCTS.keys()
@@ -264,7 +261,7 @@ def test_compiles_to_exact_products(capability: int, tmp_path: Path) -> None:
         assert kernels.keys() == {"forward_kernel", "query_kernel", "key_kernel"}
         for kernel in kernels.values():
             assert set(kernel["products"]) == PRODUCTS[dtype]
-            assert kernel["shared"] <= SHARED[capability]
+            assert kernel["shared"] <= 227 * 1024  # the bytes that a program may have there
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------------------

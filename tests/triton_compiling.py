@@ -19,7 +19,7 @@ from specification import Causal, Dense, KeyPadding, Segments
 from torch_impl import fused_gpu, triton_backward, triton_forward, triton_masks
 from torch_impl.blocked import Inputs
 
-B, H, G, Q, K, D = 2, 4, 2, 100, 150, 64
+B, H, G, Q, K, D = 2, 4, 2, 100, 150, 32
 
 
 class Driver:

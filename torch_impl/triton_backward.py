@@ -162,17 +162,19 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """The gradients of query, key and value, in float32. The cotangent has the dtype of the inputs."""
     (B, H, Q, D), (G, K), V = query.shape, key.shape[1:3], value.shape[3]
-    gradients = tuple(torch.empty(tensor.shape, device=query.device) for tensor in (query, key, value))
+    of_query, of_key, of_value = (
+        torch.empty(tensor.shape, dtype=torch.float32, device=query.device) for tensor in (query, key, value)
+    )
     delta = torch.empty_like(logsumexp)
     strides = tuple(tensor.stride()[:3] for tensor in (query, key, value, cotangent))
     sizes, widths = Sizes(H, G, Q, K, D, V), {"WIDTH": padded(D), "VALUE_WIDTH": padded(V)}
     # The first kernel writes delta, and the second one reads it.
     query_kernel[(-(-Q // tiles.queries) * B * H,)](
-        query, key, value, cotangent, output, logsumexp, delta, gradients[0], strides, marks, ranges.of_queries,
+        query, key, value, cotangent, output, logsumexp, delta, of_query, strides, marks, ranges.of_queries,
         ranges.of_queries.stride(), scale, sizes, QUERIES=tiles.queries, KEYS=tiles.keys, **widths,
     )  # fmt: skip
     key_kernel[(-(-K // tiles.keys) * B * G,)](
-        query, key, value, cotangent, logsumexp, delta, *gradients[1:], strides, marks, ranges.of_keys,
+        query, key, value, cotangent, logsumexp, delta, of_key, of_value, strides, marks, ranges.of_keys,
         ranges.of_keys.stride(), scale, sizes, QUERIES=tiles.queries, KEYS=tiles.keys, **widths,
     )  # fmt: skip
-    return gradients
+    return of_query, of_key, of_value
