@@ -171,10 +171,10 @@ def backward(
     # The first kernel writes delta, and the second one reads it.
     query_kernel[(-(-Q // tiles.queries) * B * H,)](
         query, key, value, cotangent, output, logsumexp, delta, of_query, strides, marks, ranges.of_queries,
-        ranges.of_queries.stride(), scale, sizes, QUERIES=tiles.queries, KEYS=tiles.keys, **widths,
+        ranges.of_queries.stride(), scale, sizes, **tiles.launch, **widths,
     )  # fmt: skip
     key_kernel[(-(-K // tiles.keys) * B * G,)](
         query, key, value, cotangent, logsumexp, delta, of_key, of_value, strides, marks, ranges.of_keys,
-        ranges.of_keys.stride(), scale, sizes, QUERIES=tiles.queries, KEYS=tiles.keys, **widths,
+        ranges.of_keys.stride(), scale, sizes, **tiles.launch, **widths,
     )  # fmt: skip
     return of_query, of_key, of_value

@@ -127,6 +127,6 @@ def forward(
     forward_kernel[(-(-Q // tiles.queries) * B * H,)](
         query, key, value, output, logsumexp, strides, marks, ranges.of_queries, ranges.of_queries.stride(),
         scale, Sizes(H, G, Q, K, D, V),
-        QUERIES=tiles.queries, KEYS=tiles.keys, WIDTH=padded(D), VALUE_WIDTH=padded(V),
+        **tiles.launch, WIDTH=padded(D), VALUE_WIDTH=padded(V),
     )  # fmt: skip
     return output, logsumexp

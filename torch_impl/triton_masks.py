@@ -20,10 +20,20 @@ from torch_impl.masks import allowed_pairs, per_batch, signed
 
 
 class Tiles(NamedTuple):
-    """How many queries and keys a kernel takes at once: powers of two, and at least 16 on a GPU."""
+    """How many queries and keys a kernel takes at once: powers of two, and at least 16 on a GPU.
+
+    warps: that share the work of a program. stages: how many tiles are under way from memory at once.
+    """
 
     queries: int
     keys: int
+    warps: int = 4
+    stages: int = 1
+
+    @property
+    def launch(self) -> dict[str, int]:
+        """What a kernel is launched with."""
+        return {"QUERIES": self.queries, "KEYS": self.keys, "num_warps": self.warps, "num_stages": self.stages}
 
 
 class TileRanges(NamedTuple):
