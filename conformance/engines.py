@@ -87,8 +87,13 @@ def attention_by(engine: Engine) -> Callable[..., Any]:
     return attention
 
 
+GPU_KERNEL_DTYPES = ("float32", "float16", "bfloat16")
+
+
 def judge(engine: Engine, **options: Any) -> Report:
-    """`conformance.check` of an engine."""
+    """`conformance.check` of an engine, in the dtypes that it takes on the device."""
+    if engine.name == "fused" and options.get("device") == "cuda":
+        options.setdefault("dtypes", GPU_KERNEL_DTYPES)
     return check(attention_by(engine), "attention", arrays=engine.arrays, name=engine.title, **options)
 
 

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 
 from specification import Linear, MultiHeadAttention, checks
 from specification.dtypes import compute_dtype_name, dtype_name
-from torch_impl import engines
+from torch_impl import engines, fused_gpu
 from torch_impl.blocked import Inputs, Literal, blocked_attention
 from torch_impl.fused import fused_attention
 from torch_impl.masks import allowed_pairs, checked_mask
@@ -241,7 +241,7 @@ def attention(
     """output = softmax(softcap(scale * query . key) + bias) . value, over the keys that the mask allows.
 
     engine: "reference" is `literal_attention`, "blocked" the same in blocks with a memory of O(Q + K), "fused"
-    PyTorch's own kernel, "auto" the fastest of those that can take the call (`explain_engine`).
+    PyTorch's own kernel or, on a GPU, one in Triton, "auto" the one that `explain_engine` tells.
 
     The output is a new tensor in the dtype and on the device of query, to which arrays inside the mask are moved.
     """
@@ -256,7 +256,8 @@ def attention(
     if chosen == "reference":
         output, _ = literal_attention(inputs, dropout_keep, dropout_rate, empty_rows)
     else:
-        compute = fused_attention if chosen == "fused" else blocked_attention
+        fused = fused_gpu.fused_attention if query.is_cuda else fused_attention
+        compute = fused if chosen == "fused" else blocked_attention
         output = compute(Literal(literal_attention, engines.LIMITS), inputs)
     return output.to(query.dtype)
 

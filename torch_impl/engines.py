@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from specification import checks
 from specification.engines import Choice, choose
 from torch_impl.blocked import Inputs, Limits
+from torch_impl.fused_gpu import hindrance_of_triton
 from torch_impl.masks import checked_mask
 
 LIMITS = Limits()
@@ -50,6 +51,10 @@ def engine_for(engine: str, inputs: Inputs, dropout_keep: Any, empty_rows: str) 
     hindrance = hindrance_of_the_kernel(inputs)
     if hindrance:
         return choose(engine, {"fused": hindrance}, "blocked", hindrance)
+    if inputs.query.device.type == "cuda":
+        return choose(
+            engine, {}, "blocked", "the Triton kernels were judged in an interpreter only: ask for them by name"
+        )
     return choose(engine, {}, "fused", "PyTorch's kernel takes it")
 
 
@@ -83,8 +88,10 @@ def traced(tensor: torch.Tensor) -> bool:
 
 
 def hindrance_of_the_kernel(inputs: Inputs) -> str:
+    if inputs.query.device.type == "cuda":
+        return hindrance_of_triton(inputs)
     if inputs.query.device.type != "cpu":
-        return "the kernel that keeps every rule is the one for the CPU"
+        return "the kernels that keep every rule are those for the CPU and for CUDA"
     if inputs.bias is not None or inputs.sinks is not None or inputs.softcap is not None:
         return "PyTorch's kernel has no softcap and no sinks, and no gradient of a bias"
     if inputs.value.shape[-1] != inputs.query.shape[-1]:
