@@ -120,7 +120,8 @@ WIDER = """() => {
         part => part.getBoundingClientRect().right > innerWidth || part.scrollWidth > innerWidth);
     return wider.slice(-5).map(part => part.outerHTML.slice(0, 80)).concat("the page scrolls sideways");
 }"""
-LINKS = "() => [...document.querySelectorAll('a[href]')].map(link => link.href)"
+LINKS = """() => [...document.querySelectorAll('a[href]')].map(
+  link => new URL(link.getAttribute('href'), document.baseURI).href)"""  # in a drawing `href` is no text
 PLACES = "() => [...document.querySelectorAll('[id]')].map(part => part.id)"
 
 
