@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 
 from specification import Linear, MultiHeadAttention, checks
 from specification.dtypes import compute_dtype_name, dtype_name
-from torch_impl import engines, fused_gpu
+from torch_impl import engines
 from torch_impl.blocked import Inputs, Literal, blocked_attention
 from torch_impl.fused import fused_attention
 from torch_impl.masks import allowed_pairs, checked_mask
@@ -256,8 +256,7 @@ def attention(
     if chosen == "reference":
         output, _ = literal_attention(inputs, dropout_keep, dropout_rate, empty_rows)
     else:
-        fused = fused_gpu.fused_attention if query.is_cuda else fused_attention
-        compute = fused if chosen == "fused" else blocked_attention
+        compute = fused_attention if chosen == "fused" else blocked_attention
         output = compute(Literal(literal_attention, engines.LIMITS), inputs)
     return output.to(query.dtype)
 

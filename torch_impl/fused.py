@@ -42,7 +42,11 @@ backward_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 
 def fused_attention(literal: Literal, inputs: Inputs) -> torch.Tensor:
-    """Output [B, H, Q, V] in the dtype in which everything is computed. Nothing may have size 0, and V is D."""
+    """Output [B, H, Q, V] in the dtype in which everything is computed. Nothing may have size 0; on a CPU V is D."""
+    if inputs.query.is_cuda:
+        from torch_impl import fused_gpu  # here, because it takes some of this file's functions
+
+        return fused_gpu.fused_attention(literal, inputs)
     plain = inputs.mask is None or upper_left(inputs)
     work = WHOLE if plain else blocks(inputs, literal.limits.block, merge=True)
     tensors = (inputs.query, inputs.key, inputs.value)
