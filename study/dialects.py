@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import reference_numpy
+from conformance.commands.run import FRAMEWORKS
 from conformance.models.agreement import called, exactly
 from conformance.models.carried import carried_bound
 from conformance.models.forced import framework_of
@@ -20,11 +21,10 @@ from reference_numpy import Model
 from specification.configuration import Configuration
 from specification.parameters import Embedding
 from study.checkpoints import Small, drawn, small
-from study.examples.running import ratio
+from study.examples.running import disagreement, distance, ratio
 from study.sources import PACKAGES
 from study.structures import every, fused, per_head, without_tables
 
-NEEDS = {"reference_numpy": "numpy", "torch_impl": "torch", "jax_impl": "jax"}
 TABLES = ("learned", "after_padding")
 """Positions that are rows of a table."""
 
@@ -153,7 +153,7 @@ def studied(dialect: str) -> Studied:
 
 def missing() -> list[str]:
     """Packages of the project whose framework is not installed."""
-    return [package for package, needed in NEEDS.items() if importlib.util.find_spec(needed) is None]
+    return [package for package, needed in FRAMEWORKS.items() if importlib.util.find_spec(needed) is None]
 
 
 @cache
@@ -176,7 +176,5 @@ def agreement(dialect: str) -> Agreement:
                 model = importlib.import_module(package).load(dialect, checkpoint, **one.hyperparameters)
             answers[package] = called(package, model, inputs, dict(one.options))
     errors = {package: ratio(answer, exact, bound) for package, answer in answers.items()}
-    pairs = list(itertools.combinations(answers.values(), 2))
-    apart = max((ratio(a, b, bound) for a, b in pairs), default=0.0)
-    absolute = max((float(np.abs(a.astype(np.float64) - b).max()) for a, b in pairs), default=0.0)
-    return Agreement(errors, apart, absolute)
+    absolute = max((distance(a, b) for a, b in itertools.combinations(answers.values(), 2)), default=0.0)
+    return Agreement(errors, disagreement(answers, bound), absolute)

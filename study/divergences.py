@@ -66,18 +66,18 @@ class Matrix(NamedTuple):
 
     @property
     def libraries(self) -> list[str]:
-        return list(dict.fromkeys(library(path) for group in self.groups for path in group.paths))
+        return list(dict.fromkeys(origin(path) for group in self.groups for path in group.paths))
 
     @property
     def numbers(self) -> dict[str, int]:
         """For every path the number of its library, from 1 on."""
         libraries = self.libraries
-        return {path: libraries.index(library(path)) + 1 for group in self.groups for path in group.paths}
+        return {path: libraries.index(origin(path)) + 1 for group in self.groups for path in group.paths}
 
     def version(self, path: str) -> str:
         """Of the package that a path leads through; empty where none of these has its name."""
         versions = dict(re.findall(r"(\w+) ([\w.+]+)", self.versions.partition(";")[0]))
-        name = library(path).lower()
+        name = origin(path).lower()
         found = next((one for one in (name.replace(" ", ""), re.split(r"[. ]", name)[0]) if one in versions), "")
         return f"{found} {versions[found]}" if found else ""
 
@@ -100,7 +100,7 @@ class Matrix(NamedTuple):
         return {(path, one.rule): one for one in every for path in one.paths}
 
 
-def library(path: str) -> str:
+def origin(path: str) -> str:
     """Whose path it is."""
     first, *rest = path.replace(",", "").split()
     if first.startswith("jax.nn."):

@@ -139,6 +139,13 @@ def places_of(page: Any) -> set[str]:
     return set(page.evaluate(PLACES))
 
 
+def sound(watched: Watched) -> None:
+    """Asserts that a page fits, that axe-core finds nothing serious, and that nothing failed or was fetched."""
+    assert sideways(watched.page) == []
+    assert accessibility_faults(watched.page) == []
+    assert (watched.errors, watched.requests) == ([], [])
+
+
 # --- accessibility ----------------------------------------------------------------------------------------------------
 
 

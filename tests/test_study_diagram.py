@@ -134,11 +134,9 @@ SMALLEST = """Math.min(...[...document.querySelectorAll('.drawing text')].map((t
 def test_fits_and_can_be_read(size: str, scheme: Any, chromium: Any, file: Path) -> None:
     with browser.opened(chromium, file, size=size, color_scheme=scheme) as watched:
         page = watched.page
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        browser.sound(watched)
         assert page.evaluate(OUTSIDE) == []
         assert page.evaluate(SMALLEST) >= 11
-        assert browser.accessibility_faults(page) == []
-        assert (watched.errors, watched.requests) == ([], [])
 
 
 def test_text_that_sticks_out_is_found(chromium: Any, file: Path) -> None:

@@ -83,9 +83,7 @@ def test_a_damaged_matrix_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["divergences", "benchmarks", "attention"])
 def test_pages_of_results_are_sound(name: str, size: str, scheme: Any, chromium: Any, folder: Path) -> None:
     with browser.opened(chromium, folder / f"{name}.html", size=size, color_scheme=scheme) as watched:
-        assert watched.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        assert browser.accessibility_faults(watched.page) == []
-        assert (watched.errors, watched.requests) == ([], [])
+        browser.sound(watched)
 
 
 def test_the_matrix_is_filtered_without_javascript(chromium: Any, folder: Path) -> None:
@@ -95,7 +93,7 @@ def test_the_matrix_is_filtered_without_javascript(chromium: Any, folder: Path) 
         every = page.eval_on_selector_all(".matrix tbody tr", seen)
         page.select_option("#library", label="jax.nn")
         chosen = page.eval_on_selector_all(".matrix tbody tr", seen)
-        assert chosen == [path for path in every if divergences.library(path) == "jax.nn"]
+        assert chosen == [path for path in every if divergences.origin(path) == "jax.nn"]
         page.select_option("#rule", "ATT-6")
         rules = "(cells) => [...new Set(cells.filter(one => one.checkVisibility()).map(one => one.dataset.rule))]"
         assert page.eval_on_selector_all(".matrix [data-rule], #departures > section", rules) == ["ATT-6"]

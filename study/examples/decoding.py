@@ -8,13 +8,11 @@ import numpy as np
 
 from conformance.models.carried import carried_bound
 from conformance.models.structures import as_float64
-from conformance.oracle import Exact
-from conformance.verdict import compare
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
 from specification.parameters import mapped
-from study.examples.parts import Part, Shown, Table, counted, of_bound
-from study.examples.running import disagreement, distance, in_each
+from study.examples.parts import Part, Shown, Table, counted
+from study.examples.running import distance, errors_of, in_each, verdict
 from study.examples.tiny import HEADS, Maker
 from study.sources import LABELS, PACKAGES
 
@@ -61,7 +59,6 @@ def bound_of_logits() -> tuple[np.ndarray, np.ndarray]:
 def parts() -> list[Part]:
     runs = in_each(run_of)
     exact, bound = bound_of_logits()
-    truth = Exact(exact, np.zeros_like(exact))
     definition = runs[PACKAGES[0]]
     given = (Shown("tokens", TOKENS, columns=counted("position", TOKENS.shape[1])),)
     shown = [*kept("keys", definition.keys), *kept("values", definition.values)]
@@ -70,8 +67,6 @@ def parts() -> list[Part]:
         Shown("logits, step by step", definition.stepwise, after),
         Shown("logits, full forward pass", definition.full, after),
     ]
-    errors = {package: compare("", run.stepwise, truth, bound, "float32").ratio for package, run in runs.items()}
-    apart = disagreement({package: run.stepwise for package, run in runs.items()}, bound)
     return [
         Part(
             "",
@@ -82,8 +77,8 @@ def parts() -> list[Part]:
             f"decode_step(parameters, tokens[:, {PROMPT}:{PROMPT + 1}], cache); ...",
             given,
             tuple(shown),
-            (both_ways(runs, truth, bound),),
-            of_bound(apart, errors, "the logits, step by step,"),
+            (both_ways(runs, exact, bound),),
+            verdict(logits_of(runs, "stepwise"), exact, bound, "the logits, step by step,"),
             tuple(Shown(name, array) for name, array in flatten(Maker(6).language_model()).items()),
         )
     ]
@@ -102,10 +97,15 @@ def kept(name: str, after_each: list[np.ndarray]) -> list[Shown]:
     return found
 
 
-def both_ways(runs: dict[str, Run], truth: Exact, bound: np.ndarray) -> Table:
+def logits_of(runs: dict[str, Run], way: str) -> dict[str, np.ndarray]:
+    """way: "stepwise" or "full"."""
+    return {package: getattr(run, way) for package, run in runs.items()}
+
+
+def both_ways(runs: dict[str, Run], exact: np.ndarray, bound: np.ndarray) -> Table:
     rows = [("the largest difference of the two ways", *(f"{distance(r.full, r.stepwise):.2g}" for r in runs.values()))]
     for name in ("stepwise", "full"):
-        ratios = [compare("", getattr(run, name), truth, bound, "float32").ratio for run in runs.values()]
+        ratios = errors_of(logits_of(runs, name), exact, bound).values()
         what = "step by step" if name == "stepwise" else "full forward pass"
         rows.append((f"error {what}, in bounds", *(f"{ratio:.2g}" for ratio in ratios)))
     for name in ("keys", "values"):

@@ -9,14 +9,12 @@ import numpy as np
 
 from conformance.models.carried import carried_bound
 from conformance.models.structures import as_float64
-from conformance.oracle import Exact
-from conformance.verdict import compare
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
 from specification.parameters import mapped
 from study.capturing import Call, returning
-from study.examples.parts import Part, Shown, Table, counted, of_bound
-from study.examples.running import all_equal, disagreement, in_each
+from study.examples.parts import Part, Shown, Table, counted
+from study.examples.running import all_equal, in_each, verdict
 from study.examples.tiny import HEADS, VOCABULARY, Maker
 from study.sources import LABELS, PACKAGES
 
@@ -88,9 +86,7 @@ def judged(what: str, got: Mapping[str, np.ndarray], run: Callable[[Any, Any], n
     """
     wide = as_float64(parameters())
     exact, bound = carried_bound(lambda functions: run(functions, wide), wide, "float32")
-    truth = Exact(exact, np.zeros_like(exact))
-    errors = {p: compare("", array, truth, bound, str(array.dtype)).ratio for p, array in got.items()}
-    return of_bound(disagreement(got, bound), errors, what)
+    return verdict(got, exact, bound, what)
 
 
 def logits_of(tokens: np.ndarray) -> Callable[[Any, Any], np.ndarray]:

@@ -10,14 +10,12 @@ import numpy as np
 from conformance.models.agreement import Agreement, StepAgreement, agreement
 from conformance.models.carried import carried_bound
 from conformance.models.structures import as_float64
-from conformance.oracle import Exact
 from conformance.reports.models import weights_of
-from conformance.verdict import compare
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
 from specification.parameters import Decoder, Encoder, mapped
-from study.examples.parts import Part, Shown, Table, counted, of_bound
-from study.examples.running import disagreement, eager, in_each
+from study.examples.parts import Part, Shown, Table, counted
+from study.examples.running import eager, in_each, verdict
 from study.examples.tiny import HEADS, WIDTH, Maker
 from study.sources import LABELS, PACKAGES
 
@@ -106,7 +104,7 @@ def part(example: Example, attentions: bool = False) -> Part:
     folded = tuple(Shown(name, array) for name, array in flatten(example.parameters).items())
     table = Table(TABLE, HEADS_OF_TABLE, tuple(row(example, found, numbers, step) for step in found.steps), NOTE)
     shown = (*steps, *(drawn if attentions else ()))
-    return Part(example.title, example.says, example.call, given, shown, (table,), verdict(example, results), folded)
+    return Part(example.title, example.says, example.call, given, shown, (table,), judged(example, results), folded)
 
 
 TABLE = "Every step on the definition's own numbers"
@@ -154,7 +152,7 @@ def whole(example: Example) -> dict[str, np.ndarray]:
     return in_each(run)
 
 
-def verdict(example: Example, results: dict[str, np.ndarray]) -> str:
+def judged(example: Example, results: dict[str, np.ndarray]) -> str:
     """Of the whole, each on its own numbers, in units of the bounds of all steps, carried to the end."""
     wide = as_float64(example.parameters)
     inputs = [a.astype(np.float64) if a.dtype.kind == "f" else a for a in example.inputs.values()]
@@ -163,6 +161,4 @@ def verdict(example: Example, results: dict[str, np.ndarray]) -> str:
         return functions.MODELS[type(wide)](wide, *inputs, configuration=example.configuration)
 
     exact, bound = carried_bound(run, wide, DTYPE)
-    truth = Exact(exact, np.zeros_like(exact))
-    errors = {package: compare("", got, truth, bound, DTYPE).ratio for package, got in results.items()}
-    return of_bound(disagreement(results, bound), errors, "what comes out at the end")
+    return verdict(results, exact, bound, "what comes out at the end")

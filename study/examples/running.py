@@ -13,6 +13,9 @@ import numpy as np
 
 from conformance.frameworks import Framework
 from conformance.models.forced import framework_of
+from conformance.oracle import Exact
+from conformance.verdict import compare
+from study.examples.parts import of_bound
 from study.sources import PACKAGES
 
 T = TypeVar("T")
@@ -45,7 +48,21 @@ def ratio(one: np.ndarray, other: np.ndarray, allowed: np.ndarray) -> float:
 
 def disagreement(answers: Mapping[str, np.ndarray], allowed: np.ndarray) -> float:
     """The largest difference of two packages' answers, in units of the bound."""
-    return max(ratio(one, other, allowed) for one, other in itertools.combinations(answers.values(), 2))
+    pairs = itertools.combinations(answers.values(), 2)
+    return max((ratio(one, other, allowed) for one, other in pairs), default=0.0)
+
+
+def errors_of(answers: Mapping[str, np.ndarray], exact: np.ndarray, allowed: np.ndarray) -> dict[str, float]:
+    """The largest error of each package's answer, in units of the bound."""
+    truth = Exact(exact, np.zeros_like(exact))
+    return {
+        package: compare("", answer, truth, allowed, str(answer.dtype)).ratio for package, answer in answers.items()
+    }
+
+
+def verdict(answers: Mapping[str, np.ndarray], exact: np.ndarray, allowed: np.ndarray, what: str) -> str:
+    """How far the packages' answers are from each other and from the exact one, in a sentence."""
+    return of_bound(disagreement(answers, allowed), errors_of(answers, exact, allowed), what)
 
 
 def distance(one: np.ndarray, other: Any) -> float:
