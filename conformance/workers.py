@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -53,6 +54,14 @@ def forget_compiled_code() -> None:
     if "jax" in sys.modules and resident() > ROOM:
         sys.modules["jax"].clear_caches()
         gc.collect()
+        give_back_freed_memory()
+
+
+def give_back_freed_memory() -> None:
+    """Freed memory that the C library keeps would still count as resident, and code be forgotten at every probe."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc has it
+    if trim is not None:
+        trim(0)
 
 
 def resident() -> float:
