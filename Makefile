@@ -16,8 +16,8 @@ conformance: $(INSTALLED)
 peers: $(INSTALLED)
 	$(BIN)/python -m conformance.peers --seed 2026 --markdown docs/divergences.md
 
-# Timings of all that is installed, with their pictures, into a folder that git ignores. Some hours; nothing else should
-# run meanwhile. `make bench BENCH=--quick` takes two minutes.
+# Timings of all that is installed, with their pictures, into a folder that git ignores. More than an hour; nothing else
+# should run meanwhile. `make bench BENCH=--quick` takes two minutes.
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks $(BENCH) --json build/benchmarks/result.json --plots build/benchmarks/plots
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ Result = dict[str, Any]
 def empty(environment: Result, settings: Result) -> Result:
     return {
         "schema": {"name": NAME, "version": VERSION},
+        "written": now(),
         "finished": False,
         "environment": environment,
         "settings": settings | {"level": LEVEL},
@@ -119,8 +121,13 @@ def share(case: Case, work: Work, entry: Entry, seconds: Interval, ceilings: Seq
     return {"of": of} | reached.as_dict()
 
 
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def save(result: Result, path: Path) -> None:
-    """As a whole or not at all: a run that is broken off leaves the file of the case before."""
+    """As a whole or not at all, with the time: a run that is broken off leaves the file of the case before."""
+    result["written"] = now()
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
     beside.write_text(json.dumps(result, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -32,8 +32,8 @@ class Budget:
 
     least: int = 7
     most: int = 21
-    seconds: float = 120.0
-    slowest: float = 30.0
+    seconds: float = 60.0
+    slowest: float = 10.0
     limit: float = 600.0
 
 

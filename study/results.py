@@ -14,10 +14,9 @@ and other results, whole ones too, are shown by `python -m study --conformance F
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from benchmarks.result import read as read_benchmarks
 from conformance.reports.comparison import read_report
@@ -56,7 +55,7 @@ def gather(
     """Everything that can be read; nothing is raised for the rest."""
     return Results(
         stored(conformance, "run of the judge", lambda path: agreement(read_report(path)), HOW_CONFORMANCE),
-        stored(benchmarks, "benchmark", lambda path: timings(dated(read_benchmarks(path), path)), HOW_BENCHMARKS),
+        stored(benchmarks, "benchmark", lambda path: timings(read_benchmarks(path)), HOW_BENCHMARKS),
         stored(matrix, "run of other libraries", divergences.matrix, divergences.HOW),
     )
 
@@ -79,9 +78,3 @@ def stored(path: Path, name: str, read: Callable[[Path], Found | None], how: str
     except (KeyError, TypeError, AttributeError, IndexError, ArithmeticError) as error:
         # What has the name and version of a format, and not its fields.
         return Stored(None, f"The stored {name} cannot be shown: {shown} lacks what its format has, {error!r}", how)
-
-
-def dated(result: dict[str, Any], path: Path) -> dict[str, Any]:
-    """With the day on which it was written, which a whole result tells by its file alone."""
-    changed = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-    return {"written": changed.isoformat(timespec="seconds")} | result

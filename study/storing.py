@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.result import read as read_benchmark
 from conformance.reports.comparison import read_report
-from study.results import BENCHMARKS, CONFORMANCE, dated
+from study.results import BENCHMARKS, CONFORMANCE
 
 Result = dict[str, Any]
 RATIO = ("median", "low", "high")
@@ -38,7 +38,7 @@ def without_replay(violation: Result) -> Result:
 
 
 def stored_benchmark(path: Path) -> Result:
-    return dict(lighter(dated(read_benchmark(path), path)))
+    return dict(lighter(read_benchmark(path)))
 
 
 def lighter(value: Any, name: str = "") -> Any:
