@@ -118,12 +118,17 @@ def legend(level: float, rounds: int) -> str:
     )
 
 
+def sized(ceiling: Result) -> str:
+    size = ceiling["size"]
+    return f"{size} x {size}" if ceiling["kind"] == "product" else f"{size / 1e6:.3g} MB"
+
+
 def ceiling_lines(ceilings: list[Result]) -> list[str]:
     """The best of every framework."""
     best: dict[tuple[str, str], tuple[float, str]] = {}
     for one in ceilings:
         key = (one["kind"], one["dtype"])
-        best[key] = max(best.get(key, (0.0, "")), (max(one["rates"]), f"{one['framework']}, {one['size']}"))
+        best[key] = max(best.get(key, (0.0, "")), (max(one["rates"]), f"{one['framework']}, {sized(one)}"))
     told = {"product": ("GFLOP/s", "matrix product"), "copy": ("GB/s", "copy")}
     return [
         f"best {told[kind][1]} ({dtype}): {rate / 1e9:.0f} {told[kind][0]} ({where})"

@@ -244,10 +244,11 @@ def attention(
     mask = checked_mask(mask, Q, K, B, H)
     inputs = Inputs(query, key, value, mask, bias, scale, softcap, sinks)
     require_dtype(compute_dtype_name(dtype_name(query)))
-    if engines.engine_for(engine, inputs, dropout_keep, empty_rows).engine == "blocked":
-        output, _ = blocked_attention(LITERAL._replace(limits=engines.LIMITS), engines.in_blocks(inputs))
-    else:
+    chosen = engines.engine_for(engine, inputs, dropout_keep, empty_rows).engine
+    if chosen == "reference":
         output, _ = literal_attention(inputs, dropout_keep, dropout_rate, empty_rows)
+    else:
+        output, _ = blocked_attention(LITERAL._replace(limits=engines.LIMITS), engines.in_blocks(inputs))
     return output.astype(query.dtype)
 
 

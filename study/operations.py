@@ -12,7 +12,10 @@ Place = tuple[str, str]  # file, function
 
 
 class Operation(NamedTuple):
-    """One page. formulas: LaTeX. functions, gradients: as places; only the definition has gradients written out."""
+    """One page. formulas: LaTeX. functions, gradients: as places; only the definition has gradients written out.
+
+    optional: whether it can be left out at first.
+    """
 
     name: str
     title: str
@@ -21,6 +24,7 @@ class Operation(NamedTuple):
     rules: tuple[str, ...]
     functions: tuple[Place, ...]
     gradients: tuple[Place, ...] = ()
+    optional: bool = False
 
 
 def places(file: str, *names: str) -> tuple[Place, ...]:
@@ -33,7 +37,8 @@ def numbered(chapter: str, *numbers: int) -> tuple[str, ...]:
 
 OPERATIONS = (
     Operation(
-        "masks", "Masks", "Which query may attend to which key.",
+        "masks", "Masks",
+        "Which query may attend to which key: a boolean array, or a description, a small object such as Causal(offset).",
         (r"\text{causal}:\quad j \le i + \text{offset}",
          r"\text{window}:\quad -\text{left} \le j - (i + \text{offset}) \le \text{right}"),
         numbered("MASK", 1, 2, 3, 4, 5, 6),
@@ -67,6 +72,7 @@ OPERATIONS = (
         (r"\ell = \log \sum_p e^{\ell_p}", r"\text{output} = \sum_p e^{\ell_p - \ell}\, \text{output}_p"),
         ("ATT-14",), places("attention", "attention_weights", "attention_logsumexp", "merge_attention"),
         places("attention_vjp", "attention_weights_vjp", "attention_logsumexp_vjp", "merge_attention_vjp"),
+        optional=True,
     ),
     Operation(
         "multi_head_attention", "Multi-head attention",
@@ -91,6 +97,7 @@ OPERATIONS = (
          r" + \varepsilon} \odot g + b"),
         ("NORM-7",), places("layer_norm", "rms_norm", "standard_deviation_norm"),
         places("layer_norm_vjp", "rms_norm_vjp", "standard_deviation_norm_vjp"),
+        optional=True,
     ),
     Operation(
         "embedding", "Embedding", "A row of a table for every token.",

@@ -48,13 +48,15 @@ class Line(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One function: what it is for, what each package says about it, and its lines."""
+    """One function: what it is for, what each package says about it, its signature in a line and line by line, its body."""
 
     name: str
     labels: tuple[str, ...]
     docstring: str
     sayings: tuple[tuple[str, str], ...]  # (package's label, what its docstring adds)
-    lines: tuple[Line, ...]
+    signature: str
+    head: tuple[Line, ...]
+    body: tuple[Line, ...]
 
 
 def html(pieces: list[Piece]) -> Markup:
@@ -67,8 +69,8 @@ def html(pieces: list[Piece]) -> Markup:
     return Markup("").join(parts)
 
 
-def lines_of(columns: Columns) -> tuple[Line, ...]:
-    """The rows of a function. A reason that several rows in a row share is told once."""
+def lines_of(columns: Columns) -> tuple[tuple[Line, ...], tuple[Line, ...]]:
+    """The rows of a function, its head and its body. A reason that several rows in a row share is told once."""
     found: list[Line] = []
     last: str | None = None
     begun: set[tuple[str, str]] = set()
@@ -80,7 +82,7 @@ def lines_of(columns: Columns) -> tuple[Line, ...]:
         begun.update(fresh)
         found.append(line_of(columns, row, told if told != last else None, fresh))
         last = told
-    return tuple(found)
+    return tuple(found[: len(columns.head)]), tuple(found[len(columns.head) :])
 
 
 def line_of(columns: Columns, row: Row, told: str | None, helpers: tuple[tuple[str, str], ...]) -> Line:
@@ -125,7 +127,13 @@ def block(file: str, name: str) -> Block:
     sayings = [(LABELS[one.package], added(one, known)) for one in present[1:]]
     labels = tuple(LABELS[one.package] for one in present)
     told = tuple((label, text) for label, text in sayings if text)
-    return Block(name, labels, first.docstring, told, lines_of(columns))
+    return Block(name, labels, first.docstring, told, signature(first), *lines_of(columns))
+
+
+def signature(function: Function) -> str:
+    """The parameters by their names alone."""
+    names = [step.name for step in function.head if step.kind == "parameter" and step.name not in ("def", "->")]
+    return f"{function.name}({', '.join(names)})"
 
 
 def added(function: Function, known: set[str]) -> str:
@@ -137,11 +145,12 @@ def added(function: Function, known: set[str]) -> str:
 
 def gradient(file: str, name: str, function: Function) -> Block:
     """A function that only the definition has."""
-    rows = [Row((step, None, None)) for step in (*function.head, *function.steps)]
-    columns = Columns(file, name, (function, None, None), (), tuple(rows))
+    head, body = (tuple(Row((step, None, None)) for step in steps) for steps in (function.head, function.steps))
+    columns = Columns(file, name, (function, None, None), head, body)
     return Block(
-        name, (LABELS[PACKAGES[0]],), function.docstring, (), tuple(line_of(columns, row, None, ()) for row in rows)
-    )
+        name, (LABELS[PACKAGES[0]],), function.docstring, (), signature(function),
+        *(tuple(line_of(columns, row, None, ()) for row in rows) for rows in (head, body)),
+    )  # fmt: skip
 
 
 def formula(latex: str) -> Markup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.plots import slug
@@ -96,13 +97,17 @@ def notes(result: Result) -> tuple[str, ...]:
     if settings["quick"]:
         found.append("A quick run (--quick): small cases, with no time for more.")
     if settings["only"]:
-        found.append(f"Not everything was run, but only: {'; '.join(settings['only'])}.")
+        found.append(f"Not everything was run, but only what has one of these in its name: {quoted(settings['only'])}.")
     if there["load"] is not None and there["load"] > 0.5 * there["processors"]:
         found.append(f"Others were at work on the machine (load {there['load']:.1f}): intervals are wide.")
     if failed:
         where = "; ".join(f"{name} at {case}" for case, name in failed)
         found.append(f"{len(failed)} failed, and have no time: {where}.")
     return tuple(found)
+
+
+def quoted(words: Sequence[str]) -> str:
+    return ", ".join(f"\N{LEFT DOUBLE QUOTATION MARK}{word}\N{RIGHT DOUBLE QUOTATION MARK}" for word in words)
 
 
 def counted(number: int, name: str) -> str:

@@ -58,7 +58,7 @@ def fused_attention(literal: Literal, inputs: Inputs) -> torch.Tensor:
     else:
         output, logsumexp = forward(inputs, work)
     # A row in which the kernel found no number to start from, and no mask to explain it, has a log-sum-exp of 0.
-    if not masked and not finite(output, logsumexp.reciprocal()):
+    if not masked and not (finite(output) and torch.count_nonzero(logsumexp) == logsumexp.numel()):
         return blocked_attention(literal, inputs)
     return output
 
@@ -93,12 +93,9 @@ def recomputed_alike(inputs: Inputs) -> bool:
     return query * key * abs(scale_of(inputs)) * (inputs.query.shape[-1] + 4) * unit < 1 / 16
 
 
-def finite(first: torch.Tensor, *others: torch.Tensor) -> bool:
+def finite(tensor: torch.Tensor) -> bool:
     """Whether all numbers are. The sum of finite ones may overflow; then this says no, and only time is lost."""
-    total = first.detach().sum()
-    for tensor in others:
-        total += tensor.detach().sum()
-    return math.isfinite(total)
+    return math.isfinite(tensor.detach().sum())
 
 
 class FusedAttention(torch.autograd.Function):
@@ -147,7 +144,7 @@ def forward(inputs: Inputs, work: list[Block]) -> tuple[torch.Tensor, torch.Tens
         rows, sums = forward_kernel(
             *operands(inputs, EVERYTHING), 0.0, inputs.mask is not None, attn_mask=None, scale=inputs.scale
         )
-        return rows.reshape(B, H, Q, D), sums.reshape(B, H, Q)
+        return (rows, sums) if rows.shape[1] == H else (rows.reshape(B, H, Q, D), sums.reshape(B, H, Q))
     output = inputs.query.new_zeros((B, H, Q, D), dtype=dtype)
     logsumexp = inputs.query.new_full((B, H, Q), -math.inf, dtype=dtype)
     for block in work:
@@ -189,7 +186,7 @@ def operands(inputs: Inputs, block: Block) -> tuple[torch.Tensor, torch.Tensor, 
     if block is not EVERYTHING:
         query, key, value = cut(query, QUERIES, block), cut(key, KEYS, block), cut(value, KEYS, block)
     dtype = wide(inputs)
-    return stacked(query, key.shape[1]).to(dtype), dense(key).to(dtype), dense(value).to(dtype)
+    return as_read(stacked(query, key.shape[1]), dtype), as_read(key, dtype), as_read(value, dtype)
 
 
 def stacked(rows: torch.Tensor, groups: int) -> torch.Tensor:
@@ -197,6 +194,11 @@ def stacked(rows: torch.Tensor, groups: int) -> torch.Tensor:
     if rows.shape[1] != groups:
         rows = rows.reshape(rows.shape[0], groups, -1, *rows.shape[3:])
     return dense(rows)
+
+
+def as_read(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    tensor = dense(tensor)
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def dense(tensor: torch.Tensor) -> torch.Tensor:

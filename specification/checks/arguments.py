@@ -22,16 +22,17 @@ def shape_of(name: str, array: Any) -> tuple[int, ...]:
 def ranked(name: str, array: Any, axes: str) -> tuple[int, ...]:
     """The shape of an array that must have exactly the named axes, given as 'batch, heads, queries, width'."""
     shape = shape_of(name, array)
-    if len(shape) != len(axes.split(", ")):
+    if len(shape) != axes.count(",") + 1:
         raise ValueError(f"{name} must have shape [{axes}], got {list(shape)}")
     return shape
 
 
 def floating(name: str, array: Any) -> str:
     shape_of(name, array)
-    if dtype_name(array) not in FLOATING:
-        raise TypeError(f"{name} must have one of the dtypes {', '.join(FLOATING)}, got {dtype_name(array)}")
-    return dtype_name(array)
+    dtype = dtype_name(array)
+    if dtype not in FLOATING:
+        raise TypeError(f"{name} must have one of the dtypes {', '.join(FLOATING)}, got {dtype}")
+    return dtype
 
 
 def integer(name: str, array: Any) -> None:

@@ -55,8 +55,8 @@ def of_bound(largest: float, errors: Mapping[str, float], what: str = "the resul
     """largest: the largest disagreement of two; errors: the largest error by package; all in units of the bound."""
     each = ", ".join(f"{LABELS[package]} {error:.2g}" for package, error in errors.items())
     return (
-        f"The largest disagreement of two about {what} is {largest:.2g} of its bound, and the largest error of each is "
-        f"{each}: at most 1 conforms."
+        f"The two that differ most about {what} are {largest:.2g} bounds apart. The largest error of each, in bounds: {each} "
+        "(1 or less conforms)."
     )
 
 

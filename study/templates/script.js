@@ -63,8 +63,11 @@
 
   const open = () => {
     const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
-    const around = target && target.closest("details");
-    if (around) { around.open = true; target.scrollIntoView(); }
+    let around = target && (target.querySelector(":scope > details.optional") || target.closest("details"));
+    if (around) {
+      for (; around; around = around.parentElement.closest("details")) around.open = true;
+      target.scrollIntoView();
+    }
     if (target && target === find) find.focus();
   };
   addEventListener("hashchange", open);
