@@ -38,7 +38,7 @@ def numbered(chapter: str, *numbers: int) -> tuple[str, ...]:
 OPERATIONS = (
     Operation(
         "masks", "Masks",
-        "Which query may attend to which key: a boolean array, or a description, a small object such as Causal(offset).",
+        "Which query may attend to which key: a boolean array, or a description, a small object like Causal(offset).",
         (r"\text{causal}:\quad j \le i + \text{offset}",
          r"\text{window}:\quad -\text{left} \le j - (i + \text{offset}) \le \text{right}"),
         numbered("MASK", 1, 2, 3, 4, 5, 6),

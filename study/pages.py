@@ -48,7 +48,7 @@ class Line(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One function: what it is for, what each package says about it, its signature in a line and line by line, its body."""
+    """One function: what it is for, what each package says about it, its signature in one line and many, its body."""
 
     name: str
     labels: tuple[str, ...]

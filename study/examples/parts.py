@@ -55,8 +55,8 @@ def of_bound(largest: float, errors: Mapping[str, float], what: str = "the resul
     """largest: the largest disagreement of two; errors: the largest error by package; all in units of the bound."""
     each = ", ".join(f"{LABELS[package]} {error:.2g}" for package, error in errors.items())
     return (
-        f"The two that differ most about {what} are {largest:.2g} bounds apart. The largest error of each, in bounds: {each} "
-        "(1 or less conforms)."
+        f"The two that differ most about {what} are {largest:.2g} bounds apart. The largest error of each, in bounds: "
+        f"{each} (1 or less conforms)."
     )
 
 
