@@ -30,10 +30,12 @@ WARM_UP, BEFORE, TRIAL, AFTER, MEMORY = range(5)
 ROWS_OF_TRIAL = 6
 WARM_CALLS = 2
 SHORT = 0.5
-"""Seconds of a trial below which an unmeasured call goes before it: threads that sleep wake up on one processor.
+"""Seconds of a trial below which unmeasured calls go before it, for AWAKE seconds."""
+AWAKE = 0.1
+"""Threads that have slept may wake up on one processor, and part late.
 
-Seen with JAX 0.10.2 on two: a call of 26 ms takes 45 after 0.7 s of sleep, and 25 behind another one; in PyTorch's
-OpenMP they part at once.
+Seen with JAX 0.10.2 on two processors: after 0.7 s of sleep calls of 25 ms take 45, 31, 26 and 25, the first of them on
+one processor alone (user time equals elapsed time, and 125 involuntary switches). PyTorch's OpenMP shows nothing of it.
 """
 
 
@@ -131,7 +133,7 @@ class Station:
         try:
             with prepared.around():
                 if extra is not None:
-                    prepared.wait([prepared.call(extra)])
+                    self.awaken(extra)
                 results = clock.results(prepared, loaded)
                 place, call = draw(case, random, 1, ROWS_OF_TRIAL)[0], call_to_judge(random, calls)
                 sample = taken(case, prepared, results[call], place, kept(case))
@@ -142,6 +144,13 @@ class Station:
             self.complete(case, each)
         kept_numpy = {name: prepared.numpy(piece) for name, piece in sample.items()}
         return Trial(seconds / calls, call, place, kept_numpy)
+
+    def awaken(self, loaded: Any) -> None:
+        end = time.perf_counter() + AWAKE
+        while True:
+            self.prepared.wait([self.prepared.call(loaded)])
+            if time.perf_counter() >= end:
+                break
 
     def release(self) -> None:
         self.prepared, self.reused = None, {}
