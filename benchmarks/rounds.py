@@ -27,7 +27,8 @@ INPUTS = 2**28
 class Budget:
     """Rounds are added from `least` up to `most` while they take less than `seconds` in all.
 
-    slowest: seconds of one call above which a subject is not timed. limit: after which a process is given up.
+    slowest: seconds of one call above which a subject is not timed. limit: after which a process is given up. awake: of
+    unmeasured calls before a short trial.
     """
 
     least: int = 7
@@ -35,9 +36,10 @@ class Budget:
     seconds: float = 60.0
     slowest: float = 10.0
     limit: float = 600.0
+    awake: float = 0.1
 
 
-QUICK = Budget(7, 7, 10.0, 0.5, 120.0)
+QUICK = Budget(6, 6, 10.0, 0.5, 120.0, 0.0)
 
 
 def calls_in_trial(fastest: float, input_bytes: int, device: str) -> int:

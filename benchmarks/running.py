@@ -215,7 +215,8 @@ class Run:
             entry.calls = calls
             entry.trials += [None] * (number - len(entry.trials))
             try:
-                entry.trials.append(self.ask(entry, "trial", case, self.plan.seed, number, calls, entry.start.typical))
+                start = (case, self.plan.seed, number, calls, entry.start.typical, self.plan.budget.awake)
+                entry.trials.append(self.ask(entry, "trial", *start))
             except Failed as failed:
                 entry.end(FAILED, f"timed trial {number + 1}: {failed}")
             return entry.measured

@@ -30,12 +30,11 @@ WARM_UP, BEFORE, TRIAL, AFTER, MEMORY = range(5)
 ROWS_OF_TRIAL = 6
 WARM_CALLS = 2
 SHORT = 0.5
-"""Seconds of a trial below which unmeasured calls go before it, for AWAKE seconds."""
-AWAKE = 0.1
-"""Threads that have slept may wake up on one processor, and part late.
+"""Seconds of a trial below which unmeasured calls go before it, for `Budget.awake` seconds.
 
-Seen with JAX 0.10.2 on two processors: after 0.7 s of sleep calls of 25 ms take 45, 31, 26 and 25, the first of them on
-one processor alone (user time equals elapsed time, and 125 involuntary switches). PyTorch's OpenMP shows nothing of it.
+Threads that have slept may wake up on one processor, and part late. Seen with JAX 0.10.2 on two processors: after
+0.7 s of sleep calls of 25 ms take 45, 31, 26 and 25, the first of them on one processor alone (user time equals elapsed
+time, and 125 involuntary switches). PyTorch's OpenMP shows nothing of it.
 """
 
 
@@ -122,8 +121,11 @@ class Station:
                 found = f"{dtype_name(view)} {list(view.shape)}, expected {case.dtype} {list(expected)}"
                 raise Wrong(f"{name} is {found}")
 
-    def trial(self, case: Case, seed: int, number: int, calls: int, expected: float) -> Trial:
-        """Some calls in a row, each on inputs of its own; `expected` seconds for each."""
+    def trial(self, case: Case, seed: int, number: int, calls: int, expected: float, awake: float = 0.0) -> Trial:
+        """Some calls in a row, each on inputs of its own; `expected` seconds for each.
+
+        awake: seconds of calls before them, if these are short.
+        """
         prepared: Prepared = self.prepared
         loaded = [self.loaded(case, seed, TRIAL, number, call, again=call == 0) for call in range(calls)]
         short = calls * expected < SHORT
@@ -133,7 +135,7 @@ class Station:
         try:
             with prepared.around():
                 if extra is not None:
-                    self.awaken(extra)
+                    self.awaken(extra, awake)
                 results = clock.results(prepared, loaded)
                 place, call = draw(case, random, 1, ROWS_OF_TRIAL)[0], call_to_judge(random, calls)
                 sample = taken(case, prepared, results[call], place, kept(case))
@@ -145,8 +147,9 @@ class Station:
         kept_numpy = {name: prepared.numpy(piece) for name, piece in sample.items()}
         return Trial(seconds / calls, call, place, kept_numpy)
 
-    def awaken(self, loaded: Any) -> None:
-        end = time.perf_counter() + AWAKE
+    def awaken(self, loaded: Any, seconds: float) -> None:
+        """At least one call."""
+        end = time.perf_counter() + seconds
         while True:
             self.prepared.wait([self.prepared.call(loaded)])
             if time.perf_counter() >= end:

@@ -107,7 +107,7 @@ def notes(result: Result) -> tuple[str, ...]:
 
 
 def quoted(words: Sequence[str]) -> str:
-    return ", ".join(f"\N{LEFT DOUBLE QUOTATION MARK}{word}\N{RIGHT DOUBLE QUOTATION MARK}" for word in words)
+    return ", ".join(f"\u201c{word}\u201d" for word in words)
 
 
 def counted(number: int, name: str) -> str:

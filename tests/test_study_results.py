@@ -110,7 +110,7 @@ def test_the_page_of_benchmarks(pages: dict[str, str]) -> None:
         (benchmark(finished=False), "The run was broken off: here is what was finished, 3 cases."),
         (benchmark(finished=False) | {"cases": [], "scaling": []}, "what was finished, 0 cases."),
         (benchmark(quick=True), "A quick run"),
-        (benchmark(only=["causal"]), "but only: causal."),
+        (benchmark(only=["causal"]), "one of these in its name: \u201ccausal\u201d."),
     ],
 )
 def test_partial_results_say_so(result: Result, line: str, tmp_path: Path) -> None:
