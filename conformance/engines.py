@@ -53,7 +53,7 @@ ENGINES = (
     Engine("torch_impl", "fused", KERNEL_LACKS),
     Engine("torch_impl", "fused", KERNEL_LACKS, limits=(4,)),
     Engine("jax_impl", "blocked"),
-    Engine("jax_impl", "blocked", limits=(8, 12, 3)),
+    Engine("jax_impl", "blocked", limits=(8, 12, 3, 1)),
 )
 """Those beside "reference", in reading order."""
 
@@ -89,11 +89,16 @@ def attention_by(engine: Engine) -> Callable[..., Any]:
 
 GPU_KERNEL_DTYPES = ("float32", "float16", "bfloat16")
 
+TIME_LIMIT = 120.0
+"""Seconds for a case. XLA compiles every block twice, for finite numbers and for others, and its backward pass too: 10
+seconds for a new shape on two slow cores that have nothing else to do."""
+
 
 def judge(engine: Engine, **options: Any) -> Report:
     """`conformance.check` of an engine, in the dtypes that it takes on the device."""
     if engine.name == "fused" and options.get("device") == "cuda":
         options.setdefault("dtypes", GPU_KERNEL_DTYPES)
+    options.setdefault("time_limit", TIME_LIMIT)
     return check(attention_by(engine), "attention", arrays=engine.arrays, name=engine.title, **options)
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Collection, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from conformance.__main__ import keep_compiled_code
+from conformance.compiled_code import forget_compiled_code
 from conformance.corpus import entries_for
 from conformance.declaration import EVERYTHING
 from conformance.examinations import EXAMINATIONS
@@ -48,38 +45,13 @@ def start(names: Sequence[str], device: str) -> None:
 ROOM = 1e9
 """Bytes that a process may hold before it forgets what JAX has compiled: a megabyte for each of thousands of shapes."""
 
-
-def forget_compiled_code() -> None:
-    """What is asked for again comes from JAX's cache of files."""
-    if "jax" in sys.modules and resident() > ROOM:
-        sys.modules["jax"].clear_caches()
-        gc.collect()
-        give_back_freed_memory()
-
-
-def give_back_freed_memory() -> None:
-    """Freed memory that the C library keeps would still count as resident, and code be forgotten at every probe."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None  # glibc has it
-    if trim is not None:
-        trim(0)
-
-
-def resident() -> float:
-    """Bytes of memory that this process holds now; 0 where the system does not say it as Linux does."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0.0
-    return float(pages * os.sysconf("SC_PAGE_SIZE"))
-
-
 SHARES = 8
 """Pieces into which the frozen corpus is divided among the processes."""
 
 
 def work(index: int | None, rules: Collection[str], examples: int, seed: int) -> Tally:
     """The probe of that index; for None the refusals; below 0 a share of the frozen corpus."""
-    forget_compiled_code()
+    forget_compiled_code(ROOM)
     if index is None:
         return run_refusals(rules, examiners)
     if index < 0:
@@ -100,7 +72,7 @@ def ask_again(examined_by: str, material: Any) -> list[Finding]:
 
 def work_real(batch: int) -> RealResult:
     """One batch of real sentences."""
-    forget_compiled_code()
+    forget_compiled_code(ROOM)
     return judge_batch(batches()[batch], [examiner.name for examiner in examiners])
 
 

@@ -1,0 +1,54 @@
+"""What JAX has compiled is forgotten before it is too much for the process."""
+
+from __future__ import annotations
+
+import mmap
+import platform
+
+import pytest
+
+from conformance import check, compiled_code
+from conformance.compiled_code import give_back_freed_memory, mappings, resident
+
+MEGABYTES = 200
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is known to keep freed memory")
+def test_freed_memory_is_given_back():
+    """Without it a process that has once held much forgets its compiled code at every probe."""
+    blocks = [bytearray(5000) for _ in range(MEGABYTES * 200)]
+    last = bytearray(5000)  # above the others in the heap, which glibc shrinks by itself only from its top
+    held = resident()
+    del blocks
+    give_back_freed_memory()
+    assert resident() < held - 0.8 * MEGABYTES * 1e6
+    assert len(last) == 5000
+
+
+def test_mappings_are_counted():
+    before = mappings()
+    held = [mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | write) for write in (0, mmap.PROT_WRITE) * 3]
+    assert 10 < before < mappings()
+    assert len(held) == 6
+
+
+def test_a_check_forgets_what_it_has_compiled(monkeypatch: pytest.MonkeyPatch):
+    """Each probe begins with a few mappings more than the one before, or with none of what that one compiled."""
+    jax = pytest.importorskip("jax")
+    cleared = []
+    clear = jax.clear_caches
+    monkeypatch.setattr(jax, "clear_caches", lambda: (cleared.append(1), clear()))
+
+    def sinusoidal_positions(length, width, **options):
+        import jax_impl
+
+        return jax_impl.sinusoidal_positions(length, width, **options)
+
+    def times(most: int) -> int:
+        monkeypatch.setattr(compiled_code, "MAPPINGS", most)
+        cleared.clear()
+        assert check(sinusoidal_positions, "sinusoidal_positions", arrays="jax", effort="quick", seed=1).conforms
+        return len(cleared)
+
+    assert times(30_000) == 0
+    assert times(0) > 0
