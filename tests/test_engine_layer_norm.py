@@ -45,7 +45,15 @@ def drawn(
     return Case("layer_norm", dtype, inputs, {"eps": eps}, {"output": cotangent})
 
 
+def underflowing() -> Case:
+    """Small cotangents, large weights and small deviations: cotangent * x underflows, the gradient of x does not."""
+    x, cotangent = np.array([[1e-5, -1e-5, 1e-5]], np.float32), np.array([[1e-37, -1e-37, 5e-38]], np.float32)
+    inputs = {"x": x, "weight": np.full(3, 3e4, np.float32), "bias": np.zeros(3, np.float32)}
+    return Case("layer_norm", "float32", inputs, {"eps": 2.5e-10}, {"output": cotangent})
+
+
 CASES = {
+    "cotangent * x underflows": underflowing(),
     "float32": drawn(),
     "float64": drawn("float64"),
     "bfloat16": drawn("bfloat16"),
@@ -218,10 +226,13 @@ UNGUARDED = {
 
 @pytest.mark.parametrize("limit", UNGUARDED)
 def test_without_its_limit_the_kernel_is_wrong(limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    between = fused_norm.between
     monkeypatch.setattr(fused_norm, limit, np.inf)
-    monkeypatch.setattr(fused_norm, "between", lambda numbers, limit: between(numbers, limit) | (limit == np.inf))
     assert not agreement(UNGUARDED[limit]).ratio <= 1
+
+
+def test_asked_without_a_look_at_sizes_the_kernel_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_norm, "moderate", lambda *_: True)
+    assert not agreement("cotangent * x underflows").ratio <= 1
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])

@@ -5,7 +5,8 @@ more than the condition number tells (NORM-4). Where it would break a rule it is
 
 - 16-bit inputs (it would keep neither NORM-3 nor the gradients of NORM-6): they are widened before;
 - numbers whose squares leave float32 (it makes NaN of 0 * inf), and deviations so large or small that the cube of their
-  reciprocal does, which its backward pass takes: then the literal layer norm computes everything.
+  reciprocal does, which its backward pass takes: then the literal layer norm computes these rows, and all of them in
+  the backward pass.
 """
 
 from __future__ import annotations
@@ -28,11 +29,14 @@ SPREAD, MEAN = 2.0**16, 2.0**20
 """The kernel is asked where all reciprocal deviations are between 1 / SPREAD and SPREAD, and no mean exceeds MEAN."""
 
 COTANGENT, WEIGHT = 2.0**40, 2.0**16
-"""And backward where the largest cotangent of every row is 0 or between 1 / COTANGENT and COTANGENT, the largest weight
-likewise.
+"""And backward where every row of the cotangent is 0 or has a Euclidean norm between 1 / COTANGENT and COTANGENT, the
+weight likewise.
 
-The largest product that the kernel takes, cotangent * weight * mean * (reciprocal deviation)^3, is then 2^124, and a
-gradient that is not 0 by cancellation has the size of 2^-40 2^-16 (2^-16)^2 = 2^-88: float32 has room for both.
+The largest product that the kernel takes, cotangent * weight * mean * (reciprocal deviation)^3, is then 2^124. A
+gradient that is not 0 by cancellation has the size of 2^-40 2^-16 (2^-16)^2 = 2^-88, less by the roots of N that are
+between a norm and its largest number, which is 2^-104 for a row of 2^16: float32 has room for both. Without the limits
+downwards the kernel's cotangent * x underflows, and what is lost grows with the weight and the cubed reciprocal
+deviation.
 """
 
 
@@ -49,11 +53,10 @@ class FusedLayerNorm(torch.autograd.Function):
     def forward(ctx: Any, literal: Literal, x: Any, weight: Any, bias: Any, eps: float) -> torch.Tensor:
         output, mean, reciprocal = forward_kernel(x, weight.shape, weight, bias, eps)
         ctx.literal, ctx.eps = literal, eps
-        usual = between(reciprocal, SPREAD) & (mean.abs() <= MEAN)
-        ctx.kernel = bool(usual.all())
+        ctx.kernel = within(reciprocal, 1 / SPREAD, SPREAD) and within(mean, -MEAN, MEAN)
         ctx.save_for_backward(x, weight, bias, mean, reciprocal)
         if not ctx.kernel:  # of the other rows nothing changes, not a bit
-            unusual = ~usual.flatten()
+            unusual = ~(between(reciprocal, SPREAD) & (mean.abs() <= MEAN)).flatten()
             rows = x.reshape(-1, *weight.shape)[unusual]
             output.view(-1, *weight.shape)[unusual] = literal(rows, weight, bias, eps)
         return output
@@ -75,9 +78,22 @@ def between(numbers: torch.Tensor, limit: float) -> torch.Tensor:
     return (numbers >= 1 / limit) & (numbers <= limit)
 
 
+def within(numbers: torch.Tensor, low: float, high: float) -> bool:
+    """Whether all of them are between low and high, in one reading; NaN, which is then both extremes, is not."""
+    least, most = torch.aminmax(numbers.detach())
+    return bool(low <= least) and bool(most <= high)
+
+
 def moderate(cotangent: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether the largest cotangent of every row, and the largest weight, are 0 or of a usual size."""
-    rows = torch.linalg.vector_norm(cotangent.detach(), torch.inf, dim=tuple(range(-weight.ndim, 0)))
-    largest = torch.linalg.vector_norm(weight.detach(), torch.inf)
-    sizes = ((rows, COTANGENT), (largest, WEIGHT))
-    return all(bool(((size == 0) | between(size, limit)).all()) for size, limit in sizes)
+    """Whether every row of the cotangent, and the weight, are 0 or of a usual norm.
+
+    Of PyTorch's norms the Euclidean is by far the quickest. Its squares may leave the dtype: infinity is not usual, and
+    what seems to be 0 is looked at again.
+    """
+    axes = tuple(range(-weight.ndim, 0))
+    for numbers, limit in ((cotangent.detach(), COTANGENT), (weight.detach(), WEIGHT)):
+        norms = torch.linalg.vector_norm(numbers, 2, dim=axes)
+        silent = norms == 0
+        if not bool((silent | between(norms, limit)).all()) or bool(numbers[silent].any()):
+            return False
+    return True
