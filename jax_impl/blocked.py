@@ -53,6 +53,8 @@ class Limits(NamedTuple):
     """Keys taken together. 512 * 1024 scores in float32 are 2 MiB, which stay in the cache from one use to the next."""
     parts: int = 8
     """A piece has 1/8, 2/8, ... or 8/8 of that many keys: the less there is left to see, the shorter it is."""
+    shortest: int = 64
+    """Keys that a part has at least, or there are fewer of them: each length takes time to be compiled for itself."""
 
 
 class Inputs(NamedTuple):
@@ -145,8 +147,9 @@ def sizes_of(inputs: Inputs, limits: Limits) -> Sizes:
     # The fewer queries, the more keys; and pieces of nearly one length rather than a short last one.
     largest = max(limits.piece, limits.piece * rows // (block * R))
     largest = -(-K // -(-K // largest))
-    parts = range(1, limits.parts + 1) if inputs.mask is not None else (limits.parts,)
-    pieces = tuple(dict.fromkeys(-(-largest * part // limits.parts) for part in parts))
+    count = min(limits.parts, max(1, largest // limits.shortest))
+    parts = range(1, count + 1) if inputs.mask is not None else (count,)
+    pieces = tuple(dict.fromkeys(-(-largest * part // count) for part in parts))
     return Sizes(B, G, R, Q, K, V, block, pieces)
 
 

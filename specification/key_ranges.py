@@ -10,7 +10,10 @@ leave open is settled by the mask itself.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from specification.masks import And, Causal, KeyLengths, KeyPadding, Or, Segments, SlidingWindow
 
@@ -27,15 +30,44 @@ class KeyRanges(NamedTuple):
     full_stop: Any
 
 
-def key_ranges(mask: Any, query_length: int, key_length: int, block: int, xp: Any) -> KeyRanges:
+def key_ranges(
+    mask: Any, query_length: int, key_length: int, block: int, xp: Any, starts: np.ndarray | None = None
+) -> KeyRanges:
     """The ranges of each block of `block` queries, for a mask that was checked and at least as many queries, and a key.
 
-    Every block is whole: where the last one would be shorter, it reaches back.
+    Every block is whole: where the last one would be shorter, it reaches back. starts: where the blocks begin, each of
+    which then ends where the next one begins.
     """
-    starts = xp.minimum(xp.arange(0, query_length, block), query_length - block)
-    queries = starts[:, None] + xp.arange(block)
+    if starts is None:
+        starts = xp.minimum(xp.arange(0, query_length, block), query_length - block)
+        queries = starts[:, None] + xp.arange(block)
+    else:
+        last = np.append(starts[1:], query_length) - 1
+        queries = np.minimum(
+            starts[:, None] + np.arange(block), last[:, None]
+        )  # a shorter one has its last query again
     ranges = described(mask, queries, key_length, xp)
     return KeyRanges(*xp.broadcast_arrays(*ranges, queries[None, :, 0])[:4])
+
+
+def starts(mask: Any, query_length: int, block: int) -> np.ndarray:
+    """Where blocks of at most `block` queries begin, anew at every segment: then each sees one range, and all of it.
+
+    With more segments than blocks, as if there were none. The mask holds NumPy arrays.
+    """
+    edges = [0, *changes(mask), query_length]
+    if len(edges) > query_length // block + 2:
+        edges = [0, query_length]
+    return np.concatenate([np.arange(*edge, block) for edge in pairwise(edges)])
+
+
+def changes(mask: Any) -> list[int]:
+    """The queries with which a segment begins, in any batch element; the first query is not among them."""
+    if isinstance(mask, And | Or):
+        return sorted({*changes(mask.left), *changes(mask.right)})
+    if isinstance(mask, Segments):
+        return (np.flatnonzero((mask.query_ids[:, 1:] != mask.query_ids[:, :-1]).any(axis=0)) + 1).tolist()
+    return []
 
 
 def described(mask: Any, queries: Any, key_length: int, xp: Any) -> KeyRanges:

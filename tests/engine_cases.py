@@ -25,7 +25,7 @@ from specification.masks import as_mask
 
 BLOCKED = Engine("torch_impl", "blocked", limits=(4,))
 FUSED = Engine("torch_impl", "fused", KERNEL_LACKS, limits=(4,))
-PIECES = Engine("jax_impl", "blocked", limits=(6, 8, 3))
+PIECES = Engine("jax_impl", "blocked", limits=(6, 8, 3, 1))
 """Three queries of two heads at a time, and 3, 5 or 7 keys: the last of both reach back."""
 ENGINES = (BLOCKED, FUSED, PIECES)
 every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: f"{engine.package}, {engine.name}")

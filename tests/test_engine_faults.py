@@ -199,7 +199,7 @@ WRONG: dict[str, Wrong] = {
         lambda patch: work(COUNTED["torch_impl, fused"], "segments", patch), with_ranges(FUSED, everything)
     ),
     "JAX: nothing skipped": Wrong(
-        lambda patch: work(COUNTED["jax_impl, blocked"]._replace(limits=(64, 64, 2)), "window", patch),
+        lambda patch: work(COUNTED["jax_impl, blocked"]._replace(limits=(64, 64, 2, 1)), "window", patch),
         lambda patch: patch.setattr(
             blocked := module_of(PIECES, "blocked"), "key_ranges", after(blocked.key_ranges, everything)
         ),

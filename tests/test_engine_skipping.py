@@ -22,7 +22,7 @@ TALLY: list[int] = []
 COUNTED = {
     "torch_impl, blocked": Engine("torch_impl", "blocked", limits=(64,)),
     "torch_impl, fused": Engine("torch_impl", "fused", limits=(64,)),
-    "jax_impl, blocked": Engine("jax_impl", "blocked", limits=(64, 64, 4)),
+    "jax_impl, blocked": Engine("jax_impl", "blocked", limits=(64, 64, 4, 1)),
 }
 
 

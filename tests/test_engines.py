@@ -66,6 +66,22 @@ def test_pieces_reach_back_and_are_several() -> None:
     assert all(sizes.K % piece for piece in sizes.pieces)
 
 
+def test_few_keys_are_not_divided() -> None:
+    """Each length of pieces would be compiled for itself."""
+    blocked = module_of(PIECES, "blocked")
+
+    def pieces(keys: int) -> tuple[int, ...]:
+        query, key = jnp.zeros((1, 2, 16, 4)), jnp.zeros((1, 2, keys, 4))
+        inputs = blocked.Inputs(query, key, key, mask=True, bias=None, scale=1, softcap=None, sinks=None)
+        found: tuple[int, ...] = blocked.sizes_of(inputs, blocked.Limits()).pieces
+        return found
+
+    assert pieces(32) == (32,)
+    assert pieces(100) == (100,)
+    assert pieces(200) == (67, 134, 200)
+    assert len(pieces(1024)) == 8
+
+
 # --- integers that are narrow -----------------------------------------------------------------------------------------
 
 

@@ -14,21 +14,27 @@ from hypothesis import strategies as st
 import jax_impl  # noqa: F401  (makes the descriptions pytrees)
 from conformance.generation import attention_cases
 from reference_numpy import materialize
-from specification.key_ranges import KeyRanges, key_ranges
+from specification.key_ranges import KeyRanges, key_ranges, starts
 from specification.masks import Causal, KeyLengths, KeyPadding, Segments, SlidingWindow, as_mask, map_arrays
 
 
-def of_mask(mask: Any, sizes: tuple[int, int, int, int], block: int, xp: Any = np) -> KeyRanges:
+def of_mask(
+    mask: Any, sizes: tuple[int, int, int, int], block: int, xp: Any = np, at_segments: bool = False
+) -> KeyRanges:
     """The ranges for sizes [B, H, Q, K], each checked against the mask as an array."""
     B, H, Q, K = sizes
     block = min(block, Q)
     mask = map_arrays(as_mask(mask), xp.asarray)
-    ranges = KeyRanges(*(np.broadcast_to(edge, (B, -(-Q // block))) for edge in key_ranges(mask, Q, K, block, xp)))
+    begin = starts(mask, Q, block) if at_segments else None
+    count = -(-Q // block) if begin is None else len(begin)
+    ranges = KeyRanges(*(np.broadcast_to(edge, (B, count)) for edge in key_ranges(mask, Q, K, block, xp, begin)))
     allowed = np.broadcast_to(materialize(map_arrays(mask, np.asarray), Q, K, batch=B, heads=H), sizes)
     for b in range(B):
         for i, (first, stop, full_first, full_stop) in enumerate(zip(*(edge[b] for edge in ranges), strict=True)):
-            start = min(i * block, Q - block)
-            rows = allowed[b, :, start : start + block]
+            start = min(i * block, Q - block) if begin is None else begin[i]
+            end = start + block if begin is None else [*begin[1:], Q][i]
+            assert 0 < end - start <= block
+            rows = allowed[b, :, start:end]
             assert all(0 <= edge <= K for edge in (first, stop, full_first, full_stop))
             assert not rows[..., :first].any()
             assert not rows[..., max(stop, first) :].any()
@@ -36,10 +42,22 @@ def of_mask(mask: Any, sizes: tuple[int, int, int, int], block: int, xp: Any = n
     return ranges
 
 
-@given(attention_cases(mask="any", gradients=False, dtypes=("float32",)), st.sampled_from((1, 3, 8, 64)))
-def test_ranges_are_safe(case: Any, block: int) -> None:
+@given(attention_cases(mask="any", gradients=False, dtypes=("float32",)), st.sampled_from((1, 3, 8, 64)), st.booleans())
+def test_ranges_are_safe(case: Any, block: int, at_segments: bool) -> None:
     B, H, Q, _ = case.inputs["query"].shape
-    of_mask(case.options["mask"], (B, H, Q, case.inputs["key"].shape[2]), block)
+    of_mask(case.options["mask"], (B, H, Q, case.inputs["key"].shape[2]), block, at_segments=at_segments)
+
+
+def test_blocks_begin_with_segments() -> None:
+    ids = np.repeat([[4, 1, 7]], [6, 9, 5], axis=1)
+    packed = Segments(ids, ids)
+    assert starts(packed, 20, 4).tolist() == [0, 4, 6, 10, 14, 15, 19]
+    found = of_mask(packed, (1, 1, 20, 20), 4, at_segments=True)
+    assert np.stack(found)[:, 0].T.tolist() == [[0, 6, 0, 6]] * 2 + [[6, 15, 6, 15]] * 3 + [[15, 20, 15, 20]] * 2
+    other = Segments(np.repeat([[0, 1]], [3, 17], axis=1), ids)
+    assert starts((packed & Causal()) | other, 20, 6).tolist() == [0, 3, 6, 12, 15]
+    assert starts(packed, 20, 20).tolist() == [0]  # more segments than blocks
+    assert starts(Causal(), 20, 8).tolist() == [0, 8, 16]
 
 
 @pytest.mark.parametrize("block", [1, 5, 8])

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from specification.key_ranges import key_ranges
+from specification.key_ranges import key_ranges, starts
 from specification.masks import map_arrays, part
 from torch_impl.masks import signed
 
@@ -62,19 +62,20 @@ class Block(NamedTuple):
 
 
 def blocks(inputs: Inputs, size: int, *, merge: bool = False) -> list[Block]:
-    """The work, `size` queries at a time, without what the mask rules out.
+    """The work, at most `size` queries at a time, without what the mask rules out.
 
     merge: neighbours that see the same keys, and all of them, become one block.
     """
     Q, K = inputs.query.shape[2], inputs.key.shape[2]
     size = min(size, Q)
     mask = map_arrays(inputs.mask, lambda array: array.detach().cpu().numpy())
-    edges = np.stack(key_ranges(mask, Q, K, size, np), axis=-1)
+    begin = starts(mask, Q, size)
+    edges, ends = np.stack(key_ranges(mask, Q, K, size, np, begin), axis=-1), [*begin[1:].tolist(), Q]
     found: list[Block] = []
     for row, of_row in enumerate(edges.tolist()):
         batch = slice(None) if len(edges) == 1 else slice(row, row + 1)
-        for number, (first, stop, full_first, full_stop) in enumerate(of_row):
-            queries = slice(number * size, min((number + 1) * size, Q))
+        for start, end, (first, stop, full_first, full_stop) in zip(begin.tolist(), ends, of_row, strict=True):
+            queries = slice(start, end)
             masked = not full_first <= first < stop <= full_stop
             here = Block(batch, queries, slice(first, stop), masked)
             beside = bool(found) and found[-1].queries.stop == queries.start  # no queries between them see nothing
