@@ -1,6 +1,7 @@
 """What this machine can do: the best matrix product and the best copy that any of the frameworks reaches here, now.
 
-Every achieved number is a share of these. They are measured before and after the cases of a run, in every framework.
+Every achieved number is a share of these. They are measured before the cases of a run, in every framework, and again
+before a number is refused.
 """
 
 from __future__ import annotations

@@ -113,7 +113,16 @@ def lost(pairs: Sequence[Pair]) -> list[str]:
 
 
 def missing(before: Result, after: Result) -> list[str]:
-    names = [{case["name"] for case in result["cases"]} for result in (before, after)]
-    return [f"only in the first: {name}" for name in sorted(names[0] - names[1])] + [
-        f"only in the second: {name}" for name in sorted(names[1] - names[0])
+    """What only one of the results has: whole cases, and subjects of cases that both have."""
+    cases = [{case["name"] for case in result["cases"]} for result in (before, after)]
+    subjects = [
+        {f"{case['name']}: {one['name']}" for case in result["cases"] if case["name"] in cases[0] & cases[1]
+         for one in case["subjects"]}
+        for result in (before, after)
+    ]  # fmt: skip
+    return [
+        f"only in the {which}: {name}"
+        for found in (cases, subjects)
+        for which, names in (("first", found[0] - found[1]), ("second", found[1] - found[0]))
+        for name in sorted(names)
     ]

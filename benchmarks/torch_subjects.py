@@ -86,24 +86,36 @@ def engine(case: Case, device: str, name: str) -> Prepared:
 # --- scaled_dot_product_attention -------------------------------------------------------------------------------------
 
 
-def causal_or_dense(case: Case, device: str) -> tuple[Callable[[Any], Any], str]:
-    """`is_causal` where that says it, else a boolean `attn_mask`."""
-    framework = TorchArrays(device)
+def causal_or_dense(case: Case, device: str, numbers: bool) -> tuple[Callable[[Any], Any], str]:
+    """`is_causal` where that says it, else an `attn_mask`: of 0 and -inf in the inputs' dtype, or of booleans.
+
+    From booleans SDPA's kernel for the CPU makes the numbers anew in every call, so they are made beforehand.
+    """
+    import torch
+
+    framework, dtype = TorchArrays(device), getattr(torch, case.dtype)
     if case.kind == "dense":
         return lambda mask: {}, ""
     if case.kind == "causal":
         return lambda mask: {"is_causal": True}, "is_causal"
-    return lambda mask: {"attn_mask": framework.array(dense_mask(case, mask))}, "boolean array"
+    if not numbers:
+        return lambda mask: {"attn_mask": framework.array(dense_mask(case, mask))}, "boolean array"
+
+    def added(mask: Any) -> dict[str, Any]:
+        allowed = framework.array(dense_mask(case, mask))
+        return {"attn_mask": torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, -torch.inf)}
+
+    return added, "array of 0 and -inf, made beforehand"
 
 
-def sdpa(case: Case, device: str, kernel: str = "") -> Prepared:
+def sdpa(case: Case, device: str, kernel: str = "", numbers: bool = True) -> Prepared:
     """The function itself; `kernel` is switched on around all calls."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     attend, grouped = torch.nn.functional.scaled_dot_product_attention, case.H != case.G
     options: dict[str, Any] = {"enable_gqa": True} if grouped else {}
-    given, form = causal_or_dense(case, device)
+    given, form = causal_or_dense(case, device, numbers)
     ready = prepared(case, device, lambda query, key, value, mask: attend(query, key, value, **mask, **options), given)
     ready.form = form
     if kernel:
@@ -204,6 +216,10 @@ def layer_norm(case: Case, device: str, package: str) -> Prepared:
 # --- the list ---------------------------------------------------------------------------------------------------------
 
 
+def needs_array(case: Case) -> str:
+    return "" if case.kind in ("window", "lengths", "segments") else "it gets no array here"
+
+
 def peer(name: str, make: str, *arguments: Any, **fields: Any) -> Subject:
     fields = {"operation": "attention", "conventions": ROUNDED} | fields
     return Subject(name, arrays="torch", packages=("torch",), make=f"{__name__}:{make}", arguments=arguments, **fields)
@@ -214,6 +230,7 @@ HALF = ("float16", "bfloat16")
 EXACT: dict[str, str] = {}
 PEERS = (
     peer("torch SDPA", "sdpa"),
+    peer("torch SDPA, boolean mask", "sdpa", "", False, takes=needs_array),
     peer("torch SDPA, flash", "sdpa", "FLASH_ATTENTION", device="cpu", slow="SDPA takes it by itself where it can"),
     peer("torch SDPA, math", "sdpa", "MATH", scores=(3, 5), conventions=EXACT),
     peer(

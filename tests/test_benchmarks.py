@@ -149,6 +149,7 @@ def test_the_clock_runs_until_every_result_is_there(monkeypatch: pytest.MonkeyPa
 
     station.prepared.call, station.prepared.wait = slow, lambda results: passed(100.0 * len(results))
     monkeypatch.setattr("benchmarks.clocks.perf_counter", lambda: now)
+    monkeypatch.setattr("benchmarks.station.array_classes", lambda: {Late})
     assert station.trial(case, 1, 0, 3, 1.0).seconds == pytest.approx(111.0)  # for each of 3 calls
 
 

@@ -151,6 +151,14 @@ def unfit(call: Call) -> Call:
     raise Unfit("it is for Sundays")
 
 
+class Lazy(np.ndarray):
+    """Could compute its numbers when they are looked at."""
+
+
+def lazy(results: Results) -> Results:
+    return tuple(each.view(Lazy) for each in results)
+
+
 def always(wrong: Callable[[Results], Results]) -> Callable[[Call], Call]:
     return lambda call: lambda loaded: wrong(call(loaded))
 
@@ -174,6 +182,7 @@ WAYS: dict[str, Callable[[Call], Call]] = {
     "too few": always(lambda results: results[:-1]),
     "shape": always(lambda results: (results[0][..., :1], *results[1:])),
     "dtype": always(lambda results: (results[0].astype(np.float64), *results[1:])),
+    "lazy": always(lazy),
     "NaN": always(lambda results: (results[0] * np.nan, *results[1:])),
     **{f"result {number} wrong": always(scaled(number)) for number in range(4)},
     **{f"result {number} wrong while": When("while", scaled(number)) for number in range(4)},
@@ -193,6 +202,7 @@ LINES = {
     "hangs": "timed trial 1: took longer than 20 s",
     "too few": "before the timing: raised Wrong: gives 0 results, expected output",
     "shape": "before the timing: raised Wrong: output is float32 [2, 4, 64, 1], expected float32 [2, 4, 64, 8]",
+    "lazy": "before the timing: raised Wrong: output is of a class of its own, Lazy, that may compute it later",
     "dtype": "before the timing: raised Wrong: output is float64 [2, 4, 64, 8], expected float32 [2, 4, 64, 8]",
 }
 CHEATS = [
@@ -224,7 +234,7 @@ def entries(case: Case, ways: list[str], **budget: Any) -> dict[str, Entry]:
 
 @pytest.fixture(scope="module")
 def forward() -> dict[str, Entry]:
-    return entries(CAUSAL, ["honest", "asked the same twice", *CHEATS, "too few", "shape", "dtype"])
+    return entries(CAUSAL, ["honest", "asked the same twice", *CHEATS, "too few", "shape", "lazy", "dtype"])
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -167,6 +168,19 @@ def test_what_else_differs_is_told(result: dict[str, Any]) -> None:
     assert any(line.startswith("commit: ") for line in found.circumstances)
     assert any("subject 1: measured, then failed: it is wrong" in line for line in found.circumstances)
     assert math.isclose(found.changes[1].ratio, 1.3)
+    assert not any("only in" in line for line in found.circumstances)
+
+
+def test_what_only_one_has_is_told(result: dict[str, Any]) -> None:
+    after = copy.deepcopy(result)
+    gone, lost = after["cases"][0], after["cases"][1]["subjects"].pop()
+    after["cases"][0] = gone | {"name": "another"}
+    told = [line for line in compare(result, after).circumstances if "only in" in line]
+    assert told == [
+        f"only in the first: {gone['name']}",
+        "only in the second: another",
+        f"only in the first: {after['cases'][1]['name']}: {lost['name']}",
+    ]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
