@@ -33,6 +33,7 @@ def gelu_tanh(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
 
 
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+"""By the name that a configuration has (FFN-1)."""
 
 
 def feed_forward(

@@ -40,6 +40,7 @@ def gelu_tanh(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
 
 
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+"""By the name that a configuration has (FFN-1)."""
 
 
 @np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output

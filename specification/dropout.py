@@ -31,11 +31,15 @@ class SublayerDropout(NamedTuple):
 
 
 class EncoderBlockDropout(NamedTuple):
+    """The sites of an encoder block."""
+
     attention: SublayerDropout = SublayerDropout()
     feed_forward: SublayerDropout = SublayerDropout()
 
 
 class DecoderBlockDropout(NamedTuple):
+    """The sites of a decoder block."""
+
     self_attention: SublayerDropout = SublayerDropout()
     cross_attention: SublayerDropout = SublayerDropout()
     feed_forward: SublayerDropout = SublayerDropout()
@@ -49,5 +53,7 @@ class StackDropout(NamedTuple):
 
 
 class TransformerDropout(NamedTuple):
+    """The sites of an encoder and a decoder."""
+
     encoder: StackDropout = StackDropout()
     decoder: StackDropout = StackDropout()

@@ -9,7 +9,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from study import diagram, dialect_pages, pages, playing
+from specification.dialects import DIALECTS
+from study import diagram, dialect_pages, elsewhere, pages, playing
 from study.drift import summary
 from study.operations import MASK_RULES, OPERATIONS, Operation
 from study.results import Results, kept
@@ -59,11 +60,11 @@ def build(out: Path, base: str | None = None, examples: bool = True, results: Re
     out.mkdir(parents=True, exist_ok=True)
     results = results or kept()
     made = environment(address(base, out))
-    written = {
-        "index": made.get_template("index.html").render(
-            page="index", summary=summary(), letters=letters(), masks=list(MASK_RULES)
-        )
-    }
+    index = made.get_template("index.html").render(
+        page="index", summary=summary(), letters=letters(), masks=list(MASK_RULES), results=results,
+        dialects=list(DIALECTS), page_of=dialect_pages.page_of,
+    )  # fmt: skip
+    written = {"index": index}
     for number, operation in enumerate(OPERATIONS):
         content = operation_content(operation, number, results)
         content["example"] = worked_example(operation, made) if examples else None
@@ -93,6 +94,7 @@ def operation_content(operation: Operation, number: int, results: Results) -> di
         "formulas": [pages.formula(one) for one in operation.formulas],
         "rules": pages.texts(operation.rules),
         "functions": [pages.block(*place) for place in operation.functions],
+        "elsewhere": elsewhere.meanings(operation.functions),
         "gradients": [pages.gradient(*place, function) for place, function in definition.items()],
         "matrix": found,
         "results": results,

@@ -120,6 +120,9 @@ WIDER = """() => {
         part => part.getBoundingClientRect().right > innerWidth || part.scrollWidth > innerWidth);
     return wider.slice(-5).map(part => part.outerHTML.slice(0, 80)).concat("the page scrolls sideways");
 }"""
+CUT = """() => [...document.querySelectorAll("body *")].filter(
+    part => part.clientWidth > 1 && part.scrollWidth > part.clientWidth + 1
+        && !["visible", "clip"].includes(getComputedStyle(part).overflowX)).map(part => part.outerHTML.slice(0, 80))"""
 LINKS = """() => [...document.querySelectorAll('a[href]')].map(
   link => new URL(link.getAttribute('href'), document.baseURI).href)"""  # in a drawing `href` is no text
 PLACES = "() => [...document.querySelectorAll('[id]')].map(part => part.id)"
@@ -130,6 +133,11 @@ def sideways(page: Any) -> list[str]:
     return page.evaluate(WIDER)
 
 
+def cut(page: Any) -> list[str]:
+    """Parts that hold more than they show, such as frames that scroll."""
+    return page.evaluate(CUT)
+
+
 def links_of(page: Any) -> list[str]:
     """Addresses, as the browser reads them."""
     return sorted(set(page.evaluate(LINKS)))
@@ -137,6 +145,10 @@ def links_of(page: Any) -> list[str]:
 
 def places_of(page: Any) -> set[str]:
     return set(page.evaluate(PLACES))
+
+
+def unfold(page: Any, which: str = "details") -> None:
+    page.eval_on_selector_all(which, "(parts) => parts.forEach((part) => { part.open = true; })")
 
 
 def sound(watched: Watched) -> None:

@@ -41,7 +41,7 @@ def test_every_page_is_accessible(size: str, scheme: Any, chromium: Any, whole_s
     faults = {}
     for path in browser.pages_of(whole_site):
         with browser.opened(chromium, path, size=size, color_scheme=scheme) as watched:
-            watched.page.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
+            browser.unfold(watched.page)
             found = browser.accessibility_faults(watched.page)
             if found:
                 faults[path.name] = found
@@ -76,7 +76,7 @@ def test_the_playground_fits_and_is_accessible(size: str, scheme: Any, chromium:
         for preset in ("causal", "hidden", "grouped", "empty"):
             page.click(f'[data-preset="{preset}"]')
             assert browser.sideways(page) == []
-            page.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
+            browser.unfold(page)
             assert browser.accessibility_faults(page) == []
         page.fill('[data-path="mask.lengths.length"]', "77")
         assert browser.accessibility_faults(page) == []

@@ -16,6 +16,8 @@ from tests import browser
 chromium, whole_site = browser.chromium, browser.whole_site
 
 SIZES = {**browser.VIEWPORTS, "small laptop": browser.SMALL_LAPTOP}
+PAPER = (717, 1046)
+"""A4 between Chromium's margins of a centimetre, in pixels of 1/96 inch."""
 
 
 def every_page(chromium: Any, folder: Path, **options: Any) -> Iterator[tuple[str, browser.Watched]]:
@@ -23,7 +25,7 @@ def every_page(chromium: Any, folder: Path, **options: Any) -> Iterator[tuple[st
     for path in browser.pages_of(folder):
         with browser.opened(chromium, path, **options) as watched:
             watched.page.wait_for_load_state("load")
-            watched.page.evaluate("for (const part of document.querySelectorAll('details')) part.open = true")
+            browser.unfold(watched.page)
             yield path.name, watched
 
 
@@ -58,6 +60,20 @@ def broken_links(chromium: Any, folder: Path) -> list[str]:
 @pytest.mark.parametrize(("size", "scheme"), [("laptop", "light"), ("small laptop", "dark"), ("phone", "dark")])
 def test_no_page_fails_or_fetches_or_scrolls_sideways(size: str, scheme: str, chromium: Any, whole_site: Path) -> None:
     assert faulty_pages(chromium, whole_site, size=SIZES[size], color_scheme=scheme) == {}
+
+
+def test_every_page_fits_the_paper(chromium: Any, whole_site: Path) -> None:
+    """On paper nothing scrolls: what a frame holds is shown, and fits."""
+    assert cut_off(chromium, whole_site) == {}
+
+
+def cut_off(chromium: Any, folder: Path) -> dict[str, list[str]]:
+    """By page, what is wider than the paper, or is there only in part."""
+    found = {}
+    for name, watched in every_page(chromium, folder, size=PAPER):
+        watched.page.emulate_media(media="print")
+        found[name] = browser.sideways(watched.page) + browser.cut(watched.page)
+    return {name: parts for name, parts in found.items() if parts}
 
 
 def test_no_link_is_broken(chromium: Any, whole_site: Path) -> None:
@@ -100,6 +116,7 @@ def test_faults_are_seen(chromium: Any, tmp_path: Path) -> None:
         found = faulty_pages(chromium, tmp_path, size=size)
         assert set(found) == {"error.html", "request.html", "wide.html"}
         assert "5000px" in "".join(found["wide.html"])
+    assert set(cut_off(chromium, tmp_path)) == {"wide.html", "frame.html"}
     assert [link.rpartition("/")[2] for link in broken_links(chromium, tmp_path)] == [
         "links.html#there",
         "none.html",

@@ -54,7 +54,7 @@ def test_what_does_not_fit_is_seen(chromium: Any, whole_site: Path) -> None:
 def test_columns_are_stacked_on_a_phone(chromium: Any, whole_site: Path) -> None:
     with browser.opened(chromium, whole_site / "attention.html", size="phone") as watched:
         page = watched.page
-        page.evaluate("for (const part of document.querySelectorAll('.signature')) part.open = true")
+        browser.unfold(page, ".signature")
         rows = page.evaluate(COLUMNS)
         assert max(map(len, rows)) == 3
         for row in rows:
@@ -132,7 +132,13 @@ def test_search(chromium: Any, whole_site: Path) -> None:
         page.keyboard.press("/")
         page.wait_for_url("**/index.html*")
         page.wait_for_function("document.activeElement.id === 'find'")
-        for asked, found in (("log_softmax", "transformer"), ("att-6", "softmax"), ("Segments", "masks")):
+        for asked, found in (
+            ("log_softmax", "transformer"),
+            ("att-6", "softmax"),
+            ("Segments", "masks"),
+            ("gpt2", "dialects"),
+            ("Keras", "divergences"),
+        ):
             page.fill("#find", asked)
             shown = page.eval_on_selector_all(".contents > li:not([hidden]) > a", "links => links.map(a => a.href)")
             assert f"{found}.html" in {address.rpartition("/")[2] for address in shown}, asked
@@ -140,7 +146,7 @@ def test_search(chromium: Any, whole_site: Path) -> None:
         page.fill("#find", "no such thing")
         assert page.is_visible("#nothing")
         page.fill("#find", "")
-        assert page.locator(".contents > li:visible").count() == len(OPERATIONS)
+        assert page.locator("ol.contents > li:visible").count() == len(OPERATIONS)
         assert not page.is_visible("#nothing")
 
 

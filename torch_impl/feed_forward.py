@@ -32,6 +32,7 @@ def gelu_tanh(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
 
 
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+"""By the name that a configuration has (FFN-1)."""
 
 
 def feed_forward(

@@ -104,6 +104,7 @@ def described(value: Any) -> str:
 
 
 def structure(name: str, value: Any, kind: type) -> None:
+    """Parameters of that kind, and nothing that only looks like them."""
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, got {described(value)}")
 
@@ -175,6 +176,7 @@ def epsilon(eps: Any) -> None:
 
 
 def dropout(keep: Any, rate: Any, shape: tuple[int, ...]) -> None:
+    """A rate in [0, 1), and booleans of that shape, which only a rate of 0 can do without (ATT-11)."""
     number = real_number("dropout_rate", rate)
     if number is not None and not 0 <= number < 1:
         raise ValueError(f"dropout_rate must be at least 0 and below 1, got {number}")

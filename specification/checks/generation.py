@@ -69,6 +69,7 @@ def tokens(name: str, array: Any) -> tuple[int, int]:
 
 
 def empty_cache(parameters: Any, batch: Any, capacity: Any, given: Any) -> None:
+    """Arguments of empty_cache (GEN-1). given: the source, for a model that has an encoder."""
     generator(parameters)
     natural("capacity", capacity)
     source(parameters, natural("batch", batch), given)
@@ -90,6 +91,7 @@ def decode_step(parameters: Any, new: Any, cache: Cache, length: int | None) -> 
 
 
 def no_look_ahead(looks_ahead: bool) -> None:
+    """Refuse what a cache cannot give, because it depends on later tokens (GEN-1)."""
     if looks_ahead:
         raise ValueError(
             "padding that attends to nothing takes the mean of all values with empty_rows='mean', of those that come "
@@ -122,6 +124,7 @@ def generation(parameters: Any, prompt: Any, steps: Any, configuration: Configur
 
 
 def sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
+    """Temperature, and how many tokens or what share of the probability is drawn from (GEN-1)."""
     number = real_number("temperature", temperature)
     if number is not None and not 0 < number < float("inf"):
         raise ValueError(f"temperature must be positive and finite, got {number}")
@@ -133,6 +136,7 @@ def sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
 
 
 def choice(logits: Any, uniforms: Any) -> None:
+    """Logits of one position, and a random number for each batch element (GEN-1)."""
     batch, vocabulary = ranked("logits", logits, "batch, vocabulary")
     floating("logits", logits)
     if vocabulary == 0:
@@ -160,6 +164,7 @@ def uniform_values(values: np.ndarray | None) -> None:
 
 
 def beams(count: Any, length_penalty: Any) -> None:
+    """How many beams, and by what power of its length a sequence is rated (GEN-1)."""
     if natural("beams", count) < 1:
         raise ValueError(f"beams must be at least 1, got {count}")
     number = real_number("length_penalty", length_penalty)

@@ -194,6 +194,7 @@ def norm(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[int, ...]:
 
 
 def standard_deviation_norm(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[int, ...]:
+    """The trailing axes, as `norm` has them; the unbiased deviation needs two elements (NORM-7)."""
     axes = norm(x, weight, bias, eps)
     if math.prod(weight.shape) < 2:
         raise ValueError("the unbiased deviation needs at least two elements, got 1")
@@ -201,6 +202,7 @@ def standard_deviation_norm(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[i
 
 
 def positions(length: int, width: int, offset: Any, exponent: str, dtype: str) -> None:
+    """Arguments of sinusoidal_positions (POS-1)."""
     natural("length", length)
     natural("width", width)
     distance("offset", offset)
@@ -210,6 +212,7 @@ def positions(length: int, width: int, offset: Any, exponent: str, dtype: str) -
 
 
 def learned_positions(table: Any, length: int, offset: Any) -> None:
+    """Arguments of learned_positions; the table has a row for every position (POS-2)."""
     rows, _ = ranked("table", table, "positions, width")
     floating("table", table)
     natural("length", length)
@@ -219,6 +222,7 @@ def learned_positions(table: Any, length: int, offset: Any) -> None:
 
 
 def embedding(table: Any, ids: Any) -> None:
+    """Arguments of embedding but for the values of `ids` (EMB-1)."""
     ranked("table", table, "vocabulary, width")
     floating("table", table)
     integer("ids", ids)
@@ -231,6 +235,7 @@ def ids_within(ids: np.ndarray, rows: int, name: str = "ids") -> None:
 
 
 def feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dropout_rate: Any) -> None:
+    """Arguments of feed_forward (FFN-1)."""
     structure("parameters", parameters, FeedForward)
     shape = shape_of("x", x)
     dtype = floating("x", x)
@@ -266,6 +271,7 @@ def memory(parameters: Any, given: Any) -> None:
 
 
 def embed(parameters: Any, tokens: Any, token_types: Any, positions: str, offset: Any) -> None:
+    """Whether the embedding has the tables that the configuration of its positions asks for (TRF-1)."""
     structure("embedding", parameters, Embedding)
     if positions == "after_padding" and not (isinstance(offset, int) and offset == 0):
         raise ValueError("positions 'after_padding' are counted from the first token on, and take no offset or cache")
@@ -300,6 +306,7 @@ def stack(parameters: Any, kind: type, x: Any, dropout: Any, token_types: Any = 
 
 
 def pool(x: Any, pooling: str, keep: Any) -> None:
+    """Arguments of pool but for the values of `keep` (TRF-1)."""
     shape = ranked("x", x, "batch, positions, width")
     floating("x", x)
     one_of("pooling", pooling, ("max", "mean"))

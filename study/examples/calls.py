@@ -48,7 +48,8 @@ def examples() -> dict[str, Example]:
         ),
         "softmax": Example(
             Case("attention_weights", "float32", pair, {"mask": Causal(offset=-1)}),
-            (("softmax", "scores"), ("softmax", "maximum"), ("softmax", "exponentials"), ("softmax", "weights")),
+            (("softmax", "allowed"), ("softmax", "scores"), ("softmax", "maximum"), ("softmax", "exponentials"),
+             ("softmax", "weights")),
         ),
         "attention": Example(
             Case("attention", "float32", heads, causal),

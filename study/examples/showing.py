@@ -59,8 +59,10 @@ def told(distance: float) -> str:
 
 
 def call(case: Case) -> str:
-    """The call in short: arrays by their names, which stand below."""
-    given = [*case.inputs, *(f"{name}={brief(value)}" for name, value in case.options.items())]
+    """The call in short: arrays by their names, which stand below; those of parameters as `parameters`."""
+    arrays = dict.fromkeys("parameters" if "." in name else name for name in case.inputs)
+    first = sorted(arrays, key=lambda name: name != "parameters")
+    given = [*first, *(f"{name}={brief(value)}" for name, value in case.options.items())]
     return f"{case.operation}({', '.join(given)})"
 
 

@@ -78,11 +78,13 @@ def worked(page: str) -> Worked | None:
         for package, (answers, _) in runs.items()
         for name, exact in truth.items()
     )
-    definition = runs[PACKAGES[0]]
-    steps = {name: definition[1][function, name] for function, name in wanted if (function, name) in definition[1]}
-    steps |= definition[0]
+    arrays = {
+        package: {title(case, place): inside[place] for place in wanted if place in inside} | answers
+        for package, (answers, inside) in runs.items()
+    }
+    steps = arrays[PACKAGES[0]]
     apart = {
-        name: {package: distance(array, found_in(runs[package], wanted, name)) for package in PACKAGES[1:]}
+        name: {package: distance(array, arrays[package].get(name)) for package in PACKAGES[1:]}
         for name, array in steps.items()
     }
     largest = max(
@@ -91,7 +93,8 @@ def worked(page: str) -> Worked | None:
     return Worked(example, dict(case.inputs), steps, apart, largest, results)
 
 
-def found_in(run: tuple[dict[str, np.ndarray], Captured], wanted: Sequence[tuple[str, str]], name: str) -> Any:
-    answers, inside = run
-    place = next((place for place in wanted if place[1] == name), None)
-    return answers.get(name, inside.get(place) if place is not None else None)
+def title(case: Case, place: tuple[str, str]) -> str:
+    """The array's name; where that is an argument's too, or a letter, the function that gives it, besides."""
+    function, name = place
+    unclear = name in case.inputs or len(name) == 1
+    return f"{name} in {function}" if unclear and function != case.operation else name
