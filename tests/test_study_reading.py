@@ -69,11 +69,21 @@ def test_the_choice_of_columns_is_kept(chromium: Any, whole_site: Path) -> None:
         page = watched.page
         page.uncheck("#show-0")
         page.goto((whole_site / "softmax.html").as_uri())
-        assert not page.is_checked("#show-0")
+        page.wait_for_function("!document.getElementById('show-0').checked")  # the store of another process may lag
         assert max(map(len, page.evaluate(COLUMNS))) == 2
         for box in ("#show-1", "#show-2"):
             page.locator(box).click()
         assert [page.is_checked(f"#show-{column}") for column in range(len(LABELS))] == [False, False, True]
+
+
+def test_open_pages_agree_on_the_columns(chromium: Any, whole_site: Path) -> None:
+    with browser.opened(chromium, whole_site / "attention.html") as watched:
+        other = watched.page.context.new_page()
+        other.goto((whole_site / "softmax.html").as_uri())
+        watched.page.uncheck("#show-1")
+        other.wait_for_function("!document.getElementById('show-1').checked")
+        watched.page.check("#show-1")
+        other.wait_for_function("document.getElementById('show-1').checked")
 
 
 # --- keys and search --------------------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@
       if (!document.querySelector(".choice input:checked")) box.checked = true;
       store.set(box.id, box.checked ? "yes" : "no");
     });
+    // From another tab, or from the page just left: its last choice may arrive after this page has read the store.
+    addEventListener("storage", (event) => { if (event.key === box.id) box.checked = event.newValue !== "no"; });
   }
 
   const find = document.getElementById("find");
