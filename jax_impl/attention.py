@@ -141,11 +141,12 @@ def softmax(
     total = jnp.sum(exponentials, axis=-1, keepdims=True)
     if sinks is not None:
         total = total + jnp.exp(sinks[:, None, None] - maximum)
-    # A row without weight has 1 added. Choosing after a division by 0 would still give the gradient 0 * inf = NaN.
-    nothing = total == 0
-    total = total + nothing
+    # The total of an empty row is replaced before anything divides by it or takes its logarithm: selecting afterwards
+    # would leave 0 * inf = NaN in the gradient.
+    empty = total == 0
+    total = jnp.where(empty, 1, total)
     weights = jnp.where(allowed, exponentials / total, 0)
-    return weights, (maximum + jnp.log(total) + jnp.where(nothing, -jnp.inf, 0))[..., 0]
+    return weights, jnp.where(empty, -jnp.inf, maximum + jnp.log(total))[..., 0]
 
 
 def fill_empty_rows(
@@ -255,7 +256,10 @@ def attention(
 def literal_attention(
     inputs: Inputs, dropout_keep: Any = None, dropout_rate: Any = 0.0, empty_rows: str = "zero"
 ) -> tuple[Float[jax.Array, "B H Q V"], Float[jax.Array, "B H Q 1"]]:
-    """Output and log-sum-exp as the definition has them, unrounded; all [B, H, Q, K] scores stand in memory."""
+    """Output and log-sum-exp as the definition has them, unrounded; all [B, H, Q, K] scores stand in memory.
+
+    The log-sum-exp is a column [B, H, Q, 1], as the blocks hold it: theirs goes beside scores [B, H, Q, K].
+    """
     (B, H, Q, _), K = inputs.query.shape, inputs.key.shape[2]
     query, key, value = widen(inputs.query), repeat_heads(widen(inputs.key), H), repeat_heads(widen(inputs.value), H)
     allowed, bias = visible_pairs(inputs.mask, widen(inputs.bias), (B, H, Q), K)

@@ -14,7 +14,7 @@ Place = tuple[str, str]  # file, function
 class Operation(NamedTuple):
     """One page. formulas: LaTeX. functions, gradients: as places; only the definition has gradients written out.
 
-    optional: whether it can be left out at first.
+    optional: whether it can be left out at first. also: other names under which people look for it.
     """
 
     name: str
@@ -25,6 +25,7 @@ class Operation(NamedTuple):
     functions: tuple[Place, ...]
     gradients: tuple[Place, ...] = ()
     optional: bool = False
+    also: tuple[str, ...] = ()
 
 
 def places(file: str, *names: str) -> tuple[Place, ...]:
@@ -43,6 +44,7 @@ OPERATIONS = (
          r"\text{window}:\quad -\text{left} \le j - (i + \text{offset}) \le \text{right}"),
         numbered("MASK", 1, 2, 3, 4, 5, 6),
         places("masks", "materialize", "checked_mask", "allowed_pairs", "per_batch"),
+        also=("padding", "packed sequences", "local attention"),
     ),
     Operation(
         "scores", "Scores", "How well a query fits a key, for the pairs that the mask allows.",
@@ -55,7 +57,7 @@ OPERATIONS = (
     Operation(
         "softmax", "Softmax", "Scores become weights that add up to 1 over the keys that a query may attend to.",
         (r"w_{ij} = \frac{e^{s_{ij} - m_i}}{\sum_{j' \text{ allowed}} e^{s_{ij'} - m_i} + e^{\text{sink} - m_i}}",
-         r"\text{logsumexp}_i = m_i + \log \sum_{j \text{ allowed}} e^{s_{ij} - m_i}"),
+         r"\text{logsumexp}_i = m_i + \log\left(\sum_{j \text{ allowed}} e^{s_{ij} - m_i} + e^{\text{sink} - m_i}\right)"),
         numbered("ATT", 5, 6), places("attention", "softmax", "fill_empty_rows"),
         places("attention_vjp", "softmax_vjp", "sinks_vjp"),
     ),
@@ -66,6 +68,7 @@ OPERATIONS = (
         numbered("ATT", 7, 8, 9, 10, 11, 12, 13),
         places("attention", "attention", "allowed_sum", "repeat_heads", "dropout_factor"),
         places("attention_vjp", "attention_vjp", "pullback", "sum_groups"),
+        also=("SDPA", "scaled dot-product attention", "GQA", "MQA", "grouped-query", "multi-query", "flash attention"),
     ),
     Operation(
         "companions", "Weights, log-sum-exp, merging", "What else attention can be asked for, and attention in parts.",
@@ -82,6 +85,7 @@ OPERATIONS = (
         numbered("MHA", 1, 2),
         places("attention", "linear", "join_heads", "split_heads", "concatenate_heads", "multi_head_attention"),
         places("attention_vjp", "linear_vjp", "multi_head_attention_vjp"),
+        also=("MHA", "self-attention", "cross-attention"),
     ),
     Operation(
         "layer_norm", "Layer norm", "Every row is centred and brought to the same size.",
@@ -109,6 +113,7 @@ OPERATIONS = (
         (r"P_{p,2i} = \sin\left(p / 10000^{2i/E}\right), \qquad P_{p,2i+1} = \cos\left(p / 10000^{2i/E}\right)",),
         numbered("POS", 1, 2), places("positions", "sinusoidal_positions", "learned_positions"),
         places("positions_vjp", "learned_positions_vjp"),
+        also=("positional encoding",),
     ),
     Operation(
         "feed_forward", "Feed-forward network", "Two projections with an activation between them, at every position.",
@@ -117,6 +122,7 @@ OPERATIONS = (
         ("FFN-1",),
         places("feed_forward", "feed_forward", "relu", "gelu", "normal_distribution", "gelu_tanh"),
         places("feed_forward_vjp", "feed_forward_vjp", "relu_slope", "gelu_slope", "gelu_tanh_slope"),
+        also=("FFN", "MLP"),
     ),
     Operation(
         "blocks", "Blocks", "Attention and feed-forward network, each with a norm and a way around it.",
@@ -144,6 +150,7 @@ OPERATIONS = (
         ("GEN-1",),
         places("decoding", "decode_step", "decoder_block_step", "project_keys", "attend_to", "step_mask", "start",
                "empty_cache", "make_room", "write", "select_rows"),
+        also=("KV cache", "incremental decoding"),
     ),
     Operation(
         "generation", "Generation", "Text: the most probable token, a drawn one, or a search with beams.",
@@ -180,6 +187,7 @@ def known() -> dict[str, Found]:
     """Everything that can be asked for by name: operations, functions, masks and rules."""
     found = {one.name: Found(one.title, one.rules, one.functions) for one in OPERATIONS}
     for one in OPERATIONS:
+        found |= {name: found[one.name] for name in one.also}
         for file, name in one.functions:
             stating = [rule for rule, text in rule_texts().items() if (file, name) in text.defined_by]
             found.setdefault(name, Found(name, tuple(stating) or one.rules, ((file, name),)))

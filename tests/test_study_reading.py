@@ -148,11 +148,17 @@ def test_search(chromium: Any, whole_site: Path) -> None:
             ("Segments", "masks"),
             ("gpt2", "dialects"),
             ("Keras", "divergences"),
+            ("SDPA", "attention"),
+            ("grouped-query", "attention"),
+            ("KV cache", "decoding"),
+            ("jax.jit", "index"),
         ):
             page.fill("#find", asked)
             shown = page.eval_on_selector_all(".contents > li:not([hidden]) > a", "links => links.map(a => a.href)")
-            assert f"{found}.html" in {address.rpartition("/")[2] for address in shown}, asked
+            assert f"{found}.html" in {address.rpartition("/")[2].partition("#")[0] for address in shown}, asked
             assert len(shown) < len(OPERATIONS)
+        page.fill("#find", "ATT-1")
+        assert page.locator("ol.contents > li:visible").count() == 1  # and not the page of ATT-10
         page.fill("#find", "no such thing")
         assert page.is_visible("#nothing")
         page.fill("#find", "")

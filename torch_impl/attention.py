@@ -207,7 +207,10 @@ def widen(array: Float[torch.Tensor, "..."] | None) -> Any:
 def visible_pairs(
     mask: Any, bias: Float[torch.Tensor, "..."] | None, query_length: int, key_length: int, device: torch.device
 ) -> tuple[Bool[torch.Tensor, "#B #H #Q #K"], Float[torch.Tensor, "#B #H #Q #K"] | None]:
-    """Which pairs count, and the bias in rank 4; -inf in the bias forbids a pair (ATT-3)."""
+    """Which pairs count, and the bias in rank 4; -inf in the bias forbids a pair (ATT-3).
+
+    device: where positions are counted and arrays inside the mask are, for a description alone does not tell.
+    """
     allowed = allowed_pairs(mask, query_length, key_length, device)
     if bias is None:
         return allowed, None
@@ -217,6 +220,7 @@ def visible_pairs(
 
 def dropout_factor(keep: Bool[torch.Tensor, "..."], rate: float, dtype: torch.dtype) -> Float[torch.Tensor, "..."]:
     """keep / (1 - rate), with which weights are multiplied; no mask, so 0 * NaN is NaN (ATT-11)."""
+    # torch.where makes float32 of two Python numbers, which is too coarse for float64.
     return keep.to(dtype) * (1 / (1 - number(rate)))
 
 
@@ -264,7 +268,10 @@ def attention(
 def literal_attention(
     inputs: Inputs, dropout_keep: Any = None, dropout_rate: Any = 0.0, empty_rows: str = "zero"
 ) -> tuple[Float[torch.Tensor, "B H Q V"], Float[torch.Tensor, "B H Q 1"]]:
-    """Output and log-sum-exp as the definition has them, unrounded; all [B, H, Q, K] scores stand in memory."""
+    """Output and log-sum-exp as the definition has them, unrounded; all [B, H, Q, K] scores stand in memory.
+
+    The log-sum-exp is a column [B, H, Q, 1], as the blocks hold it: theirs goes beside scores [B, H, Q, K].
+    """
     (_, H, Q, _), K = inputs.query.shape, inputs.key.shape[2]
     query, key, value = widen(inputs.query), repeat_heads(widen(inputs.key), H), repeat_heads(widen(inputs.value), H)
     allowed, bias = visible_pairs(inputs.mask, widen(inputs.bias), Q, K, query.device)

@@ -35,7 +35,7 @@ def written(mask: Any) -> str:
         return f"{written(mask.left)} {'&' if isinstance(mask, And) else '|'} {written(mask.right)}"
     if isinstance(mask, Dense):
         return "Dense(array)"
-    return brief(map_arrays(mask, lambda array: array.astype(int).tolist()))
+    return brief(map_arrays(mask, lambda array: array.tolist()))
 
 
 @cache

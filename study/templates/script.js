@@ -34,9 +34,12 @@
     document.getElementById("finding").hidden = false;
     const plain = (text) => text.toLowerCase().replace(/[_\s-]/g, "");
     const items = [...document.querySelectorAll(".contents > li")];
+    const terms = (item) => item.dataset.terms ? [...document.querySelectorAll(item.dataset.terms)].map((term) => term.textContent) : [];
+    const names = new Map(items.map((item) => [item, plain([item.dataset.words, ...terms(item)].join(" "))]));
     find.addEventListener("input", () => {
-      const words = plain(find.value);
-      for (const item of items) item.hidden = !plain(item.dataset.words).includes(words);
+      const words = plain(find.value).replace(/\W/g, "\\$&");
+      const sought = new RegExp(words + (/\d$/.test(words) ? "(?!\\d)" : ""));  // of ATT-1 and ATT-10 only what is asked
+      for (const item of items) item.hidden = !sought.test(names.get(item));
       document.getElementById("nothing").hidden = items.some((item) => !item.hidden);
     });
   }
