@@ -57,7 +57,8 @@ OPERATIONS = (
     Operation(
         "softmax", "Softmax", "Scores become weights that add up to 1 over the keys that a query may attend to.",
         (r"w_{ij} = \frac{e^{s_{ij} - m_i}}{\sum_{j' \text{ allowed}} e^{s_{ij'} - m_i} + e^{\text{sink} - m_i}}",
-         r"\text{logsumexp}_i = m_i + \log\left(\sum_{j \text{ allowed}} e^{s_{ij} - m_i} + e^{\text{sink} - m_i}\right)"),
+         r"\text{logsumexp}_i = m_i + \log\left(\sum_{j \text{ allowed}} e^{s_{ij} - m_i}"
+         r" + e^{\text{sink} - m_i}\right)"),
         numbered("ATT", 5, 6), places("attention", "softmax", "fill_empty_rows"),
         places("attention_vjp", "softmax_vjp", "sinks_vjp"),
     ),
@@ -187,7 +188,7 @@ def known() -> dict[str, Found]:
     """Everything that can be asked for by name: operations, functions, masks and rules."""
     found = {one.name: Found(one.title, one.rules, one.functions) for one in OPERATIONS}
     for one in OPERATIONS:
-        found |= {name: found[one.name] for name in one.also}
+        found |= dict.fromkeys(one.also, found[one.name])
         for file, name in one.functions:
             stating = [rule for rule, text in rule_texts().items() if (file, name) in text.defined_by]
             found.setdefault(name, Found(name, tuple(stating) or one.rules, ((file, name),)))
