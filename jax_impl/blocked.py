@@ -9,6 +9,9 @@ larger score shrinks the other two.
     total   = shrink * total + sum exp(scores - maximum)
     output  = shrink * output + exp(scores - maximum) . value            at last output / total
 
+Where inputs are such that no score can be far from 0, exp(score) itself is summed: no maximum, and nothing to shrink
+(`near_zero`), and every score is read once less.
+
 The backward pass computes the scores again, piece by piece, and weights = exp(scores - logsumexp) from them:
 
     d value = weights^T . d output          d scores = weights * (d output . value^T - sum(d output * output))
@@ -44,13 +47,14 @@ HIGHEST = lax.Precision.HIGHEST
 class Limits(NamedTuple):
     """How large the pieces are. The numbers decide about speed and rounding, and nothing else."""
 
-    block: int = 512
-    """Queries, of all heads that share their keys, that are taken together; twice as many where all see the same keys.
+    block: int = 256
+    """Queries, of all heads that share their keys, that are taken together; four times as many where all see the same
+    keys.
 
     More waste less on starting; where a mask's edge runs through the block, they also see more keys in vain.
     """
     piece: int = 1024
-    """Keys taken together. 512 * 1024 scores in float32 are 2 MiB, which stay in the cache from one use to the next."""
+    """Keys taken together. 256 * 1024 scores in float32 are 1 MiB, which stay in the cache from one use to the next."""
     parts: int = 8
     """A piece has 1/8, 2/8, ... or 8/8 of that many keys: the less there is left to see, the shorter it is."""
     shortest: int = 64
@@ -142,7 +146,7 @@ def sizes_of(inputs: Inputs, limits: Limits) -> Sizes:
     (B, H, Q, _), (_, G, K, V) = inputs.query.shape, inputs.value.shape
     R = H // G
     same_keys = inputs.mask is None or isinstance(inputs.mask, KeyLengths | KeyPadding)
-    rows = limits.block * (2 if same_keys else 1)
+    rows = limits.block * (4 if same_keys else 1)
     block = min(Q, max(1, rows // R))
     # The fewer queries, the more keys; and pieces of nearly one length rather than a short last one.
     largest = max(limits.piece, limits.piece * rows // (block * R))
@@ -160,6 +164,32 @@ def wide(inputs: Inputs) -> Any:
 
 def finite(*arrays: Any) -> Any:
     return jnp.stack([jnp.all(jnp.isfinite(array)) for array in arrays]).all()
+
+
+SCORE, VALUES = 40.0, (2.0**-60, 2.0**38)
+"""exp(score) is between 2^-58 and 2^58 for scores of at most SCORE. Its products with values that are 0 or have such a
+magnitude are neither too small for float32 nor, 2^30 of them added up, too large."""
+
+
+def near_zero(inputs: Inputs) -> Any:
+    """Whether every exp(score), and its product with every value, is an ordinary number of float32; False for NaN.
+
+    |query . key| is at most |query| |key|.
+    """
+    dtype = wide(inputs)
+    largest = [jnp.sqrt(jnp.max(jnp.sum(jnp.square(a.astype(dtype)), axis=-1))) for a in (inputs.query, inputs.key)]
+    score = largest[0] * largest[1] * jnp.abs(inputs.scale)
+    if inputs.softcap is not None:
+        score = jnp.minimum(score, inputs.softcap)
+    if inputs.bias is not None:
+        bias = inputs.bias.astype(dtype)
+        score = score + jnp.max(jnp.where(bias == -jnp.inf, 0, jnp.abs(bias)))
+    values = jnp.abs(inputs.value.astype(dtype))
+    usual = (jnp.min(jnp.where(values == 0, 1, values)) >= VALUES[0]) & (jnp.max(values) <= VALUES[1])
+    if inputs.sinks is not None:
+        sinks = inputs.sinks.astype(dtype)
+        usual &= jnp.all((sinks == -jnp.inf) | (jnp.abs(sinks) <= SCORE))
+    return usual & (score <= SCORE)
 
 
 def bounded(left: Any, right: Any, dtype: Any) -> Any:
@@ -332,10 +362,13 @@ def forward(literal: Literal, inputs: Inputs) -> tuple[Any, Any]:
     if few_scores(inputs):
         return forward_at_once(inputs, sizes._replace(block=sizes.Q))
     simple = sizes._replace(pieces=sizes.pieces[-1:])
-    return lax.cond(
-        finite(inputs.value),
-        lambda: forward_blocks(inputs, sizes, PLAIN),
-        lambda: forward_blocks(inputs, simple, careful(literal)),
+    return lax.switch(
+        jnp.where(near_zero(inputs), 0, jnp.where(finite(inputs.value), 1, 2)),
+        (
+            lambda: forward_blocks(inputs, sizes, PLAIN, near=True),
+            lambda: forward_blocks(inputs, simple, PLAIN),
+            lambda: forward_blocks(inputs, simple, careful(literal)),
+        ),
     )
 
 
@@ -368,7 +401,8 @@ def forward_at_once(inputs: Inputs, sizes: Sizes) -> tuple[Any, Any]:
     return output, logsumexp
 
 
-def forward_blocks(inputs: Inputs, sizes: Sizes, sums: Sums) -> tuple[Any, Any]:
+def forward_blocks(inputs: Inputs, sizes: Sizes, sums: Sums, *, near: bool = False) -> tuple[Any, Any]:
+    """near: the scores are near 0, so that no maximum is needed."""
     dtype, place_of = wide(inputs), places(inputs, sizes)
 
     def block(number: Any, results: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -377,9 +411,9 @@ def forward_blocks(inputs: Inputs, sizes: Sizes, sums: Sums) -> tuple[Any, Any]:
 
         def look(position: Any, length: int, full: bool) -> Partial:
             piece = piece_at(inputs, sizes, place, query, position, length, full=full)
-            return summed(piece.scores, piece.value, flat(piece.allowed), sums)
+            return summed(piece.scores, piece.value, flat(piece.allowed), sums, near=near)
 
-        keys = over_pieces(sizes, place, look, merged, nothing_yet(sizes, dtype))
+        keys = over_pieces(sizes, place, look, merged, nothing_yet(sizes, dtype, near=near))
         found = finished(keys, sinks_at(inputs, sizes, place), sizes)
         return tuple(put(all_rows, rows, QUERIES, sizes, place) for all_rows, rows in zip(results, found, strict=True))
 
@@ -391,31 +425,36 @@ def forward_blocks(inputs: Inputs, sizes: Sizes, sums: Sums) -> tuple[Any, Any]:
 class Partial(NamedTuple):
     """What some of the keys make of a block of queries."""
 
-    maximum: Any  # [R, block, 1], the largest score
+    maximum: Any  # [R, block, 1], the largest score; None for 0 in its place
     total: Any  # [R, block, 1], the sum of exp(score - maximum)
     output: Any  # [R * block, V], and the same sum of the values
 
 
-def summed(scores: Any, value: Any, allowed: Any, sums: Sums) -> Partial:
+def summed(scores: Any, value: Any, allowed: Any, sums: Sums, *, near: bool = False) -> Partial:
     """Of the keys of one piece."""
-    maximum = jnp.max(scores, axis=-1, keepdims=True)
-    exponentials = jnp.exp(jnp.minimum(scores - shift_of(maximum), 0))
+    maximum = None if near else jnp.max(scores, axis=-1, keepdims=True)
+    exponentials = jnp.exp(scores if near else jnp.minimum(scores - shift_of(maximum), 0))
     total = jnp.sum(exponentials, axis=-1, keepdims=True)
     return Partial(maximum, total, sums.keys(flat(exponentials), value, allowed))
 
 
 def finished(keys: Partial, sinks: Any, sizes: Sizes) -> tuple[Any, Any]:
     """Output [R * block, V] and log-sum-exp [R, block, 1] from all keys and the sinks [R], if there are any."""
-    maximum, total, output = keys if sinks is None else merged(sink_alone(sinks, sizes, keys.total.dtype), keys)
+    near = keys.maximum is None
+    alone = None if sinks is None else sink_alone(sinks, sizes, keys.total.dtype, near=near)
+    maximum, total, output = keys if alone is None else merged(alone, keys)
     nothing = total == 0
     total = jnp.where(nothing, 1, total)
-    logsumexp = jnp.where(nothing, -jnp.inf, maximum + jnp.log(total))
+    logsumexp = jnp.where(nothing, -jnp.inf, jnp.log(total) if near else maximum + jnp.log(total))
     # A row without keys is 0 whatever its sink is, a NaN too.
-    return jnp.where(flat(keys.maximum == -jnp.inf), 0, output / flat(total)), logsumexp
+    empty = keys.total == 0 if near else keys.maximum == -jnp.inf
+    return jnp.where(flat(empty), 0, output / flat(total)), logsumexp
 
 
 def merged(piece: Partial, before: Partial) -> Partial:
     """Of both sets of keys; as in `merge_attention` (ATT-14)."""
+    if piece.maximum is None:
+        return Partial(None, piece.total + before.total, piece.output + before.output)
     maximum = jnp.maximum(piece.maximum, before.maximum)
     shrink, shrink_before = (jnp.exp(part.maximum - shift_of(maximum)) for part in (piece, before))
     return Partial(
@@ -430,19 +469,21 @@ def shift_of(maximum: Any) -> Any:
     return jnp.where(maximum == -jnp.inf, 0, maximum)
 
 
-def nothing_yet(sizes: Sizes, dtype: Any) -> Partial:
+def nothing_yet(sizes: Sizes, dtype: Any, *, near: bool = False) -> Partial:
     """When no key was taken."""
     output = jnp.zeros((sizes.R * sizes.block, sizes.V), dtype)
-    return Partial(jnp.full(sizes.rows, -jnp.inf, dtype), jnp.zeros(sizes.rows, dtype), output)
+    return Partial(None if near else jnp.full(sizes.rows, -jnp.inf, dtype), jnp.zeros(sizes.rows, dtype), output)
 
 
 def sinks_at(inputs: Inputs, sizes: Sizes, place: Place) -> Any:
     return inputs.sinks if inputs.sinks is None else cut(inputs.sinks, ("heads",), sizes, place)
 
 
-def sink_alone(sinks: Any, sizes: Sizes, dtype: Any) -> Partial:
+def sink_alone(sinks: Any, sizes: Sizes, dtype: Any, *, near: bool = False) -> Partial:
     """The sinks' own scores [R], which have no value (ATT-5)."""
     sinks = jnp.broadcast_to(sinks[:, None, None], sizes.rows).astype(dtype)
+    if near:
+        return nothing_yet(sizes, dtype, near=True)._replace(total=jnp.exp(sinks))
     return nothing_yet(sizes, dtype)._replace(maximum=sinks, total=(sinks != -jnp.inf).astype(dtype))
 
 

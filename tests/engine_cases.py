@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -124,6 +125,39 @@ BEYOND_THE_KERNEL = {
     "everything": drawn(MASKS["all"], "bfloat16", SIZES._replace(V=7), (1, H, Q, K), True, softcap=2.0, scale=-1.3),
 }
 CASES = FOR_ALL | BEYOND_THE_KERNEL
+
+
+def far(query: float = 1, value: float = 1, bias: float = 0, sinks: float = 0, level: float = 0) -> Case:
+    """Inputs times a factor, bias and sinks plus a number; forward only. level: scores and sinks are near it, if it is not 0."""
+    case = drawn(None, bias=(Q, K), sinks=True)
+    inputs = {
+        "query": case.inputs["query"] * query,
+        "key": case.inputs["key"],
+        "value": case.inputs["value"] * value,
+        "bias": case.inputs["bias"] + bias,
+        "sinks": case.inputs["sinks"] + sinks + level,
+    }
+    if level:
+        inputs |= {"query": np.full_like(inputs["query"], level / 8), "key": np.full_like(inputs["key"], 4)}
+    inputs = {name: array.astype(np.float32) for name, array in inputs.items()}
+    return replace(case, inputs=inputs, cotangents={})
+
+
+NEAR = {
+    "as drawn": far(),
+    "scores": far(query=3),
+    "small values": far(value=2.0**-45, level=-32),
+    "large values": far(value=2.0**35, level=32),
+}
+"""Where JAX's blocks sum exp(score) itself."""
+FAR = {
+    "scores": far(query=200),
+    "small values": far(value=2.0**-105, level=-32),
+    "large values": far(value=2.0**100, level=32),
+    "bias": far(bias=150),
+    "sinks": far(sinks=63, level=32),
+}
+"""Where that would overflow, or lose what is small."""
 IN_JAX = (
     "none", "window, per batch", "dense, with a hole", "all", "float16", "float64", "few queries", "everything",
 )  # fmt: skip

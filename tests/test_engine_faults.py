@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -12,11 +13,13 @@ import torch
 
 from conformance.cases import Case
 from conformance.engines import Engine
+from conformance.examinations import truth_and_bounds
 from conformance.independence import examine_determinism
 from conformance.verdict import Finding
+from conformance.verdict import judge as judged
 from specification.engines import Choice
 from tests import test_engine_inputs, test_engine_transformations
-from tests.engine_cases import BLOCKED, CASES, FUSED, PIECES, agreement, module_of, subject, worst
+from tests.engine_cases import BLOCKED, CASES, FAR, FUSED, PIECES, agreement, module_of, subject, worst
 from tests.small_models import edited
 from tests.test_engine_choice import explained, refusal
 from tests.test_engine_isolation import isolated
@@ -98,6 +101,10 @@ def always_literal(patch: pytest.MonkeyPatch) -> None:
     )  # fmt: skip
 
 
+def far_conforms(name: str, _: pytest.MonkeyPatch) -> None:
+    conforms(worst(judged(FAR[name], subject(PIECES)(FAR[name]), *truth_and_bounds(FAR[name]))))
+
+
 def forward_only(name: str) -> Case:
     return replace(CASES[name], cotangents={})
 
@@ -128,6 +135,18 @@ WRONG: dict[str, Wrong] = {
         lambda _: conforms(agreement(PIECES, "all")),
         lambda patch: copied_blocks(patch, ">= place.fresh, sizes.R", ">= place.query, sizes.R") and None,
     ),
+    **{
+        f"JAX: {name} too far from 0 to sum exp(score)": Wrong(
+            partial(far_conforms, name), lambda patch, edit=edit: copied_blocks(patch, *edit) and None
+        )
+        for name, edit in {
+            "scores": ("return usual & (score <= SCORE)", "return usual"),
+            "small values": (">= VALUES[0]", ">= 0"),
+            "large values": ("<= VALUES[1]", "< jnp.inf"),
+            "bias": ("score = score + jnp.max", "score = score + 0 * jnp.max"),
+            "sinks": ("(jnp.abs(sinks) <= SCORE)", "(jnp.abs(sinks) < jnp.inf)"),
+        }.items()
+    },
     "JAX: few queries without their scale": Wrong(
         lambda _: conforms(agreement(PIECES, "few queries")),
         lambda patch: (

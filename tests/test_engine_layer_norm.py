@@ -45,15 +45,22 @@ def drawn(
     return Case("layer_norm", dtype, inputs, {"eps": eps}, {"output": cotangent})
 
 
-def underflowing() -> Case:
-    """Small cotangents, large weights and small deviations: cotangent * x underflows, the gradient of x does not."""
-    x, cotangent = np.array([[1e-5, -1e-5, 1e-5]], np.float32), np.array([[1e-37, -1e-37, 5e-38]], np.float32)
-    inputs = {"x": x, "weight": np.full(3, 3e4, np.float32), "bias": np.zeros(3, np.float32)}
-    return Case("layer_norm", "float32", inputs, {"eps": 2.5e-10}, {"output": cotangent})
+def underflowing(last: float = 3e4, beside: float = 5e-38) -> Case:
+    """Small cotangents, large weights and small deviations: cotangent * x underflows, the gradient of x does not.
+
+    last, beside: the last weight and its cotangent.
+    """
+    inputs = {"x": [[1e-5, -1e-5, 1e-5, 2e-5]], "weight": [3e4, 3e4, 3e4, last], "bias": [0, 0, 0, 0]}
+    arrays = {name: np.array(numbers, np.float32) for name, numbers in inputs.items()}
+    cotangent = np.array([[1e-37, -1e-37, 5e-38, beside]], np.float32)
+    return Case("layer_norm", "float32", arrays, {"eps": 2.5e-10}, {"output": cotangent})
 
 
 CASES = {
     "cotangent * x underflows": underflowing(),
+    "it underflows beside a weight of 0": underflowing(0, 1),
+    "it underflows beside a weight near 0": underflowing(1e-30, 1),
+    "small products beside larger ones": underflowing(1e-7, 1),
     "float32": drawn(),
     "float64": drawn("float64"),
     "bfloat16": drawn("bfloat16"),
@@ -230,9 +237,19 @@ def test_without_its_limit_the_kernel_is_wrong(limit: str, monkeypatch: pytest.M
     assert not agreement(UNGUARDED[limit]).ratio <= 1
 
 
-def test_asked_without_a_look_at_sizes_the_kernel_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fused_norm, "moderate", lambda *_: True)
-    assert not agreement("cotangent * x underflows").ratio <= 1
+@pytest.mark.parametrize(
+    ("name", "without", "instead"),
+    [
+        ("cotangent * x underflows", "moderate", lambda *_: True),
+        ("it underflows beside a weight of 0", "LEAST", 0.0),
+        ("it underflows beside a weight near 0", "LEAST", 0.0),
+    ],
+)
+def test_asked_without_a_look_at_sizes_the_kernel_is_wrong(
+    name: str, without: str, instead: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_norm, without, instead)
+    assert not agreement(name).ratio <= 1
 
 
 @pytest.mark.parametrize("name", ["bfloat16", "float16"])

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from conformance.cases import Case
 from conformance.engines import Engine, judge
 from conformance.examinations import truth_and_bounds
 from conformance.sizes import Sizes
@@ -22,7 +23,9 @@ from tests.engine_cases import (
     BLOCKED,
     CASES,
     EACH,
+    FAR,
     FUSED,
+    NEAR,
     PIECES,
     agreement,
     drawn,
@@ -39,6 +42,22 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.rule("ATT-8", "ATT-9", "ATT-12")
 def test_definition(engine: Engine, name: str) -> None:
     finding = agreement(engine, name)
+    assert finding.ratio <= 1, str(finding)
+
+
+@pytest.mark.parametrize(
+    ("case", "near"),
+    [*((case, True) for case in NEAR.values()), *((case, False) for case in FAR.values())],
+    ids=[*(f"near, {name}" for name in NEAR), *(f"far, {name}" for name in FAR)],
+)
+@pytest.mark.rule("ATT-8")
+def test_scores_near_zero_and_far_from_it(case: Case, near: bool) -> None:
+    """JAX's blocks sum exp(score) itself only where no such number is too large or too small."""
+    blocked, engines = module_of(PIECES, "blocked"), module_of(PIECES, "engines")
+    inputs = {name: jnp.asarray(array) for name, array in case.inputs.items()}
+    given = blocked.Inputs(**inputs, mask=None, scale=None, softcap=None)
+    assert bool(blocked.near_zero(engines.in_blocks(given))) is near
+    finding = worst(judged(case, subject(PIECES)(case), *truth_and_bounds(case)))
     assert finding.ratio <= 1, str(finding)
 
 

@@ -28,15 +28,17 @@ Literal = Callable[..., torch.Tensor]
 SPREAD, MEAN = 2.0**16, 2.0**20
 """The kernel is asked where all reciprocal deviations are between 1 / SPREAD and SPREAD, and no mean exceeds MEAN."""
 
-COTANGENT, WEIGHT = 2.0**40, 2.0**16
-"""And backward where every row of the cotangent is 0 or has a Euclidean norm between 1 / COTANGENT and COTANGENT, the
-weight likewise.
+COTANGENT = 2.0**40
+"""And backward where every row of the cotangent is 0 or has a Euclidean norm between 1 / COTANGENT and COTANGENT,"""
+WEIGHT, LEAST = 2.0**16, 2.0**-24
+"""and the weight is 0, or has a norm of at most WEIGHT and no number below LEAST.
 
-The largest product that the kernel takes, cotangent * weight * mean * (reciprocal deviation)^3, is then 2^124. A
-gradient that is not 0 by cancellation has the size of 2^-40 2^-16 (2^-16)^2 = 2^-88, less by the roots of N that are
-between a norm and its largest number, which is 2^-104 for a row of 2^16: float32 has room for both. Without the limits
-downwards the kernel's cotangent * x underflows, and what is lost grows with the weight and the cubed reciprocal
-deviation.
+The largest product that the kernel takes, cotangent * weight * mean * (reciprocal deviation)^3, is then 2^124. A row of
+cotangent * weight has a norm of at least 2^-40 2^-24, so a gradient that is not 0 by cancellation has the size of 2^-64
+(2^-16)^2 = 2^-96, less by the root of N that is between a norm and its largest number, which is 2^-104 for a row of
+2^16: float32 has room for both. Without the limits downwards the kernel's cotangent * weight * x underflows, and what is
+lost grows with the cubed reciprocal deviation. A limit to the weight's norm would not do: the largest cotangents may
+stand beside the smallest weights.
 """
 
 
@@ -85,15 +87,15 @@ def within(numbers: torch.Tensor, low: float, high: float) -> bool:
 
 
 def moderate(cotangent: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether every row of the cotangent, and the weight, are 0 or of a usual norm.
+    """Whether every row of the cotangent, and the weight, are 0 or of a usual size.
 
     Of PyTorch's norms the Euclidean is by far the quickest. Its squares may leave the dtype: infinity is not usual, and
     what seems to be 0 is looked at again.
     """
-    axes = tuple(range(-weight.ndim, 0))
-    for numbers, limit in ((cotangent.detach(), COTANGENT), (weight.detach(), WEIGHT)):
-        norms = torch.linalg.vector_norm(numbers, 2, dim=axes)
-        silent = norms == 0
-        if not bool((silent | between(norms, limit)).all()) or bool(numbers[silent].any()):
+    cotangent, weight = cotangent.detach(), weight.detach()
+    if bool(weight.any()):
+        if not (torch.linalg.vector_norm(weight) <= WEIGHT and weight.abs().min() >= LEAST):
             return False
-    return True
+    norms = torch.linalg.vector_norm(cotangent, 2, dim=tuple(range(-weight.ndim, 0)))
+    silent = norms == 0
+    return bool((silent | between(norms, COTANGENT)).all()) and not bool(cotangent[silent].any())
