@@ -59,7 +59,7 @@ def underflowing(last: float = 3e4, beside: float = 5e-38) -> Case:
 CASES = {
     "cotangent * x underflows": underflowing(),
     "it underflows beside a weight of 0": underflowing(0, 1),
-    "it underflows beside a weight near 0": underflowing(1e-30, 1),
+    "it underflows beside a weight near 0": underflowing(1e-36, 1),
     "small products beside larger ones": underflowing(1e-7, 1),
     "float32": drawn(),
     "float64": drawn("float64"),
