@@ -101,11 +101,17 @@ def causal_or_dense(case: Case, device: str, numbers: bool) -> tuple[Callable[[A
     if not numbers:
         return lambda mask: {"attn_mask": framework.array(dense_mask(case, mask))}, "boolean array"
 
-    def added(mask: Any) -> dict[str, Any]:
-        allowed = framework.array(dense_mask(case, mask))
-        return {"attn_mask": torch.zeros(allowed.shape, dtype=dtype, device=device).masked_fill_(~allowed, -torch.inf)}
+    return lambda mask: {"attn_mask": as_numbers(framework.array(dense_mask(case, mask)), dtype)}, NUMBERS
 
-    return added, "array of 0 and -inf, made beforehand"
+
+NUMBERS = "array of 0 and -inf, made beforehand"
+
+
+def as_numbers(allowed: Any, dtype: Any) -> Any:
+    """To be added to scores: 0 where it is allowed, and -inf."""
+    import torch
+
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, -torch.inf)
 
 
 def sdpa(case: Case, device: str, kernel: str = "", numbers: bool = True) -> Prepared:
@@ -184,16 +190,17 @@ def multi_head(case: Case, device: str) -> Prepared:
     def given(mask: Any) -> dict[str, Any]:
         if mask is None:
             return {}
-        forbidden = framework.array(~dense_mask(case, mask))
+        # From booleans it makes these numbers anew in every call.
+        added = as_numbers(framework.array(dense_mask(case, mask)), dtype)
         if case.kind == "lengths":
-            return {"key_padding_mask": forbidden[:, 0, 0]}
-        return {"attn_mask": forbidden[0, 0]} | ({"is_causal": True} if case.kind == "causal" else {})
+            return {"key_padding_mask": added[:, 0, 0]}
+        return {"attn_mask": added[0, 0]} | ({"is_causal": True} if case.kind == "causal" else {})
 
     def apply(query: Any, key: Any, value: Any, mask: dict[str, Any]) -> Any:
         return module(query, key, value, need_weights=False, **mask)[0]
 
     ready = prepared(case, device, apply, given, layout=TOKENS)
-    ready.form = {"dense": "", "lengths": "key_padding_mask"}.get(case.kind, "attn_mask, boolean")
+    ready.form = {"dense": "", "lengths": f"key_padding_mask, {NUMBERS}"}.get(case.kind, f"attn_mask, {NUMBERS}")
     return ready
 
 

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from conformance.compiled_code import forget_compiled_code
 from conformance.examinations import EXAMINATIONS
 from conformance.limits import TooSlow, limited, valid_limit
 from conformance.subjects import Subject, WrongAnswer, first_line
@@ -22,6 +23,9 @@ from conformance.verdict import Finding
 
 TIME_LIMIT = 30.0
 """Seconds for one examination (one case, a few calls), compilation included."""
+
+LOOKING = 10
+"""After so many examinations a look whether too much code was compiled; each may compile for a shape of its own."""
 
 
 class JudgeError(BaseException):
@@ -47,6 +51,7 @@ def broken(message: str) -> list[Finding]:
 
 class Examiner:
     """Examines a subject here. `printed`: what it wrote to standard output. `overrun`: examinations that took too long.
+    `asked`: examinations.
     `never_given`: parameters of a function that are none of the operation's.
 
     time_limit: None for no limit and no capture of what is printed. ValueError for one that cannot be kept.
@@ -56,11 +61,14 @@ class Examiner:
         self.subject, self.time_limit = subject, valid_limit(time_limit)
         self.name, self.declaration = subject.name, subject.declaration
         self.never_given: tuple[str, ...] = getattr(getattr(subject, "signature", None), "never_given", ())
-        self.printed, self.overrun = "", 0
+        self.printed, self.overrun, self.asked = "", 0, 0
         self.output: IO[str] | None = None
 
     def __call__(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
         """The findings; an exception that the subject raises is a finding like any other."""
+        self.asked += 1
+        if self.asked % LOOKING == 0:
+            forget_compiled_code()
         limit = limited(self.time_limit)
         try:
             with self.capturing(), limit:

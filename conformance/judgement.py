@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from conformance import generation
 from conformance.cases import Case
-from conformance.compiled_code import forget_compiled_code
 from conformance.corpus import Entry, entries_for
 from conformance.declaration import FEATURES, UNCLAIMED, Declaration
 from conformance.diagnosis.naming import diagnosed
@@ -101,7 +100,6 @@ class Judgement:
     def ask(self, probes: Iterable[Probe]) -> None:
         for probe in probes:
             seconds = 0 if (probe.rule, self.examiner.name) in self.tally.violations else self.time_to_shrink()
-            forget_compiled_code()
             tally = run_probe(probe, [self.examiner], self.examples, self.seed, self.progress, seconds)
             self.tally.include(tally)
 

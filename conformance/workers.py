@@ -43,7 +43,7 @@ def start(names: Sequence[str], device: str) -> None:
 
 
 ROOM = 1e9
-"""Bytes that a process may hold before it forgets what JAX has compiled: a megabyte for each of thousands of shapes."""
+"""Bytes that a process may hold before it forgets what JAX has compiled."""
 
 SHARES = 8
 """Pieces into which the frozen corpus is divided among the processes."""

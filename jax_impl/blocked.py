@@ -56,9 +56,9 @@ class Limits(NamedTuple):
     piece: int = 1024
     """Keys taken together. 256 * 1024 scores in float32 are 1 MiB, which stay in the cache from one use to the next."""
     parts: int = 8
-    """A piece has 1/8, 2/8, ... or 8/8 of that many keys: the less there is left to see, the shorter it is."""
+    """A piece has 1/n, 2/n, ... or n/n of that many keys, n being this: the less is left to see, the shorter it is."""
     shortest: int = 64
-    """Keys that a part has at least, or there are fewer of them: each length takes time to be compiled for itself."""
+    """Keys that 1/n of a piece has at least, or n is smaller: each length takes time to be compiled for itself."""
 
 
 class Inputs(NamedTuple):

@@ -31,29 +31,29 @@ class KeyRanges(NamedTuple):
 
 
 def key_ranges(
-    mask: Any, query_length: int, key_length: int, block: int, xp: Any, starts: np.ndarray | None = None
+    mask: Any, query_length: int, key_length: int, block: int, xp: Any, begin: np.ndarray | None = None
 ) -> KeyRanges:
     """The ranges of each block of `block` queries, for a mask that was checked and at least as many queries, and a key.
 
-    Every block is whole: where the last one would be shorter, it reaches back. starts: where the blocks begin, each of
-    which then ends where the next one begins.
+    Every block is whole: where the last one would be shorter, it reaches back. begin: where the blocks begin, each of
+    which then ends where the next one begins; known, and not traced.
     """
-    if starts is None:
-        starts = xp.minimum(xp.arange(0, query_length, block), query_length - block)
-        queries = starts[:, None] + xp.arange(block)
+    if begin is None:
+        begin = xp.minimum(xp.arange(0, query_length, block), query_length - block)
+        queries = begin[:, None] + xp.arange(block)
     else:
-        last = np.append(starts[1:], query_length) - 1
-        queries = np.minimum(
-            starts[:, None] + np.arange(block), last[:, None]
-        )  # a shorter one has its last query again
+        last = np.append(begin[1:], query_length) - 1
+        # A shorter block has its last query again.
+        queries = np.minimum(begin[:, None] + np.arange(block), last[:, None])
     ranges = described(mask, queries, key_length, xp)
     return KeyRanges(*xp.broadcast_arrays(*ranges, queries[None, :, 0])[:4])
 
 
 def starts(mask: Any, query_length: int, block: int) -> np.ndarray:
-    """Where blocks of at most `block` queries begin, anew at every segment: then each sees one range, and all of it.
+    """Where blocks of at most `block` queries begin: anew at every segment, so that a block has queries of one alone.
 
-    With more segments than blocks, as if there were none. The mask holds NumPy arrays.
+    A segment of any batch element counts for all. With more segments than blocks, as if there were none. The mask holds
+    NumPy arrays.
     """
     edges = [0, *changes(mask), query_length]
     if len(edges) > query_length // block + 2:

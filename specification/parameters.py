@@ -80,7 +80,10 @@ class Embedding(NamedTuple):
 
 
 class Encoder(NamedTuple):
-    """embedding: None where the input is embedded already. norm: the one after the last block, where there is one."""
+    """A stack of encoder blocks, with what stands before and after it.
+
+    embedding: None where the input is embedded already. norm: the one after the last block, where there is one.
+    """
 
     embedding: Embedding | None
     blocks: list[EncoderBlock]

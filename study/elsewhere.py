@@ -38,7 +38,14 @@ class Meaning(NamedTuple):
 
 def first_sentence(text: str) -> str:
     paragraph = " ".join(text.split("\n\n")[0].split())
-    return re.split(r"(?<=[.:;])\s(?=[A-Z`])", paragraph)[0].rstrip(".:;")
+    ends = (found.start() for found in re.finditer(r"(?<=[.:;])\s(?=[A-Z`])", paragraph))
+    return next((paragraph[:end] for end in ends if closed(paragraph[:end])), paragraph).rstrip(".:;")
+
+
+def closed(text: str) -> bool:
+    """Whether every parenthesis is; [0, 1) is none."""
+    text = re.sub(r"\[[^]()]*\)", "", text)
+    return text.count("(") == text.count(")")
 
 
 @cache
@@ -132,10 +139,9 @@ def meanings(places: Sequence[Place]) -> dict[str, list[Meaning]]:
             place = (definition.path.partition("/")[2], definition.name)
             if place in places or definition.name in (inside, str(inside).partition(".")[0]):
                 continue
-            alike = found.setdefault(name, {})  # by the page that shows it, or else by what is said of it
+            alike = found.setdefault(name, {})  # by what is said of it
             operation = page_of(place)
-            page = operation.name if operation else None
-            before = alike.get(page or definition.says) or Meaning((), definition, page)
+            before = alike.get(definition.says) or Meaning((), definition, operation.name if operation else None)
             labels = tuple(dict.fromkeys((*before.labels, LABELS[package])))
-            alike[page or definition.says] = before._replace(labels=labels)
+            alike[definition.says] = before._replace(labels=labels)
     return {name: list(found[name].values()) for name in sorted(found, key=str.lower)}

@@ -128,7 +128,7 @@ CASES = FOR_ALL | BEYOND_THE_KERNEL
 
 
 def far(query: float = 1, value: float = 1, bias: float = 0, sinks: float = 0, level: float = 0) -> Case:
-    """Inputs times a factor, bias and sinks plus a number; forward only. level: scores and sinks are near it, if it is not 0."""
+    """Inputs times a factor, bias and sinks plus a number; forward only. level: that of scores and sinks."""
     case = drawn(None, bias=(Q, K), sinks=True)
     inputs = {
         "query": case.inputs["query"] * query,

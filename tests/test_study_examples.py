@@ -16,8 +16,10 @@ from specification.configuration import Configuration
 from study import site
 from study.capturing import Call, returning
 from study.examples import beams, decoding, generation, masks, models, running, tiny
+from study.examples.calls import examples
 from study.examples.parts import Part, Shown
 from study.examples.showing import SEVERAL, figure, parts_of
+from study.examples.working import title
 from study.operations import OPERATIONS
 from study.sources import LABELS, PACKAGES
 
@@ -228,3 +230,10 @@ def test_a_page_has_every_part() -> None:
     for part in masks.parts():
         assert f"<h3>{part.title}</h3>" in str(text)
     assert str(text).count('class="heat"') == 13
+
+
+def test_an_array_is_named_by_its_function_where_the_name_is_another_s() -> None:
+    case = examples()["feed_forward"].case
+    assert title(case, ("normal_distribution", "x")) == "x in normal_distribution"
+    assert title(case, ("feed_forward", "x")) == "x"
+    assert title(case, ("feed_forward", "hidden")) == "hidden"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import io
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -264,6 +267,18 @@ def test_show(name: str) -> None:
     code, text = command(name)
     assert code == 0
     assert "reference_numpy" in text
+
+
+def test_show_by_the_command_wherever_it_is_started(tmp_path: Path) -> None:
+    """An installed command does not look for `study` where it stands."""
+    command = Path(sys.executable).with_name("conformance")
+    if not command.exists():
+        pytest.skip("the project is not installed: no command `conformance`")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    told = subprocess.run(
+        [command, "show", "ATT-5"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert (told.returncode, "ATT-5" in told.stdout) == (0, True), told.stderr
 
 
 def test_show_of_nothing_known() -> None:

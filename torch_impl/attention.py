@@ -209,7 +209,7 @@ def visible_pairs(
 ) -> tuple[Bool[torch.Tensor, "#B #H #Q #K"], Float[torch.Tensor, "#B #H #Q #K"] | None]:
     """Which pairs count, and the bias in rank 4; -inf in the bias forbids a pair (ATT-3).
 
-    device: where positions are counted and arrays inside the mask are, for a description alone does not tell.
+    device: of the arrays in the mask. A description without arrays does not tell it.
     """
     allowed = allowed_pairs(mask, query_length, key_length, device)
     if bias is None:

@@ -36,9 +36,9 @@ WEIGHT, LEAST = 2.0**16, 2.0**-24
 The largest product that the kernel takes, cotangent * weight * mean * (reciprocal deviation)^3, is then 2^124. A row of
 cotangent * weight has a norm of at least 2^-40 2^-24, so a gradient that is not 0 by cancellation has the size of 2^-64
 (2^-16)^2 = 2^-96, less by the root of N that is between a norm and its largest number, which is 2^-104 for a row of
-2^16: float32 has room for both. Without the limits downwards the kernel's cotangent * weight * x underflows, and what is
-lost grows with the cubed reciprocal deviation. A limit to the weight's norm would not do: the largest cotangents may
-stand beside the smallest weights.
+2^16: float32 has room for both. Without the limits downwards the kernel's cotangent * weight * x underflows, and what
+is lost grows with the cubed reciprocal deviation. A lower limit to the weight's norm would not do: the largest
+cotangents may stand beside the smallest weights.
 """
 
 
@@ -93,9 +93,8 @@ def moderate(cotangent: torch.Tensor, weight: torch.Tensor) -> bool:
     what seems to be 0 is looked at again.
     """
     cotangent, weight = cotangent.detach(), weight.detach()
-    if bool(weight.any()):
-        if not (torch.linalg.vector_norm(weight) <= WEIGHT and weight.abs().min() >= LEAST):
-            return False
+    if bool(weight.any()) and not (torch.linalg.vector_norm(weight) <= WEIGHT and weight.abs().min() >= LEAST):
+        return False
     norms = torch.linalg.vector_norm(cotangent, 2, dim=tuple(range(-weight.ndim, 0)))
     silent = norms == 0
     return bool((silent | between(norms, COTANGENT)).all()) and not bool(cotangent[silent].any())

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from conformance.commands.console import console, refuse
+
+CLONE = Path(__file__).resolve().parents[2]
+"""Where the sources lie, if this package was not installed without them."""
 
 
 def show(
@@ -17,8 +21,11 @@ def show(
     head: Annotated[bool, typer.Option(help="signatures too")] = False,
 ) -> None:
     """The three implementations side by side, step by step, with the rule above; as many columns as fit the width."""
-    if importlib.util.find_spec("study") is None:
-        refuse("the sources and SPEC.md are shown where they lie: in a clone of the project, started there")
+    if not (CLONE / "study" / "terminal.py").exists():
+        refuse(
+            "the sources and SPEC.md are shown where they lie: in a clone of the project, or installed from one by -e"
+        )
+    sys.path.append(str(CLONE))  # `study` is no part of the distribution, and a command does not look where it stands
     from study.operations import find, nearest
     from study.terminal import shown
 

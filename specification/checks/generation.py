@@ -76,7 +76,7 @@ def empty_cache(parameters: Any, batch: Any, capacity: Any, given: Any) -> None:
 
 
 def decode_step(parameters: Any, new: Any, cache: Cache, length: int | None) -> None:
-    """length: that of the cache, where it can be read."""
+    """Arguments of a step of decoding. length: that of the cache, where it can be read."""
     generator(parameters)
     batch, count = tokens("tokens", new)
     rows, capacity = cache.real.shape
