@@ -11,6 +11,10 @@ from specification import Mask
 from specification.dtypes import compute_dtype_name
 
 
+ORDER = ("x", "query", "key", "value", "weight")
+"""Inputs that are printed first, whatever order a file has them in."""
+
+
 @dataclass(frozen=True, repr=False)
 class Case:
     """One call of one operation, and the cotangents with which its gradients are asked for.
@@ -33,7 +37,8 @@ class Case:
 
     def __repr__(self) -> str:
         """One line, as a call; large arrays by dtype and shape only."""
-        named = (self.inputs | self.options).items()
+        inputs = {name: self.inputs[name] for name in ORDER if name in self.inputs} | self.inputs
+        named = (inputs | self.options).items()
         return f"{self.operation}({', '.join(f'{name}={brief(value)}' for name, value in named if value is not None)})"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -47,7 +52,14 @@ def brief(value: Any) -> str:
         return f"{type(value).__name__}({', '.join(inside)})"
     if not isinstance(value, np.ndarray):
         return repr(value)
-    return f"{value.dtype}{list(value.shape)}" if value.size > 8 else f"{value.dtype}({value.tolist()})"
+    return f"{value.dtype}{list(value.shape)}" if value.size > 8 else f"{value.dtype}({shortest(value).tolist()})"
+
+
+def shortest(array: np.ndarray) -> np.ndarray:
+    """Floating numbers as the shortest decimal fractions that are the same numbers in the array's dtype."""
+    if array.dtype.kind in "biuf" and array.dtype not in (np.float32, np.float16):
+        return array
+    return np.array([float(str(number)) for number in array.ravel()]).reshape(array.shape)
 
 
 def expected_dtype(name: str, case: Case) -> str:

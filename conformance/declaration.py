@@ -32,6 +32,7 @@ FEATURES = {
     "cross": "as many queries as keys, or not",
     "value_width": "values of another width than the keys",
     "empty": "lengths of 0",
+    "axes": "norms over several axes, those of their weight",
     "gradients": "gradients",
     "structured": "masks come as descriptions, not as boolean arrays",
     "refusals": "bad input is refused, as the rules say",

@@ -74,6 +74,8 @@ def features_of(case: Case) -> set[str]:
         features.add("gradients")
     if any(0 in array.shape for array in case.inputs.values()):
         features.add("empty")
+    if case.operation in NORMS and case.inputs["weight"].ndim > 1:
+        features.add("axes")
     if has_masks(case.operation):
         (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
         features |= {"bias", "sinks"} & set(case.inputs)
@@ -81,6 +83,9 @@ def features_of(case: Case) -> set[str]:
         features |= {"cross"} if Q != K else set()
         features |= {"value_width"} if len(set(widths)) > 1 else set()
     return features
+
+
+NORMS = ("layer_norm", "rms_norm", "standard_deviation_norm")
 
 
 def has_masks(operation: str) -> bool:

@@ -17,7 +17,7 @@ from conformance.cases import Case
 from conformance.corpus import Entry, entries_for
 from conformance.declaration import FEATURES, UNCLAIMED, Declaration
 from conformance.diagnosis.naming import diagnosed
-from conformance.features import features_of, has_masks, rule_of, widths_of
+from conformance.features import NORMS, features_of, has_masks, rule_of, widths_of
 from conformance.generation import EMPTY, SHORT
 from conformance.guard import Examiner, broken
 from conformance.oracle import balls_available
@@ -171,6 +171,11 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
         return causal.filter(lambda case: feature in features_of(case))
     if feature == "gradients":
         return generation.operation_cases(operation, (dtype,), bare)
+    if feature == "axes":
+        if operation not in NORMS:
+            return None
+        norms = generation.norm_cases(operation, gradients=False, dtypes=(dtype,), declaration=bare)
+        return norms.filter(lambda case: feature in features_of(case))
     if not has_masks(operation) or (feature in ("dropout", "empty_rows") and operation not in WITH_DROPOUT):
         return None
     mask = feature if feature in generation.MASKS else "none"

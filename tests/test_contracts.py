@@ -535,6 +535,34 @@ def test_mask_of_its_own_in_multi_head_cases() -> None:
     each()
 
 
+# --- norms ------------------------------------------------------------------------------------------------------------
+
+
+def last_axis(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> Any:
+    if weight.ndim > 1:
+        raise NotImplementedError("one axis")
+    return reference_numpy.layer_norm(x, weight, bias, eps=eps)
+
+
+def last_axis_unchecked(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> Any:
+    y = reference_numpy.layer_norm(x, np.ones(x.shape[-1:], x.dtype), None, eps=eps) * weight + (
+        0 if bias is None else bias
+    )
+    return y.astype(x.dtype)
+
+
+def test_a_norm_of_the_last_axis_alone() -> None:
+    given = {"operation": "layer_norm", "dtypes": ["float32"], "effort": "quick", "seed": 1, "shrink": False}
+    undeclared = check(last_axis, **given)
+    assert [(violation.rule, violation.title) for violation in undeclared.violations] == [("NORM-1", "takes axes")]
+    assert undeclared.rules["NORM-3"].cases > 0
+    assert check(last_axis, supports="no-axes", **given).conforms
+    silent = check(last_axis_unchecked, supports="no-axes", **given)
+    assert [(violation.rule, violation.title) for violation in silent.violations] == [
+        ("NORM-1", "axes is not supported")
+    ]
+
+
 # --- what must be refused ---------------------------------------------------------------------------------------------
 
 

@@ -213,3 +213,21 @@ def test_flaky_names() -> None:
     tally.violate(violated("ATT-5", case(1, 1, 1, 1)))
     diagnosed(tally, Examiner(Target(reference_numpy.attention, "attention").make()))
     assert [violation.diagnosis for violation in tally.violations.values()] == [()]
+
+
+def in_blocks_of_32(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    """The last block is filled up with keys whose scores of 0 count."""
+    missing = -key.shape[2] % 32
+    more = [np.pad(array, ((0, 0), (0, 0), (0, missing), (0, 0))) for array in (key, value)]
+    widths = ((0, 0),) * (0 if mask is None else mask.ndim - 1) + ((0, missing),)
+    wider = None if mask is None else np.pad(mask, widths, constant_values=True)
+    return reference_numpy.attention(query, *more, mask=wider)
+
+
+@pytest.mark.parametrize(("rule", "examined_by"), [("ATT-4", "twin"), ("ATT-10", "planted")])
+def test_a_mistake_is_known_where_a_case_is_judged_by_another(rule: str, examined_by: str) -> None:
+    """By a twin whose scores are near 0, where a score of 0 is another mistake; by the case without NaN."""
+    report = conformance.check(in_blocks_of_32, "attention", rules=[rule], **QUICK)
+    (violation,) = report.violations
+    assert violation.examined_by == examined_by
+    assert any(name.startswith("the last block's padding counts as keys with score 0") for name in violation.diagnosis)

@@ -11,15 +11,16 @@ from typing import Any
 from xml.etree import ElementTree
 
 import fastjsonschema
+import ml_dtypes
 import numpy as np
 import pytest
 
 import conformance
 import reference_numpy
-from conformance.cases import Case
+from conformance.cases import Case, shortest
 from conformance.declaration import EVERYTHING
 from conformance.models.real import RealFinding, RealResult
-from conformance.reports.blocks import block
+from conformance.reports.blocks import block, expected, got
 from conformance.reports.comparison import changes, circumstances, read_report
 from conformance.reports.content import clean, document, number, real, subject_content, violation_content
 from conformance.reports.junit import junit
@@ -176,6 +177,29 @@ def test_peer_counts_in_no_verdict() -> None:
     assert ElementTree.fromstring(junit(both).encode()).get("failures") == "0"
     assert "Conforms" in page(both)
     assert not document("run", [report()["subjects"][0], content["subjects"][0]])["conforms"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "told"),
+    [
+        ("float64", ("-0.296897828578949", "-0.2913814053962597")),
+        ("float32", ("-0.29689783", "-0.291381405396")),
+        ("bfloat16", ("-0.296875", "-0.291381405396")),
+    ],
+)
+def test_digits_of_a_dtype(dtype: str, told: tuple[str, str]) -> None:
+    violation = {"got": -0.296897828578949, "expected": -0.2913814053962597, "dtype": dtype}
+    assert (got(violation), expected(violation)) == told
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+def test_numbers_of_a_small_case_are_the_same_numbers(dtype: Any) -> None:
+    drawn = np.random.default_rng(0).normal(size=8).astype(dtype)
+    special = np.array([np.nan, np.inf, -np.inf, 0, -0.0], dtype)
+    for array in (drawn, special):
+        written = shortest(array).tolist()
+        assert np.asarray(written).astype(dtype).tobytes() == array.tobytes()
+    assert shortest(np.float32([0.1])).tolist() == [0.1]
 
 
 def test_block() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases import Case
 from conformance.diagnosis import attention, layers
-from conformance.diagnosis.matching import Mistake, matching
-from conformance.diagnosis.precision import excused, scale_off
+from conformance.diagnosis.matching import Bounds, Mistake, matching
+from conformance.diagnosis.precision import excused, scale_off, variance_off
 from conformance.expectations import Planted
 from conformance.oracle import oracle
 from conformance.spreading import gradient_name
@@ -37,7 +38,9 @@ def examine_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shar
     """
     examined_by, failing, finding = material
     if isinstance(failing, Planted):
-        return [named(name) for name in of_planted(failing, finding)]
+        if names := of_planted(failing, finding):
+            return [named(name) for name in names]
+        failing = failing.clean  # a number came where another was due: perhaps without what was planted, too
     parts = failing if isinstance(failing, tuple) else (failing,)
     asked, judged = parts[0], parts[1] if examined_by in ("twin", "towering") else parts[0]
     if not isinstance(asked, Case) or asked.special or finding.name not in ("output", *gradients(asked)):
@@ -45,8 +48,30 @@ def examine_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shar
     got, truth = subject(asked), oracle(judged)
     if all(one.ratio <= 1 for one in judge(judged, got, truth, bound(judged))):
         return [named(STRIDES[examined_by])] if examined_by in STRIDES else []
-    names = list(matching(judged, got, truth, finding, mistakes_of(judged.operation)))
-    return [named(name) for name in names or [*scale_off(judged, got), *excused(judged, got, truth)][:1]]
+    mistakes = mistakes_of(judged.operation)
+    names = [*matching(judged, got, truth, finding, mistakes)]
+    if asked is not judged:  # a mistake need not be the same for both: a score of 0 stands apart only from far ones
+        plain = [m._replace(answers=within(bound(judged), m.answers)) for m in mistakes]
+        names += [name for name in matching(asked, got, truth, finding, plain) if name not in names]
+    near = (*scale_off(judged, got), *variance_off(judged, got), *excused(judged, got, truth))
+    return [named(name) for name in names or near[:1]]
+
+
+def within(most: Bounds, answers: Callable[[Case], Any]) -> Callable[[Case], Any]:
+    """The same answers, with bounds of at most the largest of these: scores of 1e30 leave none that tells anything."""
+
+    def narrower(case: Case) -> Any:
+        given = answers(case)
+        if given is None:
+            return None
+        exact, bounds = given
+        return exact, {name: np.minimum(b, largest(most.get(name, b))) for name, b in bounds.items()}
+
+    return narrower
+
+
+def largest(bounds: np.ndarray) -> Any:
+    return np.max(np.where(np.isfinite(bounds), bounds, 0), initial=0)
 
 
 def gradients(case: Case) -> list[str]:
@@ -58,7 +83,7 @@ def named(name: str) -> Finding:
 
 
 def of_planted(planted: Planted, finding: Finding) -> list[str]:
-    """What NaN and infinity show by themselves."""
+    """What NaN and infinity show by themselves; nothing where numbers are compared."""
     if np.isfinite(finding.expected) and not np.isfinite(finding.got):
         return ["what stands behind a mask is multiplied by a weight of 0, and 0 * NaN and 0 * inf are NaN"]
     return ["NaN is swallowed"] if np.isnan(finding.expected) else []

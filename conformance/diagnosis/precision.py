@@ -1,4 +1,4 @@
-"""Known losses of precision in attention: factors rounded, a scale slightly off, narrower arithmetic all through."""
+"""Known losses of precision: factors rounded, a scale or a variance slightly off, narrower arithmetic all through."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from conformance.oracle import oracle
 from conformance.spreading import gradient_name
 from conformance.subjects import Answers
 from conformance.verdict import PRECISION, compare
+from specification.dtypes import compute_dtype_name
 
 FORMATS = {"TF32": 11, "float16": 11, "bfloat16": 8}
 """Binary digits."""
@@ -96,6 +97,32 @@ def scale_off(case: Case, got: Answers) -> Iterator[str]:
         away = float(np.nansum((wide - exact) * slope) / np.nansum(slope**2))
         if 1e-7 < abs(away) < 0.1 and answers_to(at(1 + away)) and not answers_to(exact):
             yield f"the scale is {1 + away:.6g} times what it must be"
+
+
+def variance_off(case: Case, got: Answers) -> Iterator[str]:
+    """Every row of a layer norm has some variance, and it is off by no more than E[x^2] - E[x]^2 can be.
+
+    Of n terms that are added one after the other, E[x^2] is off by at most n u E[x^2], and rounding the squares and the
+    difference makes it a few more. What variance a row had is told by the one factor that all its elements have.
+    """
+    if case.operation != "layer_norm" or "output" not in got:
+        return
+    x, weight = case.inputs["x"].astype(float), case.inputs["weight"].astype(float)
+    bias = case.inputs["bias"].astype(float) if "bias" in case.inputs else 0.0
+    axes = tuple(range(-weight.ndim, 0))
+    centred, squares = x - x.mean(axis=axes, keepdims=True), (x**2).mean(axis=axes, keepdims=True)
+    expected = (centred**2).mean(axis=axes, keepdims=True) + case.options.get("eps", 1e-5)
+    rows = centred * weight
+    with np.errstate(all="ignore"):
+        size = np.sum(rows**2, axis=axes, keepdims=True)
+        factor = np.sum((got["output"].astype(float) - bias) * rows, axis=axes, keepdims=True) / size
+        away = np.where(size == 0, 0.0, np.abs(factor**-2 - expected))
+        exact = np.where(size == 0, 0.0, rows * factor) + bias
+        bounds = bound(replace(case, cotangents={}))["output"] * np.fmax(1, factor * np.sqrt(expected))
+    unit = 2.0 ** -PRECISION[compute_dtype_name(case.dtype)][0]
+    there = compare("output", got["output"], Exact(exact, np.zeros_like(exact)), bounds, case.dtype)
+    if np.all(away <= (weight.size + 4) * unit * (squares + expected)) and there.ratio <= 1:
+        yield f"{AT_MOST} a variance of E[x^2] - E[x]^2 would make them at most"
 
 
 def excused(case: Case, got: Answers, truth: dict[str, Exact]) -> Iterator[str]:

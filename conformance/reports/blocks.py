@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+import ml_dtypes
+import numpy as np
+
 from conformance.judged_rules import CONTRACT
 from conformance.reports.content import Content, real
 
@@ -19,8 +22,8 @@ def rows(violation: Content) -> list[tuple[str, str]]:
     if violation["index"] is None:
         found.append(("found", violation["message"]))
     else:
-        found += [("where", where(violation)), ("got", digits(violation["got"]))]
-        found += [("expected", digits(violation["expected"])), ("error", error(violation))]
+        found += [("where", where(violation)), ("got", got(violation))]
+        found += [("expected", expected(violation)), ("error", error(violation))]
         if violation["dtype"] is None:  # a message of its own beside the numbers
             found.append(("found", violation["message"]))
     if violation.get("called_with") is not None:
@@ -79,17 +82,29 @@ def where(violation: Content) -> str:
     return f"{violation['result']}{violation['index']}"
 
 
-def digits(value: float | str) -> str:
-    """A number as Python writes it."""
-    return repr(real(value))
+def got(violation: Content) -> str:
+    """With as many digits as tell it from its neighbours in its dtype."""
+    value, dtype = real(violation["got"]), violation["dtype"]
+    return repr(value) if dtype in (None, "float64") else str(narrowed(value, dtype))
+
+
+def expected(violation: Content) -> str:
+    """With digits enough to see how far off a number of that dtype is."""
+    value = real(violation["expected"])
+    return repr(value) if violation["dtype"] in (None, "float64") else repr(float(f"{value:.12g}"))
+
+
+def narrowed(value: float, dtype: str) -> np.generic:
+    with np.errstate(all="ignore"):
+        return np.asarray(value).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)[()]
 
 
 def error(violation: Content) -> str:
     """The error in units of its bound and in units in the last place."""
-    got, expected, bound = (real(violation[name]) for name in ("got", "expected", "bound"))
-    if not math.isfinite(got) or not math.isfinite(expected):
+    came, due, bound = (real(violation[name]) for name in ("got", "expected", "bound"))
+    if not math.isfinite(came) or not math.isfinite(due):
         return "no bound allows it"
     ratio, ulp = real(violation["ratio"]), real(violation["ulp"])
     exactly = "where only the exact number will do"
-    off = f"{abs(got - expected):.3g}, " + (f"{ratio:.3g} times its bound of {bound:.3g}" if bound else exactly)
+    off = f"{abs(came - due):.3g}, " + (f"{ratio:.3g} times its bound of {bound:.3g}" if bound else exactly)
     return f"{off}, {ulp:.3g} ULP of {violation['dtype']}" if math.isfinite(ulp) else off

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from conformance.reports.blocks import digits, error, follow, never_given, only_refused, rules_not_tried, where
+from conformance.reports.blocks import error, expected, follow, got, never_given, only_refused, rules_not_tried, where
 from conformance.reports.change import described
 from conformance.reports.content import Content, real
 from conformance.reports.pictures import pictures
@@ -37,7 +37,8 @@ def page(report: Content) -> str:
     template = environment.from_string((HERE / "page.html").read_text())
     style = Markup((HERE / "page.css").read_text())  # our own file, and no place for anything from the report
     names = [subject["name"] for subject in report["subjects"] if not subject["peer"]]
-    helpers: dict[str, Any] = {"pictures": pictures, "digits": digits, "error": error, "where": where, "ratio": ratio}
+    helpers: dict[str, Any] = {"pictures": pictures, "ratio": ratio, "real": real}
+    helpers |= {"where": where, "got": got, "expected": expected, "error": error}
     helpers |= {"never_given": never_given, "not_tried": rules_not_tried, "follow": follow}
     helpers |= {"described": described, "title": ", ".join(names) or f"conformance {report['command']}"}
     helpers |= {"layers": layer_rows, "parts": " / ".join(PARTS), "cosine": smallest_cosine, "step_ratio": step_ratio}
