@@ -10,7 +10,6 @@ import numpy as np
 from specification import Mask
 from specification.dtypes import compute_dtype_name
 
-
 ORDER = ("x", "query", "key", "value", "weight")
 """Inputs that are printed first, whatever order a file has them in."""
 
