@@ -132,6 +132,7 @@ class Run:
         self.judge_trials(entries, case)
         found = work(case, self.plan.seed)
         self.refuse_the_impossible(entries, case, found)
+        self.put_away(entries)
         self.measure_memory(entries, case)
         return found, entries
 
@@ -148,7 +149,19 @@ class Run:
         assert entry.start is not None
         if entry.start.typical > plan.budget.slowest:
             reason = f"one call takes {entry.start.typical:.1f} s, more than the {plan.budget.slowest:g} s given to it"
+            self.worker(subject).end()  # with all the memory that it has, which the others need
             return entry.end(LEFT_OUT, reason)
+
+    def put_away(self, entries: Sequence[Entry]) -> None:
+        """Nothing of a case stays where the next one may need the room; what failed begins anew."""
+        for entry in entries:
+            try:
+                if entry.measured:
+                    self.ask(entry, "release")
+                elif entry.status == FAILED:
+                    self.worker(entry.subject).end()
+            except Failed as failed:
+                self.plan.say(f"{entry.subject.name}: {failed}")
 
     # --- judged ---
 

@@ -23,6 +23,7 @@ from benchmarks.clocks import clock_for
 from benchmarks.gate import all_rows_judged
 from benchmarks.places import BY_ROW, Place, Sample, draw, only_there, taken
 from benchmarks.subjects import Prepared, Results, Subject
+from conformance.compiled_code import give_back_freed_memory
 from specification.dtypes import dtype_name
 
 WARM_UP, BEFORE, TRIAL, AFTER, MEMORY = range(5)
@@ -160,8 +161,10 @@ class Station:
                 break
 
     def release(self) -> None:
+        """Nothing of the case is kept."""
         self.prepared, self.reused = None, {}
         gc.collect()
+        give_back_freed_memory()
 
 
 def array_classes() -> set[type]:

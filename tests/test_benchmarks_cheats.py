@@ -9,9 +9,11 @@ import gc
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -167,8 +169,18 @@ def fail(error: Exception) -> Any:
     raise error
 
 
+HOARD = 2**28
+"""Bytes."""
+
+
+def hoarding(call: Call) -> Call:
+    kept = np.ones(HOARD // 8)
+    return lambda inputs: call(inputs) if kept.size else []
+
+
 WAYS: dict[str, Callable[[Call], Call]] = {
     "honest": lambda call: call,
+    "hoarding": hoarding,
     "asked the same twice": by_content,
     "zeros": always(zeros),
     "last result": last_result,
@@ -314,3 +326,25 @@ def test_the_others_go_on(falling: dict[str, Entry]) -> None:
 def test_every_element_of_a_batch_is_looked_at() -> None:
     found = entries(LENGTHS, ["honest", "first element", "first queries"])
     assert [entry.status for entry in found.values()] == [MEASURED, FAILED, FAILED]
+
+
+def resident(process: Any) -> int:
+    """Bytes."""
+    pages = Path(f"/proc/{process.pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there a process tells its memory")
+@pytest.mark.parametrize("slowest", [10.0, 0.0])
+def test_nothing_of_a_case_stays_in_memory(slowest: float) -> None:
+    """The process of what is too slow ends before the others are timed."""
+    plan = Plan("cpu", 1, 7, Budget(2, 2, slowest=slowest), memory=lambda case: False)
+    run = Run(plan, [subject("honest"), subject("hoarding")])
+    try:
+        statuses = [entry.status for entry in run.case(CAUSAL)[1]]
+        honest, hoarding = (worker.process for worker in run.workers.values())
+        assert statuses == [MEASURED if slowest else LEFT_OUT] * 2
+        assert (hoarding is None) == (not slowest)
+        assert hoarding is None or resident(hoarding) - resident(honest) < HOARD / 2
+    finally:
+        run.close()

@@ -58,7 +58,7 @@ def fused_attention(literal: Literal, inputs: Inputs) -> torch.Tensor:
     else:
         output, logsumexp = forward(inputs, work)
     # A row in which the kernel found no number to start from, and no mask to explain it, has a log-sum-exp of 0.
-    if not masked and not (finite(output) and torch.count_nonzero(logsumexp) == logsumexp.numel()):
+    if not masked and not (finite(output) and torch.count_nonzero(logsumexp).item() == logsumexp.numel()):
         return blocked_attention(literal, inputs)
     return output
 

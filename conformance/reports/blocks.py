@@ -65,8 +65,8 @@ def follow(subject: Content) -> str:
     """Which violations follow from the others, where there are any."""
     rules = [violation["rule"] for violation in subject["violations"] if violation.get("follows")]
     several = len(rules) > 1
-    fail = "fail by the same mistakes, or on cases without what these rules are about: they follow"
-    fails = "fails by the same mistake, or on a case without what this rule is about: it follows"
+    fail = "fail by the same mistakes, or on cases that use nothing these rules speak of: they follow"
+    fails = "fails by the same mistake, or on a case that uses nothing this rule speaks of: it follows"
     return f"{', '.join(rules)} {fail if several else fails} from the above." if rules else ""
 
 
