@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -94,7 +95,7 @@ def expected(violation: Content) -> str:
     return repr(value) if violation["dtype"] in (None, "float64") else repr(float(f"{value:.12g}"))
 
 
-def narrowed(value: float, dtype: str) -> np.generic:
+def narrowed(value: float, dtype: str) -> Any:
     with np.errstate(all="ignore"):
         return np.asarray(value).astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)[()]
 
