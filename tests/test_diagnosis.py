@@ -15,7 +15,7 @@ import torch_impl
 from conformance.bounds import bound
 from conformance.cases import Case
 from conformance.diagnosis.attention import MISTAKES
-from conformance.diagnosis.blocks import padded_tail
+from conformance.diagnosis.blocks import online, padded_tail
 from conformance.diagnosis.following import about, separated
 from conformance.diagnosis.matching import matching
 from conformance.diagnosis.naming import diagnosed, diagnosis, explaining, in_families
@@ -184,6 +184,20 @@ def test_the_larger_case_tells_block_sizes_apart() -> None:
     name = "the last block's padding counts as keys with score 0"
     assert found_on(numbers(15), None, padded)[0] == name
     assert found_on(numbers(15), numbers(19), padded) == (f"{name} (blocks of 16 keys)",)
+
+
+def test_a_wrong_answer_is_rounded_too() -> None:
+    """In 16 bits, and where it is larger than every right one."""
+    values = np.random.default_rng(0).uniform(0.01, 0.02, size=(24, 16))
+    keys = np.repeat([[0.0], [2.0]], [16, 8], axis=0)  # the maximum grows in the second block
+    rows = {"query": np.full((1, 1), 4.0), "key": keys, "value": values}
+    asked = Case("attention", "float16", {name: array[None, None].astype("float16") for name, array in rows.items()})
+    answer = online(asked, 16, rescale_output=False)
+    truth, limits = oracle(asked), bound(asked)
+    assert np.abs(answer).max() > 2 * np.abs(truth["output"].high).max()
+    got = {"output": answer.astype("float16")}
+    finding = judge(asked, got, truth, limits)[0]
+    assert any("output is not rescaled" in name for name in matching(asked, got, truth, finding, MISTAKES))
 
 
 def test_a_mistake_that_changes_nothing_here_is_not_named() -> None:

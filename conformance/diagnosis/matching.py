@@ -38,14 +38,19 @@ def instead(name: str, change: Callable[[Case], Case | None]) -> Mistake:
 
 
 def computed(name: str, output: Callable[[Case], Any]) -> Mistake:
-    """The subject's output is what a formula gives in float64. It may be off as far as the case's worst element."""
+    """The subject's output is what a formula gives in float64.
+
+    It may be off as far as the case's worst element, and by its own rounding: what is wrong may be larger than what is
+    right, and in 16 bits the bound is little more than the rounding.
+    """
 
     def answers(case: Case) -> tuple[dict[str, Exact], Bounds] | None:
         array = output(case)
         if array is None:
             return None
         worst = np.max(np.where(np.isfinite(b := bound(case)["output"]), b, 0), initial=0)
-        return {"output": Exact(array, np.zeros_like(array))}, {"output": np.full(np.shape(array), worst)}
+        rounding = 2.0 ** -PRECISION[case.dtype][0] * np.abs(array)
+        return {"output": Exact(array, np.zeros_like(array))}, {"output": worst + rounding}
 
     return Mistake(name, answers)
 
