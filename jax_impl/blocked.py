@@ -16,6 +16,9 @@ The backward pass computes the scores again, piece by piece, and weights = exp(s
 
     d value = weights^T . d output          d scores = weights * (d output . value^T - sum(d output * output))
 
+The log-sum-exp is kept as a sum of two numbers, itself and what it has lost by its rounding: of scores near -4096 that
+is 2^-12, and all weights of the row would be off by it.
+
 A score is rounded before anything is taken from it: the scale is on the queries, and a barrier behind the soft cap,
 because XLA makes one rounding of a product and a difference. Large scores would lie far from their own maximum.
 
@@ -77,7 +80,7 @@ class Inputs(NamedTuple):
 class Literal(NamedTuple):
     """The literal attention and its two sums, given because the file that has them imports this one."""
 
-    attention: Callable[[Inputs], tuple[Any, Any]]  # output and log-sum-exp, like `blocked_attention`
+    attention: Callable[[Inputs], tuple[Any, Any]]  # output and log-sum-exp in one column
     pair_products: Callable[[Any, Any, Any], Any]
     allowed_sum: Callable[[Any, Any, Any], Any]
     limits: Limits = Limits()
@@ -357,7 +360,7 @@ def over_pieces(
 
 @partial(jax.jit, static_argnums=0)
 def forward(literal: Literal, inputs: Inputs) -> tuple[Any, Any]:
-    """Output [B, H, Q, V] and log-sum-exp [B, H, Q, 1], in the dtype in which everything is computed."""
+    """Output [B, H, Q, V] and log-sum-exp [B, H, Q, 2], in the dtype in which everything is computed."""
     sizes = sizes_of(inputs, literal.limits)
     if few_scores(inputs):
         return forward_at_once(inputs, sizes._replace(block=sizes.Q))
@@ -418,7 +421,7 @@ def forward_blocks(inputs: Inputs, sizes: Sizes, sums: Sums, *, near: bool = Fal
         return tuple(put(all_rows, rows, QUERIES, sizes, place) for all_rows, rows in zip(results, found, strict=True))
 
     shape = inputs.query.shape[:3]
-    results = (jnp.zeros((*shape, sizes.V), dtype), jnp.zeros((*shape, 1), dtype))
+    results = (jnp.zeros((*shape, sizes.V), dtype), jnp.zeros((*shape, 2), dtype))
     return lax.fori_loop(0, sizes.B * sizes.G * sizes.blocks, block, results)
 
 
@@ -439,16 +442,25 @@ def summed(scores: Any, value: Any, allowed: Any, sums: Sums, *, near: bool = Fa
 
 
 def finished(keys: Partial, sinks: Any, sizes: Sizes) -> tuple[Any, Any]:
-    """Output [R * block, V] and log-sum-exp [R, block, 1] from all keys and the sinks [R], if there are any."""
+    """Output [R * block, V] and log-sum-exp [R, block, 2] from all keys and the sinks [R], if there are any."""
     near = keys.maximum is None
     alone = None if sinks is None else sink_alone(sinks, sizes, keys.total.dtype, near=near)
     maximum, total, output = keys if alone is None else merged(alone, keys)
     nothing = total == 0
     total = jnp.where(nothing, 1, total)
-    logsumexp = jnp.where(nothing, -jnp.inf, jnp.log(total) if near else maximum + jnp.log(total))
+    logsumexp, lost = exact_sum(0 if near else shift_of(maximum), jnp.log(total))
+    logsumexp = jnp.concatenate([jnp.where(nothing, -jnp.inf, logsumexp), lost], axis=-1)
     # A row without keys is 0 whatever its sink is, a NaN too.
     empty = keys.total == 0 if near else keys.maximum == -jnp.inf
     return jnp.where(flat(empty), 0, output / flat(total)), logsumexp
+
+
+def exact_sum(first: Any, second: Any) -> tuple[Any, Any]:
+    """first + second, and what its rounding has lost of it (Knuth's TwoSum), 0 where that is no number."""
+    found = first + second
+    of_second = found - first
+    lost = (first - (found - of_second)) + (second - of_second)
+    return found, jnp.where(jnp.isfinite(found), lost, 0)
 
 
 def merged(piece: Partial, before: Partial) -> Partial:
@@ -517,16 +529,16 @@ def backward_blocks(
         place = place_of(number)
         of_rows = (inputs.query, output, logsumexp, of_output, of_logsumexp)
         query, out, lse, d_out, d_lse = (flat(cut(array, QUERIES, sizes, place)[0]).astype(dtype) for array in of_rows)
-        lse = jnp.where(lse == -jnp.inf, 0, lse).reshape(sizes.rows)
+        lse, lost = (column.reshape(sizes.rows) for column in (jnp.where(lse == -jnp.inf, 0, lse)[:, :1], lse[:, 1:]))
         # sum(d output * output) over the width is sum(weights * d weights) over the keys.
-        mean = (jnp.sum(d_out * out, axis=-1, keepdims=True) - d_lse).reshape(sizes.rows)
+        mean = (jnp.sum(d_out * out, axis=-1, keepdims=True) - d_lse[:, :1]).reshape(sizes.rows)
         # Rows that the block before had too add nothing to what is summed over queries.
         fresh = jnp.tile(place.query + jnp.arange(sizes.block) >= place.fresh, sizes.R)[:, None]
         fresh_query, fresh_d_out = (jnp.where(fresh, rows, 0).T for rows in (query, d_out))
 
         def look(position: Any, length: int, full: bool) -> Contribution:
             piece = piece_at(inputs, sizes, place, query, position, length, full=full)
-            weights = jnp.exp(jnp.minimum(piece.scores - lse, 0))
+            weights = jnp.exp(jnp.minimum(piece.scores - lse - lost, 0))
             allowed = flat(piece.allowed)
             d_weights = sums.pairs(d_out, piece.value, allowed).reshape(weights.shape)
             d_scores = weights * (d_weights - mean)
@@ -562,7 +574,7 @@ def backward_blocks(
         d_query, gradients = over_pieces(sizes, place, look, add, (jnp.zeros_like(query), gradients))
         if inputs.sinks is not None:
             sinks = sink_alone(sinks_at(inputs, sizes, place), sizes, dtype).maximum
-            rows = jnp.where(fresh.reshape(sizes.rows), -jnp.exp(sinks - lse) * mean, 0)
+            rows = jnp.where(fresh.reshape(sizes.rows), -jnp.exp(sinks - lse - lost) * mean, 0)
             d_sinks = put(gradients.sinks, jnp.sum(rows, axis=(1, 2)), ("heads",), sizes, place, add=True)
             gradients = gradients._replace(sinks=d_sinks)
         return gradients._replace(query=put(gradients.query, d_query, QUERIES, sizes, place))
@@ -607,7 +619,9 @@ def without_mask(inputs: Inputs) -> Inputs:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def blocked_attention(literal: Literal, inputs: Inputs) -> tuple[Any, Any]:
-    """Output [B, H, Q, V] and log-sum-exp [B, H, Q, 1], both in the dtype in which everything is computed.
+    """Output [B, H, Q, V] and log-sum-exp [B, H, Q, 2], both in the dtype in which everything is computed.
+
+    The log-sum-exp is the sum of its two columns.
 
     There must be at least one batch element, head, query and key.
     """
@@ -644,7 +658,8 @@ def gradients_backward(literal: Literal, saved: Any, cotangents: Inputs) -> tupl
 
     def literal_gradients(arrays: Inputs, of_results: list[Any]) -> Inputs:
         _, pullback = jax.vjp(lambda arrays: literal.attention(arrays._replace(mask=inputs.mask)), arrays)
-        return pullback(tuple(of_results))[0]
+        of_output, of_logsumexp = of_results
+        return pullback((of_output, of_logsumexp[..., :1]))[0]
 
     _, pullback = jax.vjp(literal_gradients, without_mask(inputs), of_results)
     of_inputs, of_cotangents = pullback(cotangents)

@@ -143,6 +143,13 @@ def far(query: float = 1, value: float = 1, bias: float = 0, sinks: float = 0, l
     return replace(case, inputs=inputs, cotangents={})
 
 
+def lowered(by: float) -> Case:
+    """Scores that are all lower by a number, without any rounding: what is the same for all keys is of no account."""
+    case = drawn(MASKS["causal, empty rows"], bias=(Q, K), scale=0.0)
+    bias = np.where(case.inputs["bias"] == -np.inf, -np.inf, np.round(case.inputs["bias"] * 256) / 256 - by)
+    return replace(case, inputs=case.inputs | {"bias": bias.astype(np.float32)})
+
+
 NEAR = {
     "as drawn": far(),
     "scores": far(query=3),

@@ -19,7 +19,7 @@ from conformance.verdict import Finding
 from conformance.verdict import judge as judged
 from specification.engines import Choice
 from tests import test_engine_inputs, test_engine_transformations
-from tests.engine_cases import BLOCKED, CASES, FAR, FUSED, PIECES, agreement, module_of, subject, worst
+from tests.engine_cases import BLOCKED, CASES, FAR, FUSED, PIECES, agreement, lowered, module_of, subject, worst
 from tests.small_models import edited
 from tests.test_engine_choice import explained, refusal
 from tests.test_engine_isolation import isolated
@@ -147,6 +147,10 @@ WRONG: dict[str, Wrong] = {
             "sinks": ("(jnp.abs(sinks) <= SCORE)", "(jnp.abs(sinks) < jnp.inf)"),
         }.items()
     },
+    "JAX: what the log-sum-exp lost is forgotten": Wrong(
+        lambda _: conforms(worst(judged(lowered(4096), subject(PIECES)(lowered(4096)), *truth_and_bounds(lowered(0))))),
+        lambda patch: copied_blocks(patch, "piece.scores - lse - lost", "piece.scores - lse") and None,
+    ),
     "JAX: few queries without their scale": Wrong(
         lambda _: conforms(agreement(PIECES, "few queries")),
         lambda patch: (

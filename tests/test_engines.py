@@ -30,6 +30,7 @@ from tests.engine_cases import (
     agreement,
     drawn,
     every_engine,
+    lowered,
     module_of,
     subject,
     worst,
@@ -42,6 +43,14 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.rule("ATT-8", "ATT-9", "ATT-12")
 def test_definition(engine: Engine, name: str) -> None:
     finding = agreement(engine, name)
+    assert finding.ratio <= 1, str(finding)
+
+
+@pytest.mark.parametrize("engine", [BLOCKED, PIECES], ids=lambda engine: engine.title)
+@pytest.mark.rule("ATT-4")
+def test_scores_far_below_zero_lose_nothing(engine: Engine) -> None:
+    """Of a log-sum-exp near -4096 float32 leaves 2^-12; no gradient may see that."""
+    finding = worst(judged(lowered(4096), subject(engine)(lowered(4096)), *truth_and_bounds(lowered(0))))
     assert finding.ratio <= 1, str(finding)
 
 
