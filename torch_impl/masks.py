@@ -44,8 +44,6 @@ def checked_mask(
     mask: Any, query_length: int, key_length: int, batch: int | None, heads: int | None, device: torch.device | str
 ) -> Any:
     """The description with tensors on `device` inside, once all that it holds is known to fit."""
-    if mask is None:  # said here because every call without a mask would pay for finding nothing in it
-        return None
     mask = map_arrays(as_mask(mask), to_array)
     checks.mask(mask, query_length, key_length, batch, heads)
     checks.mask_values(mask, key_length, readable)
