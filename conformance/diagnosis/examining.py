@@ -10,9 +10,10 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases import Case
 from conformance.diagnosis import attention, layers
-from conformance.diagnosis.matching import Bounds, Mistake, matching
+from conformance.diagnosis.matching import Bounds, Mistake, largest, matching
 from conformance.diagnosis.precision import excused, scale_off, variance_off
 from conformance.expectations import Planted
+from conformance.features import NORMS
 from conformance.oracle import oracle
 from conformance.spreading import gradient_name
 from conformance.subjects import Subject
@@ -28,7 +29,7 @@ STRIDES = {
 def mistakes_of(operation: str) -> list[Mistake]:
     if operation.startswith("attention"):
         return attention.MISTAKES
-    return layers.NORM_MISTAKES if operation.endswith("_norm") else layers.LAYER_MISTAKES.get(operation, [])
+    return layers.NORM_MISTAKES if operation in NORMS else layers.LAYER_MISTAKES.get(operation, [])
 
 
 def examine_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shared: None) -> list[Finding]:
@@ -45,19 +46,20 @@ def examine_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shar
     asked, judged = parts[0], parts[1] if examined_by in ("twin", "towering") else parts[0]
     if not isinstance(asked, Case) or asked.special or finding.name not in ("output", *gradients(asked)):
         return []
-    got, truth = subject(asked), oracle(judged)
-    if all(one.ratio <= 1 for one in judge(judged, got, truth, bound(judged))):
+    got, truth, bounds = subject(asked), oracle(judged), bound(judged)
+    if all(one.ratio <= 1 for one in judge(judged, got, truth, bounds)):
         return [named(STRIDES[examined_by])] if examined_by in STRIDES else []
     mistakes = mistakes_of(judged.operation)
     names = [*matching(judged, got, truth, finding, mistakes)]
     if asked is not judged:  # a mistake need not be the same for both: a score of 0 stands apart only from far ones
-        plain = [m._replace(answers=within(bound(judged), m.answers)) for m in mistakes]
+        plain = [mistake._replace(answers=at_most(bounds, mistake.answers)) for mistake in mistakes]
         names += [name for name in matching(asked, got, truth, finding, plain) if name not in names]
-    near = (*scale_off(judged, got), *variance_off(judged, got), *excused(judged, got, truth))
-    return [named(name) for name in names or near[:1]]
+    if not names:
+        names = [*scale_off(judged, got), *variance_off(judged, got), *excused(judged, got, truth)][:1]
+    return [named(name) for name in names]
 
 
-def within(most: Bounds, answers: Callable[[Case], Any]) -> Callable[[Case], Any]:
+def at_most(most: Bounds, answers: Callable[[Case], Any]) -> Callable[[Case], Any]:
     """The same answers, with bounds of at most the largest of these: scores of 1e30 leave none that tells anything."""
 
     def narrower(case: Case) -> Any:
@@ -68,10 +70,6 @@ def within(most: Bounds, answers: Callable[[Case], Any]) -> Callable[[Case], Any
         return exact, {name: np.minimum(b, largest(most.get(name, b))) for name, b in bounds.items()}
 
     return narrower
-
-
-def largest(bounds: np.ndarray) -> Any:
-    return np.max(np.where(np.isfinite(bounds), bounds, 0), initial=0)
 
 
 def gradients(case: Case) -> list[str]:

@@ -48,11 +48,16 @@ def computed(name: str, output: Callable[[Case], Any]) -> Mistake:
         array = output(case)
         if array is None:
             return None
-        worst = np.max(np.where(np.isfinite(b := bound(case)["output"]), b, 0), initial=0)
+        worst = largest(bound(case)["output"])
         rounding = 2.0 ** -PRECISION[case.dtype][0] * np.abs(array)
         return {"output": Exact(array, np.zeros_like(array))}, {"output": worst + rounding}
 
     return Mistake(name, answers)
+
+
+def largest(bounds: np.ndarray) -> Any:
+    """Of the finite ones."""
+    return np.max(np.where(np.isfinite(bounds), bounds, 0), initial=0)
 
 
 def matching(

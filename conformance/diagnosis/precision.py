@@ -11,6 +11,7 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.cases import Case, expected_dtype
+from conformance.diagnosis.layers import mean, square, variance
 from conformance.diagnosis.matching import Bounds, Mistake, computed
 from conformance.expectations import Exact
 from conformance.oracle import oracle
@@ -110,9 +111,8 @@ def variance_off(case: Case, got: Answers) -> Iterator[str]:
     x, weight = case.inputs["x"].astype(float), case.inputs["weight"].astype(float)
     bias = case.inputs["bias"].astype(float) if "bias" in case.inputs else 0.0
     axes = tuple(range(-weight.ndim, 0))
-    centred, squares = x - x.mean(axis=axes, keepdims=True), (x**2).mean(axis=axes, keepdims=True)
-    expected = (centred**2).mean(axis=axes, keepdims=True) + case.options.get("eps", 1e-5)
-    rows = centred * weight
+    expected = variance(x, axes) + case.options.get("eps", 1e-5)
+    rows = (x - mean(x, axes)) * weight
     with np.errstate(all="ignore"):
         size = np.sum(rows**2, axis=axes, keepdims=True)
         factor = np.sum((got["output"].astype(float) - bias) * rows, axis=axes, keepdims=True) / size
@@ -121,7 +121,7 @@ def variance_off(case: Case, got: Answers) -> Iterator[str]:
         bounds = bound(replace(case, cotangents={}))["output"] * np.fmax(1, factor * np.sqrt(expected))
     unit = 2.0 ** -PRECISION[compute_dtype_name(case.dtype)][0]
     there = compare("output", got["output"], Exact(exact, np.zeros_like(exact)), bounds, case.dtype)
-    if np.all(away <= (weight.size + 4) * unit * (squares + expected)) and there.ratio <= 1:
+    if np.all(away <= (weight.size + 4) * unit * (square(x, axes) + expected)) and there.ratio <= 1:
         yield f"{AT_MOST} a variance of E[x^2] - E[x]^2 would make them at most"
 
 
