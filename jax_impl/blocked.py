@@ -180,15 +180,15 @@ def near_zero(inputs: Inputs) -> Any:
     |query . key| is at most |query| |key|.
     """
     dtype = wide(inputs)
-    largest = [jnp.sqrt(jnp.max(jnp.sum(jnp.square(a.astype(dtype)), axis=-1))) for a in (inputs.query, inputs.key)]
-    score = largest[0] * largest[1] * jnp.abs(inputs.scale)
+    squares = [jnp.sum(jnp.square(array.astype(dtype)), axis=-1) for array in (inputs.query, inputs.key)]
+    score = jnp.sqrt(largest(squares[0]) * largest(squares[1])) * jnp.abs(inputs.scale)
     if inputs.softcap is not None:
         score = jnp.minimum(score, inputs.softcap)
     if inputs.bias is not None:
         bias = inputs.bias.astype(dtype)
-        score = score + jnp.max(jnp.where(bias == -jnp.inf, 0, jnp.abs(bias)))
+        score = score + largest(jnp.where(bias == -jnp.inf, 0, jnp.abs(bias)))
     values = jnp.abs(inputs.value.astype(dtype))
-    usual = (jnp.min(jnp.where(values == 0, 1, values)) >= VALUES[0]) & (jnp.max(values) <= VALUES[1])
+    usual = jnp.all((values == 0) | ((values >= VALUES[0]) & (values <= VALUES[1])))
     if inputs.sinks is not None:
         sinks = inputs.sinks.astype(dtype)
         usual &= jnp.all((sinks == -jnp.inf) | (jnp.abs(sinks) <= SCORE))
@@ -197,8 +197,16 @@ def near_zero(inputs: Inputs) -> Any:
 
 def bounded(left: Any, right: Any, dtype: Any) -> Any:
     """Whether no product of a row of each leaves the dtype; False where one of the numbers is NaN."""
-    largest = [jnp.max(jnp.abs(array.astype(dtype))) for array in (left, right)]
-    return 4 * largest[0] * largest[1] * left.shape[-1] < jnp.inf
+    sizes = [largest(jnp.abs(array.astype(dtype))) for array in (left, right)]
+    return 4 * sizes[0] * sizes[1] * left.shape[-1] < jnp.inf
+
+
+def largest(sizes: Any) -> Any:
+    """Of numbers that are not negative; infinity if one is NaN, which XLA's own maximum leaves out where it is long.
+
+    (In 0.10.2 on a CPU the maximum of 4,224 numbers, one of them NaN, is the largest of the others.)
+    """
+    return jnp.where(jnp.all(sizes < jnp.inf), jnp.max(sizes), jnp.inf)
 
 
 # --- where a block stands ---------------------------------------------------------------------------------------------
@@ -363,7 +371,10 @@ def forward(literal: Literal, inputs: Inputs) -> tuple[Any, Any]:
     """Output [B, H, Q, V] and log-sum-exp [B, H, Q, 2], in the dtype in which everything is computed."""
     sizes = sizes_of(inputs, literal.limits)
     if few_scores(inputs):
-        return forward_at_once(inputs, sizes._replace(block=sizes.Q))
+        whole = sizes._replace(block=sizes.Q)
+        found = forward_at_once(inputs, whole, PLAIN)
+        # An infinite value makes NaN (ATT-10), which the plain sum does not.
+        return lax.cond(finite(found[0]), lambda: found, lambda: forward_at_once(inputs, whole, careful(literal)))
     simple = sizes._replace(pieces=sizes.pieces[-1:])
     return lax.switch(
         jnp.where(near_zero(inputs), 0, jnp.where(finite(inputs.value), 1, 2)),
@@ -384,7 +395,7 @@ def few_scores(inputs: Inputs) -> bool:
     return inputs.mask is None and inputs.bias is None and H // G * Q <= D + V
 
 
-def forward_at_once(inputs: Inputs, sizes: Sizes) -> tuple[Any, Any]:
+def forward_at_once(inputs: Inputs, sizes: Sizes, sums: Sums) -> tuple[Any, Any]:
     """All in one block and one piece: what a loop takes of keys and values it copies, and here each is used once."""
     dtype = wide(inputs)
 
@@ -393,7 +404,7 @@ def forward_at_once(inputs: Inputs, sizes: Sizes) -> tuple[Any, Any]:
         # In this order XLA reads the keys as they lie.
         products = jnp.matmul(key.astype(dtype), rows.T, precision=HIGHEST).T
         scores, _ = capped(products.reshape(sizes.R, sizes.Q, sizes.K), inputs.softcap)
-        output, logsumexp = finished(summed(scores, value.astype(dtype), None, PLAIN), sinks, sizes)
+        output, logsumexp = finished(summed(scores, value.astype(dtype), None, sums), sinks, sizes)
         return output.reshape(query.shape[:-1] + output.shape[-1:]), logsumexp
 
     sinks = None if inputs.sinks is None else inputs.sinks.reshape(sizes.G, sizes.R)
@@ -451,8 +462,8 @@ def finished(keys: Partial, sinks: Any, sizes: Sizes) -> tuple[Any, Any]:
     logsumexp, lost = exact_sum(0 if near else shift_of(maximum), jnp.log(total))
     logsumexp = jnp.concatenate([jnp.where(nothing, -jnp.inf, logsumexp), lost], axis=-1)
     # A row without keys is 0 whatever its sink is, a NaN too.
-    empty = keys.total == 0 if near else keys.maximum == -jnp.inf
-    return jnp.where(flat(empty), 0, output / flat(total)), logsumexp
+    # The maximum does not tell: of a row that is NaN throughout XLA makes -inf in some fusions.
+    return jnp.where(flat(keys.total == 0), 0, output / flat(total)), logsumexp
 
 
 def exact_sum(first: Any, second: Any) -> tuple[Any, Any]:
@@ -531,7 +542,8 @@ def backward_blocks(
         query, out, lse, d_out, d_lse = (flat(cut(array, QUERIES, sizes, place)[0]).astype(dtype) for array in of_rows)
         lse, lost = (column.reshape(sizes.rows) for column in (jnp.where(lse == -jnp.inf, 0, lse)[:, :1], lse[:, 1:]))
         # sum(d output * output) over the width is sum(weights * d weights) over the keys.
-        mean = (jnp.sum(d_out * out, axis=-1, keepdims=True) - d_lse[:, :1]).reshape(sizes.rows)
+        mean = jnp.sum(d_out * out, axis=-1, keepdims=True).reshape(sizes.rows)
+        d_lse = d_lse[:, :1].reshape(sizes.rows)
         # Rows that the block before had too add nothing to what is summed over queries.
         fresh = jnp.tile(place.query + jnp.arange(sizes.block) >= place.fresh, sizes.R)[:, None]
         fresh_query, fresh_d_out = (jnp.where(fresh, rows, 0).T for rows in (query, d_out))
@@ -541,7 +553,7 @@ def backward_blocks(
             weights = jnp.exp(jnp.minimum(piece.scores - lse - lost, 0))
             allowed = flat(piece.allowed)
             d_weights = sums.pairs(d_out, piece.value, allowed).reshape(weights.shape)
-            d_scores = weights * (d_weights - mean)
+            d_scores = weights * (d_weights - (mean - d_lse))
             d_products = d_scores * inputs.scale
             d_products = d_products if piece.slope is None else d_products * piece.slope
             if piece.allowed is not None and sums is not PLAIN:  # where all is finite, forbidden weights are 0 already
@@ -553,28 +565,33 @@ def backward_blocks(
             if inputs.bias is not None:
                 d_bias = jnp.where(fresh.reshape(sizes.rows), d_scores, 0)
                 d_bias = d_bias if inputs.bias.shape[1] > 1 else jnp.sum(d_bias, axis=0, keepdims=True)
+            plain = sums is PLAIN or piece.allowed is None
             return Contribution(
                 piece.start,
+                jnp.ones(sizes.rows, bool) if plain else jnp.any(piece.allowed, axis=-1, keepdims=True),
                 sums.keys(d_products, piece.key, allowed),
                 filled(sums.queries(fresh_query, d_products, allowed), largest, 1),
                 filled(sums.queries(fresh_d_out, flat(weights), allowed), largest, 1),
                 None if d_bias is None else filled(d_bias, largest, 2),
             )
 
-        def add(piece: Contribution, state: tuple[Any, Inputs]) -> tuple[Any, Inputs]:
-            d_query, found = state
+        def add(piece: Contribution, state: tuple[Any, Any, Inputs]) -> tuple[Any, Any, Inputs]:
+            seen, d_query, found = state
             there = (sizes, place, piece.start, largest)
             found = found._replace(
                 key=put(found.key, piece.key, UPRIGHT_KEYS, *there, add=True),
                 value=put(found.value, piece.value, UPRIGHT_KEYS, *there, add=True),
                 bias=None if piece.bias is None else put(found.bias, piece.bias, PAIRS, *there, add=True),
             )
-            return d_query + piece.query, found
+            return seen | piece.seen, d_query + piece.query, found
 
-        d_query, gradients = over_pieces(sizes, place, look, add, (jnp.zeros_like(query), gradients))
+        nothing = (jnp.zeros(sizes.rows, bool), jnp.zeros_like(query), gradients)
+        seen, d_query, gradients = over_pieces(sizes, place, look, add, nothing)
         if inputs.sinks is not None:
             sinks = sink_alone(sinks_at(inputs, sizes, place), sizes, dtype).maximum
-            rows = jnp.where(fresh.reshape(sizes.rows), -jnp.exp(sinks - lse - lost) * mean, 0)
+            # No cotangent of a row without keys gets to its sink, a NaN no more than others (ATT-6).
+            rows = -jnp.exp(sinks - lse - lost) * (jnp.where(seen, mean, 0) - d_lse)
+            rows = jnp.where(fresh.reshape(sizes.rows), rows, 0)
             d_sinks = put(gradients.sinks, jnp.sum(rows, axis=(1, 2)), ("heads",), sizes, place, add=True)
             gradients = gradients._replace(sinks=d_sinks)
         return gradients._replace(query=put(gradients.query, d_query, QUERIES, sizes, place))
@@ -598,6 +615,7 @@ class Contribution(NamedTuple):
     """What a piece of keys adds to gradients. Those of keys, values and bias are filled up to the longest piece."""
 
     start: Any
+    seen: Any  # [R, block, 1], whether a row has any of these keys; true of all where everything is finite
     query: Any
     key: Any  # [D, piece]
     value: Any  # [V, piece]

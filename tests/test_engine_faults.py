@@ -22,7 +22,7 @@ from tests import test_engine_inputs, test_engine_transformations
 from tests.engine_cases import BLOCKED, CASES, FAR, FUSED, PIECES, agreement, lowered, module_of, subject, worst
 from tests.small_models import edited
 from tests.test_engine_choice import explained, refusal
-from tests.test_engine_isolation import isolated
+from tests.test_engine_isolation import isolated, long_sequences_hide
 from tests.test_engine_skipping import COUNTED, T, work
 from tests.test_engine_transformations import transform
 
@@ -143,7 +143,7 @@ WRONG: dict[str, Wrong] = {
             "scores": ("return usual & (score <= SCORE)", "return usual"),
             "small values": (">= VALUES[0]", ">= 0"),
             "large values": ("<= VALUES[1]", "< jnp.inf"),
-            "bias": ("score = score + jnp.max", "score = score + 0 * jnp.max"),
+            "bias": ("score = score + largest", "score = score + 0 * largest"),
             "sinks": ("(jnp.abs(sinks) <= SCORE)", "(jnp.abs(sinks) < jnp.inf)"),
         }.items()
     },
@@ -159,7 +159,21 @@ WRONG: dict[str, Wrong] = {
     ),
     "JAX: few queries without sinks": Wrong(
         lambda _: conforms(agreement(PIECES, "few queries")),
-        lambda patch: copied_blocks(patch, "None, PLAIN), sinks, sizes)", "None, PLAIN), None, sizes)") and None,
+        lambda patch: copied_blocks(patch, "None, sums), sinks, sizes)", "None, sums), None, sizes)") and None,
+    ),
+    "JAX: few queries, and infinity taken for a number": Wrong(
+        lambda _: conforms(isolated(PIECES, "few queries", "value")),
+        lambda patch: copied_blocks(patch, "finite(found[0]), lambda", "True, lambda") and None,
+    ),
+    "JAX: cotangents of rows without keys get to the sinks": Wrong(
+        lambda _: conforms(isolated(PIECES, "sinks", "cotangent")),
+        lambda patch: copied_blocks(patch, "jnp.where(seen, mean, 0)", "mean") and None,
+    ),
+    "JAX: NaN left out of a maximum": Wrong(
+        lambda _: long_sequences_hide("jax"),
+        lambda patch: (
+            copied_blocks(patch, "jnp.all(sizes < jnp.inf), jnp.max(sizes)", "True, jnp.nanmax(sizes)") and None
+        ),
     ),
     "JAX: gradients of keys from all queries of a block, old ones too": Wrong(
         lambda _: conforms(agreement(PIECES, "none")),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +16,19 @@ from conformance.cases import Case
 from conformance.engines import Engine
 from conformance.examinations import truth_and_bounds
 from conformance.expectations import Exact, Planted, allowed_pairs, expectation
+from conformance.frameworks import JaxArrays, TorchArrays
 from conformance.sizes import Sizes
+from conformance.subjects import Subject
 from conformance.verdict import Finding
 from conformance.verdict import judge as judged
 from specification import Causal, Dense, KeyLengths, SlidingWindow
 from tests.engine_cases import (
     BLOCKED,
     ENGINES,
+    FUSED,
     PIECES,
     RNG,
+    SIZES,
     SQUARE,
     H,
     K,
@@ -45,7 +52,11 @@ def hiding() -> dict[str, Case]:
         "window": SlidingWindow(2, 1, -3),
         "lengths": KeyLengths(np.array([0, 11])) & Causal(5),
     }
-    cases = {name: drawn(mask) for name, mask in masks.items()} | {"upper left": drawn(Causal(), sizes=SQUARE)}
+    cases = {name: drawn(mask) for name, mask in masks.items()} | {
+        "upper left": drawn(Causal(), sizes=SQUARE),
+        "few queries": drawn(None, sizes=SIZES._replace(Q=2)),
+        "sinks": drawn(Causal(-5), sinks=True),
+    }
     for case in cases.values():  # so that a product with the largest number there is leaves the range
         case.inputs["query"][...] *= 3
         case.cotangents["output"][...] *= 3
@@ -53,11 +64,13 @@ def hiding() -> dict[str, Case]:
 
 
 HIDING = hiding()
+FRAMEWORKS = {"torch": TorchArrays(), "jax": JaxArrays()}
 SPECIAL = (np.nan, np.inf, -np.inf, 3e38)
 ISOLATED = [
     pytest.param(engine, name, id=f"{engine.title}: {name}")
     for engine in ENGINES
-    for name in (("dense",) if engine is PIECES else HIDING)
+    for name in (("dense", "few queries", "sinks") if engine is PIECES else HIDING)
+    if not (name == "sinks" and engine is FUSED)
 ]
 
 
@@ -81,6 +94,8 @@ def spoiled(case: Case, name: str, place: tuple[int, ...]) -> dict[str, np.ndarr
     found["gradient of query"][b, h, row] = seen.any()
     found["gradient of key"][b, group] = seen[:, None]
     found["gradient of value"][b, group, :, feature] = seen
+    if "gradient of sinks" in found:
+        found["gradient of sinks"][h] = seen.any()
     return found
 
 
@@ -92,7 +107,8 @@ def like_results(case: Case) -> dict[str, np.ndarray]:
 def isolated(engine: Engine, name: str, argument: str) -> Finding:
     """The worst finding for special numbers in every third row: NaN where it must show, elsewhere what was there.
 
-    Infinity shows as what arithmetic makes of it, and so does a number too large for that, but only where NaN would.
+    An infinite value makes NaN of the output (ATT-10). Elsewhere infinity shows as what arithmetic makes of it, and so
+    does a number too large for that, but only where NaN would.
     """
     case, (truth, bounds), asked, findings = HIDING[name], truth_of_hiding(name), subject(engine), []
     array = case.cotangents["output"] if argument == "cotangent" else case.inputs[argument]
@@ -107,7 +123,8 @@ def isolated(engine: Engine, name: str, argument: str) -> Finding:
         planted = replace(case, inputs=inputs, cotangents=cotangents, special=True)
         wrong, answers = spoiled(case, argument, place), asked(planted)
         if not np.isnan(number):
-            answers = {n: np.where(wrong[n], np.float32(np.nan), a) for n, a in answers.items()}
+            exact = ("output",) if argument == "value" and np.isinf(number) else ()
+            answers = {n: a if n in exact else np.where(wrong[n], np.float32(np.nan), a) for n, a in answers.items()}
         expected = {
             n: Exact(np.where(wrong[n], np.nan, e.high), np.where(wrong[n], 0, e.low)) for n, e in truth.items()
         }
@@ -121,6 +138,36 @@ def isolated(engine: Engine, name: str, argument: str) -> Finding:
 def test_isolation(engine: Engine, name: str, argument: str) -> None:
     finding = isolated(engine, name, argument)
     assert finding.ratio <= 1, str(finding)
+
+
+def long_sequences_hide(arrays: str) -> None:
+    """NaN among thousands of numbers is still seen, by whatever looks for it: where it must not show, it does not."""
+    case = drawn(KeyLengths(np.array([1500])), sizes=Sizes(1, 1, 1, 1024, 2048, 64, 64))
+    query, key, value = case.inputs.values()
+    cotangent, hidden, framework = case.cotangents["output"], slice(1501, 1504), FRAMEWORKS[arrays]
+    dirty = [array.copy() for array in (query, key, value, cotangent)]
+    dirty[1][:, :, hidden] = dirty[2][:, :, hidden] = np.nan
+    package = importlib.import_module(f"{arrays}_impl")
+
+    def answers(*given: Any) -> list[np.ndarray]:
+        case_of = replace(case, inputs=dict(zip(case.inputs, given[:3], strict=True)), cotangents={"output": given[3]})
+        subject = Subject(arrays, framework, SimpleNamespace(attention=package.attention))
+        return list(subject(case_of).values())
+
+    assert all(np.isfinite(found).all() for found in answers(*dirty))
+    dirty = [query, key, value, cotangent.copy()]
+    dirty[3][0, 0, 7, 3] = np.nan
+    output, of_query, of_key, of_value = answers(*dirty)
+    assert np.isfinite(output).all()
+    np.testing.assert_array_equal(np.isnan(of_query).any(-1)[0, 0], np.arange(1024) == 7)
+    for gradient in (of_key, of_value):
+        np.testing.assert_array_equal(np.isnan(gradient).any(-1)[0, 0], np.arange(2048) < 1500)
+
+
+@pytest.mark.parametrize("arrays", FRAMEWORKS)
+@pytest.mark.rule("MASK-7")
+def test_long_sequences_hide_as_short_ones_do(arrays: str) -> None:
+    long_sequences_hide(arrays)
 
 
 @pytest.mark.parametrize("engine", [BLOCKED, PIECES], ids=lambda engine: engine.package)
