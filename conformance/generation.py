@@ -63,6 +63,8 @@ LONG = (
 )
 ALIKE = (Sizes(3, 3, 1, 3, 5, 4, 4),)
 """Batch, heads and queries of one size, so that it shows who tells them apart by their sizes."""
+THOUSANDS = (Sizes(1, 2, 1, 2, 2048, 64, 64),)
+"""As many numbers as kernels look at, or add up, in another way than a few."""
 ONE_KEY = (Sizes(2, 3, 3, 1, 1, 4, 4),)
 EMPTY = (
     Sizes(0, 4, 2, 5, 7, 3, 6),

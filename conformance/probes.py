@@ -24,6 +24,7 @@ from conformance.generation import (
     ONE_KEY,
     OPERATIONS,
     SHORT,
+    THOUSANDS,
 )
 from conformance.sizes import adapted
 from specification import Dense
@@ -137,6 +138,14 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
             special.planted_cases("hidden", declaration, ("value",), poisons=(np.inf, -np.inf)),
             "planted",
             weight=0.8,
+        ),
+        Probe(
+            "MASK-7",
+            "hidden NaN and infinity in thousands of values",
+            operations,
+            special.planted_cases("hidden", declaration, ("value",), plans=THOUSANDS),
+            "planted",
+            weight=0.5,
         ),
         agree("ATT-1", "scale", alone(focus=("scale",)), weight=1.5),
         agree("ATT-1", "scale 0", alone(focus=("scale",)).map(unscaled), weight=0.3),

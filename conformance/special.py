@@ -41,16 +41,17 @@ def planted_cases(
     names: tuple[str, ...] = ("query", "key", "value"),
     focus: tuple[str, ...] = (),
     poisons: tuple[float, ...] = (np.nan, np.inf, -np.inf),
+    plans: tuple[Sizes, ...] | None = None,
 ) -> Planted:
     """where: "hidden" plants behind the mask only, "attended" in one place that somebody attends to.
 
     names: in which of the inputs. poisons: what is planted. focus: features that every case has, if the subject has
-    them.
+    them. plans: the sizes to draw from, instead of the usual ones.
     """
     # Without promises about what is hidden, an attended NaN must be nowhere hidden either.
     strict = where == "hidden" or declaration.convention("isolation") == "strict"
     mask, focus = "any" if strict else "none", tuple(sorted({*focus} & declaration.features))
-    clean = draw(attention_cases(mask=mask, focus=focus, others=True, declaration=declaration))
+    clean = draw(attention_cases(mask=mask, focus=focus, plans=plans, declaration=declaration))
     isolated(clean, declaration, where == "hidden")
     assume(strict or allowed_pairs(clean).all())  # a bias of -inf hides too
     d = Draw(draw(seeds), clean.dtype)
