@@ -83,6 +83,22 @@ def test_many_cotangents_at_once(name: str) -> None:
     test_torch_framework.assert_close([many], [one])
 
 
+@pytest.mark.parametrize("name", ["reference", "blocked", "fused"])
+@pytest.mark.rule("ATT-12")
+def test_gradients_may_be_mapped(name: str) -> None:
+    """`torch.vmap` of `torch.autograd.grad`, after an ordinary forward pass."""
+    query, key, value = (test_torch_framework.normal(n, 1, 2, 5, 3).requires_grad_() for n in range(3))
+    output = torch_impl.attention(query, key, value, mask=Causal(), engine=name)
+    cotangents = test_torch_framework.normal(3, 4, *output.shape)
+
+    def pulled_back(cotangent: Any) -> Any:
+        return torch.autograd.grad(output, (query, key, value), cotangent, retain_graph=True)
+
+    together = torch.vmap(pulled_back)(cotangents)
+    one_by_one = [torch.stack(gradients) for gradients in zip(*map(pulled_back, cotangents), strict=True)]
+    test_torch_framework.assert_close(list(together), one_by_one)
+
+
 LENGTHS = torch.tensor([2, 19])
 LATER = [torch.from_numpy(array).double() for array in CASES["none"].inputs.values()]
 

@@ -174,8 +174,8 @@ def arrays_of(options: Options) -> list[torch.Tensor]:
 
 
 def several(cotangent: torch.Tensor) -> bool:
-    """Whether it stands for several at once, as under `torch.autograd.grad(..., is_grads_batched=True)`."""
-    return torch._C._functorch.is_legacy_batchedtensor(cotangent)
+    """Whether it may stand for several at once, as under `is_grads_batched=True` or in `torch.vmap` of a gradient."""
+    return torch._C._functorch.is_legacy_batchedtensor(cotangent) or torch._C._are_functorch_transforms_active()
 
 
 def literal_gradients(
@@ -192,12 +192,17 @@ def gradients_through(
     create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views, because the same tensor may be query and key, and each has a gradient of its own here.
-        tensors = [t.requires_grad_().view_as(t) if want else t for t, want in zip(tensors, wanted, strict=True)]
+        tensors = [differentiable(t).view_as(t) if want else t for t, want in zip(tensors, wanted, strict=True)]
         output = function(*tensors)
         chosen = [tensor for tensor, want in zip(tensors, wanted, strict=True) if want]
         found = torch.autograd.grad(output, chosen, cotangent, create_graph=create_graph, materialize_grads=True)
     gradients = iter(found)
     return [next(gradients) if want else None for want in wanted]
+
+
+def differentiable(tensor: torch.Tensor) -> torch.Tensor:
+    """With a gradient to come; asked for only where there is none yet, since `torch.vmap` forbids to ask."""
+    return tensor if tensor.requires_grad else tensor.requires_grad_()
 
 
 def tensors_of(inputs: Inputs) -> tuple[Any, ...]:

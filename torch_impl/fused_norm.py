@@ -5,8 +5,11 @@ more than the condition number tells (NORM-4). Where it would break a rule it is
 
 - 16-bit inputs (it would keep neither NORM-3 nor the gradients of NORM-6): they are widened before;
 - numbers whose squares leave float32 (it makes NaN of 0 * inf), and deviations so large or small that the cube of their
-  reciprocal does, which its backward pass takes: then the literal layer norm computes these rows, and all of them in
-  the backward pass.
+  reciprocal does, which its backward pass takes;
+- rows whose mean is much larger than their deviation (it takes x / deviation - mean / deviation, the difference of two
+  large numbers, so that their rounding is what is left of a constant row far from 0).
+
+Then the literal layer norm computes these rows, and all of them in the backward pass.
 """
 
 from __future__ import annotations
@@ -25,15 +28,16 @@ backward_kernel = torch.ops.aten.native_layer_norm_backward.default
 Literal = Callable[..., torch.Tensor]
 """layer_norm(x, weight, bias, eps), unrounded; given because the file that has it imports this one."""
 
-SPREAD, MEAN = 2.0**16, 2.0**20
-"""The kernel is asked where all reciprocal deviations are between 1 / SPREAD and SPREAD, and no mean exceeds MEAN."""
+SPREAD, DISTANCE = 2.0**16, 2.0**4
+"""The kernel is asked where all reciprocal deviations are between 1 / SPREAD and SPREAD, and no mean is farther from 0
+than DISTANCE deviations, by which its rounding is multiplied."""
 
 COTANGENT = 2.0**40
 """And backward where every row of the cotangent is 0 or has a Euclidean norm between 1 / COTANGENT and COTANGENT,"""
 WEIGHT, LEAST = 2.0**16, 2.0**-24
 """and the weight is 0, or has a norm of at most WEIGHT and no number below LEAST.
 
-The largest product that the kernel takes, cotangent * weight * mean * (reciprocal deviation)^3, is then 2^124. A row of
+The largest product that the kernel takes, cotangent * weight * mean * (reciprocal deviation)^3, is then 2^92. A row of
 cotangent * weight has a norm of at least 2^-40 2^-24, so a gradient that is not 0 by cancellation has the size of 2^-64
 (2^-16)^2 = 2^-96, less by the root of N that is between a norm and its largest number, which is 2^-104 for a row of
 2^16: float32 has room for both. Without the limits downwards the kernel's cotangent * weight * x underflows, and what
@@ -55,10 +59,10 @@ class FusedLayerNorm(torch.autograd.Function):
     def forward(ctx: Any, literal: Literal, x: Any, weight: Any, bias: Any, eps: float) -> torch.Tensor:
         output, mean, reciprocal = forward_kernel(x, weight.shape, weight, bias, eps)
         ctx.literal, ctx.eps = literal, eps
-        ctx.kernel = within(reciprocal, 1 / SPREAD, SPREAD) and within(mean, -MEAN, MEAN)
+        ctx.kernel = within(reciprocal, 1 / SPREAD, SPREAD) and within(mean * reciprocal, -DISTANCE, DISTANCE)
         ctx.save_for_backward(x, weight, bias, mean, reciprocal)
         if not ctx.kernel:  # of the other rows nothing changes, not a bit
-            unusual = ~(between(reciprocal, SPREAD) & (mean.abs() <= MEAN)).flatten()
+            unusual = ~(between(reciprocal, SPREAD) & ((mean * reciprocal).abs() <= DISTANCE)).flatten()
             rows = x.reshape(-1, *weight.shape)[unusual]
             output.view(-1, *weight.shape)[unusual] = literal(rows, weight, bias, eps)
         return output
