@@ -47,9 +47,18 @@ def chosen(words: Sequence[str], cases: Sequence[Case], known: Sequence[Subject]
     return found, subjects
 
 
+def told_apart(known: list[Subject]) -> list[Subject]:
+    """ValueError where two have one name, by which processes, ratios and results go."""
+    names = [subject.name for subject in known]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"--with: two subjects have the name {name!r}")
+    return known
+
+
 @app.command()
 def run(
-    quick: Annotated[bool, typer.Option("--quick", help="small cases of every kind, below two minutes")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="small cases of most kinds, below two minutes")] = False,
     only: Annotated[list[str] | None, typer.Option(help="part of a case's or subject's name; may be repeated")] = None,
     json: Annotated[Path | None, typer.Option(help="write the result to this file", metavar="FILE")] = None,
     plots: Annotated[Path | None, typer.Option(help="draw pictures into this folder", metavar="DIR")] = None,
@@ -77,7 +86,7 @@ def run(
     if threads is not None and threads > there:
         refuse(f"--threads must be at most {there}, the processors that there are, got {threads}")
     try:
-        there_are = [*subjects().values(), *map(subject_at, others or ())]
+        there_are = told_apart([*subjects().values(), *map(subject_at, others or ())])
         picked, asked = chosen(only or (), every_case.cases(device, quick), there_are)
     except ValueError as error:
         refuse(str(error))

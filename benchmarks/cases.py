@@ -190,7 +190,7 @@ QUICK = (
     Case("decode, one query, K=2048, 8 heads on 2", Q=1, K=2048, **GROUPED),
     both_ways(layer_norm(2, 256, 768))[1],
 )
-"""Small ones of every kind."""
+"""Small ones of most kinds."""
 
 LARGE: dict[str, Any] = {"B": 2, "H": 16, "G": 16, "D": 128, "V": 128, "dtype": "bfloat16"}
 CUDA_CASES = (

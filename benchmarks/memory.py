@@ -120,14 +120,21 @@ def on_gpu(arrays: str, call: Callable[[], Any]) -> int:
 def available(device: str) -> int | None:
     """Bytes that are free; None where the system does not say."""
     if device == "cuda":
-        import torch
-
-        return int(torch.cuda.mem_get_info()[0])
+        return free_on_gpu()
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return None
+
+
+def free_on_gpu() -> int | None:
+    """None where PyTorch does not see the GPU, which JAX may all the same."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
 
 
 def needed(subject: Subject, case: Case) -> int:

@@ -143,7 +143,7 @@ class Run:
             return entry.end(LEFT_OUT, reason)
         plan.step(f"{subject.name}: first call")
         try:
-            entry.start = self.ask(entry, "prepare", case, plan.seed)
+            entry.start = self.ask(entry, "prepare", case, plan.seed, plan.budget.slowest)
         except Failed as failed:
             return entry.end(LEFT_OUT if failed.unfit else FAILED, str(failed))
         assert entry.start is not None

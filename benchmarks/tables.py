@@ -110,9 +110,9 @@ def other_lines(case: Result) -> list[Text]:
 
 def legend(level: float, rounds: int) -> str:
     return (
-        f"Medians with intervals of at least {level:.0%} where there are 6 rounds or more (here {rounds}); ratios "
-        "are taken round by round, and above 1 the engine in the heading is ahead. ceiling, or share: of the best "
-        "matrix product or copy of any framework here. memory: peak of a call above its inputs. first call: with "
+        f"Medians with intervals of at least {level:.0%} where there are 6 rounds or more (here at most {rounds}); "
+        "ratios are taken round by round, and above 1 the engine in the heading is ahead. ceiling, or share: of the "
+        "best matrix product or copy of any framework here. memory: peak of a call above its inputs. first call: with "
         "compilation. "
         "error: the worst of all that was judged, in bounds (at most 1 conforms)."
     )

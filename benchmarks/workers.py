@@ -11,6 +11,7 @@ import gc
 import importlib.util
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -126,10 +127,16 @@ class Worker:
         started = context()
         self.pipe, theirs = started.Pipe()
         given = (theirs, self.threads, self.variables, self.make, self.arguments)
-        self.process = started.Process(target=serve, args=given, daemon=True)
-        with surroundings(environment(self.threads)):
-            self.process.start()
-        theirs.close()
+        process = started.Process(target=serve, args=given, daemon=True)
+        try:
+            with surroundings(environment(self.threads)):
+                process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            self.pipe.close()
+            raise Failed(f"it cannot be pickled, to go into a process of its own: {first_line(error)}") from error
+        finally:
+            theirs.close()
+        self.process = process
 
     def ask(self, method: str, *given: Any, limit: float) -> Any:
         """What the method returns; Failed if it raises, takes longer than `limit` seconds, or ends the process."""

@@ -21,6 +21,7 @@ from rich.table import Table
 from conformance.checking import check
 from conformance.commands.options import Effort, Seed
 from conformance.declaration import declare
+from conformance.peers.peer import gpu_of
 from conformance.reports.tables import violation_lines
 from conformance.result import Report
 
@@ -46,6 +47,7 @@ class Engine(NamedTuple):
 
 
 KERNEL_LACKS = ("no-bias", "no-softcap", "no-sinks", "no-value_width")
+"""What PyTorch's kernel for the CPU is not given. Those for a GPU take values of another width."""
 
 ENGINES = (
     Engine("torch_impl", "blocked"),
@@ -72,10 +74,15 @@ def limited(engine: Engine) -> Iterator[Any]:
         choosing.LIMITS = before
 
 
-def attention_by(engine: Engine) -> Callable[..., Any]:
+def lacking(engine: Engine, device: str) -> tuple[str, ...]:
+    on_gpu = engine.lacking == KERNEL_LACKS and device == "cuda"
+    return tuple(name for name in engine.lacking if name != "no-value_width") if on_gpu else engine.lacking
+
+
+def attention_by(engine: Engine, device: str = "cpu") -> Callable[..., Any]:
     """The port's attention with that engine asked for by name, as a function that says what it lacks."""
 
-    @declare(("structured", "no-empty", *engine.lacking))
+    @declare(("structured", "no-empty", *lacking(engine, device)))
     def attention(
         query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None,
         softcap: Any = None, sinks: Any = None,
@@ -99,7 +106,8 @@ def judge(engine: Engine, **options: Any) -> Report:
     if engine.name == "fused" and options.get("device") == "cuda":
         options.setdefault("dtypes", GPU_KERNEL_DTYPES)
     options.setdefault("time_limit", TIME_LIMIT)
-    return check(attention_by(engine), "attention", arrays=engine.arrays, name=engine.title, **options)
+    function = attention_by(engine, options.get("device", "cpu"))
+    return check(function, "attention", arrays=engine.arrays, name=engine.title, **options)
 
 
 def main(
@@ -111,6 +119,9 @@ def main(
     """Judge every engine, and print the worst error of each in units of its bound."""
     first = secrets.randbelow(2**32) if seed is None else seed
     chosen = [e for e in ENGINES if not only or any(word in e.title for word in only)]
+    if not chosen:
+        console.print(f"no engine has that in its title; there are: {'; '.join(e.title for e in ENGINES)}")
+        raise typer.Exit(2)
     table = Table(title=f"Engines, seed {first}", title_justify="left")
     for heading in ("engine", "cases", "rules", "worst error in bounds", "violations"):
         table.add_column(heading, justify="left" if heading == "engine" else "right")
@@ -118,6 +129,9 @@ def main(
     for engine in chosen:
         if importlib.util.find_spec(engine.arrays) is None:
             console.print(f"{engine.title} is left out: {engine.arrays} is not installed")
+            continue
+        if device == "cuda" and not gpu_of(engine.arrays):
+            console.print(f"{engine.title} is left out: {engine.arrays} sees no GPU")
             continue
         report = judge(engine, effort=effort, seed=first, device=device)
         console.print(*map(violation_lines, report.violations), sep="\n", end="")

@@ -323,6 +323,44 @@ def test_the_others_go_on(falling: dict[str, Entry]) -> None:
     assert told(falling["unfit"]) == f"{LEFT_OUT}: it is for Sundays"
 
 
+def test_what_cannot_be_pickled_is_told_in_a_line() -> None:
+    plan = Plan("cpu", 1, 7, Budget(4, 4, limit=300.0), memory=lambda case: False)
+    run = Run(plan, [subject("local", takes=lambda *_: ""), subject("honest")])
+    try:
+        local, honest = run.case(CAUSAL)[1]
+    finally:
+        run.close()
+    assert told(local).startswith(f"{FAILED}: it cannot be pickled, to go into a process of its own: ")
+    assert told(honest) == f"{MEASURED}: "
+
+
+def slow(case: Case, device: str, marks: str) -> Prepared:
+    """Every call but the first leaves a mark and takes half a second."""
+    prepared = numpy_subjects.reference(case, device)
+    call = prepared.call
+
+    def marked(loaded: Any) -> Results:
+        with Path(marks).open("a") as file:
+            file.write("x")
+        time.sleep(0.5 * (len(Path(marks).read_text()) > 1))
+        return call(loaded)
+
+    prepared.call = marked
+    return prepared
+
+
+def test_one_slow_call_is_enough(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    found = Subject("slow", "attention", "numpy", ("numpy",), f"{__name__}:slow", (str(marks),))
+    run = Run(Plan("cpu", 1, 7, Budget(4, 4, slowest=0.2), memory=lambda case: False), [found])
+    try:
+        (entry,) = run.case(CAUSAL)[1]
+    finally:
+        run.close()
+    assert told(entry).startswith(f"{LEFT_OUT}: one call takes 0.")
+    assert len(marks.read_text()) == 2
+
+
 def test_every_element_of_a_batch_is_looked_at() -> None:
     found = entries(LENGTHS, ["honest", "first element", "first queries"])
     assert [entry.status for entry in found.values()] == [MEASURED, FAILED, FAILED]

@@ -241,6 +241,8 @@ def test_a_subject_of_ones_own(inside: None, monkeypatch: pytest.MonkeyPatch, tm
     code, output = command(*words, "--with", "my_attention:MINE", "--only", "my attention", "--json", path)
     assert (code, output.count("FAILED")) == (0, 0)
     assert [one["subjects"][0]["status"] for one in read(path)["cases"]] == ["measured"] * 2
+    code, output = command(*words, *(2 * ("--with", "my_attention:MINE")))
+    assert (code, output) == (2, "--with: two subjects have the name 'my attention'")
     del sys.modules["my_attention"]
 
 

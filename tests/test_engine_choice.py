@@ -166,6 +166,21 @@ def test_traced_numbers_are_refused_by_name_and_taken_by_default(option: str, no
     assert jax.grad(lambda number: attend(number, "auto"))(0.5) == 0
 
 
+class Subclass(torch.Tensor):
+    """Any of PyTorch's own, which may make something else of an operation."""
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("odd", [lambda array: array.as_subclass(Subclass), lambda array: array.to("meta")])
+def test_every_tensor_is_looked_at(place: int, odd: Any) -> None:
+    given, _ = call("torch_impl")
+    given[place] = odd(given[place])
+    assert torch_impl.explain_engine(*given).engine == "reference"
+    given = [torch.zeros(4, 6), torch.ones(6), torch.zeros(6)]
+    given[place] = odd(given[place])
+    assert torch_impl.explain_layer_norm_engine(*given).engine == "reference"
+
+
 @pytest.mark.parametrize("name", ["blocked", "fused"])
 def test_refused_while_torch_transforms(name: str) -> None:
     given, _ = call("torch_impl")

@@ -211,7 +211,7 @@ WRONG: dict[str, Wrong] = {
     ),
     "numbers looked at under a transformation": Wrong(
         lambda _: transform_without_error("vmap"),
-        lambda patch: patch.setattr(module_of(BLOCKED, "engines"), "traced", lambda inputs: False),
+        lambda patch: patch.setattr(module_of(BLOCKED, "engines"), "traced", lambda *tensors: False),
     ),
     "taken what cannot be done": Wrong(
         lambda _: refusal("torch_impl", "blocked", {"empty_rows": "mean"}, "empty_rows"),

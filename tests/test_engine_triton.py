@@ -206,7 +206,7 @@ def test_every_allowed_pair_is_visited_and_no_forbidden_one_goes_unmasked(name: 
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> Any:
     """Inputs that say they are on a GPU, of which the choice looks at shapes and options only."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(module_of(TRITON, "engines"), "traced", lambda tensor: False)
+    monkeypatch.setattr(module_of(TRITON, "engines"), "traced", lambda *tensors: False)
     shape = torch.Size((2, 4, 13, 8))
     tensor = SimpleNamespace(shape=shape, dtype=torch.float32, device=torch.device("cuda"), is_cuda=True)
     fields = dict.fromkeys(("query", "key", "value"), tensor) | dict.fromkeys(("mask", "bias", "scale", "softcap"))

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 
 from specification import checks
 from specification.engines import Choice, choose
-from torch_impl.blocked import Inputs, Limits
+from torch_impl.blocked import Inputs, Limits, tensors_of
 from torch_impl.fused_gpu import hindrance_of_triton
 from torch_impl.masks import checked_mask
 
@@ -67,12 +67,12 @@ def hindrance_of_blocks(inputs: Inputs, dropout_keep: Any, empty_rows: str) -> s
         return "there is nothing to divide into blocks"
     if isinstance(inputs.scale, torch.Tensor) or isinstance(inputs.softcap, torch.Tensor):
         return "a scale or softcap in a tensor may want a gradient, which blocks do not give"
-    if traced(inputs.query):
+    if traced(*tensors_of(inputs)):
         return "while PyTorch traces or transforms a function, no numbers can be looked at"
     return ""
 
 
-def traced(tensor: torch.Tensor) -> bool:
+def traced(*tensors: torch.Tensor | None) -> bool:
     """Under torch.compile, torch.export, torch.fx, torch.func's transformations, or with tensors without numbers.
 
     Whatever else looks at every operation (a mode, a subclass of tensors) gets the literal ones, too.
@@ -80,11 +80,15 @@ def traced(tensor: torch.Tensor) -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
-        or type(tensor) not in (torch.Tensor, torch.nn.Parameter)
         or torch._C._are_functorch_transforms_active()
-        or tensor.device.type == "meta"
-        or (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+        or not all(tensor is None or holds_numbers(tensor) for tensor in tensors)
     )
+
+
+def holds_numbers(tensor: torch.Tensor) -> bool:
+    """An ordinary tensor, that is not recorded to be computed later."""
+    capturing = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type != "meta" and not capturing
 
 
 def hindrance_of_the_kernel(inputs: Inputs) -> str:
@@ -112,24 +116,26 @@ def explain_layer_norm_engine(
 ) -> Choice:
     """Which engine `layer_norm` takes for the same arguments, why, and what hinders the others. Nothing is computed."""
     checks.norm(x, weight, bias, eps)
-    return layer_norm_engine_for(engine, x, eps)
+    return layer_norm_engine_for(engine, x, weight, bias, eps)
 
 
-def layer_norm_engine_for(engine: str, x: torch.Tensor, eps: Any) -> Choice:
+def layer_norm_engine_for(
+    engine: str, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: Any
+) -> Choice:
     """The choice for arguments that were checked. It looks at shapes and options alone, never at numbers."""
     hindrances = {"blocked": "rows are normalised one by one, there is nothing to divide into blocks"}
-    if hindrance := hindrance_of_the_norm_kernel(x, eps):
+    if hindrance := hindrance_of_the_norm_kernel(x, weight, bias, eps):
         return choose(engine, hindrances | {"fused": hindrance}, "reference", hindrance)
     return choose(engine, hindrances, "fused", "PyTorch's kernel takes it")
 
 
-def hindrance_of_the_norm_kernel(x: torch.Tensor, eps: Any) -> str:
+def hindrance_of_the_norm_kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: Any) -> str:
     if x.device.type != "cpu":
         return "the kernel that is known to keep every rule is the one for the CPU"
     if x.numel() == 0:
         return "there is nothing to normalise"
     if isinstance(eps, torch.Tensor):
         return "eps in a tensor may want a gradient, which the kernel does not give"
-    if traced(x):
+    if traced(x, weight, bias):
         return "while PyTorch traces or transforms a function, it gets the literal operations"
     return ""

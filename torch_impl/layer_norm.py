@@ -60,7 +60,7 @@ def layer_norm(
     """
     checks.norm(x, weight, bias, eps)
     wide = (widen(x), widen(weight), widen(bias))
-    if engines.layer_norm_engine_for(engine, x, eps).engine == "fused":
+    if engines.layer_norm_engine_for(engine, x, weight, bias, eps).engine == "fused":
         return fused_layer_norm(literal_layer_norm, *wide, float(eps)).to(x.dtype)
     return literal_layer_norm(*wide, eps).to(x.dtype)
 
