@@ -34,11 +34,14 @@ def drawn(
     cotangents: float = 1.0,
     weights: float = 1.0,
     eps: float = 1e-5,
+    constant: float = 2.0**-8,
 ) -> Case:
-    """Rows of which the first is constant, the second has an outlier in front, and the last two are as asked for."""
+    """Rows of which the first is constant, and near enough to 0 for the kernel, the second has an outlier in front, and
+    the last two are as asked for.
+    """
     d = Draw(3, dtype)
     x, cotangent = d.normal(ROWS, WIDTH), d.normal(ROWS, WIDTH)
-    x[0] = x[0, 0] / x.dtype.type(256)  # near enough to 0 for the kernel
+    x[0] = x[0, 0] * x.dtype.type(constant)
     x[1, 0] *= 1000
     x[-2:] = x[-2:] * x.dtype.type(spread) + x.dtype.type(mean)
     cotangent[-2:] = cotangent[-2:] * cotangent.dtype.type(cotangents)
@@ -62,6 +65,7 @@ CASES = {
     "it underflows beside a weight of 0": underflowing(0, 1),
     "it underflows beside a weight near 0": underflowing(1e-36, 1),
     "small products beside larger ones": underflowing(1e-7, 1),
+    "narrow, cubes beyond float32": drawn(spread=1e-15, eps=2.0**-120),
     "float32": drawn(),
     "float64": drawn("float64"),
     "bfloat16": drawn("bfloat16"),
@@ -70,7 +74,9 @@ CASES = {
     "further": drawn(mean=3e7),
     "squares beyond float32": drawn(mean=1e30),
     "wide, cubes beyond float32": drawn(spread=1e14),
-    "narrow, cubes beyond float32": drawn(spread=1e-15, eps=2.0**-120),
+    "constant, cubes beyond float32": drawn(
+        spread=0, mean=3e-18, eps=2.0**-120, constant=0, cotangents=1e11, weights=1e4
+    ),
     "small cotangents": drawn(cotangents=1e-32, spread=5e4),
     "large cotangents": drawn(cotangents=1e36, weights=1e-3, spread=1e3),
     "small weights": drawn(weights=1e-32, spread=5e4),
@@ -252,7 +258,7 @@ class Module(torch.nn.Module):
 # --- planted faults ---------------------------------------------------------------------------------------------------
 
 UNGUARDED = {
-    "SPREAD": "narrow, cubes beyond float32",
+    "SPREAD": "constant, cubes beyond float32",
     "DISTANCE": "squares beyond float32",
     "COTANGENT": "large cotangents",
     "WEIGHT": "large weights",
