@@ -141,9 +141,9 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
         ),
         Probe(
             "MASK-7",
-            "hidden NaN and infinity in thousands of values",
+            "hidden NaN in thousands of values",
             operations,
-            special.planted_cases("hidden", declaration, ("value",), plans=THOUSANDS),
+            special.planted_cases("hidden", declaration, ("value",), poisons=(np.nan,), plans=THOUSANDS),
             "planted",
             weight=0.5,
         ),

@@ -49,6 +49,14 @@ def only_nan(weights: Any, value: Any, allowed: Any) -> Any:
     return np.where(reached, np.nan, weights @ np.where(nan, 0, value))
 
 
+def nan_among_thousands(weights: Any, value: Any, allowed: Any) -> Any:
+    """Care is taken where the largest value is no number; of thousands, the maximum leaves NaN out (as XLA's does)."""
+    largest = np.fmax if value.size > 4096 else np.maximum
+    if np.isfinite(largest.reduce(np.abs(value), axis=None, initial=0)):
+        return weights @ value
+    return right.weighted_sum(weights, value, allowed)
+
+
 def keys_that_nobody_sees(weights: Any, value: Any, allowed: Any) -> Any:
     """Only values that no row attends to are taken out of the way."""
     seen = allowed.any(axis=2)[..., None]
@@ -90,6 +98,7 @@ def merged_by_products(weights: Any, outputs: Any, seen: Any) -> Any:
 HIDDEN = (
     leaking("weights of 0 times hidden values", weighted_sum=zero_times),
     leaking("hidden infinities in the values", weighted_sum=only_nan),
+    leaking("hidden NaN among thousands of values", weighted_sum=nan_among_thousands),
     leaking("-inf added to hidden products", **naive(minus_infinity_added)),
     leaking("hidden numbers in the bias", **naive(masked_before_the_bias)),
     leaking("hidden NaN in the maximum", products=lambda query, key, allowed: query @ key.swapaxes(-1, -2),
