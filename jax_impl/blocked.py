@@ -371,10 +371,7 @@ def forward(literal: Literal, inputs: Inputs) -> tuple[Any, Any]:
     """Output [B, H, Q, V] and log-sum-exp [B, H, Q, 2], in the dtype in which everything is computed."""
     sizes = sizes_of(inputs, literal.limits)
     if few_scores(inputs):
-        whole = sizes._replace(block=sizes.Q)
-        found = forward_at_once(inputs, whole, PLAIN)
-        # An infinite value makes NaN (ATT-10), which the plain sum does not.
-        return lax.cond(finite(found[0]), lambda: found, lambda: forward_at_once(inputs, whole, careful(literal)))
+        return forward_at_once(inputs, sizes._replace(block=sizes.Q))
     simple = sizes._replace(pieces=sizes.pieces[-1:])
     return lax.switch(
         jnp.where(near_zero(inputs), 0, jnp.where(finite(inputs.value), 1, 2)),
@@ -395,7 +392,7 @@ def few_scores(inputs: Inputs) -> bool:
     return inputs.mask is None and inputs.bias is None and H // G * Q <= D + V
 
 
-def forward_at_once(inputs: Inputs, sizes: Sizes, sums: Sums) -> tuple[Any, Any]:
+def forward_at_once(inputs: Inputs, sizes: Sizes) -> tuple[Any, Any]:
     """All in one block and one piece: what a loop takes of keys and values it copies, and here each is used once."""
     dtype = wide(inputs)
 
@@ -404,7 +401,8 @@ def forward_at_once(inputs: Inputs, sizes: Sizes, sums: Sums) -> tuple[Any, Any]
         # In this order XLA reads the keys as they lie.
         products = jnp.matmul(key.astype(dtype), rows.T, precision=HIGHEST).T
         scores, _ = capped(products.reshape(sizes.R, sizes.Q, sizes.K), inputs.softcap)
-        output, logsumexp = finished(summed(scores, value.astype(dtype), None, sums), sinks, sizes)
+        output, logsumexp = finished(summed(scores, value.astype(dtype), None, PLAIN), sinks, sizes)
+        output = jnp.where(jnp.isinf(output), jnp.nan, output)  # an infinite value does the same as NaN (ATT-10)
         return output.reshape(query.shape[:-1] + output.shape[-1:]), logsumexp
 
     sinks = None if inputs.sinks is None else inputs.sinks.reshape(sizes.G, sizes.R)
