@@ -357,7 +357,7 @@ def test_one_slow_call_is_enough(tmp_path: Path) -> None:
         (entry,) = run.case(CAUSAL)[1]
     finally:
         run.close()
-    assert told(entry).startswith(f"{LEFT_OUT}: one call takes 0.")
+    assert told(entry).startswith(f"{LEFT_OUT}: one call takes ")
     assert len(marks.read_text()) == 2
 
 
