@@ -75,8 +75,7 @@ def limited(engine: Engine) -> Iterator[Any]:
 
 
 def lacking(engine: Engine, device: str) -> tuple[str, ...]:
-    on_gpu = engine.lacking == KERNEL_LACKS and device == "cuda"
-    return tuple(name for name in engine.lacking if name != "no-value_width") if on_gpu else engine.lacking
+    return tuple(name for name in engine.lacking if device == "cpu" or name != "no-value_width")
 
 
 def attention_by(engine: Engine, device: str = "cpu") -> Callable[..., Any]:

@@ -180,13 +180,13 @@ def near_zero(inputs: Inputs) -> Any:
     |query . key| is at most |query| |key|.
     """
     dtype = wide(inputs)
-    squares = [jnp.sum(jnp.square(array.astype(dtype)), axis=-1) for array in (inputs.query, inputs.key)]
-    score = jnp.sqrt(largest(squares[0]) * largest(squares[1])) * jnp.abs(inputs.scale)
+    norms = [jnp.sqrt(largest_of(jnp.sum(jnp.square(a.astype(dtype)), axis=-1))) for a in (inputs.query, inputs.key)]
+    score = norms[0] * norms[1] * jnp.abs(inputs.scale)
     if inputs.softcap is not None:
         score = jnp.minimum(score, inputs.softcap)
     if inputs.bias is not None:
         bias = inputs.bias.astype(dtype)
-        score = score + largest(jnp.where(bias == -jnp.inf, 0, jnp.abs(bias)))
+        score = score + largest_of(jnp.where(bias == -jnp.inf, 0, jnp.abs(bias)))
     values = jnp.abs(inputs.value.astype(dtype))
     usual = jnp.all((values == 0) | ((values >= VALUES[0]) & (values <= VALUES[1])))
     if inputs.sinks is not None:
@@ -197,11 +197,11 @@ def near_zero(inputs: Inputs) -> Any:
 
 def bounded(left: Any, right: Any, dtype: Any) -> Any:
     """Whether no product of a row of each leaves the dtype; False where one of the numbers is NaN."""
-    sizes = [largest(jnp.abs(array.astype(dtype))) for array in (left, right)]
+    sizes = [largest_of(jnp.abs(array.astype(dtype))) for array in (left, right)]
     return 4 * sizes[0] * sizes[1] * left.shape[-1] < jnp.inf
 
 
-def largest(sizes: Any) -> Any:
+def largest_of(sizes: Any) -> Any:
     """Of numbers that are not negative; infinity if one is NaN, which XLA's own maximum leaves out where it is long.
 
     (In 0.10.2 on a CPU the maximum of 4,224 numbers, one of them NaN, is the largest of the others.)
@@ -540,8 +540,8 @@ def backward_blocks(
         query, out, lse, d_out, d_lse = (flat(cut(array, QUERIES, sizes, place)[0]).astype(dtype) for array in of_rows)
         lse, lost = (column.reshape(sizes.rows) for column in (jnp.where(lse == -jnp.inf, 0, lse)[:, :1], lse[:, 1:]))
         # sum(d output * output) over the width is sum(weights * d weights) over the keys.
-        mean = jnp.sum(d_out * out, axis=-1, keepdims=True).reshape(sizes.rows)
-        d_lse = d_lse[:, :1].reshape(sizes.rows)
+        d_lse = d_lse[:, :1]
+        mean = (jnp.sum(d_out * out, axis=-1, keepdims=True) - d_lse).reshape(sizes.rows)
         # Rows that the block before had too add nothing to what is summed over queries.
         fresh = jnp.tile(place.query + jnp.arange(sizes.block) >= place.fresh, sizes.R)[:, None]
         fresh_query, fresh_d_out = (jnp.where(fresh, rows, 0).T for rows in (query, d_out))
@@ -551,7 +551,7 @@ def backward_blocks(
             weights = jnp.exp(jnp.minimum(piece.scores - lse - lost, 0))
             allowed = flat(piece.allowed)
             d_weights = sums.pairs(d_out, piece.value, allowed).reshape(weights.shape)
-            d_scores = weights * (d_weights - (mean - d_lse))
+            d_scores = weights * (d_weights - mean)
             d_products = d_scores * inputs.scale
             d_products = d_products if piece.slope is None else d_products * piece.slope
             if piece.allowed is not None and sums is not PLAIN:  # where all is finite, forbidden weights are 0 already
@@ -588,7 +588,7 @@ def backward_blocks(
         if inputs.sinks is not None:
             sinks = sink_alone(sinks_at(inputs, sizes, place), sizes, dtype).maximum
             # No cotangent of a row without keys gets to its sink, a NaN no more than others (ATT-6).
-            rows = -jnp.exp(sinks - lse - lost) * (jnp.where(seen, mean, 0) - d_lse)
+            rows = -jnp.exp(sinks - lse - lost) * jnp.where(seen, mean, -d_lse.reshape(sizes.rows))
             rows = jnp.where(fresh.reshape(sizes.rows), rows, 0)
             d_sinks = put(gradients.sinks, jnp.sum(rows, axis=(1, 2)), ("heads",), sizes, place, add=True)
             gradients = gradients._replace(sinks=d_sinks)

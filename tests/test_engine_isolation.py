@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +14,7 @@ from conformance.cases import Case
 from conformance.engines import Engine
 from conformance.examinations import truth_and_bounds
 from conformance.expectations import Exact, Planted, allowed_pairs, expectation
-from conformance.frameworks import JaxArrays, TorchArrays
 from conformance.sizes import Sizes
-from conformance.subjects import Subject
 from conformance.verdict import Finding
 from conformance.verdict import judge as judged
 from specification import Causal, Dense, KeyLengths, SlidingWindow
@@ -64,7 +60,6 @@ def hiding() -> dict[str, Case]:
 
 
 HIDING = hiding()
-FRAMEWORKS = {"torch": TorchArrays(), "jax": JaxArrays()}
 SPECIAL = (np.nan, np.inf, -np.inf, 3e38)
 ISOLATED = [
     pytest.param(engine, name, id=f"{engine.title}: {name}")
@@ -140,19 +135,17 @@ def test_isolation(engine: Engine, name: str, argument: str) -> None:
     assert finding.ratio <= 1, str(finding)
 
 
-def long_sequences_hide(arrays: str) -> None:
+def long_sequences_hide(package: str) -> None:
     """NaN among thousands of numbers is still seen, by whatever looks for it: where it must not show, it does not."""
     case = drawn(KeyLengths(np.array([1500])), sizes=Sizes(1, 1, 1, 1024, 2048, 64, 64))
     query, key, value = case.inputs.values()
-    cotangent, hidden, framework = case.cotangents["output"], slice(1501, 1504), FRAMEWORKS[arrays]
+    cotangent, hidden, asked = case.cotangents["output"], slice(1501, 1504), subject(Engine(package, "auto"))
     dirty = [array.copy() for array in (query, key, value, cotangent)]
     dirty[1][:, :, hidden] = dirty[2][:, :, hidden] = np.nan
-    package = importlib.import_module(f"{arrays}_impl")
 
     def answers(*given: Any) -> list[np.ndarray]:
         case_of = replace(case, inputs=dict(zip(case.inputs, given[:3], strict=True)), cotangents={"output": given[3]})
-        subject = Subject(arrays, framework, SimpleNamespace(attention=package.attention))
-        return list(subject(case_of).values())
+        return list(asked(case_of).values())
 
     assert all(np.isfinite(found).all() for found in answers(*dirty))
     dirty = [query, key, value, cotangent.copy()]
@@ -164,10 +157,10 @@ def long_sequences_hide(arrays: str) -> None:
         np.testing.assert_array_equal(np.isnan(gradient).any(-1)[0, 0], np.arange(2048) < 1500)
 
 
-@pytest.mark.parametrize("arrays", FRAMEWORKS)
+@pytest.mark.parametrize("package", ["torch_impl", "jax_impl"])
 @pytest.mark.rule("MASK-7")
-def test_long_sequences_hide_as_short_ones_do(arrays: str) -> None:
-    long_sequences_hide(arrays)
+def test_long_sequences_hide_as_short_ones_do(package: str) -> None:
+    long_sequences_hide(package)
 
 
 @pytest.mark.parametrize("engine", [BLOCKED, PIECES], ids=lambda engine: engine.package)

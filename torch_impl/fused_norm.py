@@ -59,10 +59,11 @@ class FusedLayerNorm(torch.autograd.Function):
     def forward(ctx: Any, literal: Literal, x: Any, weight: Any, bias: Any, eps: float) -> torch.Tensor:
         output, mean, reciprocal = forward_kernel(x, weight.shape, weight, bias, eps)
         ctx.literal, ctx.eps = literal, eps
-        ctx.kernel = within(reciprocal, 1 / SPREAD, SPREAD) and within(mean * reciprocal, -DISTANCE, DISTANCE)
+        distance = mean * reciprocal
+        ctx.kernel = within(reciprocal, 1 / SPREAD, SPREAD) and within(distance, -DISTANCE, DISTANCE)
         ctx.save_for_backward(x, weight, bias, mean, reciprocal)
         if not ctx.kernel:  # of the other rows nothing changes, not a bit
-            unusual = ~(between(reciprocal, SPREAD) & ((mean * reciprocal).abs() <= DISTANCE)).flatten()
+            unusual = ~(between(reciprocal, SPREAD) & (distance.abs() <= DISTANCE)).flatten()
             rows = x.reshape(-1, *weight.shape)[unusual]
             output.view(-1, *weight.shape)[unusual] = literal(rows, weight, bias, eps)
         return output
