@@ -177,10 +177,13 @@ magnitude are neither too small for float32 nor, 2^30 of them added up, too larg
 def near_zero(inputs: Inputs) -> Any:
     """Whether every exp(score), and its product with every value, is an ordinary number of float32; False for NaN.
 
-    |query . key| is at most |query| |key|.
+    |query . key| is at most |query| |key|. The square of a small number may be flushed to 0, and the scale may be huge:
+    the smallest ordinary number stands for what each square has lost.
     """
     dtype = wide(inputs)
-    norms = [jnp.sqrt(largest_of(jnp.sum(jnp.square(a.astype(dtype)), axis=-1))) for a in (inputs.query, inputs.key)]
+    lost = inputs.query.shape[-1] * jnp.finfo(dtype).tiny
+    squares = [jnp.sum(jnp.square(array.astype(dtype)), axis=-1) for array in (inputs.query, inputs.key)]
+    norms = [jnp.sqrt(largest_of(square) + lost) for square in squares]
     score = norms[0] * norms[1] * jnp.abs(inputs.scale)
     if inputs.softcap is not None:
         score = jnp.minimum(score, inputs.softcap)

@@ -127,9 +127,11 @@ BEYOND_THE_KERNEL = {
 CASES = FOR_ALL | BEYOND_THE_KERNEL
 
 
-def far(query: float = 1, value: float = 1, bias: float = 0, sinks: float = 0, level: float = 0) -> Case:
+def far(
+    query: float = 1, value: float = 1, bias: float = 0, sinks: float = 0, level: float = 0, scale: float | None = None
+) -> Case:
     """Inputs times a factor, bias and sinks plus a number; forward only. level: that of scores and sinks."""
-    case = drawn(None, bias=(Q, K), sinks=True)
+    case = drawn(None, bias=(Q, K), sinks=True, scale=scale)
     inputs = {
         "query": case.inputs["query"] * query,
         "key": case.inputs["key"],
@@ -159,6 +161,7 @@ NEAR = {
 """Where JAX's blocks sum exp(score) itself."""
 FAR = {
     "scores": far(query=200),
+    "small queries, a large scale": far(query=2.0**-100, scale=2.0**107),
     "small values": far(value=2.0**-105, level=-32),
     "large values": far(value=2.0**100, level=32),
     "bias": far(bias=150),

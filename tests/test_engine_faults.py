@@ -141,6 +141,7 @@ WRONG: dict[str, Wrong] = {
         )
         for name, edit in {
             "scores": ("return usual & (score <= SCORE)", "return usual"),
+            "small queries, a large scale": ("largest_of(square) + lost", "largest_of(square)"),
             "small values": (">= VALUES[0]", ">= 0"),
             "large values": ("<= VALUES[1]", "< jnp.inf"),
             "bias": ("score = score + largest", "score = score + 0 * largest"),

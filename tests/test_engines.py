@@ -64,7 +64,7 @@ def test_scores_near_zero_and_far_from_it(case: Case, near: bool) -> None:
     """JAX's blocks sum exp(score) itself only where no such number is too large or too small."""
     blocked, engines = module_of(PIECES, "blocked"), module_of(PIECES, "engines")
     inputs = {name: jnp.asarray(array) for name, array in case.inputs.items()}
-    given = blocked.Inputs(**inputs, mask=None, scale=None, softcap=None)
+    given = blocked.Inputs(**inputs, mask=None, scale=case.options.get("scale"), softcap=None)
     assert bool(blocked.near_zero(engines.in_blocks(given))) is near
     finding = worst(judged(case, subject(PIECES)(case), *truth_and_bounds(case)))
     assert finding.ratio <= 1, str(finding)

@@ -94,8 +94,13 @@ def recomputed_alike(inputs: Inputs) -> bool:
 
 
 def finite(tensor: torch.Tensor) -> bool:
-    """Whether all numbers are. The sum of finite ones may overflow; then this says no, and only time is lost."""
-    return math.isfinite(tensor.detach().sum())
+    """Whether all numbers are. The sum of their squares may overflow; then this says no, and only time is lost.
+
+    After a short call the threads of PyTorch's own sum cost twice as much as this product.
+    """
+    rows = tensor.detach()
+    numbers = (rows if rows.is_contiguous() else rows.transpose(1, 2)).reshape(-1)  # results lie as the queries do
+    return math.isfinite(torch.dot(numbers, numbers))
 
 
 class FusedAttention(torch.autograd.Function):
