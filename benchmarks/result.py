@@ -74,8 +74,8 @@ def subject_result(
         "conventions": subject.conventions if case.itemsize == 2 else {},
     }
     timed = dict.fromkeys(
-        ("clock", "judged", "first_call_seconds", "calls_per_trial", "seconds", "trials", "ratios", "flops_per_second",
-         "bytes_per_second", "share", "memory"),
+        ("clock", "judged", "first_call_seconds", "calls_per_trial", "seconds", "trials", "stolen", "repeated",
+         "ratios", "flops_per_second", "bytes_per_second", "share", "memory"),
     )  # fmt: skip
     if not entry.measured or start is None:
         return found | timed
@@ -89,6 +89,8 @@ def subject_result(
         "calls_per_trial": entry.calls,
         "seconds": seconds.as_dict(),
         "trials": trials,
+        "stolen": [None if trial is None else trial.stolen for trial in entry.trials],
+        "repeated": entry.repeated,
         "ratios": {base.subject.name: ratio(entry, base) for base in bases},
         "flops_per_second": None if work.flops is None else seconds.inverse(work.flops).as_dict(),
         "bytes_per_second": seconds.inverse(work.bytes).as_dict(),

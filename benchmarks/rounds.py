@@ -28,7 +28,8 @@ class Budget:
     """Rounds are added from `least` up to `most` while they take less than `seconds` in all.
 
     slowest: seconds of one call above which a subject is not timed. limit: after which a process is given up. awake: of
-    unmeasured calls before a short trial.
+    unmeasured calls before a short trial. again: how often a trial is repeated from which the host of the machine took
+    processor time; not if the rounds have taken `patience` times as long as they should.
     """
 
     least: int = 7
@@ -37,9 +38,11 @@ class Budget:
     slowest: float = 10.0
     limit: float = 600.0
     awake: float = 0.1
+    again: int = 5
+    patience: float = 3.0
 
 
-QUICK = Budget(6, 6, 10.0, 0.5, 120.0, 0.0)
+QUICK = Budget(6, 6, 10.0, 0.5, 120.0, 0.0, 1, 1.0)
 
 
 def calls_in_trial(fastest: float, input_bytes: int, device: str) -> int:

@@ -23,6 +23,7 @@ from benchmarks.cases import Arrays, Case
 from benchmarks.clocks import clock_for
 from benchmarks.gate import all_rows_judged
 from benchmarks.places import BY_ROW, Place, Sample, draw, only_there, taken
+from benchmarks.stolen import share, stolen_so_far
 from benchmarks.subjects import Prepared, Results, Subject
 from conformance.compiled_code import give_back_freed_memory
 from specification.dtypes import dtype_name
@@ -53,12 +54,16 @@ class Start(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """Seconds for one call, and what one of the calls gave where it was looked at."""
+    """Seconds for one call, and what one of the calls gave where it was looked at.
+
+    words: of the seed from which that call's inputs were drawn. stolen: the share of processor time that the host took.
+    """
 
     seconds: float
-    call: int
+    words: tuple[int, ...]
     place: Place
     sample: Sample
+    stolen: float | None = None
 
 
 class Wrong(Exception):
@@ -131,31 +136,36 @@ class Station:
                 found = f"{dtype_name(view)} {list(view.shape)}, expected {case.dtype} {list(expected)}"
                 raise Wrong(f"{name} is {found}")
 
-    def trial(self, case: Case, seed: int, number: int, calls: int, expected: float, awake: float = 0.0) -> Trial:
+    def trial(
+        self, case: Case, seed: int, words: tuple[int, ...], calls: int, expected: float, awake: float = 0.0
+    ) -> Trial:
         """Some calls in a row, each on inputs of its own; `expected` seconds for each.
 
-        awake: seconds of calls before them, if these are short.
+        words: by which this trial's inputs differ from those of others. awake: seconds of calls before them, if these
+        are short.
         """
         prepared: Prepared = self.prepared
-        loaded = [self.loaded(case, seed, TRIAL, number, call, again=call == 0) for call in range(calls)]
+        loaded = [self.loaded(case, seed, TRIAL, *words, call, again=call == 0) for call in range(calls)]
         short = calls * expected < SHORT
-        extra = self.loaded(case, seed, WARM_UP, number, calls, again=False) if short else None
+        extra = self.loaded(case, seed, WARM_UP, *words, calls, again=False) if short else None
         clock, random = clock_for(prepared), np.random.default_rng()
         gc.disable()
         try:
             with prepared.around():
                 if extra is not None:
                     self.awaken(extra, awake)
+                before, start = stolen_so_far(), time.perf_counter()
                 results = clock.results(prepared, loaded)
                 place, call = draw(case, random, 1, ROWS_OF_TRIAL)[0], call_to_judge(random, calls)
                 sample = taken(case, prepared, results[call], place, kept(case))
                 seconds = clock.seconds()
+                stolen = share(before, stolen_so_far(), time.perf_counter() - start)
         finally:
             gc.enable()
         for each in results:
             self.complete(case, each)
         kept_numpy = {name: prepared.numpy(piece) for name, piece in sample.items()}
-        return Trial(seconds / calls, call, place, kept_numpy)
+        return Trial(seconds / calls, (TRIAL, *words, call), place, kept_numpy, stolen)
 
     def awaken(self, loaded: Any, seconds: float) -> None:
         """At least one call."""

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.memory import gigabytes
+from benchmarks.stolen import TOLERATED
 
 Result = dict[str, Any]
 
@@ -105,7 +106,19 @@ def other_lines(case: Result) -> list[Text]:
             declared = ", ".join(f"{name}={value}" for name, value in subject["conventions"].items())
             told.append(f"judged under {declared}")
         lines += [Text(f"{subject['name']}: {one}", style="dim") for one in told]
-    return lines
+    return lines + ([Text(line, style="dim")] if (line := line_of_the_host(case)) else [])
+
+
+def line_of_the_host(case: Result) -> str:
+    """What the host of a virtual machine took, and what was done about it; empty if it took nothing."""
+    measured = [subject for subject in case["subjects"] if subject["status"] == "measured"]
+    shares = [share for subject in measured for share in subject.get("stolen") or [] if share is not None]
+    repeated = sum(subject.get("repeated") or 0 for subject in measured)
+    disturbed = sum(share > TOLERATED for share in shares)
+    if not repeated and not disturbed:
+        return ""
+    left = f"{disturbed} of the {len(shares)} that count are" if disturbed else "none that counts is"
+    return f"the host took processor time: {repeated} trials were repeated, and {left} still disturbed"
 
 
 def legend(level: float, rounds: int) -> str:

@@ -119,7 +119,7 @@ def test_rows_are_drawn_by_nobody_who_could_tell_them() -> None:
     case = KINDS[1]
     station = Station(subjects()["reference_numpy"], "cpu")
     station.prepare(case, 1)
-    trials = [station.trial(case, 1, 0, 3, 1.0) for _ in range(8)]
+    trials = [station.trial(case, 1, (0,), 3, 1.0) for _ in range(8)]
     assert len({trial.place for trial in trials}) > 4
     random = np.random.default_rng(0)
     drawn = [call_to_judge(random, 10) for _ in range(1000)]
@@ -150,7 +150,7 @@ def test_the_clock_runs_until_every_result_is_there(monkeypatch: pytest.MonkeyPa
     station.prepared.call, station.prepared.wait = slow, lambda results: passed(100.0 * len(results))
     monkeypatch.setattr("benchmarks.clocks.perf_counter", lambda: now)
     monkeypatch.setattr("benchmarks.station.array_classes", lambda: {Late})
-    assert station.trial(case, 1, 0, 3, 1.0).seconds == pytest.approx(111.0)  # for each of 3 calls
+    assert station.trial(case, 1, (0,), 3, 1.0).seconds == pytest.approx(111.0)  # for each of 3 calls
 
 
 def late(case: Case, device: str) -> Prepared:
@@ -211,7 +211,7 @@ def test_ratios_are_taken_pair_by_pair() -> None:
 
 def entry(seconds: list[float], **fields: Any) -> Entry:
     subject = Subject("mine", "attention", "numpy", ("numpy",), "", **fields)
-    trials: list[Trial | None] = [Trial(each, 0, Place(0, 0, (0,), 1), {}) for each in seconds]
+    trials: list[Trial | None] = [Trial(each, (0,), Place(0, 0, (0,), 1), {}) for each in seconds]
     return Entry(subject, start=Start("", "", (), "wall clock", 1.0, 1.0), trials=trials)
 
 

@@ -1,0 +1,41 @@
+"""Processor time that the host of a virtual machine gave to others, while this machine had work for the processor.
+
+The system's own account of it is read before and after a trial. So a trial is repeated for what the host did, never
+for how long it took: whoever is slow gets no better times by it, and whoever is fast no worse ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from benchmarks.workers import processors
+
+ACCOUNT = Path("/proc/stat")
+FIELD = 8
+"""Where "steal" stands in a processor's line, behind its name; in ticks of the system."""
+TOLERATED = 0.02
+"""Share of a trial's processor time. A tick of 10 ms, the least that is told, is more of any trial below 0.25 s."""
+
+
+def stolen_so_far() -> float | None:
+    """Seconds since the machine was started, over the processors of this process; None where no system tells it."""
+    try:
+        lines = ACCOUNT.read_text().splitlines()
+    except OSError:
+        return None
+    return stolen_from(lines, processors())
+
+
+def stolen_from(lines: Iterable[str], of: Iterable[int]) -> float | None:
+    names = {f"cpu{number}" for number in of}
+    ticks = [int(words[FIELD]) for line in lines if len(words := line.split()) > FIELD and words[0] in names]
+    return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
+
+
+def share(before: float | None, after: float | None, elapsed: float) -> float | None:
+    """Of the time that the processors of this process had; two threads on two processors lose 1/2 with one of them."""
+    if before is None or after is None or elapsed <= 0:
+        return None
+    return (after - before) / (elapsed * len(processors()))
