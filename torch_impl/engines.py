@@ -51,7 +51,7 @@ def engine_for(engine: str, inputs: Inputs, dropout_keep: Any, empty_rows: str) 
     hindrance = hindrance_of_the_kernel(inputs)
     if hindrance:
         return choose(engine, {"fused": hindrance}, "blocked", hindrance)
-    if inputs.query.device.type == "cuda":
+    if inputs.query.is_cuda:
         return choose(
             engine, {}, "blocked", "the Triton kernels were judged in an interpreter only: ask for them by name"
         )
@@ -88,13 +88,13 @@ def traced(*tensors: torch.Tensor | None) -> bool:
 def holds_numbers(tensor: torch.Tensor) -> bool:
     """An ordinary tensor, that is not recorded to be computed later."""
     capturing = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type != "meta" and not capturing
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_meta and not capturing
 
 
 def hindrance_of_the_kernel(inputs: Inputs) -> str:
-    if inputs.query.device.type == "cuda":
+    if inputs.query.is_cuda:
         return hindrance_of_triton(inputs)
-    if inputs.query.device.type != "cpu":
+    if not inputs.query.is_cpu:
         return "the kernels that keep every rule are those for the CPU and for CUDA"
     if inputs.bias is not None or inputs.sinks is not None or inputs.softcap is not None:
         return "PyTorch's kernel has no softcap and no sinks, and no gradient of a bias"
@@ -130,7 +130,7 @@ def layer_norm_engine_for(
 
 
 def hindrance_of_the_norm_kernel(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: Any) -> str:
-    if x.device.type != "cpu":
+    if not x.is_cpu:
         return "the kernel that is known to keep every rule is the one for the CPU"
     if x.numel() == 0:
         return "there is nothing to normalise"
