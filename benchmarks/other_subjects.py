@@ -162,7 +162,7 @@ def subject(name: str, arrays: str, packages: tuple[str, ...], make: str, *argum
 
 def keras(backend: str, scores: tuple[float, float]) -> list[Subject]:
     environment = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    common: dict[str, Any] = {"environment": environment}
+    common: dict[str, Any] = {"environment": environment, "slow": "it takes seconds to be imported, once a process"}
     packages = ("keras", backend)
     return [
         subject(
