@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.__main__ import keep_compiled_code
-from conformance.compiled_code import forget_compiled_code
+from conformance.compiled_code import forget_compiled_code, share_of_memory
 from conformance.corpus import entries_for
 from conformance.declaration import EVERYTHING
 from conformance.examinations import EXAMINATIONS
@@ -42,16 +42,13 @@ def start(names: Sequence[str], device: str) -> None:
             torch.set_num_threads(1)  # the processes share the cores among them
 
 
-ROOM = 1e9
-"""Bytes that a process may hold before it forgets what JAX has compiled."""
-
 SHARES = 8
 """Pieces into which the frozen corpus is divided among the processes."""
 
 
 def work(index: int | None, rules: Collection[str], examples: int, seed: int) -> Tally:
     """The probe of that index; for None the refusals; below 0 a share of the frozen corpus."""
-    forget_compiled_code(ROOM)
+    forget_compiled_code(share_of_memory())
     if index is None:
         return run_refusals(rules, examiners)
     if index < 0:
@@ -72,7 +69,7 @@ def ask_again(examined_by: str, material: Any) -> list[Finding]:
 
 def work_real(batch: int) -> RealResult:
     """One batch of real sentences."""
-    forget_compiled_code(ROOM)
+    forget_compiled_code(share_of_memory())
     return judge_batch(batches()[batch], [examiner.name for examiner in examiners])
 
 

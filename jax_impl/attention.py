@@ -177,7 +177,14 @@ def widen(array: Float[jax.Array, "..."] | None) -> Any:
         return None
     wide = compute_dtype_name(dtype_name(array))
     require_dtype(wide)
-    return jnp.asarray(array, wide)
+    return cast(array, wide)
+
+
+def cast(array: Float[jax.Array, "..."], dtype: Any) -> Float[jax.Array, "..."]:
+    """The array in that dtype; itself if it has it, where jax.vjp outside jax.jit would copy it, and its gradient."""
+    if isinstance(array, jax.Array) and array.dtype == dtype and not array.weak_type:
+        return array
+    return jnp.asarray(array, dtype)
 
 
 def require_dtype(name: Any) -> None:
@@ -250,7 +257,7 @@ def attention(
         output, _ = literal_attention(inputs, dropout_keep, dropout_rate, empty_rows)
     else:
         output, _ = blocked_attention(LITERAL._replace(limits=engines.LIMITS), engines.in_blocks(inputs))
-    return output.astype(query.dtype)
+    return cast(output, query.dtype)
 
 
 def literal_attention(
@@ -297,7 +304,7 @@ def attention_weights(
     scores = attention_scores(query, key, allowed, bias=bias, scale=scale, softcap=softcap)
     weights, _ = softmax(scores, allowed, sinks)
     weights, _ = fill_empty_rows(weights, allowed, empty_rows)
-    return weights.astype(dtype)
+    return cast(weights, dtype)
 
 
 def attention_logsumexp(
@@ -338,7 +345,7 @@ def merge_attention(
     seen = scores != -jnp.inf
     weights, logsumexp = softmax(jnp.where(seen, scores, 0), seen)
     output = allowed_sum(weights[..., None, :], parts, seen[..., None, :])[..., 0, :]
-    return output.astype(outputs[0].dtype), logsumexp
+    return cast(output, outputs[0].dtype), logsumexp
 
 
 # --- multi-head attention ---------------------------------------------------------------------------------------------
@@ -349,7 +356,7 @@ def linear(parameters: Linear, x: Float[jax.Array, "... I"]) -> Float[jax.Array,
     output = jnp.matmul(widen(x), widen(parameters.weight), precision=HIGHEST)
     if parameters.bias is not None:
         output = output + widen(parameters.bias)
-    return output.astype(x.dtype)
+    return cast(output, x.dtype)
 
 
 def join_heads(projections: Linear | Sequence[Linear]) -> Linear:

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 from jaxtyping import Float
 
-from jax_impl.attention import dropout_factor, multi_head_attention, widen
+from jax_impl.attention import cast, dropout_factor, multi_head_attention, widen
 from jax_impl.feed_forward import feed_forward
 from jax_impl.layer_norm import layer_norm, rms_norm, standard_deviation_norm
 from specification import checks
@@ -35,7 +35,7 @@ from specification.parameters import DecoderBlock, EncoderBlock, FeedForward, Mu
 def add(x: Float[jax.Array, "..."], y: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
     """x + y, rounded to the dtype of x; y may lack leading axes, and is stretched along no other."""
     checks.summands(x, y)
-    return (widen(x) + widen(y)).astype(x.dtype)
+    return cast(widen(x) + widen(y), x.dtype)
 
 
 def drop(x: Float[jax.Array, "..."], dropout: Dropout | None) -> Float[jax.Array, "..."]:
@@ -43,7 +43,7 @@ def drop(x: Float[jax.Array, "..."], dropout: Dropout | None) -> Float[jax.Array
     if dropout is None:
         return x
     checks.dropout(dropout.keep, dropout.rate, x.shape)
-    return (widen(x) * dropout_factor(dropout.keep, dropout.rate, widen(x).dtype)).astype(x.dtype)
+    return cast(widen(x) * dropout_factor(dropout.keep, dropout.rate, widen(x).dtype), x.dtype)
 
 
 def normalize(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Integer
 
-from jax_impl.attention import widen
+from jax_impl.attention import cast, widen
 from specification import checks
 
 
@@ -25,7 +25,7 @@ def embedding(
     check_rows(table, ids)
     # The whole table is widened, not the rows taken, so that its gradient adds up in the wider dtype.
     rows = take_rows(widen(table), jnp.asarray(ids))
-    return (rows * math.sqrt(table.shape[1]) if scaled else rows).astype(table.dtype)
+    return cast(rows * math.sqrt(table.shape[1]) if scaled else rows, table.dtype)
 
 
 def take_rows(table: Float[jax.Array, "N E"], ids: Integer[jax.Array, "..."]) -> Float[jax.Array, "... E"]:

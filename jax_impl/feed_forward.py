@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
-from jax_impl.attention import dropout_factor, linear, widen
+from jax_impl.attention import cast, dropout_factor, linear, widen
 from specification import FeedForward, checks
 
 
@@ -53,4 +53,4 @@ def feed_forward(
     hidden = ACTIVATIONS[activation](widen(linear(parameters.inner, x)))
     if dropout_keep is not None:
         hidden = hidden * dropout_factor(dropout_keep, dropout_rate, hidden.dtype)
-    return linear(parameters.outer, hidden.astype(x.dtype))
+    return linear(parameters.outer, cast(hidden, x.dtype))

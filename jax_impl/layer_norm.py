@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 from jaxtyping import Float
 
-from jax_impl.attention import widen
+from jax_impl.attention import cast, widen
 from specification import checks
 
 
@@ -43,9 +43,9 @@ def layer_norm(
     """
     axes = checks.norm(x, weight, bias, eps)
     deviation = deviations(widen(x), axes)
-    variance = jnp.mean(deviation**2, axis=axes, keepdims=True)
+    variance = jnp.mean(jnp.square(deviation), axis=axes, keepdims=True)
     normalized = deviation / jnp.sqrt(variance + jnp.asarray(eps, variance.dtype))
-    return affine(normalized, weight, bias).astype(x.dtype)
+    return cast(affine(normalized, weight, bias), x.dtype)
 
 
 def rms_norm(x: Float[jax.Array, "..."], weight: Float[jax.Array, "*N"], *, eps: float) -> Float[jax.Array, "..."]:
@@ -55,9 +55,9 @@ def rms_norm(x: Float[jax.Array, "..."], weight: Float[jax.Array, "*N"], *, eps:
     """
     axes = checks.norm(x, weight, None, eps)
     wide = widen(x)
-    square = jnp.mean(wide**2, axis=axes, keepdims=True)
+    square = jnp.mean(jnp.square(wide), axis=axes, keepdims=True)
     normalized = wide / jnp.sqrt(square + jnp.asarray(eps, square.dtype))
-    return affine(normalized, weight, None).astype(x.dtype)
+    return cast(affine(normalized, weight, None), x.dtype)
 
 
 def standard_deviation_norm(
@@ -73,12 +73,12 @@ def standard_deviation_norm(
     """
     axes = checks.standard_deviation_norm(x, weight, bias, eps)
     deviation = deviations(widen(x), axes)
-    variance = jnp.sum(deviation**2, axis=axes, keepdims=True) / (weight.size - 1)
+    variance = jnp.sum(jnp.square(deviation), axis=axes, keepdims=True) / (weight.size - 1)
     # The slope of the root at 0 is infinite; a constant row, whose deviation has no slope, must not come near it.
     constant = variance == 0
     spread = jnp.where(constant, 0, jnp.sqrt(jnp.where(constant, 1, variance)))
     normalized = deviation / (spread + jnp.asarray(eps, spread.dtype))
-    return affine(normalized, weight, bias).astype(x.dtype)
+    return cast(affine(normalized, weight, bias), x.dtype)
 
 
 def affine(

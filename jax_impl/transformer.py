@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Integer
 
-from jax_impl.attention import linear, require_dtype, widen
+from jax_impl.attention import cast, linear, require_dtype, widen
 from jax_impl.blocks import add, decoder_block, drop, encoder_block, normalize
 from jax_impl.embedding import check_rows, embedding
 from jax_impl.masks import checked_mask
@@ -103,11 +103,11 @@ def pool(
     count = jnp.sum(keep, axis=1)[:, None]
     if pooling == "mean":
         total = jnp.sum(jnp.where(keep[..., None], wide, 0), axis=1)
-        return (total / jnp.maximum(count, 1)).astype(x.dtype)
+        return cast(total / jnp.maximum(count, 1), x.dtype)
     if shape[1] == 0:
         return jnp.zeros((shape[0], x.shape[2]), x.dtype)
     where = first_largest(wide, keep)
-    return jnp.where(count == 0, 0, jnp.take_along_axis(wide, where[:, None], axis=1)[:, 0]).astype(x.dtype)
+    return cast(jnp.where(count == 0, 0, jnp.take_along_axis(wide, where[:, None], axis=1)[:, 0]), x.dtype)
 
 
 def first_largest(x: Float[jax.Array, "B T E"], keep: Bool[jax.Array, "B T"]) -> Integer[jax.Array, "B E"]:
@@ -119,7 +119,7 @@ def first_largest(x: Float[jax.Array, "B T E"], keep: Bool[jax.Array, "B T"]) ->
 
 def log_softmax(x: Float[jax.Array, "... N"]) -> Float[jax.Array, "... N"]:
     """x - log(sum(exp(x))) over the last axis."""
-    return jax.nn.log_softmax(widen(x), axis=-1).astype(x.dtype)
+    return cast(jax.nn.log_softmax(widen(x), axis=-1), x.dtype)
 
 
 def readable_mask(mask: Any, x: jax.Array, memory: jax.Array, configuration: Configuration) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import platform
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from conformance import check, compiled_code
-from conformance.compiled_code import give_back_freed_memory, mappings, resident
+from conformance.compiled_code import give_back_freed_memory, mappings, resident, share_of_memory
 
 MEGABYTES = 200
 
@@ -25,6 +26,25 @@ def test_freed_memory_is_given_back():
     give_back_freed_memory()
     assert resident() < held - 0.8 * MEGABYTES * 1e6
     assert len(last) == 5000
+
+
+def test_a_process_may_hold_its_share_of_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """A quarter for all, of what the container allows where that is less than the machine has."""
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(compiled_code, "LIMITS", (limit, tmp_path / "there is none"))
+    monkeypatch.setattr(compiled_code, "LEAST", 1000.0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+
+    def share(text: str) -> float:
+        limit.write_text(text)
+        return share_of_memory()
+
+    whole = share("max\n")
+    assert share("80000\n") == 10_000
+    assert share("800\n") == 1000  # however small the machine is
+    if Path("/proc/self/statm").exists():
+        assert 8 * whole > resident()
+        assert share(f"{2**63}\n") == whole  # no limit, as cgroups in version 1 write it
 
 
 counted = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not tell its mappings")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 import jax_impl
+from jax_impl.attention import cast
 from specification import (
     Causal,
     Dense,
@@ -289,6 +291,32 @@ def programs(dtype: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
         "feed_forward": (jax_impl.feed_forward, (FeedForward(inner, outer), x)),
         "layer_norm": (jax_impl.layer_norm, (x, x[0, 0], x[0, 1])),
     }
+
+
+@pytest.mark.parametrize("operation", ["attention", "multi_head_attention", "feed_forward", "layer_norm"])
+def test_nothing_is_converted_to_the_dtype_that_it_has(operation: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Outside jax.jit, jax.vjp would compile and make a copy of every array, and of every gradient."""
+
+    def conversions(dtype: Any) -> int:
+        function, arguments = programs(dtype)[operation]
+        jax.clear_caches()
+        caplog.clear()
+        with jax.log_compiles():
+            output, pullback = jax.vjp(function, *arguments)
+            pullback(output)
+        assert "Compiling" in caplog.text
+        return len(
+            re.findall(r"Compiling jit\(convert_element_type\).*ShapedArray\(\w+\[\d", caplog.text)
+        )  # no scalars
+
+    assert conversions(jnp.float32) == 0 < conversions(jnp.bfloat16)
+
+
+def test_an_array_in_a_dtype_of_its_own_stays_in_it() -> None:
+    """A Python number's dtype gives way to that of an array beside it."""
+    weak = jnp.asarray(2.0)
+    assert weak.weak_type
+    assert (cast(weak, weak.dtype) * jnp.ones(1, np.float16)).dtype == weak.dtype
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
