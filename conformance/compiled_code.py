@@ -24,7 +24,7 @@ LEAST = 1e9
 def share_of_memory() -> float:
     """Bytes that each of as many processes as there are cores may hold, of a quarter of this system's memory.
 
-    Who forgets at 1 GB, where a run of one process would hold 4, compiles three times as often.
+    A run of `jax_impl` in one process would hold 4 GB. Who forgets at 1 GB asks for compilations three times as often.
     """
     return max(LEAST, memory() / 4 / (os.cpu_count() or 1))
 

@@ -42,13 +42,16 @@ def start(names: Sequence[str], device: str) -> None:
             torch.set_num_threads(1)  # the processes share the cores among them
 
 
+ROOM = share_of_memory()
+"""Bytes that a process may hold before it forgets what JAX has compiled."""
+
 SHARES = 8
 """Pieces into which the frozen corpus is divided among the processes."""
 
 
 def work(index: int | None, rules: Collection[str], examples: int, seed: int) -> Tally:
     """The probe of that index; for None the refusals; below 0 a share of the frozen corpus."""
-    forget_compiled_code(share_of_memory())
+    forget_compiled_code(ROOM)
     if index is None:
         return run_refusals(rules, examiners)
     if index < 0:
@@ -69,7 +72,7 @@ def ask_again(examined_by: str, material: Any) -> list[Finding]:
 
 def work_real(batch: int) -> RealResult:
     """One batch of real sentences."""
-    forget_compiled_code(share_of_memory())
+    forget_compiled_code(ROOM)
     return judge_batch(batches()[batch], [examiner.name for examiner in examiners])
 
 
