@@ -1,7 +1,8 @@
 """The trials of a case: subjects one after the other, again and again, so that what slows the machine slows them all.
 
-In every round every subject has one trial, on the same inputs as the others, fresh for each round. The order is
-reversed in every second round and turned by one after it, so that nobody always comes after the same one.
+In every round every subject has one trial, on the same inputs as the others (a repeated trial has inputs of its own),
+fresh for each round. The order is reversed in every second round and turned by one after it, so that nobody always
+comes after the same one.
 """
 
 from __future__ import annotations

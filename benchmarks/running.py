@@ -247,8 +247,13 @@ class Run:
         best: Trial | None = None
         for attempt in range(1 + self.plan.budget.again):
             start = (case, self.plan.seed, (number, attempt), entry.calls, entry.start.typical, self.plan.budget.awake)
-            found: Trial = self.ask(entry, "trial", *start)
             entry.repeated += attempt > 0
+            try:
+                found: Trial = self.ask(entry, "trial", *start)
+            except Failed as failed:
+                if not attempt:
+                    raise
+                raise Failed(f"repetition {attempt}: {failed}") from None
             if best is None or (found.stolen or 0) < (best.stolen or 0):
                 best = found
             if (best.stolen or 0) <= TOLERATED or time.monotonic() > patient_until:

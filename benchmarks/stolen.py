@@ -1,7 +1,8 @@
 """Processor time that the host of a virtual machine gave to others, while this machine had work for the processor.
 
 The system's own account of it is read before and after a trial. So a trial is repeated for what the host did, never
-for how long it took: whoever is slow gets no better times by it, and whoever is fast no worse ones.
+for how long it took. A long trial is disturbed more often than a short one, though, and may remain disturbed
+whatever is done: a pair of which one side is leans against that side.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ def stolen_so_far() -> float | None:
 
 
 def stolen_from(lines: Iterable[str], of: Iterable[int]) -> float | None:
+    """None unless every one of them has its line: a container may be told of fewer, under other numbers."""
     names = {f"cpu{number}" for number in of}
     ticks = [int(words[FIELD]) for line in lines if len(words := line.split()) > FIELD and words[0] in names]
-    return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks else None
+    return sum(ticks) / os.sysconf("SC_CLK_TCK") if ticks and len(ticks) == len(names) else None
 
 
 def share(before: float | None, after: float | None, elapsed: float) -> float | None:

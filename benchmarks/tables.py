@@ -112,13 +112,17 @@ def other_lines(case: Result) -> list[Text]:
 def line_of_the_host(case: Result) -> str:
     """What the host of a virtual machine took, and what was done about it; empty if it took nothing."""
     measured = [subject for subject in case["subjects"] if subject["status"] == "measured"]
-    shares = [share for subject in measured for share in subject.get("stolen") or [] if share is not None]
-    repeated = sum(subject.get("repeated") or 0 for subject in measured)
-    disturbed = sum(share > TOLERATED for share in shares)
-    if not repeated and not disturbed:
+    told = {one["name"]: [share for share in one.get("stolen") or [] if share is not None] for one in measured}
+    disturbed = {name: sum(share > TOLERATED for share in shares) for name, shares in told.items()}
+    repeated, left = sum(one.get("repeated") or 0 for one in measured), sum(disturbed.values())
+    if not repeated and not left:
         return ""
-    left = f"{disturbed} of the {len(shares)} that count are" if disturbed else "none that counts is"
-    return f"the host took processor time: {repeated} trials were repeated, and {left} still disturbed"
+    start = f"the host took processor time: {repeated} repetitions, and "
+    if not left:
+        return f"{start}none of the trials that count is disturbed"
+    whose = ", ".join(f"{number} of {name}" for name, number in disturbed.items() if number)
+    count = sum(map(len, told.values()))
+    return f"{start}still {left} of the {count} trials that count are disturbed: {whose}; their times are too long"
 
 
 def legend(level: float, rounds: int) -> str:

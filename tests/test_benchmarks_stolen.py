@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from benchmarks.running import Entry, Plan, Run
 from benchmarks.station import Start, Station, Trial
 from benchmarks.subjects import subjects
 from benchmarks.tables import line_of_the_host
+from benchmarks.workers import Failed
 
 CASE = Case("causal", kind="causal", B=1, H=2, G=2, Q=32, K=32, D=8, V=8)
 ACCOUNT = """\
@@ -37,11 +40,12 @@ def test_a_system_that_tells_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setattr(stolen, "ACCOUNT", tmp_path / "nowhere")
     assert stolen.stolen_so_far() is None
     assert stolen.stolen_from(["cpu0 1 2 3"], (0,)) is None
+    assert stolen.stolen_from(ACCOUNT, (1, 2)) is None  # a container is not told of all of them
     assert stolen.share(None, None, 1.0) is None
 
 
 def test_a_trial_tells_what_was_taken_while_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And nothing of it is read between the end of the clock and the rows that are kept."""
+    """It is read before the calls, and not between the end of the clock and the rows that are kept."""
     happened: list[str] = []
     seconds = count(0.0, 0.25)
 
@@ -54,6 +58,7 @@ def test_a_trial_tells_what_was_taken_while_it_ran(monkeypatch: pytest.MonkeyPat
 
     place = Station(subjects()["reference_numpy"], "cpu")
     place.prepare(CASE, 1)
+    place.prepared = replace(place.prepared, call=noted("call", place.prepared.call))
     monkeypatch.setattr(station, "stolen_so_far", read)
     monkeypatch.setattr(station, "taken", noted("rows", station.taken))
     monkeypatch.setattr(station.time, "perf_counter", count(10.0, 0.5).__next__)
@@ -61,7 +66,7 @@ def test_a_trial_tells_what_was_taken_while_it_ran(monkeypatch: pytest.MonkeyPat
     clock = noted("clock", station.clock_for)
     monkeypatch.setattr(station, "clock_for", clock)
     found = place.trial(CASE, 1, (3, 1), 1, 10.0)
-    assert happened == ["clock", "account", "rows", "account"]
+    assert happened == ["clock", "account", "call", "rows", "account"]
     assert found.stolen == pytest.approx(0.25 / (0.5 * 2))
     assert found.words == (station.TRIAL, 3, 1, 0)
 
@@ -69,12 +74,14 @@ def test_a_trial_tells_what_was_taken_while_it_ran(monkeypatch: pytest.MonkeyPat
 class Scripted:
     """A process whose trials are known beforehand."""
 
-    def __init__(self, shares: list[float | None]) -> None:
+    def __init__(self, shares: Sequence[float | Failed | None]) -> None:
         self.shares, self.words = shares, list[Any]()
 
     def ask(self, method: str, case: Case, seed: int, words: Any, *given: Any, limit: float) -> Trial:
         self.words.append(words)
         share = self.shares[len(self.words) - 1]
+        if isinstance(share, Failed):
+            raise share
         return Trial(float(len(self.words)), words, Place(0, 0, (0,), 1), {}, share)
 
     def end(self) -> None: ...
@@ -104,6 +111,13 @@ def test_patience_has_an_end() -> None:
     assert (trial.stolen, entry.repeated) == (0.5, 0)
 
 
+def test_a_repetition_that_fails_is_told_as_one() -> None:
+    process, entry = Scripted([0.5, Failed("no result")]), started()
+    with pytest.raises(Failed, match="repetition 1: no result"):
+        run_of(process, Budget(again=3)).undisturbed(entry, CASE, 0, float("inf"))
+    assert entry.repeated == 1
+
+
 def started() -> Entry:
     return Entry(subjects()["reference_numpy"], start=Start("", "", (), "wall clock", 1.0, 1.0))
 
@@ -114,11 +128,16 @@ def run_of(process: Scripted, budget: Budget) -> Run:
 
 def test_the_host_has_a_line() -> None:
     def case(*subjects_: dict[str, Any]) -> dict[str, Any]:
-        return {"subjects": [{"status": "measured"} | one for one in subjects_]}
+        return {
+            "subjects": [{"name": name, "status": "measured"} | one for name, one in zip("ab", subjects_, strict=False)]
+        }
 
     assert not line_of_the_host(case({"stolen": [0.0, None], "repeated": 0}, {}))
     assert not line_of_the_host(case({"stolen": None, "repeated": None, "status": "failed"}))
     repeated = line_of_the_host(case({"stolen": [0.0, 0.01], "repeated": 3}))
-    assert repeated == "the host took processor time: 3 trials were repeated, and none that counts is still disturbed"
+    assert repeated == "the host took processor time: 3 repetitions, and none of the trials that count is disturbed"
     left = line_of_the_host(case({"stolen": [0.5, 0.0], "repeated": 5}, {"stolen": [0.0, 0.3], "repeated": 1}))
-    assert left == "the host took processor time: 6 trials were repeated, and 2 of the 4 that count are still disturbed"
+    assert left == (
+        "the host took processor time: 6 repetitions, and still 2 of the 4 trials that count are disturbed: "
+        "1 of a, 1 of b; their times are too long"
+    )
