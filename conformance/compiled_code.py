@@ -14,19 +14,19 @@ MAPPINGS = 30_000
 """Mappings of memory that a process may have. Linux allows 65,530 unless told otherwise; at the next one LLVM ends the
 process. With JAX 0.10.2 each new shape of `jax_impl`'s blocked engine, forward and backward, takes about 300."""
 
-LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Where a container's Linux says how much memory it may use: cgroups in version 2, and in version 1."""
+GROUPS, MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+"""Where Linux says to which groups of processes this one belongs, and what these groups may use."""
 
 LEAST = 1e9
 """Bytes that a process may hold however small the machine is: the frameworks and a few hundred shapes."""
 
 
-def share_of_memory() -> float:
-    """Bytes that each of as many processes as there are cores may hold, of a quarter of this system's memory.
+def share_of_memory(processes: int) -> float:
+    """Bytes that each of so many processes may hold, of a quarter of this system's memory.
 
-    A run of `jax_impl` in one process would hold 4 GB. Who forgets at 1 GB asks for compilations three times as often.
+    A run of `jax_impl` in one process comes to hold 4 GB (JAX 0.10.2).
     """
-    return max(LEAST, memory() / 4 / (os.cpu_count() or 1))
+    return max(LEAST, memory() / 4 / processes)
 
 
 def forget_compiled_code(room: float = math.inf) -> None:
@@ -48,14 +48,33 @@ def give_back_freed_memory() -> None:
 
 
 def memory() -> float:
-    """Bytes of memory that this system has, or may use in a container; 0 where it does not say it as Linux does."""
+    """Bytes of memory that this system has, or that this process may use of it; 0 where that cannot be found out."""
     allowed = []
-    for limit in LIMITS:
+    for limit in limits():
         with contextlib.suppress(OSError, ValueError):  # "max", where there is none
             allowed.append(int(limit.read_text()))
     with contextlib.suppress(OSError, ValueError, AttributeError):
         allowed.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return float(min(allowed, default=0))
+
+
+def limits() -> list[Path]:
+    """Files with the limits of this process's group and of those around it, as cgroups in version 2 and 1 have them.
+
+    In a container the names are sometimes those outside, and such files are missing; its own limit is then at the root.
+    """
+    try:
+        lines = [line.split(":", 2) for line in GROUPS.read_text().splitlines()]
+    except (OSError, ValueError):  # ValueError: a name that is no text
+        return []
+    found = []
+    for controllers, name in (line[1:] for line in lines if len(line) == 3):
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, file = (MOUNTED / "memory", "memory.limit_in_bytes") if controllers else (MOUNTED, "memory.max")
+        group = Path(name.lstrip("/"))
+        found += [root / each / file for each in (group, *group.parents)]
+    return found
 
 
 def resident() -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -29,8 +30,14 @@ from conformance.verdict import Finding
 examiners: list[Examiner] = []
 """A worker process's own subjects, made once."""
 
+room = math.inf
+"""Bytes that it may hold before it forgets what JAX has compiled."""
 
-def start(names: Sequence[str], device: str) -> None:
+
+def start(names: Sequence[str], device: str, processes: int = 1) -> None:
+    """What a worker process does first; `processes`: how many share the machine."""
+    global room
+    room = share_of_memory(processes)
     end_with_parent()
     keep_compiled_code()
     balls_available()  # loaded now, because Hypothesis draws constants that it finds in loaded modules
@@ -42,16 +49,13 @@ def start(names: Sequence[str], device: str) -> None:
             torch.set_num_threads(1)  # the processes share the cores among them
 
 
-ROOM = share_of_memory()
-"""Bytes that a process may hold before it forgets what JAX has compiled."""
-
 SHARES = 8
 """Pieces into which the frozen corpus is divided among the processes."""
 
 
 def work(index: int | None, rules: Collection[str], examples: int, seed: int) -> Tally:
     """The probe of that index; for None the refusals; below 0 a share of the frozen corpus."""
-    forget_compiled_code(ROOM)
+    forget_compiled_code(room)
     if index is None:
         return run_refusals(rules, examiners)
     if index < 0:
@@ -72,7 +76,7 @@ def ask_again(examined_by: str, material: Any) -> list[Finding]:
 
 def work_real(batch: int) -> RealResult:
     """One batch of real sentences."""
-    forget_compiled_code(ROOM)
+    forget_compiled_code(room)
     return judge_batch(batches()[batch], [examiner.name for examiner in examiners])
 
 
@@ -96,7 +100,7 @@ class Workers:
         if count > 1:
             for library in ("OPENBLAS", "OMP", "MKL"):  # the processes share the cores among them
                 os.environ.setdefault(f"{library}_NUM_THREADS", "1")
-        self.pool = ProcessPoolExecutor(count, mp_context=context, initializer=start, initargs=(names, device))
+        self.pool = ProcessPoolExecutor(count, mp_context=context, initializer=start, initargs=(names, device, count))
         # An interrupt is for this process alone; those started now inherit that they do not hear it.
         heard = signal.signal(signal.SIGINT, signal.SIG_IGN)
         for _ in range(count):

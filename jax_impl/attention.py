@@ -13,9 +13,9 @@ Gradients are `jax.grad`'s, through two products that know the mask (`pair_produ
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,9 @@ from jax_impl.masks import allowed_pairs, checked_mask
 from specification import Linear, MultiHeadAttention, checks
 from specification.dtypes import compute_dtype_name, dtype_name
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 HIGHEST = jax.lax.Precision.HIGHEST
 """Every product asks for it: by default JAX multiplies float32 as TF32 on GPUs and as bfloat16 on TPUs."""
 
@@ -35,7 +38,9 @@ HIGHEST = jax.lax.Precision.HIGHEST
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
 # They are compiled one by one, for calls outside jax.jit: eager JAX compiles every operation for every new shape, and
-# there are about ninety of them in one call of attention with its gradients.
+# there are about ninety of them in one call of attention with its gradients. Compiled as one they would be made anew
+# for every new combination of shapes, mask and options: with what is on file from other calls that takes more than
+# twice as long.
 
 
 @jax.custom_vjp
@@ -188,9 +193,27 @@ def cast(array: Float[jax.Array, "..."], dtype: Any) -> Float[jax.Array, "..."]:
 
 
 def require_dtype(name: Any) -> None:
-    """Refuse float64 where JAX would silently give float32 instead."""
+    """Refuse float64 and other dtypes of 64 bits where JAX would silently give 32 instead."""
     if jax.dtypes.canonicalize_dtype(name) != name:
         raise TypeError(f"{name} needs jax.enable_x64, without which JAX narrows it")
+
+
+def compiled(function: Callable[P, R]) -> Callable[P, R]:
+    """jax.jit of a function of arrays, which takes whatever `jnp.asarray` takes, and refuses what would be narrowed."""
+    inner = jax.jit(function)
+
+    def given(array: Any) -> Any:
+        if isinstance(array, jax.Array):
+            return array
+        if hasattr(array, "dtype"):
+            require_dtype(dtype_name(array))
+        return jnp.asarray(array)
+
+    @wraps(function)
+    def outer(*arrays: P.args, **more: P.kwargs) -> R:
+        return inner(*jax.tree.map(given, arrays), **jax.tree.map(given, more))
+
+    return outer
 
 
 @partial(jax.jit, static_argnums=(2, 3))
@@ -339,6 +362,14 @@ def merge_attention(
     Returns the output in the dtype of the parts', and the log-sum-exp in float32, or in float64 for float64.
     """
     checks.merge(outputs, logsumexps)
+    return merge(tuple(outputs), tuple(logsumexps))
+
+
+@compiled
+def merge(
+    outputs: tuple[Float[jax.Array, "B H Q V"], ...], logsumexps: tuple[Float[jax.Array, "B H Q"], ...]
+) -> tuple[Float[jax.Array, "B H Q V"], Float[jax.Array, "B H Q"]]:
+    """`merge_attention` of what has been checked."""
     parts = jnp.stack([widen(output) for output in outputs], axis=-2)
     scores = jnp.stack([widen(logsumexp) for logsumexp in logsumexps], axis=-1)
     # Merging is attention once more: one query, one key for each part, the parts' log-sum-exps as its scores.
@@ -351,6 +382,7 @@ def merge_attention(
 # --- multi-head attention ---------------------------------------------------------------------------------------------
 
 
+@compiled
 def linear(parameters: Linear, x: Float[jax.Array, "... I"]) -> Float[jax.Array, "... O"]:
     """x @ weight + bias, rounded once to the dtype of x (MHA-1)."""
     output = jnp.matmul(widen(x), widen(parameters.weight), precision=HIGHEST)
@@ -371,12 +403,14 @@ def join_heads(projections: Linear | Sequence[Linear]) -> Linear:
     return Linear(weight, jnp.concatenate([head.bias for head in projections]))
 
 
+@partial(jax.jit, static_argnums=1)
 def split_heads(x: Float[jax.Array, "B T HW"], num_heads: int) -> Float[jax.Array, "B H T W"]:
     """Head h is the h-th block of consecutive columns (MHA-1)."""
     B, T, width = x.shape
     return x.reshape(B, T, num_heads, width // num_heads).swapaxes(1, 2)
 
 
+@jax.jit
 def concatenate_heads(x: Float[jax.Array, "B H T W"]) -> Float[jax.Array, "B T HW"]:
     """The heads' columns side by side again, in order."""
     B, H, T, width = x.shape

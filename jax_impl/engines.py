@@ -81,7 +81,9 @@ def in_blocks(inputs: Inputs) -> Inputs:
     """The same as arrays, for `jax_impl.blocked`: the scale resolved (ATT-1), the bias in rank 4."""
     dtype = compute_dtype_name(dtype_name(inputs.query))
     given = (inputs.query, inputs.key, inputs.value, inputs.bias, inputs.sinks)
-    query, key, value, bias, sinks = (None if array is None else jnp.asarray(array) for array in given)
+    # Of an array that is one of JAX's, jnp.asarray would make a copy under jax.vjp, and of its gradient another.
+    as_they_are = (array if array is None or isinstance(array, jax.Array) else jnp.asarray(array) for array in given)
+    query, key, value, bias, sinks = as_they_are
     scale = 1 / math.sqrt(inputs.query.shape[-1]) if inputs.scale is None else inputs.scale
     bias = bias if bias is None or bias.ndim == 4 else bias[None, None]
     softcap = None if inputs.softcap is None else jnp.asarray(inputs.softcap, dtype)

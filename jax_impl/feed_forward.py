@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
-from jax_impl.attention import cast, dropout_factor, linear, widen
+from jax_impl.attention import cast, compiled, dropout_factor, linear, widen
 from specification import FeedForward, checks
 
 
@@ -17,6 +17,7 @@ def relu(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
     return jax.nn.relu(x)
 
 
+@compiled
 def gelu(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
     """x * Phi(x), with the normal distribution function (Hendrycks and Gimpel, arXiv 1606.08415)."""
     return x * normal_distribution(x)
@@ -27,6 +28,7 @@ def normal_distribution(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
     return 0.5 * jax.lax.erfc(-x / math.sqrt(2))
 
 
+@compiled
 def gelu_tanh(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
     """0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), the same paper's approximation."""
     return 0.5 * x * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))

@@ -6,6 +6,7 @@ in the definition; statistics and the affine step are kept in float32, or in flo
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,10 +14,11 @@ import jax.numpy as jnp
 from jax.lax import stop_gradient
 from jaxtyping import Float
 
-from jax_impl.attention import cast, widen
+from jax_impl.attention import cast, compiled, widen
 from specification import checks
 
 
+@partial(jax.jit, static_argnums=1)
 def deviations(x: Float[jax.Array, "..."], axes: tuple[int, ...]) -> Float[jax.Array, "..."]:
     """x - mean, taken twice (NORM-3, NORM-4).
 
@@ -81,6 +83,7 @@ def standard_deviation_norm(
     return cast(affine(normalized, weight, bias), x.dtype)
 
 
+@compiled
 def affine(
     normalized: Float[jax.Array, "..."], weight: Float[jax.Array, "*N"], bias: Float[jax.Array, "*N"] | None
 ) -> Float[jax.Array, "..."]:

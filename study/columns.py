@@ -22,6 +22,7 @@ INLINED = {
     ("torch_impl", "allowed_sum"): "AllowedSum.forward",
     ("torch_impl", "attention"): "literal_attention",
     ("jax_impl", "attention"): "literal_attention",
+    ("jax_impl", "merge_attention"): "merge",
     ("torch_impl", "deviations"): "Deviations.forward",
     ("torch_impl", "layer_norm"): "literal_layer_norm",
 }

@@ -281,6 +281,10 @@ bad("merge-dtypes", "ATT-14", TypeError, "outputs[0], outputs[1]", "float32, flo
 bad("merge-logsumexp-dtype", "ATT-14", TypeError, "logsumexps[0]", "float32", "float64")(
     "merge_attention", [floats(B, H, Q, V)], [floats(B, H, Q, dtype=np.float64)]
 )
+bad("merge-list", "ATT-14", TypeError, "outputs[0]", "array", "list")("merge_attention", [[[[[1.0]]]]], [[[[1.0]]]])
+bad("merge-integers", "ATT-14", TypeError, "outputs[0]", "int32")(
+    "merge_attention", [integers([[[1]]])], [floats(1, 1, 1)]
+)
 
 # --- multi-head attention ---------------------------------------------------------------------------------------------
 

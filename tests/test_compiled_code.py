@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import platform
 import sys
 from pathlib import Path
@@ -14,6 +13,8 @@ from conformance import check, compiled_code
 from conformance.compiled_code import give_back_freed_memory, mappings, resident, share_of_memory
 
 MEGABYTES = 200
+SECOND, FIRST = "0::/job/step\n", "3:cpu,cpuacct:/other\n2:hugetlb,memory:/job\n1:name=systemd:/job/step\n"
+"""To which groups a process belongs, as Linux tells it with cgroups in version 2 and in version 1."""
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is known to keep freed memory")
@@ -29,22 +30,34 @@ def test_freed_memory_is_given_back():
 
 
 def test_a_process_may_hold_its_share_of_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """A quarter for all, of what the container allows where that is less than the machine has."""
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(compiled_code, "LIMITS", (limit, tmp_path / "there is none"))
+    """A quarter for all, of what its group of processes may use where that is less than the machine has."""
+    monkeypatch.setattr(compiled_code, "GROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(compiled_code, "MOUNTED", tmp_path)
     monkeypatch.setattr(compiled_code, "LEAST", 1000.0)
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    whole = share_of_memory(2)  # where nothing tells of groups
 
-    def share(text: str) -> float:
-        limit.write_text(text)
-        return share_of_memory()
+    def share(groups: str, **limits: str) -> float:
+        (tmp_path / "cgroup").write_text(groups)
+        for group, limit in limits.items():
+            memory = tmp_path / ("memory" if groups == FIRST else "") / group.strip("_").replace("_", "/")
+            memory.mkdir(parents=True, exist_ok=True)
+            (memory / ("memory.limit_in_bytes" if groups == FIRST else "memory.max")).write_text(limit + "\n")
+        return share_of_memory(2)
 
-    whole = share("max\n")
-    assert share("80000\n") == 10_000
-    assert share("800\n") == 1000  # however small the machine is
+    assert share(SECOND) == whole
+    assert share(SECOND, _="max") == whole  # the name of the root
+    assert share(SECOND, job="80000") == 10_000
+    assert share(SECOND, job_step="40000") == 5000
+    assert share(SECOND, job_step="max", other="16000") == 10_000
+    assert share(SECOND, _="16000") == 2000
+    assert share(SECOND, _="800") == 1000  # however small the machine is
+    assert share(FIRST) == whole
+    assert share(FIRST, _="9223372036854771712", job="80000", step="16000") == 10_000
+    assert share("unreadable\n") == whole
+    (tmp_path / "cgroup").write_bytes(b"0::/\xff\n")
+    assert share_of_memory(2) == whole
     if Path("/proc/self/statm").exists():
         assert 8 * whole > resident()
-        assert share(f"{2**63}\n") == whole  # no limit, as cgroups in version 1 write it
 
 
 counted = pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="this system does not tell its mappings")

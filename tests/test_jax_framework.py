@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -255,19 +257,6 @@ def test_traced_offset_of_sinusoidal_positions() -> None:
 # --- dtypes and precision ---------------------------------------------------------------------------------------------
 
 
-def test_float64_is_never_narrowed_silently() -> None:
-    wide = [np.asarray(array) for array in inputs()]
-    assert jax_impl.attention(*wide).dtype == np.float64
-    with jax.enable_x64(False):
-        with pytest.raises(TypeError, match="float64 needs"):
-            jax_impl.attention(*wide)
-        with pytest.raises(TypeError, match="float64 needs"):
-            jax_impl.sinusoidal_positions(2, 2, dtype="float64")
-        narrow = jax_impl.attention(*(array.astype(np.float32) for array in wide))
-    assert isinstance(narrow, jax.Array)
-    assert narrow.dtype == np.float32
-
-
 def products(jaxpr: Jaxpr) -> Iterator[Any]:
     """Every dot_general, in the functions that a program calls too."""
     for equation in jaxpr.eqns:
@@ -276,6 +265,9 @@ def products(jaxpr: Jaxpr) -> Iterator[Any]:
         for parameter in jax.tree.leaves(equation.params, is_leaf=lambda p: isinstance(p, ClosedJaxpr | Jaxpr)):
             if isinstance(parameter, ClosedJaxpr | Jaxpr):
                 yield from products(parameter.jaxpr if isinstance(parameter, ClosedJaxpr) else parameter)
+
+
+PROGRAMS = ("attention", "attention in blocks", "multi_head_attention", "feed_forward", "layer_norm")
 
 
 def programs(dtype: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
@@ -287,13 +279,56 @@ def programs(dtype: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
 
     return {
         "attention": (jax_impl.attention, inputs(dtype)),
+        "attention in blocks": (partial(jax_impl.attention, engine="blocked"), inputs(dtype)),
         "multi_head_attention": (heads, (projections(dtype), x)),
         "feed_forward": (jax_impl.feed_forward, (FeedForward(inner, outer), x)),
         "layer_norm": (jax_impl.layer_norm, (x, x[0, 0], x[0, 1])),
     }
 
 
-@pytest.mark.parametrize("operation", ["attention", "multi_head_attention", "feed_forward", "layer_norm"])
+@pytest.mark.parametrize("operation", [*PROGRAMS, "merge_attention"])
+def test_float64_is_never_narrowed_silently(operation: str) -> None:
+    """NumPy's arrays can be in float64 where JAX's cannot."""
+    parts = ([normal(1, B, H, Q, V)] * 2, [normal(2, B, H, Q)] * 2)
+    function, arguments = {**programs(np.float64), "merge_attention": (jax_impl.merge_attention, parts)}[operation]
+    wide = jax.tree.map(np.asarray, arguments)
+    assert jax.tree.leaves(function(*wide))[0].dtype == np.float64
+    with jax.enable_x64(False):
+        with pytest.raises(TypeError, match="float64 needs"):
+            function(*wide)
+        narrow = jax.tree.leaves(function(*jax.tree.map(lambda array: array.astype(np.float32), wide)))[0]
+    assert isinstance(narrow, jax.Array)
+    assert narrow.dtype == np.float32
+
+
+def test_what_is_no_array_of_jax_is_taken_as_jax_would() -> None:
+    """By what is compiled as by what is not; and what is wrong is refused before it would be narrowed."""
+
+    class Held:
+        """As a tensor of another framework: an array only once it is asked for one."""
+
+        def __init__(self, array: Any) -> None:
+            self.array, self.shape, self.dtype, self.ndim = array, array.shape, array.dtype, array.ndim
+
+        def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+            return np.asarray(self.array)
+
+    parameters, x = programs(np.float64)["feed_forward"][1]
+    held = jax.tree.map(Held, parameters)
+    assert np.array_equal(jax_impl.feed_forward(held, x), jax_impl.feed_forward(parameters, x))
+    outputs, logsumexps = [normal(1, B, H, Q, V)] * 2, [normal(2, B, H, Q)] * 2
+    expected = jax_impl.merge_attention(outputs, logsumexps)
+    assert_close(jax_impl.merge_attention(deque(outputs), deque(logsumexps)), expected)
+    with jax.enable_x64(False), pytest.raises(TypeError, match=r"outputs\[0\] must have one of"):
+        jax_impl.merge_attention([np.ones((B, H, Q, V), np.int64)], [np.ones((B, H, Q), np.float32)])
+
+
+def test_float64_is_not_made_where_jax_would_narrow_it() -> None:
+    with jax.enable_x64(False), pytest.raises(TypeError, match="float64 needs"):
+        jax_impl.sinusoidal_positions(2, 2, dtype="float64")
+
+
+@pytest.mark.parametrize("operation", PROGRAMS)
 def test_nothing_is_converted_to_the_dtype_that_it_has(operation: str, caplog: pytest.LogCaptureFixture) -> None:
     """Outside jax.jit, jax.vjp would compile and make a copy of every array, and of every gradient."""
 
@@ -319,7 +354,7 @@ def test_an_array_in_a_dtype_of_its_own_stays_in_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-@pytest.mark.parametrize("operation", ["attention", "multi_head_attention", "feed_forward", "layer_norm"])
+@pytest.mark.parametrize("operation", PROGRAMS)
 @pytest.mark.rule("ATT-9")
 def test_every_product_asks_for_full_precision(operation: str, dtype: Any) -> None:
     function, arguments = programs(dtype)[operation]
