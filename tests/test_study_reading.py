@@ -174,7 +174,21 @@ def test_light_and_dark_by_choice(chromium: Any, whole_site: Path) -> None:
         page.click("#theme")
         light = page.evaluate(paper)
         page.goto((whole_site / "softmax.html").as_uri())
-        assert page.evaluate(paper) == light != dark
+        page.wait_for_function(f"{paper} === {light!r}")  # the store of another process may lag
+        assert light != dark
         page.click("#theme")
+        assert page.evaluate(paper) == dark
         page.emulate_media(media="print")
         assert page.evaluate(paper) == light
+
+
+@pytest.mark.parametrize("name", ["softmax", "playground"])
+def test_open_pages_agree_on_light_and_dark(chromium: Any, whole_site: Path, name: str) -> None:
+    theme = "document.documentElement.dataset.theme"
+    with browser.opened(chromium, whole_site / "index.html") as watched:
+        other = watched.page.context.new_page()
+        other.goto((whole_site / f"{name}.html").as_uri())
+        for chosen in ("dark", "light"):
+            watched.page.click("#theme")
+            assert watched.page.evaluate(theme) == chosen
+            other.wait_for_function(f"{theme} === {chosen!r}")

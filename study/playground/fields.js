@@ -128,6 +128,8 @@ function start_theme() {
   } catch {
     choose("");
   }
+  // From another tab, or from the page just left: its choice may arrive after this page has read the store.
+  addEventListener("storage", (event) => { if (event.key === "theme") choose(event.newValue ?? ""); });
   found("theme").parentElement.hidden = false;
   found("theme").addEventListener("change", () => {
     choose(found("theme").value);

@@ -6,17 +6,22 @@
     set: (key, value) => { try { localStorage.setItem(key, value); } catch { /* no storage from the file system */ } },
   };
 
+  // From another tab, or from the page just left: its last choice may arrive after this page has read the store.
+  const follow = (key, take) => addEventListener("storage", (event) => { if (event.key === key) take(event.newValue); });
+
   const theme = document.getElementById("theme");
   const dark = () => (root.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
-  const label = () => { theme.textContent = dark() ? "Light" : "Dark"; };
-  const kept = store.get("theme");
-  if (kept === "dark" || kept === "light") root.dataset.theme = kept;
+  const choose = (kept) => {
+    if (kept === "dark" || kept === "light") root.dataset.theme = kept;
+    else delete root.dataset.theme;
+    theme.textContent = dark() ? "Light" : "Dark";
+  };
+  choose(store.get("theme"));
+  follow("theme", choose);
   theme.hidden = false;
-  label();
   theme.addEventListener("click", () => {
-    root.dataset.theme = dark() ? "light" : "dark";
+    choose(dark() ? "light" : "dark");
     store.set("theme", root.dataset.theme);
-    label();
   });
 
   for (const box of document.querySelectorAll(".choice input")) {
@@ -25,8 +30,7 @@
       if (!document.querySelector(".choice input:checked")) box.checked = true;
       store.set(box.id, box.checked ? "yes" : "no");
     });
-    // From another tab, or from the page just left: its last choice may arrive after this page has read the store.
-    addEventListener("storage", (event) => { if (event.key === box.id) box.checked = event.newValue !== "no"; });
+    follow(box.id, (value) => { box.checked = value !== "no"; });
   }
 
   const find = document.getElementById("find");
