@@ -54,9 +54,17 @@ def examine_description(subject: Subject, case: Case, shared: tuple[Any, Any, An
     array = subject.materialized(case.options.get("mask"), (B, H, Q, K))
     if array is None:
         array = meaning
-    elif array.dtype != bool or array.ndim != 4 or not np.array_equal(np.broadcast_to(array, meaning.shape), meaning):
+    elif not stands_for(array, meaning):
         return [Finding("materialize", np.inf, message="differs from the predicate")]
     return judge(case, subject(replace(case, options=case.options | {"mask": Dense(array)})), truth, bounds)
+
+
+def stands_for(array: np.ndarray, meaning: np.ndarray) -> bool:
+    """Whether it is a boolean array of rank 4 that, broadcast, holds the same; every size is 1 or the meaning's."""
+    if array.dtype != bool or array.ndim != 4:
+        return False
+    fits = all(size in (1, whole) for size, whole in zip(array.shape, meaning.shape, strict=True))
+    return fits and np.array_equal(np.broadcast_to(array, meaning.shape), meaning)
 
 
 def examine_shapes(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:

@@ -15,7 +15,7 @@ from mutation.judging import judged, questions
 from mutation.mutants import ROOT, Mutant, mutants_of
 from mutation.results import KINDS, Results, explanations, score
 from mutation.running import Trial, tried
-from mutation.testing import TIME_LIMIT, tested, tests
+from mutation.testing import SLOW, TIME_LIMIT, prepare, tested, tests
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Is every small wrong edit of the definition caught?"
@@ -27,7 +27,10 @@ JUDGING = 60.0
 """Seconds for the judge on one mutant."""
 
 
-Files = Annotated[list[str] | None, typer.Argument(help="by their paths; all of reference_numpy unless given")]
+Files = Annotated[
+    list[Path] | None,
+    typer.Argument(help="by their paths; all of reference_numpy unless given", exists=True, resolve_path=True),
+]
 Place = Annotated[Path, typer.Option("--results", help="where results are kept")]
 
 
@@ -37,6 +40,7 @@ def run(
     processes: Annotated[int, typer.Option(help="mutants tried at a time", min=1)] = 1,
     again: Annotated[bool, typer.Option(help="try those that lived once more")] = False,
     thorough: Annotated[bool, typer.Option(help="run the tests on mutants that are explained, too")] = False,
+    slow: Annotated[float, typer.Option(help="seconds; tests that take longer are left out")] = SLOW,
     results: Place = RESULTS,
 ) -> None:
     """Try every mutant that has not been tried yet, and print the score."""
@@ -48,7 +52,9 @@ def run(
             known.add(mutant, "judge", killed_by)
     passed = [m for m in mutants if known.passed_judge(m) and (thorough or m.name not in explained)]
     if passed:
-        for mutant, killed_by in shown("tests", passed, partial(tested, tests()), processes, 2 * TIME_LIMIT):
+        prepare()
+        trial = partial(tested, tests(slow), known)
+        for mutant, killed_by in shown("tests", passed, trial, processes, TIME_LIMIT):
             known.add(mutant, "tests", killed_by)
     print_score(mutants, known)
 
@@ -59,8 +65,8 @@ def score_only(files: Files = None, results: Place = RESULTS) -> None:
     print_score(all_mutants(files or []), Results(results))
 
 
-def all_mutants(files: Sequence[str]) -> list[Mutant]:
-    paths = [ROOT / file for file in files] or sorted((ROOT / "reference_numpy").glob("*.py"))
+def all_mutants(files: Sequence[Path]) -> list[Mutant]:
+    paths = files or sorted((ROOT / "reference_numpy").glob("*.py"))
     return [mutant for path in paths for mutant in mutants_of(path)]
 
 

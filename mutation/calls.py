@@ -7,6 +7,9 @@ from typing import Any
 
 from mutation.mutants import ROOT
 
+PACKAGES = tuple(f"{ROOT / name}/" for name in ("reference_numpy", "specification", "conformance"))
+"""Folders of what may be edited: neither the tests nor the libraries, which may lie in the project's folder, too."""
+
 Functions = frozenset[tuple[str, str]]
 """(file, function) pairs: paths from the project's folder, and functions at module level."""
 
@@ -27,6 +30,5 @@ class Calls:
 
     def __exit__(self, *error: Any) -> None:
         sys.setprofile(None)
-        root = f"{ROOT}/"
-        places = [(file.removeprefix(root), name) for file, name in self.places if file.startswith(root)]
+        places = [(file.removeprefix(f"{ROOT}/"), name) for file, name in self.places if file.startswith(PACKAGES)]
         self.functions = frozenset((file, name.partition(".")[0]) for file, name in places)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,11 @@ class Results:
 
     def of(self, mutant: Mutant) -> Result | None:
         return self.known.get((mutant.name, mutant.digest))
+
+    def killers(self, mutant: Mutant) -> Counter[str]:
+        """What killed other mutants of the same function, and how many of them."""
+        place = (mutant.file, mutant.function)
+        return Counter(one.killed_by for one in self.known.values() if one.name[:2] == place and one.killed_by)
 
     def lives(self, mutant: Mutant) -> bool:
         result = self.of(mutant)

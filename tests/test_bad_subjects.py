@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from conformance.reports.content import document
 from conformance.reports.subjects import checked
 from conformance.reports.writing import as_json
 from conformance.result import NO_ORACLE
+from conformance.subjects import NumpySubject
 from conformance.targets import Target
+from specification import KeyLengths
 from tests.helpers import command
 
 ROOT = Path(__file__).parent.parent
@@ -404,6 +407,29 @@ def test_flaky_subject_gets_no_diagnosis() -> None:
     report = check(flaky, "MASK-1", "ATT-13")
     assert messages(report).keys() == {"MASK-1", "ATT-13"}
     assert not report.headline
+
+
+@pytest.mark.rule("MASK-2")
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda array: array[0],
+        lambda array: array.astype(np.int8),
+        lambda array: np.repeat(array, 3, axis=0),
+        lambda array: np.swapaxes(array, 0, 2),
+        lambda array: ~array,
+    ],
+    ids=["rank", "dtype", "batch", "axes", "meaning"],
+)
+def test_a_wrong_array_of_a_mask_is_a_verdict(answer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whatever shape: the judge does not stumble over it."""
+    right = reference_numpy.materialize
+    case = replace(ATTENTION, options={"mask": KeyLengths(np.array([1, 4]))})
+    shared = EXAMINATIONS["description"].prepare(case)
+    assert all(found.ratio <= 1 for found in Examiner(NumpySubject())("description", case, shared))
+    monkeypatch.setattr(reference_numpy, "materialize", lambda *a, **k: answer(right(*a, **k)))
+    (found,) = Examiner(NumpySubject())("description", case, shared)
+    assert (found.name, found.message) == ("materialize", "differs from the predicate")
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
