@@ -23,6 +23,7 @@ from tests.small_models import (
     EXAMPLES,
     METHODS,
     STEPS,
+    UNIFORMS,
     VOCABULARY,
     Example,
     Fault,
@@ -174,6 +175,76 @@ def test_positions_after_padding_have_no_cache(implementation: Implementation) -
     (tokens,) = generated(implementation, "greedy", example, "float32", configuration=configuration, cached=False)
     (expected,) = generated(REFERENCE, "greedy", example, "float32", configuration=configuration, cached=False)
     assert np.array_equal(tokens, expected)
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"temperature": 0.5}, {"top_k": 2}, {"top_p": 0.4}, {"temperature": 2.0, "top_k": 4, "top_p": 0.7}],
+    ids=["as it is", "temperature", "top_k", "top_p", "all"],
+)
+def test_a_sample_is_drawn_by_choose(implementation: Implementation, settings: dict[str, Any]) -> None:
+    """At every step with a column of its own, and with the same defaults."""
+    example, convert = EXAMPLES["gpt2"], implementation.convert
+    parameters, options = example.parameters("float64"), {"configuration": example.configuration}
+    given = convert((parameters, example.target()[:, :3], UNIFORMS))
+    tokens = implementation.subject.framework.numpy(generation(implementation).sample(*given, **options, **settings))
+    for step in range(STEPS):
+        logits = reference_numpy.language_model(parameters, tokens[:, : 3 + step], **options)[:, -1]
+        assert np.array_equal(tokens[:, 3 + step], reference_numpy.choose(logits, UNIFORMS[:, step], **settings))
+
+
+def test_a_search_leaves_length_alone_unless_asked(implementation: Implementation) -> None:
+    """And searches for every row of the batch as if it were the only one."""
+    example, convert, numpy = EXAMPLES["gpt2"], implementation.convert, implementation.subject.framework.numpy
+    parameters, options = convert(example.parameters("float64")), {"configuration": example.configuration, "end": END}
+
+    def searched(prompt: np.ndarray, **others: Any) -> list[np.ndarray]:
+        search = generation(implementation).beam_search
+        return list(map(numpy, search(parameters, convert(prompt), 3, beams=3, **options, **others)))
+
+    prompt = example.target()[:, :3]
+    tokens, scores = searched(prompt)
+    assert np.array_equal(scores, searched(prompt, length_penalty=0.0)[1])
+    assert not np.isclose(scores, searched(prompt, length_penalty=1.0)[1]).all()
+    for row in range(BATCH):
+        assert np.array_equal(tokens[row : row + 1], searched(prompt[row : row + 1])[0])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_end_is_a_token(implementation: Implementation, method: str) -> None:
+    told = (ValueError, f"end must lie in [0, {VOCABULARY}), got {VOCABULARY}")
+    assert error_of(lambda: generated(implementation, method, EXAMPLES["gpt2"], end=VOCABULARY)) == told
+
+
+def test_what_comes_is_never_seen(implementation: Implementation) -> None:
+    """Neither in the full pass nor from the cache, where the configuration leaves it to its caller."""
+    example = EXAMPLES["prenorm-blog"]
+    own, causal = (replace(example.configuration, target_mask=mask) for mask in ("none", "causal"))
+    expected = generated(REFERENCE, "greedy", example, configuration=causal, cached=False)[0]
+    assert np.array_equal(generated(REFERENCE, "greedy", example, configuration=own, cached=False)[0], expected)
+    assert np.array_equal(generated(implementation, "greedy", example, configuration=own)[0], expected)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_tokens_that_are_impossible_or_certain(implementation: Implementation, method: str) -> None:
+    """Without a warning: a logit of -inf is never chosen, one of inf always, and of inf no search can tell a score."""
+    example = EXAMPLES["gpt2"]
+    parameters = example.parameters("float64")
+
+    def biased(entry: float, *ids: int) -> Any:
+        bias = parameters.output.bias.copy()
+        bias[list(ids)] = entry
+        return parameters._replace(output=parameters.output._replace(bias=bias))
+
+    impossible = (0, 1, 3, 4, 6, 8, 9, 10)
+    tokens, *scores = generated(implementation, method, example, parameters=biased(-np.inf, *impossible))
+    assert not np.isin(tokens[..., 3:], impossible).any()
+    assert np.isfinite(scores).all()
+    tokens, *scores = generated(implementation, method, example, parameters=biased(np.inf, 5))
+    assert np.isnan(scores[0]).all() if scores else (tokens[:, 3:] == 5).all()
 
 
 # --- ends and ties ----------------------------------------------------------------------------------------------------

@@ -276,6 +276,29 @@ def test_what_a_nan_in_a_cotangent_reaches_in_merging(implementation: Implementa
 
 
 @pytest.mark.rule("FFN-1")
+@pytest.mark.parametrize("entry", [np.nan, np.inf])
+def test_what_a_relu_holds_back_is_0(implementation: Implementation, entry: float) -> None:
+    """A cotangent that is no number reaches x only through the units that are open: none for the first row, one for
+    the second.
+    """
+    inputs = {
+        "x": np.array([[-1, 2], [3, -4]], np.float32),
+        "inner.weight": np.array([[1, 0], [-1, 0]], np.float32),
+        "inner.bias": np.array([0, -1], np.float32),
+        "outer.weight": np.ones((2, 3), np.float32),
+    }
+    cotangent = np.full((2, 3), entry, np.float32)
+    case = Case("feed_forward", "float32", inputs, {"activation": "relu"}, {"output": cotangent}, special=True)
+    found = implementation.subject(case)
+    assert (found["output"] == [[0] * 3, [7] * 3]).all()
+    assert (found["gradient of x"][0] == 0).all()
+    assert not np.isfinite(found["gradient of x"][1]).any()
+    assert (found["gradient of inner.weight"][:, 1] == 0).all()
+    assert found["gradient of inner.bias"][1] == 0
+    assert not np.isfinite(found["gradient of inner.weight"][:, 0]).any()
+
+
+@pytest.mark.rule("FFN-1")
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
 def test_gelus_of_infinity(implementation: Implementation, activation: str) -> None:
     """-inf * 0 is NaN; the others go to infinity and to 0."""
