@@ -74,6 +74,8 @@ EDGES: list[tuple[np.ndarray, float, Choice, int]] = [
     (np.array([[1.0, 5.0, 4.0, 0.0]]), 1 - 2.0**-53, Choice(temperature=5e-324), 1),
     (np.array([[1.0, 5.0, 4.0, 9.0]]), 0.0, Choice(temperature=1e300), 3),
     (np.array([[7.625, 0.0]], np.float16), 0.9996, Choice(), 1),  # in float16 the probabilities would sum to that of 0
+    (np.full((1, 4), np.nan), 0.9, Choice(), 0),
+    (np.full((1, 4), np.inf), 0.9, Choice(top_k=2, top_p=0.5), 0),
 ]
 """Logits, a uniform number, and the token that is taken, at borders that are exact numbers."""
 

@@ -300,6 +300,18 @@ def test_what_a_relu_holds_back_is_0(implementation: Implementation, entry: floa
 
 @pytest.mark.rule("FFN-1")
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_a_gelu_holds_nothing_back(implementation: Implementation, activation: str) -> None:
+    """Where its slope is 0 because it is too small for a number, a NaN goes through."""
+    names = ("inner.weight", "outer.weight")
+    inputs = {"x": np.full((1, 1), -100, np.float32)} | {name: np.ones((1, 1), np.float32) for name in names}
+    for cotangent in (np.ones((1, 1), np.float32), np.full((1, 1), np.nan, np.float32)):
+        case = Case("feed_forward", "float32", inputs, {"activation": activation}, {"output": cotangent}, special=True)
+        gradient = implementation.subject(case)["gradient of x"]
+        np.testing.assert_array_equal(gradient, 0 * cotangent)
+
+
+@pytest.mark.rule("FFN-1")
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
 def test_gelus_of_infinity(implementation: Implementation, activation: str) -> None:
     """-inf * 0 is NaN; the others go to infinity and to 0."""
     x = np.array([[np.inf], [-np.inf], [3e4], [-3e4]], np.float32)
