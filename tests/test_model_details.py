@@ -5,7 +5,7 @@ Most of these were found by mutation testing (`mutation/`): each notices an edit
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from specification import (
     Linear,
     Norm,
 )
-from specification.dropout import TransformerDropout
+from specification.dropout import Dropout, TransformerDropout
 from specification.parameters import mapped
 from tests.helpers import REFERENCE, Implementation
 from tests.small_models import BATCH, EXAMPLES, VOCABULARY, E, H, Maker, decoding, error_of, fitted, generated
@@ -218,6 +218,39 @@ def test_dropout_of_another_model(implementation: Implementation) -> None:
         )
         assert told[0] is TypeError
         assert f"dropout.{side}" in told[1]
+
+
+# --- loaded models ----------------------------------------------------------------------------------------------------
+
+
+def attention_model(implementation: Implementation) -> tuple[Any, Any, np.ndarray]:
+    """A model of one attention, its parameters in NumPy, and what it may be called with."""
+    parameters = Maker().attention()
+    with implementation.subject.framework.context():
+        model = implementation.Model(mapped(implementation.convert, parameters), PLAIN)
+    return model, parameters, Maker(5).array(2, 5, E)
+
+
+def test_an_attention_may_be_a_model(implementation: Implementation) -> None:
+    """With a mask, and with dropout of its weights, as `multi_head_attention` has them."""
+    model, parameters, x = attention_model(implementation)
+    mask, keep = KeyPadding(TOKENS != PADDING), np.random.default_rng(6).random((2, H, 5, 5)) < 0.7
+    given, numpy = implementation.convert, implementation.subject.framework.numpy
+    got = numpy(model(given(x), mask=given(mask), dropout=given(Dropout(keep, 0.3))))
+    options = {"num_heads": H, "mask": mask, "dropout_keep": keep, "dropout_rate": 0.3}
+    assert np.array_equal(got, answer(implementation, "multi_head_attention", parameters, x, x, x, **options))
+    told = error_of(lambda: model(given(x), dropout=0.3))
+    assert told == (TypeError, "dropout must be a Dropout, got float")
+    told = error_of(lambda: model(given(x[0])))
+    assert told == (ValueError, "query must have shape [batch, positions, width], got [5, 16]")
+
+
+def test_a_model_is_itself_and_stays_so() -> None:
+    model, parameters, _ = attention_model(REFERENCE)
+    assert model != REFERENCE.Model(parameters, PLAIN)
+    assert len({model, model}) == 1
+    with pytest.raises(FrozenInstanceError):
+        model.configuration = PLAIN
 
 
 # --- caches -----------------------------------------------------------------------------------------------------------
