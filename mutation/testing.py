@@ -42,6 +42,7 @@ FILES = (
     "beam_search",
     "checkpoints",
     "dialects",
+    "model_details",
 )
 LEFT_OUT = "not torch_impl and not jax_impl and not ((fault or lost) and (caught or found))"
 """The ports, which do without the definition, and the tests of the tests."""

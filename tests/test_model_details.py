@@ -20,6 +20,7 @@ from specification import (
     KeyPadding,
     Linear,
     Norm,
+    Transformer,
 )
 from specification.dropout import Dropout, TransformerDropout
 from specification.parameters import mapped
@@ -201,10 +202,10 @@ def test_a_norm_is_named(implementation: Implementation) -> None:
 
 def test_token_types_need_a_table(implementation: Implementation) -> None:
     x, bare = Maker().array(2, 5, E), encoder()._replace(embedding=None)
-    told = error_of(
-        lambda: answer(implementation, "encoder", bare, x, configuration=PLAIN, token_types=np.zeros((2, 5), int))
-    )
-    assert told == (ValueError, "token_types were given, and the parameters have no embedding")
+    options = {"configuration": PLAIN, "token_types": np.zeros((2, 5), int)}
+    expected = (ValueError, "token_types were given, and the parameters have no embedding")
+    assert error_of(lambda: answer(implementation, "encoder", bare, x, **options)) == expected
+    assert error_of(lambda: REFERENCE.encoder_vjp(bare, x, x, **options)) == expected
 
 
 def test_dropout_of_another_model(implementation: Implementation) -> None:
@@ -218,6 +219,42 @@ def test_dropout_of_another_model(implementation: Implementation) -> None:
         )
         assert told[0] is TypeError
         assert f"dropout.{side}" in told[1]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_other_structures_are_named_by_gradients(operation: str) -> None:
+    """Those of blocks and whole models, which the definition has by hand."""
+    memory = (None,) if operation.startswith("decoder") else ()
+    inputs = (np.ones((1, 2, E)),) * (2 if operation == "transformer" else 1)
+    cotangent = np.ones((1, 2, E))
+    pullback = getattr(REFERENCE, f"{operation}_vjp")
+    told = error_of(lambda: pullback(Maker().norm(), *inputs, *memory, cotangent, configuration=PLAIN))
+    assert told == (TypeError, f"parameters must be a {OPERATIONS[operation]}, got Norm")
+
+
+@pytest.mark.parametrize("entry", [np.nan, np.inf, -np.inf])
+def test_special_values_raise_no_warning_in_gradients(entry: float) -> None:
+    """They are legal cotangents and inputs. (Warnings are errors in these tests.)"""
+    made, x = Maker(), np.full((2, 5, E), 1.0)
+    x[0, ::2] = entry
+    options = {"configuration": replace(PLAIN, source_padding=None, target_padding=None)}
+    block, cross = fitted(made.encoder_block(), PLAIN), fitted(made.decoder_block(cross=True), PLAIN)
+    up, down = encoder()._replace(embedding=None), fitted(made.decoder(1, cross=True), PLAIN)._replace(embedding=None)
+    for given, cotangent in ((x, np.ones_like(x)), (np.ones_like(x), x)):
+        REFERENCE.encoder_block_vjp(block, given, cotangent, **options)
+        REFERENCE.decoder_block_vjp(cross, given, given, cotangent, **options)
+        REFERENCE.encoder_vjp(up, given, cotangent, **options)
+        REFERENCE.decoder_vjp(down, given, given, cotangent, **options)
+        whole = Transformer(up, down, None)
+        REFERENCE.transformer_vjp(whole, given, given, cotangent, **options)
+    classifier, model = fitted(made.classifier(1), PLAIN), fitted(made.language_model(1), PLAIN)
+    REFERENCE.classifier_vjp(classifier, TOKENS, x[:, 0, :3], **options)
+    REFERENCE.language_model_vjp(model, TOKENS, x[..., :VOCABULARY], **options)
+    for wrong in (classifier, model):
+        output = wrong.output._replace(bias=np.full_like(wrong.output.bias, entry))
+        pullback = REFERENCE.classifier_vjp if wrong is classifier else REFERENCE.language_model_vjp
+        shape = (2, 3) if wrong is classifier else (2, 5, VOCABULARY)
+        pullback(wrong._replace(output=output), TOKENS, np.ones(shape), **options)
 
 
 # --- loaded models ----------------------------------------------------------------------------------------------------
@@ -246,8 +283,10 @@ def test_an_attention_may_be_a_model(implementation: Implementation) -> None:
 
 
 def test_a_model_is_itself_and_stays_so() -> None:
-    model, parameters, _ = attention_model(REFERENCE)
-    assert model != REFERENCE.Model(parameters, PLAIN)
+    model, parameters, x = attention_model(REFERENCE)
+    other = REFERENCE.Model(parameters, PLAIN)
+    assert np.array_equal(model(x), other(x))
+    assert model != other
     assert len({model, model}) == 1
     with pytest.raises(FrozenInstanceError):
         model.configuration = PLAIN
