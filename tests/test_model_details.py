@@ -245,9 +245,10 @@ def test_special_values_raise_no_warning_in_gradients(entry: float) -> None:
         REFERENCE.decoder_block_vjp(cross, given, given, cotangent, **options)
         REFERENCE.encoder_vjp(up, given, cotangent, **options)
         REFERENCE.decoder_vjp(down, given, given, cotangent, **options)
-        whole = Transformer(up, down, None)
-        REFERENCE.transformer_vjp(whole, given, given, cotangent, **options)
+        REFERENCE.transformer_vjp(Transformer(up, down, None), given, given, cotangent, **options)
     classifier, model = fitted(made.classifier(1), PLAIN), fitted(made.language_model(1), PLAIN)
+    whole = Transformer(up, down, made.linear(E, VOCABULARY))
+    REFERENCE.transformer_vjp(whole, np.ones_like(x), np.ones_like(x), x[..., :VOCABULARY], **options)
     REFERENCE.classifier_vjp(classifier, TOKENS, x[:, 0, :3], **options)
     REFERENCE.language_model_vjp(model, TOKENS, x[..., :VOCABULARY], **options)
     for wrong in (classifier, model):
@@ -255,6 +256,28 @@ def test_special_values_raise_no_warning_in_gradients(entry: float) -> None:
         pullback = REFERENCE.classifier_vjp if wrong is classifier else REFERENCE.language_model_vjp
         shape = (2, 3) if wrong is classifier else (2, 5, VOCABULARY)
         pullback(wrong._replace(output=output), TOKENS, np.ones(shape), **options)
+
+
+@pytest.mark.parametrize("operation", ["encoder", "decoder"])
+def test_sums_over_a_batch_may_overflow(operation: str) -> None:
+    """Of what all its sequences give to a row of the table of positions."""
+    table = np.ones((VOCABULARY, E), np.float32)
+    parameters = (Encoder if operation == "encoder" else Decoder)(Embedding(table, table), [])
+    cotangent = np.full((2, 5, E), 3e38, np.float32)
+    memory = () if operation == "encoder" else (None,)
+    options = {"configuration": replace(PLAIN, positions="learned")}
+    gradients, *others = getattr(REFERENCE, f"{operation}_vjp")(parameters, TOKENS, *memory, cotangent, **options)
+    assert (gradients.embedding.positions[:5] == np.inf).all()
+    assert (gradients.embedding.positions[5:] == 0).all()
+    assert all(gradient is None for gradient in others)
+
+
+def test_a_mean_shares_its_cotangent_by_what_is_kept() -> None:
+    keep = np.array([[True, False], [True, True], [False, False]])
+    x, cotangent = np.ones((3, 2, 1), np.float32), np.full((3, 1), 2, np.float32)
+    gradient = REFERENCE.pool_vjp(x, "mean", keep, cotangent)
+    assert gradient.dtype == np.float32
+    assert np.array_equal(gradient[..., 0], [[2, 0], [1, 1], [0, 0]])
 
 
 # --- loaded models ----------------------------------------------------------------------------------------------------

@@ -204,6 +204,15 @@ def beside_causal() -> Example:
     return example._replace(options=example.options | {"mask": mask})
 
 
+def of_three_blocks(function: str) -> Example:
+    """So that each is at its own place, with a norm behind them."""
+    if function == "language_model":
+        return Example(function, as_float64(maker().language_model(3)), (LEADING,), BASE, {})
+    whole, bare = as_float64(maker().encoder(3)), function == "embedded encoder"
+    inputs = (numbers(1, 3, 5, E),) if bare else (TOKENS,)
+    return Example("encoder", whole._replace(embedding=None) if bare else whole, inputs, BASE, {})
+
+
 def separate_heads() -> Example:
     """Lists of heads, two query heads to a key head, and values of another width; the same in cross-attention."""
     parameters = maker(per_head=True, key_heads=2, value_width=6).decoder(1, cross=True)._replace(embedding=None)
@@ -254,6 +263,9 @@ PARTS: dict[str, Callable[[], Example]] = {
     "masks beside padding, language model": lambda: beside("language_model"),
     "masks beside padding, classifier": lambda: beside("classifier"),
     "mask beside causal": beside_causal,
+    "three blocks, encoder": lambda: of_three_blocks("encoder"),
+    "three blocks, embedded encoder": lambda: of_three_blocks("embedded encoder"),
+    "three blocks, language model": lambda: of_three_blocks("language_model"),
     "separate heads": separate_heads,
     "tied output": tied_output,
     "dropout, post-norm": lambda: dropped("transformer", BASE),
