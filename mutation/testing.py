@@ -50,7 +50,7 @@ FIXED = ("-q", "--import-mode=append", "--assert=plain", "-p", "no:cacheprovider
 """Appended, not prepended: the folder where the tests stand, and the definition, comes last. Plain: starts faster."""
 ALONE = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 """No plugin changes the order of the tests, or costs time."""
-SLOW = 5.0
+SLOW = 1.0
 """Seconds; tests that take longer are left out, because every mutant that lives would wait for them."""
 PATIENCE = 20
 """A test may take this many times the seconds that it takes without a mutant, and as many seconds more."""
