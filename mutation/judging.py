@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from conformance.probes import PROBES
 from conformance.run import breaks, run_probe, run_refusals, silent
 from conformance.subjects import NumpySubject
 from conformance.verdict import Finding
-from mutation.calls import Calls, Functions
+from mutation.calls import Calls, Functions, relevant
 from mutation.mutants import ROOT, Mutant
 
 CASES, SEED = 10, 20260101
@@ -103,10 +102,3 @@ def judged(asked: list[Question], mutant: Mutant, folder: Path) -> str:
         if breaks(examiner(question.examined_by, question.material, question.shared)):
             return question.title
     return ""
-
-
-def relevant(mutant: Mutant, asked: list[Question]) -> Iterator[Question]:
-    """Those for which a function runs that is another one in the mutant; all if that is no function."""
-    place = (mutant.file, mutant.function)
-    known = {function for question in asked for function in question.functions}
-    return (question for question in asked if place in question.functions or place not in known)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import Phase, settings
 
-from mutation.calls import Functions
+from mutation.calls import Functions, relevant
 from mutation.judging import written
 from mutation.mutants import ROOT, Mutant
 from mutation.recording import VARIABLE
@@ -106,15 +106,8 @@ def tested(known: list[Test], results: Results, mutant: Mutant, folder: Path) ->
     settings.register_profile("mutation", derandomize=True, database=None, phases=[Phase.explicit, Phase.generate])
     settings.load_profile("mutation")
     chosen, killers = relevant(mutant, known), results.killers(mutant)
-    likely = sorted((test for test in chosen if test.name in killers), key=lambda test: -killers[test.name])
-    return failing(likely[:LIKELY]) or failing(chosen)
-
-
-def relevant(mutant: Mutant, known: list[Test]) -> list[Test]:
-    """Those that call the edited function, or may; all if none is known to."""
-    place = (mutant.file, mutant.function)
-    called = any(place in test.functions for test in known)
-    return [test for test in known if not (called and test.functions) or place in test.functions]
+    likely = sorted((test for test in chosen if test.name in killers), key=lambda test: -killers[test.name])[:LIKELY]
+    return failing(likely) or failing([test for test in chosen if test not in likely])
 
 
 def failing(tests: list[Test]) -> str:

@@ -310,10 +310,14 @@ def arguments_of(example: Example, dtype: str) -> Arguments:
     return in_dtype(Arguments(parameters, example.inputs), dtype)
 
 
-def cotangent_of(example: Example) -> np.ndarray:
+def result_of(example: Example, parameters: Any, inputs: Any) -> np.ndarray:
+    """Of the definition. parameters: untied."""
     function = getattr(reference_numpy, example.function)
-    result = function(example.parameters, *example.inputs, configuration=example.configuration, **example.options)
-    return numbers(7, *result.shape)
+    return function(parameters, *inputs, configuration=example.configuration, **example.options)
+
+
+def cotangent_of(example: Example) -> np.ndarray:
+    return numbers(7, *result_of(example, example.parameters, example.inputs).shape)
 
 
 def by_hand(functions: Any, example: Example, parameters: Any, inputs: Any, cotangent: np.ndarray) -> Arguments:
@@ -415,12 +419,10 @@ def test_slope_along_one_direction(name: str) -> None:
     example = EXAMPLES[name]()
     given, cotangent, generator = arguments_of(example, "float64"), cotangent_of(example), np.random.default_rng(11)
     direction = mapped(lambda array: generator.normal(size=array.shape) * (array.dtype.kind == "f"), given)
-    function = getattr(reference_numpy, example.function)
 
     def moved(step: float) -> float:
         parameters, inputs = mapped(lambda array, way: array + (step * way).astype(array.dtype), given, direction)
-        options = {"configuration": example.configuration} | example.options
-        return np.sum(cotangent * function(untied(example, parameters), *inputs, **options))
+        return np.sum(cotangent * result_of(example, untied(example, parameters), inputs))
 
     differences = [(moved(step) - moved(-step)) / (2 * step) for step in SHORT]
     ways, gradients = flatten(joined(direction)), definition(example, "float64")

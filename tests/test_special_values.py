@@ -278,9 +278,7 @@ def test_what_a_nan_in_a_cotangent_reaches_in_merging(implementation: Implementa
 @pytest.mark.rule("FFN-1")
 @pytest.mark.parametrize("entry", [np.nan, np.inf])
 def test_what_a_relu_holds_back_is_0(implementation: Implementation, entry: float) -> None:
-    """A cotangent that is no number reaches x only through the units that are open: none for the first row, one for
-    the second.
-    """
+    """A cotangent that is no number reaches x through open units alone: none in the first row, one in the second."""
     inputs = {
         "x": np.array([[-1, 2], [3, -4]], np.float32),
         "inner.weight": np.array([[1, 0], [-1, 0]], np.float32),
