@@ -117,7 +117,7 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
         ),
         *(agree("MASK-2", kind, alone(mask=kind), weight=0.4) for kind in MASKS if "structured" in declaration),
         *(
-            agree("MASK-2", f"{kind}, many keys", alone(mask=kind, plans=LONG))
+            agree("MASK-2", f"{kind}, many keys", alone(mask=kind, plans=LONG), weight=1.5)
             for kind in ("lengths", "padding", "segments")
         ),
         agree("MASK-3", "causal", alone(mask="causal"), weight=1.5),
@@ -129,7 +129,7 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
             for title, plans in (("forms of one mask", None), ("as many queries as batch elements", ALIKE))
         ),
         agree("MASK-6", "combinations", alone(mask="combined")),
-        agree("MASK-6", "mask and bias", alone(mask="any", focus=("bias",)), weight=1.5),
+        agree("MASK-6", "mask and bias", alone(mask="any", focus=("bias",)), weight=2.0),
         Probe("MASK-7", "hidden NaN and infinity", operations, special.planted_cases("hidden", declaration), "planted"),
         Probe(
             "MASK-7",
@@ -161,7 +161,7 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
             for level in (-1e5, -2e9, -1e21, LOWEST)
         ),
         twin("ATT-4", "allowed products far below 0", special.deep_cases(declaration), weight=0.4),
-        agree("ATT-5", "softmax", alone(mask="none"), weight=0.8),
+        agree("ATT-5", "softmax", alone(mask="none"), weight=1.5),
         agree("ATT-5", "sinks", alone(focus=("sinks",))),
         agree("ATT-5", "sinks far from the scores", far(("sinks",)), weight=0.3),
         *(agree("ATT-5", f"sinks beside {f}", alone(focus=(f, "sinks")), weight=0.6) for f in ("scale", "softcap")),
@@ -211,7 +211,10 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
             weight=0.5,
         ),
         twin("ATT-10", "scores of -inf", special.infinite_scores(declaration), weight=0.5),
-        twin("ATT-10", "towering logits", special.towering_cases(declaration), "towering"),
+        *(
+            twin("ATT-10", f"towering logits{of}", special.towering_cases(scales, declaration), "towering")
+            for of, scales in (("", (2.0**14, 2.0**100)), (" of a negative scale", (-(2.0**14), -(2.0**40))))
+        ),
         agree("ATT-10", "scores far from 0", far(), weight=0.5),
         agree("ATT-11", "dropout", alone(focus=("dropout",))),
         agree("ATT-12", "gradients", cases(focus=("gradients",)), weight=2.0),
@@ -317,7 +320,7 @@ def layer_probes(declaration: Declaration) -> list[Probe]:
     deviation = "standard_deviation_norm"
     return [
         agreement("MHA-1", "fused projections", "multi_head_attention", heads(), weight=2.0),
-        agreement("MHA-2", "separate heads", "multi_head_attention", heads(separate=True)),
+        agreement("MHA-2", "separate heads", "multi_head_attention", heads(separate=True), weight=2.0),
         agreement("NORM-1", "layer norm", "layer_norm", norms(gradients=False)),
         *(
             agreement("NORM-1", f"rows of {list(x[-n:])}", "layer_norm", norms(plans=((x, n),)), weight=0.2)

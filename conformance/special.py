@@ -208,8 +208,10 @@ def deep_cases(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[
 
 
 @st.composite
-def towering_cases(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[Case, Case]:
-    """Small whole numbers times an enormous scale of either sign; the same softmax as a mean over each row's largest.
+def towering_cases(
+    draw: st.DrawFn, scales: tuple[float, ...], declaration: Declaration = EVERYTHING
+) -> tuple[Case, Case]:
+    """Small whole numbers times an enormous scale; the same softmax as a mean over each row's largest.
 
     The products are exact in every dtype and the gaps between different scores are enormous, so the weights are
     exactly equal for the keys that share the row's maximum and 0 for the rest (ATT-10).
@@ -223,7 +225,7 @@ def towering_cases(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tu
         "value": d.normal(s.B, s.G, s.K, s.V),
     }
     cotangents = wanted({"output": d.normal(s.B, s.H, s.Q, s.V)}, declaration)
-    options: dict[str, Any] = {"scale": draw(st.sampled_from((2.0**14, -(2.0**14), -(2.0**40), 2.0**100)))}
+    options: dict[str, Any] = {"scale": draw(st.sampled_from(scales))}
     options["mask"] = draw_mask(draw, "maybe", s, d, declaration)
     case = Case("attention", dtype, inputs, options, cotangents, rounding=roundings(declaration, dtype))
     isolated(case, declaration, hidden=False)
