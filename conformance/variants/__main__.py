@@ -54,9 +54,10 @@ def table(tally: Tally, indices: list[int]) -> Table:
         made.add_column(heading, justify="right")
     for variant in (VARIANTS[index] for index in indices):
         cells = [cell for (_, name), cell in tally.rules.items() if name == variant.title]
-        wide, worst = max(cell.wide for cell in cells), max(cell.worst for cell in cells)
+        errors = (max(cell.wide for cell in cells), max(cell.worst for cell in cells))
         count = sum(cell.cases for cell in cells)
-        made.add_row(variant.operation, variant.name, variant.arrays, f"{wide:.2f}", f"{worst:.2f}", str(count))
+        shown = (f"{error:.2f}" if error >= 0 else "-" for error in errors)
+        made.add_row(variant.operation, variant.name, variant.arrays, *shown, str(count))
     return made
 
 

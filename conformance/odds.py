@@ -1,0 +1,140 @@
+"""How surely the planted faults are caught: the chance that a run with a fresh seed misses one.
+
+    python -m conformance.odds [--cases 60] [--only MASK-1]
+
+A self-test that catches all of them says little of the next one with another seed. Cases are drawn independently, each
+by a seed of its own (`drawing.py`), so their chances multiply: a fault that shows in the share p of a probe's cases is
+missed by all c of them with probability (1 - p)^c. The first case of a probe is the same in every run, and shows it
+always or never.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.table import Table
+
+from conformance.checking import EFFORTS
+from conformance.companies import start
+from conformance.drawing import drawn
+from conformance.faults import Fault
+from conformance.guard import TIME_LIMIT, Examiner
+from conformance.probes import Probe, catalogue
+from conformance.run import breaks, cases_of, run_refusals, seed_of
+from conformance.selftest import chosen, companies
+
+CASES, ENOUGH = 60, 20
+"""For each probe; and for faults that are sure to be caught."""
+SEED = 20261125
+SURE = 1e-9
+"""A fault that a default run misses no more often is not asked any further."""
+SHOWN = 15
+"""Faults in the table: the likeliest to be missed."""
+
+
+@dataclass
+class Odds:
+    """Of one fault. shown: for every probe, the cases that showed it, of so many. missed: by the effort's name, the
+    chance that a run catches it by none of its rule's probes.
+    """
+
+    title: str
+    shown: dict[str, tuple[int, int]] = field(default_factory=dict)
+    missed: dict[str, float] = field(default_factory=lambda: dict.fromkeys(EFFORTS, 1.0))
+
+    @property
+    def sure(self) -> bool:
+        return self.missed["default"] <= SURE
+
+    def after(self, probe: Probe, shows: Sequence[bool]) -> Odds:
+        """shows: for every case of one more probe whether it shows the fault, the simplest first; at least one."""
+        missed = {
+            effort: chance * chance_of_none(shows[0], shows[1:], cases_of(probe, EFFORTS[effort]))
+            for effort, chance in self.missed.items()
+        }
+        return Odds(self.title, self.shown | {probe.title: (sum(shows), len(shows))}, missed)
+
+
+def chance_of_none(simplest: bool, fresh: Sequence[bool], cases: int) -> float:
+    """That none of a run's cases shows it. One case alone is a fresh one; of several the first is the simplest.
+
+    The share is counted as if one more fresh case had not shown it, so that no number of cases proves certainty.
+    """
+    share = sum(fresh) / (len(fresh) + 1)
+    if cases == 1:
+        return 1 - share
+    return 0.0 if simplest else (1 - share) ** (cases - 1)
+
+
+def odds_of(faults: Collection[Fault], cases: int, seed: int) -> list[Odds]:
+    """Of faults that are asked together."""
+    first = next(iter(faults))
+    examiners = {fault.title: Examiner(fault.target().make(), TIME_LIMIT) for fault in faults}
+    refused = run_refusals({first.rule}, list(examiners.values()), first.operation).violations
+    odds = {title: Odds(title) for title in examiners}
+    for title, found in odds.items():
+        if (first.rule, title) in refused:  # the same in every run
+            found.missed = dict.fromkeys(EFFORTS, 0.0)
+    for probe in catalogue(examiners[first.title].declaration):
+        if probe.rule == first.rule and probe.operations == (first.operation,):
+            asked = [(found, examiners[title]) for title, found in odds.items() if not found.sure]
+            odds |= {found.title: found for found in after_probe(probe, asked, cases, seed)}
+    return list(odds.values())
+
+
+def after_probe(probe: Probe, before: Sequence[tuple[Odds, Examiner]], cases: int, seed: int) -> list[Odds]:
+    """before: of each fault, and who examines it."""
+    shows: list[list[bool]] = [[] for _ in before]
+    now = [odds for odds, _ in before]
+    for number, material in drawn(probe.material, cases, seed_of(probe, seed)):
+        asked = [index for index, odds in enumerate(now) if number < ENOUGH or not odds.sure]
+        if not asked:
+            break
+        shared = probe.examination.prepare(material)
+        for index in asked:
+            odds, examiner = before[index]
+            shows[index].append(breaks(examiner(probe.examined_by, material, shared)))
+            now[index] = odds.after(probe, shows[index])
+    return now
+
+
+def measure(only: Collection[str] | None, cases: int, seed: int) -> Iterator[Odds]:
+    """only: as in `selftest`."""
+    faults = chosen(only)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what faults make of their numbers
+        for company in companies(faults):
+            yield from odds_of([faults[index] for index in company], cases, seed)
+
+
+def odds_table(odds: Sequence[Odds]) -> Table:
+    """The likeliest to be missed, and the sum over all: how many faults a run is expected to miss."""
+    table = Table(title="Chance that a run with a fresh seed misses a planted fault", title_justify="left")
+    table.add_column("fault")
+    table.add_column("of so many cases, shown by")
+    for effort in EFFORTS:
+        table.add_column(effort, justify="right")
+    for found in sorted(odds, key=lambda found: -found.missed["default"])[:SHOWN]:
+        probes = ", ".join(f"{title} {count}/{of}" for title, (count, of) in found.shown.items() if count)
+        table.add_row(found.title, probes, *(f"{found.missed[effort]:.1e}" for effort in EFFORTS))
+    sums = [sum(found.missed[effort] for found in odds) for effort in EFFORTS]
+    table.add_row(f"missed of {len(odds)}, expected", "", *(f"{total:.1e}" for total in sums), style="bold")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m conformance.odds", description=__doc__.split("\n")[0])
+    parser.add_argument("--cases", type=int, default=CASES, help="for each probe")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--only", action="append", help="a rule or a fault; may be given again")
+    given = parser.parse_args()
+    start()
+    Console(width=140).print(odds_table(list(measure(given.only, given.cases, given.seed))))
+
+
+if __name__ == "__main__":
+    main()
