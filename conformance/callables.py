@@ -140,9 +140,9 @@ class CallableSubject(Subject):
         positional, keywords = self.bound(case.operation, inputs, options)
         cotangents = self.cotangents(case)
         bars = [cotangents[name] for name in result_names(case.operation)]
+        results = self.results(case.operation, inputs, options)  # before anything that may change the inputs
         returned = self.declaration.vjp(*positional, *bars, **keywords)
-        named = gradients_by_name(case, returned, self.framework.kind, self.declaration.lacking)
-        return self.results(case.operation, inputs, options), named
+        return results, gradients_by_name(case, returned, self.framework.kind, self.declaration.lacking)
 
     def __call__(self, case: Case) -> Answers:
         """As every subject. A result that does not depend on the inputs has gradients of 0, where that is right."""

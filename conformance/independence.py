@@ -2,45 +2,115 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
 from conformance.cases import Case
-from conformance.frameworks import Arrays, Framework
-from conformance.subjects import Answers, Subject, WrongAnswer
+from conformance.frameworks import Arrays, Framework, NoGradients
+from conformance.spreading import gradient_name
+from conformance.subjects import Answers, Subject, WrongAnswer, differentiable
 from conformance.verdict import Finding, judge
+from specification.masks import map_arrays
 
 Findings = list[Finding]
 
 
+Ask = Callable[[Subject, Case, Arrays, dict[str, Any]], Arrays]
+"""(subject, case, inputs, options) -> what it returns, by name, still the framework's own arrays."""
+
+
 def examine_determinism(subject: Subject, case: Case, shared: Any) -> Findings:
-    """The same bits twice, another call in between; inputs untouched; results that share no memory with anything."""
-    framework, asked = subject.framework, subject.asked(case)
-    with framework.context():
-        inputs, options = subject.arrays(asked)
-        others = {n: framework.array(reversed_last(a)) for n, a in asked.inputs.items()}
-        with subject.answering:
-            earlier = subject.results(case.operation, inputs, options)
-            kept = copied(subject, asked, earlier)
-            between = subject.results(case.operation, others, options)
-            after = copied(subject, asked, earlier)
-            second = subject.results(case.operation, inputs, options)
-            again = copied(subject, asked, second)
-        findings = []
-        for name, array in asked.inputs.items():
-            if not np.array_equal(array, framework.numpy(inputs[name]), equal_nan=array.dtype.kind != "i"):
-                findings.append(Finding(name, np.inf, message="was changed by the call"))
-        findings += [identical(name, array, again[name]) for name, array in kept.items()]
-        if framework.mutable:
-            findings += shared_memory(framework, second, {"input": inputs, "earlier": earlier, "other": between})
-        findings += [identical(name, array, after[name], "was changed by a later call") for name, array in kept.items()]
-    if case.cotangents:
-        again = {name: np.array(array) for name, array in subject(case).items()}
-        findings += [identical(name, array, again[name]) for name, array in subject(case).items()]
+    """The same bits twice, another call in between; arguments untouched; results that share no memory with anything.
+
+    So for the results, and where the case has cotangents for the gradients.
+    """
+    asked = subject.asked(case)
+    with subject.framework.context():
+        findings = asked_twice(subject, asked, results)
+        if asked.cotangents and differentiable(asked):
+            with contextlib.suppress(NoGradients):  # there are none to compare; whether that is right, ATT-12 says
+                findings += asked_twice(subject, asked, results_and_gradients)
     return findings
+
+
+def results(subject: Subject, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
+    return subject.results(case.operation, inputs, options)
+
+
+def results_and_gradients(subject: Subject, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
+    found, gradients = subject.differentiated(case, inputs, options)
+    return found | {gradient_name(name): gradient for name, gradient in gradients.items()}
+
+
+def asked_twice(subject: Subject, case: Case, ask: Ask) -> Findings:
+    """case: as it is asked, in the subject's own conventions."""
+    framework, cotangents = subject.framework, Cotangents(case)
+    subject = laid_out(subject, cotangents.lay)
+    inputs, options = subject.arrays(case)
+    others = {name: framework.array(reversed_last(array)) for name, array in case.inputs.items()}
+    with subject.answering:
+        earlier = ask(subject, case, inputs, options)
+        kept = copied(subject, case, earlier)
+        between = ask(subject, case, others, options)
+        after = copied(subject, case, earlier)
+        second = ask(subject, case, inputs, options)
+        again = copied(subject, case, second)
+    findings = [
+        untouched(name, array, framework.numpy(now))
+        for name, array, now in (*handed_over(case, inputs, options), *cotangents.handed_over())
+    ]
+    findings += [identical(name, array, again[name]) for name, array in kept.items()]
+    if framework.mutable:
+        findings += shared_memory(framework, second, {"input": inputs, "earlier": earlier, "other": between})
+        if subject.declaration.vjp is not None:  # autograd itself hands a cotangent on where that is the gradient
+            findings += shared_memory(framework, second, {"the": cotangents.arrays})
+    return findings + [identical(n, array, after[n], "was changed by a later call") for n, array in kept.items()]
+
+
+class Cotangents:
+    """Those of every call, by a name that says of which call and result."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.arrays = case, dict[str, Any]()
+
+    def lay(self, role: str, array: Any) -> Any:
+        """For `laid_out`: nothing is changed."""
+        if role == "cotangent":
+            call, result = divmod(len(self.arrays), len(self.case.cotangents))
+            self.arrays[f"cotangent of {list(self.case.cotangents)[result]}, call {call + 1}"] = array
+        return array
+
+    def handed_over(self) -> Iterator[tuple[str, np.ndarray, Any]]:
+        """As `handed_over`."""
+        for (name, array), given in zip(self.arrays.items(), cycle(self.case.cotangents.values()), strict=False):
+            yield name, given, array
+
+
+def handed_over(case: Case, inputs: Arrays, options: dict[str, Any]) -> Iterator[tuple[str, np.ndarray, Any]]:
+    """(name, as it was given, as the subject has it) for inputs, and for arrays in masks and of dropout."""
+    for name, array in case.inputs.items():
+        yield name, array, inputs[name]
+    for name in ("mask", "dropout_keep"):
+        if case.options.get(name) is not None:
+            given, now = arrays_in(case.options[name]), arrays_in(options[name])
+            yield from ((name, np.asarray(array), have) for array, have in zip(given, now, strict=True))
+
+
+def arrays_in(mask: Any) -> list[Any]:
+    """All that a mask holds; an array alone holds itself."""
+    found: list[Any] = []
+    map_arrays(mask, found.append)
+    return found
+
+
+def untouched(name: str, given: np.ndarray, now: np.ndarray) -> Finding:
+    same = np.array_equal(given, now, equal_nan=given.dtype.kind not in "ib")
+    return Finding(name, 0.0 if same else np.inf, message="" if same else "was changed by the call")
 
 
 def copied(subject: Subject, case: Case, results: Arrays) -> Answers:

@@ -88,6 +88,11 @@ def by_head(case: Case) -> bool:
     return len(shape) == 4 and shape[1] > 1
 
 
+def forbidding(case: Case) -> bool:
+    """Whether the bias does, by -inf."""
+    return bool(np.isneginf(case.inputs["bias"].astype(float)).any())
+
+
 def summed(case: Case) -> Case:
     """The same with cotangents of 1, as those of a sum are."""
     return replace(case, cotangents={name: np.ones_like(array) for name, array in case.cotangents.items()})
@@ -229,6 +234,7 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
 def companion_probes(declaration: Declaration) -> list[Probe]:
     """The weights, the log-sum-exp, merging, modes of empty rows, and what holds for every operation."""
     cases = partial(generation.attention_cases, declaration=declaration)
+    alone = partial(cases, others=False)
     empty = partial(special.empty_row_cases, declaration=declaration)
     merges = partial(generation.merge_cases, declaration=declaration)
     weights, logsumexp, featured = "attention_weights", "attention_logsumexp", featured_in(declaration)
@@ -280,9 +286,10 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
             for cases in (generation.operation_cases(name, declaration=declaration),)
         ),
         *(
-            Probe("ATT-13", f"attention, {title}", ("attention",), material, "determinism", weight=0.7)
+            Probe("ATT-13", f"attention, {title}", ("attention",), material, "determinism")
             for title, material in (
-                ("bias and mask", cases(focus=("bias",), mask="dense")),
+                ("bias and mask", cases(focus=("bias",), mask="dense").filter(forbidding)),
+                ("dropout and mask", alone(focus=("dropout",), mask="dense")),
                 ("lengths", cases(mask="lengths")),
                 ("equal widths", cases(plans=LONG[-1:])),
                 ("one key", cases(mask="none", others=False, plans=ONE_KEY)),

@@ -11,12 +11,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from conformance.declaration import declare
 from conformance.faults import right_numpy as right
 from conformance.faults.fault import Fault
 from conformance.faults.planting import planted
+from conformance.faults.right_gradients import GRADIENTS, attention_vjp_by
+from conformance.faults.right_gradients import attention as attention_with_gradients
 from conformance.faults.right_layers import learned_positions, merge_attention
 from conformance.faults.right_norms import layer_norm_forward as layer_norm
 from conformance.faults.right_numpy import Function, attention
+
+attention_vjp = attention_vjp_by(GRADIENTS)
 
 # --- kept between calls -----------------------------------------------------------------------------------------------
 
@@ -178,6 +183,68 @@ def norm_in_place(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
     return output
 
 
+def unbiased_mask(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None) -> Any:
+    """What a bias of -inf forbids is taken out of the caller's mask, if one fits into the other."""
+    if bias is not None and mask is not None and np.broadcast_shapes(bias.shape, mask.shape) == mask.shape:
+        mask &= bias != -np.inf
+    return attention(query, key, value, mask=mask, bias=bias)
+
+
+def masked_keep(
+    query: Any, key: Any, value: Any, *, mask: Any = None, dropout_keep: Any = None, dropout_rate: float = 0.0
+) -> Any:
+    """What the mask forbids is dropped, too, in the caller's own array."""
+    if dropout_keep is not None and mask is not None:
+        dropout_keep &= mask
+    return attention(query, key, value, mask=mask, dropout_keep=dropout_keep, dropout_rate=dropout_rate)
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+def scaled_cotangent(
+    query: Any, key: Any, value: Any, cotangent: Any, *, mask: Any = None, scale: Any = None
+) -> dict[str, Any]:
+    """What the gradients of query and key are multiplied by is multiplied into the cotangent where it lies."""
+    gradients = attention_vjp(query, key, value, cotangent, mask=mask, scale=scale)
+    cotangent *= cotangent.dtype.type(query.shape[-1] ** -0.5 if scale is None else scale)
+    return gradients
+
+
+def in_the_cotangent(
+    query: Any, key: Any, value: Any, cotangent: Any, *, mask: Any = None, scale: Any = None
+) -> dict[str, Any]:
+    """The gradient of the query is written over the cotangent where it fits."""
+    gradients = attention_vjp(query, key, value, cotangent, mask=mask, scale=scale)
+    if cotangent.shape == query.shape:
+        cotangent[...] = gradients["query"]
+        gradients["query"] = cotangent
+    return gradients
+
+
+def in_buffers() -> Function:
+    """Gradients of one argument lie in the same memory, call after call."""
+    buffers: dict[Any, Any] = {}
+
+    def kept(name: str, gradient: Any) -> Any:
+        buffer = buffers.setdefault((name, gradient.shape, str(gradient.dtype)), np.empty_like(gradient))
+        buffer[...] = gradient
+        return buffer
+
+    def vjp(query: Any, key: Any, value: Any, cotangent: Any, *, mask: Any = None, scale: Any = None) -> Any:
+        gradients = attention_vjp(query, key, value, cotangent, mask=mask, scale=scale)
+        return {name: kept(name, gradient) for name, gradient in gradients.items()}
+
+    return vjp
+
+
+def differentiated_by(vjp: Function) -> Function:
+    def attention_so(query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None) -> Any:
+        return attention(query, key, value, mask=mask, scale=scale)
+
+    return declare(vjp=vjp)(attention_so)
+
+
 # --- how arguments lie in memory --------------------------------------------------------------------------------------
 
 
@@ -203,6 +270,14 @@ FAULTS = (
     Fault("ATT-13", "unseen values cleared in place", "attention", cleaned_in_place, attention),
     Fault("ATT-13", "values handed on as they are", "attention", one_key_is_its_value, attention),
     Fault("ATT-13", "result written over the query", "attention", in_the_query, attention),
+    Fault("ATT-13", "-inf of the bias written into the mask", "attention", unbiased_mask, attention),
+    Fault("ATT-13", "mask written into what dropout keeps", "attention", masked_keep, attention),
+    Fault("ATT-13", "cotangent scaled in place", "attention", differentiated_by(scaled_cotangent),
+          attention_with_gradients),
+    Fault("ATT-13", "gradient written over the cotangent", "attention", differentiated_by(in_the_cotangent),
+          attention_with_gradients),
+    Fault("ATT-13", "a buffer for each argument's gradient", "attention", differentiated_by(in_buffers()),
+          attention_with_gradients),
     Fault("ATT-13", "positions as a view of the table", "learned_positions", positions_as_view, learned_positions),
     Fault("ATT-13", "a single part handed on", "merge_attention", single_part_as_it_is, merge_attention),
     Fault("ATT-13", "mean taken off in place", "layer_norm", norm_in_place, layer_norm),

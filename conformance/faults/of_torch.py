@@ -163,6 +163,24 @@ def cotangent_without_strides(x: Any, weight: Any, bias: Any, *, eps: float = 1e
     return WithoutStrides.apply(layer_norm(x, weight, bias, eps=eps))
 
 
+class ClearedCotangent(torch.autograd.Function):
+    """Nothing done, with a backward pass that leaves zeros where the cotangent was."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Any) -> Any:
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, bar: Any) -> Any:
+        kept = bar.clone()
+        bar.zero_()
+        return kept
+
+
+def cotangent_cleared(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
+    return ClearedCotangent.apply(layer_norm(x, weight, bias, eps=eps))
+
+
 FAULTS = (
     planted("ATT-12", "keys detached", detached_keys),
     planted("ATT-12", "weights detached", detached_weights),
@@ -176,4 +194,5 @@ FAULTS = (
     planted("ATT-12", "a backward pass of positive values only", rectified_backward),
     Fault("NORM-2", "moments in the dtype of x", "layer_norm", norm_from_16_bits, layer_norm, "torch"),
     Fault("ATT-13", "strides of the cotangent ignored", "layer_norm", cotangent_without_strides, layer_norm, "torch"),
+    Fault("ATT-13", "cotangent cleared in the backward pass", "layer_norm", cotangent_cleared, layer_norm, "torch"),
 )  # fmt: skip
