@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,9 +104,9 @@ class Score:
     stale: list[Name]
 
 
-def score(mutants: Iterable[Mutant], results: Results, explained: dict[Name, Explanation]) -> Score:
+def score(mutants: Sequence[Mutant], results: Results, explained: dict[Name, Explanation]) -> Score:
     total = Score(0, 0, 0, {kind: [] for kind in KINDS}, [], [])
-    living = set()
+    living, files = set(), {mutant.file for mutant in mutants}
     for mutant in mutants:
         result = results.of(mutant)
         if result is None or (results.passed_judge(mutant) and mutant.name not in explained):
@@ -122,5 +122,5 @@ def score(mutants: Iterable[Mutant], results: Results, explained: dict[Name, Exp
             total.explained[entry.kind].append((mutant, entry.why))
         else:
             total.unexplained.append(mutant)
-    total.stale = [name for name in explained if name not in living]
+    total.stale = [name for name in explained if name not in living and name[0] in files]
     return total

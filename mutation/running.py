@@ -56,7 +56,10 @@ def started(mutant: Mutant, trial: Trial, seconds: float) -> Running:
 
 def answering(sending: Any, mutant: Mutant, trial: Trial, folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    sending.send(trial(mutant, folder))
+    try:
+        sending.send(trial(mutant, folder))
+    except OSError as error:  # no room for its files, say: none of the mutant's doing
+        sending.send(error)
 
 
 def ended(one: Running, over: bool) -> str:
@@ -68,6 +71,8 @@ def ended(one: Running, over: bool) -> str:
     if not over and one.answer.poll():
         with contextlib.suppress(EOFError):
             answer = one.answer.recv()
+            if isinstance(answer, OSError):
+                raise answer
     one.answer.close()
     one.folder.cleanup()
     return answer
