@@ -51,7 +51,8 @@ def brief(value: Any) -> str:
         return f"{type(value).__name__}({', '.join(inside)})"
     if not isinstance(value, np.ndarray):
         return repr(value)
-    return f"{value.dtype}{list(value.shape)}" if value.size > 8 else f"{value.dtype}({shortest(value).tolist()})"
+    shown = 0 < value.size <= 8
+    return f"{value.dtype}({shortest(value).tolist()})" if shown else f"{value.dtype}{list(value.shape)}"
 
 
 def shortest(array: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,30 @@ def test_a_wrong_answer_is_rounded_too() -> None:
     got = {"output": answer.astype("float16")}
     finding = judge(asked, got, truth, limits)[0]
     assert any("output is not rescaled" in name for name in matching(asked, got, truth, finding, MISTAKES))
+
+
+CAPPED: list[tuple[str, Callable[..., Any]]] = [
+    ("the softcap comes before the scale", lambda p, s, c: s * c * np.tanh(p / c)),
+    ("scores are clipped at the softcap, without tanh", lambda p, s, c: np.clip(s * p, -c, c)),
+    ("the softcap is not multiplied back in", lambda p, s, c: np.tanh(s * p / c)),
+    ("scores are not divided by the softcap", lambda p, s, c: c * np.tanh(s * p)),
+]
+
+
+@pytest.mark.parametrize(("name", "scores"), CAPPED)
+def test_softcaps_gone_wrong_have_names(name: str, scores: Callable[..., Any]) -> None:
+    def capped(query: Any, key: Any, value: Any, *, scale: Any = None, softcap: Any = None) -> Any:
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        if softcap is None:
+            return reference_numpy.attention(query, key, value, scale=scale)
+        G, H = key.shape[1], query.shape[1]
+        products = query.astype(float) @ key.astype(float).repeat(H // max(G, 1), axis=1).swapaxes(-1, -2)
+        bias = scores(products, scale, softcap).astype("float32")
+        return reference_numpy.attention(query * 0, key, value, bias=bias)
+
+    report = conformance.check(capped, "attention", rules=["ATT-2"], supports=["scale", "softcap", "gqa"], **QUICK)
+    (violation,) = report.violations
+    assert any(name in line for line in violation.diagnosis), violation.diagnosis
 
 
 def test_a_mistake_that_changes_nothing_here_is_not_named() -> None:

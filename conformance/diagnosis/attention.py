@@ -233,7 +233,19 @@ def renormalised(weights: np.ndarray, case: Case) -> np.ndarray:
     return kept / np.where(total == 0, 1, total) * (1 - case.options["dropout_rate"])
 
 
+def capped_before_the_scale(products: Any, bias: Any, cap: Any, scale: float) -> Any:
+    return (scale * cap(products / scale) if scale else products) + bias
+
+
+def clipped(products: Any, bias: Any, cap: Any, scale: float) -> Any:
+    return np.clip(products, cap(-np.inf), cap(np.inf)) + bias
+
+
 STEP_MISTAKES = [
+    stepwise("the softcap comes before the scale", "softcap", score=capped_before_the_scale),
+    stepwise("scores are clipped at the softcap, without tanh", "softcap", score=clipped),
+    stepwise("the softcap is not multiplied back in", "softcap", score=lambda p, b, cap, s: cap(p) / cap(np.inf) + b),
+    stepwise("scores are not divided by the softcap", "softcap", score=lambda p, b, cap, s: cap(p * cap(np.inf)) + b),
     stepwise("bias is added before the softcap", "bias", score=lambda p, b, cap, s: cap(p + b)),
     stepwise("bias is added twice", "bias", score=lambda p, b, cap, s: cap(p) + 2 * b),
     stepwise("bias is subtracted", "bias", score=lambda p, b, cap, s: cap(p) - b),
