@@ -132,6 +132,7 @@ def declare(
 def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declaration:
     """From what the caller gives, else from what the function was decorated with, else from its signature.
 
+    Conventions are taken one by one: what the caller says of one leaves the function's others as they are.
     differentiated: the function's framework differentiates by itself. The dtypes that a caller gives only choose; those
     that a function is decorated with say that it takes no others.
     """
@@ -143,13 +144,16 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
         features -= {"gradients"}
     unsure = (features & room) - named_in_signature(function) - set(supports)
     said["refused_dtypes"] = tuple(dtype for dtype in FLOATING if dtype not in listed(own.get("dtypes", FLOATING)))
-    said["conventions"] = known_conventions(said.get("conventions", {}))
+    several = (own.get("conventions"), given.get("conventions"))
+    said["conventions"] = {name: value for some in several if some for name, value in known_conventions(some).items()}
     said["dtypes"] = known("dtypes", listed(said.get("dtypes", FLOATING)), FLOATING)
     said["dtypes"] = tuple(dtype for dtype in SIMPLEST_FIRST if dtype in said["dtypes"])
     if not said["dtypes"]:
         raise ValueError("dtypes: got none")
     if said.get("layout", "BHTD") not in ("BHTD", "BTHD"):
         raise ValueError(f"layout must be BHTD or BTHD, got {said['layout']!r}")
+    if not callable(said.get("vjp", listed)):
+        raise ValueError(f"vjp must be a function, got {said['vjp']!r}")
     if int(said.get("width_multiple", 1)) < 1:
         raise ValueError(f"width_multiple must be positive, got {said['width_multiple']!r}")
     return Declaration(features=features, room=frozenset(room), unsure=frozenset(unsure), **said)

@@ -21,7 +21,7 @@ from conformance.callables import CallableSubject, load
 from conformance.cases import Case
 from conformance.conventions import inputs_moved, tiled_order
 from conformance.corpus import entries_for
-from conformance.declaration import Declaration, declaration_of
+from conformance.declaration import Declaration, declaration_of, declare
 from conformance.drawing import drawing
 from conformance.features import features_of, within
 from conformance.frameworks import NumpyArrays
@@ -341,6 +341,26 @@ def test_module_by_its_forward() -> None:
         assert {"scale", "dense"} <= declaration.features
         assert not declaration.unsure
     assert violated(Attention(), arrays="torch", dtypes=["float32"], rules=["ATT-1", "ATT-2", "ATT-8"]) == []
+
+
+# --- what is declared, and where ---
+
+
+def test_conventions_given_and_declared_stand_side_by_side() -> None:
+    """What the caller says of one leaves the function's others as they are."""
+
+    @declare(conventions={"heads": "tiled", "isolation": "finite"})
+    def function(query: Any, key: Any, value: Any) -> Any:
+        """Never called."""
+
+    target = Target(function, "attention", given={"conventions": {"heads": "repeated", "weights": "inputs"}})
+    expected = {"heads": "repeated", "isolation": "finite", "weights": "inputs"}
+    assert target.make().declaration.conventions == expected
+
+
+def test_a_function_for_gradients_must_be_one() -> None:
+    with pytest.raises(ValueError, match="vjp must be a function, got 'targets:vjp'"):
+        check(lambda query, key, value: query, "attention", vjp="targets:vjp")
 
 
 # --- masks in conventions of their own --------------------------------------------------------------------------------

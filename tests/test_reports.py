@@ -504,6 +504,18 @@ def test_violated_and_repaired() -> None:
     assert told(repaired, report(OFF)) == {"ATT-1": "worse"}
 
 
+def test_another_declaration_is_told() -> None:
+    """What is held no longer is not taken for repaired without a word."""
+    before, after = report(), report()
+    declaration = after["subjects"][0]["declaration"]
+    declaration["features"].remove("empty")
+    declaration["conventions"]["isolation"] = "finite"
+    declaration["refused_dtypes"] = ["float16"]
+    (change,) = changes(before, after)
+    assert (change.kind, change.rule) == ("other", "")
+    assert change.text == "declared otherwise: features: no empty, refused_dtypes: float16, isolation strict -> finite"
+
+
 @pytest.mark.parametrize(
     ("worst", "kind"), [(0.3, None), (0.9, None), (1.1, "worse"), (0.2, "better"), (0.0, "better")]
 )

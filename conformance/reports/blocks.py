@@ -52,7 +52,8 @@ def never_given(subject: Content) -> str:
 
 
 def parameters_never_given(names: Iterable[str], operation: str) -> str:
-    return f"never given: {', '.join(names)} (no parameters of {operation})"
+    how = f"no parameters of {operation}; what they do can be judged in a function that sets them"
+    return f"never given: {', '.join(names)} ({how})"
 
 
 def rules_not_tried(subject: Content) -> str:

@@ -31,7 +31,7 @@ def status_change(old: Content, new: Content) -> tuple[str, str]:
     if new["status"] == "violated":
         return "worse", f"violated now, {described(new)}"
     if new["status"] == "untried":
-        return "worse", f"tried no longer; it was {old['status']}"
+        return "worse", f"tried no longer; {'it was violated' if old['status'] == 'violated' else 'it conformed'}"
     if old["status"] == "violated":
         return "better", f"repaired, {described(new)}"
     return "other", f"tried now, {described(new)}"

@@ -75,11 +75,29 @@ def pairs(before: Content, after: Content) -> list[tuple[Content | None, Content
     return [(old.get(name), new.get(name)) for name in dict.fromkeys([*old, *new])]
 
 
+def declared(old: Content, new: Content) -> list[str]:
+    """What is said of the subject in another way than before; it changes what is asked and held."""
+    before, after = old["declaration"] or {}, new["declaration"] or {}
+    found = []
+    for part in [part for part in before | after if before.get(part) != after.get(part)]:
+        one, other = before.get(part), after.get(part)
+        if isinstance(one, dict) and isinstance(other, dict):
+            found += [f"{n} {one.get(n)} -> {other.get(n)}" for n in one | other if one.get(n) != other.get(n)]
+        elif isinstance(one, list) and isinstance(other, list):
+            found += [f"{part}: no {name}" for name in one if name not in other]
+            found += [f"{part}: {name}" for name in other if name not in one]
+        else:
+            found.append(f"{part} {one} -> {other}")
+    return found
+
+
 def subject_changes(old: Content, new: Content, same: bool) -> list[Change]:
     found, name = [], new["name"]
     if (old["untried"] or "") != (new["untried"] or ""):
         kind = "worse" if new["untried"] else "better"
         found.append(Change(kind, name, "", new["untried"] or "everything was tried again"))
+    if (old["declaration"] or {}) != (new["declaration"] or {}):
+        found.append(Change("other", name, "", f"declared otherwise: {', '.join(declared(old, new))}"))
     rules = [{rule["rule"]: rule for rule in subject["rules"]} for subject in (old, new)]
     for rule in dict.fromkeys([*rules[0], *rules[1]]):
         absent = {"status": "untried", "worst": None, "worst_wide": None}

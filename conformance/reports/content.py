@@ -166,9 +166,15 @@ def violation_content(violation: Violation, replay_file: str | None = None, foll
     }
 
 
+UNCALLED = ("took longer", "its process", "raised SystemExit", "coroutine")
+"""In messages about calls that fail for no want of other arrays."""
+
+
 def called_with(violation: Violation) -> str | None:
     """In what arrays a function was called that does not even take the plainest call."""
     if violation.rule != "CALL" or violation.case is None or violation.target is None:
+        return None
+    if any(words in violation.message for words in UNCALLED):
         return None
     own = violation.target.arrays
     others = [arrays for arrays in ARRAYS if arrays != own]
