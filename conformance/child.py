@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
@@ -22,6 +23,8 @@ from conformance.verdict import Finding
 
 STARTING = 300.0
 """Seconds that loading the frameworks and the target may take."""
+ENDING, LOOKING = 5.0, 0.2
+"""Seconds for a process to end by itself, and between two looks whether it lives."""
 UNGUARDED = 86
 """The exit code of a process that loads a script which starts one itself."""
 
@@ -48,8 +51,7 @@ class ChildExaminer(Examiner):
         try:
             loaded = self.pipe.recv() if self.pipe.poll(STARTING) else f"not loaded after {STARTING:g} s"
         except EOFError:
-            self.process.join()
-            loaded = f"while it was loaded {died(self.process.exitcode)}"
+            loaded = f"while it was loaded {self.end()}"
             if self.process.exitcode == UNGUARDED:
                 loaded = "its process loads this script again, which starts another: "
                 loaded += 'put what the script does under `if __name__ == "__main__":`'
@@ -68,14 +70,15 @@ class ChildExaminer(Examiner):
         try:
             self.pipe.send((examined_by, material, shared))
             # The child ends what Python can end itself; a little later only ending the child is left.
-            if not self.pipe.poll(self.time_limit + 5):
+            if not self.answers(self.time_limit + ENDING) and self.process.is_alive():
                 self.overrun += 1
                 self.close()
                 return broken(f"took longer than {self.time_limit:g} s, and its process was ended")
-            answer = self.pipe.recv()
-        except (EOFError, ConnectionError):
-            self.process.join()
-            message = died(self.process.exitcode)
+            answer = self.pipe.recv() if self.pipe.poll() else None
+        except Exception:  # the end of the pipe, or what a function that writes to any file has left in it
+            answer = None
+        if answer is None:
+            message = self.end()
             self.close()
             return broken(message)
         if isinstance(answer, JudgeError):
@@ -87,6 +90,25 @@ class ChildExaminer(Examiner):
         self.printed, self.overrun = self.printed or printed, self.overrun + overrun
         self.answered += 1
         return findings
+
+    def answers(self, seconds: float) -> bool:
+        """Waits for it; no longer than the process lives, since what it has started may hold the pipe open."""
+        end = time.monotonic() + seconds
+        while not self.pipe.poll(LOOKING):
+            if time.monotonic() > end or not self.process.is_alive():
+                return False
+        return True
+
+    def end(self) -> str:
+        """What became of a process that answers no more."""
+        end = time.monotonic() + ENDING
+        while self.process.is_alive() and time.monotonic() < end:
+            time.sleep(LOOKING)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+            return "its process lost its connection to the judge, and was ended"
+        return died(self.process.exitcode)
 
     def close(self) -> None:
         if self.process is not None:

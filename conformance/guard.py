@@ -100,9 +100,9 @@ class Examiner:
         if self.time_limit is None:
             yield
             return
-        if self.output is None or self.output.closed:
+        if self.output is None or lost(self.output):
             self.output = tempfile.TemporaryFile("w+", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
-            weakref.finalize(self, self.output.close)
+            weakref.finalize(self, close, self.output)
         try:
             with contextlib.redirect_stdout(self.output):
                 yield
@@ -111,7 +111,21 @@ class Examiner:
 
     def close(self) -> None:
         if self.output is not None:
-            self.output.close()
+            close(self.output)
+
+
+def close(file: IO[str]) -> None:
+    with contextlib.suppress(OSError):
+        file.close()
+
+
+def lost(file: IO[str]) -> bool:
+    """Closed, or somebody has closed its descriptor."""
+    try:
+        os.fstat(file.fileno())
+    except (ValueError, OSError):
+        return True
+    return False
 
 
 def written(file: IO[str]) -> str:
@@ -124,6 +138,6 @@ def written(file: IO[str]) -> str:
         text = file.read()
         file.seek(0)
         file.truncate()
-    except ValueError:  # somebody has closed it, or taken its buffer
+    except (ValueError, OSError):  # somebody has closed it, or its descriptor, or taken its buffer
         return ""
     return text

@@ -132,6 +132,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--only", action="append", help="a rule or a fault; may be given again")
     given = parser.parse_args()
+    if given.cases < 2:
+        parser.error("--cases must be 2 or more: of one case alone nobody knows whether it is the simplest")
     start()
     Console(width=140).print(odds_table(list(measure(given.only, given.cases, given.seed))))
 

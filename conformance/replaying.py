@@ -89,8 +89,8 @@ def read(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"{path} cannot be read as a replay file: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{path} is no replay file")
-    if content["version"] != VERSION:
-        raise ValueError(f"{path} has version {content['version']}, expected {VERSION}")
+    if content.get("version") != VERSION:
+        raise ValueError(f"{path} has version {content.get('version')}, expected {VERSION}")
     return content
 
 

@@ -52,7 +52,8 @@ class Report:
         alone = [str(violation) for violation in self.violations if violation.rule not in following]
         left = [f"these follow: {', '.join(following)}"] if following else []
         untried = [f"not everything was tried: {self.untried}"] if self.untried else []
-        verdict = f"{self.subject} " + ("conforms" if self.conforms else f"violates {len(self.violations)} rules")
+        count = len(self.violations)
+        verdict = f"{self.subject} " + ("conforms" if self.conforms else f"violates {count} rule{'s' * (count != 1)}")
         return "\n".join([f"{verdict}; {self.cases} cases, seed {self.seed}", *alone, *left, *untried])
 
     @property

@@ -7,6 +7,8 @@ the case has cotangents.
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -35,6 +37,7 @@ class Answering:
     """Around all that a subject does: what is raised in here is the subject's doing, and `raised` holds it.
 
     What the subject says by `numpy.seterr` holds in here and nowhere else: the judge's own arithmetic is none of its.
+    A working folder and a limit of recursion that it sets are set back, since the judge writes files and calls deeply.
     """
 
     def __init__(self) -> None:
@@ -43,6 +46,7 @@ class Answering:
 
     def __enter__(self) -> None:
         self.raised = None
+        self.folder, self.depth = os.getcwd(), sys.getrecursionlimit()
         self.scope = np.errstate(**self.settings)
         self.scope.__enter__()
 
@@ -51,6 +55,8 @@ class Answering:
     ) -> None:
         self.settings = np.geterr()
         self.scope.__exit__(kind, error, trace)
+        sys.setrecursionlimit(self.depth)
+        os.chdir(self.folder)
         self.raised = error
 
 
@@ -137,7 +143,10 @@ class Subject:
         with self.framework.context():
             mask = map_arrays(mask, lambda a: self.framework.array(np.asarray(a)))
             with self.answering:
-                return self.framework.numpy(self.module.materialize(mask, Q, K, batch=B, heads=H))
+                array = self.module.materialize(mask, Q, K, batch=B, heads=H)
+                if not isinstance(array, self.framework.kind):
+                    raise WrongAnswer(f"materialize gave {type(array).__module__}.{type(array).__qualname__}")
+                return self.framework.numpy(array)
 
     def __call__(self, case: Case) -> Answers:
         """All results and gradients of the case."""

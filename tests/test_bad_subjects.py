@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -38,6 +39,7 @@ OPTIONS: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "dtype
 
 TARGETS = """
 import os
+import signal
 import sys
 import time
 
@@ -85,6 +87,33 @@ def gradients(query, key, value, cotangent, *, mask=None, scale=None):
 
 
 differentiated = conformance.declare(vjp=gradients)(lambda query, key, value: good(query, key, value))
+
+
+def deaf(query, key, value, *, mask=None):
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    os.closerange(3, 256)
+    time.sleep(600)
+
+
+def survived(query, key, value, *, mask=None):
+    if os.fork() == 0:
+        time.sleep(30)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def babbles(query, key, value, *, mask=None):
+    for descriptor in range(3, 64):
+        try:
+            os.write(descriptor, b"\\0\\0\\0\\5hello")
+        except OSError:
+            pass
+    return good(query, key, value, mask=mask)
+
+
+def closes_standard_output(query, key, value, *, mask=None):
+    os.close(sys.stdout.fileno())
+    return good(query, key, value, mask=mask)
 
 
 def only_once(query, key, value, *, mask=None):
@@ -226,6 +255,20 @@ def test_settings_of_numpy_stay_the_subjects() -> None:
     assert np.geterr() == before
     assert seen[0] == before["invalid"]
     assert set(seen[1:]) == {"raise"}
+
+
+def test_a_working_folder_and_a_limit_of_recursion_are_set_back(folder: Path) -> None:
+    (folder / "elsewhere").mkdir()
+
+    def moves(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        os.chdir(folder / "elsewhere")
+        sys.setrecursionlimit(5000)
+        return good(query, key, value, mask=mask)
+
+    before = sys.getrecursionlimit()
+    assert messages(check(moves, "MASK-1")) == {}
+    assert Path.cwd() == folder
+    assert sys.getrecursionlimit() == before
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
@@ -639,6 +682,28 @@ def test_process_that_is_spoilt_is_started_again(folder: Path) -> None:
     options = ("--supports", "causal", "--rule", "MASK-3", "--rule", "ATT-5")
     code, _, _ = check_command("spoils_the_judge", *options, "--isolate")
     assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("deaf", "its process lost its connection to the judge, and was ended"),
+        ("babbles", "its process lost its connection to the judge, and was ended"),
+        ("survived", "its process died of SIGKILL"),
+    ],
+)
+def test_process_that_answers_no_more(folder: Path, name: str, message: str) -> None:
+    """It holds no pipe any more, has written into it, or has left a process that holds it."""
+    code, _, report = check_command(name, "--isolate", "--rule", "ATT-1", "--time-limit", 20)
+    assert code == 1
+    (violation,) = report["subjects"][0]["violations"]
+    assert violation["message"] == f"call: {message}"
+    assert violation["called_with"] is None
+
+
+def test_standard_output_may_lose_its_descriptor(folder: Path) -> None:
+    code, _, report = check_command("closes_standard_output", "--rule", "MASK-1", "--supports", "dense")
+    assert (code, report["error"]) == (0, None)
 
 
 def test_declaration_comes_from_the_process(folder: Path) -> None:

@@ -20,6 +20,8 @@ def explained(error: BaseException) -> str:
     """What was wrong, in one line."""
     from conformance.subjects import first_line
 
+    if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "jax"):
+        return f"{error.name} is not installed: pip install 'transformer-conformance[{error.name}]'"
     told = type(error) in (ValueError, RuntimeError)
     return first_line(error) if told else f"{type(error).__name__}: {first_line(error)}"
 
