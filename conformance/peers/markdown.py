@@ -17,8 +17,9 @@ within what the path has parameters for. A rule that is not kept is a departure 
 always from the library's own documentation: where an empty row gives the mean of the values, somebody may have wanted
 that. What one cause breaks is told once, under the rule that it belongs to, and left out of the cases of the others.
 
-Written by `make peers`. [tests/test_divergences.py](../tests/test_divergences.py) shows the weightiest of it once more,
-in plain calls of the libraries and without the judge.
+Written by `make peers`; compiled FlexAttention, which compiles for every shape, by
+`python -m conformance.peers "FlexAttention, compiled"`. [tests/test_divergences.py](../tests/test_divergences.py) shows
+the weightiest of it once more, in plain calls of the libraries and without the judge.
 
 """
 
