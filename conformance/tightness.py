@@ -219,7 +219,7 @@ def page(tightness: Tightness, sensitivities: Sequence[sensitivity.Sensitivity])
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m conformance.tightness", description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=900.0, help="of processor time at most, for each group and dtype")
+    parser.add_argument("--seconds", type=float, default=900.0, help="of processor time, for each group and dtype")
     parser.add_argument("--cases", type=int, default=CASES, help="to begin with, of which half climb")
     parser.add_argument("--operation", action="append", choices=list(OPERATIONS))
     parser.add_argument("--dtype", action="append", choices=DTYPES)
