@@ -23,7 +23,7 @@ from conformance.companies import start
 from conformance.drawing import drawn
 from conformance.faults import Fault
 from conformance.guard import TIME_LIMIT, Examiner
-from conformance.probes import Probe, catalogue
+from conformance.probes import Probe, probes_of
 from conformance.run import breaks, cases_of, run_refusals, seed_of
 from conformance.selftest import chosen, companies
 
@@ -79,10 +79,9 @@ def odds_of(faults: Collection[Fault], cases: int, seed: int) -> list[Odds]:
     for title, found in odds.items():
         if (first.rule, title) in refused:  # the same in every run
             found.missed = dict.fromkeys(EFFORTS, 0.0)
-    for probe in catalogue(examiners[first.title].declaration):
-        if probe.rule == first.rule and probe.operations == (first.operation,):
-            asked = [(found, examiners[title]) for title, found in odds.items() if not found.sure]
-            odds |= {found.title: found for found in after_probe(probe, asked, cases, seed)}
+    for probe in probes_of(first.rule, first.operation, examiners[first.title].declaration):
+        asked = [(found, examiners[title]) for title, found in odds.items() if not found.sure]
+        odds |= {found.title: found for found in after_probe(probe, asked, cases, seed)}
     return list(odds.values())
 
 

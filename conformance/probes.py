@@ -66,6 +66,11 @@ def catalogue(declaration: Declaration = EVERYTHING) -> list[Probe]:
     return [probe for probe in probes if taken_as_array(probe.examined_by, declaration)]
 
 
+def probes_of(rule: str, operation: str, declaration: Declaration) -> list[Probe]:
+    """Those that ask one operation alone about the rule, in the catalogue's order."""
+    return [p for p in catalogue(declaration) if p.rule == rule and p.operations == (operation,)]
+
+
 def featured_in(declaration: Declaration) -> tuple[str, ...]:
     """What changes scores and softmax, as far as the subject has it."""
     return tuple(feature for feature in ("scale", "softcap", "bias", "sinks") if feature in declaration)

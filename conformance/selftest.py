@@ -22,7 +22,7 @@ from conformance.companies import kind, start, together
 from conformance.faults import Fault, absent, planted
 from conformance.guard import TIME_LIMIT, Examiner
 from conformance.oracle import balls_available
-from conformance.probes import catalogue
+from conformance.probes import probes_of
 from conformance.run import STUCK, breaks, run_probe, run_refusals, silent
 from conformance.tally import Tally
 from conformance.verdict import Finding
@@ -95,10 +95,9 @@ def judged(faults: Collection[Fault], effort: str, seed: int) -> Outcome:
     tally = Tally()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what faults make of their numbers
-        for probe in catalogue(suspects[first.title].declaration):
-            if probe.rule == first.rule and probe.operations == (first.operation,):
-                asked = [suspect for suspect in suspects.values() if suspect.overrun < STUCK]
-                tally.include(run_probe(probe, [*asked, *right], EFFORTS[effort], seed, silent, 0))
+        for probe in probes_of(first.rule, first.operation, suspects[first.title].declaration):
+            asked = [suspect for suspect in suspects.values() if suspect.overrun < STUCK]
+            tally.include(run_probe(probe, [*asked, *right], EFFORTS[effort], seed, silent, 0))
         tally.include(run_refusals({first.rule}, [*suspects.values(), *right], first.operation))
     caught = tuple(title for title in suspects if (first.rule, title) in tally.violations)
     missed = tuple(title for title in suspects if title not in caught)

@@ -11,14 +11,13 @@ from rich.table import Table
 from conformance.bounds import bound
 from conformance.cases import Case
 from conformance.checking import EFFORTS
-from conformance.declaration import Declaration
 from conformance.drawing import drawn
 from conformance.faults import Fault, planted
 from conformance.features import within
 from conformance.generation import attention_cases
 from conformance.guard import Examiner
 from conformance.oracle import oracle
-from conformance.probes import Probe, catalogue
+from conformance.probes import probes_of
 from conformance.run import run_probe, silent
 from conformance.subjects import Subject
 from conformance.verdict import judge
@@ -61,14 +60,10 @@ def ratio_of(case: Case, subject: Subject) -> float:
     return max(finding.ratio for finding in judge(case, subject(case), oracle(case), bound(case)))
 
 
-def probes_of(rule: str, declaration: Declaration) -> list[Probe]:
-    return [p for p in catalogue(declaration) if p.rule == rule and p.operations == ("attention",)]
-
-
 def caught(fault: Fault, seed: int) -> bool:
     """By a default run of its rule."""
     examiner = Examiner(fault.target().make())
-    probes = probes_of(fault.rule, examiner.declaration)
+    probes = probes_of(fault.rule, fault.operation, examiner.declaration)
     tallies = (run_probe(probe, [examiner], EFFORTS["default"], seed, silent, 0) for probe in probes)
     return any(tally.violations for tally in tallies)
 

@@ -23,7 +23,7 @@ from conformance.faults import Fault, planted
 from conformance.guard import Examiner
 from conformance.models import real
 from conformance.models.forced import taken_steps
-from conformance.probes import catalogue
+from conformance.probes import probes_of
 from conformance.run import run_probe, silent
 from conformance.tally import Violation
 from reference_numpy.attention import linear, split_heads
@@ -46,10 +46,9 @@ def failing() -> Iterator[tuple[str, tuple[str, ...], Violation]]:
 
 def shown(fault: Fault) -> Iterator[tuple[str, tuple[str, ...], Violation]]:
     subject = fault.target().make()
-    for probe in catalogue(subject.declaration):
-        if probe.rule == fault.rule and probe.operations == (fault.operation,):
-            tally = run_probe(probe, [Examiner(subject)], EXAMPLES, SEED, silent, SHRINKING)
-            yield from ((fault.name, probe.operations, violation) for violation in tally.violations.values())
+    for probe in probes_of(fault.rule, fault.operation, subject.declaration):
+        tally = run_probe(probe, [Examiner(subject)], EXAMPLES, SEED, silent, SHRINKING)
+        yield from ((fault.name, probe.operations, violation) for violation in tally.violations.values())
 
 
 def harvested() -> Iterator[dict[str, Any]]:
