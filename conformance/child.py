@@ -6,7 +6,9 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import socket
 import sys
+import threading
 import time
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -48,9 +50,10 @@ class ChildExaminer(Examiner):
         self.process = self.context.Process(target=serve, args=(other, self.target, self.time_limit), daemon=True)
         started(self.process)
         other.close()
-        try:
-            loaded = self.pipe.recv() if self.pipe.poll(STARTING) else f"not loaded after {STARTING:g} s"
-        except EOFError:
+        loaded, in_time = self.received(STARTING)
+        if not in_time:
+            loaded = f"not loaded after {STARTING:g} s"
+        elif loaded is None:
             loaded = f"while it was loaded {self.end()}"
             if self.process.exitcode == UNGUARDED:
                 loaded = "its process loads this script again, which starts another: "
@@ -68,15 +71,15 @@ class ChildExaminer(Examiner):
             except ValueError as error:
                 raise JudgeError(f"the function could not be loaded again: {error}") from error
         try:
-            self.pipe.send((examined_by, material, shared))
-            # The child ends what Python can end itself; a little later only ending the child is left.
-            if not self.answers(self.time_limit + ENDING) and self.process.is_alive():
-                self.overrun += 1
-                self.close()
-                return broken(f"took longer than {self.time_limit:g} s, and its process was ended")
-            answer = self.pipe.recv() if self.pipe.poll() else None
-        except Exception:  # the end of the pipe, or what a function that writes to any file has left in it
-            answer = None
+            question = ForkingPickler.dumps((examined_by, material, shared))
+        except Exception as error:
+            raise JudgeError(f"the judge failed: {type(error).__name__}: {first_line(error)}") from error
+        # The child ends what Python can end itself; a little later only ending the child is left.
+        answer, in_time = self.received(self.time_limit + ENDING, question)
+        if not in_time:
+            self.overrun += 1
+            self.close()
+            return broken(f"took longer than {self.time_limit:g} s, and its process was ended")
         if answer is None:
             message = self.end()
             self.close()
@@ -91,13 +94,27 @@ class ChildExaminer(Examiner):
         self.answered += 1
         return findings
 
-    def answers(self, seconds: float) -> bool:
-        """Waits for it; no longer than the process lives, since what it has started may hold the pipe open."""
-        end = time.monotonic() + seconds
-        while not self.pipe.poll(LOOKING):
-            if time.monotonic() > end or not self.process.is_alive():
-                return False
-        return True
+    def received(self, seconds: float, question: Any = b"") -> tuple[Any, bool]:
+        """(what it answers to the question, None if nothing; whether it has answered or ended in time).
+
+        Nothing is waited for any longer: not for a process that is gone, since what it has started may hold the pipe
+        open; nor for one that does not read the whole question, or writes half an answer.
+        """
+        answer, end = None, time.monotonic() + seconds
+        timer = threading.Timer(seconds, shut, [self.pipe])
+        timer.start()
+        try:
+            if question:
+                self.pipe.send_bytes(question)
+            while not self.pipe.poll(LOOKING) and self.process.is_alive():
+                pass
+            answer = self.pipe.recv() if self.pipe.poll() else None
+        except Exception:  # the end of the pipe, or what a function that writes to any file has left in it
+            answer = None
+        finally:
+            timer.cancel()
+            timer.join()
+        return answer, answer is not None or time.monotonic() < end or not self.process.is_alive()
 
     def end(self) -> str:
         """What became of a process that answers no more."""
@@ -116,6 +133,12 @@ class ChildExaminer(Examiner):
             self.process.join()
             self.pipe.close()
             self.process, self.answered = None, 0
+
+
+def shut(pipe: Connection) -> None:
+    """Whoever waits for the pipe goes on, at either end."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(pipe.fileno())) as ours:
+        ours.shutdown(socket.SHUT_RDWR)
 
 
 def movable(target: Target) -> None:
@@ -167,12 +190,16 @@ def serve(pipe: Connection, target: Target, time_limit: float) -> None:
     except Exception as error:
         pipe.send(str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}")
         return
+    own = os.getpid()
     declaration = replace(examiner.declaration, vjp=None if examiner.declaration.vjp is None else apart)
     pipe.send((declaration, examiner.never_given))
     with contextlib.suppress(EOFError):
         while True:
             asked = pipe.recv()
-            pipe.send(answer(examiner, *asked))
+            answered = answer(examiner, *asked)
+            if os.getpid() != own:  # a process that the function has forked and does not end
+                os._exit(0)
+            pipe.send(answered)
             examiner.overrun = 0
 
 

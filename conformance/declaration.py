@@ -152,7 +152,7 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
         raise ValueError("dtypes: got none")
     if said.get("layout", "BHTD") not in ("BHTD", "BTHD"):
         raise ValueError(f"layout must be BHTD or BTHD, got {said['layout']!r}")
-    if not callable(said.get("vjp", listed)):
+    if "vjp" in said and not callable(said["vjp"]):
         raise ValueError(f"vjp must be a function, got {said['vjp']!r}")
     if int(said.get("width_multiple", 1)) < 1:
         raise ValueError(f"width_multiple must be positive, got {said['width_multiple']!r}")

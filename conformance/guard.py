@@ -11,7 +11,7 @@ import os
 import tempfile
 import weakref
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class Examiner:
         self.name, self.declaration = subject.name, subject.declaration
         self.never_given: tuple[str, ...] = getattr(getattr(subject, "signature", None), "never_given", ())
         self.printed, self.overrun, self.asked = "", 0, 0
-        self.output: IO[str] | None = None
+        self.output: Output | None = None
 
     def __call__(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
         """The findings; an exception that the subject raises is a finding like any other."""
@@ -100,44 +100,62 @@ class Examiner:
         if self.time_limit is None:
             yield
             return
-        if self.output is None or lost(self.output):
-            self.output = tempfile.TemporaryFile("w+", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
-            weakref.finalize(self, close, self.output)
+        if self.output is None or self.output.lost:
+            self.close()
+            self.output = Output()
+            weakref.finalize(self, self.output.close)
         try:
-            with contextlib.redirect_stdout(self.output):
+            with contextlib.redirect_stdout(self.output.file):
                 yield
         finally:
-            self.printed = self.printed or written(self.output)
+            self.printed = self.printed or self.output.taken()
 
     def close(self) -> None:
         if self.output is not None:
-            close(self.output)
+            self.output.close()
 
 
-def close(file: IO[str]) -> None:
-    with contextlib.suppress(OSError):
-        file.close()
+class Output:
+    """A file for what a subject prints, which may close it, take its buffer, or put another file at its descriptor.
 
+    That other file may be the subject's own log: it is neither read nor emptied nor closed.
+    """
 
-def lost(file: IO[str]) -> bool:
-    """Closed, or somebody has closed its descriptor."""
-    try:
-        os.fstat(file.fileno())
-    except (ValueError, OSError):
-        return True
-    return False
+    def __init__(self) -> None:
+        with tempfile.TemporaryFile() as file:
+            self.descriptor = os.dup(file.fileno())
+        self.file = open(self.descriptor, "w+", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        self.identity = self.seen()
 
+    def seen(self) -> tuple[int, int] | None:
+        """Of the file that stands at the descriptor now."""
+        with contextlib.suppress(OSError):
+            status = os.fstat(self.descriptor)
+            return status.st_dev, status.st_ino
+        return None
 
-def written(file: IO[str]) -> str:
-    """What has been written to the file, which is empty after it."""
-    try:
-        file.flush()
-        if not os.fstat(file.fileno()).st_size:
+    @property
+    def lost(self) -> bool:
+        try:
+            self.file.fileno()
+        except ValueError:  # closed, or without its buffer
+            return True
+        return self.seen() != self.identity
+
+    def taken(self) -> str:
+        """What has been written to the file, which is empty after it."""
+        if self.lost:
             return ""
-        file.seek(0)
-        text = file.read()
-        file.seek(0)
-        file.truncate()
-    except (ValueError, OSError):  # somebody has closed it, or its descriptor, or taken its buffer
-        return ""
-    return text
+        self.file.flush()
+        if not os.fstat(self.descriptor).st_size:
+            return ""
+        self.file.seek(0)
+        text = self.file.read()
+        self.file.seek(0)
+        self.file.truncate()
+        return text
+
+    def close(self) -> None:
+        if self.identity is not None and self.seen() == self.identity:
+            os.close(self.descriptor)
+        self.identity = None

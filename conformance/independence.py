@@ -27,15 +27,16 @@ Ask = Callable[[Subject, Case, Arrays, dict[str, Any]], Arrays]
 def examine_determinism(subject: Subject, case: Case, shared: Any) -> Findings:
     """The same bits twice, another call in between; arguments untouched; results that share no memory with anything.
 
-    So for the results, and where the case has cotangents for the gradients.
+    For the gradients first, where the case has cotangents: a function that keeps its answers may keep them without what
+    their gradients need. Then for the results alone.
     """
     asked = subject.asked(case)
+    findings: Findings = []
     with subject.framework.context():
-        findings = asked_twice(subject, asked, results)
         if asked.cotangents and differentiable(asked):
             with contextlib.suppress(NoGradients):  # there are none to compare; whether that is right, ATT-12 says
                 findings += asked_twice(subject, asked, results_and_gradients)
-    return findings
+        return findings + asked_twice(subject, asked, results)
 
 
 def results(subject: Subject, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
@@ -58,7 +59,10 @@ def asked_twice(subject: Subject, case: Case, ask: Ask) -> Findings:
         kept = copied(subject, case, earlier)
         between = ask(subject, case, others, options)
         after = copied(subject, case, earlier)
-        second = ask(subject, case, inputs, options)
+        try:
+            second = ask(subject, case, inputs, options)
+        except NoGradients:
+            return [Finding("call", np.inf, message="has no gradients when the same is asked again")]
         again = copied(subject, case, second)
     findings = [
         untouched(name, array, framework.numpy(now))
@@ -67,7 +71,7 @@ def asked_twice(subject: Subject, case: Case, ask: Ask) -> Findings:
     findings += [identical(name, array, again[name]) for name, array in kept.items()]
     if framework.mutable:
         findings += shared_memory(framework, second, {"input": inputs, "earlier": earlier, "other": between})
-        if subject.declaration.vjp is not None:  # autograd itself hands a cotangent on where that is the gradient
+        if subject.differentiates_by_hand:  # autograd itself hands a cotangent on where that is the gradient
             findings += shared_memory(framework, second, {"the": cotangents.arrays})
     return findings + [identical(n, array, after[n], "was changed by a later call") for n, array in kept.items()]
 
@@ -86,7 +90,7 @@ class Cotangents:
         return array
 
     def handed_over(self) -> Iterator[tuple[str, np.ndarray, Any]]:
-        """As `handed_over`."""
+        """(name, as it was given, as the subject has it). Each call lays out every result's, in the case's order."""
         for (name, array), given in zip(self.arrays.items(), cycle(self.case.cotangents.values()), strict=False):
             yield name, given, array
 

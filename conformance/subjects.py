@@ -6,12 +6,13 @@ the case has cotangents.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,20 +34,44 @@ class WrongAnswer(Exception):
         self.name = name
 
 
+class Place(NamedTuple):
+    """A working folder, None if it is gone, and a limit of recursion."""
+
+    folder: str | None
+    depth: int
+
+    @classmethod
+    def now(cls) -> Place:
+        folder = None
+        with contextlib.suppress(OSError):
+            folder = os.getcwd()
+        return cls(folder, sys.getrecursionlimit())
+
+    def take(self) -> None:
+        with contextlib.suppress(RecursionError):  # who asks is deeper than that already
+            sys.setrecursionlimit(self.depth)
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                os.chdir(self.folder)
+
+
 class Answering:
     """Around all that a subject does: what is raised in here is the subject's doing, and `raised` holds it.
 
     What the subject says by `numpy.seterr` holds in here and nowhere else: the judge's own arithmetic is none of its.
-    A working folder and a limit of recursion that it sets are set back, since the judge writes files and calls deeply.
+    So do a working folder and a limit of recursion that it sets: the judge writes files and calls deeply.
     """
 
     def __init__(self) -> None:
         self.raised: BaseException | None = None
         self.settings: Any = np.geterr()
+        self.place: Place | None = None
 
     def __enter__(self) -> None:
         self.raised = None
-        self.folder, self.depth = os.getcwd(), sys.getrecursionlimit()
+        self.judges = Place.now()
+        if self.place is not None:
+            self.place.take()
         self.scope = np.errstate(**self.settings)
         self.scope.__enter__()
 
@@ -55,9 +80,10 @@ class Answering:
     ) -> None:
         self.settings = np.geterr()
         self.scope.__exit__(kind, error, trace)
-        sys.setrecursionlimit(self.depth)
-        os.chdir(self.folder)
         self.raised = error
+        place = Place.now()
+        self.place = None if place == self.judges else place
+        self.judges.take()
 
 
 def first_line(error: BaseException) -> str:
@@ -93,6 +119,11 @@ class Subject:
         self.declaration: Declaration = EVERYTHING
         self.answering = Answering()
         self.lay = as_it_is
+
+    @property
+    def differentiates_by_hand(self) -> bool:
+        """By a function of its own, and not by its framework."""
+        return self.declaration.vjp is not None
 
     def call(self, operation: str, positional: list[Any], keywords: dict[str, Any]) -> Any:
         return getattr(self.module, operation)(*positional, **keywords)
@@ -210,6 +241,8 @@ def expected_shape(name: str, case: Case, layout: str = "BHTD") -> tuple[int, ..
 
 class NumpySubject(Subject):
     """reference_numpy, or a module like it, with its gradients by hand."""
+
+    differentiates_by_hand = True
 
     def __init__(self, module: str = "reference_numpy", device: str = "cpu") -> None:
         super().__init__(module, NumpyArrays(device), importlib.import_module(module))

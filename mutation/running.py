@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import multiprocessing
 import multiprocessing.connection
 import resource
@@ -58,7 +59,9 @@ def answering(sending: Any, mutant: Mutant, trial: Trial, folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     try:
         sending.send(trial(mutant, folder))
-    except OSError as error:  # no room for its files, say: none of the mutant's doing
+    except OSError as error:  # no room for its files, say: none of the mutant's doing, unlike memory
+        if error.errno == errno.ENOMEM:
+            raise
         sending.send(error)
 
 

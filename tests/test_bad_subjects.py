@@ -19,8 +19,10 @@ import pytest
 
 import conformance
 import reference_numpy
+import torch_impl
 from conformance import examinations, expectations
 from conformance.cases import Case
+from conformance.child import ChildExaminer
 from conformance.examinations import EXAMINATIONS
 from conformance.frameworks import TorchArrays
 from conformance.guard import Examiner
@@ -109,6 +111,22 @@ def babbles(query, key, value, *, mask=None):
         except OSError:
             pass
     return good(query, key, value, mask=mask)
+
+
+def half_an_answer(query, key, value, *, mask=None):
+    for descriptor in range(3, 64):
+        try:
+            os.write(descriptor, b"\\0\\x10\\0\\0hello")
+        except OSError:
+            pass
+    return good(query, key, value, mask=mask)
+
+
+def forks(query, key, value, *, mask=None):
+    parent = os.fork()
+    if parent:
+        time.sleep(0.05)
+    return good(query, key, value, mask=mask) * (1 if parent else 2)
 
 
 def closes_standard_output(query, key, value, *, mask=None):
@@ -236,7 +254,7 @@ def test_report_is_written_when_replay_files_are_not(folder: Path) -> None:
     assert subject["violations"][0]["replay"] is not None
 
 
-# --- settings of NumPy ------------------------------------------------------------------------------------------------
+# --- settings ----------------------------------------------------------------------------------------------------
 
 
 def test_settings_of_numpy_stay_the_subjects() -> None:
@@ -269,6 +287,55 @@ def test_a_working_folder_and_a_limit_of_recursion_are_set_back(folder: Path) ->
     assert messages(check(moves, "MASK-1")) == {}
     assert Path.cwd() == folder
     assert sys.getrecursionlimit() == before
+
+
+def test_a_working_folder_and_a_limit_of_recursion_stay_the_subjects(folder: Path) -> None:
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "table").touch()
+    depth, ready = sys.getrecursionlimit() * 3, []
+
+    def sink(depth: int) -> None:
+        if depth:
+            sink(depth - 1)
+
+    def prepared(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        if not ready:
+            os.chdir(folder / "elsewhere")
+            sys.setrecursionlimit(depth)
+            ready.append(True)
+        assert Path("table").exists()
+        sink(depth // 2)
+        return good(query, key, value, mask=mask)
+
+    assert messages(check(prepared, "MASK-1", "ATT-13")) == {}
+    assert Path.cwd() == folder
+
+
+def test_the_working_folder_may_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "working").mkdir()
+    monkeypatch.chdir(folder / "working")
+
+    def removes(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        with contextlib.suppress(FileNotFoundError):
+            (folder / "working").rmdir()
+        return good(query, key, value, mask=mask)
+
+    assert messages(check(removes, "MASK-1")) == {}
+
+
+def test_a_log_at_the_descriptor_of_standard_output_is_left_alone(folder: Path) -> None:
+    Path("log").write_text("of yesterday\n")
+
+    def logs(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        log = os.open("log", os.O_RDWR | os.O_APPEND)
+        os.write(log, b"a line\n")
+        os.dup2(log, sys.stdout.fileno())
+        os.close(log)
+        return good(query, key, value, mask=mask)
+
+    assert messages(check(logs, "MASK-1")) == {}
+    before, *lines = Path("log").read_text().splitlines()
+    assert (before, set(lines)) == ("of yesterday", {"a line"})
 
 
 # --- time -------------------------------------------------------------------------------------------------------------
@@ -450,6 +517,36 @@ def test_flaky_subject_gets_no_diagnosis() -> None:
     report = check(flaky, "MASK-1", "ATT-13")
     assert messages(report).keys() == {"MASK-1", "ATT-13"}
     assert not report.headline
+
+
+@pytest.mark.rule("ATT-13")
+def test_answers_kept_without_their_graph() -> None:
+    """The same call a second time has no gradients."""
+    kept = dict[bytes, Any]()
+
+    def keeps(query: Any, key: Any, value: Any) -> Any:
+        known = b"".join(array.detach().double().numpy().tobytes() for array in (query, key, value))
+        if known in kept:
+            return kept[known].clone()
+        output = torch_impl.attention(query, key, value)
+        kept[known] = output.detach().clone()
+        return output
+
+    found = messages(check(keeps, "ATT-13", arrays="torch"))
+    assert found == {"ATT-13": "call: has no gradients when the same is asked again"}
+
+
+@pytest.mark.rule("ATT-13")
+def test_gradients_by_hand_are_no_cotangents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the definition as in other functions that do not leave them to a framework."""
+    table = np.arange(6, dtype=np.float32).reshape(3, 2)
+    options = {"length": 3, "offset": 0}
+    case = Case("learned_positions", "float32", {"table": table}, options, {"output": np.ones((3, 2), np.float32)})
+    assert all(found.ratio <= 1 for found in Examiner(NumpySubject())("determinism", case, None))
+    monkeypatch.setattr(reference_numpy, "learned_positions_vjp", lambda table, length, cotangent, **_: cotangent)
+    findings = Examiner(NumpySubject())("determinism", case, None)
+    found = [str(finding) for finding in findings if finding.ratio > 1]
+    assert found == ["gradient of table: shares memory with the cotangent of output, call 3"]
 
 
 @pytest.mark.rule("MASK-2")
@@ -699,6 +796,46 @@ def test_process_that_answers_no_more(folder: Path, name: str, message: str) -> 
     (violation,) = report["subjects"][0]["violations"]
     assert violation["message"] == f"call: {message}"
     assert violation["called_with"] is None
+
+
+def test_process_that_answers_half(folder: Path) -> None:
+    code, _, report = check_command("half_an_answer", "--isolate", "--rule", "ATT-1", "--time-limit", 2)
+    assert code == 1
+    (violation,) = report["subjects"][0]["violations"]
+    assert violation["message"] == "call: took longer than 2 s, and its process was ended"
+
+
+def test_process_that_does_not_read_the_question(folder: Path) -> None:
+    examiner = ChildExaminer(Target("targets.py:good", "attention"), 1.0)
+    wide = np.ones((1, 1, 1, 1_000_000), dtype=np.float32)
+    os.kill(examiner.process.pid, signal.SIGSTOP)
+    case = Case("attention", "float32", dict.fromkeys(("query", "key", "value"), wide), {})
+    (finding,) = examiner("determinism", case, None)
+    assert finding.message == "took longer than 1 s, and its process was ended"
+    assert examiner.overrun == 1
+
+
+def test_process_forked_by_the_function_does_not_answer(folder: Path) -> None:
+    code, _, report = check_command("forks", "--isolate", "--rule", "ATT-1")
+    assert (code, report["error"]) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("if os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\nos._exit(3)", "its process ended with exit code 3"),
+        (
+            "for d in range(3, 64):\n    try: os.write(d, b'\\0\\0\\0\\5hello')\n    except OSError: pass",
+            "its process lost its connection",
+        ),
+    ],
+)
+def test_process_that_is_lost_while_loading(folder: Path, lines: str, message: str) -> None:
+    Path("lost.py").write_text(f"import os, time\n{lines}\n\ndef function(query, key, value):\n    return query\n")
+    start = time.monotonic()
+    with pytest.raises(ValueError, match=f"while it was loaded .*{message}"):
+        ChildExaminer(Target("lost.py:function", "attention"), 1.0)
+    assert time.monotonic() - start < 40
 
 
 def test_standard_output_may_lose_its_descriptor(folder: Path) -> None:

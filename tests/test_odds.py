@@ -55,12 +55,13 @@ def test_a_right_one_is_always_missed() -> None:
 
 def test_the_chance_is_what_runs_show() -> None:
     """Of quick runs with different seeds about so many miss it."""
-    fault, runs = now_and_then(6), 30
-    [odds] = odds_of([fault], 100, SEED)
-    expected = odds.missed["quick"] * runs
+    fault, runs = now_and_then(6), 60
+    [odds] = odds_of([fault], 200, SEED)
+    chance = odds.missed["quick"]
     missed = sum(bool(judged([fault], "quick", SEED + run).missed) for run in range(runs))
-    assert 0.1 < odds.missed["quick"] < 0.9
-    assert missed == pytest.approx(expected, abs=4 * np.sqrt(expected) + 0.1 * runs)
+    spread = np.sqrt(runs * chance * (1 - chance))
+    assert 3 * spread < runs / 3, "a chance twice as large or half as large would show"
+    assert missed == pytest.approx(chance * runs, abs=3 * spread)
 
 
 def test_the_likeliest_to_be_missed_come_first() -> None:
