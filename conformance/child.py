@@ -104,13 +104,13 @@ class ChildExaminer(Examiner):
         timer = threading.Timer(seconds, shut, [self.pipe])
         timer.start()
         try:
-            if question:
-                self.pipe.send_bytes(question)
-            while not self.pipe.poll(LOOKING) and self.process.is_alive():
-                pass
-            answer = self.pipe.recv() if self.pipe.poll() else None
-        except Exception:  # the end of the pipe, or what a function that writes to any file has left in it
-            answer = None
+            # What fails is the end of the pipe, or what a function that writes to any file has left in it.
+            with contextlib.suppress(Exception):
+                if question:
+                    self.pipe.send_bytes(question)
+                while not self.pipe.poll(LOOKING) and self.process.is_alive():
+                    pass
+                answer = self.pipe.recv() if self.pipe.poll() else None
         finally:
             timer.cancel()
             timer.join()

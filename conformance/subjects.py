@@ -81,9 +81,10 @@ class Answering:
         self.settings = np.geterr()
         self.scope.__exit__(kind, error, trace)
         self.raised = error
-        place = Place.now()
-        self.place = None if place == self.judges else place
-        self.judges.take()
+        place, self.place = Place.now(), None
+        if place != self.judges:
+            self.place = place
+            self.judges.take()
 
 
 def first_line(error: BaseException) -> str:
