@@ -7,6 +7,7 @@ that may hang in native code or crash.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import tempfile
 import weakref
@@ -124,7 +125,8 @@ class Output:
     def __init__(self) -> None:
         with tempfile.TemporaryFile() as file:
             self.descriptor = os.dup(file.fileno())
-        self.file = open(self.descriptor, "w+", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        self.raw = io.FileIO(self.descriptor, "r+", closefd=False)
+        self.file = io.TextIOWrapper(io.BufferedRandom(self.raw), encoding="utf-8", errors="backslashreplace")
         self.identity = self.seen()
 
     def seen(self) -> tuple[int, int] | None:
@@ -156,6 +158,10 @@ class Output:
         return text
 
     def close(self) -> None:
+        """Whoever has kept the file can write no more: the descriptor will be another file's."""
         if self.identity is not None and self.seen() == self.identity:
+            with contextlib.suppress(ValueError, OSError):  # without its buffer; on a full disk
+                self.file.close()
+            self.raw.close()
             os.close(self.descriptor)
         self.identity = None

@@ -44,8 +44,13 @@ def results(subject: Subject, case: Case, inputs: Arrays, options: dict[str, Any
 
 
 def results_and_gradients(subject: Subject, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
+    """Gradients of floating inputs only; of others a function may return any. WrongAnswer where one is missing."""
     found, gradients = subject.differentiated(case, inputs, options)
-    return found | {gradient_name(name): gradient for name, gradient in gradients.items()}
+    for name in differentiable(case):
+        if gradients.get(name) is None:
+            raise WrongAnswer("no such result", gradient_name(name))
+        found = found | {gradient_name(name): gradients[name]}
+    return found
 
 
 def asked_twice(subject: Subject, case: Case, ask: Ask) -> Findings:
@@ -65,7 +70,7 @@ def asked_twice(subject: Subject, case: Case, ask: Ask) -> Findings:
             return [Finding("call", np.inf, message="has no gradients when the same is asked again")]
         again = copied(subject, case, second)
     findings = [
-        untouched(name, array, framework.numpy(now))
+        untouched(name, array, framework, now)
         for name, array, now in (*handed_over(case, inputs, options), *cotangents.handed_over())
     ]
     findings += [identical(name, array, again[name]) for name, array in kept.items()]
@@ -112,8 +117,11 @@ def arrays_in(mask: Any) -> list[Any]:
     return found
 
 
-def untouched(name: str, given: np.ndarray, now: np.ndarray) -> Finding:
-    same = np.array_equal(given, now, equal_nan=given.dtype.kind not in "ib")
+def untouched(name: str, given: np.ndarray, framework: Framework, now: Any) -> Finding:
+    try:
+        same = np.array_equal(given, framework.numpy(now), equal_nan=given.dtype.kind not in "ib")
+    except Exception:  # as of an array whose memory JAX was told to reuse
+        return Finding(name, np.inf, message="cannot be read any more after the call")
     return Finding(name, 0.0 if same else np.inf, message="" if same else "was changed by the call")
 
 

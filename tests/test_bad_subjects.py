@@ -40,6 +40,7 @@ ROOT = Path(__file__).parent.parent
 OPTIONS: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "dtypes": ["float32"]}
 
 TARGETS = """
+import multiprocessing
 import os
 import signal
 import sys
@@ -127,6 +128,11 @@ def forks(query, key, value, *, mask=None):
     if parent:
         time.sleep(0.05)
     return good(query, key, value, mask=mask) * (1 if parent else 2)
+
+
+def in_a_pool(query, key, value, *, mask=None):
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(good, (query, key, value), {"mask": mask})
 
 
 def closes_standard_output(query, key, value, *, mask=None):
@@ -456,6 +462,35 @@ def test_standard_output_may_be_closed() -> None:
     assert messages(check(closes, "ATT-1")) == {}
 
 
+def test_standard_output_that_was_kept_ends_with_the_judge(folder: Path) -> None:
+    """Else what is printed to it would go to whatever file stands at its descriptor by then."""
+    kept: list[Any] = []
+
+    def keeps(query: Any, key: Any, value: Any) -> Any:
+        kept.append((sys.stdout, sys.stdout.fileno()))
+        return good(query, key, value)
+
+    assert messages(check(keeps, "ATT-1")) == {}
+    file, descriptor = kept[0]
+    with open("mine", "w") as mine:
+        os.dup2(mine.fileno(), descriptor)
+        with pytest.raises(ValueError, match="closed file"):
+            print("of the function", file=file, flush=True)
+        os.close(descriptor)
+    assert not Path("mine").read_text()
+
+
+def test_bytes_may_be_kept_without_their_text() -> None:
+    kept: list[Any] = []
+
+    def detaches(query: Any, key: Any, value: Any) -> Any:
+        kept.append(sys.stdout.detach())  # type: ignore[attr-defined]
+        return good(query, key, value)
+
+    assert messages(check(detaches, "ATT-1")) == {}
+    assert all(file.closed for file in kept)
+
+
 # --- what is returned -------------------------------------------------------------------------------------------------
 
 
@@ -534,6 +569,58 @@ def test_answers_kept_without_their_graph() -> None:
 
     found = messages(check(keeps, "ATT-13", arrays="torch"))
     assert found == {"ATT-13": "call: has no gradients when the same is asked again"}
+
+
+@pytest.mark.rule("ATT-13")
+def test_gradient_that_is_not_there_again() -> None:
+    seen: list[int] = []
+
+    def leaves_out(query: Any, key: Any, value: Any, cotangent: Any) -> Any:
+        found = reference_numpy.attention_vjp(query, key, value, cotangent)._asdict()
+        if id(query) in seen:
+            del found["key"]
+        seen.append(id(query))
+        return found
+
+    def attend(query: Any, key: Any, value: Any) -> Any:
+        return good(query, key, value)
+
+    cotangents = {"output": np.ones((2, 3, 4, 5), np.float32)}
+    examiner = Examiner(Target(attend, "attention", given={"vjp": leaves_out}).make())
+    found = [str(finding) for finding in examiner("determinism", replace(ATTENTION, cotangents=cotangents), None)]
+    assert found == ["gradient of key: no such result"]
+
+
+@pytest.mark.rule("ATT-13")
+def test_cotangent_that_is_given_away() -> None:
+    """With memory that JAX is told to reuse."""
+    jax = pytest.importorskip("jax")
+    import jax_impl
+
+    def backward(*arguments: Any) -> Any:
+        *inputs, cotangent = arguments
+        return jax.vjp(jax_impl.attention, *inputs)[1](cotangent)
+
+    cotangents = {"output": np.ones((2, 3, 4, 5), np.float32)}
+    case = replace(ATTENTION, cotangents=cotangents)
+    for given, found in ({}, set()), ({"donate_argnums": 3}, {"cannot be read any more after the call"}):
+        target = Target(jax_impl.attention, "attention", "jax", given={"vjp": jax.jit(backward, **given)})
+        findings = Examiner(target.make())("determinism", case, None)
+        assert {finding.message for finding in findings if finding.ratio > 1} == found
+
+
+@pytest.mark.rule("ATT-13")
+def test_gradients_of_ids_are_of_no_account() -> None:
+    def gradients(table: Any, ids: Any, cotangent: Any, *, scaled: bool = False) -> Any:
+        of_table = reference_numpy.embedding_vjp(table, ids, cotangent, scaled=scaled)
+        return {"table": of_table, "ids": np.zeros(ids.shape)}
+
+    inputs = {"table": np.ones((3, 2), np.float32), "ids": np.array([0, 2, 2])}
+    case = Case("embedding", "float32", inputs, {"scaled": False}, {"output": np.ones((3, 2), np.float32)})
+    examiner = Examiner(Target(reference_numpy.embedding, "embedding", given={"vjp": gradients}).make())
+    for examination in ("agreement", "determinism"):
+        findings = examiner(examination, case, EXAMINATIONS[examination].prepare(case))
+        assert all(finding.ratio <= 1 for finding in findings)
 
 
 @pytest.mark.rule("ATT-13")
@@ -837,6 +924,11 @@ def test_process_that_is_lost_while_loading(folder: Path, lines: str, message: s
 
 def test_standard_output_may_lose_its_descriptor(folder: Path) -> None:
     code, _, report = check_command("closes_standard_output", "--rule", "MASK-1", "--supports", "dense")
+    assert (code, report["error"]) == (0, None)
+
+
+def test_a_function_may_have_processes_of_its_own(folder: Path) -> None:
+    code, _, report = check_command("in_a_pool", "--isolate", "--rule", "MASK-1", "--supports", "dense")
     assert (code, report["error"]) == (0, None)
 
 

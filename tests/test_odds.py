@@ -8,11 +8,14 @@ from zlib import crc32
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 from rich.console import Console
 
 from conformance.checking import EFFORTS
 from conformance.faults import Fault, planted
-from conformance.odds import chance_of_none, odds_of, odds_table
+from conformance.guard import Examiner
+from conformance.odds import Odds, after_probe, chance_of_none, odds_of, odds_table, starts_the_same
+from conformance.probes import PROBES
 from conformance.selftest import judged
 
 SEED = 20260101
@@ -39,6 +42,21 @@ def test_chances_multiply() -> None:
     assert chance_of_none(True, fresh, 4) == 0.0
     assert chance_of_none(True, fresh, 1) == 0.75, "one case alone is not the simplest"
     assert chance_of_none(False, [], 10) == 1.0
+    assert chance_of_none(None, fresh, 4) == 0.75**4, "of which none is the same in every run"
+
+
+def test_a_rejected_simplest_case_is_no_first_of_every_run() -> None:
+    numbers = st.integers(0, 10**6)
+    assert starts_the_same(numbers, SEED)
+    assert not starts_the_same(numbers.filter(bool), SEED)
+    fault = next(fault for fault in planted() if fault.name == "no right bound taken for 0")
+    examiner = Examiner(fault.target().make())
+    probe = next(probe for probe in PROBES if (probe.rule, probe.title) == ("MASK-4", "window"))
+    for seed in range(20):
+        [odds] = after_probe(probe, [(Odds(fault.title), examiner)], 2, seed)
+        if odds.shown[probe.title] == (2, 2):  # the first shows it, here
+            break
+    assert 0.0 < odds.missed["default"] < 1.0
 
 
 def test_what_always_shows_is_never_missed() -> None:
