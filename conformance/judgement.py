@@ -99,8 +99,8 @@ class Judgement:
 
     def ask(self, probes: Iterable[Probe]) -> None:
         for probe in probes:
-            seconds = 0 if (probe.rule, self.examiner.name) in self.tally.violations else self.time_to_shrink()
-            tally = run_probe(probe, [self.examiner], self.examples, self.seed, self.progress, seconds)
+            known, seconds = self.tally.violations.get((probe.rule, self.examiner.name)), self.time_to_shrink()
+            tally = run_probe(probe, [self.examiner], self.examples, self.seed, self.progress, seconds, known)
             self.tally.include(tally)
 
     def found(self, rule: str, title: str, message: str) -> None:

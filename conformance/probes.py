@@ -170,7 +170,7 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
             twin("ATT-4", f"allowed scores of {level:g}", special.sunken_cases(level, declaration), weight=0.4)
             for level in (-1e5, -2e9, -1e21, LOWEST)
         ),
-        twin("ATT-4", "allowed products far below 0", special.deep_cases(declaration), weight=0.4),
+        twin("ATT-4", "allowed products far below 0", special.deep_cases(declaration), weight=0.8),
         agree("ATT-5", "softmax", alone(mask="none"), weight=1.5),
         agree("ATT-5", "sinks", alone(focus=("sinks",))),
         agree("ATT-5", "sinks far from the scores", far(("sinks",)), weight=0.3),

@@ -55,16 +55,25 @@ def run(
 
 
 def run_probe(
-    probe: Probe, examiners: Sequence[Examiner], examples: int, seed: int, progress: Progress, shrinking: float
+    probe: Probe,
+    examiners: Sequence[Examiner],
+    examples: int,
+    seed: int,
+    progress: Progress,
+    shrinking: float,
+    known: Violation | None = None,
 ) -> Tally:
-    """One probe's cases; a subject that breaks its rule has its smallest failing case looked for."""
+    """One probe's cases; a subject that breaks its rule has its smallest failing case looked for.
+
+    known: of this rule; no smaller case is looked for of what does not stand before it.
+    """
     tally, of_probe = Tally(), seed_of(probe, seed)
     failing = try_probe(probe, examiners, cases_of(probe, examples), of_probe, tally, progress)
     for examiner in examiners:
-        if shrinking and examiner.name in failing and not examiner.overrun:
-            smaller = smallest(probe, examiner, own_seed(of_probe, failing[examiner.name]), shrinking)
-            key = probe.rule, examiner.name
-            tally.violations[key] = smaller or tally.violations[key]
+        found = tally.violations.get((probe.rule, examiner.name))
+        if shrinking and found is not None and found.stands_before(known) and not examiner.overrun:
+            smaller = smallest(probe, examiner, own_seed(of_probe, failing[examiner.name]), shrinking, found)
+            tally.violations[probe.rule, examiner.name] = smaller or found
     return tally
 
 
@@ -121,7 +130,7 @@ def run_corpus(frozen: Iterable[Entry], examiners: Sequence[Examiner], shrinking
 def try_probe(
     probe: Probe, examiners: Sequence[Examiner], examples: int, seed: int, tally: Tally, progress: Progress
 ) -> dict[str, int]:
-    """Tally what is found; the number of the first failing case, by the subject's name."""
+    """Tally what is found; the number of the case of the violation that is kept, by the subject's name."""
     examination, agreement = probe.examination, probe.examined_by == "agreement"
     failing: dict[str, int] = {}
     for number, material in drawn(probe.material, examples, seed):
@@ -133,8 +142,10 @@ def try_probe(
         for examiner in asked:
             findings = examiner(probe.examined_by, material, shared)
             if breaks(findings):
-                tally.violate(violation(probe.rule, probe.title, probe.examined_by, examiner, material, findings))
-                failing.setdefault(examiner.name, number)
+                found = violation(probe.rule, probe.title, probe.examined_by, examiner, material, findings)
+                tally.violate(found)
+                if tally.violations[probe.rule, examiner.name] is found:
+                    failing[examiner.name] = number
             tally.add(probe.rule, examiner.name, findings, case, agreement)
         if agreement and case.operation == "attention":
             tally.substance.add(case, shared[1])
@@ -161,8 +172,11 @@ class Enough(BaseException):
     """Raised to end shrinking at once; no `Exception`, which Hypothesis would take for a failure of the test."""
 
 
-def smallest(probe: Probe, examiner: Examiner, seed: int, seconds: float) -> Violation | None:
-    """The smallest failing case that Hypothesis finds from the seed of one; None if the subject now passes."""
+def smallest(probe: Probe, examiner: Examiner, seed: int, seconds: float, first: Violation) -> Violation | None:
+    """The smallest failing case that Hypothesis finds from the seed of `first`; None if the subject now passes.
+
+    What failed altogether does not shrink to what loses digits; nor in `cut_down`.
+    """
     found: list[Violation] = []
     end = time.monotonic() + seconds
 
@@ -175,8 +189,10 @@ def smallest(probe: Probe, examiner: Examiner, seed: int, seconds: float) -> Vio
             raise Enough
         findings = examiner(probe.examined_by, material, probe.examination.prepare(material))
         if breaks(findings):
-            found.append(violation(probe.rule, probe.title, probe.examined_by, examiner, material, findings))
-            raise Broken
+            new = violation(probe.rule, probe.title, probe.examined_by, examiner, material, findings)
+            if not first.stands_before(new):
+                found.append(new)
+                raise Broken
 
     try:
         each()
@@ -191,9 +207,11 @@ def cut_down(least: Violation, examiner: Examiner, seconds: float) -> Violation:
 
     def fails(material: Material) -> bool:
         findings = examiner(least.examined_by, material, examination.prepare(material))
-        if breaks(findings):
-            failures[id(material)] = violation(least.rule, least.title, least.examined_by, examiner, material, findings)
-        return breaks(findings)
+        if not breaks(findings):
+            return False
+        new = violation(least.rule, least.title, least.examined_by, examiner, material, findings)
+        failures[id(material)] = new
+        return not least.stands_before(new)
 
     if not isinstance(least.material, Material):
         return least

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,9 @@ from conformance.expectations import allowed_pairs
 from conformance.targets import Target
 from conformance.verdict import Finding, units_in_the_last_place
 from reference_numpy import attention, attention_weights
+
+FEW = 64
+"""An error of so few bounds, or of less than that part of the number, is one of rounding, as far as order goes."""
 
 
 @dataclass
@@ -65,6 +69,26 @@ class Violation:
     @property
     def message(self) -> str:
         return str(self.finding)
+
+    @property
+    def of_numbers(self) -> bool:
+        """Whether a number came where another was expected."""
+        finding = self.finding
+        return not finding.message and math.isfinite(finding.got) and math.isfinite(finding.expected)
+
+    @property
+    def loses_digits(self) -> bool:
+        """Whether the number is nearly right: a rounding too many, and not another computation."""
+        finding = self.finding
+        near = abs(finding.got - finding.expected) * FEW < abs(finding.expected)
+        return self.of_numbers and (near or finding.ratio < FEW)
+
+    def stands_before(self, other: Violation | None) -> bool:
+        """Whether it is told in place of another one of the same rule and subject, which was found before it.
+
+        Of numbers the first is as good as any: where digits cancel, a rounding too many may leave none that is right.
+        """
+        return other is None or (other.loses_digits and not self.of_numbers)
 
     def __str__(self) -> str:
         """Rule, numbers, smallest case and diagnosis, a line each."""
@@ -141,8 +165,10 @@ class Tally:
                 self.results[f"{case.operation}, {kind}", case.dtype, subject].add(max(ratios), case.dtype)
 
     def violate(self, violation: Violation) -> None:
-        """The first violation of each rule by each subject is kept."""
-        self.violations.setdefault((violation.rule, violation.subject), violation)
+        """Of each rule by each subject one is kept: the first, unless it lost digits and a later one has no number."""
+        key = violation.rule, violation.subject
+        if violation.stands_before(self.violations.get(key)):
+            self.violations[key] = violation
 
     def include(self, other: Tally) -> None:
         """Add what another run found, with the same subjects."""

@@ -554,6 +554,20 @@ def test_flaky_subject_gets_no_diagnosis() -> None:
     assert not report.headline
 
 
+@pytest.mark.parametrize("shrink", [False, True])
+def test_what_raises_stands_before_lost_digits(shrink: bool) -> None:
+    """Of two mistakes that one rule shows, also where a case with lost digits is found first, or is smaller."""
+
+    def with_both(query: Any, key: Any, value: Any) -> Any:
+        if query.shape[1] == 0:
+            raise ValueError("no heads")
+        return good(query, key, value) * np.float32(1 + 1e-5)
+
+    found = messages(check(with_both, "ATT-1", "ATT-8", shrink=shrink))
+    assert found["ATT-8"] == "call: raised ValueError: no heads"
+    assert found["ATT-1"].startswith("output[")
+
+
 @pytest.mark.rule("ATT-13")
 def test_answers_kept_without_their_graph() -> None:
     """The same call a second time has no gradients."""

@@ -105,6 +105,18 @@ def test_nothing_grave_follows_from_lost_digits() -> None:
     assert [rules_of(part) for part in separated([near, grave])] == [["MASK-3", "ATT-5"], []]
 
 
+def test_a_rule_of_which_a_case_has_nothing_follows_from_one_with_other_sizes() -> None:
+    """Where a known mistake explains both, the rule that speaks of what the case has is told."""
+    grouped, wider = case(1, 2, 1, 1), case(1, 2, 1, 1)
+    for asked, width in (grouped, 1), (wider, 2):
+        asked.inputs["key"] = np.ones((1, 1, 2, 1), "float32")
+        asked.inputs["value"] = np.ones((1, 1, 2, width), "float32")
+    of_mask, of_heads = violated("MASK-1", grouped), violated("ATT-7", wider)
+    assert [rules_of(part) for part in separated([of_mask, of_heads])] == [["MASK-1", "ATT-7"], []]
+    known = [replace(violation, diagnosis=("query head h reads key head h % G",)) for violation in (of_mask, of_heads)]
+    assert [rules_of(part) for part in separated(known)] == [["ATT-7"], ["MASK-1"]]
+
+
 def heads_written_out_first(query: Any, key: Any, value: Any) -> Any:
     """In bfloat16, so that autograd adds up the heads' gradients in bfloat16."""
     heads = query.shape[1] // key.shape[1]
@@ -270,3 +282,51 @@ def test_a_mistake_is_known_where_a_case_is_judged_by_another(rule: str, examine
     (violation,) = report.violations
     assert violation.examined_by == examined_by
     assert any(name.startswith("the last block's padding counts as keys with score 0") for name in violation.diagnosis)
+
+
+def filled_with(number: float) -> Callable[..., Any]:
+    def attend(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        scores = query.astype(float) @ key.astype(float).swapaxes(2, 3) / np.sqrt(query.shape[3])
+        scores = scores if mask is None else np.where(mask, scores, number)
+        weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+        return ((weights / weights.sum(-1, keepdims=True)) @ value.astype(float)).astype(query.dtype)
+
+    return attend
+
+
+@pytest.mark.parametrize("number", [-1e4, -1e9])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_number_for_forbidden_scores_is_no_inverted_mask(number: float, seed: int) -> None:
+    """Though it looks like one where all allowed scores are smaller, and like a right one everywhere else."""
+    conventions = {"empty_rows": "mean", "isolation": "finite"}
+    told = QUICK | {"effort": "default", "seed": seed, "dtypes": ["float32"], "supports": ["dense", "causal"]}
+    report = conformance.check(filled_with(number), "attention", rules=["ATT-4"], conventions=conventions, **told)
+    (violation,) = report.violations
+    assert violation.diagnosis[0].startswith("forbidden scores are a number, not -inf")
+
+
+def test_a_number_for_forbidden_scores_is_told_from_another() -> None:
+    """By scores between the two."""
+    masked = replace(numbers(4), options={"mask": Causal(0)})
+    masked.inputs["query"][:] = 150
+    masked.inputs["key"][:, :, 0] = -150
+    assert found_on(masked, None, filled_with(-1e4)) == ("forbidden scores are a number, not -inf (-10000)",)
+
+
+@pytest.mark.parametrize("order", ["tiled", "first"])
+def test_heads_read_wrongly_have_a_name_with_gradients_too(order: str) -> None:
+    def reads(query: Any, key: Any, value: Any) -> Any:
+        heads, groups = query.shape[1], key.shape[1]
+        read = np.arange(heads) % groups if order == "tiled" else np.zeros(heads, int)
+        return torch_impl.attention(query, key[:, read], value[:, read])
+
+    shapes = {"query": (2, 4, 3, 2), "key": (2, 2, 5, 2), "value": (2, 2, 5, 3), "bar": (2, 4, 3, 3)}
+    generator = np.random.default_rng(1)
+    inputs = {name: generator.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+    asked = Case("attention", "float32", inputs, {}, {"output": inputs.pop("bar")})
+    examiner = Examiner(Target(reads, "attention", "torch").make())
+    findings = [found for found in examiner("agreement", asked, (oracle(asked), bound(asked))) if found.ratio > 1]
+    assert {finding.name for finding in findings} > {"output", "gradient of key", "gradient of value"}
+    name = {"tiled": "query head h reads key head h % G", "first": "every query head reads key head 0"}[order]
+    for finding in findings:
+        assert diagnosis(Violation("ATT-7", "a subject", finding, "a probe", "agreement", asked), examiner) == (name,)

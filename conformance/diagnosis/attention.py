@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from conformance.bounds import bound
 from conformance.cases import Case
 from conformance.diagnosis import blocks, precision
-from conformance.diagnosis.matching import Mistake, computed, instead
+from conformance.diagnosis.matching import Bounds, Mistake, computed, instead
 from conformance.diagnosis.steps import (
     capped,
     exact_bias,
@@ -23,7 +24,10 @@ from conformance.diagnosis.steps import (
     exact_value,
     resolved_scale,
 )
+from conformance.expectations import Exact
+from conformance.oracle import oracle
 from conformance.pairs import dense_meaning
+from conformance.verdict import PRECISION
 from specification import Causal, Dense, KeyLengths, SlidingWindow
 
 
@@ -157,17 +161,30 @@ def left_out(name: str) -> Callable[[Case], Case | None]:
     return changed
 
 
-def keys_read(order: Callable[[int, int], np.ndarray]) -> Callable[[Case], Case | None]:
-    """Query heads read other key heads; `order` gets H and G. Gradients of keys and values are not compared."""
+def keys_read(name: str, order: Callable[[int, int], np.ndarray]) -> Mistake:
+    """Query heads read other key heads; `order` gets H and G."""
 
-    def changed(case: Case) -> Case | None:
+    def answers(case: Case) -> tuple[dict[str, Exact], Bounds] | None:
         H, G = case.inputs["query"].shape[1], case.inputs["key"].shape[1]
         if not 1 < G < H:
             return None
-        inputs = {n: np.take(a, order(H, G), axis=1) if n in ("key", "value") else a for n, a in case.inputs.items()}
-        return replace(case, inputs=inputs)
+        read = order(H, G)
+        inputs = {n: np.take(a, read, axis=1) if n in ("key", "value") else a for n, a in case.inputs.items()}
+        other = replace(case, inputs=inputs)
+        exact, bounds = oracle(other), bound(other)
+        for gradient in {"gradient of key", "gradient of value"} & exact.keys():
+            high, low = (of_key_heads(array, read, G) for array in exact[gradient])
+            rounding = 2.0**-52 * H * of_key_heads(np.abs(exact[gradient].high), read, G)  # of these sums themselves
+            exact[gradient] = Exact(high, low)
+            bounds[gradient] = of_key_heads(bounds[gradient], read, G) + rounding
+        return exact, bounds
 
-    return changed
+    return Mistake(name, answers)
+
+
+def of_key_heads(array: np.ndarray, read: np.ndarray, heads: int) -> np.ndarray:
+    """Sums over the query heads that read each of so many key heads."""
+    return np.stack([array[:, read == head].sum(axis=1) for head in range(heads)], axis=1)
 
 
 SCORE_MISTAKES = [
@@ -184,8 +201,8 @@ SCORE_MISTAKES = [
     instead("bias is ignored", left_out("bias")),
     instead("sinks are ignored", left_out("sinks")),
     instead("dropout is ignored", lambda case: left_out("dropout_keep")(with_options(case, dropout_rate=0.0))),
-    instead("query head h reads key head h % G", keys_read(lambda H, G: np.arange(H) % G)),
-    instead("every query head reads key head 0", keys_read(lambda H, G: np.zeros(H, int))),
+    keys_read("query head h reads key head h % G", lambda H, G: np.arange(H) % G),
+    keys_read("every query head reads key head 0", lambda H, G: np.zeros(H, int)),
 ]
 
 
@@ -203,14 +220,18 @@ def stepwise(name: str, uses: str = "", **steps: Any) -> Mistake:
     return computed(name, output)
 
 
-def attention(case: Case, score: Any = None, axis: int = -1, weigh: Any = None, sum_of: Any = None) -> Any:
-    """score(products, bias, cap, scale), weigh(weights, case), sum_of(exponentials, allowed) replace right steps."""
+def attention(
+    case: Case, score: Any = None, axis: int = -1, weigh: Any = None, sum_of: Any = None, forbidden: float = -np.inf
+) -> Any:
+    """score(products, bias, cap, scale), weigh(weights, case), sum_of(exponentials, allowed) replace right steps.
+    forbidden: the score of pairs that the mask forbids.
+    """
     products, cap = exact_products(case), capped(case.options.get("softcap"))
     bias, allowed = exact_bias(case)
     scores = cap(products) + bias if score is None else score(products, bias, cap, resolved_scale(case))
-    scores = np.where(allowed, scores, -np.inf)
+    scores = np.where(allowed, scores, np.where(dense_meaning(case), -np.inf, forbidden))
     maximum = scores.max(axis=axis, keepdims=True, initial=-1e30)
-    exponentials = np.where(allowed, np.exp(scores - maximum), 0)
+    exponentials = np.exp(scores - maximum)
     total = exponentials.sum(axis=axis, keepdims=True) if sum_of is None else sum_of(exponentials, allowed)
     if "sinks" in case.inputs:
         total = total + np.exp(exact_sinks(case) - maximum)
@@ -224,6 +245,25 @@ def attention(case: Case, score: Any = None, axis: int = -1, weigh: Any = None, 
     if keep is not None:
         weights = np.where(keep, weights / (1 - case.options["dropout_rate"]), 0)
     return weights @ exact_value(case)
+
+
+def filled(value: float) -> Mistake:
+    """A number for the scores that the mask forbids; named where they have weight in a row that allows something."""
+
+    def answers(case: Case) -> tuple[dict[str, Exact], Bounds] | None:
+        bias, allowed = exact_bias(case)
+        scores = np.where(allowed, capped(case.options.get("softcap"))(exact_products(case)) + bias, -np.inf)
+        best = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+        seen = ~dense_meaning(case) & np.isfinite(best) & (np.exp(value - np.maximum(best, value)) > 0)
+        array = attention(case, forbidden=value) if seen.any() else None
+        if array is None:
+            return None
+        # Weights that add up to 1, of a few roundings each, and a sum over K: whatever the scores.
+        roundings = (case.inputs["key"].shape[2] + 8) * 2.0 ** -PRECISION[case.dtype][0]
+        size = np.max(np.abs(exact_value(case)), initial=0) if case.operation == "attention" else 1.0
+        return {"output": Exact(array, np.zeros_like(array))}, {"output": np.full(array.shape, roundings * size)}
+
+    return Mistake(f"forbidden scores are a number, not -inf ({value:g})", answers, of_any_size=True)
 
 
 def renormalised(weights: np.ndarray, case: Case) -> np.ndarray:
@@ -259,4 +299,7 @@ STEP_MISTAKES = [
     stepwise("weights are renormalised after dropout", "dropout_keep", weigh=renormalised),
 ]
 
-MISTAKES = [*MASK_MISTAKES, *SCORE_MISTAKES, *STEP_MISTAKES, *blocks.MISTAKES, *precision.MISTAKES]
+FILLS = [filled(value) for value in (-1e4, -1e5, -1e9, -1e20)]
+"""Before the others: where all that a row allows scores lower, only forbidden keys count, as with a mask inverted."""
+
+MISTAKES = [*FILLS, *MASK_MISTAKES, *SCORE_MISTAKES, *STEP_MISTAKES, *blocks.MISTAKES, *precision.MISTAKES]

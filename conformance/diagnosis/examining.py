@@ -52,8 +52,9 @@ def examine_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shar
     mistakes = mistakes_of(judged.operation)
     names = [*matching(judged, got, truth, finding, mistakes)]
     if asked is not judged:  # a mistake need not be the same for both: a score of 0 stands apart only from far ones
-        plain = [mistake._replace(answers=at_most(bounds, mistake.answers)) for mistake in mistakes]
-        names += [name for name in matching(asked, got, truth, finding, plain) if name not in names]
+        plain = [m if m.of_any_size else m._replace(answers=at_most(bounds, m.answers)) for m in mistakes]
+        own = [*matching(asked, got, truth, finding, plain)]
+        names = own + [name for name in names if name not in own]
     if not names:
         names = [*scale_off(judged, got), *variance_off(judged, got), *excused(judged, got, truth)][:1]
     return [named(name) for name in names]

@@ -6,7 +6,6 @@ smallest case, from which all that its rule is about has been cut away, or by th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -26,12 +25,12 @@ OF_MASKS = dict.fromkeys(("MASK-1", "MASK-5", "MASK-6", "MASK-7", "ATT-4"), MASK
 """Rules of what forbids pairs, whatever does it."""
 OF_MANY = ("offset",)
 """Features that masks of several rules have."""
+OF_SIZES = frozenset({"cross", "value_width"})
+"""Features that say no more than that two sizes differ."""
 ASKED_BEYOND = ("refusal", "unsupported", "nothing")
 """Examinations by which nothing is found but what they ask for."""
 OF_CALLS = ("determinism", "views", "broadcast cotangents")
 """Examinations of how it is called: from what they find no wrong numbers follow."""
-FEW = 64
-"""An error of so few bounds, or of less than that part of the number, is one of rounding, as far as order goes."""
 
 
 def about(rule: str, operation: str) -> frozenset[str]:
@@ -56,25 +55,12 @@ def shows_its_rule(violation: Violation) -> bool:
         return True
     if violation.examined_by in STRIDES and not violation.finding.message:
         return STRIDES[violation.examined_by] in violation.diagnosis
-    if violation.examined_by == "planted" and loses_digits(violation):  # NaN and infinity have no part in that
+    if violation.examined_by == "planted" and violation.loses_digits:  # NaN and infinity have no part in that
         return False
     if violation.rule == "ATT-6" and violation.case.operation.startswith("attention"):
         return bool(empty_rows(violation.case).any())
     needed = about(violation.rule, violation.case.operation)
     return not needed or bool(needed & used(violation))
-
-
-def of_numbers(violation: Violation) -> bool:
-    """Whether a number came where another was expected."""
-    finding = violation.finding
-    return not finding.message and math.isfinite(finding.got) and math.isfinite(finding.expected)
-
-
-def loses_digits(violation: Violation) -> bool:
-    """Whether the number is nearly right: a rounding too many, and not another computation."""
-    finding = violation.finding
-    near = abs(finding.got - finding.expected) * FEW < abs(finding.expected)
-    return of_numbers(violation) and (near or finding.ratio < FEW)
 
 
 def simplest_first(violations: Sequence[Violation]) -> list[Violation]:
@@ -87,7 +73,7 @@ def simplest_first(violations: Sequence[Violation]) -> list[Violation]:
         inputs = {} if violation.case is None else violation.case.inputs
         beyond, size = violation.examined_by in ("refusal", "unsupported"), sum(a.size for a in inputs.values())
         general = violation.case is None or not about(violation.rule, violation.case.operation)
-        return violation.rule != "CALL", beyond, loses_digits(violation), len(used(violation)), size, general
+        return violation.rule != "CALL", beyond, violation.loses_digits, len(used(violation)), size, general
 
     return sorted(violations, key=complexity)
 
@@ -96,12 +82,13 @@ def separated(violations: Sequence[Violation]) -> tuple[list[Violation], list[Vi
     """(those that stand for themselves, those that follow from them), both from the simplest.
 
     One follows where another is found on a call with no feature that its own smallest case lacks, and either its case
-    has nothing of what its rule is about, or both show the same mistake.
+    has nothing of what its rule is about, or both show the same mistake; of a case that has nothing of its rule's and
+    the same mistake, also where the other one's has sizes that differ.
     """
     ordered = simplest_first(violations)
     alone = [violation for violation in ordered if shows_its_rule(violation)]
     for violation in (violation for violation in ordered if not shows_its_rule(violation)):
-        if not any(explains(other, violation) for other in alone):
+        if not any(explains(other, violation) or shows_the_same(other, violation) for other in alone):
             alone.append(violation)
     alone = simplest_first(alone)
     firsts: list[Violation] = []
@@ -111,13 +98,19 @@ def separated(violations: Sequence[Violation]) -> tuple[list[Violation], list[Vi
     return firsts, [violation for violation in ordered if all(violation is not first for first in firsts)]
 
 
+def shows_the_same(other: Violation, violation: Violation) -> bool:
+    """Whether a known mistake explains both, on calls whose features differ in sizes alone."""
+    named = set(other.diagnosis) & set(violation.diagnosis)
+    return bool(named) and same_mistake(other, violation) and used(other) - OF_SIZES <= used(violation)
+
+
 def explains(other: Violation, violation: Violation) -> bool:
     """Whether a violation may follow from another one."""
     if other.case is None or other.examined_by in (*ASKED_BEYOND, *OF_CALLS):
         return False
     if violation.finding.message and not other.finding.message:  # no wrong number makes a call fail
         return False
-    return used(other) <= used(violation) and loses_digits(violation) >= loses_digits(other)
+    return used(other) <= used(violation) and violation.loses_digits >= other.loses_digits
 
 
 def same_mistake(one: Violation, other: Violation) -> bool:

@@ -21,10 +21,14 @@ Bounds = dict[str, np.ndarray]
 
 
 class Mistake(NamedTuple):
-    """What is wrong, in words, and its exact answers with their bounds; None where the case has no place for it."""
+    """What is wrong, in words, and its exact answers with their bounds; None where the case has no place for it.
+
+    of_any_size: the bounds tell something for scores of 1e30, too.
+    """
 
     name: str
     answers: Callable[[Case], tuple[dict[str, Exact], Bounds] | None]
+    of_any_size: bool = False
 
 
 def instead(name: str, change: Callable[[Case], Case | None]) -> Mistake:

@@ -12,7 +12,7 @@ from conformance.diagnosis.precision import AT_MOST
 from conformance.guard import Examiner
 from conformance.tally import Tally, Violation
 
-PARAMETER = re.compile(r" \(blocks of \d+ keys\)$")
+PARAMETER = re.compile(r" \((blocks of \d+ keys|-[.e+\d]+)\)$")
 """In which mistakes of one family differ."""
 MEASURED = re.compile(rf"^(the scale is) [-+.e\d]+ times|^({AT_MOST}) .*")
 """What is measured on a case, and may come out a little differently on another."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,7 @@ MASKING = (
     planted("ATT-4", "forbidden scores -1e4", **filled_with(-1e4)),
     planted("ATT-4", "forbidden scores -65504", **filled_with(-65504.0)),
     planted("ATT-4", "forbidden scores -1e9", **filled_with(-1e9)),
+    replace(planted("ATT-4", "forbidden scores -1e9, no bias", **filled_with(-1e9)), given={"supports": ["no-bias"]}),
     planted("ATT-4", "-1e9 added to forbidden scores twice", **filled_with(-2e9, add=True)),
     planted("ATT-4", "forbidden scores -1e20", **filled_with(-1e20)),
     planted("ATT-4", "forbidden scores the lowest float32", **filled_with(float(np.finfo(np.float32).min))),
