@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import multiprocessing
 import os
@@ -48,10 +47,8 @@ class ChildExaminer(Examiner):
     def start(self) -> Declaration:
         """ValueError where the target cannot be loaded, as in `Target.make`."""
         self.pipe, other = self.context.Pipe()
-        self.process = self.context.Process(target=serve, args=(other, self.target, self.time_limit))
+        self.process = self.context.Process(target=serve, args=(other, self.target, self.time_limit), daemon=True)
         started(self.process)
-        # A daemon would be ended at exit by itself, but may have no processes of its own.
-        atexit.register(self.process.kill)
         other.close()
         loaded, in_time = self.received(STARTING)
         if not in_time:
@@ -134,7 +131,6 @@ class ChildExaminer(Examiner):
         if self.process is not None:
             self.process.kill()
             self.process.join()
-            atexit.unregister(self.process.kill)
             self.pipe.close()
             self.process, self.answered = None, 0
 

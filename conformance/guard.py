@@ -7,7 +7,6 @@ that may hang in native code or crash.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import tempfile
 import weakref
@@ -125,8 +124,8 @@ class Output:
     def __init__(self) -> None:
         with tempfile.TemporaryFile() as file:
             self.descriptor = os.dup(file.fileno())
-        self.raw = io.FileIO(self.descriptor, "r+", closefd=False)
-        self.file = io.TextIOWrapper(io.BufferedRandom(self.raw), encoding="utf-8", errors="backslashreplace")
+        self.file = open(self.descriptor, "w+", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        self.raw: Any = getattr(self.file.buffer, "raw")  # noqa: B009
         self.identity = self.seen()
 
     def seen(self) -> tuple[int, int] | None:

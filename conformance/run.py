@@ -73,7 +73,9 @@ def run_probe(
         found = tally.violations.get((probe.rule, examiner.name))
         if shrinking and found is not None and found.stands_before(known) and not examiner.overrun:
             smaller = smallest(probe, examiner, own_seed(of_probe, failing[examiner.name]), shrinking, found)
-            tally.violations[probe.rule, examiner.name] = smaller or found
+            # What stood before the one that is known by being no number may have shrunk to a number.
+            kept = smaller if smaller is not None and smaller.stands_before(known) else found
+            tally.violations[probe.rule, examiner.name] = kept
     return tally
 
 

@@ -40,7 +40,6 @@ ROOT = Path(__file__).parent.parent
 OPTIONS: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "dtypes": ["float32"]}
 
 TARGETS = """
-import multiprocessing
 import os
 import signal
 import sys
@@ -128,11 +127,6 @@ def forks(query, key, value, *, mask=None):
     if parent:
         time.sleep(0.05)
     return good(query, key, value, mask=mask) * (1 if parent else 2)
-
-
-def in_a_pool(query, key, value, *, mask=None):
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(good, (query, key, value), {"mask": mask})
 
 
 def closes_standard_output(query, key, value, *, mask=None):
@@ -441,6 +435,7 @@ def test_what_an_alarm_of_others_raises_is_not_the_subjects(outer_alarm: list[fl
 def test_standard_output_may_be_asked_for_its_descriptor() -> None:
     def asks(query: Any, key: Any, value: Any) -> Any:
         assert sys.stdout.fileno() > 0
+        assert sys.stdout.mode == "w+"
         return good(query, key, value)
 
     assert messages(check(asks, "ATT-1")) == {}
@@ -938,11 +933,6 @@ def test_process_that_is_lost_while_loading(folder: Path, lines: str, message: s
 
 def test_standard_output_may_lose_its_descriptor(folder: Path) -> None:
     code, _, report = check_command("closes_standard_output", "--rule", "MASK-1", "--supports", "dense")
-    assert (code, report["error"]) == (0, None)
-
-
-def test_a_function_may_have_processes_of_its_own(folder: Path) -> None:
-    code, _, report = check_command("in_a_pool", "--isolate", "--rule", "MASK-1", "--supports", "dense")
     assert (code, report["error"]) == (0, None)
 
 
