@@ -125,7 +125,8 @@ class Output:
         with tempfile.TemporaryFile() as file:
             self.descriptor = os.dup(file.fileno())
         self.file = open(self.descriptor, "w+", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-        self.raw: Any = getattr(self.file.buffer, "raw")  # noqa: B009
+        buffer: Any = self.file.buffer
+        self.raw = buffer.raw
         self.identity = self.seen()
 
     def seen(self) -> tuple[int, int] | None:

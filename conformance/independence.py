@@ -49,8 +49,7 @@ def results_and_gradients(subject: Subject, case: Case, inputs: Arrays, options:
     for name in differentiable(case):
         if gradients.get(name) is None:
             raise WrongAnswer("no such result", gradient_name(name))
-        found = found | {gradient_name(name): gradients[name]}
-    return found
+    return found | {gradient_name(name): gradients[name] for name in differentiable(case)}
 
 
 def asked_twice(subject: Subject, case: Case, ask: Ask) -> Findings:

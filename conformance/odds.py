@@ -99,8 +99,9 @@ def after_probe(probe: Probe, before: Sequence[tuple[Odds, Examiner]], cases: in
     """before: of each fault, and who examines it."""
     shows: list[list[bool]] = [[] for _ in before]
     now = [odds for odds, _ in before]
-    settled = starts_the_same(probe.material, seed_of(probe, seed))
-    for number, material in drawn(probe.material, cases, seed_of(probe, seed)):
+    of_probe = seed_of(probe, seed)
+    settled = starts_the_same(probe.material, of_probe)
+    for number, material in drawn(probe.material, cases, of_probe):
         asked = [index for index, odds in enumerate(now) if number < ENOUGH or not odds.sure]
         if not asked:
             break

@@ -27,12 +27,16 @@ from conformance.examinations import EXAMINATIONS
 from conformance.frameworks import TorchArrays
 from conformance.guard import Examiner
 from conformance.limits import TooSlow, limited
+from conformance.probes import probes_of
 from conformance.reports.content import document
 from conformance.reports.subjects import checked
 from conformance.reports.writing import as_json
 from conformance.result import NO_ORACLE
+from conformance.run import run_probe, silent
 from conformance.subjects import NumpySubject
+from conformance.tally import Violation
 from conformance.targets import Target
+from conformance.verdict import Finding
 from specification import KeyLengths
 from tests.helpers import command
 
@@ -561,6 +565,23 @@ def test_what_raises_stands_before_lost_digits(shrink: bool) -> None:
     found = messages(check(with_both, "ATT-1", "ATT-8", shrink=shrink))
     assert found["ATT-8"] == "call: raised ValueError: no heads"
     assert found["ATT-1"].startswith("output[")
+
+
+def test_what_is_no_number_is_not_lost_by_shrinking() -> None:
+    """Where the rule is known to lose digits, and the case with NaN shrinks to one with a wrong number."""
+
+    def nan_or_wrong(query: Any, key: Any, value: Any) -> Any:
+        output, queries = good(query, key, value), query.shape[2]
+        return output * np.float32(np.nan) if queries >= 16 else output + np.float32(queries in (2, 3, 4, 8, 9))
+
+    examiner = Examiner(Target(nan_or_wrong, "attention", given={"dtypes": ["float32"]}).make())
+    probes = probes_of("ATT-1", "attention", examiner.declaration)
+    probe = next(probe for probe in probes if probe.title == "default scale")
+    digits = Finding("output", 2.0, got=1.00001, expected=1.0)
+    known = Violation("ATT-1", examiner.name, digits, "scale", "agreement", ATTENTION)
+    tally = run_probe(probe, [examiner], 20, 1, silent, 4.0, known)
+    (violation,) = tally.violations.values()
+    assert "got nan" in violation.message
 
 
 @pytest.mark.rule("ATT-13")

@@ -22,6 +22,7 @@ from conformance.diagnosis.steps import (
     exact_products,
     exact_sinks,
     exact_value,
+    masked_scores,
     resolved_scale,
 )
 from conformance.expectations import Exact
@@ -251,9 +252,7 @@ def filled(value: float) -> Mistake:
     """A number for the scores that the mask forbids; named where they have weight in a row that allows something."""
 
     def answers(case: Case) -> tuple[dict[str, Exact], Bounds] | None:
-        bias, allowed = exact_bias(case)
-        scores = np.where(allowed, capped(case.options.get("softcap"))(exact_products(case)) + bias, -np.inf)
-        best = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+        best = masked_scores(case).max(axis=-1, keepdims=True, initial=-np.inf)
         seen = ~dense_meaning(case) & np.isfinite(best) & (np.exp(value - np.maximum(best, value)) > 0)
         array = attention(case, forbidden=value) if seen.any() else None
         if array is None:

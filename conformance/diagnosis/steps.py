@@ -46,8 +46,12 @@ def exact_sinks(case: Case) -> Any:
     return case.inputs["sinks"].astype(float)[:, None, None] if "sinks" in case.inputs else None
 
 
-def exact_scores(case: Case) -> tuple[np.ndarray, np.ndarray, Any]:
-    """(scores with -inf for forbidden pairs, values, sinks or None)."""
+def masked_scores(case: Case) -> np.ndarray:
+    """With -inf for forbidden pairs."""
     bias, allowed = exact_bias(case)
-    scores = np.where(allowed, capped(case.options.get("softcap"))(exact_products(case)) + bias, -np.inf)
-    return scores, exact_value(case), exact_sinks(case)
+    return np.where(allowed, capped(case.options.get("softcap"))(exact_products(case)) + bias, -np.inf)
+
+
+def exact_scores(case: Case) -> tuple[np.ndarray, np.ndarray, Any]:
+    """(masked scores, values, sinks or None)."""
+    return masked_scores(case), exact_value(case), exact_sinks(case)
