@@ -197,19 +197,20 @@ def deep_cases(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[
     s, d = draw(sizes(dtype, declaration)), Draw(draw(seeds), dtype)
     rounding = roundings(declaration, dtype)
     narrow = "float16" in (dtype, rounding.get("products"))
-    # Powers of two in one feature: products and their sums are exact in any order, and times any constant they round
-    # once, so that a fused exp2(s * c - max * c) is 0 for equal scores. The largest are below fillings of -1e9; where
-    # the dtype is narrow, only with a scale of 1.
+    # Powers of two, one or two of them to a product: sums are exact in any order, and times any constant they round
+    # once, so that a fused exp2(s * c - max * c) is 0 for equal scores. The largest are below fillings of -1e9, those
+    # of narrow dtypes as long as the scale is 1/2 or more.
     level = draw(st.sampled_from((2.0**15, 2.0**10) if narrow else (2.0**40, 2.0**20)))
     query, key = d.normal(s.B, s.H, s.Q, s.D, scale=0), d.normal(s.B, s.G, s.K, s.D, scale=0)
-    query[..., 0], key[..., 0] = -level, level
+    deep = slice(2 if narrow else 1)
+    query[..., deep], key[..., deep] = -level, level
     inputs = {"query": query, "key": key, "value": d.normal(s.B, s.G, s.K, s.V)}
     options = {"mask": draw_mask(draw, "any", s, d, declaration)}
-    if narrow and "scale" in declaration:
+    if "scale" in declaration:  # a rounded one would leave no power of two for a constant that comes after it
         options["scale"] = 1.0
-    deep = Case("attention", dtype, inputs, options, rounding=rounding)
-    isolated(deep, declaration, hidden=False)
-    return deep, replace(deep, inputs=inputs | {"query": np.zeros_like(query)})
+    case = Case("attention", dtype, inputs, options, rounding=rounding)
+    isolated(case, declaration, hidden=False)
+    return case, replace(case, inputs=inputs | {"query": np.zeros_like(query)})
 
 
 @st.composite

@@ -330,3 +330,31 @@ def test_heads_read_wrongly_have_a_name_with_gradients_too(order: str) -> None:
     name = {"tiled": "query head h reads key head h % G", "first": "every query head reads key head 0"}[order]
     for finding in findings:
         assert diagnosis(Violation("ATT-7", "a subject", finding, "a probe", "agreement", asked), examiner) == (name,)
+
+
+def by_one_logsumexp(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    query, key, value = (array.astype(np.float32) for array in (query, key, value))
+    scores = query @ key.swapaxes(2, 3) / np.float32(np.sqrt(query.shape[3]))
+    scores = scores if mask is None else np.where(mask, scores, -np.inf)
+    maximum = np.maximum(scores.max(-1, keepdims=True), np.finfo(np.float32).min)
+    with np.errstate(divide="ignore"):
+        logsumexp = maximum + np.log(np.exp(scores - maximum).sum(-1, keepdims=True))
+    return np.exp(scores - np.maximum(logsumexp, np.finfo(np.float32).min)) @ value
+
+
+def test_one_logsumexp_beside_large_scores_has_a_name() -> None:
+    told = QUICK | {"supports": ["dense"], "dtypes": ["float32"]}
+    (violation,) = conformance.check(by_one_logsumexp, "attention", rules=["ATT-4"], **told).violations
+    assert violation.diagnosis[0].startswith("weights are exp(score - log-sum-exp)")
+    assert not conformance.check(by_one_logsumexp, "attention", rules=["ATT-1", "MASK-1"], **told).violations
+
+
+def test_a_number_for_forbidden_scores_is_no_multiple_where_empty_rows_are_zero() -> None:
+    def attend(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        output = filled_with(-1e9)(query, key, value, mask=mask)
+        return output if mask is None else np.where(mask.any(-1, keepdims=True), output, 0).astype(query.dtype)
+
+    told = QUICK | {"effort": "default", "dtypes": ["float32"], "supports": ["dense"]}
+    (violation,) = conformance.check(attend, "attention", rules=["ATT-4"], **told).violations
+    assert violation.diagnosis[0].startswith("forbidden scores are a number, not -inf")
+    assert not any("times what it must be" in name for name in violation.diagnosis)

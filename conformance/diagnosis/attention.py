@@ -28,7 +28,7 @@ from conformance.diagnosis.steps import (
 from conformance.expectations import Exact
 from conformance.oracle import oracle
 from conformance.pairs import dense_meaning
-from conformance.verdict import PRECISION
+from conformance.verdict import LARGEST, PRECISION
 from specification import Causal, Dense, KeyLengths, SlidingWindow
 
 
@@ -257,12 +257,40 @@ def filled(value: float) -> Mistake:
         array = attention(case, forbidden=value) if seen.any() else None
         if array is None:
             return None
-        # Weights that add up to 1, of a few roundings each, and a sum over K: whatever the scores.
-        roundings = (case.inputs["key"].shape[2] + 8) * 2.0 ** -PRECISION[case.dtype][0]
-        size = np.max(np.abs(exact_value(case)), initial=0) if case.operation == "attention" else 1.0
-        return {"output": Exact(array, np.zeros_like(array))}, {"output": np.full(array.shape, roundings * size)}
+        # What rows that allow nothing give is another matter: the mean, or zeros put in afterwards.
+        empty = ~dense_meaning(case).any(axis=-1, keepdims=True)
+        return exactly(array), {"output": np.where(empty, np.inf, whatever_the_scores(case, array, 1.0))}
 
     return Mistake(f"forbidden scores are a number, not -inf ({value:g})", answers, of_any_size=True)
+
+
+def exactly(output: np.ndarray) -> dict[str, Exact]:
+    return {"output": Exact(output, np.zeros_like(output))}
+
+
+def whatever_the_scores(case: Case, array: np.ndarray, most: Any) -> np.ndarray:
+    """A bound for weights that add up to no more than `most`, of a few roundings each, and a sum over K."""
+    roundings = (case.inputs["key"].shape[2] + 8) * 2.0 ** -PRECISION[case.dtype][0]
+    size = np.max(np.abs(exact_value(case)), initial=0) if case.operation == "attention" else 1.0
+    return np.broadcast_to(roundings * size * most, array.shape)
+
+
+def by_one_logsumexp(case: Case) -> tuple[dict[str, Exact], Bounds] | None:
+    """Weights exp(score - log-sum-exp), where float32 does not hold the latter to the 11 digits of float16."""
+    simple = case.dtype != "float64" and not {"sinks", "dropout_keep"} & (case.inputs.keys() | case.options.keys())
+    if case.operation not in ("attention", "attention_weights") or not simple:
+        return None
+    scores = masked_scores(case).astype(np.float32).astype(float)
+    best = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), -LARGEST["float32"])
+    logarithm = np.log(np.exp(scores - best).sum(axis=-1, keepdims=True))
+    held = (best + logarithm).astype(np.float32).astype(float)
+    lost = np.abs((held - best) - logarithm) > 2.0 ** -PRECISION["float16"][0]
+    weights = np.exp(scores - np.where(np.isfinite(held), held, 0))
+    if not (lost.any() and np.isfinite(weights).all()):
+        return None
+    array = weights @ exact_value(case) if case.operation == "attention" else weights
+    bounds = whatever_the_scores(case, array, weights.sum(axis=-1, keepdims=True))
+    return exactly(array), {"output": np.where(np.isfinite(held), bounds, np.inf)}
 
 
 def renormalised(weights: np.ndarray, case: Case) -> np.ndarray:
@@ -301,4 +329,10 @@ STEP_MISTAKES = [
 FILLS = [filled(value) for value in (-1e4, -1e5, -1e9, -1e20)]
 """Before the others: where all that a row allows scores lower, only forbidden keys count, as with a mask inverted."""
 
-MISTAKES = [*FILLS, *MASK_MISTAKES, *SCORE_MISTAKES, *STEP_MISTAKES, *blocks.MISTAKES, *precision.MISTAKES]
+LOGSUMEXP = Mistake(
+    "weights are exp(score - log-sum-exp), and one number in float32 does not hold it beside such scores",
+    by_one_logsumexp,
+    of_any_size=True,
+)
+
+MISTAKES = [*FILLS, LOGSUMEXP, *MASK_MISTAKES, *SCORE_MISTAKES, *STEP_MISTAKES, *blocks.MISTAKES, *precision.MISTAKES]

@@ -10,7 +10,7 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases import Case
 from conformance.diagnosis import attention, layers
-from conformance.diagnosis.matching import Bounds, Mistake, largest, matching
+from conformance.diagnosis.matching import Bounds, Mistake, largest, matching, multiples
 from conformance.diagnosis.precision import excused, scale_off, variance_off
 from conformance.expectations import Planted
 from conformance.features import NORMS
@@ -50,7 +50,7 @@ def examine_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shar
     if all(one.ratio <= 1 for one in judge(judged, got, truth, bounds)):
         return [named(STRIDES[examined_by])] if examined_by in STRIDES else []
     mistakes = mistakes_of(judged.operation)
-    names = [*matching(judged, got, truth, finding, mistakes)]
+    names = [*matching(judged, got, truth, finding, mistakes), *multiples(judged, got, truth, finding)]
     if asked is not judged:  # a mistake need not be the same for both: a score of 0 stands apart only from far ones
         plain = [m if m.of_any_size else m._replace(answers=at_most(bounds, m.answers)) for m in mistakes]
         own = [*matching(asked, got, truth, finding, plain)]

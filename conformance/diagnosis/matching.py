@@ -75,7 +75,6 @@ def matching(
             continue
         if same(case, got, *answers) and told_from(truth, *answers, finding.name):
             yield mistake.name
-    yield from multiples(case, got, truth, finding)
 
 
 def same(case: Case, got: Answers, answers: dict[str, Exact], bounds: Bounds) -> bool:
