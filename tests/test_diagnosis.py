@@ -345,7 +345,7 @@ def by_one_logsumexp(query: Any, key: Any, value: Any, *, mask: Any = None) -> A
 def test_one_logsumexp_beside_large_scores_has_a_name() -> None:
     told = QUICK | {"supports": ["dense"], "dtypes": ["float32"]}
     (violation,) = conformance.check(by_one_logsumexp, "attention", rules=["ATT-4"], **told).violations
-    assert violation.diagnosis[0].startswith("weights are exp(score - log-sum-exp)")
+    assert violation.diagnosis[0].startswith("weights are not divided by their sum, or as exp(score - log-sum-exp)")
     assert not conformance.check(by_one_logsumexp, "attention", rules=["ATT-1", "MASK-1"], **told).violations
 
 

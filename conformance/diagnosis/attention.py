@@ -276,7 +276,10 @@ def whatever_the_scores(case: Case, array: np.ndarray, most: Any) -> np.ndarray:
 
 
 def by_one_logsumexp(case: Case) -> tuple[dict[str, Exact], Bounds] | None:
-    """Weights exp(score - log-sum-exp), where float32 does not hold the latter to the 11 digits of float16."""
+    """Weights exp(score - log-sum-exp), where float32 does not hold the latter to the 11 digits of float16.
+
+    Where it holds nothing of the logarithm these are the weights that nobody divided.
+    """
     simple = case.dtype != "float64" and not {"sinks", "dropout_keep"} & (case.inputs.keys() | case.options.keys())
     if case.operation not in ("attention", "attention_weights") or not simple:
         return None
@@ -329,10 +332,10 @@ STEP_MISTAKES = [
 FILLS = [filled(value) for value in (-1e4, -1e5, -1e9, -1e20)]
 """Before the others: where all that a row allows scores lower, only forbidden keys count, as with a mask inverted."""
 
-LOGSUMEXP = Mistake(
-    "weights are exp(score - log-sum-exp), and one number in float32 does not hold it beside such scores",
+UNDIVIDED = Mistake(
+    "weights are not divided by their sum, or as exp(score - log-sum-exp), which float32 loses beside such scores",
     by_one_logsumexp,
     of_any_size=True,
 )
 
-MISTAKES = [*FILLS, LOGSUMEXP, *MASK_MISTAKES, *SCORE_MISTAKES, *STEP_MISTAKES, *blocks.MISTAKES, *precision.MISTAKES]
+MISTAKES = [*FILLS, UNDIVIDED, *MASK_MISTAKES, *SCORE_MISTAKES, *STEP_MISTAKES, *blocks.MISTAKES, *precision.MISTAKES]
