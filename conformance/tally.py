@@ -87,8 +87,9 @@ class Violation:
         """Whether it is told in place of another one of the same rule and subject, which was found before it.
 
         Of numbers the first is as good as any: where digits cancel, a rounding too many may leave none that is right.
+        That a call is answered which should be refused says nothing of the answers to others.
         """
-        return other is None or (other.loses_digits and not self.of_numbers)
+        return other is None or (other.loses_digits and not self.of_numbers and self.examined_by != "refusal")
 
     def __str__(self) -> str:
         """Rule, numbers, smallest case and diagnosis, a line each."""

@@ -567,6 +567,19 @@ def test_what_raises_stands_before_lost_digits(shrink: bool) -> None:
     assert found["ATT-1"].startswith("output[")
 
 
+def test_lost_digits_are_told_before_calls_that_should_be_refused() -> None:
+    def rounded(query: Any, key: Any, value: Any) -> Any:
+        """Integers, too; weights in 16 bits where the inputs are."""
+        scores = query.astype(np.float32) @ key.astype(np.float32).swapaxes(2, 3) / np.float32(query.shape[3] ** 0.5)
+        weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-1e30))
+        weights = (weights / weights.sum(-1, keepdims=True)).astype(query.dtype).astype(np.float32)
+        return (weights @ value.astype(np.float32)).astype(query.dtype)
+
+    for dtypes, told in ((["float32", "float16"], "output["), (["float32"], "integers: accepted")):
+        report = check(rounded, "ATT-9", dtypes=dtypes, supports=["refusals", "no-gradients"])
+        assert messages(report)["ATT-9"].startswith(told)
+
+
 def test_what_is_no_number_is_not_lost_by_shrinking() -> None:
     """Where the rule is known to lose digits, and the case with NaN shrinks to one with a wrong number."""
 
