@@ -15,7 +15,7 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases import Case
 from conformance.diagnosis import blocks, precision
-from conformance.diagnosis.matching import Bounds, Mistake, computed, instead
+from conformance.diagnosis.matching import Bounds, Mistake, computed, exactly, instead
 from conformance.diagnosis.steps import (
     capped,
     exact_bias,
@@ -253,26 +253,27 @@ def filled(value: float) -> Mistake:
 
     def answers(case: Case) -> tuple[dict[str, Exact], Bounds] | None:
         best = masked_scores(case).max(axis=-1, keepdims=True, initial=-np.inf)
-        seen = ~dense_meaning(case) & np.isfinite(best) & (np.exp(value - np.maximum(best, value)) > 0)
+        allowed = dense_meaning(case)
+        seen = ~allowed & np.isfinite(best) & (np.exp(value - np.maximum(best, value)) > 0)
         array = attention(case, forbidden=value) if seen.any() else None
         if array is None:
             return None
         # What rows that allow nothing give is another matter: the mean, or zeros put in afterwards.
-        empty = ~dense_meaning(case).any(axis=-1, keepdims=True)
-        return exactly(array), {"output": np.where(empty, np.inf, whatever_the_scores(case, array, 1.0))}
+        return whatever_the_scores(case, array, allowed.any(axis=-1, keepdims=True))
 
     return Mistake(f"forbidden scores are a number, not -inf ({value:g})", answers, of_any_size=True)
 
 
-def exactly(output: np.ndarray) -> dict[str, Exact]:
-    return {"output": Exact(output, np.zeros_like(output))}
-
-
-def whatever_the_scores(case: Case, array: np.ndarray, most: Any) -> np.ndarray:
-    """A bound for weights that add up to no more than `most`, of a few roundings each, and a sum over K."""
+def whatever_the_scores(
+    case: Case, output: np.ndarray, rows: np.ndarray, total: Any = 1.0
+) -> tuple[dict[str, Exact], Bounds]:
+    """The output in these rows, with a bound for weights that add up to `total`, of a few roundings each, and a sum
+    over K.
+    """
     roundings = (case.inputs["key"].shape[2] + 8) * 2.0 ** -PRECISION[case.dtype][0]
     size = np.max(np.abs(exact_value(case)), initial=0) if case.operation == "attention" else 1.0
-    return np.broadcast_to(roundings * size * most, array.shape)
+    bounds = np.where(rows, roundings * size * total, np.inf)
+    return {"output": exactly(output)}, {"output": np.broadcast_to(bounds, output.shape)}
 
 
 def by_one_logsumexp(case: Case) -> tuple[dict[str, Exact], Bounds] | None:
@@ -280,8 +281,9 @@ def by_one_logsumexp(case: Case) -> tuple[dict[str, Exact], Bounds] | None:
 
     Where it holds nothing of the logarithm these are the weights that nobody divided.
     """
-    simple = case.dtype != "float64" and not {"sinks", "dropout_keep"} & (case.inputs.keys() | case.options.keys())
-    if case.operation not in ("attention", "attention_weights") or not simple:
+    if case.operation not in ("attention", "attention_weights") or case.dtype == "float64":
+        return None
+    if "sinks" in case.inputs or case.options.get("dropout_keep") is not None:
         return None
     scores = masked_scores(case).astype(np.float32).astype(float)
     best = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), -LARGEST["float32"])
@@ -292,8 +294,7 @@ def by_one_logsumexp(case: Case) -> tuple[dict[str, Exact], Bounds] | None:
     if not (lost.any() and np.isfinite(weights).all()):
         return None
     array = weights @ exact_value(case) if case.operation == "attention" else weights
-    bounds = whatever_the_scores(case, array, weights.sum(axis=-1, keepdims=True))
-    return exactly(array), {"output": np.where(np.isfinite(held), bounds, np.inf)}
+    return whatever_the_scores(case, array, np.isfinite(held), weights.sum(axis=-1, keepdims=True))
 
 
 def renormalised(weights: np.ndarray, case: Case) -> np.ndarray:

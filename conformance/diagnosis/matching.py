@@ -31,6 +31,11 @@ class Mistake(NamedTuple):
     of_any_size: bool = False
 
 
+def exactly(array: np.ndarray) -> Exact:
+    """What float64 holds whole."""
+    return Exact(array, np.zeros_like(array))
+
+
 def instead(name: str, change: Callable[[Case], Case | None]) -> Mistake:
     """The subject answers another case than it was asked."""
 
@@ -54,7 +59,7 @@ def computed(name: str, output: Callable[[Case], Any]) -> Mistake:
             return None
         worst = largest(bound(case)["output"])
         rounding = 2.0 ** -PRECISION[case.dtype][0] * np.abs(array)
-        return {"output": Exact(array, np.zeros_like(array))}, {"output": worst + rounding}
+        return {"output": exactly(array)}, {"output": worst + rounding}
 
     return Mistake(name, answers)
 
@@ -106,7 +111,7 @@ def multiples(case: Case, got: Answers, truth: dict[str, Exact], finding: Findin
     factor = float(np.sum(wide * expected) / np.sum(expected**2))
     if abs(factor - 1) < 8 * 2.0 ** -PRECISION[expected_dtype(finding.name, case)][0]:
         return
-    scaled = Exact(expected * factor, np.zeros_like(expected))
+    scaled = exactly(expected * factor)
     bounds = bound(case)[finding.name] * max(1.0, abs(factor))
     if compare(finding.name, got[finding.name], scaled, bounds, expected_dtype(finding.name, case)).ratio <= 1:
         yield f"{finding.name} is {f'{factor:.6g} times what it must be' if factor else '0 everywhere'}"

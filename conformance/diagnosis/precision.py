@@ -12,7 +12,7 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases import Case, expected_dtype
 from conformance.diagnosis.layers import mean, square, variance
-from conformance.diagnosis.matching import Bounds, Mistake, computed
+from conformance.diagnosis.matching import Bounds, Mistake, computed, exactly
 from conformance.expectations import Exact
 from conformance.oracle import oracle
 from conformance.spreading import gradient_name
@@ -89,8 +89,7 @@ def scale_off(case: Case, got: Answers) -> Iterator[str]:
         return oracle(replace(plain, options=plain.options | {"scale": scale * factor}))["output"].high
 
     def answers_to(exact: np.ndarray) -> bool:
-        there = Exact(exact, np.zeros_like(exact))
-        return compare("output", got["output"], there, bounds, expected_dtype("output", case)).ratio <= 1
+        return compare("output", got["output"], exactly(exact), bounds, expected_dtype("output", case)).ratio <= 1
 
     with np.errstate(all="ignore"):
         exact, step, wide, bounds = at(1.0), 1e-5, got["output"].astype(float), bound(plain)["output"]
@@ -120,7 +119,7 @@ def variance_off(case: Case, got: Answers) -> Iterator[str]:
         exact = np.where(size == 0, 0.0, rows * factor) + bias
         bounds = bound(replace(case, cotangents={}))["output"] * np.fmax(1, factor * np.sqrt(expected))
     unit = 2.0 ** -PRECISION[compute_dtype_name(case.dtype)][0]
-    there = compare("output", got["output"], Exact(exact, np.zeros_like(exact)), bounds, case.dtype)
+    there = compare("output", got["output"], exactly(exact), bounds, case.dtype)
     if np.all(away <= (weight.size + 4) * unit * (square(x, axes) + expected)) and there.ratio <= 1:
         yield f"{AT_MOST} a variance of E[x^2] - E[x]^2 would make them at most"
 
