@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from conformance.cases import Case
 from conformance.declaration import EVERYTHING, SIMPLEST_FIRST, Declaration
-from conformance.expectations import allowed_pairs
+from conformance.expectations import empty_rows as rows_without_keys
 from conformance.features import alignment
 from conformance.oracle import balls_available
 from conformance.plan.attention import EXACTLY, exactly_affordable
@@ -307,14 +307,18 @@ def attention_cases(
         features.discard("sinks")
     add_features(draw, s, d, features, inputs, options)
     cotangents, case = {}, Case(operation, dtype, inputs, options, {}, rounding=rounding)
-    empty = convention in ("any", "nan") and not allowed_pairs(case).any(-1).all()
-    assume(not (empty and convention == "any"))
-    spoiled = empty  # who gives NaN for an empty row is not asked for what its gradients then are
+    empty = rows_without_keys(case)
+    if convention == "any" and empty.any():
+        case.options["empty_rows"] = "any"
+    spoiled = convention == "nan" and empty.any()  # what the gradients of NaN then are is not asked
     if gradients and "gradients" in declaration and not spoiled:
         shape = {"attention": (s.B, s.H, s.Q, s.V), "attention_weights": (s.B, s.H, s.Q, s.K)}
         wide = compute_dtype_name(dtype) if operation == "attention_logsumexp" else dtype
         height = 4 if in_float16 else 100
-        cotangents["output"] = cotangent(draw, d, shape.get(operation, (s.B, s.H, s.Q)), 2, wide, height)
+        array = cotangent(draw, d, shape.get(operation, (s.B, s.H, s.Q)), 2, wide, height)
+        if convention == "any":
+            array[empty] = 0
+        cotangents["output"] = array
     return replace(case, cotangents=cotangents)
 
 

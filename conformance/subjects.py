@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -131,7 +132,7 @@ class Subject:
 
     def asked(self, case: Case) -> Case:
         """The case in the subject's own conventions."""
-        return case
+        return without_promise(case)
 
     def meant(self, case: Case, answers: Answers) -> Answers:
         """The subject's answers in the definition's conventions."""
@@ -217,6 +218,13 @@ class Subject:
             found = f"{array.dtype} {list(array.shape)}, expected {dtype} {list(shape)}"
             raise WrongAnswer(f"has dtype and shape {found}", name)
         return array
+
+
+def without_promise(case: Case) -> Case:
+    """The case without "any" for empty rows, which says what is judged and is no argument of the operation."""
+    if case.options.get("empty_rows") != "any":
+        return case
+    return replace(case, options={name: value for name, value in case.options.items() if name != "empty_rows"})
 
 
 def expected_shape(name: str, case: Case, layout: str = "BHTD") -> tuple[int, ...]:
