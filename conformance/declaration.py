@@ -74,7 +74,8 @@ class Declaration:
 
     dtypes: those to be judged. refused_dtypes: those that the function says it does not take. room: features for which
     its signature has parameters, supported or not. unsure: features that nobody has named, of a signature that takes
-    any keyword. lacking: optional arguments of the operation for which its signature has no parameter.
+    any keyword. lacking: optional arguments of the operation for which its signature has no parameter. strides: arrays
+    of the subject's framework can lie in memory in several ways.
     """
 
     features: frozenset[str] = frozenset(FEATURES)
@@ -87,6 +88,7 @@ class Declaration:
     room: frozenset[str] = frozenset()
     unsure: frozenset[str] = frozenset()
     lacking: frozenset[str] = frozenset()
+    strides: bool = True
 
     def __contains__(self, feature: str) -> bool:
         return feature in self.features

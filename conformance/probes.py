@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from conformance import generation, special
 from conformance.cases import Case
+from conformance.checks.layout_cases import memory_cases
+from conformance.checks.layouts import LAYOUTS, REFUSABLE
 from conformance.declaration import EVERYTHING, Declaration
 from conformance.examinations import EXAMINATIONS, Examination
 from conformance.features import taken_as_array
@@ -18,6 +20,7 @@ from conformance.generation import (
     ACTIVATIONS,
     ALIKE,
     EMPTY,
+    KERNEL_WIDTHS,
     LONG,
     MASKS,
     NORM_SHAPES,
@@ -31,7 +34,6 @@ from specification import Dense
 
 HALF = ("float16", "bfloat16")
 WIDE = ("float32", "float64")
-BROADCAST = "broadcast cotangents"
 LOWEST = -3.4028234663852886e38
 """The lowest float32, with which some fill what is forbidden."""
 
@@ -98,9 +100,11 @@ def forbidding(case: Case) -> bool:
     return bool(np.isneginf(case.inputs["bias"].astype(float)).any())
 
 
-def summed(case: Case) -> Case:
-    """The same with cotangents of 1, as those of a sum are."""
-    return replace(case, cotangents={name: np.ones_like(array) for name, array in case.cotangents.items()})
+def memory_plans(operation: str, declaration: Declaration) -> st.SearchStrategy[Case]:
+    """Cases of an operation in the sizes for which kernels have a way of their own to read their arrays."""
+    if operation.startswith("attention"):
+        return generation.attention_cases(operation, plans=(*SHORT, *KERNEL_WIDTHS), declaration=declaration)
+    return generation.operation_cases(operation, declaration=declaration)
 
 
 def attention_probes(declaration: Declaration) -> list[Probe]:
@@ -279,16 +283,12 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
             for name in OPERATIONS
         ),
         *(
-            Probe("ATT-13", f"views in {name}", (name,), cases, "views", weight=0.3)
+            Probe("ATT-13", f"memory of {name}: {layout}", (name,), material, by, weight=0.3)
             for name in OPERATIONS
-            if name != "sinusoidal_positions"
-            for cases in (generation.operation_cases(name, declaration=declaration),)
-        ),
-        *(
-            Probe("ATT-13", f"gradients of the sum of {name}", (name,), cases.map(summed), BROADCAST, weight=0.3)
-            for name in OPERATIONS
-            if name != "sinusoidal_positions" and "gradients" in declaration
-            for cases in (generation.operation_cases(name, declaration=declaration),)
+            for layout in LAYOUTS
+            if name != "sinusoidal_positions" and declaration.strides
+            for material in (memory_cases(memory_plans(name, declaration), layout, declaration),)
+            for by in ("memory" if layout in REFUSABLE else "agreement",)
         ),
         *(
             Probe("ATT-13", f"attention, {title}", ("attention",), material, "determinism")
