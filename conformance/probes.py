@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conformance import generation, special
 from conformance.cases import Case
 from conformance.checks.layout_cases import memory_cases
-from conformance.checks.layouts import LAYOUTS, REFUSABLE
+from conformance.checks.layouts import LAYOUTS, OF_HEADS, REFUSABLE
 from conformance.declaration import EVERYTHING, Declaration
 from conformance.examinations import EXAMINATIONS, Examination
 from conformance.features import taken_as_array
@@ -101,10 +101,14 @@ def forbidding(case: Case) -> bool:
 
 
 def memory_plans(operation: str, declaration: Declaration) -> st.SearchStrategy[Case]:
-    """Cases of an operation in the sizes for which kernels have a way of their own to read their arrays."""
-    if operation.startswith("attention"):
-        return generation.attention_cases(operation, plans=(*SHORT, *KERNEL_WIDTHS), declaration=declaration)
-    return generation.operation_cases(operation, declaration=declaration)
+    """Cases of an operation in the sizes for which kernels read arrays in a way of their own, mostly with all arrays."""
+    if not operation.startswith("attention"):
+        return generation.operation_cases(operation, declaration=declaration)
+    cases = partial(generation.attention_cases, operation, plans=(*SHORT, *KERNEL_WIDTHS), declaration=declaration)
+    if not {"bias", "dense"} & declaration.features:
+        return cases()
+    every = cases("dense" if "dense" in declaration else "none", tuple({"bias"} & declaration.features))
+    return st.integers(0, 2).flatmap(lambda which: every if which < 2 else cases())
 
 
 def attention_probes(declaration: Declaration) -> list[Probe]:
@@ -283,10 +287,11 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
             for name in OPERATIONS
         ),
         *(
-            Probe("ATT-13", f"memory of {name}: {layout}", (name,), material, by, weight=0.3)
+            Probe("ATT-13", f"memory of {name}: {layout}", (name,), material, by, weight=0.5)
             for name in OPERATIONS
             for layout in LAYOUTS
             if name != "sinusoidal_positions" and declaration.strides
+            if layout not in OF_HEADS or "attention" in name
             for material in (memory_cases(memory_plans(name, declaration), layout, declaration),)
             for by in ("memory" if layout in REFUSABLE else "agreement",)
         ),

@@ -15,6 +15,8 @@ import numpy as np
 CONTIGUOUS = "contiguous"
 SHARED = ("shared batch", "shared heads", "shared rows", "one number")
 """Layouts of stride 0: over the batch, the heads, the axis before the last, or all axes. Values are equal there."""
+OF_HEADS = ("fused", "shared heads")
+"""Layouts of arrays that have an axis of heads."""
 REFUSABLE = ("column-major", "spaced")
 """Layouts whose last axis has another stride than 1. A subject may refuse them by an error (ATT-13)."""
 LAYOUTS = ("transposed", "fused", "sliced", "cached", "misaligned", *SHARED, *REFUSABLE)
@@ -78,11 +80,11 @@ def placement(layout: str, shape: Sequence[int], heads: int = 1) -> Placement:
 
 def shared_axes(layout: str, rank: int, heads: int = 1) -> tuple[int, ...]:
     """Axes of stride 0."""
-    if layout == "shared batch" and rank >= 3:
+    if layout == "shared batch" and rank >= 2:
         return (0,)
     if layout == "shared heads" and rank == 4:
         return (heads,)
-    if layout == "shared rows" and rank >= 2:
+    if layout == "shared rows" and rank >= 3:
         return (3 - heads if rank == 4 else rank - 2,)
     return tuple(range(rank)) if layout == "one number" else ()
 
