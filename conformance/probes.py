@@ -101,7 +101,7 @@ def forbidding(case: Case) -> bool:
 
 
 def memory_plans(operation: str, declaration: Declaration) -> st.SearchStrategy[Case]:
-    """Cases of an operation in the sizes for which kernels read arrays in a way of their own, mostly with all arrays."""
+    """Cases of an operation in the sizes for which kernels read arrays in their own way, mostly with all arrays."""
     if not operation.startswith("attention"):
         return generation.operation_cases(operation, declaration=declaration)
     cases = partial(generation.attention_cases, operation, plans=(*SHORT, *KERNEL_WIDTHS), declaration=declaration)

@@ -19,6 +19,7 @@ from conformance.checks.layouts import (
     LAYOUTS,
     OF_HEADS,
     REFUSABLE,
+    SHARED,
     equal_along,
     placed,
     same_bits,
@@ -204,10 +205,10 @@ def test_layouts_are_drawn_in_one_case_of_three() -> None:
     def cases(draw: st.DrawFn, declaration: Any = EVERYTHING) -> Case:
         return with_memory(draw, attention_case(), declaration)
 
-    found = [case for _, case in drawn(cases(), 300, 1)]
+    found = [case for _, case in drawn(cases(), 150, 1)]
     kinds = {layout for case in found for layout in case.memory.values()}
     assert kinds == set(LAYOUTS) - set(REFUSABLE)
-    assert 60 <= sum(bool(case.memory) for case in found) <= 140
+    assert 30 <= sum(bool(case.memory) for case in found) <= 70
     assert {name for case in found for name in case.memory} >= set(NAMES)
     without = [case for _, case in drawn(cases(replace(EVERYTHING, strides=False)), 30, 1)]
     assert not any(case.memory for case in without)
@@ -290,17 +291,25 @@ FAULTY = {
     **{("layer_norm", name): norm_reading for name in ("x", "weight", "bias", "cotangent")},
     **{("embedding", name): embedding_reading for name in ("table", "ids")},
 }
-WAYS = {"as if contiguous": as_if_contiguous, "reading on": reading_on, "aligned down": aligned_down}
+WAYS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
+    "as if contiguous": (as_if_contiguous, ("sliced", "spaced")),
+    "reading on": (reading_on, SHARED),
+    "aligned down": (aligned_down, ("misaligned",)),
+}
+"""Each with the layouts that show it for every array."""
 PARAMETERS = [("layer_norm", "weight"), ("layer_norm", "bias"), ("embedding", "table")]
 """Arrays that no model gives with a stride of 0."""
 FOUND = [(*at, way) for at in FAULTY for way in WAYS if way != "reading on" or at not in PARAMETERS]
 
 
-def first_violation(function: Callable[..., Any], operation: str, seed: int, dtypes: Any = None) -> Violation | None:
-    """Of the probes of memory, at the default effort."""
-    examiner = Examiner(Target(function, operation, "torch", given={"dtypes": dtypes} if dtypes else {}).make(), 30)
+def first_violation(
+    function: Callable[..., Any], operation: str, seed: int, dtypes: list[str], layouts: tuple[str, ...] = LAYOUTS
+) -> Violation | None:
+    """Of the probes of these layouts, at the default effort."""
+    examiner = Examiner(Target(function, operation, "torch", given={"dtypes": dtypes}).make(), 30)
     for probe in catalogue(examiner.declaration):
-        if probe.operations == (operation,) and probe.title.startswith("memory of"):
+        of_memory = probe.title.startswith("memory of") and probe.title.partition(": ")[2] in layouts
+        if probe.operations == (operation,) and of_memory:
             tally = run_probe(probe, [examiner], 10, seed, silent, 0)
             for violation in tally.violations.values():
                 assert because_of_memory(examiner, violation.examined_by, violation.material)
@@ -311,13 +320,13 @@ def first_violation(function: Callable[..., Any], operation: str, seed: int, dty
 
 @pytest.mark.parametrize(("operation", "name", "way"), FOUND, ids=str)
 def test_ignored_strides_are_found(operation: str, name: str, way: str) -> None:
-    found = first_violation(FAULTY[operation, name](name, WAYS[way]), operation, 1, ["float32"])
+    read, layouts = WAYS[way]
+    found = first_violation(FAULTY[operation, name](name, read), operation, 1, ["float32"], layouts)
     assert found is not None
     assert found.rule == "ATT-13"
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_right_functions_are_not_accused(seed: int) -> None:
+def test_right_functions_are_not_accused() -> None:
     def sdpa(query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None) -> Any:
         options = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
         output = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, **options)
@@ -327,12 +336,12 @@ def test_right_functions_are_not_accused(seed: int) -> None:
         return torch.nn.functional.layer_norm(x, weight.shape, weight, bias, eps)
 
     for function, operation, dtypes in (
-        (torch_impl.attention, "attention", None),
-        (torch_impl.layer_norm, "layer_norm", None),
+        (torch_impl.attention, "attention", ["float32"]),
+        (torch_impl.layer_norm, "layer_norm", ["float32", "bfloat16"]),
         (declare(["dense", "scale", "gqa", "cross", "value_width", "gradients"])(sdpa), "attention", ["float32"]),
         (plain_norm, "layer_norm", ["float32", "float64"]),
     ):
-        assert first_violation(function, operation, seed, dtypes) is None
+        assert first_violation(function, operation, 1, dtypes) is None
 
 
 # --- which violations are of memory -----------------------------------------------------------------------------------
