@@ -112,7 +112,7 @@ class CallableSubject(Subject):
         super().__init__(name, framework)
         self.function, self.operation = function, operation
         self.signature = signature_of(function, operation)
-        self.declaration = replace(declaration, lacking=self.signature.lacking)
+        self.declaration = replace(declaration, lacking=self.signature.lacking, strides=framework.strides)
 
     def bound(self, operation: str, inputs: Arrays, options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments as the function has them."""

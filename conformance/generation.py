@@ -23,6 +23,7 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from conformance.cases import Case
+from conformance.checks.layout_cases import with_memory
 from conformance.declaration import EVERYTHING, SIMPLEST_FIRST, Declaration
 from conformance.expectations import empty_rows as rows_without_keys
 from conformance.features import alignment
@@ -67,6 +68,8 @@ ALIKE = (Sizes(3, 3, 1, 3, 5, 4, 4),)
 """Batch, heads and queries of one size, so that it shows who tells them apart by their sizes."""
 THOUSANDS = (Sizes(1, 2, 1, 2, 2048, 64, 64),)
 """As many numbers as kernels look at, or add up, in another way than a few."""
+KERNEL_WIDTHS = (Sizes(2, 4, 2, 5, 7, 64, 32), Sizes(2, 2, 2, 3, 9, 96, 64), Sizes(2, 4, 2, 1, 5, 128, 128))
+"""Few queries and keys of widths for which kernels are made."""
 ONE_KEY = (Sizes(2, 3, 3, 1, 1, 4, 4),)
 MANY_KEYS = 64
 """From here on a few keys hardly change a row, unless they stand out."""
@@ -319,7 +322,7 @@ def attention_cases(
         if convention == "any":
             array[empty] = 0
         cotangents["output"] = array
-    return replace(case, cotangents=cotangents)
+    return with_memory(draw, replace(case, cotangents=cotangents), declaration)
 
 
 def cotangent(
@@ -446,7 +449,7 @@ def merge_cases(
         logsumexp[d.booleans(s.B, s.H, s.Q, share=0.2)] = -np.inf
         inputs[f"logsumexps[{i}]"] = logsumexp
     cotangents = {"output": d.normal(s.B, s.H, s.Q, s.V), "logsumexp": d.normal(s.B, s.H, s.Q, dtype=wide)}
-    return Case("merge_attention", dtype, inputs, {}, wanted(cotangents, declaration))
+    return with_memory(draw, Case("merge_attention", dtype, inputs, {}, wanted(cotangents, declaration)), declaration)
 
 
 def wanted(cotangents: dict[str, np.ndarray], declaration: Declaration) -> dict[str, np.ndarray]:
@@ -493,7 +496,9 @@ def multi_head_cases(
     assume(declaration.convention("empty_rows") == "zero" or visible.any(-1).all())
     cotangents = wanted({"output": d.normal(s.B, s.Q, E_out)}, declaration)
     rounding = roundings(declaration, dtype)
-    return Case("multi_head_attention", dtype, inputs, options, cotangents, rounding=rounding)
+    return with_memory(
+        draw, Case("multi_head_attention", dtype, inputs, options, cotangents, rounding=rounding), declaration
+    )
 
 
 # --- the layers around it ---------------------------------------------------------------------------------------------
@@ -555,7 +560,7 @@ def norm_cases(
         options["eps"] = draw(st.sampled_from((1e-5, 1e-6, 1e-12, 1e-3, 0.5)))
     options = without_lacking(operation, options, declaration)
     cotangents = wanted({"output": cotangent(draw, d, shape, 0)}, declaration) if gradients else {}
-    return Case(operation, dtype, inputs, options, cotangents)
+    return with_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
 
 
 def norm_shapes(rows: int, width: int) -> tuple[NormShape, ...]:
@@ -604,7 +609,7 @@ def feed_forward_cases(
     if draw(st.integers(0, 2)) == 0 and "dropout" in declaration:
         options |= {"dropout_rate": 0.25, "dropout_keep": d.booleans(*shape[:-1], inner, share=0.75)}
     cotangents = wanted({"output": cotangent(draw, d, (*shape[:-1], outer), 0)}, declaration)
-    return Case("feed_forward", dtype, inputs, options, cotangents)
+    return with_memory(draw, Case("feed_forward", dtype, inputs, options, cotangents), declaration)
 
 
 @st.composite
@@ -668,7 +673,7 @@ def lookup_cases(
         options = {"scaled": draw(st.sampled_from(taken(operation, "scaled", scaled, declaration)))}
     options = without_lacking(operation, options, declaration)
     cotangents = wanted({result_names(operation)[0]: cotangent(draw, d, (*shape, width), 0)}, declaration)
-    return Case(operation, dtype, inputs, options, cotangents)
+    return with_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
 
 
 def operation_cases(
