@@ -328,7 +328,7 @@ def spread_heads(x: Approx, heads: int) -> Approx:
 
 # --- attention in blocks of queries -----------------------------------------------------------------------------------
 
-BLOCK = 2**16
+BLOCK = 2**17
 """Pairs of a query and a key that are looked at together: few enough for a processor's cache."""
 
 

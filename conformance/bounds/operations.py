@@ -70,7 +70,7 @@ def attend(
 
 def named(case: Case, gradients: dict[str, Approx]) -> dict[str, Approx]:
     """Gradients of what the case holds, the bias's in its own shape."""
-    if "bias" in case.inputs:
+    if "bias" in gradients:
         gradients["bias"] = gradients["bias"].reshape(*case.inputs["bias"].shape)
     return {gradient_name(name): g for name, g in gradients.items() if name in case.inputs}
 
