@@ -287,7 +287,7 @@ def softmax_gradient(
 
 
 class Terms(NamedTuple):
-    """The sums over batch and queries [H] that the gradient of the sinks is made of."""
+    """Sums of terms, of their errors and of their sizes. Those of parts of the terms, added, are those of them all."""
 
     value: np.ndarray
     error: np.ndarray
@@ -296,8 +296,13 @@ class Terms(NamedTuple):
     def __add__(self, other: Terms) -> Terms:  # type: ignore[override]
         return Terms(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
+    def added_up(self, n: int, p: Precision) -> Approx:
+        """n terms in all; one term is no sum."""
+        return Approx(self.value, self.error + (p.gamma(n) if n > 1 else 0) * self.size)
+
 
 def sink_terms(rows: Rows, sink: Approx, p: Precision) -> Terms:
+    """The sums over batch and queries [H] that the gradient of the sinks is made of."""
     relative = product(rows.sink_relative + rows.spread, margin(rows)) + summation(rows.counts, p) + 6 * p.inner
     relative = relative + 4 * p.inner * np.abs(np.where(np.isfinite(rows.logsumexp), rows.logsumexp, 0))
     weight = Approx(rows.sink_weight, rows.sink_weight * relative + 4 * p.inner_tiny)
@@ -313,12 +318,10 @@ def group_sum(x: Approx, groups: int, p: Precision) -> Approx:
     return Approx(value, error + (p.gamma(share) if share > 1 else 0) * size)
 
 
-def unbroadcast(x: Approx, shape: tuple[int, ...], p: Precision) -> Approx:
-    """Gradient of a bias [B or 1, H or 1, Q, K], summed over what it was broadcast to."""
+def broadcast_terms(x: Approx, shape: tuple[int, ...]) -> Terms:
+    """The sums that the gradient of a bias [B or 1, H or 1, Q, K] is made of, over what it was broadcast to."""
     axes = tuple(axis for axis in (0, 1) if shape[axis] == 1)
-    n = int(np.prod([x.value.shape[axis] for axis in axes]))
-    value, error, size = (np.sum(a, axis=axes, keepdims=True) for a in (x.value, x.error, x.size))
-    return Approx(value, error + (p.gamma(n) if n > 1 else 0) * size)
+    return Terms(*(np.sum(array, axis=axes, keepdims=True) for array in (x.value, x.error, x.size)))
 
 
 def spread_heads(x: Approx, heads: int) -> Approx:
@@ -326,10 +329,16 @@ def spread_heads(x: Approx, heads: int) -> Approx:
     return x if share == 1 else mapped(x, lambda a: np.repeat(a, share, axis=1))
 
 
-# --- attention in blocks of queries -----------------------------------------------------------------------------------
+# --- attention in blocks ----------------------------------------------------------------------------------------------
 
 BLOCK = 2**17
-"""Pairs of a query and a key that are looked at together: few enough for a processor's cache."""
+"""Numbers that are looked at together: few enough for a processor's cache."""
+
+
+def slices(count: int, size: int) -> list[slice]:
+    """Of so many elements at most; one that is empty where there are none."""
+    step = max(size, 1)
+    return [slice(start, start + step) for start in range(0, max(count, 1), step)]
 
 
 class Settings(NamedTuple):
@@ -343,7 +352,7 @@ class Settings(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Some of the queries, and every key and value, one for each query head. Arrays are [B, H, q, K] or broadcast."""
+    """Some batch elements or queries. `allowed` is [B, H, Q, K]; without values, value is [B, 1, 1, 1] and unused."""
 
     query: Approx
     key: Approx
@@ -351,6 +360,22 @@ class Block(NamedTuple):
     allowed: np.ndarray
     bias: Approx | None
     factor: np.ndarray | None  # of dropout
+    cotangent: Approx | None
+
+    def elements(self, part: slice) -> Block:
+        query, key, value = (x.at(part) for x in self[:3])
+        bias = self.bias
+        if bias is not None and bias.value.shape[0] > 1:
+            bias = bias.at(part)
+        factor = None if self.factor is None else self.factor[part]
+        cotangent = None if self.cotangent is None else self.cotangent.at(part)
+        return Block(query, key, value, self.allowed[part], bias, factor, cotangent)
+
+    def queries(self, part: slice) -> Block:
+        at = (slice(None), slice(None), part)
+        bias, cotangent = (None if x is None else x.at(at) for x in (self.bias, self.cotangent))
+        factor = None if self.factor is None else self.factor[at]
+        return Block(self.query.at(at), self.key, self.value, self.allowed[at], bias, factor, cotangent)
 
 
 class Forward(NamedTuple):
@@ -363,12 +388,22 @@ class Forward(NamedTuple):
 
 
 class Backward(NamedTuple):
-    """A block's own gradients, and its part of those that are summed over all queries."""
+    """The gradients of some queries, and their part of those that are summed over all queries."""
 
     query: Approx
-    bias: Approx | None
+    bias: Terms | None
     key: Sums
     value: Sums | None
+    sinks: Terms | None
+
+
+class Gradients(NamedTuple):
+    """The gradients of some batch elements, and their part of those that may be summed over them."""
+
+    query: Approx
+    key: Approx
+    value: Approx | None
+    bias: Terms | None
     sinks: Terms | None
 
 
@@ -390,51 +425,76 @@ def attention(
 ) -> tuple[Approx, dict[str, Approx]]:
     """The result of a kind ("output", "weights" or "logsumexp"), and with a cotangent all gradients, unrounded.
 
-    `allowed` is dense [B, H, Q, K]; `factor` is what dropout multiplies each weight with. Queries are taken in blocks.
-    A row of the result, of the query's gradient and of the bias's rests on its own query only. Gradients of keys,
-    values and sinks are sums over the queries: the blocks' sums of terms, of absolute terms and of carried errors are
-    added, and gamma(n) is applied to them once, with the n of all queries and not of a block.
+    `allowed` is dense [B, H, Q, K]; `factor` is what dropout multiplies each weight with. Batch elements and queries
+    are taken in blocks. A row of the result, of the query's gradient and of the bias's rests on its own query only.
+    Gradients of keys and values are sums over the queries, those of sinks and of a bias that was broadcast also over
+    the batch: the blocks' sums of terms, of sizes and of carried errors are added, and gamma(n) is applied to them
+    once, with the n of the whole and not of a block.
     """
-    (B, H, Q, D), (G, K) = query.value.shape, key.value.shape[1:3]
+    (B, H, Q, D), K = query.value.shape, key.value.shape[2]
     settings = Settings(1 / np.sqrt(D) if scale is None else float(scale), softcap, sinks, empty_rows, p)
-    key = spread_heads(key, H)
-    # The weights and the log-sum-exp have no values, and look at none.
-    value = exact(np.zeros((1, 1, 1, 1))) if value is None else side(spread_heads(value, H), p)
+    value = exact(np.zeros((B, 1, 1, 1))) if value is None else value
     if bias is not None:
         bias = Approx(np.where(np.isfinite(bias.value), bias.value, 0), bias.error)
-    size = max(1, BLOCK // max(B * H * K, 1))
+    whole = Block(query, key, value, allowed, bias, factor, cotangent)
+    largest = H * max(Q * K, max(Q, K) * max(D, value.value.shape[-1]))
+    blocks = [whole.elements(part) for part in slices(B, BLOCK // max(largest, 1))]
+    parts = [some_elements(kind, block, settings) for block in blocks]
+    result = joined([part[0] for part in parts], 0)
+    gradients = [part[1] for part in parts if part[1] is not None]
+    if not gradients:
+        return result, {}
+    found = {"query": joined([g.query for g in gradients], 0), "key": joined([g.key for g in gradients], 0)}
+    if kind == "output":
+        found["value"] = joined([g.value for g in gradients if g.value is not None], 0)
+    if bias is not None:
+        shared, terms = bias.value.shape[:2], [g.bias for g in gradients if g.bias is not None]
+        total = reduce(add, terms) if shared[0] == 1 else side_by_side(terms, 0)
+        found["bias"] = total.added_up((B if shared[0] == 1 else 1) * (H if shared[1] == 1 else 1), p)
+    if sinks is not None:
+        total = reduce(add, [g.sinks for g in gradients if g.sinks is not None])
+        found["sinks"] = total.added_up(B * Q, p)
+    return result, found
+
+
+def joined(parts: Sequence[Approx], axis: int) -> Approx:
+    return parts[0] if len(parts) == 1 else Approx(*(np.concatenate(a, axis) for a in zip(*parts, strict=True)))
+
+
+def side_by_side(parts: Sequence[Terms], axis: int) -> Terms:
+    return parts[0] if len(parts) == 1 else Terms(*(np.concatenate(a, axis) for a in zip(*parts, strict=True)))
+
+
+def some_elements(kind: str, block: Block, settings: Settings) -> tuple[Approx, Gradients | None]:
+    """Some batch elements, in blocks of queries."""
+    p = settings.p
+    (B, H, Q, D), (G, K) = block.query.value.shape, block.key.value.shape[1:3]
+    block = block._replace(key=spread_heads(block.key, H), value=side(spread_heads(block.value, H), p))
+    size = BLOCK // max(B * H * max(K, D, block.value.value.shape[-1]), 1)
     results: list[Approx] = []
     parts: list[Backward] = []
-    for start in range(0, max(Q, 1), size):
-        at = (slice(None), slice(None), slice(start, start + size))
-        block_bias, block_factor = None if bias is None else bias.at(at), None if factor is None else factor[at]
-        block = Block(query.at(at), key, value, allowed[at], block_bias, block_factor)
-        forward = forward_block(kind, block, settings)
+    for rows in slices(Q, size):
+        some = block.queries(rows)
+        forward = forward_block(kind, some, settings)
         results.append(forward.result)
-        if cotangent is not None:
-            parts.append(backward_block(kind, block, forward, cotangent.at(at), settings))
-    result = side_by_side(results)
-    if cotangent is None:
-        return result, {}
-    keys = reduce(add, [part.key for part in parts])
-    gradients = {
-        "query": side_by_side([part.query for part in parts]),
-        "key": group_sum(side_gradient(added_up(keys, Q, p, SCALE, settings.scale), p), G, p),
-    }
+        if some.cotangent is not None:
+            parts.append(backward_block(kind, some, forward, some.cotangent, settings))
+    result = joined(results, 2)
+    if not parts:
+        return result, None
+    keys, value = reduce(add, [part.key for part in parts]), None
     if kind == "output":
         values = reduce(add, [part.value for part in parts if part.value is not None])
-        gradients["value"] = group_sum(side_gradient(added_up(values, Q, p, 2), p), G, p)
-    if bias is not None:
-        gradients["bias"] = side_by_side([part.bias for part in parts if part.bias is not None])
-    if sinks is not None:
-        terms = reduce(add, [part.sinks for part in parts if part.sinks is not None])
-        gradients["sinks"] = Approx(terms.value, terms.error + p.gamma(B * Q) * terms.size)
-    return result, gradients
-
-
-def side_by_side(blocks: Sequence[Approx]) -> Approx:
-    """Blocks of queries."""
-    return blocks[0] if len(blocks) == 1 else Approx(*(np.concatenate(a, axis=2) for a in zip(*blocks, strict=True)))
+        value = group_sum(side_gradient(added_up(values, Q, p, 2), p), G, p)
+    biases = [part.bias for part in parts if part.bias is not None]
+    sinks = [part.sinks for part in parts if part.sinks is not None]
+    return result, Gradients(
+        joined([part.query for part in parts], 2),
+        group_sum(side_gradient(added_up(keys, Q, p, SCALE, settings.scale), p), G, p),
+        value,
+        side_by_side(biases, 2) if biases else None,
+        reduce(add, sinks) if sinks else None,
+    )
 
 
 def forward_block(kind: str, block: Block, settings: Settings) -> Forward:
@@ -502,7 +562,7 @@ def backward_block(kind: str, block: Block, forward: Forward, cotangent: Approx,
     key, query = scaled_side(block.key, p, scale), scaled_side(block.query, p, scale)
     return Backward(
         side_gradient(matmul(raw, key, p, SCALE, scale), p),
-        None if block.bias is None else unbroadcast(scores_bar, block.bias.value.shape, p),
+        None if block.bias is None else broadcast_terms(scores_bar, block.bias.value.shape),
         sums(transposed(raw), query),
         values,
         None if settings.sinks is None else sink_terms(rows, sink, p),
