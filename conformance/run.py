@@ -18,9 +18,9 @@ from conformance.drawing import EACH, drawing, drawn, own_seed, with_lot
 from conformance.examinations import EXAMINATIONS
 from conformance.guard import Examiner
 from conformance.probes import Probe
-from conformance.reducing import Material, reduced
+from conformance.reducing import Material, cuttable, reduced
 from conformance.refusals import Refusal, refusals_of
-from conformance.subjects import Subject
+from conformance.subjects import NumpySubject, Subject
 from conformance.tally import Tally, Violation
 from conformance.verdict import Finding
 
@@ -72,7 +72,7 @@ def run_probe(
     for examiner in examiners:
         found = tally.violations.get((probe.rule, examiner.name))
         if shrinking and found is not None and found.stands_before(known) and not examiner.overrun:
-            smaller = smallest(probe, examiner, own_seed(of_probe, failing[examiner.name]), shrinking, found)
+            smaller = smaller_case(probe, examiner, own_seed(of_probe, failing[examiner.name]), shrinking, found)
             # What stood before the one that is known by being no number may have shrunk to a number.
             kept = smaller if smaller is not None and smaller.stands_before(known) else found
             tally.violations[probe.rule, examiner.name] = kept
@@ -174,10 +174,19 @@ class Enough(BaseException):
     """Raised to end shrinking at once; no `Exception`, which Hypothesis would take for a failure of the test."""
 
 
+def smaller_case(
+    probe: Probe, examiner: Examiner, seed: int, seconds: float, found: Violation
+) -> Violation | None:
+    """The violation on a smaller case; None if the subject now passes. seed: of the case on which it was found."""
+    if cuttable(found.material):
+        return cut_down(found, examiner, seconds)
+    return smallest(probe, examiner, seed, seconds, found)
+
+
 def smallest(probe: Probe, examiner: Examiner, seed: int, seconds: float, first: Violation) -> Violation | None:
     """The smallest failing case that Hypothesis finds from the seed of `first`; None if the subject now passes.
 
-    What failed altogether does not shrink to what loses digits; nor in `cut_down`.
+    It is for materials that cannot be cut. What failed altogether does not shrink to what loses digits.
     """
     found: list[Violation] = []
     end = time.monotonic() + seconds
@@ -199,24 +208,53 @@ def smallest(probe: Probe, examiner: Examiner, seed: int, seconds: float, first:
     try:
         each()
     except (Broken, Enough, hypothesis.errors.Flaky):
-        return cut_down(found[-1], examiner, seconds / 2)
+        return found[-1]
     return None
 
 
 def cut_down(least: Violation, examiner: Examiner, seconds: float) -> Violation:
-    """The violation on an even smaller case, where the material is a case, or one with its clean twin."""
-    failures, examination = {id(least.material): least}, EXAMINATIONS[least.examined_by]
+    """The violation on an even smaller case, where the material is a case, or several that can be cut alike.
+
+    What failed altogether does not shrink to what loses digits. `steady` is False if the smallest case then passed.
+    """
+    if not cuttable(least.material):
+        return least
+    wrong = asking(least, examiner)
+    failures = {id(least.material): least}
 
     def fails(material: Material) -> bool:
-        findings = examiner(least.examined_by, material, examination.prepare(material))
-        if not breaks(findings):
+        findings = wrong(material)
+        if findings is None:
             return False
         new = violation(least.rule, least.title, least.examined_by, examiner, material, findings)
-        failures[id(material)] = new
+        failures.setdefault(id(material), new)
         return not least.stands_before(new)
 
-    if not isinstance(least.material, Material):
-        return least
     masked = least.examined_by in ("description", "shapes") or least.rule == "MASK-7"
-    found = failures[id(reduced(least.material, examiner.declaration, fails, seconds, masked))]
-    return replace(found, uncut=least.material)
+    found = reduced(least.material, examiner.declaration, fails, seconds, masked, least.rule in OF_DTYPES)
+    return replace(failures[id(found.material)], uncut=least.material, steady=found.steady)
+
+
+OF_DTYPES = ("ATT-9", "NORM-2")
+"""Rules of dtypes: a violation of theirs is not shown in another one."""
+
+
+def asking(found: Violation, examiner: Examiner) -> Callable[[Material], list[Finding] | None]:
+    """What the subject gets wrong of materials like the violation's; None where it gets nothing wrong.
+
+    What is made from a material may no longer be what its examination takes for granted (rows that are constant, two
+    cases with one answer). Then the definition fails too, and nothing is wrong.
+    """
+    examination, definition = EXAMINATIONS[found.examined_by], Examiner(NumpySubject())
+    prepared: list[Any] = [None, None]
+
+    def wrong(material: Material) -> list[Finding] | None:
+        if prepared[0] is not material:
+            prepared[:] = material, examination.prepare(material)
+        findings = examiner(found.examined_by, material, prepared[1])
+        if not breaks(findings):
+            return None
+        sure = found.examined_by == "agreement" or not breaks(definition(found.examined_by, material, prepared[1]))
+        return findings if sure else None
+
+    return wrong
