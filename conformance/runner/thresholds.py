@@ -37,6 +37,8 @@ MOST = 2**22
 """Multiplications of the largest case that is asked."""
 MOST_IN_BALLS = 2**13
 """The same in float64, whose oracle is slow."""
+HARDLY = 30.0
+"""An error of so few bounds may be lost in the wider bounds of a larger case."""
 SHOWN = 6
 """Sizes that are given as examples."""
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
@@ -68,10 +70,10 @@ class Probing:
     def __init__(self, violation: Violation, examiner: Examiner, end: float) -> None:
         self.material, self.end, self.declaration = violation.material, end, examiner.declaration
         self.case, self.findings = call(violation.material), asking(violation, examiner)
-        self.rounds = violation.loses_digits
+        self.ratio, self.rounds = violation.ratio, violation.loses_digits
         self.sizes, self.dimensions = sizes_of(self.case), dimensions(self.case, examiner.declaration)
         self.before = sizes_of(call(violation.material if violation.uncut is None else violation.uncut))
-        self.seen: dict[tuple[int, ...], bool | None] = {}
+        self.seen: dict[tuple[int, ...], float | None] = {}
 
     def sentences(self) -> Iterator[str]:
         large = [dimension for dimension in self.dimensions if self.size(dimension) > max(TRIVIAL, dimension.least)]
@@ -84,7 +86,7 @@ class Probing:
                 break
         for dimension in large:
             found = rule(self.along(dimension, around(self.size(dimension), self.before.get(dimension.names[0], 0))))
-            if found is not None:
+            if found is not None and not (self.rounds and found.by_chance):
                 yield worded(found, dimension, self.sizes)
         small = [dimension for dimension in self.dimensions if self.size(dimension) <= max(TRIVIAL, dimension.least)]
         for dimension in small if not self.rounds else ():
@@ -98,20 +100,25 @@ class Probing:
 
     def along(self, dimension: Dimension, sizes: list[int]) -> Seen:
         """What is seen at these sizes of a dimension, and at that of the case."""
-        found: Seen = {self.size(dimension): True}
+        ratios: dict[int, float] = {self.size(dimension): self.ratio}
         for size in sizes:
             if size >= dimension.least and size % dimension.unit == 0:
-                wrong = self.wrong(dict.fromkeys(dimension.names, size))
-                found |= {} if wrong is None else {size: wrong}
-        return found
+                ratio = self.asked(dict.fromkeys(dimension.names, size))
+                ratios |= {} if ratio is None else {size: ratio}
+        return {size: ratio > 1 for size, ratio in ratios.items() if ratio > 1 or not hidden(size, ratios)}
 
     def wrong(self, sizes: Sizes) -> bool | None:
+        ratio = self.asked(sizes)
+        return None if ratio is None else ratio > 1
+
+    def asked(self, sizes: Sizes) -> float | None:
+        """The error in bounds, 0 for none, at these sizes; None where the subject cannot be asked."""
         key = tuple((self.sizes | sizes).values())
         if key not in self.seen:
-            self.seen[key] = self.asked(sizes)
+            self.seen[key] = self.examined(sizes)
         return self.seen[key]
 
-    def asked(self, sizes: Sizes) -> bool | None:
+    def examined(self, sizes: Sizes) -> float | None:
         """What is right with some numbers is asked once more with others: large cases may hide what is wrong."""
         for seed in (1, 2):
             material = self.resized(sizes, seed)
@@ -119,11 +126,12 @@ class Probing:
                 return None
             if sizes_of(call(material)) != self.sizes | sizes or work(call(material)) > self.most():
                 return None
-            if self.findings(material) is not None:
-                return True
+            findings = self.findings(material)
+            if findings is not None:
+                return max(finding.ratio for finding in findings)
             if all(size <= self.sizes[name] for name, size in sizes.items()):  # nothing was drawn
                 break
-        return False
+        return 0.0
 
     def most(self) -> int:
         return MOST_IN_BALLS if self.case.dtype == "float64" and not self.case.special else MOST
@@ -135,6 +143,12 @@ class Probing:
             return aligned(taken(case, parts, np.random.default_rng(seed)), self.declaration)
 
         return mapped(self.material, change)
+
+
+def hidden(size: int, ratios: dict[int, float]) -> bool:
+    """Whether an error of a right size may lie within its bound: at the next smaller wrong size it is hardly larger."""
+    below = [n for n, ratio in ratios.items() if ratio > 1 and n < size]
+    return bool(below) and ratios[max(below)] < HARDLY
 
 
 def work(case: Case) -> int:
@@ -165,23 +179,33 @@ def product(one: str, other: str, sizes: Sizes, wrong: Wrong) -> str:
     fails, it is told at that.
     """
     a, b = sizes[one], sizes[other]
-    failing, passing = a * b, max((a - 1) * b, a * (b - 1))
     if wrong({one: a - 1, other: b}) is not False or wrong({one: a, other: b - 1}) is not False:
         return ""
-    for less in (max(a // 2, 1), 2 * a, max(a // 4, 1), 4 * a):
-        more = -(-failing // less)
-        if less > 0 and wrong({one: less, other: more}) and wrong({one: less, other: passing // less}) is False:
-            break
-    else:
-        return ""
-    power = 1 << (failing - 1).bit_length() - 1  # the largest one below
-    if power >= passing:
-        side = 1 << (power.bit_length() // 2)
-        for x, y, side_y in ((one, other, side), (other, one, side), (one, other, b), (other, one, a)):
-            size = power // side_y
-            if wrong({x: size + 1, y: side_y}) and wrong({x: size, y: side_y}) is False:
-                return together(x, size + 1, y, side_y)
-    return together(one, a, other, b)
+    for less_one, less_other in ((0, 0), (1, 0), (0, 1)):  # the first number of the last row counts, for one
+
+        def much(x: int, y: int) -> int:
+            return (x - less_one) * (y - less_other)  # noqa: B023
+
+        failing, passing = much(a, b), max(much(a - 1, b), much(a, b - 1))
+        for x in (a // 2, 2 * a, a // 4, 4 * a):
+            if x <= less_one + 1:
+                continue
+            y = -(-failing // (x - less_one)) + less_other
+            if wrong({one: x, other: y}) and wrong({one: x, other: passing // (x - less_one) + less_other}) is False:
+                return simplest_product(one, other, sizes, wrong, range(passing, failing + 1))
+    return ""
+
+
+def simplest_product(one: str, other: str, sizes: Sizes, wrong: Wrong, between: range) -> str:
+    """between: from a product that passes to one that fails."""
+    power = 1 << between[-1].bit_length() - 1  # the largest one that is not above
+    if power in between:
+        side = 1 << power.bit_length() // 2
+        for x, y, fixed in ((one, other, side), (other, one, side), (one, other, sizes[other]), (other, one, sizes[one])):
+            size = power // fixed
+            if wrong({x: size + 1, y: fixed}) and wrong({x: size, y: fixed}) is False:
+                return together(x, size + 1, y, fixed)
+    return together(one, sizes[one], other, sizes[other])
 
 
 def together(x: str, more: int, y: str, fixed: int) -> str:
@@ -203,6 +227,11 @@ class Rule(NamedTuple):
     above: int
     seen: Seen
     listed: bool = False
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether rounding errors that grow with the size may come to it: they pass their bounds anywhere."""
+        return self.listed or (not self.which.startswith(("odd", "even", "no ", "a ")) and self.above % 8 not in (0, 7))
 
 
 def is_power(n: int) -> bool:
@@ -238,6 +267,8 @@ def rule(seen: Seen) -> Rule | None:
         return Rule("up to", 0, seen)
     if agrees(lambda n: n <= most, least - 1) and least - 1 in seen and len(wrong) > 2:
         return Rule("from", least - 1, seen)
+    if least - 1 in seen and right[0] < least:
+        return Rule("first", least - 1, seen, listed=True)
     return Rule("", 0, seen, listed=True)
 
 
@@ -248,10 +279,11 @@ def worded(found: Rule, dimension: Dimension, sizes: Sizes) -> str:
     many = words_of(dimension, sizes, 2)
     examples = f"({listing(wrong, wrong[0])} wrong; {listing(right, wrong[0])} right)"
     if found.which == "first":
-        before = right[-1]
+        before = max(n for n in right if n < wrong[0])
+        again = [n for n in right if n > wrong[0]]
         at = f"first wrong at {number(wrong[0])} {words_of(dimension, sizes, wrong[0])}"
         also = f", and wrong at {listing(wrong[1:], wrong[0])}" if wrong[1:] else ""
-        return f"{at} ({number(before)} {'is' if before == 1 else 'are'} right){also}"
+        return f"{at} ({number(before)} {'is' if before == 1 else 'are'} right){also}{f'; right again at {listing(again, wrong[0])}' if again else ''}"
     if found.which == "up to":
         return f"wrong up to {number(wrong[-1])} {words_of(dimension, sizes, wrong[-1])} {examples}"
     if found.which == "from":
@@ -281,6 +313,8 @@ def number(n: int) -> str:
 
 
 def listing(sizes: list[int], near: int) -> str:
-    """The sizes nearest to one, in order."""
-    chosen = sorted(sorted(sizes, key=lambda n: abs(n - near))[:SHOWN])
-    return ", ".join(map(number, chosen))
+    """Some of the sizes, in order: those nearest to one, and some farther ones."""
+    ordered = sorted(sizes, key=lambda n: abs(n - near))
+    nearest, others = ordered[: SHOWN // 2], ordered[SHOWN // 2 :]
+    step = max(1, -(-len(others) // (SHOWN - SHOWN // 2)))
+    return ", ".join(map(number, sorted([*nearest, *others[::-1][::step]])))
