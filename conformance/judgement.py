@@ -23,6 +23,7 @@ from conformance.guard import Examiner, broken
 from conformance.oracle import balls_available
 from conformance.probes import Probe, catalogue
 from conformance.run import STUCK, Progress, run_corpus, run_probe, run_refusals, violation
+from conformance.runner.thresholds import with_thresholds
 from conformance.special import narrow
 from conformance.tally import Tally
 from conformance.verdict import Finding
@@ -77,6 +78,8 @@ class Judgement:
         if self.examiner.printed:
             self.found("CALL", "prints nothing", f"prints to standard output: {self.examiner.printed[:80]!r}")
         diagnosed(self.tally, self.examiner)
+        if self.shrinking:
+            with_thresholds(self.tally, self.examiner)
 
     def judge(self, declaration: Declaration) -> None:
         """Empty rows first: who gets them wrong is asked for no more of them, so that each rule is seen by itself."""

@@ -78,7 +78,9 @@ def cuttable(material: Material) -> bool:
 
 def call(material: Material) -> Case:
     """The call that the subject is asked."""
-    return material.planted if isinstance(material, Planted) else material[0] if isinstance(material, tuple) else material
+    return (
+        material.planted if isinstance(material, Planted) else material[0] if isinstance(material, tuple) else material
+    )
 
 
 def mapped(material: Material, change: Change) -> Material | None:
@@ -148,7 +150,9 @@ class Search:
         alone = [dimension.names[0] for dimension in found if len(dimension.names) == 1]
         pairs = [names for names in (("Q", "K"), ("D", "V")) if set(names) <= set(alone)]
         unit = self.declaration.width_multiple if has_masks(case.operation) else 1
-        equal = [Dimension(names, unit if "D" in names else 1) for names in pairs if len({sizes[n] for n in names}) == 1]
+        equal = [
+            Dimension(names, unit if "D" in names else 1) for names in pairs if len({sizes[n] for n in names}) == 1
+        ]
         return [*sorted(found, key=lambda dimension: -sizes[dimension.names[0]]), *equal]
 
     def takes(self, candidate: Material | None) -> bool:

@@ -174,9 +174,7 @@ class Enough(BaseException):
     """Raised to end shrinking at once; no `Exception`, which Hypothesis would take for a failure of the test."""
 
 
-def smaller_case(
-    probe: Probe, examiner: Examiner, seed: int, seconds: float, found: Violation
-) -> Violation | None:
+def smaller_case(probe: Probe, examiner: Examiner, seed: int, seconds: float, found: Violation) -> Violation | None:
     """The violation on a smaller case; None if the subject now passes. seed: of the case on which it was found."""
     if cuttable(found.material):
         return cut_down(found, examiner, seconds)

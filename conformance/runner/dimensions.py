@@ -70,7 +70,9 @@ def layout_of(case: Case) -> Layout:
 def repeated(axes: tuple[Axis, ...], array: np.ndarray, sizes: Sizes) -> tuple[Axis, ...]:
     """The array's axes, the last of these; empty products where its size is 1 and the axis's is not."""
     own = axes[len(axes) - array.ndim :]
-    return tuple(axis if n == math.prod(sizes[d] for d in axis) else () for axis, n in zip(own, array.shape, strict=True))
+    return tuple(
+        axis if n == math.prod(sizes[d] for d in axis) else () for axis, n in zip(own, array.shape, strict=True)
+    )
 
 
 def arrays_of(case: Case) -> dict[str, np.ndarray]:
@@ -199,6 +201,7 @@ WORDS = {
     "output": ("column of the output", "columns of the output"),
     "vocabulary": ("row of the table", "rows of the table"),
     "length": ("position", "positions"),
+    OFFSET: ("position of offset", "positions of offset"),
 }
 """One and several of each dimension."""
 

@@ -35,8 +35,8 @@ LARGE = 128
 """A size at which a dimension that looks trivial is tried: a multiple of every likely block."""
 MOST = 2**22
 """Multiplications of the largest case that is asked."""
-MOST_IN_BALLS = 2**13
-"""The same in float64, whose oracle is slow."""
+MOST_OF_SLOW = 2**13
+"""The same in float64, whose oracle is slow, and where each pair of a mask is asked for by itself."""
 HARDLY = 30.0
 """An error of so few bounds may be lost in the wider bounds of a larger case."""
 SHOWN = 6
@@ -52,6 +52,8 @@ Seen = dict[int, bool]
 def with_thresholds(tally: Tally, examiner: Examiner, seconds: float = SECONDS) -> None:
     """Say of the first violations that stand for themselves at which sizes they show."""
     for violation in separated(list(tally.violations.values()))[0][:FIRST]:
+        if violation.threshold:
+            continue
         found = replace(violation, threshold=threshold(violation, examiner, seconds))
         tally.violations[violation.rule, violation.subject] = found
 
@@ -71,6 +73,10 @@ class Probing:
         self.material, self.end, self.declaration = violation.material, end, examiner.declaration
         self.case, self.findings = call(violation.material), asking(violation, examiner)
         self.ratio, self.rounds = violation.ratio, violation.loses_digits
+        slow = (self.case.dtype == "float64" and not self.case.special) or violation.examined_by == "description"
+        self.most = MOST_OF_SLOW if slow else MOST
+        self.costs: list[tuple[int, float]] = []
+        """Of the cases that were asked: about how many multiplications, and how many seconds."""
         self.sizes, self.dimensions = sizes_of(self.case), dimensions(self.case, examiner.declaration)
         self.before = sizes_of(call(violation.material if violation.uncut is None else violation.uncut))
         self.seen: dict[tuple[int, ...], float | None] = {}
@@ -124,17 +130,23 @@ class Probing:
             material = self.resized(sizes, seed)
             if material is None or time.monotonic() > self.end or not within(call(material), self.declaration):
                 return None
-            if sizes_of(call(material)) != self.sizes | sizes or work(call(material)) > self.most():
+            reached, needed = sizes_of(call(material)), work(call(material))
+            if any(reached[name] != size for name, size in sizes.items()) or not self.affords(needed):
                 return None
+            start = time.monotonic()
             findings = self.findings(material)
+            self.costs.append((needed, time.monotonic() - start))
             if findings is not None:
                 return max(finding.ratio for finding in findings)
             if all(size <= self.sizes[name] for name, size in sizes.items()):  # nothing was drawn
                 break
         return 0.0
 
-    def most(self) -> int:
-        return MOST_IN_BALLS if self.case.dtype == "float64" and not self.case.special else MOST
+    def affords(self, needed: int) -> bool:
+        """Whether a case of so much work is likely to end in time, by what larger ones than the smallest took."""
+        took, seconds = max(self.costs, default=(1, 0.0))
+        ends = time.monotonic() + seconds * needed / max(took, 1) < self.end
+        return needed <= self.most and (ends or needed <= work(self.case))
 
     def resized(self, sizes: Sizes, seed: int) -> Material | None:
         parts = {name: Part(0, size) for name, size in sizes.items()}
@@ -201,16 +213,21 @@ def simplest_product(one: str, other: str, sizes: Sizes, wrong: Wrong, between: 
     power = 1 << between[-1].bit_length() - 1  # the largest one that is not above
     if power in between:
         side = 1 << power.bit_length() // 2
-        for x, y, fixed in ((one, other, side), (other, one, side), (one, other, sizes[other]), (other, one, sizes[one])):
+        for x, y, fixed in (
+            (one, other, side),
+            (other, one, side),
+            (one, other, sizes[other]),
+            (other, one, sizes[one]),
+        ):
             size = power // fixed
             if wrong({x: size + 1, y: fixed}) and wrong({x: size, y: fixed}) is False:
-                return together(x, size + 1, y, fixed)
-    return together(one, sizes[one], other, sizes[other])
+                return together(x, size + 1, y, fixed, sizes)
+    return together(one, sizes[one], other, sizes[other], sizes)
 
 
-def together(x: str, more: int, y: str, fixed: int) -> str:
-    are = f"{number(more - 1)} {words(x, more - 1)}"
-    at = f"{number(more)} {words(x, more)} and {number(fixed)} {words(y, fixed)} together"
+def together(x: str, more: int, y: str, fixed: int, sizes: Sizes) -> str:
+    are = f"{number(more - 1)} {words(x, more - 1, sizes)}"
+    at = f"{number(more)} {words(x, more, sizes)} and {number(fixed)} {words(y, fixed, sizes)} together"
     return f"first wrong at {at} (their product is {number(more * fixed)}; with {are} it is right)"
 
 
@@ -267,7 +284,7 @@ def rule(seen: Seen) -> Rule | None:
         return Rule("up to", 0, seen)
     if agrees(lambda n: n <= most, least - 1) and least - 1 in seen and len(wrong) > 2:
         return Rule("from", least - 1, seen)
-    if least - 1 in seen and right[0] < least:
+    if least - 1 in seen and right[0] < least and len(wrong) > sum(n > least for n in right):
         return Rule("first", least - 1, seen, listed=True)
     return Rule("", 0, seen, listed=True)
 
@@ -296,15 +313,14 @@ def worded(found: Rule, dimension: Dimension, sizes: Sizes) -> str:
 
 
 def words_of(dimension: Dimension, sizes: Sizes, count: int) -> str:
-    """Of dimensions that change together, all of them; without groups the heads of query and key are the same."""
-    if dimension.names == ("G",) and sizes.get("S") == 1:
-        return words("H", count)
-    return " and ".join(words(name, count) for name in dimension.names)
+    """Of dimensions that change together, all of them."""
+    return " and ".join(words(name, count, sizes) for name in dimension.names)
 
 
-def words(name: str, count: int) -> str:
-    kind = name.rstrip(" 0123456789")
-    one, several = WORDS.get(name, WORDS.get(kind, (kind, kind)))
+def words(name: str, count: int, sizes: Sizes) -> str:
+    """Without groups the heads of query and key are the same."""
+    kind = "H" if name == "G" and sizes.get("S") == 1 else name.rstrip(" 0123456789")
+    one, several = WORDS[kind]
     return one if count == 1 else several
 
 
