@@ -102,9 +102,12 @@ def mapped(material: Material, change: Change) -> Material | None:
             changed = change(case)
             return None if changed is None else (changed, tuple(min(n, changed.inputs["key"].shape[2]) for n in cuts))
         case (Case() as dirty, Case() as clean, np.ndarray() as reached, np.ndarray() as rows):
+            after, before = change(dirty), change(clean)
             cut = [change(replace(clean, inputs=clean.inputs | {"x": array})) for array in (reached, rows)]
-            found = (change(dirty), change(clean), *(None if one is None else one.inputs["x"] for one in cut))
-            return None if any(part is None for part in found) or not found[2].any() else found
+            if after is None or before is None or cut[0] is None or cut[1] is None:
+                return None
+            marks = tuple(marked.inputs["x"] for marked in cut if marked is not None)
+            return (after, before, *marks) if marks[0].any() else None
     return None
 
 
@@ -253,7 +256,7 @@ def aligned(case: Case | None, declaration: Declaration) -> Case | None:
 def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> Iterator[Change]:
     """What may make the case simpler: less memory to look after, fewer features, float32."""
     if getattr(case, "memory", None):
-        yield lambda case: replace(case, **{"memory": {}})
+        yield contiguous
     if case.cotangents:
         yield lambda case: replace(case, cotangents={})
     if case.operation in COLLAPSED:
@@ -280,6 +283,12 @@ def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> 
         yield ungrouped
     if not keeps_dtype:
         yield from (in_dtype(dtype, declaration) for dtype in SIMPLEST_FIRST[:1] if dtype in declaration.dtypes)
+
+
+def contiguous(case: Case) -> Case:
+    """As its arrays lie in memory when nothing is said of that."""
+    plain: dict[str, Any] = {"memory": {}}
+    return replace(case, **plain)
 
 
 def without(*names: str) -> Change:

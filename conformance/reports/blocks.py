@@ -1,4 +1,4 @@
-"""A violation as a readable block: rule and statement, probe, smallest case, sizes, numbers, diagnosis, replay command."""
+"""A violation as a readable block: rule, probe, smallest case, sizes, numbers, diagnosis, replay command."""
 
 from __future__ import annotations
 

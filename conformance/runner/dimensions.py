@@ -217,7 +217,7 @@ def taken(case: Case, parts: Parts, rng: np.random.Generator | None = None) -> C
     """
     sizes, arrays, lists = layout_of(case)
     parts = fitting(case, sizes, parts)
-    if any(part.size < (name != OFFSET and sizes[name] > 0) for name, part in parts.items()):
+    if any(name != OFFSET and (part.size > 0) != (sizes[name] > 0) for name, part in parts.items()):
         return None
     cut = {n: resized(array, arrays[n], sizes, parts, rng) for n, array in arrays_of(case).items()}
     inputs = {name: cut[name] for name in case.inputs}

@@ -20,6 +20,7 @@ from conformance.cases import Case
 from conformance.diagnosis.following import separated
 from conformance.features import within
 from conformance.guard import Examiner
+from conformance.judged_rules import JUDGED
 from conformance.reducing import Material, aligned, call, cuttable, mapped
 from conformance.run import asking
 from conformance.runner.dimensions import OFFSET, WORDS, Dimension, Part, Sizes, dimensions, sizes_of, taken
@@ -51,7 +52,8 @@ Seen = dict[int, bool]
 
 def with_thresholds(tally: Tally, examiner: Examiner, seconds: float = SECONDS) -> None:
     """Say of the first violations that stand for themselves at which sizes they show."""
-    for violation in separated(list(tally.violations.values()))[0][:FIRST]:
+    in_order = sorted(tally.violations.values(), key=lambda violation: list(JUDGED).index(violation.rule))
+    for violation in separated(in_order)[0][:FIRST]:
         if violation.threshold:
             continue
         found = replace(violation, threshold=threshold(violation, examiner, seconds))
@@ -177,7 +179,7 @@ def around(size: int, largest: int) -> list[int]:
     blocks = [-(-(size + 1) // block) * block for block in (64, 32, 16, 8, 4)]
     found = [size - 1, size + 1, power, 2 * power, power + 1, 2 * power + 1, size + 2, 3 * power // 2, *blocks]
     found += [power // 2, power // 2 + 1, power - 1, 2 * power - 1, size + 3, 5 * power // 4, 3 * power, 4 * power]
-    found += [2**k for k in range(size.bit_length())][::-1][:6] + [3 * power // 8, largest, 5, 6, 7]
+    found += [*(2**k for k in range(size.bit_length())[::-1][:6]), 3 * power // 8, largest, 5, 6, 7]
     return [n for n in dict.fromkeys(found) if n > 0]
 
 
@@ -299,8 +301,10 @@ def worded(found: Rule, dimension: Dimension, sizes: Sizes) -> str:
         before = max(n for n in right if n < wrong[0])
         again = [n for n in right if n > wrong[0]]
         at = f"first wrong at {number(wrong[0])} {words_of(dimension, sizes, wrong[0])}"
+        are = "is" if before == 1 else "are"
         also = f", and wrong at {listing(wrong[1:], wrong[0])}" if wrong[1:] else ""
-        return f"{at} ({number(before)} {'is' if before == 1 else 'are'} right){also}{f'; right again at {listing(again, wrong[0])}' if again else ''}"
+        also += f"; right again at {listing(again, wrong[0])}" if again else ""
+        return f"{at} ({number(before)} {are} right){also}"
     if found.which == "up to":
         return f"wrong up to {number(wrong[-1])} {words_of(dimension, sizes, wrong[-1])} {examples}"
     if found.which == "from":
