@@ -53,14 +53,16 @@ def reduced(
     seconds: float,
     masked: bool = False,
     keeps_dtype: bool = False,
+    keeps_numbers: bool = False,
 ) -> Reduced:
     """The smallest failing material found in the time; itself if it cannot be cut.
 
-    masked: its mask must stay. keeps_dtype: so must its dtype. What passes when it is asked again is not taken for the
+    masked: its mask must stay. keeps_dtype: so must its dtype. keeps_numbers: it gets no other numbers.
+    What passes when it is asked again is not taken for the
     smallest: then it is the smallest one that fails twice more, or else the material itself.
     """
     search = Search(material, declaration, fails, time.monotonic() + seconds, masked, keeps_dtype)
-    search.run()
+    search.run(keeps_numbers)
     for i, smaller in enumerate(search.failing[: -ASKED_AGAIN - 1 : -1]):
         if fails(smaller) and fails(smaller):
             return Reduced(smaller, steady=i == 0)
@@ -135,12 +137,12 @@ class Search:
     def material(self) -> Material:
         return self.failing[-1]
 
-    def run(self) -> None:
+    def run(self, keeps_numbers: bool) -> None:
         known = 0
         while known < len(self.failing) and cuttable(self.material):
             known = len(self.failing)
             self.leave_out()
-            if known == 1:
+            if known == 1 and not keeps_numbers:
                 self.takes(mapped(self.material, plain_numbers))
             self.cut_together()
             for dimension in self.dimensions():
@@ -366,11 +368,11 @@ def in_dtype(dtype: str, declaration: Declaration) -> Change:
     return change
 
 
-def plain_numbers(case: Case) -> Case | None:
+def plain_numbers(case: Case, seed: int = 0) -> Case | None:
     """With numbers of mean 0 and spread 1 where there were others; what is not finite stays."""
     if case.special or any(name.startswith("logsumexps") for name in case.inputs):
         return None
-    rng, inputs = np.random.default_rng(0), dict(case.inputs)
+    rng, inputs = np.random.default_rng(seed), dict(case.inputs)
     for name, array in inputs.items():
         if str(array.dtype) in FLOATING:
             finite = np.isfinite(array.astype(float))

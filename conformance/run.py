@@ -229,7 +229,9 @@ def cut_down(least: Violation, examiner: Examiner, seconds: float) -> Violation:
         return not least.stands_before(new)
 
     masked = least.examined_by in ("description", "shapes") or least.rule == "MASK-7"
-    found = reduced(least.material, examiner.declaration, fails, seconds, masked, least.rule in OF_DTYPES)
+    found = reduced(
+        least.material, examiner.declaration, fails, seconds, masked, least.rule in OF_DTYPES, least.loses_digits
+    )
     return replace(failures[id(found.material)], uncut=least.material, steady=found.steady)
 
 

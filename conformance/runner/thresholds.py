@@ -21,7 +21,7 @@ from conformance.diagnosis.following import separated
 from conformance.features import within
 from conformance.guard import Examiner
 from conformance.judged_rules import JUDGED
-from conformance.reducing import Material, aligned, call, cuttable, mapped
+from conformance.reducing import Material, aligned, call, cuttable, mapped, plain_numbers
 from conformance.run import asking
 from conformance.runner.dimensions import OFFSET, WORDS, Dimension, Part, Sizes, dimensions, sizes_of, taken
 from conformance.tally import Tally, Violation
@@ -32,6 +32,8 @@ SECONDS = 2.5
 """For each of them, at most."""
 TRIVIAL = 2
 """A dimension of this size or less is not what the violation is about, unless a larger one is right."""
+TINIEST = 4
+"""What is wrong up to a size is wrong at this one at least; below, special sizes (1 key) may just not show it."""
 LARGE = 128
 """A size at which a dimension that looks trivial is tried: a multiple of every likely block."""
 MOST = 2**22
@@ -100,7 +102,7 @@ class Probing:
         for dimension in small if not self.rounds else ():
             if dimension.names != (OFFSET,) and self.along(dimension, [LARGE]).get(LARGE) is False:
                 found = rule(self.along(dimension, [*range(1, 10), *around(16, 65), LARGE]))
-                if found is not None and not found.listed:
+                if found is not None and not found.listed and (found.which != "up to" or found.seen.get(TINIEST)):
                     yield worded(found, dimension, self.sizes)
 
     def size(self, dimension: Dimension) -> int:
@@ -127,8 +129,11 @@ class Probing:
         return self.seen[key]
 
     def examined(self, sizes: Sizes) -> float | None:
-        """What is right with some numbers is asked once more with others: large cases may hide what is wrong."""
-        for seed in (1, 2):
+        """What is right is asked again with other numbers, for which it may be wrong: larger cases may hide errors.
+
+        In smaller ones what is wrong may only have been cut off: a maximum that grows at a later key.
+        """
+        for seed in (1, 2, 3):
             material = self.resized(sizes, seed)
             if material is None or time.monotonic() > self.end or not within(call(material), self.declaration):
                 return None
@@ -140,8 +145,6 @@ class Probing:
             self.costs.append((needed, time.monotonic() - start))
             if findings is not None:
                 return max(finding.ratio for finding in findings)
-            if all(size <= self.sizes[name] for name, size in sizes.items()):  # nothing was drawn
-                break
         return 0.0
 
     def affords(self, needed: int) -> bool:
@@ -156,7 +159,11 @@ class Probing:
         def change(case: Case) -> Case | None:
             return aligned(taken(case, parts, np.random.default_rng(seed)), self.declaration)
 
-        return mapped(self.material, change)
+        material = mapped(self.material, change)
+        smaller = all(size <= self.sizes[name] for name, size in sizes.items())
+        if smaller and seed > 1 and not self.rounds and isinstance(material, Case):
+            return plain_numbers(material, seed) or material
+        return material
 
 
 def hidden(size: int, ratios: dict[int, float]) -> bool:
