@@ -23,6 +23,7 @@ from conformance.guard import Examiner, broken
 from conformance.oracle import balls_available
 from conformance.probes import Probe, catalogue
 from conformance.run import STUCK, Progress, run_corpus, run_probe, run_refusals, violation
+from conformance.runner.thresholds import with_thresholds
 from conformance.special import narrow
 from conformance.tally import Tally
 from conformance.verdict import Finding
@@ -77,6 +78,8 @@ class Judgement:
         if self.examiner.printed:
             self.found("CALL", "prints nothing", f"prints to standard output: {self.examiner.printed[:80]!r}")
         diagnosed(self.tally, self.examiner)
+        if self.shrinking:
+            with_thresholds(self.tally, self.examiner)
 
     def judge(self, declaration: Declaration) -> None:
         """Empty rows first: who gets them wrong is asked for no more of them, so that each rule is seen by itself."""
@@ -99,7 +102,7 @@ class Judgement:
 
     def ask(self, probes: Iterable[Probe]) -> None:
         for probe in probes:
-            known, seconds = self.tally.violations.get((probe.rule, self.examiner.name)), self.time_to_shrink()
+            seconds, known = self.time_to_shrink(), self.tally.violations
             tally = run_probe(probe, [self.examiner], self.examples, self.seed, self.progress, seconds, known)
             self.tally.include(tally)
 
