@@ -6,7 +6,7 @@ import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import hypothesis
 import hypothesis.errors
@@ -62,13 +62,15 @@ def run_probe(
     progress: Progress,
     shrinking: float,
     known: Violation | None = None,
+    tried: Tried | None = None,
 ) -> Tally:
     """One probe's cases; a subject that breaks its rule has its smallest failing case looked for.
 
-    known: of this rule; no smaller case is looked for of what does not stand before it.
+    known: of this rule; no smaller case is looked for of what does not stand before it. tried: what another process has
+    found with the probe's cases.
     """
-    tally, of_probe = Tally(), seed_of(probe, seed)
-    failing = try_probe(probe, examiners, cases_of(probe, examples), of_probe, tally, progress)
+    tally, failing = tried or try_probe(probe, examiners, examples, seed, progress)
+    of_probe = seed_of(probe, seed)
     for examiner in examiners:
         found = tally.violations.get((probe.rule, examiner.name))
         if shrinking and found is not None and found.stands_before(known) and not examiner.overrun:
@@ -129,13 +131,18 @@ def run_corpus(frozen: Iterable[Entry], examiners: Sequence[Examiner], shrinking
     return tally
 
 
-def try_probe(
-    probe: Probe, examiners: Sequence[Examiner], examples: int, seed: int, tally: Tally, progress: Progress
-) -> dict[str, int]:
-    """Tally what is found; the number of the case of the violation that is kept, by the subject's name."""
+class Tried(NamedTuple):
+    """What a probe's cases gave. failing: by subject, the number of the case whose violation is kept."""
+
+    tally: Tally
+    failing: dict[str, int]
+
+
+def try_probe(probe: Probe, examiners: Sequence[Examiner], examples: int, seed: int, progress: Progress) -> Tried:
+    """Run a probe's cases and tally what is found."""
     examination, agreement = probe.examination, probe.examined_by == "agreement"
-    failing: dict[str, int] = {}
-    for number, material in drawn(probe.material, examples, seed):
+    tally, failing = Tally(), dict[str, int]()
+    for number, material in drawn(probe.material, cases_of(probe, examples), seed_of(probe, seed)):
         asked = [examiner for examiner in examiners if examiner.overrun < STUCK]
         if not asked:
             break
@@ -152,7 +159,7 @@ def try_probe(
         if agreement and case.operation == "attention":
             tally.substance.add(case, shared[1])
         progress(probe.rule, probe.title)
-    return failing
+    return Tried(tally, failing)
 
 
 def breaks(findings: list[Finding]) -> bool:

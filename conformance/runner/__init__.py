@@ -1,0 +1,1 @@
+"""Where test cases run: in this process, and in worker processes beside it."""
