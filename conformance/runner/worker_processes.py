@@ -151,9 +151,10 @@ def claimed(of_order: Path, index: int) -> int | None:
     """None if this process has the probe from now on; else the identifier of the process that has it."""
     file = of_order / f"{index}.claim"
     own = of_order / f"{os.getpid()}.process"
-    own.write_text(str(os.getpid()))
+    if not own.exists():
+        own.write_text(str(os.getpid()))
     try:
-        os.link(own, file)  # appears with its content, or not at all
+        os.link(own, file)  # a claim appears with its content, or not at all
     except FileExistsError:
         return int(file.read_text())
     return None
