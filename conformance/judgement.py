@@ -135,6 +135,7 @@ class Judgement:
     def tried_by(self, workers: WorkerProcesses, index: int) -> Tried | None:
         """What a worker has found with the probe; None where this process is to run it."""
         outcome = None if self.examiner.overrun >= STUCK else workers.outcome(index, self.listen)
+        self.listen()
         if outcome is None:
             return None
         self.examiner.overrun += outcome.overrun

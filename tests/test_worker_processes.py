@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ PARENT = int((HERE / "parent").read_text())
 WORKER = os.getpid() != PARENT
 
 
+@np.errstate(all="ignore")
 def attention(query, key, value, *, mask=None, scale=None):
     with (HERE / "asked").open("a") as file:
         file.write(f"{os.getpid()}\\n")
@@ -113,11 +115,11 @@ def both_take_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_report_is_that_of_one_process(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = checked(subject, "wrong", 1, shrink=True)
+    alone = checked(subject, "wrong", 1)
     assert [violation.rule for violation in alone.violations] == ["ATT-1"]
     worker_takes_everything(monkeypatch)
     (subject.parent / "asked").write_text("")
-    assert found(checked(subject, "wrong", shrink=True)) == found(alone)
+    assert found(checked(subject, "wrong")) == found(alone)
     assert len(set((subject.parent / "asked").read_text().split())) == 2
 
 
@@ -125,15 +127,15 @@ def test_both_processes_have_a_share(subject: Path, monkeypatch: pytest.MonkeyPa
     """And what rows that allow nothing say of the declaration holds in the worker's probes too."""
     subject.write_text(SUBJECT.replace("np.where(total == 0, 1, total)", "total").replace("-np.inf)", "-1e30)"))
     rules = ["ATT-6", "MASK-3"]
-    alone = checked(subject, "attention", 1, rules=rules)
+    told: dict[int, list[str]] = {1: [], 2: []}
+    alone = checked(subject, "attention", 1, rules=rules, progress=lambda rule, title: told[1].append(title))
     assert [violation.rule for violation in alone.violations] == ["ATT-6"]
     both_take_a_share(monkeypatch)
     (subject.parent / "asked").write_text("")
-    told: list[str] = []
-    shared = checked(subject, "attention", rules=rules, progress=lambda rule, title: told.append(rule))
+    shared = checked(subject, "attention", rules=rules, progress=lambda rule, title: told[2].append(title))
     assert found(shared) == found(alone)
     assert len(set((subject.parent / "asked").read_text().split())) == 2
-    assert told.count("MASK-3") >= shared.rules["MASK-3"].cases > 0
+    assert Counter(told[1]) <= Counter(told[2])
 
 
 def test_a_worker_that_dies_leaves_its_probes_to_this_process(subject: Path) -> None:
@@ -148,11 +150,9 @@ def test_what_only_a_worker_sees_counts(subject: Path, monkeypatch: pytest.Monke
 
 
 def test_what_takes_too_long_in_a_worker_counts(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    worker_takes_everything(monkeypatch)
-    monkeypatch.setattr("conformance.run.STUCK", 2)
-    report = checked(subject, "slow_in_a_worker", time_limit=0.3, rules=["MASK-3"])
-    assert "took longer than 0.3 s" in str(report.violations[0])
-    assert "took longer than 0.3 s" in report.untried
+    both_take_a_share(monkeypatch)
+    report = checked(subject, "slow_in_a_worker", time_limit=1.0, rules=["MASK-3"])
+    assert "took longer than 1 s" in str(report.violations[0])
 
 
 def test_an_early_end_tells_what_workers_have_found(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_an_early_end_tells_what_workers_have_found(subject: Path, monkeypatch: 
     reports: list[Report] = []
     with pytest.raises(KeyboardInterrupt):
         checked(subject, "wrong_in_a_worker", unfinished=reports.append)
-    assert [violation.rule for violation in reports[0].violations] == ["ATT-1"]
+    assert {violation.rule for violation in reports[0].violations} == set(RULES)
     assert all(process.returncode is not None for process in processes)
 
 

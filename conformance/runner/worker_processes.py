@@ -70,7 +70,8 @@ class WorkerProcesses:
     def begun(self, number: int) -> subprocess.Popen[bytes]:
         """No `multiprocessing`, which would load the script again that calls `check`. A session of its own, so that an
         interrupt is for the checking process alone; the worker ends once its standard input does."""
-        command = (sys.executable, "-m", "conformance.runner.worker_main", str(self.path))
+        warned = [f"-W{option}" for option in sys.warnoptions]
+        command = (sys.executable, *warned, "-m", "conformance.runner.worker_main", str(self.path))
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)}
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
