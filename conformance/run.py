@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import hypothesis
 import hypothesis.errors
@@ -66,14 +66,15 @@ def run_probe(
     progress: Progress,
     shrinking: float,
     known: Mapping[tuple[str, str], Violation] = NOTHING_KNOWN,
+    tried: Tried | None = None,
 ) -> Tally:
     """One probe's cases; a subject that breaks a rule has its smallest failing case looked for.
 
-    known: what was found before; no smaller case is looked for of what does not stand before it.
+    known: what was found before; no smaller case is looked for of what does not stand before it. tried: what another
+    process has found with the probe's cases.
     """
-    tally, of_probe = Tally(), seed_of(probe, seed)
-    failing = try_probe(probe, examiners, cases_of(probe, examples), of_probe, tally, progress)
-    by_name = {examiner.name: examiner for examiner in examiners}
+    tally, failing = tried or try_probe(probe, examiners, examples, seed, progress)
+    of_probe, by_name = seed_of(probe, seed), {examiner.name: examiner for examiner in examiners}
     for key, number in failing.items():
         found, before, examiner = tally.violations[key], known.get(key), by_name[key[1]]
         if shrinking and found.stands_before(before) and not examiner.overrun:
@@ -138,13 +139,18 @@ def run_corpus(frozen: Iterable[Entry], examiners: Sequence[Examiner], shrinking
     return tally
 
 
-def try_probe(
-    probe: Probe, examiners: Sequence[Examiner], examples: int, seed: int, tally: Tally, progress: Progress
-) -> dict[tuple[str, str], int]:
-    """Tally what is found; the number of the case of each violation that is kept, by rule and the subject's name."""
+class Tried(NamedTuple):
+    """What a probe's cases gave. failing: by rule and subject, the number of the case whose violation is kept."""
+
+    tally: Tally
+    failing: dict[tuple[str, str], int]
+
+
+def try_probe(probe: Probe, examiners: Sequence[Examiner], examples: int, seed: int, progress: Progress) -> Tried:
+    """Run a probe's cases and tally what is found."""
     examination, agreement = probe.examination, probe.examined_by == "agreement"
-    failing: dict[tuple[str, str], int] = {}
-    for number, material in drawn(probe.material, examples, seed):
+    tally, failing = Tally(), dict[tuple[str, str], int]()
+    for number, material in drawn(probe.material, cases_of(probe, examples), seed_of(probe, seed)):
         asked = [examiner for examiner in examiners if examiner.overrun < STUCK]
         if not asked:
             break
@@ -162,7 +168,7 @@ def try_probe(
         if agreement and case.operation == "attention":
             tally.substance.add(case, *shared)
         progress(probe.rule, probe.title)
-    return failing
+    return Tried(tally, failing)
 
 
 def breaks(findings: list[Finding]) -> bool:
