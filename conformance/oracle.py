@@ -155,7 +155,8 @@ def sizes_of(case: Case) -> dict[str, int]:
         return {"B": B, "H": H, "G": G, "Q": Q, "K": K, "D": D} | values
     if case.operation == "merge_attention":
         *rows, V = case.inputs["outputs[0]"].shape
-        return {"B": 1, "H": 1, "Q": prod(rows), "V": V, "parts": sum(name.startswith("outputs[") for name in case.inputs)}
+        parts = sum(name.startswith("outputs[") for name in case.inputs)
+        return {"B": 1, "H": 1, "Q": prod(rows), "V": V, "parts": parts}
     if case.operation == "feed_forward":
         (E, F), out = shapes["inner.weight"], shapes["outer.weight"][1]
         return {"rows": prod(shapes["x"][:-1]), "E": E, "F": F, "out": out}

@@ -102,7 +102,7 @@ def test_sampled_weights_are_those_of_some_rows(name: str, sample: int, monkeypa
     of = CASES[name]
     weights, several = tally.sampled_weights(of, allowed_pairs(of))
     options = {n: of.options[n] for n in ("mask", "softcap") if n in of.options}
-    wide = {n: a.astype(np.float64) for n, a in of.inputs.items() if n != "value"}
+    wide: dict[str, Any] = {n: a.astype(np.float64) for n, a in of.inputs.items() if n != "value"}
     whole = attention_weights(**wide, **options)
     assert weights.size <= max(sample, H * K)
     assert several.shape == weights.shape[:-1]
