@@ -39,7 +39,7 @@ def case(operation: str = "attention", bias: tuple[int, ...] = (), dtype: Any = 
     return Case(operation, np.dtype(dtype).name, inputs, options, {"output": random(B, H, Q, *last, dtype=wide)})
 
 
-DROPOUT = {"dropout_keep": RNG.random((B, H, Q, K)) < 0.7, "dropout_rate": 0.3}
+DROPOUT: dict[str, Any] = {"dropout_keep": RNG.random((B, H, Q, K)) < 0.7, "dropout_rate": 0.3}
 LENGTHS = KeyLengths(np.array([6, 0, 3, 1, 5]))
 CASES = {
     "plain": case(),
@@ -82,13 +82,13 @@ def test_a_block_that_is_left_out_shows(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_block_that_counts_its_own_terms_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """gamma(n) of a block's n instead of that of all queries."""
-    in_all = blocked.some_elements
+    in_all: Any = blocked.some_elements
 
     def own_terms(kind: str, block: Any, settings: Any) -> Any:
         blocks = [block.queries(part) for part in blocked.slices(Q, blocked.BLOCK)]
         result, gradients = in_all(kind, block, settings)
         parts = [in_all(kind, part, settings)[1] for part in blocks]
-        key = blocked.Approx(gradients.key.value, sum(part.key.error for part in parts))
+        key = blocked.Approx(gradients.key.value, np.sum([part.key.error for part in parts], axis=0))
         return result, gradients._replace(key=key)
 
     monkeypatch.setattr(blocked, "some_elements", own_terms)
