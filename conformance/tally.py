@@ -161,7 +161,7 @@ def sampled_weights(case: Case, allowed: np.ndarray) -> tuple[np.ndarray, np.nda
         inputs["bias"] = bias[elements] if bias.ndim == 4 and len(bias) > 1 else bias
     visible = allowed[elements][:, :, queries]
     options = {name: case.options[name] for name in ("scale", "softcap") if name in case.options}
-    wide = {name: array.astype(np.float64) for name, array in inputs.items()}
+    wide: dict[str, Any] = {name: array.astype(np.float64) for name, array in inputs.items()}
     return attention_weights(**wide, mask=Dense(visible), **options), visible.sum(-1) > 1
 
 

@@ -18,8 +18,9 @@ from flint import arb, ctx
 from conformance import ball
 from conformance.ball import Exact, evaluate, evaluate_balls
 from conformance.ball.inputs import Leaves
-from conformance.ball.tape import Variable, balls
+from conformance.ball.tape import Variable, balls, product
 from conformance.cases import Case
+from conformance.oracle import AFFORDABLE, affordable, ball_work, sizes_of
 from conformance.pairs import visible_pairs
 from specification.masks import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 
@@ -322,6 +323,20 @@ def test_multi_head_attention_with_identity_projections_is_attention() -> None:
     assert_equal(joined, Exact(*(part.swapaxes(1, 2).reshape(2, 3, 4) for part in output)))
 
 
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((8, 9), (9, 8)), ((2, 3, 8, 9), (2, 3, 9, 8)), ((2, 1, 8, 9), (3, 9, 8)), ((3, 4, 9), (9, 8)), ((2, 0), (0, 3))],
+)
+def test_products_by_matrices_are_those_of_numpy(left: tuple[int, ...], right: tuple[int, ...], fine: None) -> None:
+    a, b = balls(random(*left)), balls(random(*right, seed=1))
+    got, expected = product(a, b), np.matmul(a, b)
+    assert got.shape == expected.shape
+    for x, y in zip(got.flat, expected.flat, strict=True):
+        assert isinstance(x, arb)
+        assert x.overlaps(arb(y))
+        assert x.rad() < arb(2) ** -500
+
+
 # --- masks ------------------------------------------------------------------------------------------------------------
 
 MATRICES = {
@@ -450,3 +465,49 @@ def test_every_dtype_is_taken_exactly(dtype: str) -> None:
     answer = evaluate(lookup)
     np.testing.assert_array_equal(answer["output"].high, table.astype(np.float64)[::-1])
     np.testing.assert_array_equal(answer["gradient of table"].high, table.astype(np.float64)[::-1])
+
+
+# --- work -------------------------------------------------------------------------------------------------------------
+
+
+def balls_made(subject: Case, monkeypatch: pytest.MonkeyPatch) -> int:
+    made = 0
+    make = Variable.__init__
+
+    def counting(self: Variable, value: Any, *rest: Any, **keywords: Any) -> None:
+        nonlocal made
+        make(self, value, *rest, **keywords)
+        made += self.value.size
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Variable, "__init__", counting)
+        evaluate_balls(subject)
+    return made
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_work_counts_every_ball(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each ball on the tape is worth one multiplication at least, with all that is done with it some fifty at most."""
+    subject = DIFFERENTIABLE[name]
+    work = ball_work(subject.operation, gradients=True, **sizes_of(subject))
+    assert balls_made(subject, monkeypatch) < work < 50 * balls_made(subject, monkeypatch)
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_work_grows_with_every_size(name: str) -> None:
+    subject = DIFFERENTIABLE[name]
+    sizes = sizes_of(subject)
+    work = ball_work(subject.operation, gradients=True, **sizes)
+    assert ball_work(subject.operation, gradients=False, **sizes) < work < AFFORDABLE
+    grouped = subject.operation != "multi_head_attention"  # keys and values are spread over the heads that read them
+    for size in set(sizes) - ({"G"} if grouped else set()):
+        larger = sizes | {size: sizes[size] * 10**7}
+        assert not affordable(subject.operation, gradients=True, **larger), size
+
+
+def test_what_is_affordable() -> None:
+    one_query = {"B": 1, "H": 1, "G": 1, "Q": 1, "D": 1, "V": 1}
+    assert affordable("attention", gradients=True, K=65537, **one_query)
+    assert not affordable("attention", gradients=True, K=65537, **one_query | {"D": 8})
+    assert affordable("layer_norm", gradients=True, rows=1, width=65537)
+    assert not affordable("layer_norm", gradients=True, rows=3, width=65537)
