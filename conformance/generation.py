@@ -27,8 +27,7 @@ from conformance.checks.layout_cases import with_memory
 from conformance.declaration import EVERYTHING, SIMPLEST_FIRST, Declaration
 from conformance.expectations import empty_rows as rows_without_keys
 from conformance.features import alignment
-from conformance.oracle import balls_available
-from conformance.plan.attention import EXACTLY, exactly_affordable
+from conformance.oracle import ball_work, balls_available
 from conformance.signatures import default
 from conformance.sizes import Sizes, adapted
 from conformance.spreading import result_names
@@ -135,6 +134,15 @@ def sizes_for(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | N
     usual = SHORT if dtype == "float64" else SHORT + LONG
     found = dict.fromkeys(adapted(plan, declaration) for plan in (usual if plans is None else plans))
     return [s for s in found if dtype != "float64" or exactly_affordable(s)]
+
+
+EXACTLY = 2**20
+"""Multiplications of balls for one case in float64: about a tenth of a second, so that a check stays short."""
+
+
+def exactly_affordable(s: Sizes) -> bool:
+    """Whether ball arithmetic, by which float64 is judged, affords such a case of attention."""
+    return ball_work("attention", gradients=True, **s._asdict()) <= EXACTLY
 
 
 def dtype_and_sizes(
@@ -509,8 +517,6 @@ NORM_SHAPES: tuple[NormShape, ...] = (
     *(((3, 7), 1), ((2, 5, 12), 1), ((4, 3, 5), 2), ((5, 70), 1), ((2, 3, 1), 1), ((3, 257), 1)),
 )
 
-EXACT_NORMS = 2**11
-"""Numbers of a norm's input for which ball arithmetic takes no more than a second."""
 NORM_NUMBERS = ("usual", "usual", "usual", "by row", "zeros", "small", "large")
 LARGE = {"float16": 2.0**15, "bfloat16": 2.0**50, "float32": 2.0**50, "float64": 2.0**500}
 
@@ -532,7 +538,8 @@ def norm_cases(
     assume(set(focus) <= declaration.features)
     shapes = [s for s in plans if operation != "standard_deviation_norm" or s[0][-1] > 1]
     shape, axes = draw(st.sampled_from(some(s for s in shapes if s[1] == 1 or "axes" in declaration)))
-    cheap = prod(shape) <= EXACT_NORMS
+    sizes = {"rows": prod(shape[:-axes]), "width": prod(shape[-axes:])}
+    cheap = ball_work(operation, gradients=gradients, **sizes) <= EXACTLY
     dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
     d, scale = Draw(draw(seeds), dtype), draw(st.sampled_from(spreads))
     names = shape[-axes:]
@@ -595,7 +602,8 @@ def feed_forward_cases(
 ) -> Case:
     """plans: the shapes of x to draw from, each with the inner and the outer width."""
     shape, inner, outer = draw(st.sampled_from(plans))
-    cheap = prod(shape) * inner <= EXACTLY
+    sizes = {"rows": prod(shape[:-1]), "E": shape[-1], "F": inner, "out": outer}
+    cheap = ball_work("feed_forward", gradients=True, **sizes) <= EXACTLY
     dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
     d, E = Draw(draw(seeds), dtype), shape[-1]
     size = draw(st.sampled_from((1.0, 4.0)))
@@ -612,6 +620,10 @@ def feed_forward_cases(
     return with_memory(draw, Case("feed_forward", dtype, inputs, options, cotangents), declaration)
 
 
+EXACT_POSITIONS = 2**15
+"""Entries of sinusoidal positions that ball arithmetic affords."""
+
+
 @st.composite
 def sinusoidal_cases(
     draw: st.DrawFn,
@@ -623,7 +635,7 @@ def sinusoidal_cases(
     """offsets: the choices, instead of the usual ones. plan: length and width."""
     if "dtype" in declaration.lacking:
         dtypes = tuple(dtype for dtype in dtypes if dtype == default("sinusoidal_positions", "dtype"))
-    if plan is not None and prod(plan) > EXACT_NORMS:
+    if plan is not None and plan[0] * plan[1] > EXACT_POSITIONS:
         dtypes = tuple(dtype for dtype in dtypes if dtype != "float64")
     limits = declaration.limits
     options = {
@@ -656,7 +668,7 @@ def lookup_cases(
     """scaled: the choices for an embedding. plans: rows and width of the table, and shapes of the ids or lengths."""
     rows, width, lengths = draw(st.sampled_from(plans))
     shape = draw(st.sampled_from(((prod(lengths),), lengths))) if operation == "embedding" else lengths[:1]
-    cheap = max(rows, prod(shape)) * width <= EXACT_NORMS
+    cheap = ball_work(operation, gradients=True, N=rows, E=width, rows=prod(shape)) <= EXACTLY
     dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
     d = Draw(draw(seeds), dtype)
     inputs = {"table": d.normal(rows, width)}

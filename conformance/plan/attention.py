@@ -111,12 +111,3 @@ def plan_of(name: str, declaration: Declaration, seed: int = 0, strength: int = 
     seed = 0 if declaration.compiled else seed
     found = (sizes_of(row) for row in rows(name, declaration.compiled, declaration.tile, seed, strength))
     return tuple(dict.fromkeys(adapted(sizes, declaration) for sizes in found))
-
-
-EXACTLY = 2**16
-"""Multiplications for which ball arithmetic takes about a second, with gradients."""
-
-
-def exactly_affordable(s: Sizes) -> bool:
-    """Whether ball arithmetic, by which float64 is judged, has the results of such a case in about a second."""
-    return s.B * s.H * s.Q * s.K * (s.D + s.V + 8) <= EXACTLY
