@@ -71,7 +71,7 @@ class Report:
     @property
     def headline(self) -> str:
         """The known mistake that explains most violations; empty where none is known, or none explains most."""
-        known = Counter(name for violation in self.violations for name in violation.diagnosis)
+        known = Counter(name for violation in self.violations for name in violation.mistakes)
         if not known:
             return ""
         (name, count), total = known.most_common(1)[0], len(self.violations)
