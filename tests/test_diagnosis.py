@@ -15,12 +15,13 @@ import reference_numpy
 import torch_impl
 from conformance.bounds import bound
 from conformance.cases import Case
-from conformance.diagnosis.attention import MISTAKES
 from conformance.diagnosis.blocks import online, padded_tail
+from conformance.diagnosis.examining import known
 from conformance.diagnosis.following import about, separated
-from conformance.diagnosis.matching import matching
+from conformance.diagnosis.matching import Failing
 from conformance.diagnosis.naming import diagnosed, diagnosis, explaining, in_families
 from conformance.diagnosis.precision import scale_off
+from conformance.diagnosis.steps import forward
 from conformance.guard import Examiner
 from conformance.oracle import oracle
 from conformance.reports.blocks import follow
@@ -55,6 +56,10 @@ def test_violations_that_stand_for_themselves_come_first(broken: conformance.Rep
     assert "MASK-3 causal:" not in text
     assert line in page(document("check", [subject]))
     assert [violation["follows"] for violation in subject["violations"]] == [False, True, True, True]
+
+
+def failing(asked: Case, answers: dict[str, Any]) -> Failing:
+    return Failing(asked, answers, oracle(asked), bound(asked))
 
 
 def case(*shape: int, mask: Any = None, **options: Any) -> Case:
@@ -137,8 +142,9 @@ def test_one_mistake_is_one_violation_and_others_follow() -> None:
     assert (first.rule, first.examined_by) == ("ATT-7", "agreement")
     assert set(rules_of(report.following)) == set(rules_of(others))
     assert {"ATT-9", "ATT-12", "ATT-13"} <= {violation.rule for violation in others}
-    mistake = "the errors are as large as gradients added up over heads in bfloat16 would make them at most"
-    assert first.diagnosis == (mistake,)
+    mistake = "perhaps: the errors are no larger than gradients added up over heads in bfloat16 would make them"
+    assert first.mistakes == (mistake,)
+    assert first.diagnosis[-1].startswith("wrong in: gradient of ")
     assert conformance.check(heads_widened_first, "attention", rules=rules, **told).conforms
 
 
@@ -148,9 +154,9 @@ def test_a_scale_that_fits_is_not_blamed() -> None:
     inputs = {name: generator.normal(size=(1, 1, 3, 2)).astype("float32") for name in ("query", "key", "value")}
     asked = Case("attention", "float32", inputs)
     answers = {"output": oracle(asked)["output"].high.astype("float32")}
-    assert list(scale_off(asked, answers)) == []
+    assert list(scale_off(failing(asked, answers))) == []
     off = oracle(replace(asked, options={"scale": 1.001 / np.sqrt(2)}))["output"].high.astype("float32")
-    assert list(scale_off(asked, {"output": off})) == ["the scale is 1.001 times what it must be"]
+    assert list(scale_off(failing(asked, {"output": off}))) == ["the scale is 1.001 times what it must be"]
 
 
 # --- what a name explains ---------------------------------------------------------------------------------------------
@@ -191,8 +197,8 @@ def test_one_stale_key_is_no_padding() -> None:
 def test_the_larger_case_tells_block_sizes_apart() -> None:
     def padded(query: Any, key: Any, value: Any) -> Any:
         inputs = {"query": query, "key": key, "value": value}
-        answer = padded_tail(Case("attention", "float32", inputs), 16)
-        return reference_numpy.attention(query, key, value) if answer is None else answer.astype("float32")
+        steps = padded_tail(16)(failing(Case("attention", "float32", inputs), {}))
+        return reference_numpy.attention(query, key, value) if steps is None else forward(steps).output.astype("float32")
 
     name = "the last block's padding counts as keys with score 0"
     assert found_on(numbers(15), None, padded)[0] == name
@@ -205,12 +211,10 @@ def test_a_wrong_answer_is_rounded_too() -> None:
     keys = np.repeat([[0.0], [2.0]], [16, 8], axis=0)  # the maximum grows in the second block
     rows = {"query": np.full((1, 1), 4.0), "key": keys, "value": values}
     asked = Case("attention", "float16", {name: array[None, None].astype("float16") for name, array in rows.items()})
-    answer = online(asked, 16, rescale_output=False)
-    truth, limits = oracle(asked), bound(asked)
-    assert np.abs(answer).max() > 2 * np.abs(truth["output"].high).max()
-    got = {"output": answer.astype("float16")}
-    finding = judge(asked, got, truth, limits)[0]
-    assert any("output is not rescaled" in name for name in matching(asked, got, truth, finding, MISTAKES))
+    answer = online(failing(asked, {}), 16, rescale_output=False)
+    found = failing(asked, {"output": answer.astype("float16")})
+    assert np.abs(answer).max() > 2 * np.abs(found.right("output")).max()
+    assert any("output is not rescaled" in name for name in known(found, "output", np.inf))
 
 
 CAPPED: list[tuple[str, Callable[..., Any]]] = [
@@ -245,17 +249,17 @@ def test_a_mistake_that_changes_nothing_here_is_not_named() -> None:
     truth, limits = oracle(asked), bound(asked)
     off = np.array([0.0, 1.5]) * limits["output"]
     got = {"output": (truth["output"].high + off).astype("bfloat16")}
-    finding = judge(asked, got, truth, limits)[0]
-    assert finding.ratio > 1
-    assert not [name for name in matching(asked, got, truth, finding, MISTAKES) if "rescaled" in name]
+    found = failing(asked, got)
+    assert found.wrong
+    assert not [name for name in known(found, "output", np.inf) if "rescaled" in name]
 
 
 def test_every_name_explains_the_case_that_is_shown(broken: conformance.Report) -> None:
     for violation in broken.violations:
         shown = violation.case
-        got = {"output": stale(**shown.inputs, **shown.options)}
-        known = list(matching(shown, got, oracle(shown), violation.finding, MISTAKES))
-        assert all(any(name.startswith(line) for name in known) for line in violation.diagnosis)
+        found = failing(shown, {"output": stale(**shown.inputs, **shown.options)})
+        names = list(known(found, "output", np.inf))
+        assert all(any(name.startswith(line) for name in names) for line in violation.mistakes)
 
 
 def test_flaky_names() -> None:
@@ -329,7 +333,8 @@ def test_heads_read_wrongly_have_a_name_with_gradients_too(order: str) -> None:
     assert {finding.name for finding in findings} > {"output", "gradient of key", "gradient of value"}
     name = {"tiled": "query head h reads key head h % G", "first": "every query head reads key head 0"}[order]
     for finding in findings:
-        assert diagnosis(Violation("ATT-7", "a subject", finding, "a probe", "agreement", asked), examiner) == (name,)
+        found = diagnosis(Violation("ATT-7", "a subject", finding, "a probe", "agreement", asked), examiner)
+        assert found == (name, "wrong in: output and every gradient")
 
 
 def by_one_logsumexp(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:

@@ -64,6 +64,8 @@ def saturated(failing: Failing, block: int) -> Any:
         total = total * rescale + weights.sum(axis=-1, keepdims=True)
         output = output * rescale + np.minimum(weights, 448) @ s.value[:, :, start : start + block]
         maximum = new
+    if s.sinks is not None:
+        total = total + np.exp2(s.sinks / np.log(2) - np.where(np.isfinite(maximum), maximum, 0) + 8)
     return divided(output, total)
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases import Case
 from conformance.diagnosis import WRONG_IN, attention, backward, blocks, extents, layers, norms
-from conformance.diagnosis.larger import larger_cases
-from conformance.diagnosis.matching import Failing, Mistake, matching
+from conformance.diagnosis.larger import larger_cases, ordinary
+from conformance.diagnosis.matching import Failing, Mistake, matching, told_from
 from conformance.diagnosis.precision import MISTAKES as ROUNDED
 from conformance.diagnosis.precision import excused, scale_off, variance_off
 from conformance.expectations import Planted
@@ -118,17 +118,41 @@ def hints(failing: Failing, name: str) -> Iterator[str]:
 
 
 def told_apart(subject: Subject, case: Case, name: str, names: list[str]) -> list[str]:
-    """Those of the names that explain a larger case too, where the subject fails on it."""
+    """Those of the names that explain other cases like it, too.
+
+    Where the subject fails there, a mistake must explain that; where the answers to ordinary numbers in the same sizes
+    are right, it must not show there.
+    """
+    other = ordinary(case)
+    failing = None if other is None else answered(subject, other)
+    if failing is not None and name == "output" and name not in failing.wrong:
+        names = [one for one in names if one not in shown(failing, names)] or names
     for larger in larger_cases(case):
-        try:
-            failing = Failing(larger, subject(larger), oracle(larger), bound(larger))
-        except Exception:  # it need not take the larger case
-            continue
-        if name not in failing.wrong or any(found.message for found in failing.findings):
-            continue
-        there = set(known(failing, name, time.monotonic() + SECONDS / 2))
-        names = [one for one in names if one in there] or names
+        failing = answered(subject, larger) if len(names) > 1 else None
+        if failing is not None and name in failing.wrong:
+            there = set(known(failing, name, time.monotonic() + SECONDS / 2))
+            names = [one for one in names if one in there] or names
     return names
+
+
+def answered(subject: Subject, case: Case) -> Failing | None:
+    """None where the subject does not take the case."""
+    try:
+        failing = Failing(case, subject(case), oracle(case), bound(case))
+    except Exception:  # whatever it raises: it was not asked to take this one
+        return None
+    return None if any(found.message for found in failing.findings) else failing
+
+
+def shown(failing: Failing, names: list[str]) -> set[str]:
+    """Of the names of mistakes in the output, those that would have given wrong answers here."""
+    found = set()
+    with np.errstate(all="ignore"):
+        for mistake in chain(attention.STEP_MISTAKES, blocks.MISTAKES, attention.FILLS):
+            answers = mistake.answers(failing) if mistake.name in names else None
+            if answers is not None and told_from(failing.right("output"), answers[0]["output"], answers[1]["output"]):
+                found.add(mistake.name)
+    return found
 
 
 def gradients(case: Case) -> list[str]:

@@ -23,6 +23,7 @@ def extents(failing: Failing) -> Iterator[Mistake]:
     yield from other_scales(failing)
     yield from sinks_counted(failing)
     yield from more_keys(failing)
+    yield from empty_rows(failing)
 
 
 def worst_row(failing: Failing) -> tuple[int, int, int]:
@@ -39,8 +40,8 @@ def roundest(numbers: np.ndarray) -> list[int]:
 def answering(failing: Failing, outputs: np.ndarray) -> np.ndarray:
     """Which of many outputs [n, V] are those of the worst row."""
     row = worst_row(failing)
-    off = np.abs(outputs - failing.answer("output")[row])
-    return np.flatnonzero((off <= loose(failing, "output", outputs)).all(axis=-1))
+    got = failing.answer("output")
+    return np.flatnonzero((np.abs(outputs - got[row]) <= loose(failing, "output", got)[row]).all(axis=-1))
 
 
 def in_row(array: np.ndarray, row: tuple[int, int, int]) -> np.ndarray:
@@ -65,10 +66,11 @@ def keys_at_most(failing: Failing) -> Iterator[Mistake]:
         found = answering(failing, divided(np.cumsum(terms[order], axis=0), total))
         for n in roundest(found[found + 1 < K] + 1):
             seen = np.arange(K) < n if order == slice(None) else np.arange(K) >= K - n
-            name = f"keys {end.format(n)} are left out"
+            names = [f"keys {end.format(n)} are left out"]
             if K - n == 1:
-                name = f"the {'last' if order == slice(None) else 'first'} key is left out"
-            yield stepped(name, lambda f, seen=seen: f.steps.changed(visible=f.steps.visible & seen))
+                names.insert(n % 8 == 0, f"the {'last' if order == slice(None) else 'first'} key is left out")
+            for name in names:
+                yield stepped(name, lambda f, seen=seen: f.steps.changed(visible=f.steps.visible & seen))
 
 
 def columns_at_most(failing: Failing) -> Iterator[Mistake]:
@@ -137,7 +139,7 @@ def sinks_counted(failing: Failing) -> Iterator[Mistake]:
         return
     values = {int(n) for n in np.unique(times[off])}
     n = values.pop()
-    if values or n == 1 or n < 0:
+    if values or n == 1 or n < 0 or (n == 0 and off.all()):
         return
     often = {0: "is ignored", 2: "counts twice"}.get(n, f"counts {n} times")
     where = "" if off.all() else " in some rows"
@@ -162,6 +164,19 @@ def more_keys(failing: Failing) -> Iterator[Mistake]:
         f"{keys} too many count, with a score of 0 and a value of 0",
         lambda f: {"output": result(f.steps, weights, np.zeros(()))},
     )
+
+
+def empty_rows(failing: Failing) -> Iterator[Mistake]:
+    """Rows that allow nothing get a multiple of the mean."""
+    s = failing.steps
+    empty = ~s.allowed.any(axis=-1, keepdims=True)
+    if not empty.any() or s.sinks is not None or np.any(failing.off("output") & ~empty):
+        return
+    mean = np.where(empty, np.mean(s.value, axis=2, keepdims=True), 0)
+    factor = float(np.sum(failing.answer("output") * mean) / np.sum(mean**2)) if mean.any() else 0.0
+    words = "the sum" if np.isclose(factor, s.key.shape[2], rtol=1e-3) else f"{factor:.4g} times the mean"
+    output = np.where(empty, factor * mean, failing.forward.output)
+    yield resulting(f"rows that allow nothing get {words} of all values", lambda f: {"output": output})
 
 
 # --- where the wrong elements lie -------------------------------------------------------------------------------------

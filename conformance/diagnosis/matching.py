@@ -21,6 +21,9 @@ from conformance.verdict import PRECISION, Finding, compare, judge
 MOST = 3
 """Mistakes that are named for one violation."""
 
+SEVERAL = 3
+"""Elements that are rounded otherwise than they should be, for this to be no accident."""
+
 Arrays = dict[str, np.ndarray]
 Bounds = dict[str, np.ndarray]
 
@@ -76,12 +79,14 @@ class Failing:
 class Mistake(NamedTuple):
     """What is wrong, in words, and results that it gives, with their bounds; None where the case has no place for it.
 
-    of_any_size: the bounds tell something for scores of 1e30, too.
+    of_any_size: the bounds tell something for scores of 1e30, too. of_digits: rounded to the dtype it gives the
+    subject's answers bit for bit, which tells it from what is right even where both lie within the bounds.
     """
 
     name: str
     answers: Callable[[Failing], tuple[Arrays, Bounds] | None]
     of_any_size: bool = False
+    of_digits: bool = False
 
 
 def instead(name: str, change: Callable[[Case], Case | None]) -> Mistake:
@@ -112,7 +117,7 @@ def resulting(name: str, results: Callable[[Failing], dict[str, Any] | None], st
         limits = failing.bounds if strict else {n: loose(failing, n, array) for n, array in found.items()}
         return found, limits
 
-    return Mistake(name, answers)
+    return Mistake(name, answers, of_digits=strict)
 
 
 def loose(failing: Failing, name: str, array: np.ndarray) -> np.ndarray:
@@ -141,14 +146,17 @@ def matching(failing: Failing, name: str, mistakes: Iterable[Mistake], until: fl
             return
         with np.errstate(all="ignore"):
             answers = mistake.answers(failing)
-        if answers is not None and name in answers[0] and same(failing, name, *answers):
+        if answers is None or name not in answers[0]:
+            continue
+        apart = told_from(failing.truth[name].high, answers[0][name], answers[1][name])
+        if not apart and not (mistake.of_digits and bit_for_bit(failing, name, answers[0][name])):
+            continue
+        if same(failing, name, *answers):
             yield mistake.name
 
 
 def same(failing: Failing, name: str, arrays: Arrays, bounds: Bounds) -> bool:
     """Where the output is wrong it decides alone; else every result must be the mistake's."""
-    if not told_from(failing.truth[name].high, arrays[name], bounds[name]):
-        return False
     return all(agrees(failing, n, arrays[n], bounds[n]) for n in arrays if n == name or (name != "output" and n in failing.got))
 
 
@@ -156,6 +164,17 @@ def agrees(failing: Failing, name: str, array: np.ndarray, bounds: np.ndarray) -
     exact = Exact(array, np.zeros_like(array))
     bounds = np.broadcast_to(bounds, array.shape)
     return compare(name, failing.got.get(name), exact, bounds, expected_dtype(name, failing.case)).ratio <= 1
+
+
+def bit_for_bit(failing: Failing, name: str, wrong: np.ndarray) -> bool:
+    """Whether the answers are the mistake's where these differ from the right ones, once both are rounded."""
+    got = failing.got[name]
+    if got.dtype.itemsize > 2:
+        return False
+    right, wrong = (array.astype(got.dtype) for array in (failing.right(name), wrong))
+    differ = right != wrong
+    count, others = np.count_nonzero(differ & (got == wrong)), np.count_nonzero(differ & (got != wrong))
+    return count >= SEVERAL and count >= 9 * others
 
 
 def told_from(right: np.ndarray, wrong: np.ndarray, bounds: Any) -> bool:

@@ -204,8 +204,8 @@ def of_first_columns(failing: Failing) -> Iterator[Mistake]:
     square = np.maximum(np.cumsum(x**2) / counts - mean**2, 0)
     columns = np.unique(np.linspace(0, N - 1, 3).astype(int) // 2)  # in the first half
     expected = (x[columns] - mean[:, None]) / root(square, rows.eps)[:, None] * rows.weight[columns] + rows.bias[columns]
-    limits = loose(failing, "output", expected) + 2.0**-36 * np.max(np.abs(expected), initial=0)
-    near = np.flatnonzero((np.abs(expected - got[row, columns]) <= limits).all(axis=1)) + 1
+    limits = loose(failing, "output", got.reshape(shape)).reshape(-1, N)[row, columns]
+    near = np.flatnonzero((np.abs(expected - got[row, columns]) <= limits + 2.0**-36 * np.abs(expected)).all(axis=1)) + 1
     for n in roundest(near[near < N]):
 
         def output(failing: Failing, n: int = n, ends: bool = False) -> dict[str, Any]:
@@ -284,7 +284,7 @@ def within_a_rounding(name: str, results: Callable[[Failing], dict[str, Any] | N
         found = results(failing)
         return None if found is None else (found, {n: failing.bounds[n] for n in found})
 
-    return Mistake(name, answers)
+    return Mistake(name, answers, of_digits=True)
 
 
 DIGITS = [
@@ -343,7 +343,8 @@ def parameter_gradients(failing: Failing, name: str) -> Iterator[tuple[str, np.n
         if 0 < count < len(terms):
             yield f"{name} comes from as many rows as one axis has ({count} of {len(terms)})", terms[:count].sum(0)
     sums = np.cumsum(terms, axis=0)
-    near = np.flatnonzero((np.abs(sums - failing.answer(name).reshape(-1)) <= loose(failing, name, sums)).all(axis=1)) + 1
+    got = failing.answer(name)
+    near = np.flatnonzero((np.abs(sums - got.reshape(-1)) <= loose(failing, name, got).reshape(-1)).all(axis=1)) + 1
     for n in roundest(near[near < len(terms)]):
         yield f"{name} comes from the first {n} rows only", sums[n - 1]
     yield f"{name} comes from the last row only", terms[-1]

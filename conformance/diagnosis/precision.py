@@ -28,8 +28,8 @@ NARROWEST = 2.0**-24
 """The smallest step of float16."""
 
 ROUNDINGS = {
-    "weights rounded to float16": {"weights": "float16"},
-    "weights rounded to bfloat16": {"weights": "bfloat16"},
+    "weights or their sum rounded to float16": {"weights": "float16"},
+    "weights or their sum rounded to bfloat16": {"weights": "bfloat16"},
     "products in TF32": {"products": "tf32", "weights": "float16"},
     "products in bfloat16": {"products": "bfloat16", "weights": "bfloat16"},
 }
@@ -96,8 +96,10 @@ GRID = np.concatenate([np.geomspace(2.0**-10, 2.0**10, 161), -np.geomspace(2.0**
 
 def scale_off(failing: Failing) -> Iterator[str]:
     """Another scale: by how much the answers say themselves."""
+    if failing.case.operation != "attention":
+        return
     s = failing.steps
-    if s.operation != "attention" or not s.value.size or s.softcap is not None or not s.scale:
+    if not s.value.size or s.softcap is not None or not s.scale:
         return
     row = worst_row(failing)
     products = (s.key[row[:2]] @ s.query[row]) * s.scale
