@@ -138,7 +138,7 @@ def wrapped(modulus: int) -> Callable[[np.ndarray], np.ndarray]:
 
     def read(visible: np.ndarray) -> np.ndarray:
         *lead, Q, K = visible.shape
-        if Q * K <= modulus:
+        if modulus >= Q * K:
             return visible
         places = (np.arange(Q) * K % modulus)[:, None] + np.arange(K)
         return visible.reshape(*lead, Q * K)[..., np.minimum(places, Q * K - 1)]

@@ -54,9 +54,11 @@ def by_other_steps(change: Change) -> Variants:
         saved = np.where(s.allowed, np.exp(scores_of(s) - failing.forward.logsumexp), 0)
         mean = output_mean(failing, failing.forward.output)
         for weights in (own, saved):
-            yield pulled_back(s, failing.bar, weights)
-            if mean is not None:
-                yield pulled_back(s, failing.bar, weights, mean=mean)
+            for means in (None, mean) if mean is not None else (None,):
+                parts = pulled_back(s, failing.bar, weights, mean=means)
+                yield parts
+                if not s.bias.any():  # who knows of no bias gives it no gradient
+                    yield parts._replace(scores=np.zeros_like(parts.scores))
 
     return variants
 
@@ -126,7 +128,9 @@ def from_rounded_output(failing: Failing) -> tuple[Arrays, Bounds] | None:
     return arrays, {n: failing.bounds[n] for n in arrays}
 
 
-BACKWARD_MISTAKES.append(Mistake("the backward pass takes rowsum(O_bar * O) from the rounded output", from_rounded_output))
+BACKWARD_MISTAKES.append(
+    Mistake("the backward pass takes rowsum(O_bar * O) from the rounded output", from_rounded_output)
+)
 
 
 # --- which terms are added up -----------------------------------------------------------------------------------------
@@ -151,14 +155,10 @@ def wrongly_added(failing: Failing, name: str) -> Iterator[str]:
         terms = failing.parts.key if of == "key" else failing.parts.value
         H, G = terms.shape[1], failing.got[name].shape[1]
         if H > G > 0:
-            got = failing.answer(name).swapaxes(0, 1)
-            added = combined(failing, name, terms.swapaxes(0, 1), got)
-            right = np.repeat(np.eye(G), H // G, axis=1)
-            if added is not None and not np.array_equal(added, right):
-                yield f"{name} {of_heads(added, H, G)}"
+            yield from of_heads(failing, name, terms.swapaxes(0, 1), failing.answer(name).swapaxes(0, 1))
     elif of == "bias":
         shape = (1, 1, *case.inputs["bias"].shape)[-4:]
-        B, H, Q, K = failing.parts.scores.shape
+        B, H = failing.parts.scores.shape[:2]
         got = failing.answer(name).reshape(shape)
         if shape[0] == 1 and B > 1:
             terms = failing.parts.scores if shape[1] > 1 else failing.parts.scores.sum(1, keepdims=True)
@@ -168,17 +168,23 @@ def wrongly_added(failing: Failing, name: str) -> Iterator[str]:
             yield from of_one(failing, name, terms.swapaxes(0, 1), got.swapaxes(0, 1), "head")
 
 
-def of_heads(added: np.ndarray, H: int, G: int) -> str:
+def of_heads(failing: Failing, name: str, terms: np.ndarray, got: np.ndarray) -> Iterator[str]:
+    H, G = len(terms), len(got)
     share, every = H // G, np.arange(H)
+    limits = loose(failing, name, failing.answer(name)).swapaxes(0, 1)
     orders = {
         "comes from the first query head of each group only": (every // share, every % share == 0),
         "comes from the last query head of each group only": (every // share, every % share == share - 1),
-        "adds up query heads h, h + G, ... in place of each group's": (every % G, True),
+        "adds up query heads h, h + G, ... in place of each group's": (every % G, every >= 0),
     }
     for words, (group, counted) in orders.items():
-        if np.array_equal(added, (np.arange(G)[:, None] == group) & counted):
-            return words
-    return "adds up other query heads than each group's"
+        added = (np.arange(G)[:, None] == group) & counted
+        if np.all(np.abs(np.tensordot(added.astype(float), terms, 1) - got) <= limits):
+            yield f"{name} {words}"
+            return
+    added = combined(failing, name, terms, got)
+    if added is not None and not np.array_equal(added, np.repeat(np.eye(G), share, axis=1)):
+        yield f"{name} adds up other query heads than each group's"
 
 
 def of_one(failing: Failing, name: str, terms: np.ndarray, got: np.ndarray, things: str) -> Iterator[str]:

@@ -19,7 +19,9 @@ MANY = 512
 def plain(failing: Failing) -> bool:
     """Attention without dropout, and with keys."""
     case = failing.case
-    return case.operation == "attention" and case.options.get("dropout_keep") is None and case.inputs["key"].shape[2] > 0
+    return (
+        case.operation == "attention" and case.options.get("dropout_keep") is None and case.inputs["key"].shape[2] > 0
+    )
 
 
 def by_blocks(name: str, block: int, output: Callable[[Failing, int], Any]) -> Mistake:
@@ -30,7 +32,9 @@ def by_blocks(name: str, block: int, output: Callable[[Failing, int], Any]) -> M
     return resulting(f"{name} (blocks of {block} keys)", results)
 
 
-def online(failing: Failing, block: int, rescale_output: bool = True, rescale_sum: bool = True, lag: float = 0.0) -> Any:
+def online(
+    failing: Failing, block: int, rescale_output: bool = True, rescale_sum: bool = True, lag: float = 0.0
+) -> Any:
     """Online softmax with one rescaling left out. lag: growth of the maximum at which nothing is rescaled."""
     scores, s = failing.forward.scores, failing.steps
     maximum = np.full((*scores.shape[:3], 1), -np.inf)
@@ -77,7 +81,7 @@ def without_tail(block: int) -> Change:
 
     def changed(failing: Failing) -> Steps | None:
         K = failing.case.inputs["key"].shape[2]
-        if K % block == 0 or K < block:
+        if K % block == 0 or block > K:
             return None
         return failing.steps.changed(visible=failing.steps.visible & (np.arange(K) < K - K % block))
 
@@ -189,9 +193,7 @@ def mistakes_in_blocks(block: int) -> list[Mistake]:
         stepped(f"keys past the last whole block are left out {of}", without_tail(block)),
         stepped(f"the last block's padding counts as keys with score 0 {of}", padded_tail(block)),
         stepped(f"the last block reads on into the next head's keys and values {of}", read_on(block)),
-        by_blocks(
-            "the running output is not rescaled when the maximum grows", block, lambda f, n: online(f, n, False)
-        ),
+        by_blocks("the running output is not rescaled when the maximum grows", block, lambda f, n: online(f, n, False)),
         by_blocks(
             "the running sum is not rescaled when the maximum grows", block, lambda f, n: online(f, n, True, False)
         ),

@@ -93,6 +93,7 @@ def attention_mistakes(failing: Failing) -> Iterator[Any]:
     yield extents.extents(failing)
     yield attention.STEP_MISTAKES
     yield blocks.MISTAKES
+    yield extents.more_keys(failing)
     yield ROUNDED
     yield blocks.merges(failing)
 

@@ -22,7 +22,6 @@ def extents(failing: Failing) -> Iterator[Mistake]:
     yield from columns_at_most(failing)
     yield from other_scales(failing)
     yield from sinks_counted(failing)
-    yield from more_keys(failing)
     yield from empty_rows(failing)
 
 
@@ -64,7 +63,8 @@ def keys_at_most(failing: Failing) -> Iterator[Mistake]:
     for end, order in (("past the first {}", slice(None)), ("before the last {}", slice(None, None, -1))):
         total = np.cumsum(exponentials[order])[:, None] + sink
         found = answering(failing, divided(np.cumsum(terms[order], axis=0), total))
-        for n in roundest(found[found + 1 < K] + 1):
+        some = np.cumsum(exponentials[order]) > 0  # a row of which nothing is left tells no number
+        for n in roundest(found[(found + 1 < K) & some[found]] + 1):
             seen = np.arange(K) < n if order == slice(None) else np.arange(K) >= K - n
             names = [f"keys {end.format(n)} are left out"]
             if K - n == 1:
@@ -86,7 +86,9 @@ def columns_at_most(failing: Failing) -> Iterator[Mistake]:
     scores = np.where(in_row(s.allowed, row), np.cumsum(products, axis=1).T * s.scale + bias, -np.inf)
     sinks = None if s.sinks is None else s.sinks[row[1], 0, 0]
     exponentials, total, _ = exponentials_of(scores, sinks)
-    outputs = (divided(exponentials, total) * in_row(np.broadcast_to(s.factor, s.visible.shape), row)) @ s.value[row[:2]]
+    outputs = (divided(exponentials, total) * in_row(np.broadcast_to(s.factor, s.visible.shape), row)) @ s.value[
+        row[:2]
+    ]
     found = answering(failing, outputs)
     for n in roundest(found[found + 1 < D] + 1):
         name = f"scores are taken from the first {n} columns of query and key"
@@ -95,7 +97,9 @@ def columns_at_most(failing: Failing) -> Iterator[Mistake]:
         if failing.case.options.get("scale") is None:
             yield stepped(
                 f"{name}, and so is the scale",
-                lambda f, n=n, r=rescaled: f.steps.changed(query=f.steps.query[..., :n], key=f.steps.key[..., :n], scale=r),
+                lambda f, n=n, r=rescaled: f.steps.changed(
+                    query=f.steps.query[..., :n], key=f.steps.key[..., :n], scale=r
+                ),
             )
 
 
@@ -149,7 +153,7 @@ def sinks_counted(failing: Failing) -> Iterator[Mistake]:
 
 def more_keys(failing: Failing) -> Iterator[Mistake]:
     """The same number of keys too many in every row, whose scores and values are 0."""
-    if failing.steps.sinks is not None:
+    if failing.case.operation != "attention" or failing.steps.sinks is not None:
         return
     needed, total, maximum = totals_needed(failing)
     row = worst_row(failing)
@@ -159,9 +163,9 @@ def more_keys(failing: Failing) -> Iterator[Mistake]:
     n = round(number)
     extra = n * np.exp(-maximum)
     weights = failing.forward.weights * divided(total, total + extra)
-    keys = "one key" if n == 1 else f"{n} keys"
+    keys = "one key too many counts" if n == 1 else f"{n} keys too many count"
     yield resulting(
-        f"{keys} too many count, with a score of 0 and a value of 0",
+        f"{keys}, with a score of 0 and a value of 0",
         lambda f: {"output": result(f.steps, weights, np.zeros(()))},
     )
 
@@ -174,6 +178,8 @@ def empty_rows(failing: Failing) -> Iterator[Mistake]:
         return
     mean = np.where(empty, np.mean(s.value, axis=2, keepdims=True), 0)
     factor = float(np.sum(failing.answer("output") * mean) / np.sum(mean**2)) if mean.any() else 0.0
+    if np.isclose(factor, 1, rtol=1e-3):
+        return
     words = "the sum" if np.isclose(factor, s.key.shape[2], rtol=1e-3) else f"{factor:.4g} times the mean"
     output = np.where(empty, factor * mean, failing.forward.output)
     yield resulting(f"rows that allow nothing get {words} of all values", lambda f: {"output": output})
@@ -208,9 +214,17 @@ def regions(failing: Failing, name: str, norm: bool = False) -> Iterator[str]:
         beside = "" if name == "output" else f" in the {name}"
         if not np.any(after):
             yield f"{things} past the first {n} are 0{beside}"
-        elif n > 1 and things in ("heads", "key heads", "batch elements") and np.array_equal(after, np.broadcast_to(last, after.shape)):
+        elif (
+            n > 1
+            and things in ("heads", "key heads", "batch elements")
+            and np.array_equal(after, np.broadcast_to(last, after.shape))
+        ):
             yield f"{things} past the first {n} get the answer of the one before{beside}"
-        elif things in ("heads", "batch elements") and n > 1 and np.array_equal(after, np.take(got, (wrong - n) % n, axis)):
+        elif (
+            things in ("heads", "batch elements")
+            and n > 1
+            and np.array_equal(after, np.take(got, (wrong - n) % n, axis))
+        ):
             yield f"{things} past the first {n} get the answers of the first ones again{beside}"
 
 
@@ -223,5 +237,11 @@ def round_regions(failing: Failing, name: str, norm: bool = False) -> Iterator[s
         axes = NORM_AXES if off.shape[0] > 1 else ("", "columns")
     for axis, things in enumerate(axes):
         wrong = np.flatnonzero(off.any(axis=tuple(i for i in range(off.ndim) if i != axis)))
-        if things and len(wrong) and wrong[0] >= 16 and wrong[0] % 16 == 0 and 2 * len(wrong) > off.shape[axis] - wrong[0]:
+        if (
+            things
+            and len(wrong)
+            and wrong[0] >= 16
+            and wrong[0] % 16 == 0
+            and 2 * len(wrong) > off.shape[axis] - wrong[0]
+        ):
             yield f"only {things} past the first {int(wrong[0])} are wrong"

@@ -12,6 +12,7 @@ from conformance.cases import Case
 from conformance.diagnosis.matching import Mistake, computed, instead
 from conformance.oracle import oracle
 
+
 def options(**changed: Any) -> Callable[[Case], Case | None]:
     def change(case: Case) -> Case | None:
         if all(case.options.get(name) == value for name, value in changed.items()):

@@ -125,7 +125,9 @@ def loose(failing: Failing, name: str, array: np.ndarray) -> np.ndarray:
 
     What is wrong may be larger than what is right, and in 16 bits the bound is little more than the rounding.
     """
-    largest_right, largest_wrong = (np.max(np.abs(a), initial=0, where=np.isfinite(a)) for a in (failing.right(name), array))
+    largest_right, largest_wrong = (
+        np.max(np.abs(a), initial=0, where=np.isfinite(a)) for a in (failing.right(name), array)
+    )
     growth = max(1.0, largest_wrong / largest_right) if largest_right else 1.0
     rounding = 2.0 ** -PRECISION[expected_dtype(name, failing.case)][0] * np.abs(array)
     return 2 * (largest(failing.bounds[name]) * growth + rounding)
@@ -157,7 +159,9 @@ def matching(failing: Failing, name: str, mistakes: Iterable[Mistake], until: fl
 
 def same(failing: Failing, name: str, arrays: Arrays, bounds: Bounds) -> bool:
     """Where the output is wrong it decides alone; else every result must be the mistake's."""
-    return all(agrees(failing, n, arrays[n], bounds[n]) for n in arrays if n == name or (name != "output" and n in failing.got))
+    return all(
+        agrees(failing, n, arrays[n], bounds[n]) for n in arrays if n == name or (name != "output" and n in failing.got)
+    )
 
 
 def agrees(failing: Failing, name: str, array: np.ndarray, bounds: np.ndarray) -> bool:

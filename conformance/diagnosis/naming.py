@@ -34,13 +34,17 @@ def diagnosed(tally: Tally, examiner: Examiner) -> None:
 
 
 def diagnosis(violation: Violation, examiner: Examiner) -> tuple[str, ...]:
-    """Names of mistakes; none where nothing known matches, or nothing was answered."""
+    """Names of mistakes; none where nothing known matches, or nothing was answered.
+
+    Of a case that is too small to tell any, those that the case before it was cut down tells.
+    """
     if violation.finding.message or violation.material is None:  # no numbers that could be compared
         return ()
     found = asked(violation, violation.material, examiner)
     names = tuple(line for line in found if not line.startswith(WRONG_IN))
-    if violation.uncut is not None and names:
-        names = explaining(names, asked(violation, violation.uncut, examiner))
+    if violation.uncut is not None:
+        before = asked(violation, violation.uncut, examiner)
+        names = explaining(names, before) if names else tuple(name for name in before if not name.startswith(WRONG_IN))
     return (*in_families(names), *(line for line in found if line.startswith(WRONG_IN)))
 
 

@@ -106,7 +106,7 @@ def root(square: Any, eps: float) -> Any:
 def floored(least: float) -> list[Mistake]:
     return [
         normalised(
-            f"small variances are taken for 0 ({least:g})",
+            "small variances are taken for 0",
             lambda r: (middle(r), root(np.where(r.square < least, 0, r.square), r.eps)),
         ),
         normalised(
@@ -127,15 +127,17 @@ NORM_MISTAKES = [
         "the deviation is unbiased and eps is added outside the root (standard_deviation_norm)",
         lambda r: (average(r.x), np.sqrt(variance(r.x, 1)) + r.eps),
     ),
-    normalised("the mean is not subtracted (rms_norm)", lambda r: (0.0, root(np.mean(r.x**2, -1, keepdims=True), r.eps))),
     normalised(
-        "the mean is not subtracted from x, only in the variance", lambda r: (0.0, root(variance(r.x), r.eps))
+        "the mean is not subtracted (rms_norm)", lambda r: (0.0, root(np.mean(r.x**2, -1, keepdims=True), r.eps))
     ),
+    normalised("the mean is not subtracted from x, only in the variance", lambda r: (0.0, root(variance(r.x), r.eps))),
     normalised("the mean is subtracted", lambda r: (average(r.x), root(variance(r.x), r.eps))),
     normalised("eps is left out", lambda r: (middle(r), np.sqrt(r.square))),
     normalised("eps is squared", lambda r: (middle(r), root(r.square, r.eps**2))),
     normalised("eps is the least variance, and not added", lambda r: (middle(r), np.sqrt(np.maximum(r.square, r.eps)))),
-    normalised("eps is the least deviation, and not added", lambda r: (middle(r), np.maximum(np.sqrt(r.square), r.eps))),
+    normalised(
+        "eps is the least deviation, and not added", lambda r: (middle(r), np.maximum(np.sqrt(r.square), r.eps))
+    ),
     normalised("the root is not taken", lambda r: (middle(r), r.square + r.eps)),
     normalised("the sum of squares is not divided by n", lambda r: (middle(r), root(r.square * r.x.shape[-1], r.eps))),
     over_axes("statistics run over the last axis only", lambda case: (-1,)),
@@ -202,10 +204,14 @@ def of_first_columns(failing: Failing) -> Iterator[Mistake]:
     counts = np.arange(1, N + 1)
     mean = np.cumsum(x) / counts if centred else np.zeros(N)
     square = np.maximum(np.cumsum(x**2) / counts - mean**2, 0)
-    columns = np.unique(np.linspace(0, N - 1, 3).astype(int) // 2)  # in the first half
-    expected = (x[columns] - mean[:, None]) / root(square, rows.eps)[:, None] * rows.weight[columns] + rows.bias[columns]
+    columns = np.arange(min(N, 3))
+    expected = (x[columns] - mean[:, None]) / root(square, rows.eps)[:, None] * rows.weight[columns] + rows.bias[
+        columns
+    ]
     limits = loose(failing, "output", got.reshape(shape)).reshape(-1, N)[row, columns]
-    near = np.flatnonzero((np.abs(expected - got[row, columns]) <= limits + 2.0**-36 * np.abs(expected)).all(axis=1)) + 1
+    near = (
+        np.flatnonzero((np.abs(expected - got[row, columns]) <= limits + 2.0**-36 * np.abs(expected)).all(axis=1)) + 1
+    )
     for n in roundest(near[near < N]):
 
         def output(failing: Failing, n: int = n, ends: bool = False) -> dict[str, Any]:
@@ -215,7 +221,9 @@ def of_first_columns(failing: Failing) -> Iterator[Mistake]:
             result = result + rows.bias
             return {"output": (np.where(np.arange(N) < n, result, 0) if ends else result).reshape(shape)}
 
-        yield resulting(f"only the first {n} columns of a row are read and written", lambda f, o=output: o(f, ends=True))
+        yield resulting(
+            f"only the first {n} columns of a row are read and written", lambda f, o=output: o(f, ends=True)
+        )
         yield resulting(f"statistics come from the first {n} columns of a row", output)
 
 
@@ -274,7 +282,11 @@ def rounded_statistics(failing: Failing) -> dict[str, Any] | None:
         return None
     mean = 0.0 if failing.case.operation == "rms_norm" else to_dtype(average(rows.x), dtype)
     square = to_dtype(np.mean((rows.x - mean) ** 2, -1, keepdims=True), dtype)
-    return {"output": ((rows.x - mean) / root(square, rows.eps) * rows.weight + rows.bias).reshape(failing.case.inputs["x"].shape)}
+    return {
+        "output": ((rows.x - mean) / root(square, rows.eps) * rows.weight + rows.bias).reshape(
+            failing.case.inputs["x"].shape
+        )
+    }
 
 
 def within_a_rounding(name: str, results: Callable[[Failing], dict[str, Any] | None]) -> Mistake:
@@ -338,7 +350,10 @@ def parameter_gradients(failing: Failing, name: str) -> Iterator[tuple[str, np.n
     for block in (2, 4, 8, 16, 32, 64, 128, 256):
         if block < len(terms) and len(terms) % block:
             end = len(terms) // block * block
-            yield f"{name} loses the rows of the last block, which is not whole (blocks of {block} rows)", terms[:end].sum(0)
+            yield (
+                f"{name} loses the rows of the last block, which is not whole (blocks of {block} rows)",
+                terms[:end].sum(0),
+            )
     for count in dict.fromkeys(failing.case.inputs["x"].shape[:-1]):
         if 0 < count < len(terms):
             yield f"{name} comes from as many rows as one axis has ({count} of {len(terms)})", terms[:count].sum(0)
