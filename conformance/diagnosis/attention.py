@@ -235,7 +235,7 @@ def heads_read(order: Callable[[int, int], np.ndarray]) -> Change:
         if np.array_equal(read, np.arange(H) // share * share):
             return None
         s = failing.steps
-        return s.changed(key=s.key[:, read], value=None if s.value is None else s.value[:, read])
+        return s.changed(key=s.key[:, read], value=s.value[:, read])
 
     return changed
 
@@ -439,8 +439,8 @@ def times_forbidden(failing: Failing) -> np.ndarray:
     case, mask = failing.case, failing.case.options.get("mask")
     if not isinstance(mask, And):
         return (~failing.steps.visible).astype(int)
-    sides = (replace(failing, case=with_options(case, mask=side)) for side in (mask.left, mask.right))
-    return sum(times_forbidden(side) for side in sides)
+    left, right = (replace(failing, case=with_options(case, mask=side)) for side in (mask.left, mask.right))
+    return times_forbidden(left) + times_forbidden(right)
 
 
 def whatever_the_scores(
@@ -455,7 +455,7 @@ def whatever_the_scores(
     weights = divided(exponentials, total)
     if s.operation == "attention_logsumexp":
         return None
-    output = weights if s.value is None else (weights * s.factor) @ s.value
+    output = (weights * s.factor) @ s.value if s.operation == "attention" else weights
     return {"output": output}, {"output": of_few_roundings(failing, output, rows) + np.expm1(2 * lost) * size_of(s)}
 
 
@@ -466,7 +466,7 @@ def of_few_roundings(failing: Failing, output: np.ndarray, rows: np.ndarray, tot
 
 def size_of(s: Steps) -> float:
     """Of what is weighed."""
-    return 1.0 if s.value is None else float(np.max(np.abs(s.value), initial=0))
+    return float(np.max(np.abs(s.value), initial=0)) if s.operation == "attention" else 1.0
 
 
 def by_one_logsumexp(failing: Failing) -> tuple[Arrays, Bounds] | None:
@@ -487,7 +487,7 @@ def by_one_logsumexp(failing: Failing) -> tuple[Arrays, Bounds] | None:
     weights = np.exp(scores - np.where(np.isfinite(held), held, 0))
     if not (lost.any() and np.isfinite(weights).all()):
         return None
-    output = weights if s.value is None else weights @ s.value
+    output = weights @ s.value if s.operation == "attention" else weights
     limits = of_few_roundings(failing, output, np.isfinite(held), weights.sum(axis=-1, keepdims=True))
     return {"output": output}, {"output": limits}
 

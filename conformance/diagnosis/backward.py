@@ -152,9 +152,8 @@ def wrongly_added(failing: Failing, name: str) -> Iterator[str]:
     """Gradients of keys, values and bias as sums over other heads or batch elements than the right ones."""
     case, of = failing.case, name.removeprefix("gradient of ")
     if of in ("key", "value"):
-        terms = failing.parts.key if of == "key" else failing.parts.value
-        H, G = terms.shape[1], failing.got[name].shape[1]
-        if H > G > 0:
+        terms: Any = failing.parts.key if of == "key" else failing.parts.value
+        if terms.shape[1] > failing.got[name].shape[1] > 0:
             yield from of_heads(failing, name, terms.swapaxes(0, 1), failing.answer(name).swapaxes(0, 1))
     elif of == "bias":
         shape = (1, 1, *case.inputs["bias"].shape)[-4:]

@@ -160,6 +160,10 @@ def merged(failing: Failing, cuts: list[int], how: str) -> Any:
     return divided(sum(share * output for share, output in zip(shares, outputs, strict=False)), sum(shares))
 
 
+def merging(cuts: list[int], how: str) -> Callable[[Failing], dict[str, Any]]:
+    return lambda failing: {"output": merged(failing, cuts, how)}
+
+
 MERGES = {
     "sums": "parts of the keys are merged by their sums, without their maxima",
     "equal": "parts of the keys are merged with equal weights",
@@ -184,7 +188,7 @@ def merges(failing: Failing) -> Iterator[Mistake]:
             continue
         seen.add(tuple(cuts))
         for how, name in MERGES.items():
-            yield resulting(f"{name} ({division})", lambda f, c=cuts, h=how: {"output": merged(f, c, h)})
+            yield resulting(f"{name} ({division})", merging(cuts, how))
 
 
 def mistakes_in_blocks(block: int) -> list[Mistake]:

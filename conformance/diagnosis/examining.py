@@ -43,6 +43,8 @@ def examine_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shar
         return plain or [named(name) for name in of_planted(failing, finding)]
     parts = failing if isinstance(failing, tuple) else (failing,)
     asked, judged = parts[0], parts[1] if examined_by in ("twin", "towering") else parts[0]
+    if examined_by == "spoiled rows":  # what is wrong in the other rows is wrong without them, too
+        asked = judged = parts[1]
     if not isinstance(asked, Case) or asked.special or finding.name not in ("output", *gradients(asked)):
         return []
     given = Failing(judged, subject(asked), oracle(judged), bound(judged))

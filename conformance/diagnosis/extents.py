@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.diagnosis.attention import power_of_two, stepped
-from conformance.diagnosis.matching import Failing, Mistake, loose, resulting
-from conformance.diagnosis.steps import divided, exponentials_of, result
+from conformance.diagnosis.matching import Failing, Mistake, giving, loose
+from conformance.diagnosis.steps import Steps, divided, exponentials_of, result
 
 FEW = 3
 """Numbers tried, of those that one row's answers allow."""
@@ -23,6 +23,10 @@ def extents(failing: Failing) -> Iterator[Mistake]:
     yield from other_scales(failing)
     yield from sinks_counted(failing)
     yield from empty_rows(failing)
+
+
+def of_steps(name: str, steps: Steps) -> Mistake:
+    return stepped(name, lambda failing: steps)
 
 
 def worst_row(failing: Failing) -> tuple[int, int, int]:
@@ -70,7 +74,7 @@ def keys_at_most(failing: Failing) -> Iterator[Mistake]:
             if K - n == 1:
                 names.insert(n % 8 == 0, f"the {'last' if order == slice(None) else 'first'} key is left out")
             for name in names:
-                yield stepped(name, lambda f, seen=seen: f.steps.changed(visible=f.steps.visible & seen))
+                yield of_steps(name, s.changed(visible=s.visible & seen))
 
 
 def columns_at_most(failing: Failing) -> Iterator[Mistake]:
@@ -86,21 +90,15 @@ def columns_at_most(failing: Failing) -> Iterator[Mistake]:
     scores = np.where(in_row(s.allowed, row), np.cumsum(products, axis=1).T * s.scale + bias, -np.inf)
     sinks = None if s.sinks is None else s.sinks[row[1], 0, 0]
     exponentials, total, _ = exponentials_of(scores, sinks)
-    outputs = (divided(exponentials, total) * in_row(np.broadcast_to(s.factor, s.visible.shape), row)) @ s.value[
-        row[:2]
-    ]
+    factor = in_row(np.broadcast_to(s.factor, s.visible.shape), row)
+    outputs = (divided(exponentials, total) * factor) @ s.value[row[:2]]
     found = answering(failing, outputs)
     for n in roundest(found[found + 1 < D] + 1):
         name = f"scores are taken from the first {n} columns of query and key"
-        yield stepped(name, lambda f, n=n: f.steps.changed(query=f.steps.query[..., :n], key=f.steps.key[..., :n]))
-        rescaled = n**-0.5
+        fewer = s.changed(query=s.query[..., :n], key=s.key[..., :n])
+        yield of_steps(name, fewer)
         if failing.case.options.get("scale") is None:
-            yield stepped(
-                f"{name}, and so is the scale",
-                lambda f, n=n, r=rescaled: f.steps.changed(
-                    query=f.steps.query[..., :n], key=f.steps.key[..., :n], scale=r
-                ),
-            )
+            yield of_steps(f"{name}, and so is the scale", fewer.changed(scale=n**-0.5))
 
 
 # --- scales -----------------------------------------------------------------------------------------------------------
@@ -115,7 +113,7 @@ def other_scales(failing: Failing) -> Iterator[Mistake]:
     H = failing.case.inputs["query"].shape[1]
     for n in (n for n in [*widths, *(D * h for h in (H,) if h > 1)] if n != D):
         name = f"the default scale is taken from a width of {n}, not {D}"
-        yield stepped(name, lambda f, n=n: f.steps.changed(scale=n**-0.5))
+        yield of_steps(name, failing.steps.changed(scale=n**-0.5))
 
 
 # --- sinks and padding ------------------------------------------------------------------------------------------------
@@ -148,7 +146,7 @@ def sinks_counted(failing: Failing) -> Iterator[Mistake]:
     often = {0: "is ignored", 2: "counts twice"}.get(n, f"counts {n} times")
     where = "" if off.all() else " in some rows"
     weights = failing.forward.weights * divided(total, total + (times - 1) * sink)
-    yield resulting(f"the sink {often}{where}", lambda f: {"output": result(f.steps, weights, np.zeros(()))})
+    yield giving(f"the sink {often}{where}", "output", result(s, weights, total))
 
 
 def more_keys(failing: Failing) -> Iterator[Mistake]:
@@ -164,10 +162,8 @@ def more_keys(failing: Failing) -> Iterator[Mistake]:
     extra = n * np.exp(-maximum)
     weights = failing.forward.weights * divided(total, total + extra)
     keys = "one key too many counts" if n == 1 else f"{n} keys too many count"
-    yield resulting(
-        f"{keys}, with a score of 0 and a value of 0",
-        lambda f: {"output": result(f.steps, weights, np.zeros(()))},
-    )
+    output = result(failing.steps, weights, total)
+    yield giving(f"{keys}, with a score of 0 and a value of 0", "output", output)
 
 
 def empty_rows(failing: Failing) -> Iterator[Mistake]:
@@ -182,7 +178,7 @@ def empty_rows(failing: Failing) -> Iterator[Mistake]:
         return
     words = "the sum" if np.isclose(factor, s.key.shape[2], rtol=1e-3) else f"{factor:.4g} times the mean"
     output = np.where(empty, factor * mean, failing.forward.output)
-    yield resulting(f"rows that allow nothing get {words} of all values", lambda f: {"output": output})
+    yield giving(f"rows that allow nothing get {words} of all values", "output", output)
 
 
 # --- where the wrong elements lie -------------------------------------------------------------------------------------

@@ -120,14 +120,18 @@ def resulting(name: str, results: Callable[[Failing], dict[str, Any] | None], st
     return Mistake(name, answers, of_digits=strict)
 
 
+def giving(name: str, of_result: str, array: np.ndarray, strict: bool = False) -> Mistake:
+    """One of the results is this array."""
+    return resulting(name, lambda failing: {of_result: array}, strict)
+
+
 def loose(failing: Failing, name: str, array: np.ndarray) -> np.ndarray:
     """Twice the bound of the case's worst element, and twice the rounding of its own.
 
     What is wrong may be larger than what is right, and in 16 bits the bound is little more than the rounding.
     """
-    largest_right, largest_wrong = (
-        np.max(np.abs(a), initial=0, where=np.isfinite(a)) for a in (failing.right(name), array)
-    )
+    right = failing.right(name)
+    largest_right, largest_wrong = (np.max(np.abs(a), initial=0, where=np.isfinite(a)) for a in (right, array))
     growth = max(1.0, largest_wrong / largest_right) if largest_right else 1.0
     rounding = 2.0 ** -PRECISION[expected_dtype(name, failing.case)][0] * np.abs(array)
     return 2 * (largest(failing.bounds[name]) * growth + rounding)
@@ -178,7 +182,7 @@ def bit_for_bit(failing: Failing, name: str, wrong: np.ndarray) -> bool:
     right, wrong = (array.astype(got.dtype) for array in (failing.right(name), wrong))
     differ = right != wrong
     count, others = np.count_nonzero(differ & (got == wrong)), np.count_nonzero(differ & (got != wrong))
-    return count >= SEVERAL and count >= 9 * others
+    return bool(count >= SEVERAL and count >= 9 * others)
 
 
 def told_from(right: np.ndarray, wrong: np.ndarray, bounds: Any) -> bool:

@@ -36,15 +36,15 @@ def diagnosed(tally: Tally, examiner: Examiner) -> None:
 def diagnosis(violation: Violation, examiner: Examiner) -> tuple[str, ...]:
     """Names of mistakes; none where nothing known matches, or nothing was answered.
 
-    Of a case that is too small to tell any, those that the case before it was cut down tells.
+    Where no name explains the case before it was cut down, too, that larger one tells what is wrong.
     """
     if violation.finding.message or violation.material is None:  # no numbers that could be compared
         return ()
     found = asked(violation, violation.material, examiner)
     names = tuple(line for line in found if not line.startswith(WRONG_IN))
     if violation.uncut is not None:
-        before = asked(violation, violation.uncut, examiner)
-        names = explaining(names, before) if names else tuple(name for name in before if not name.startswith(WRONG_IN))
+        before = tuple(n for n in asked(violation, violation.uncut, examiner) if not n.startswith(WRONG_IN))
+        names = explaining(names, before) or before
     return (*in_families(names), *(line for line in found if line.startswith(WRONG_IN)))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from conformance.cases import Case
 from conformance.diagnosis.attention import power_of_two
 from conformance.diagnosis.extents import roundest
-from conformance.diagnosis.matching import Failing, Mistake, instead, loose, resulting
+from conformance.diagnosis.matching import Failing, Mistake, giving, instead, loose, resulting
 
 
 class Rows(NamedTuple):
@@ -160,28 +160,30 @@ MULTIPLES = (8, 16, 32, 64, 128, 256, 512, 1024)
 
 def padded(failing: Failing) -> Iterator[Mistake]:
     """Zeros that fill a row up count in its statistics."""
-    n, centred = failing.case.inputs["weight"].size, failing.case.operation != "rms_norm"
+    n = failing.case.inputs["weight"].size
     for m in dict.fromkeys([power_of_two(n), *(-(-n // size) * size for size in MULTIPLES)]):
-        if m == n:
-            continue
-        told = f"(a row is filled up to {m} elements)"
-        yield normalised(
-            f"the squares are divided by the padded width {told}",
-            lambda r, m=m: (middle(r), root(r.square * r.x.shape[-1] / m, r.eps)),
-        )
-        if centred:
-            yield normalised(
-                f"padding counts in the variance, by the mean's square {told}",
-                lambda r, m=m: (middle(r), root(r.square + (m / r.x.shape[-1] - 1) * average(r.x) ** 2, r.eps)),
-            )
-            yield normalised(
-                f"padding counts in mean and variance {told}",
-                lambda r, m=m: (r.x.sum(-1, keepdims=True) / m, filled_up(r, m)),
-            )
-            yield normalised(
-                f"the mean is divided by the padded width {told}",
-                lambda r, m=m: with_mean(r, r.x.sum(-1, keepdims=True) / m),
-            )
+        if m > n:
+            yield from padded_to(m, failing.case.operation != "rms_norm")
+
+
+def padded_to(m: int, centred: bool) -> Iterator[Mistake]:
+    told = f"(a row is filled up to {m} elements)"
+    yield normalised(
+        f"the squares are divided by the padded width {told}",
+        lambda r: (middle(r), root(r.square * r.x.shape[-1] / m, r.eps)),
+    )
+    if not centred:
+        return
+    yield normalised(
+        f"padding counts in the variance, by the mean's square {told}",
+        lambda r: (middle(r), root(r.square + (m / r.x.shape[-1] - 1) * average(r.x) ** 2, r.eps)),
+    )
+    yield normalised(
+        f"padding counts in mean and variance {told}", lambda r: (r.x.sum(-1, keepdims=True) / m, filled_up(r, m))
+    )
+    yield normalised(
+        f"the mean is divided by the padded width {told}", lambda r: with_mean(r, r.x.sum(-1, keepdims=True) / m)
+    )
 
 
 def filled_up(r: Rows, m: int) -> np.ndarray:
@@ -204,27 +206,18 @@ def of_first_columns(failing: Failing) -> Iterator[Mistake]:
     counts = np.arange(1, N + 1)
     mean = np.cumsum(x) / counts if centred else np.zeros(N)
     square = np.maximum(np.cumsum(x**2) / counts - mean**2, 0)
-    columns = np.arange(min(N, 3))
-    expected = (x[columns] - mean[:, None]) / root(square, rows.eps)[:, None] * rows.weight[columns] + rows.bias[
-        columns
-    ]
-    limits = loose(failing, "output", got.reshape(shape)).reshape(-1, N)[row, columns]
-    near = (
-        np.flatnonzero((np.abs(expected - got[row, columns]) <= limits + 2.0**-36 * np.abs(expected)).all(axis=1)) + 1
-    )
+    some = slice(0, 3)
+    expected = (x[some] - mean[:, None]) / root(square, rows.eps)[:, None] * rows.weight[some] + rows.bias[some]
+    limits = loose(failing, "output", got.reshape(shape)).reshape(-1, N)[row, some] + 2.0**-36 * np.abs(expected)
+    near = np.flatnonzero((np.abs(expected - got[row, some]) <= limits).all(axis=1)) + 1
     for n in roundest(near[near < N]):
-
-        def output(failing: Failing, n: int = n, ends: bool = False) -> dict[str, Any]:
-            first = rows.x[:, :n]
-            mean = average(first) if centred else 0.0
-            result = (rows.x - mean) / root(np.mean((first - mean) ** 2, -1, keepdims=True), rows.eps) * rows.weight
-            result = result + rows.bias
-            return {"output": (np.where(np.arange(N) < n, result, 0) if ends else result).reshape(shape)}
-
-        yield resulting(
-            f"only the first {n} columns of a row are read and written", lambda f, o=output: o(f, ends=True)
-        )
-        yield resulting(f"statistics come from the first {n} columns of a row", output)
+        first = rows.x[:, :n]
+        shift = average(first) if centred else 0.0
+        divisor = root(np.mean((first - shift) ** 2, -1, keepdims=True), rows.eps)
+        output = (rows.x - shift) / divisor * rows.weight + rows.bias
+        ending = np.where(np.arange(N) < n, output, 0)
+        yield giving(f"only the first {n} columns of a row are read and written", "output", ending.reshape(shape))
+        yield giving(f"statistics come from the first {n} columns of a row", "output", output.reshape(shape))
 
 
 def one_eps(failing: Failing) -> Iterator[Mistake]:
@@ -394,7 +387,7 @@ def gradient_mistakes(failing: Failing, name: str) -> Iterator[Mistake]:
     found = x_gradients(failing) if name.endswith(" x") else parameter_gradients(failing, name)
     shape = failing.right(name).shape
     for words, array in found:
-        yield resulting(words, lambda f, a=array: {name: a.reshape(shape)})
+        yield giving(words, name, array.reshape(shape))
     if not name.endswith(" x"):
         for words, array in added_narrowly(failing, name):
-            yield resulting(words, lambda f, a=array: {name: a.reshape(shape)}, strict=True)
+            yield giving(words, name, array.reshape(shape), strict=True)

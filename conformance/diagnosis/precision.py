@@ -196,7 +196,7 @@ def excused(failing: Failing) -> Iterator[str]:
 
 
 def losses(failing: Failing) -> Iterator[tuple[str, Bounds]]:
-    """Names and bounds: float32 for float64, then sums over heads, then 16 bits, from the smallest loss to the largest."""
+    """Names and bounds, from the smallest loss to the largest: float32 for float64, sums over heads, 16 bits."""
     case = failing.case
     attends = case.operation in ("attention", "attention_weights", "attention_logsumexp", "multi_head_attention")
     if case.dtype == "float64":

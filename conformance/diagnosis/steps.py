@@ -26,7 +26,7 @@ class Steps:
     operation: str
     query: np.ndarray
     key: np.ndarray
-    value: np.ndarray | None
+    value: np.ndarray
     visible: np.ndarray
     open: np.ndarray
     bias: np.ndarray
@@ -66,7 +66,7 @@ def steps_of(case: Case) -> Steps:
         case.operation,
         wide["query"],
         np.repeat(wide["key"], share, axis=1),
-        np.repeat(wide["value"], share, axis=1) if "value" in wide else None,
+        np.repeat(wide.get("value", wide["key"][..., :0]), share, axis=1),
         visible,
         bias != -np.inf,
         np.where(np.isfinite(bias), bias, 0.0),
@@ -140,7 +140,7 @@ def filled(s: Steps, weights: np.ndarray) -> np.ndarray:
 def result(s: Steps, weights: np.ndarray, logsumexp: np.ndarray) -> np.ndarray:
     if s.operation == "attention_logsumexp":
         return logsumexp[..., 0]
-    if s.operation == "attention_weights" or s.value is None:
+    if s.operation == "attention_weights":
         return filled(s, weights)
     return (filled(s, weights) * s.factor) @ s.value
 
@@ -167,7 +167,7 @@ def pulled_back(
     sloped: bool = True,
     value_factor: Any = None,
 ) -> Parts:
-    """mean: instead of rowsum(P * P_bar). sloped: with the slope of the softcap. value_factor: dropout's, for values."""
+    """mean: instead of rowsum(P * P_bar). sloped: with the softcap's slope. value_factor: dropout's, for values."""
     value = None
     if s.operation == "attention":
         dropped = filled(s, weights) * (s.factor if value_factor is None else value_factor)
