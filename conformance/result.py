@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from conformance.declaration import Declaration
 from conformance.diagnosis.following import separated
+from conformance.diagnosis.precision import AT_MOST
 from conformance.judged_rules import JUDGED
 from conformance.oracle import balls_available
 from conformance.tally import Cell, Tally, Violation
@@ -71,7 +72,8 @@ class Report:
     @property
     def headline(self) -> str:
         """The known mistake that explains most violations; empty where none is known, or none explains most."""
-        known = Counter(name for violation in self.violations for name in violation.diagnosis)
+        names = (name for violation in self.violations for name in violation.mistakes)
+        known = Counter(name for name in names if not name.startswith(AT_MOST))
         if not known:
             return ""
         (name, count), total = known.most_common(1)[0], len(self.violations)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases import Case
+from conformance.diagnosis import WRONG_IN
 from conformance.examinations import EXAMINATIONS
 from conformance.expectations import Exact, allowed_pairs
 from conformance.targets import Target
@@ -95,6 +96,11 @@ class Violation:
         That a call is answered which should be refused says nothing of the answers to others.
         """
         return other is None or (other.loses_digits and not self.of_numbers and self.examined_by != "refusal")
+
+    @property
+    def mistakes(self) -> tuple[str, ...]:
+        """The diagnosis without the line that says which results are wrong."""
+        return tuple(line for line in self.diagnosis if not line.startswith(WRONG_IN))
 
     def __str__(self) -> str:
         """Rule, numbers, smallest case, sizes and diagnosis, a line each."""

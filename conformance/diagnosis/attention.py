@@ -1,7 +1,6 @@
-"""Known mistakes of attention, its weights and its log-sum-exp.
+"""Known mistakes of attention, its weights and its log-sum-exp, in every call that has what they are about.
 
-Most are the definition's answer to another question: a mask inverted, a scale left out. The others are computed here,
-step by step in float64, with one step done wrong.
+Each is the definition with other steps: a mask inverted, a scale left out, one step done wrong.
 """
 
 from __future__ import annotations
@@ -12,50 +11,72 @@ from typing import Any
 
 import numpy as np
 
-from conformance.bounds import bound
 from conformance.cases import Case
-from conformance.diagnosis import blocks, precision
-from conformance.diagnosis.matching import Bounds, Mistake, computed, exactly, instead
+from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, resulting
 from conformance.diagnosis.steps import (
-    capped,
-    exact_bias,
-    exact_products,
-    exact_sinks,
-    exact_value,
+    Steps,
+    divided,
+    exponentials_of,
+    forward,
+    highest,
     masked_scores,
-    resolved_scale,
+    result,
+    scores_of,
+    steps_of,
 )
-from conformance.expectations import Exact
-from conformance.oracle import oracle
-from conformance.pairs import dense_meaning
 from conformance.verdict import LARGEST, PRECISION
-from specification import Causal, Dense, KeyLengths, SlidingWindow
+from specification import Causal, KeyLengths, SlidingWindow
+from specification.dtypes import compute_dtype_name
+from specification.masks import And
+
+Change = Callable[[Failing], Steps | None]
+"""The steps of a mistake; None where the case has no place for it."""
 
 
-def with_mask(case: Case, mask: Any) -> Case:
-    return replace(case, options=case.options | {"mask": mask})
+def stepped(name: str, change: Change) -> Mistake:
+    """Attention by other steps."""
+
+    def results(failing: Failing) -> dict[str, Any] | None:
+        steps = change(failing)
+        return None if steps is None else {"output": forward(steps).output}
+
+    return resulting(name, results)
 
 
 def with_options(case: Case, **options: Any) -> Case:
     return replace(case, options=case.options | options)
 
 
+def sizes(failing: Failing) -> tuple[int, int, int]:
+    """(H, Q, K)"""
+    query, key = failing.case.inputs["query"], failing.case.inputs["key"]
+    return query.shape[1], query.shape[2], key.shape[2]
+
+
 # --- masks ------------------------------------------------------------------------------------------------------------
 
 
-def dense_changed(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Case], Case | None]:
-    """The same question with another dense mask, where there is a mask."""
+def seen_otherwise(change: Callable[[np.ndarray], np.ndarray]) -> Change:
+    """With another mask, where there is one."""
 
-    def changed(case: Case) -> Case | None:
-        if case.options.get("mask") is None:
+    def changed(failing: Failing) -> Steps | None:
+        visible = failing.steps.visible
+        if failing.case.options.get("mask") is None:
             return None
-        meaning = dense_meaning(case)
-        return with_mask(case, Dense(np.array(np.broadcast_to(change(meaning), meaning.shape))))
+        return failing.steps.changed(visible=np.broadcast_to(change(visible), visible.shape))
 
     return changed
 
 
-def offset_changed(change: Callable[[Any, int, int], Any]) -> Callable[[Case], Case | None]:
+def asked_otherwise(change: Callable[[Case], Case | None]) -> Change:
+    def changed(failing: Failing) -> Steps | None:
+        other = change(failing.case)
+        return None if other is None else steps_of(other)
+
+    return changed
+
+
+def offset_changed(change: Callable[[Any, int, int], Any]) -> Change:
     """A causal mask at another offset; `change` gets the offset, Q and K."""
 
     def changed(case: Case) -> Case | None:
@@ -63,16 +84,12 @@ def offset_changed(change: Callable[[Any, int, int], Any]) -> Callable[[Case], C
         if not isinstance(mask, Causal):
             return None
         Q, K = case.inputs["query"].shape[2], case.inputs["key"].shape[2]
-        return with_mask(case, Causal(change(0 if mask.offset is None else mask.offset, Q, K)))
+        return with_options(case, mask=Causal(change(0 if mask.offset is None else mask.offset, Q, K)))
 
-    return changed
-
-
-def bottom_right(offset: Any, queries: int, keys: int) -> int:
-    return keys - queries
+    return asked_otherwise(changed)
 
 
-def window_changed(left: int, right: int) -> Callable[[Case], Case | None]:
+def window_changed(left: int, right: int) -> Change:
     def changed(case: Case) -> Case | None:
         mask = case.options.get("mask")
         if not isinstance(mask, SlidingWindow):
@@ -81,227 +98,253 @@ def window_changed(left: int, right: int) -> Callable[[Case], Case | None]:
         low, high = sides
         if (low is not None and low < 0) or (high is not None and high < 0):
             return None
-        return with_mask(case, SlidingWindow(low, high, mask.offset))
+        return with_options(case, mask=SlidingWindow(low, high, mask.offset))
 
-    return changed
+    return asked_otherwise(changed)
 
 
-def lengths_changed(step: int) -> Callable[[Case], Case | None]:
+def lengths_changed(step: int) -> Change:
     def changed(case: Case) -> Case | None:
         mask = case.options.get("mask")
         if not isinstance(mask, KeyLengths):
             return None
-        return with_mask(case, KeyLengths(np.clip(np.asarray(mask.lengths) + step, 0, case.inputs["key"].shape[2])))
+        lengths = np.clip(np.asarray(mask.lengths) + step, 0, case.inputs["key"].shape[2])
+        return with_options(case, mask=KeyLengths(lengths))
 
-    return changed
+    return asked_otherwise(changed)
 
 
-def empty_rows_as(mode: str) -> Callable[[Case], Case | None]:
-    def changed(case: Case) -> Case | None:
-        if "sinks" in case.inputs or case.operation == "attention_logsumexp":
+def empty_rows_as(mode: str) -> Change:
+    def changed(failing: Failing) -> Steps | None:
+        if failing.steps.sinks is not None or failing.case.operation == "attention_logsumexp":
             return None
-        return with_options(case, empty_rows=mode)
+        return failing.steps.changed(empty_rows=mode)
 
     return changed
 
 
-MASK_MISTAKES = [
-    instead("the mask is inverted: True is taken for forbidden", dense_changed(np.logical_not)),
-    instead("the mask is ignored", dense_changed(np.ones_like)),
-    instead("the mask is transposed", dense_changed(lambda m: m.swapaxes(2, 3) if m.shape[2] == m.shape[3] else m)),
-    instead("the mask of batch element 0 is used for all", dense_changed(lambda m: m[:1])),
-    instead("the mask of head 0 is used for all heads", dense_changed(lambda m: m[:, :1])),
-    instead("the causal mask is aligned to the first query and key (top left)", offset_changed(lambda o, Q, K: 0)),
-    instead("the causal mask is aligned to the last query and key (bottom right)", offset_changed(bottom_right)),
-    instead("the causal mask is off by one: a query does not see its own key", offset_changed(lambda o, Q, K: o - 1)),
-    instead("the causal mask is off by one: a query sees the key after its own", offset_changed(lambda o, Q, K: o + 1)),
-    instead("the window's left end is left out", window_changed(-1, 0)),
-    instead("the window's right end is left out", window_changed(0, -1)),
-    instead("the window is one too wide on the left", window_changed(1, 0)),
-    instead("the window is one too wide on the right", window_changed(0, 1)),
-    instead("key lengths count one key too few", lengths_changed(-1)),
-    instead("key lengths count one key too many", lengths_changed(1)),
-    instead("rows that allow nothing get the mean of all values", empty_rows_as("mean")),
-    instead("rows that allow nothing get NaN", empty_rows_as("nan")),
-]
+def transposed(visible: np.ndarray) -> np.ndarray:
+    return visible.swapaxes(2, 3) if visible.shape[2] == visible.shape[3] else visible
+
+
+def by_columns(visible: np.ndarray) -> np.ndarray:
+    """The array's numbers read as if its first index ran fastest."""
+    *lead, Q, K = visible.shape
+    return visible.reshape(*lead, K, Q).swapaxes(-1, -2)
+
+
+def wrapped(modulus: int) -> Callable[[np.ndarray], np.ndarray]:
+    """Row i begins at i * K modulo so much."""
+
+    def read(visible: np.ndarray) -> np.ndarray:
+        *lead, Q, K = visible.shape
+        if modulus >= Q * K:
+            return visible
+        places = (np.arange(Q) * K % modulus)[:, None] + np.arange(K)
+        return visible.reshape(*lead, Q * K)[..., np.minimum(places, Q * K - 1)]
+
+    return read
+
+
+def first_of_block(block: int) -> Change:
+    """Mask and bias of the first row stand for every row of a block."""
+
+    def changed(failing: Failing) -> Steps | None:
+        s, Q = failing.steps, failing.case.inputs["query"].shape[2]
+        if Q < 2 or (failing.case.options.get("mask") is None and "bias" not in failing.case.inputs):
+            return None
+        if block >= 2 * Q:
+            return None
+        rows = np.arange(Q) // block * block
+        bias, allowed = (a[:, :, rows] if a.shape[2] > 1 else a for a in (s.bias, s.open))
+        return s.changed(visible=s.visible[:, :, rows], bias=bias, open=allowed)
+
+    return changed
+
+
+MASK_CHANGES: dict[str, Change] = {
+    "the mask is inverted: True is taken for forbidden": seen_otherwise(np.logical_not),
+    "the mask is ignored": seen_otherwise(np.ones_like),
+    "the mask is transposed": seen_otherwise(transposed),
+    "the mask of batch element 0 is used for all": seen_otherwise(lambda m: m[:1]),
+    "the mask of head 0 is used for all heads": seen_otherwise(lambda m: m[:, :1]),
+    "the causal mask is aligned to the first query and key (top left)": offset_changed(lambda o, Q, K: 0),
+    "the causal mask is aligned to the last query and key (bottom right)": offset_changed(lambda o, Q, K: K - Q),
+    "the causal mask is off by one: a query does not see its own key": offset_changed(lambda o, Q, K: o - 1),
+    "the causal mask is off by one: a query sees the key after its own": offset_changed(lambda o, Q, K: o + 1),
+    "the window's left end is left out": window_changed(-1, 0),
+    "the window's right end is left out": window_changed(0, -1),
+    "the window is one too wide on the left": window_changed(1, 0),
+    "the window is one too wide on the right": window_changed(0, 1),
+    "key lengths count one key too few": lengths_changed(-1),
+    "key lengths count one key too many": lengths_changed(1),
+    "rows that allow nothing get the mean of all values": empty_rows_as("mean"),
+    "rows that allow nothing get NaN": empty_rows_as("nan"),
+    "the mask is read column by column": seen_otherwise(by_columns),
+    **{f"the mask's row offset wraps around (at 2^{n})": seen_otherwise(wrapped(2**n)) for n in (16, 15, 8)},
+    **{
+        f"mask and bias of a block's first row are used for all its rows (blocks of {n} rows)": first_of_block(n)
+        for n in (2, 4, 8, 16, 32, 64, 128, 256)
+    },
+}
 
 
 # --- scale, softcap, bias, sinks, heads -------------------------------------------------------------------------------
 
 
-def scaled(scale: Callable[[float, Case], float]) -> Callable[[Case], Case | None]:
-    def changed(case: Case) -> Case | None:
-        given = case.options.get("scale")
-        own = 1 / np.sqrt(case.inputs["query"].shape[-1]) if given is None else given
-        new = float(scale(own, case))
-        return None if new == own or not np.isfinite(new) else with_options(case, scale=new)
+def scaled(scale: Callable[[float, Failing], float]) -> Change:
+    def changed(failing: Failing) -> Steps | None:
+        own = failing.steps.scale
+        new = float(scale(own, failing))
+        return None if new == own or not np.isfinite(new) else failing.steps.changed(scale=new)
 
     return changed
 
 
-def width(case: Case) -> int:
-    return case.inputs["query"].shape[-1]
+def width(failing: Failing) -> int:
+    return failing.case.inputs["query"].shape[-1]
 
 
-def model_width(case: Case) -> int:
-    return max(1, case.inputs["query"].shape[1] * width(case))
+def model_width(failing: Failing) -> int:
+    return max(1, failing.case.inputs["query"].shape[1] * width(failing))
 
 
-def value_width(case: Case) -> int:
-    return max(1, case.inputs["value"].shape[-1]) if "value" in case.inputs else width(case)
+def value_width(failing: Failing) -> int:
+    inputs = failing.case.inputs
+    return max(1, inputs["value"].shape[-1]) if "value" in inputs else width(failing)
 
 
-def left_out(name: str) -> Callable[[Case], Case | None]:
+def left_out(name: str, **fields: Any) -> Change:
     """Without one input or option."""
 
-    def changed(case: Case) -> Case | None:
-        if name in case.inputs:
-            return replace(case, inputs={n: a for n, a in case.inputs.items() if n != name})
-        return with_options(case, **{name: None}) if case.options.get(name) is not None else None
+    def changed(failing: Failing) -> Steps | None:
+        given = failing.case.inputs.get(name, failing.case.options.get(name))
+        return None if given is None else failing.steps.changed(**fields)
 
     return changed
 
 
-def keys_read(name: str, order: Callable[[int, int], np.ndarray]) -> Mistake:
+def heads_read(order: Callable[[int, int], np.ndarray]) -> Change:
     """Query heads read other key heads; `order` gets H and G."""
 
-    def answers(case: Case) -> tuple[dict[str, Exact], Bounds] | None:
-        H, G = case.inputs["query"].shape[1], case.inputs["key"].shape[1]
+    def changed(failing: Failing) -> Steps | None:
+        H, G = failing.case.inputs["query"].shape[1], failing.case.inputs["key"].shape[1]
         if not 1 < G < H:
             return None
-        read = order(H, G)
-        inputs = {n: np.take(a, read, axis=1) if n in ("key", "value") else a for n, a in case.inputs.items()}
-        other = replace(case, inputs=inputs)
-        exact, bounds = oracle(other), bound(other)
-        for gradient in {"gradient of key", "gradient of value"} & exact.keys():
-            high, low = (of_key_heads(array, read, G) for array in exact[gradient])
-            rounding = 2.0**-52 * H * of_key_heads(np.abs(exact[gradient].high), read, G)  # of these sums themselves
-            exact[gradient] = Exact(high, low)
-            bounds[gradient] = of_key_heads(bounds[gradient], read, G) + rounding
-        return exact, bounds
+        read, share = np.clip(order(H, G), 0, G - 1) * (H // G), H // G
+        if np.array_equal(read, np.arange(H) // share * share):
+            return None
+        s = failing.steps
+        return s.changed(key=s.key[:, read], value=s.value[:, read])
 
-    return Mistake(name, answers)
+    return changed
 
 
-def of_key_heads(array: np.ndarray, read: np.ndarray, heads: int) -> np.ndarray:
-    """Sums over the query heads that read each of so many key heads."""
-    return np.stack([array[:, read == head].sum(axis=1) for head in range(heads)], axis=1)
+def power_of_two(n: int) -> int:
+    """The smallest that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
 
 
-SCORE_MISTAKES = [
-    instead("the scale is 1: it is left out", scaled(lambda s, case: 1.0)),
-    instead("the given scale is ignored: 1 / sqrt(D) is used", scaled(lambda s, case: width(case) ** -0.5)),
-    instead("the scale is 1 / D", scaled(lambda s, case: 1 / width(case))),
-    instead("the scale is that of the model width H * D", scaled(lambda s, case: model_width(case) ** -0.5)),
-    instead("the scale is 1 / sqrt(V)", scaled(lambda s, case: value_width(case) ** -0.5)),
-    instead("the scale is applied twice", scaled(lambda s, case: s * s)),
-    instead("the scale is on top of 1 / sqrt(D)", scaled(lambda s, case: s * width(case) ** -0.5)),
-    instead("the root of the scale is used once", scaled(lambda s, case: np.sqrt(abs(s)))),
-    instead("the scale's sign is lost", scaled(lambda s, case: abs(s))),
-    instead("softcap is ignored", left_out("softcap")),
-    instead("bias is ignored", left_out("bias")),
-    instead("sinks are ignored", left_out("sinks")),
-    instead("dropout is ignored", lambda case: left_out("dropout_keep")(with_options(case, dropout_rate=0.0))),
-    keys_read("query head h reads key head h % G", lambda H, G: np.arange(H) % G),
-    keys_read("every query head reads key head 0", lambda H, G: np.zeros(H, int)),
-]
+SCORE_CHANGES: dict[str, Change] = {
+    "the scale is 1: it is left out": scaled(lambda s, f: 1.0),
+    "the given scale is ignored: 1 / sqrt(D) is used": scaled(lambda s, f: width(f) ** -0.5),
+    "the scale is 1 / D": scaled(lambda s, f: 1 / width(f)),
+    "the scale is that of the model width H * D": scaled(lambda s, f: model_width(f) ** -0.5),
+    "the scale is 1 / sqrt(V)": scaled(lambda s, f: value_width(f) ** -0.5),
+    "the scale is applied twice": scaled(lambda s, f: s * s),
+    "the scale is on top of 1 / sqrt(D)": scaled(lambda s, f: s * width(f) ** -0.5),
+    "the root of the scale is used once": scaled(lambda s, f: np.sqrt(abs(s))),
+    "the scale's sign is lost": scaled(lambda s, f: abs(s)),
+    "softcap is ignored": left_out("softcap", softcap=None),
+    "bias is ignored": left_out("bias", bias=np.zeros((1, 1, 1, 1)), open=np.ones((1, 1, 1, 1), bool)),
+    "sinks are ignored": left_out("sinks", sinks=None),
+    "dropout is ignored": left_out("dropout_keep", factor=1.0),
+    "query head h reads key head h % G": heads_read(lambda H, G: np.arange(H) % G),
+    "every query head reads key head 0": heads_read(lambda H, G: np.zeros(H, int)),
+    "query heads of a group are counted in powers of two: they read the wrong key head": heads_read(
+        lambda H, G: np.arange(H) // power_of_two(H // G)
+    ),
+    "query heads of a group are counted in powers of two, rounded down: they read the wrong key head": heads_read(
+        lambda H, G: np.arange(H) // (power_of_two(H // G + 1) // 2)
+    ),
+    "query heads of a group are counted one too many: they read the wrong key head": heads_read(
+        lambda H, G: np.arange(H) // (H // G + 1)
+    ),
+    "query head h reads key head h // G": heads_read(lambda H, G: np.arange(H) // G),
+    "query head h reads key head h, as far as there are so many": heads_read(lambda H, G: np.arange(H)),
+    "query heads read key heads in reverse": heads_read(lambda H, G: (G - 1) - np.arange(H) // (H // G)),
+}
 
 
 # --- one step of the formula done wrong -------------------------------------------------------------------------------
 
 
-def stepwise(name: str, uses: str = "", **steps: Any) -> Mistake:
-    """Attention with one step done differently; forward only. `uses`: an input or option without which it is right."""
+def scored(uses: str, score: Any) -> Change:
+    """Scores by another formula, where there is an input or option of this name."""
 
-    def output(case: Case) -> Any:
-        if uses and case.inputs.get(uses) is None and case.options.get(uses) is None:
+    def changed(failing: Failing) -> Steps | None:
+        given = failing.case.inputs.get(uses, failing.case.options.get(uses))
+        return None if given is None else failing.steps.changed(score=score)
+
+    return changed
+
+
+def weighed(name: str, weights: Callable[[Failing], np.ndarray | None]) -> Mistake:
+    """Weights by another formula; before dropout."""
+
+    def results(failing: Failing) -> dict[str, Any] | None:
+        if failing.case.operation == "attention_logsumexp":
             return None
-        return attention(case, **steps)
+        found = weights(failing)
+        return None if found is None else {"output": result(failing.steps, found, np.zeros(()))}
 
-    return computed(name, output)
+    return resulting(name, results)
 
 
-def attention(
-    case: Case, score: Any = None, axis: int = -1, weigh: Any = None, sum_of: Any = None, forbidden: float = -np.inf
-) -> Any:
-    """score(products, bias, cap, scale), weigh(weights, case), sum_of(exponentials, allowed) replace right steps.
-    forbidden: the score of pairs that the mask forbids.
-    """
-    products, cap = exact_products(case), capped(case.options.get("softcap"))
-    bias, allowed = exact_bias(case)
-    scores = cap(products) + bias if score is None else score(products, bias, cap, resolved_scale(case))
-    scores = np.where(allowed, scores, np.where(dense_meaning(case), -np.inf, forbidden))
-    maximum = scores.max(axis=axis, keepdims=True, initial=-1e30)
-    exponentials = np.exp(scores - maximum)
-    total = exponentials.sum(axis=axis, keepdims=True) if sum_of is None else sum_of(exponentials, allowed)
-    if "sinks" in case.inputs:
-        total = total + np.exp(exact_sinks(case) - maximum)
-    weights = exponentials / np.where(total == 0, 1, total)
-    weights = weights if weigh is None else weigh(weights, case)
-    if case.operation == "attention_weights":
-        return weights
-    if case.operation != "attention":
+def over_queries(failing: Failing) -> np.ndarray:
+    scores = masked_scores(failing.steps)
+    exponentials = np.exp(scores - np.maximum(scores.max(axis=-2, keepdims=True, initial=-np.inf), -1e30))
+    return divided(exponentials, exponentials.sum(axis=-2, keepdims=True))
+
+
+def counted_as_zero(failing: Failing) -> np.ndarray | None:
+    if failing.case.options.get("mask") is None:
         return None
-    keep = case.options.get("dropout_keep")
-    if keep is not None:
-        weights = np.where(keep, weights / (1 - case.options["dropout_rate"]), 0)
-    return weights @ exact_value(case)
+    s = failing.steps
+    exponentials, total, _ = exponentials_of(masked_scores(s), s.sinks)
+    return divided(exponentials, total + (~s.allowed).sum(-1, keepdims=True))
 
 
-def filled(value: float) -> Mistake:
-    """A number for the scores that the mask forbids; named where they have weight in a row that allows something."""
+def renormalised(failing: Failing) -> np.ndarray | None:
+    keep = failing.case.options.get("dropout_keep")
+    if keep is None:
+        return None
+    kept = np.where(keep, failing.forward.weights, 0)
+    return divided(kept, kept.sum(axis=-1, keepdims=True)) * (1 - failing.case.options["dropout_rate"])
 
-    def answers(case: Case) -> tuple[dict[str, Exact], Bounds] | None:
-        best = masked_scores(case).max(axis=-1, keepdims=True, initial=-np.inf)
-        allowed = dense_meaning(case)
-        seen = ~allowed & np.isfinite(best) & (np.exp(value - np.maximum(best, value)) > 0)
-        array = attention(case, forbidden=value) if seen.any() else None
-        if array is None:
+
+def not_rescaled(failing: Failing) -> np.ndarray | None:
+    if failing.case.options.get("dropout_keep") is None:
+        return None
+    return failing.forward.weights * (1 - failing.case.options["dropout_rate"])
+
+
+def floored(floor: float, least: float) -> Callable[[Failing], np.ndarray | None]:
+    """The maximum is kept from falling below a number, and the sum above another; float32 loses what is too small."""
+
+    def weights(failing: Failing) -> np.ndarray | None:
+        s, scores = failing.steps, failing.forward.scores
+        if s.sinks is not None:
             return None
-        # What rows that allow nothing give is another matter: the mean, or zeros put in afterwards.
-        return whatever_the_scores(case, array, allowed.any(axis=-1, keepdims=True))
+        best = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+        if not np.any(np.isfinite(best) & (best < floor)):
+            return None
+        smallest = np.finfo(compute_dtype_name(failing.case.dtype)).smallest_subnormal
+        exponentials = np.exp(scores - np.maximum(highest(scores), floor))
+        exponentials = np.where(exponentials < smallest, 0, exponentials)
+        return divided(exponentials, np.maximum(exponentials.sum(axis=-1, keepdims=True), least))
 
-    return Mistake(f"forbidden scores are a number, not -inf ({value:g})", answers, of_any_size=True)
-
-
-def whatever_the_scores(
-    case: Case, output: np.ndarray, rows: np.ndarray, total: Any = 1.0
-) -> tuple[dict[str, Exact], Bounds]:
-    """The output in these rows, with a bound for weights that add up to `total`, of a few roundings each, and a sum
-    over K.
-    """
-    roundings = (case.inputs["key"].shape[2] + 8) * 2.0 ** -PRECISION[case.dtype][0]
-    size = np.max(np.abs(exact_value(case)), initial=0) if case.operation == "attention" else 1.0
-    bounds = np.where(rows, roundings * size * total, np.inf)
-    return {"output": exactly(output)}, {"output": np.broadcast_to(bounds, output.shape)}
-
-
-def by_one_logsumexp(case: Case) -> tuple[dict[str, Exact], Bounds] | None:
-    """Weights exp(score - log-sum-exp), where float32 does not hold the latter to the 11 digits of float16.
-
-    Where it holds nothing of the logarithm these are the weights that nobody divided.
-    """
-    if case.operation not in ("attention", "attention_weights") or case.dtype == "float64":
-        return None
-    if "sinks" in case.inputs or case.options.get("dropout_keep") is not None:
-        return None
-    scores = masked_scores(case).astype(np.float32).astype(float)
-    best = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), -LARGEST["float32"])
-    logarithm = np.log(np.exp(scores - best).sum(axis=-1, keepdims=True))
-    held = (best + logarithm).astype(np.float32).astype(float)
-    lost = np.abs((held - best) - logarithm) > 2.0 ** -PRECISION["float16"][0]
-    weights = np.exp(scores - np.where(np.isfinite(held), held, 0))
-    if not (lost.any() and np.isfinite(weights).all()):
-        return None
-    array = weights @ exact_value(case) if case.operation == "attention" else weights
-    return whatever_the_scores(case, array, np.isfinite(held), weights.sum(axis=-1, keepdims=True))
-
-
-def renormalised(weights: np.ndarray, case: Case) -> np.ndarray:
-    keep = np.asarray(case.options["dropout_keep"])
-    kept = np.where(keep, weights, 0)
-    total = kept.sum(axis=-1, keepdims=True)
-    return kept / np.where(total == 0, 1, total) * (1 - case.options["dropout_rate"])
+    return weights
 
 
 def capped_before_the_scale(products: Any, bias: Any, cap: Any, scale: float) -> Any:
@@ -312,25 +355,145 @@ def clipped(products: Any, bias: Any, cap: Any, scale: float) -> Any:
     return np.clip(products, cap(-np.inf), cap(np.inf)) + bias
 
 
-STEP_MISTAKES = [
-    stepwise("the softcap comes before the scale", "softcap", score=capped_before_the_scale),
-    stepwise("scores are clipped at the softcap, without tanh", "softcap", score=clipped),
-    stepwise("the softcap is not multiplied back in", "softcap", score=lambda p, b, cap, s: cap(p) / cap(np.inf) + b),
-    stepwise("scores are not divided by the softcap", "softcap", score=lambda p, b, cap, s: cap(p * cap(np.inf)) + b),
-    stepwise("bias is added before the softcap", "bias", score=lambda p, b, cap, s: cap(p + b)),
-    stepwise("bias is added twice", "bias", score=lambda p, b, cap, s: cap(p) + 2 * b),
-    stepwise("bias is subtracted", "bias", score=lambda p, b, cap, s: cap(p) - b),
-    stepwise("bias is multiplied by the scale", "bias", score=lambda p, b, cap, s: cap(p) + b * s),
-    stepwise("the softmax runs over queries, not keys", axis=-2),
-    stepwise(
-        "forbidden keys stay in the softmax's denominator with a score of 0",
-        "mask",
-        sum_of=lambda e, allowed: e.sum(-1, keepdims=True) + (~allowed).sum(-1, keepdims=True),
+def bias_of_first(axis: int) -> Change:
+    def changed(failing: Failing) -> Steps | None:
+        s = failing.steps
+        if s.bias.shape[axis] < 2:
+            return None
+        bias, allowed = (np.take(a, [0], axis) for a in (s.bias, s.open))
+        return s.changed(bias=bias, open=allowed)
+
+    return changed
+
+
+FORMULA_CHANGES: dict[str, Change] = {
+    "the softcap comes before the scale": scored("softcap", capped_before_the_scale),
+    "scores are clipped at the softcap, without tanh": scored("softcap", clipped),
+    "the softcap is not multiplied back in": scored("softcap", lambda p, b, cap, s: cap(p) / cap(np.inf) + b),
+    "scores are not divided by the softcap": scored("softcap", lambda p, b, cap, s: cap(p * cap(np.inf)) + b),
+    "bias is added before the softcap": scored("bias", lambda p, b, cap, s: cap(p + b)),
+    "bias is added twice": scored("bias", lambda p, b, cap, s: cap(p) + 2 * b),
+    "bias is subtracted": scored("bias", lambda p, b, cap, s: cap(p) - b),
+    "bias is multiplied by the scale": scored("bias", lambda p, b, cap, s: cap(p) + b * s),
+    "bias is divided by the scale": scored("bias", lambda p, b, cap, s: cap(p) + b / s if s else cap(p)),
+    "bias of batch element 0 is used for all": bias_of_first(0),
+    "bias of head 0 is used for all heads": bias_of_first(1),
+}
+
+
+WEIGHINGS = [
+    weighed("the softmax runs over queries, not keys", over_queries),
+    weighed("forbidden keys stay in the softmax's denominator with a score of 0", counted_as_zero),
+    weighed("weights are renormalised after dropout", renormalised),
+    weighed("weights that dropout keeps are not divided by 1 - rate", not_rescaled),
+    *(
+        weighed(
+            f"rows of low scores fade to 0: their maximum is kept from falling below a number ({floor:g})",
+            floored(floor, least),
+        )
+        for floor in (-1e4, -1e3, -1e5, 0.0)
+        for least in (1e-6, 1e-30)
     ),
-    stepwise("weights are renormalised after dropout", "dropout_keep", weigh=renormalised),
 ]
 
-FILLS = [filled(value) for value in (-1e4, -1e5, -1e9, -1e20)]
+
+# --- numbers for forbidden scores -------------------------------------------------------------------------------------
+
+
+def put(value: float) -> Mistake:
+    """A number for the scores that the mask forbids; named where they have weight in a row that allows something."""
+
+    def answers(failing: Failing) -> tuple[Arrays, Bounds] | None:
+        s = failing.steps
+        scores = failing.forward.scores
+        best = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+        seen = ~s.visible & np.isfinite(best) & (np.exp(value - np.maximum(best, value)) > 0)
+        if not seen.any():
+            return None
+        # What rows that allow nothing give is another matter: the mean, or zeros put in afterwards.
+        rows = s.visible.any(axis=-1, keepdims=True)
+        return whatever_the_scores(failing, np.where(s.visible, scores, value), rows)
+
+    return Mistake(f"forbidden scores are a number, not -inf ({value:g})", answers, of_any_size=True)
+
+
+def added(value: float) -> Mistake:
+    """A number that is added to forbidden scores, once for each mask that forbids them."""
+
+    def answers(failing: Failing) -> tuple[Arrays, Bounds] | None:
+        s = failing.steps
+        times = times_forbidden(failing)
+        if not times.any():
+            return None
+        scores = np.where(s.open, scores_of(s) + times * value, -np.inf)
+        digits = np.finfo(compute_dtype_name(failing.case.dtype)).eps
+        free = ~times.astype(bool).all(axis=-1, keepdims=True)
+        lost = np.where(free, 0, np.minimum(4 * digits * abs(value), 1))
+        return whatever_the_scores(failing, scores, np.ones_like(free), lost)
+
+    return Mistake(f"a number is added to forbidden scores, which are not -inf ({value:g})", answers, of_any_size=True)
+
+
+def times_forbidden(failing: Failing) -> np.ndarray:
+    """By how many of the masks that are combined a pair is forbidden."""
+    case, mask = failing.case, failing.case.options.get("mask")
+    if not isinstance(mask, And):
+        return (~failing.steps.visible).astype(int)
+    left, right = (replace(failing, case=with_options(case, mask=side)) for side in (mask.left, mask.right))
+    return times_forbidden(left) + times_forbidden(right)
+
+
+def whatever_the_scores(
+    failing: Failing, scores: np.ndarray, rows: np.ndarray, lost: Any = 0.0
+) -> tuple[Arrays, Bounds] | None:
+    """The result in these rows, with a bound for weights of a few roundings each, and a sum over K.
+
+    lost: what the scores of each row are off by.
+    """
+    s = failing.steps
+    exponentials, total, _ = exponentials_of(scores, s.sinks)
+    weights = divided(exponentials, total)
+    if s.operation == "attention_logsumexp":
+        return None
+    output = (weights * s.factor) @ s.value if s.operation == "attention" else weights
+    return {"output": output}, {"output": of_few_roundings(failing, output, rows) + np.expm1(2 * lost) * size_of(s)}
+
+
+def of_few_roundings(failing: Failing, output: np.ndarray, rows: np.ndarray, total: Any = 1.0) -> np.ndarray:
+    roundings = (failing.steps.key.shape[2] + 8) * 2.0 ** -PRECISION[failing.case.dtype][0]
+    return np.broadcast_to(np.where(rows, roundings * size_of(failing.steps) * total, np.inf), output.shape)
+
+
+def size_of(s: Steps) -> float:
+    """Of what is weighed."""
+    return float(np.max(np.abs(s.value), initial=0)) if s.operation == "attention" else 1.0
+
+
+def by_one_logsumexp(failing: Failing) -> tuple[Arrays, Bounds] | None:
+    """Weights exp(score - log-sum-exp), where float32 does not hold the latter to the 11 digits of float16.
+
+    Where it holds nothing of the logarithm these are the weights that nobody divided.
+    """
+    s, case = failing.steps, failing.case
+    if case.operation not in ("attention", "attention_weights") or case.dtype == "float64":
+        return None
+    if s.sinks is not None or case.options.get("dropout_keep") is not None:
+        return None
+    scores = failing.forward.scores.astype(np.float32).astype(float)
+    best = np.maximum(scores.max(axis=-1, keepdims=True, initial=-np.inf), -LARGEST["float32"])
+    logarithm = np.log(np.exp(scores - best).sum(axis=-1, keepdims=True))
+    held = (best + logarithm).astype(np.float32).astype(float)
+    lost = np.abs((held - best) - logarithm) > 2.0 ** -PRECISION["float16"][0]
+    weights = np.exp(scores - np.where(np.isfinite(held), held, 0))
+    if not (lost.any() and np.isfinite(weights).all()):
+        return None
+    output = weights @ s.value if s.operation == "attention" else weights
+    limits = of_few_roundings(failing, output, np.isfinite(held), weights.sum(axis=-1, keepdims=True))
+    return {"output": output}, {"output": limits}
+
+
+NUMBERS = (-1e4, -1e5, -1e9, -1e20, -65504.0, -LARGEST["float32"])
+FILLS = [*map(put, NUMBERS), *map(added, NUMBERS)]
 """Before the others: where all that a row allows scores lower, only forbidden keys count, as with a mask inverted."""
 
 UNDIVIDED = Mistake(
@@ -339,4 +502,5 @@ UNDIVIDED = Mistake(
     of_any_size=True,
 )
 
-MISTAKES = [*FILLS, UNDIVIDED, *MASK_MISTAKES, *SCORE_MISTAKES, *STEP_MISTAKES, *blocks.MISTAKES, *precision.MISTAKES]
+CHANGES = MASK_CHANGES | SCORE_CHANGES | FORMULA_CHANGES
+STEP_MISTAKES = [*(stepped(name, change) for name, change in CHANGES.items()), *WEIGHINGS]

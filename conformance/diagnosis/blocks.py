@@ -1,78 +1,213 @@
-"""Known mistakes of kernels that go through the keys in blocks with a running maximum, sum and output."""
+"""Known mistakes of kernels that go through the keys in blocks or parts."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from conformance.cases import Case
-from conformance.diagnosis.matching import Mistake, computed
-from conformance.diagnosis.steps import exact_scores
+from conformance.diagnosis.attention import Change, stepped
+from conformance.diagnosis.matching import Failing, Mistake, resulting
+from conformance.diagnosis.steps import Steps, divided, exponentials_of, highest
 
-BLOCKS = (8, 16, 32, 64, 128)
+BLOCKS = (8, 16, 32, 64, 128, 256, 512)
+MANY = 512
+"""Blocks beyond which a case is not gone through block by block."""
 
 
-def online(case: Case, block: int, rescale_output: bool = True, rescale_sum: bool = True) -> Any:
-    """Online softmax in float64, with one rescaling left out."""
-    if case.operation != "attention" or case.options.get("dropout_keep") is not None:
-        return None
-    scores, value, sinks = exact_scores(case)
-    K = scores.shape[-1]
+def plain(failing: Failing) -> bool:
+    """Attention without dropout, and with keys."""
+    case = failing.case
+    return (
+        case.operation == "attention" and case.options.get("dropout_keep") is None and case.inputs["key"].shape[2] > 0
+    )
+
+
+def by_blocks(name: str, block: int, output: Callable[[Failing, int], Any]) -> Mistake:
+    def results(failing: Failing) -> dict[str, Any] | None:
+        K = failing.case.inputs["key"].shape[2]
+        return {"output": output(failing, block)} if plain(failing) and block < K <= block * MANY else None
+
+    return resulting(f"{name} (blocks of {block} keys)", results)
+
+
+def online(
+    failing: Failing, block: int, rescale_output: bool = True, rescale_sum: bool = True, lag: float = 0.0
+) -> Any:
+    """Online softmax with one rescaling left out. lag: growth of the maximum at which nothing is rescaled."""
+    scores, s = failing.forward.scores, failing.steps
     maximum = np.full((*scores.shape[:3], 1), -np.inf)
-    total, output = np.zeros_like(maximum), np.zeros((*scores.shape[:3], value.shape[-1]))
-    for start in range(0, K, block):
+    total, output = np.zeros_like(maximum), np.zeros((*scores.shape[:3], s.value.shape[-1]))
+    for start in range(0, scores.shape[-1], block):
         part = scores[..., start : start + block]
         larger = np.maximum(maximum, part.max(axis=-1, keepdims=True, initial=-np.inf))
         safe = np.where(np.isfinite(larger), larger, 0)
         exponentials, rescale = np.exp(part - safe), np.where(np.isfinite(maximum), np.exp(maximum - safe), 0)
+        skipped = np.isfinite(maximum) & (larger - maximum <= lag)
+        rescale = np.where(skipped, 1, rescale)
         total = total * (rescale if rescale_sum else 1) + exponentials.sum(axis=-1, keepdims=True)
-        output = output * (rescale if rescale_output else 1) + exponentials @ value[:, :, start : start + block]
-        maximum = larger
-    if sinks is not None:
-        total = total + np.exp(sinks - np.where(np.isfinite(maximum), maximum, 0))
-    return output / np.where(total == 0, 1, total)
+        output = output * (rescale if rescale_output else 1) + exponentials @ s.value[:, :, start : start + block]
+        maximum = np.where(skipped, maximum, larger) if lag else larger
+    if s.sinks is not None:
+        total = total + np.exp(s.sinks - np.where(np.isfinite(maximum), maximum, 0))
+    return divided(output, total)
 
 
-def without_tail(case: Case, block: int) -> Any:
+def saturated(failing: Failing, block: int) -> Any:
+    """Weights of 2^8 exp(score - maximum) pass 448, where the maximum lags behind by up to 4 powers of two."""
+    scores, s = failing.forward.scores / np.log(2), failing.steps
+    maximum = np.full((*scores.shape[:3], 1), -np.inf)
+    total, output = np.zeros_like(maximum), np.zeros((*scores.shape[:3], s.value.shape[-1]))
+    for start in range(0, scores.shape[-1], block):
+        part = scores[..., start : start + block]
+        larger = np.maximum(maximum, part.max(axis=-1, keepdims=True, initial=-np.inf))
+        new = np.where(larger - maximum <= 4, maximum, larger)
+        safe = np.where(np.isfinite(new), new, 0)
+        rescale, weights = np.where(np.isfinite(maximum), np.exp2(maximum - safe), 0), np.exp2(part - safe + 8)
+        total = total * rescale + weights.sum(axis=-1, keepdims=True)
+        output = output * rescale + np.minimum(weights, 448) @ s.value[:, :, start : start + block]
+        maximum = new
+    if s.sinks is not None:
+        total = total + np.exp2(s.sinks / np.log(2) - np.where(np.isfinite(maximum), maximum, 0) + 8)
+    return divided(output, total)
+
+
+# --- tails ------------------------------------------------------------------------------------------------------------
+
+
+def without_tail(block: int) -> Change:
     """Keys past the last whole block are not seen."""
-    K = case.inputs["key"].shape[2]
-    if case.operation != "attention" or K % block == 0 or case.options.get("dropout_keep") is not None:
-        return None
-    scores, value, sinks = exact_scores(case)
-    scores = np.where(np.arange(K) < K - K % block, scores, -np.inf)
-    return softmax(scores, sinks) @ value
+
+    def changed(failing: Failing) -> Steps | None:
+        K = failing.case.inputs["key"].shape[2]
+        if K % block == 0 or block > K:
+            return None
+        return failing.steps.changed(visible=failing.steps.visible & (np.arange(K) < K - K % block))
+
+    return changed
 
 
-def padded_tail(case: Case, block: int) -> Any:
+def longer(s: Steps, key: np.ndarray, value: np.ndarray | None) -> Steps:
+    """With more keys at the end, which every query sees."""
+    more = key.shape[2] - s.key.shape[2]
+
+    def pairs(array: np.ndarray, filling: Any) -> np.ndarray:
+        if array.shape[-1] == 1 and s.key.shape[2] != 1:
+            array = np.broadcast_to(array, (*array.shape[:-1], s.key.shape[2]))
+        return np.concatenate([array, np.full((*array.shape[:-1], more), filling)], axis=-1)
+
+    return s.changed(
+        key=key, value=value, visible=pairs(s.visible, True), open=pairs(s.open, True), bias=pairs(s.bias, 0.0)
+    )
+
+
+def padded_tail(block: int) -> Change:
     """The last block is filled up with keys and values of 0, whose scores of 0 count."""
-    K = case.inputs["key"].shape[2]
-    if case.operation != "attention" or K % block == 0 or case.options.get("dropout_keep") is not None:
-        return None
-    scores, value, sinks = exact_scores(case)
-    scores = np.concatenate([scores, np.zeros((*scores.shape[:3], -K % block))], axis=-1)
-    return softmax(scores, sinks)[..., :K] @ value
+
+    def changed(failing: Failing) -> Steps | None:
+        missing = -failing.case.inputs["key"].shape[2] % block
+        if not plain(failing) or missing == 0:
+            return None
+        widths = ((0, 0), (0, 0), (0, missing), (0, 0))
+        s = failing.steps
+        return longer(s, np.pad(s.key, widths), np.pad(s.value, widths))
+
+    return changed
 
 
-def softmax(scores: np.ndarray, sinks: Any) -> np.ndarray:
-    maximum = scores.max(axis=-1, keepdims=True, initial=-np.inf)
-    maximum = np.where(np.isfinite(maximum), maximum, 0)
-    exponentials = np.exp(scores - maximum)
-    total = exponentials.sum(axis=-1, keepdims=True)
-    total = total if sinks is None else total + np.exp(sinks - maximum)
-    return exponentials / np.where(total == 0, 1, total)
+def read_on(block: int) -> Change:
+    """The last block holds what stands behind the keys: those of the next head, and zeros behind the last."""
+
+    def changed(failing: Failing) -> Steps | None:
+        inputs = failing.case.inputs
+        missing, share = -inputs["key"].shape[2] % block, failing.steps.key.shape[1] // max(inputs["key"].shape[1], 1)
+        if not plain(failing) or missing == 0:
+            return None
+        key, value = (np.repeat(following(inputs[n].astype(float), missing), share, axis=1) for n in ("key", "value"))
+        return longer(failing.steps, key, value)
+
+    return changed
+
+
+def following(array: np.ndarray, extra: int) -> np.ndarray:
+    B, G, K, W = array.shape
+    flat = np.concatenate([array.reshape(B * G * K, W), np.zeros((extra, W))])
+    return flat[(np.arange(B * G) * K).reshape(B, G, 1) + np.arange(K + extra)]
+
+
+# --- parts, merged ----------------------------------------------------------------------------------------------------
+
+
+def merged(failing: Failing, cuts: list[int], how: str) -> Any:
+    """Softmax over every part of the keys, and the parts' outputs weighed wrongly."""
+    scores, s = failing.forward.scores, failing.steps
+    outputs, logs, totals = [], [], []
+    for keys in np.split(np.arange(scores.shape[-1]), cuts):
+        exponentials, total, maximum = exponentials_of(scores[..., keys], None)
+        outputs.append(divided(exponentials, total) @ s.value[:, :, keys])
+        totals.append(total)
+        logs.append(maximum + np.log(total))
+    if how == "sums":
+        shares = totals if s.sinks is None else [*totals, np.ones_like(totals[0])]
+    elif how == "equal":
+        shares = [(total > 0).astype(float) for total in totals]
+    else:
+        logs = logs if s.sinks is None else [*logs, np.broadcast_to(s.sinks, logs[0].shape)]
+        base = {"base 2": 1 / np.log(2), "natural": np.log(2)}[how]
+        whole = highest(np.concatenate(logs, axis=-1))
+        shares = [np.exp((log - whole) * base) for log in logs]
+    return divided(sum(share * output for share, output in zip(shares, outputs, strict=False)), sum(shares))
+
+
+def merging(cuts: list[int], how: str) -> Callable[[Failing], dict[str, Any]]:
+    return lambda failing: {"output": merged(failing, cuts, how)}
+
+
+MERGES = {
+    "sums": "parts of the keys are merged by their sums, without their maxima",
+    "equal": "parts of the keys are merged with equal weights",
+    "base 2": "parts of the keys are merged by log-sum-exps in base 2 as if they were natural",
+    "natural": "parts of the keys are merged by natural log-sum-exps as if they were in base 2",
+}
+COUNTS = (2, 4, 8, 16, 32)
+
+
+def merges(failing: Failing) -> Iterator[Mistake]:
+    """Parts of one block each; the first block and the rest; so many equal parts."""
+    K = failing.case.inputs["key"].shape[2] if plain(failing) else 0
+    divisions = {f"blocks of {n} keys": list(range(n, K, n)) for n in BLOCKS if n < K <= 64 * n}
+    divisions |= {f"the first {n} keys and the rest": [n] for n in BLOCKS if n < K}
+    for n in COUNTS:
+        if n <= K:
+            divisions[f"{n} parts"] = list(np.cumsum([len(a) for a in np.array_split(np.arange(K), n)])[:-1])
+            divisions[f"{n} parts, the last one shorter"] = list(range(-(-K // n), K, -(-K // n)))
+    seen: set[tuple[int, ...]] = set()
+    for division, cuts in divisions.items():
+        if not cuts or tuple(cuts) in seen:
+            continue
+        seen.add(tuple(cuts))
+        for how, name in MERGES.items():
+            yield resulting(f"{name} ({division})", merging(cuts, how))
 
 
 def mistakes_in_blocks(block: int) -> list[Mistake]:
     of = f"(blocks of {block} keys)"
     return [
-        computed(f"the running output is not rescaled when the maximum grows {of}", lambda c: online(c, block, False)),
-        computed(
-            f"the running sum is not rescaled when the maximum grows {of}", lambda c: online(c, block, True, False)
+        stepped(f"keys past the last whole block are left out {of}", without_tail(block)),
+        stepped(f"the last block's padding counts as keys with score 0 {of}", padded_tail(block)),
+        stepped(f"the last block reads on into the next head's keys and values {of}", read_on(block)),
+        by_blocks("the running output is not rescaled when the maximum grows", block, lambda f, n: online(f, n, False)),
+        by_blocks(
+            "the running sum is not rescaled when the maximum grows", block, lambda f, n: online(f, n, True, False)
         ),
-        computed(f"nothing is rescaled when the maximum grows {of}", lambda c: online(c, block, False, False)),
-        computed(f"keys past the last whole block are left out {of}", lambda c: without_tail(c, block)),
-        computed(f"the last block's padding counts as keys with score 0 {of}", lambda c: padded_tail(c, block)),
+        by_blocks("nothing is rescaled when the maximum grows", block, lambda f, n: online(f, n, False, False)),
+        by_blocks(
+            "rescaling is skipped where the maximum grows little, but weights are taken with the new one",
+            block,
+            lambda f, n: online(f, n, lag=8 * np.log(2)),
+        ),
+        by_blocks("weights saturate at 448, but not in their sum", block, saturated),
     ]
 
 

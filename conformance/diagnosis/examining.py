@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from conformance.bounds import bound
 from conformance.cases import Case
-from conformance.diagnosis import attention, layers
-from conformance.diagnosis.matching import Bounds, Mistake, largest, matching, multiples
+from conformance.diagnosis import WRONG_IN, attention, backward, blocks, extents, layers, norms
+from conformance.diagnosis.larger import larger_cases, ordinary
+from conformance.diagnosis.matching import Failing, Mistake, matching, told_from
+from conformance.diagnosis.precision import MISTAKES as ROUNDED
 from conformance.diagnosis.precision import excused, scale_off, variance_off
 from conformance.expectations import Planted
 from conformance.features import NORMS
 from conformance.oracle import oracle
 from conformance.spreading import gradient_name
 from conformance.subjects import Subject
-from conformance.verdict import Finding, judge
+from conformance.verdict import Finding
 
-
-def mistakes_of(operation: str) -> list[Mistake]:
-    if operation.startswith("attention"):
-        return attention.MISTAKES
-    return layers.NORM_MISTAKES if operation in NORMS else layers.LAYER_MISTAKES.get(operation, [])
+SECONDS = 2.0
+"""Spent at most on trying mistakes on one case."""
 
 
 def examine_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shared: None) -> list[Finding]:
@@ -32,39 +33,124 @@ def examine_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shar
     None where the answers are now right: asked in this way, or this time, the subject makes no mistake.
     """
     examined_by, failing, finding = material
-    if isinstance(failing, Planted):
-        if names := of_planted(failing, finding):
-            return [named(name) for name in names]
-        failing = failing.clean  # a number came where another was due: perhaps without what was planted, too
+    if isinstance(failing, Planted):  # a mistake in numbers says more than what becomes of NaN
+        plain = examine_diagnosis(subject, (examined_by, failing.clean, finding), shared)
+        return plain or [named(name) for name in of_planted(failing, finding)]
     parts = failing if isinstance(failing, tuple) else (failing,)
     asked, judged = parts[0], parts[1] if examined_by in ("twin", "towering") else parts[0]
+    if examined_by == "spoiled rows":  # what is wrong in the other rows is wrong without them, too
+        asked = judged = parts[1]
     if not isinstance(asked, Case) or asked.special or finding.name not in ("output", *gradients(asked)):
         return []
-    got, truth, bounds = subject(asked), oracle(judged), bound(judged)
-    if all(one.ratio <= 1 for one in judge(judged, got, truth, bounds)):
+    given = Failing(judged, subject(asked), oracle(judged), bound(judged))
+    if not given.wrong:
         return []
-    mistakes = mistakes_of(judged.operation)
-    names = [*matching(judged, got, truth, finding, mistakes), *multiples(judged, got, truth, finding)]
+    name = "output" if "output" in given.wrong else finding.name if finding.name in given.wrong else given.wrong[0]
+    if any(found.message for found in given.findings):
+        return []
+    until = time.monotonic() + SECONDS
+    names: list[str] = []
     if asked is not judged:  # a mistake need not be the same for both: a score of 0 stands apart only from far ones
-        plain = [m if m.of_any_size else m._replace(answers=at_most(bounds, m.answers)) for m in mistakes]
-        own = [*matching(asked, got, truth, finding, plain)]
-        names = own + [name for name in names if name not in own]
+        names = list(known(Failing(asked, given.got, given.truth, given.bounds), name, until))
+    names += [other for other in known(given, name, until) if other not in names]
+    if len(names) > 1:
+        names = told_apart(subject, asked, name, names)
     if not names:
-        names = [*scale_off(judged, got), *variance_off(judged, got), *excused(judged, got, truth)][:1]
-    return [named(name) for name in names]
+        names = list(chain(vague(given, name), hints(given, name)))[:1]
+    return [named(line) for line in (*names, *wrong_in(given.findings))]
 
 
-def at_most(most: Bounds, answers: Callable[[Case], Any]) -> Callable[[Case], Any]:
-    """The same answers, with bounds of at most the largest of these: scores of 1e30 leave none that tells anything."""
+def known(failing: Failing, name: str, until: float) -> Iterator[str]:
+    """Names of mistakes, the likeliest first."""
+    case, of_attention = failing.case, failing.case.operation.startswith("attention")
+    norm = case.operation in NORMS
+    with np.errstate(all="ignore"):
+        if case.operation == "attention" or norm:
+            yield from extents.regions(failing, name, norm)
+        mistakes: Iterator[Mistake]
+        if not of_attention and not norm:
+            mistakes = iter(layers.LAYER_MISTAKES.get(case.operation, []))
+        elif name == "output":
+            mistakes = chain(*(norm_mistakes(failing) if norm else attention_mistakes(failing)))
+        else:
+            yield from backward.multiples(failing, name)
+            if of_attention and case.cotangents:
+                yield from backward.wrongly_added(failing, name)
+                yield from backward.bias_mistakes(failing, name)
+            mistakes = norms.gradient_mistakes(failing, name) if norm else iter(backward.BACKWARD_MISTAKES)
+        yield from matching(failing, name, mistakes, until)
+        if name == "output":
+            yield from backward.multiples(failing, name)
 
-    def narrower(case: Case) -> Any:
-        given = answers(case)
-        if given is None:
-            return None
-        exact, bounds = given
-        return exact, {name: np.minimum(b, largest(most.get(name, b))) for name, b in bounds.items()}
 
-    return narrower
+def attention_mistakes(failing: Failing) -> Iterator[Any]:
+    """From those that are found at once to those that take long."""
+    yield attention.FILLS
+    yield [attention.UNDIVIDED]
+    yield extents.extents(failing)
+    yield attention.STEP_MISTAKES
+    yield blocks.MISTAKES
+    yield extents.more_keys(failing)
+    yield ROUNDED
+    yield blocks.merges(failing)
+
+
+def norm_mistakes(failing: Failing) -> Iterator[Any]:
+    yield norms.NORM_MISTAKES
+    yield norms.extents(failing)
+
+
+def vague(failing: Failing, name: str) -> Iterator[str]:
+    """Where nothing that is known at all matches: a number that is off."""
+    if name == "output":
+        with np.errstate(all="ignore"):
+            yield from scale_off(failing)
+
+
+def hints(failing: Failing, name: str) -> Iterator[str]:
+    yield from variance_off(failing)
+    yield from excused(failing)
+    norm = failing.case.operation in NORMS
+    if failing.case.operation == "attention" or norm:
+        yield from extents.round_regions(failing, name, norm)
+
+
+def told_apart(subject: Subject, case: Case, name: str, names: list[str]) -> list[str]:
+    """Those of the names that explain other cases like it, too.
+
+    Where the subject fails there, a mistake must explain that; where the answers to ordinary numbers in the same sizes
+    are right, it must not show there.
+    """
+    other = ordinary(case)
+    failing = None if other is None else answered(subject, other)
+    if failing is not None and name == "output" and name not in failing.wrong:
+        names = [one for one in names if one not in shown(failing, names)] or names
+    for larger in larger_cases(case):
+        failing = answered(subject, larger) if len(names) > 1 else None
+        if failing is not None and name in failing.wrong:
+            there = set(known(failing, name, time.monotonic() + SECONDS / 2))
+            names = [one for one in names if one in there] or names
+    return names
+
+
+def answered(subject: Subject, case: Case) -> Failing | None:
+    """None where the subject does not take the case."""
+    try:
+        failing = Failing(case, subject(case), oracle(case), bound(case))
+    except Exception:  # whatever it raises: it was not asked to take this one
+        return None
+    return None if any(found.message for found in failing.findings) else failing
+
+
+def shown(failing: Failing, names: list[str]) -> set[str]:
+    """Of the names of mistakes in the output, those that would have given wrong answers here."""
+    found = set()
+    with np.errstate(all="ignore"):
+        for mistake in chain(attention.STEP_MISTAKES, blocks.MISTAKES, attention.FILLS):
+            answers = mistake.answers(failing) if mistake.name in names else None
+            if answers is not None and told_from(failing.right("output"), answers[0]["output"], answers[1]["output"]):
+                found.add(mistake.name)
+    return found
 
 
 def gradients(case: Case) -> list[str]:
@@ -73,6 +159,25 @@ def gradients(case: Case) -> list[str]:
 
 def named(name: str) -> Finding:
     return Finding("diagnosis", 0.0, message=name)
+
+
+def wrong_in(findings: list[Finding]) -> Iterator[str]:
+    """One line: which of several results are wrong."""
+    wrong = [finding.name for finding in findings if finding.ratio > 1]
+    right = [finding.name for finding in findings if finding.ratio <= 1]
+    if len(findings) < 2 or not wrong:
+        return
+    if not right:
+        yield f"{WRONG_IN}output and every gradient"
+    elif right == ["output"]:
+        yield f"{WRONG_IN}every gradient; output conforms"
+    elif wrong == ["output"]:
+        yield f"{WRONG_IN}output only; every gradient conforms"
+    elif len(wrong) == 1:
+        others = "the other gradients conform" if len(right) > 2 else f"{right[-1]} conform"
+        yield f"{WRONG_IN}{wrong[0]} only; output and {others}"
+    else:
+        yield f"{WRONG_IN}{', '.join(wrong[:-1])} and {wrong[-1]}; {', '.join(right)} conform{'s' * (len(right) == 1)}"
 
 
 def of_planted(planted: Planted, finding: Finding) -> list[str]:

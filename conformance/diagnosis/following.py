@@ -100,7 +100,7 @@ def separated(violations: Sequence[Violation]) -> tuple[list[Violation], list[Vi
 
 def shows_the_same(other: Violation, violation: Violation) -> bool:
     """Whether a known mistake explains both, on calls whose features differ in sizes alone."""
-    named = set(other.diagnosis) & set(violation.diagnosis)
+    named = set(other.mistakes) & set(violation.mistakes)
     return bool(named) and same_mistake(other, violation) and used(other) - OF_SIZES <= used(violation)
 
 
@@ -115,7 +115,7 @@ def explains(other: Violation, violation: Violation) -> bool:
 
 def same_mistake(one: Violation, other: Violation) -> bool:
     """Whether one known mistake explains both (a loss of digits: in one dtype), or one call gave the same numbers."""
-    common = set(one.diagnosis) & set(other.diagnosis)
+    common = set(one.mistakes) & set(other.mistakes)
     if common:
         return one.case.dtype == other.case.dtype or not all(name.startswith(AT_MOST) for name in common)
     if one.finding.message or OF_CALLS in (one.rule, other.rule):

@@ -2,66 +2,139 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from conformance.bounds import bound
 from conformance.cases import Case, expected_dtype
+from conformance.diagnosis.steps import Forward, Parts, Steps, forward, pulled_back, steps_of
 from conformance.expectations import Exact
 from conformance.oracle import oracle
 from conformance.subjects import Answers
-from conformance.verdict import PRECISION, Finding, compare
+from conformance.verdict import PRECISION, Finding, compare, judge
 
 MOST = 3
 """Mistakes that are named for one violation."""
 
+SEVERAL = 3
+"""Elements that are rounded otherwise than they should be, for this to be no accident."""
+
+Arrays = dict[str, np.ndarray]
 Bounds = dict[str, np.ndarray]
 
 
-class Mistake(NamedTuple):
-    """What is wrong, in words, and its exact answers with their bounds; None where the case has no place for it.
+@dataclass(frozen=True)
+class Failing:
+    """A case with a subject's answers to it, what they should be, and by how much they may be off."""
 
-    of_any_size: the bounds tell something for scores of 1e30, too.
+    case: Case
+    got: Answers
+    truth: dict[str, Exact]
+    bounds: Bounds
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        return judge(self.case, self.got, self.truth, self.bounds)
+
+    @cached_property
+    def wrong(self) -> list[str]:
+        """Names of the results that are wrong."""
+        return [finding.name for finding in self.findings if finding.ratio > 1]
+
+    @cached_property
+    def steps(self) -> Steps:
+        return steps_of(self.case)
+
+    @cached_property
+    def forward(self) -> Forward:
+        return forward(self.steps)
+
+    @property
+    def bar(self) -> np.ndarray:
+        return self.case.cotangents["output"].astype(float)
+
+    @cached_property
+    def parts(self) -> Parts:
+        return pulled_back(self.steps, self.bar, self.forward.weights)
+
+    def right(self, name: str) -> np.ndarray:
+        return self.truth[name].high
+
+    def answer(self, name: str) -> np.ndarray:
+        return self.got[name].astype(float)
+
+    def off(self, name: str) -> np.ndarray:
+        """Which elements are beyond their bounds."""
+        got, right = self.answer(name), self.right(name)
+        with np.errstate(all="ignore"):
+            beyond = ~(np.abs(got - right) <= self.bounds[name])
+        return beyond & ~((got == right) | (np.isnan(got) & np.isnan(right)))
+
+
+class Mistake(NamedTuple):
+    """What is wrong, in words, and results that it gives, with their bounds; None where the case has no place for it.
+
+    of_any_size: the bounds tell something for scores of 1e30, too. of_digits: rounded to the dtype it gives the
+    subject's answers bit for bit, which tells it from what is right even where both lie within the bounds.
     """
 
     name: str
-    answers: Callable[[Case], tuple[dict[str, Exact], Bounds] | None]
+    answers: Callable[[Failing], tuple[Arrays, Bounds] | None]
     of_any_size: bool = False
-
-
-def exactly(array: np.ndarray) -> Exact:
-    """What float64 holds whole."""
-    return Exact(array, np.zeros_like(array))
+    of_digits: bool = False
 
 
 def instead(name: str, change: Callable[[Case], Case | None]) -> Mistake:
     """The subject answers another case than it was asked."""
 
-    def answers(case: Case) -> tuple[dict[str, Exact], Bounds] | None:
-        other = change(case)
-        return None if other is None else (oracle(other), bound(other))
+    def answers(failing: Failing) -> tuple[Arrays, Bounds] | None:
+        other = change(failing.case)
+        if other is None:
+            return None
+        bounds = bound(other)
+        return {name: exact.high for name, exact in oracle(other).items()}, bounds
 
     return Mistake(name, answers)
 
 
 def computed(name: str, output: Callable[[Case], Any]) -> Mistake:
-    """The subject's output is what a formula gives in float64.
+    """The subject's output is what a formula gives in float64."""
+    return resulting(name, lambda failing: {"output": output(failing.case)})
 
-    It may be off as far as the case's worst element, and by its own rounding: what is wrong may be larger than what is
-    right, and in 16 bits the bound is little more than the rounding.
-    """
 
-    def answers(case: Case) -> tuple[dict[str, Exact], Bounds] | None:
-        array = output(case)
-        if array is None:
+def resulting(name: str, results: Callable[[Failing], dict[str, Any] | None], strict: bool = False) -> Mistake:
+    """Some of the subject's results are what formulas give in float64. strict: each within its own element's bound."""
+
+    def answers(failing: Failing) -> tuple[Arrays, Bounds] | None:
+        found = results(failing)
+        if found is None or any(array is None for array in found.values()):
             return None
-        worst = largest(bound(case)["output"])
-        rounding = 2.0 ** -PRECISION[case.dtype][0] * np.abs(array)
-        return {"output": exactly(array)}, {"output": worst + rounding}
+        limits = failing.bounds if strict else {n: loose(failing, n, array) for n, array in found.items()}
+        return found, limits
 
-    return Mistake(name, answers)
+    return Mistake(name, answers, of_digits=strict)
+
+
+def giving(name: str, of_result: str, array: np.ndarray, strict: bool = False) -> Mistake:
+    """One of the results is this array."""
+    return resulting(name, lambda failing: {of_result: array}, strict)
+
+
+def loose(failing: Failing, name: str, array: np.ndarray) -> np.ndarray:
+    """Twice the bound of the case's worst element, and twice the rounding of its own.
+
+    What is wrong may be larger than what is right, and in 16 bits the bound is little more than the rounding.
+    """
+    right = failing.right(name)
+    largest_right, largest_wrong = (np.max(np.abs(a), initial=0, where=np.isfinite(a)) for a in (right, array))
+    growth = max(1.0, largest_wrong / largest_right) if largest_right else 1.0
+    rounding = 2.0 ** -PRECISION[expected_dtype(name, failing.case)][0] * np.abs(array)
+    return 2 * (largest(failing.bounds[name]) * growth + rounding)
 
 
 def largest(bounds: np.ndarray) -> Any:
@@ -69,49 +142,54 @@ def largest(bounds: np.ndarray) -> Any:
     return np.max(np.where(np.isfinite(bounds), bounds, 0), initial=0)
 
 
-def matching(
-    case: Case, got: Answers, truth: dict[str, Exact], finding: Finding, mistakes: list[Mistake]
-) -> Iterator[str]:
-    """Names of the mistakes whose answers are those of the subject, in the result that is wrong and in the output."""
+def matching(failing: Failing, name: str, mistakes: Iterable[Mistake], until: float = np.inf) -> Iterator[str]:
+    """Names of the mistakes that give the subject's answers, and not the right ones in the result of this name.
+
+    until: when to stop trying, by `time.monotonic()`.
+    """
     for mistake in mistakes:
+        if time.monotonic() > until:
+            return
         with np.errstate(all="ignore"):
-            answers = mistake.answers(case)
-        if answers is None or finding.name not in answers[0]:
+            answers = mistake.answers(failing)
+        if answers is None or name not in answers[0]:
             continue
-        if same(case, got, *answers) and told_from(truth, *answers, finding.name):
+        apart = told_from(failing.truth[name].high, answers[0][name], answers[1][name])
+        if not apart and not (mistake.of_digits and bit_for_bit(failing, name, answers[0][name])):
+            continue
+        if same(failing, name, *answers):
             yield mistake.name
 
 
-def same(case: Case, got: Answers, answers: dict[str, Exact], bounds: Bounds) -> bool:
+def same(failing: Failing, name: str, arrays: Arrays, bounds: Bounds) -> bool:
+    """Where the output is wrong it decides alone; else every result must be the mistake's."""
     return all(
-        compare(name, got.get(name), exact, bounds[name], expected_dtype(name, case)).ratio <= 1
-        for name, exact in answers.items()
-        if name in got
+        agrees(failing, n, arrays[n], bounds[n]) for n in arrays if n == name or (name != "output" and n in failing.got)
     )
 
 
-def told_from(truth: dict[str, Exact], answers: dict[str, Exact], bounds: Bounds, name: str) -> bool:
+def agrees(failing: Failing, name: str, array: np.ndarray, bounds: np.ndarray) -> bool:
+    exact = Exact(array, np.zeros_like(array))
+    bounds = np.broadcast_to(bounds, array.shape)
+    return compare(name, failing.got.get(name), exact, bounds, expected_dtype(name, failing.case)).ratio <= 1
+
+
+def bit_for_bit(failing: Failing, name: str, wrong: np.ndarray) -> bool:
+    """Whether the answers are the mistake's where these differ from the right ones, once both are rounded."""
+    got = failing.got[name]
+    if got.dtype.itemsize > 2:
+        return False
+    right, wrong = (array.astype(got.dtype) for array in (failing.right(name), wrong))
+    differ = right != wrong
+    count, others = np.count_nonzero(differ & (got == wrong)), np.count_nonzero(differ & (got != wrong))
+    return bool(count >= SEVERAL and count >= 9 * others)
+
+
+def told_from(right: np.ndarray, wrong: np.ndarray, bounds: Any) -> bool:
     """Whether a mistake's answer lies beyond its bound from the right one; a nearer one explains nothing."""
-    if name not in truth:
-        return True
-    right, wrong = truth[name].high, answers[name].high
+    if right.shape != wrong.shape:
+        return False
     numbers = np.isfinite(right) & np.isfinite(wrong)
     with np.errstate(all="ignore"):
-        apart = np.where(numbers, np.abs(right - wrong) > bounds[name], ~np.equal(right, wrong))
+        apart = np.where(numbers, np.abs(right - wrong) > bounds, ~np.equal(right, wrong))
     return bool(np.any(apart & ~(np.isnan(right) & np.isnan(wrong))))
-
-
-def multiples(case: Case, got: Answers, truth: dict[str, Exact], finding: Finding) -> Iterator[str]:
-    """The right answer times a number, the same everywhere, that is no matter of the dtype's last digits."""
-    if finding.name not in truth or finding.name not in got:
-        return
-    expected, wide = truth[finding.name].high, got[finding.name].astype(float)
-    if not (np.isfinite(expected).all() and np.isfinite(wide).all()) or np.count_nonzero(expected) < 2:
-        return
-    factor = float(np.sum(wide * expected) / np.sum(expected**2))
-    if abs(factor - 1) < 8 * 2.0 ** -PRECISION[expected_dtype(finding.name, case)][0]:
-        return
-    scaled = exactly(expected * factor)
-    bounds = bound(case)[finding.name] * max(1.0, abs(factor))
-    if compare(finding.name, got[finding.name], scaled, bounds, expected_dtype(finding.name, case)).ratio <= 1:
-        yield f"{finding.name} is {f'{factor:.6g} times what it must be' if factor else '0 everywhere'}"

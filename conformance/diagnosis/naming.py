@@ -3,38 +3,52 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from conformance.diagnosis import WRONG_IN
 from conformance.diagnosis.matching import MOST
 from conformance.diagnosis.memory import STRIDES, because_of_memory
-from conformance.diagnosis.precision import AT_MOST
 from conformance.guard import Examiner
 from conformance.tally import Tally, Violation
 
-PARAMETER = re.compile(r" \((blocks of \d+ keys|-[.e+\d]+)\)$")
+PARAMETER = re.compile(r" \((blocks of \d+ (keys|rows)|-?[.e\d][-+.e\d]*)\)$")
 """In which mistakes of one family differ."""
-MEASURED = re.compile(rf"^(the scale is) [-+.e\d]+ times|^({AT_MOST}) .*")
+MEASURED = re.compile(r"^(the scale is) [-+.e\d]+ times")
 """What is measured on a case, and may come out a little differently on another."""
 
 
 def diagnosed(tally: Tally, examiner: Examiner) -> None:
-    """Add to every violation the known mistakes that its case's answers match."""
-    for key, violation in tally.violations.items():
-        tally.violations[key] = replace(violation, diagnosis=diagnosis(violation, examiner))
+    """Add to every violation the known mistakes that its case's answers match, and which of its results are wrong.
+
+    Of several mistakes those come first that match most violations.
+    """
+    lines = {key: diagnosis(violation, examiner) for key, violation in tally.violations.items()}
+    often = Counter(name for found in lines.values() for name in found)
+    for key, found in lines.items():
+        names = [line for line in found if not line.startswith(WRONG_IN)]
+        last = [line for line in found if line.startswith(WRONG_IN)]
+        ordered = sorted(names, key=lambda name: -often[name])[:MOST]
+        tally.violations[key] = replace(tally.violations[key], diagnosis=(*ordered, *last))
 
 
 def diagnosis(violation: Violation, examiner: Examiner) -> tuple[str, ...]:
-    """Names of mistakes; none where nothing known matches, or nothing was answered."""
+    """Names of mistakes; none where nothing known matches, or nothing was answered.
+
+    Where no name explains the case before it was cut down, too, that larger one tells what is wrong.
+    """
     if violation.finding.message or violation.material is None:  # no numbers that could be compared
         return ()
     if because_of_memory(examiner, violation.examined_by, violation.material):
         return (STRIDES,)
-    names = asked(violation, violation.material, examiner)
-    if violation.uncut is not None and names:
-        names = explaining(names, asked(violation, violation.uncut, examiner))
-    return in_families(names)[:MOST]
+    found = asked(violation, violation.material, examiner)
+    names = tuple(line for line in found if not line.startswith(WRONG_IN))
+    if violation.uncut is not None:
+        before = tuple(n for n in asked(violation, violation.uncut, examiner) if not n.startswith(WRONG_IN))
+        names = explaining(names, before) or before
+    return (*in_families(names), *(line for line in found if line.startswith(WRONG_IN)))
 
 
 def explaining(names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...]:
@@ -45,7 +59,7 @@ def explaining(names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ..
 
 def kind(name: str) -> str:
     """The name without what is measured."""
-    return MEASURED.sub(lambda found: found[1] or found[2], name)
+    return MEASURED.sub(lambda found: found[1], name)
 
 
 def in_families(names: Iterable[str]) -> tuple[str, ...]:

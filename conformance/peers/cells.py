@@ -71,7 +71,7 @@ def remark(report: PeerReport, rule: str) -> str:
     violation = violation_of(report, rule)
     parts = [report.remarks.get(rule, "")]
     if violation is not None and violation.examined_by != "refusal":
-        parts += [] if rule in PRECISION else violation.diagnosis[:1]
+        parts += [] if rule in PRECISION else violation.mistakes[:1]
         cell = report.rules[rule]
         parts += ["float32 and float64 conform"] if 0 <= cell.wide <= 1 and not parts[0] else []
     return "; ".join(part for part in parts if part)

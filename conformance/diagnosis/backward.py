@@ -1,0 +1,266 @@
+"""Known mistakes of attention's backward pass, where the output is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from conformance.cases import expected_dtype
+from conformance.diagnosis.attention import CHANGES, Change
+from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, agrees, loose
+from conformance.diagnosis.steps import Parts, Steps, added_up, forward, over_broadcast, pulled_back, scores_of
+from conformance.verdict import PRECISION
+
+Variants = Callable[[Failing], Iterator[Parts]]
+"""Ways in which a mistake may be made; each gives other gradients."""
+
+
+def backwards(name: str, variants: Variants) -> Mistake:
+    """All gradients by other steps; the first way that gives those of the subject."""
+
+    def answers(failing: Failing) -> tuple[Arrays, Bounds] | None:
+        found: tuple[Arrays, Bounds] | None = None
+        for parts in variants(failing):
+            arrays = {n: a for n, a in added_up(parts, failing.case).items() if n in failing.got}
+            bounds = {n: loose(failing, n, array) for n, array in arrays.items()}
+            found = arrays, bounds
+            if all(agrees(failing, n, array, bounds[n]) for n, array in arrays.items()):
+                return found
+        return found
+
+    return Mistake(name, answers)
+
+
+def output_mean(failing: Failing, output: np.ndarray) -> np.ndarray | None:
+    """rowsum(O_bar * O)."""
+    if failing.case.operation != "attention":
+        return None
+    return np.sum(failing.bar * output, axis=-1, keepdims=True)
+
+
+def by_other_steps(change: Change) -> Variants:
+    """The backward pass computes weights from other steps: anew, or with the forward pass's log-sum-exp.
+
+    It has the mean of the weights' gradient from these weights, or from the output.
+    """
+
+    def variants(failing: Failing) -> Iterator[Parts]:
+        s = change(failing)
+        if s is None:
+            return
+        own = forward(s).weights
+        saved = np.where(s.allowed, np.exp(scores_of(s) - failing.forward.logsumexp), 0)
+        mean = output_mean(failing, failing.forward.output)
+        for weights in (own, saved):
+            for means in (None, mean) if mean is not None else (None,):
+                parts = pulled_back(s, failing.bar, weights, mean=means)
+                yield parts
+                if not s.bias.any():  # who knows of no bias gives it no gradient
+                    yield parts._replace(scores=np.zeros_like(parts.scores))
+
+    return variants
+
+
+def mask_missing(failing: Failing) -> Steps | None:
+    if failing.case.options.get("mask") is None:
+        return None
+    return failing.steps.changed(visible=np.ones_like(failing.steps.visible))
+
+
+def unsloped(failing: Failing) -> Iterator[Parts]:
+    if failing.steps.softcap is not None:
+        yield pulled_back(failing.steps, failing.bar, failing.forward.weights, sloped=False)
+
+
+def without_mean(failing: Failing) -> Iterator[Parts]:
+    if failing.case.operation == "attention":
+        weights = failing.forward.weights
+        yield pulled_back(failing.steps, failing.bar, weights, mean=np.zeros((*weights.shape[:3], 1)))
+
+
+def undropped(failing: Failing) -> Iterator[Parts]:
+    """In one of two places, or in both."""
+    s, weights = failing.steps, failing.forward.weights
+    if failing.case.options.get("dropout_keep") is None:
+        return
+    yield pulled_back(s, failing.bar, weights, value_factor=1.0)
+    plain, mean = s.changed(factor=1.0), output_mean(failing, failing.forward.output)
+    for means in (None, mean):
+        yield pulled_back(plain, failing.bar, weights, mean=means, value_factor=s.factor)
+        yield pulled_back(plain, failing.bar, weights, mean=means)
+
+
+def masked_mean(failing: Failing) -> Iterator[Parts]:
+    """The mean from weights before dropout."""
+    s, weights = failing.steps, failing.forward.weights
+    if failing.case.options.get("dropout_keep") is not None:
+        mean = np.sum(weights * (failing.bar @ s.value.swapaxes(-1, -2)), axis=-1, keepdims=True)
+        yield pulled_back(s, failing.bar, weights, mean=mean)
+
+
+BACKWARD_MISTAKES = [
+    backwards("the backward pass knows nothing of the mask", by_other_steps(mask_missing)),
+    backwards("the backward pass knows nothing of the sinks", by_other_steps(CHANGES["sinks are ignored"])),
+    backwards("the softcap's slope is missing in the backward pass", unsloped),
+    backwards("the dropout mask is missing in the backward pass", undropped),
+    backwards("the backward pass takes the weights' mean before dropout", masked_mean),
+    backwards("the mean rowsum(P * P_bar) is not subtracted in the backward pass", without_mean),
+    *(
+        backwards(f"in the backward pass only: {name}", by_other_steps(change))
+        for name, change in CHANGES.items()
+        if name not in ("the mask is ignored", "sinks are ignored", "dropout is ignored")
+    ),
+]
+
+
+# --- the output rounded -----------------------------------------------------------------------------------------------
+
+
+def from_rounded_output(failing: Failing) -> tuple[Arrays, Bounds] | None:
+    """D = rowsum(O_bar * O) of the output as it is returned."""
+    mean = output_mean(failing, failing.answer("output"))
+    if mean is None or PRECISION[failing.case.dtype][0] > 11 or failing.case.options.get("empty_rows") == "mean":
+        return None
+    parts = pulled_back(failing.steps, failing.bar, failing.forward.weights, mean=mean)
+    arrays = {n: a for n, a in added_up(parts, failing.case).items() if n in failing.got}
+    return arrays, {n: failing.bounds[n] for n in arrays}
+
+
+BACKWARD_MISTAKES.append(
+    Mistake("the backward pass takes rowsum(O_bar * O) from the rounded output", from_rounded_output)
+)
+
+
+# --- which terms are added up -----------------------------------------------------------------------------------------
+
+
+def combined(failing: Failing, name: str, terms: np.ndarray, got: np.ndarray) -> np.ndarray | None:
+    """The whole numbers A by which terms [n, ...] add up to every part of the answer [m, ...]: A [m, n]."""
+    n, m = len(terms), len(got)
+    flat, answer = terms.reshape(n, -1), got.reshape(m, -1)
+    if n == 0 or m == 0 or flat.shape[1] < n + 1 or n * n * flat.shape[1] > 2**24 or not np.isfinite(answer).all():
+        return None
+    factors, _, rank, _ = np.linalg.lstsq(flat.T, answer.T, rcond=1e-6)
+    whole = np.rint(factors.T)
+    near = np.abs(whole @ flat - answer) <= loose(failing, name, got).reshape(m, -1)
+    return whole if rank == n and near.all() else None
+
+
+def wrongly_added(failing: Failing, name: str) -> Iterator[str]:
+    """Gradients of keys, values and bias as sums over other heads or batch elements than the right ones."""
+    case, of = failing.case, name.removeprefix("gradient of ")
+    if of in ("key", "value"):
+        terms: Any = failing.parts.key if of == "key" else failing.parts.value
+        if terms.shape[1] > failing.got[name].shape[1] > 0:
+            yield from of_heads(failing, name, terms.swapaxes(0, 1), failing.answer(name).swapaxes(0, 1))
+    elif of == "bias":
+        shape = (1, 1, *case.inputs["bias"].shape)[-4:]
+        B, H = failing.parts.scores.shape[:2]
+        got = failing.answer(name).reshape(shape)
+        if shape[0] == 1 and B > 1:
+            terms = failing.parts.scores if shape[1] > 1 else failing.parts.scores.sum(1, keepdims=True)
+            yield from of_one(failing, name, terms, got, "batch element")
+        if shape[1] == 1 and H > 1:
+            terms = failing.parts.scores if shape[0] > 1 else failing.parts.scores.sum(0, keepdims=True)
+            yield from of_one(failing, name, terms.swapaxes(0, 1), got.swapaxes(0, 1), "head")
+
+
+def of_heads(failing: Failing, name: str, terms: np.ndarray, got: np.ndarray) -> Iterator[str]:
+    H, G = len(terms), len(got)
+    share, every = H // G, np.arange(H)
+    limits = loose(failing, name, failing.answer(name)).swapaxes(0, 1)
+    orders = {
+        "comes from the first query head of each group only": (every // share, every % share == 0),
+        "comes from the last query head of each group only": (every // share, every % share == share - 1),
+        "adds up query heads h, h + G, ... in place of each group's": (every % G, every >= 0),
+    }
+    for words, (group, counted) in orders.items():
+        added = (np.arange(G)[:, None] == group) & counted
+        if np.all(np.abs(np.tensordot(added.astype(float), terms, 1) - got) <= limits):
+            yield f"{name} {words}"
+            return
+    added = combined(failing, name, terms, got)
+    if added is not None and not np.array_equal(added, np.repeat(np.eye(G), share, axis=1)):
+        yield f"{name} adds up other query heads than each group's"
+
+
+def of_one(failing: Failing, name: str, terms: np.ndarray, got: np.ndarray, things: str) -> Iterator[str]:
+    """The gradient of one batch element or head, in place of the sum of all."""
+    limits = loose(failing, name, got)
+    for i in (0, len(terms) - 1):
+        if np.all(np.abs(terms[i] - got[0]) <= limits[0]):
+            yield f"gradient of bias comes from the {'last' if i else 'first'} {things} only"
+            return
+    added = combined(failing, name, terms, got)
+    if added is not None and np.any(added) and not np.all(added == 1):
+        yield f"gradient of bias adds up other {things}s than all"
+
+
+# --- bias by itself ---------------------------------------------------------------------------------------------------
+
+
+def bias_gradients(failing: Failing) -> Iterator[tuple[str, np.ndarray]]:
+    """Gradients of the bias by other steps; the others right."""
+    s = failing.steps
+    unmasked = forward(s.changed(visible=np.ones_like(s.visible)))
+    yield "gradient of bias is that of the unmasked softmax", pulled_back(s, failing.bar, unmasked.weights).scores
+    if s.softcap is not None:
+        slope = 1 - np.tanh(s.query @ s.key.swapaxes(-1, -2) * s.scale / s.softcap) ** 2
+        yield "gradient of bias is multiplied by the softcap's slope", failing.parts.scores * slope
+
+
+def bias_mistakes(failing: Failing, name: str) -> Iterator[str]:
+    for words, scores in bias_gradients(failing) if name == "gradient of bias" else ():
+        array: Any = over_broadcast(scores, failing.case)
+        if agrees(failing, name, array, loose(failing, name, array)):
+            yield words
+
+
+# --- multiples --------------------------------------------------------------------------------------------------------
+
+
+def multiples(failing: Failing, name: str) -> Iterator[str]:
+    """The right answer times a number, the same everywhere, that is no matter of the dtype's last digits."""
+    expected, wide = failing.right(name), failing.answer(name)
+    if not (np.isfinite(expected).all() and np.isfinite(wide).all()) or np.count_nonzero(expected) < 2:
+        return
+    factor = float(np.sum(wide * expected) / np.sum(expected**2))
+    digits = PRECISION[expected_dtype(name, failing.case)][0]
+    if abs(factor - 1) < 8 * 2.0**-digits:
+        return
+    bounds = failing.bounds[name] * max(1.0, abs(factor))
+    if not agrees(failing, name, expected * factor, bounds):
+        return
+    if not factor or not np.any(wide):
+        yield f"{name} is 0 everywhere" if name == "output" else f"{name} is missing: it is 0"
+        return
+    named = [words for words, number in numbers_of(failing) if abs(factor / number - 1) < 2.0 ** (3 - digits)]
+    magnitudes = np.sort(np.abs(expected[expected != 0]))
+    if not named and np.count_nonzero(np.diff(magnitudes) > 1e-3 * magnitudes[1:]) < 3:
+        return  # a softmax's gradients add up to 0: so few numbers have some factor whatever is wrong
+    yield f"{name} is {factor:.6g} times what it must be" + (f" ({', or '.join(named[:2])})" if named else "")
+
+
+def numbers_of(failing: Failing) -> Iterator[tuple[str, float]]:
+    """Factors that are forgotten or taken twice."""
+    if failing.case.operation.startswith("attention"):
+        inputs, s = failing.case.inputs, failing.steps
+        H, G = inputs["query"].shape[1], inputs["key"].shape[1]
+        if s.scale not in (0, 1):
+            yield "the scale is applied twice", s.scale
+            yield "the scale is left out", 1 / s.scale
+        rate = failing.case.options.get("dropout_rate", 0.0)
+        if rate:
+            yield "1 - rate is left out or taken twice", 1 - rate
+            yield "1 / (1 - rate) is taken twice", 1 / (1 - rate)
+        if H > G > 0:
+            yield "the query heads of a group are averaged", G / H
+        if inputs["query"].shape[0] > 1:
+            yield "divided by the batch size", 1 / inputs["query"].shape[0]
+    yield "ln 2", float(np.log(2))
+    yield "log2(e)", float(1 / np.log(2))
+    yield "the sign is lost", -1.0
+    yield "counted twice", 2.0
+    yield "halved", 0.5

@@ -1,0 +1,243 @@
+"""Mistakes with a number that the answers themselves tell: where a kernel ends, how often something counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from conformance.diagnosis.attention import power_of_two, stepped
+from conformance.diagnosis.matching import Failing, Mistake, giving, loose
+from conformance.diagnosis.steps import Steps, divided, exponentials_of, result
+
+FEW = 3
+"""Numbers tried, of those that one row's answers allow."""
+
+
+def extents(failing: Failing) -> Iterator[Mistake]:
+    """Mistakes in the output of attention."""
+    if failing.case.operation != "attention" or not failing.steps.value.size:
+        return
+    yield from keys_at_most(failing)
+    yield from columns_at_most(failing)
+    yield from other_scales(failing)
+    yield from sinks_counted(failing)
+    yield from empty_rows(failing)
+
+
+def of_steps(name: str, steps: Steps) -> Mistake:
+    return stepped(name, lambda failing: steps)
+
+
+def worst_row(failing: Failing) -> tuple[int, int, int]:
+    """Batch element, head and query of the element that is farthest off."""
+    finding = next(finding for finding in failing.findings if finding.name == "output")
+    return finding.index[0], finding.index[1], finding.index[2]
+
+
+def roundest(numbers: np.ndarray) -> list[int]:
+    """Those with the most factors of two first."""
+    return sorted((int(n) for n in numbers), key=lambda n: (-(n & -n), n))[:FEW]
+
+
+def answering(failing: Failing, outputs: np.ndarray) -> np.ndarray:
+    """Which of many outputs [n, V] are those of the worst row."""
+    row = worst_row(failing)
+    got = failing.answer("output")
+    return np.flatnonzero((np.abs(outputs - got[row]) <= loose(failing, "output", got)[row]).all(axis=-1))
+
+
+def in_row(array: np.ndarray, row: tuple[int, int, int]) -> np.ndarray:
+    """What stands in an array that is broadcast to [B, H, Q, K]."""
+    return array[tuple(i if size > 1 else 0 for i, size in zip(row, array.shape, strict=False))]
+
+
+def keys_at_most(failing: Failing) -> Iterator[Mistake]:
+    s, row = failing.steps, worst_row(failing)
+    scores, value = failing.forward.scores[row], s.value[row[:2]]
+    maximum = np.max(scores, initial=-np.inf)
+    if s.sinks is not None:
+        maximum = max(maximum, float(s.sinks[row[1], 0, 0]))
+    if not np.isfinite(maximum):
+        return
+    exponentials = np.exp(scores - maximum)
+    sink = 0.0 if s.sinks is None else np.exp(s.sinks[row[1], 0, 0] - maximum)
+    terms = (exponentials * in_row(np.broadcast_to(s.factor, s.visible.shape), row))[:, None] * value
+    K = len(scores)
+    for end, order in (("past the first {}", slice(None)), ("before the last {}", slice(None, None, -1))):
+        total = np.cumsum(exponentials[order])[:, None] + sink
+        found = answering(failing, divided(np.cumsum(terms[order], axis=0), total))
+        some = np.cumsum(exponentials[order]) > 0  # a row of which nothing is left tells no number
+        for n in roundest(found[(found + 1 < K) & some[found]] + 1):
+            seen = np.arange(K) < n if order == slice(None) else np.arange(K) >= K - n
+            names = [f"keys {end.format(n)} are left out"]
+            if K - n == 1:
+                names.insert(n % 8 == 0, f"the {'last' if order == slice(None) else 'first'} key is left out")
+            for name in names:
+                yield of_steps(name, s.changed(visible=s.visible & seen))
+
+
+def columns_at_most(failing: Failing) -> Iterator[Mistake]:
+    """Scores from the first n columns of query and key."""
+    s, row = failing.steps, worst_row(failing)
+    if s.softcap is not None:
+        return
+    products = s.query[row][None] * s.key[row[:2]]
+    K, D = products.shape
+    if D < 2 or K * D > 2**22:
+        return
+    bias = in_row(np.broadcast_to(s.bias, s.visible.shape), row)
+    scores = np.where(in_row(s.allowed, row), np.cumsum(products, axis=1).T * s.scale + bias, -np.inf)
+    sinks = None if s.sinks is None else s.sinks[row[1], 0, 0]
+    exponentials, total, _ = exponentials_of(scores, sinks)
+    factor = in_row(np.broadcast_to(s.factor, s.visible.shape), row)
+    outputs = (divided(exponentials, total) * factor) @ s.value[row[:2]]
+    found = answering(failing, outputs)
+    for n in roundest(found[found + 1 < D] + 1):
+        name = f"scores are taken from the first {n} columns of query and key"
+        fewer = s.changed(query=s.query[..., :n], key=s.key[..., :n])
+        yield of_steps(name, fewer)
+        if failing.case.options.get("scale") is None:
+            yield of_steps(f"{name}, and so is the scale", fewer.changed(scale=n**-0.5))
+
+
+# --- scales -----------------------------------------------------------------------------------------------------------
+
+
+def other_scales(failing: Failing) -> Iterator[Mistake]:
+    """A default scale of another width."""
+    D = failing.case.inputs["query"].shape[-1]
+    if failing.case.options.get("scale") is not None:
+        return
+    widths = dict.fromkeys([power_of_two(D), *(-(-D // n) * n for n in (8, 16, 32, 64, 128)), 32, 64, 80, 96, 128, 256])
+    H = failing.case.inputs["query"].shape[1]
+    for n in (n for n in [*widths, *(D * h for h in (H,) if h > 1)] if n != D):
+        name = f"the default scale is taken from a width of {n}, not {D}"
+        yield of_steps(name, failing.steps.changed(scale=n**-0.5))
+
+
+# --- sinks and padding ------------------------------------------------------------------------------------------------
+
+
+def totals_needed(failing: Failing) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(by what the right output's numerators are divided, the right sum, the maximum), for every row."""
+    s = failing.steps
+    exponentials, total, maximum = exponentials_of(failing.forward.scores, s.sinks)
+    numerators, got = (exponentials * s.factor) @ s.value, failing.answer("output")
+    needed = np.sum(numerators**2, axis=-1, keepdims=True) / np.sum(numerators * got, axis=-1, keepdims=True)
+    return needed, total, maximum
+
+
+def sinks_counted(failing: Failing) -> Iterator[Mistake]:
+    """How often the sink counts in each row: a whole number, and not the same in all."""
+    s = failing.steps
+    if s.sinks is None:
+        return
+    needed, total, maximum = totals_needed(failing)
+    sink = np.exp(s.sinks - maximum)
+    off = failing.off("output").any(axis=-1, keepdims=True)
+    times = np.where(off & np.isfinite(needed), np.rint((needed - total) / sink + 1), 1)
+    if not (np.all(np.abs(times) < 1000) and np.any(times != 1)):
+        return
+    values = {int(n) for n in np.unique(times[off])}
+    n = values.pop()
+    if values or n == 1 or n < 0 or (n == 0 and off.all()):
+        return
+    often = {0: "is ignored", 2: "counts twice"}.get(n, f"counts {n} times")
+    where = "" if off.all() else " in some rows"
+    weights = failing.forward.weights * divided(total, total + (times - 1) * sink)
+    yield giving(f"the sink {often}{where}", "output", result(s, weights, total))
+
+
+def more_keys(failing: Failing) -> Iterator[Mistake]:
+    """The same number of keys too many in every row, whose scores and values are 0."""
+    if failing.case.operation != "attention" or failing.steps.sinks is not None:
+        return
+    needed, total, maximum = totals_needed(failing)
+    row = worst_row(failing)
+    number = float(((needed - total) * np.exp(maximum))[row][0])
+    if not 0.5 < number < 2**16:
+        return
+    n = round(number)
+    extra = n * np.exp(-maximum)
+    weights = failing.forward.weights * divided(total, total + extra)
+    keys = "one key too many counts" if n == 1 else f"{n} keys too many count"
+    output = result(failing.steps, weights, total)
+    yield giving(f"{keys}, with a score of 0 and a value of 0", "output", output)
+
+
+def empty_rows(failing: Failing) -> Iterator[Mistake]:
+    """Rows that allow nothing get a multiple of the mean."""
+    s = failing.steps
+    empty = ~s.allowed.any(axis=-1, keepdims=True)
+    if not empty.any() or s.sinks is not None or np.any(failing.off("output") & ~empty):
+        return
+    mean = np.where(empty, np.mean(s.value, axis=2, keepdims=True), 0)
+    factor = float(np.sum(failing.answer("output") * mean) / np.sum(mean**2)) if mean.any() else 0.0
+    if np.isclose(factor, 1, rtol=1e-3):
+        return
+    words = "the sum" if np.isclose(factor, s.key.shape[2], rtol=1e-3) else f"{factor:.4g} times the mean"
+    output = np.where(empty, factor * mean, failing.forward.output)
+    yield giving(f"rows that allow nothing get {words} of all values", "output", output)
+
+
+# --- where the wrong elements lie -------------------------------------------------------------------------------------
+
+AXES = {
+    "output": ("batch elements", "heads", "queries", "columns"),
+    "gradient of query": ("batch elements", "heads", "queries", "columns"),
+    "gradient of key": ("batch elements", "key heads", "keys", "columns"),
+    "gradient of value": ("batch elements", "key heads", "keys", "columns"),
+}
+NORM_AXES = ("rows", "columns")
+
+
+def regions(failing: Failing, name: str, norm: bool = False) -> Iterator[str]:
+    """Elements past some index of one axis, all of them 0 or the same as at another index."""
+    right, got, off = failing.right(name), failing.answer(name), failing.off(name)
+    axes: tuple[str, ...] = AXES.get(name, ()) if right.ndim == 4 else ()
+    if norm:
+        width = failing.case.inputs["weight"].size
+        right, got, off = (a.reshape(-1, width) for a in (right, got, off))
+        axes = NORM_AXES if "weight" not in name and "bias" not in name else ("", "columns")
+    for axis, things in enumerate(axes):
+        wrong = np.flatnonzero(off.any(axis=tuple(i for i in range(off.ndim) if i != axis)))
+        size = off.shape[axis]
+        if not things or not len(wrong) or wrong[0] == 0 or len(wrong) != size - wrong[0]:
+            continue
+        n = int(wrong[0])
+        after, last = np.take(got, wrong, axis), np.take(got, [n - 1], axis)
+        beside = "" if name == "output" else f" in the {name}"
+        if not np.any(after):
+            yield f"{things} past the first {n} are 0{beside}"
+        elif (
+            n > 1
+            and things in ("heads", "key heads", "batch elements")
+            and np.array_equal(after, np.broadcast_to(last, after.shape))
+        ):
+            yield f"{things} past the first {n} get the answer of the one before{beside}"
+        elif (
+            things in ("heads", "batch elements")
+            and n > 1
+            and np.array_equal(after, np.take(got, (wrong - n) % n, axis))
+        ):
+            yield f"{things} past the first {n} get the answers of the first ones again{beside}"
+
+
+def round_regions(failing: Failing, name: str, norm: bool = False) -> Iterator[str]:
+    """Where the wrong elements lie, if they begin at a round number and go to the end."""
+    off = failing.off(name)
+    axes: tuple[str, ...] = AXES.get(name, ()) if off.ndim == 4 else ()
+    if norm:
+        off = off.reshape(-1, failing.case.inputs["weight"].size)
+        axes = NORM_AXES if off.shape[0] > 1 else ("", "columns")
+    for axis, things in enumerate(axes):
+        wrong = np.flatnonzero(off.any(axis=tuple(i for i in range(off.ndim) if i != axis)))
+        if (
+            things
+            and len(wrong)
+            and wrong[0] >= 16
+            and wrong[0] % 16 == 0
+            and 2 * len(wrong) > off.shape[axis] - wrong[0]
+        ):
+            yield f"only {things} past the first {int(wrong[0])} are wrong"

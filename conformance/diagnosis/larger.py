@@ -1,0 +1,102 @@
+"""Larger cases like one that fails, to tell mistakes apart that look alike on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conformance.cases import Case
+from conformance.diagnosis.attention import power_of_two
+from conformance.features import NORMS
+from specification import Dense
+
+MULTIPLICATIONS = 2**21
+
+
+def ordinary(case: Case) -> Case | None:
+    """The same call of attention on other numbers, none of them far from 0."""
+    if case.operation != "attention" or not case.inputs["value"].size:
+        return None
+    return redrawn(case, *sizes(case))
+
+
+def larger_cases(case: Case) -> Iterator[Case]:
+    """With more keys, of which every block size leaves another rest; with more queries, heads, batch elements, rows."""
+    if case.operation in NORMS:
+        yield more_rows(case)
+    if case.operation != "attention" or not case.inputs["value"].size:
+        return
+    B, H, G, Q, K = sizes(case)
+    keys = 4 * power_of_two(K)
+    wanted = [(B, H, G, Q, keys - 1), (B, H, G, Q, keys + 1), (B, H, G, 4 * power_of_two(Q) - 1, K)]
+    if B == 1:
+        wanted.append((2, H, G, Q, K))
+    if H > G:
+        wanted += [(2, 20, 4, Q, K), (1, 14, 2, Q, K)]
+    widths = case.inputs["query"].shape[-1] + case.inputs["value"].shape[-1]
+    for batch, heads, groups, queries, keys in wanted:
+        if batch * heads * queries * keys * widths <= MULTIPLICATIONS:
+            larger = redrawn(case, batch, heads, groups, queries, keys)
+            if larger is not None:
+                yield larger
+
+
+def more_rows(case: Case) -> Case:
+    rng = np.random.default_rng(0)
+    shape: tuple[int, ...] = case.inputs["x"].shape
+    lead_axes = len(shape) - case.inputs["weight"].ndim
+    if lead_axes == 1:
+        shape = (4 * power_of_two(shape[0]) - 1, *shape[1:])
+    elif lead_axes > 1:
+        shape = (shape[0] + 1, *(2 * size + 1 for size in shape[1:lead_axes]), *shape[lead_axes:])
+    # Rows of small variance tell apart what is done with eps.
+    rows = 10.0 ** -(np.arange(int(np.prod(shape[:lead_axes]))) % 5)
+    sizes = rows.reshape(*shape[:lead_axes], *(1,) * (len(shape) - lead_axes))
+    x = (rng.normal(size=shape) * sizes).astype(case.inputs["x"].dtype)
+    options = case.options | ({"eps": 3 * case.options["eps"]} if "eps" in case.options else {})
+    cotangents = {n: rng.normal(size=shape).astype(a.dtype) for n, a in case.cotangents.items()}
+    return replace(case, inputs=case.inputs | {"x": x}, options=options, cotangents=cotangents)
+
+
+def sizes(case: Case) -> tuple[int, int, int, int, int]:
+    (B, H, Q, _), (_, G, K, _) = case.inputs["query"].shape, case.inputs["key"].shape
+    return B, H, G, Q, K
+
+
+def redrawn(case: Case, B: int, H: int, G: int, Q: int, K: int) -> Case | None:
+    """The call in these sizes on other numbers; None where its mask cannot be drawn anew."""
+    rng = np.random.default_rng(0)
+    mask = case.options.get("mask")
+    if not (mask is None or isinstance(mask, np.ndarray | Dense)):
+        return None
+
+    def numbers(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        return rng.normal(size=shape).astype(array.dtype)
+
+    def pairs(array: np.ndarray) -> tuple[int, ...]:
+        lead = tuple(1 if size == 1 else whole for size, whole in zip(array.shape[:-2], (B, H), strict=False))
+        return (*lead, Q, K)
+
+    inputs, options = dict(case.inputs), dict(case.options)
+    for name, lead in (("query", (B, H, Q)), ("key", (B, G, K)), ("value", (B, G, K))):
+        inputs[name] = numbers(inputs[name], (*lead, inputs[name].shape[-1]))
+    if "bias" in inputs:
+        inputs["bias"] = numbers(inputs["bias"], pairs(inputs["bias"]))
+    if "sinks" in inputs:
+        inputs["sinks"] = numbers(inputs["sinks"], (H,))
+    for name in ("mask", "dropout_keep"):
+        if options.get(name) is not None:
+            options[name] = drawn(options[name], pairs, rng)
+    cotangents = {n: numbers(a, (B, H, Q, a.shape[-1])) for n, a in case.cotangents.items()}
+    return replace(case, inputs=inputs, options=options, cotangents=cotangents)
+
+
+def drawn(mask: Any, pairs: Any, rng: np.random.Generator) -> Any:
+    """Half of the pairs, and the first key of every row."""
+    array = np.asarray(mask.array if isinstance(mask, Dense) else mask)
+    new = rng.random(pairs(array)) < 0.5
+    new[..., 0] = True
+    return Dense(new) if isinstance(mask, Dense) else new
