@@ -80,7 +80,8 @@ def check(
     seed = secrets.randbelow(2**32) if seed is None else seed
     start = time.monotonic()
     examiner = ChildExaminer(target, time_limit) if isolate else Examiner(target.make(), time_limit)
-    judgement = Judgement(examiner, operation, EFFORTS[effort], seed, rules, progress, SHRINKING if shrink else 0.0)
+    shrinking = SHRINKING if shrink else 0.0
+    judgement = Judgement(examiner, operation, EFFORTS[effort], seed, rules, progress, shrinking, target=target)
     try:
         with judging():
             judgement.run()

@@ -10,6 +10,7 @@ import contextlib
 import os
 import tempfile
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,6 +27,13 @@ TIME_LIMIT = 30.0
 
 LOOKING = 10
 """After so many examinations a look whether too much code was compiled; each may compile for a shape of its own."""
+
+
+LOGGED = 20
+"""So many of the latest examinations are remembered, for what depends on earlier calls."""
+
+Step = tuple[str, Any, Any]
+"""(examination by name, its material, what it has prepared)."""
 
 
 class JudgeError(BaseException):
@@ -49,9 +57,13 @@ def broken(message: str) -> list[Finding]:
     return [Finding("call", float("inf"), message=message)]
 
 
+def new_log() -> deque[Step]:
+    return deque(maxlen=LOGGED + 1)
+
+
 class Examiner:
     """Examines a subject here. `printed`: what it wrote to standard output. `overrun`: examinations that took too long.
-    `asked`: examinations.
+    `asked`: examinations. `log`: the latest of them.
     `never_given`: parameters of a function that are none of the operation's.
 
     time_limit: None for no limit and no capture of what is printed. ValueError for one that cannot be kept.
@@ -63,10 +75,12 @@ class Examiner:
         self.never_given: tuple[str, ...] = getattr(getattr(subject, "signature", None), "never_given", ())
         self.printed, self.overrun, self.asked = "", 0, 0
         self.output: Output | None = None
+        self.log = new_log()
 
     def __call__(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
         """The findings; an exception that the subject raises is a finding like any other."""
         self.asked += 1
+        self.log.append((examined_by, material, shared))
         if self.asked % LOOKING == 0:
             forget_compiled_code()
         limit = limited(self.time_limit)

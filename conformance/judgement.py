@@ -22,9 +22,11 @@ from conformance.generation import EMPTY, SHORT
 from conformance.guard import Examiner, broken
 from conformance.oracle import balls_available
 from conformance.probes import Probe, catalogue
-from conformance.run import STUCK, Progress, run_corpus, run_probe, run_refusals, violation
+from conformance.run import IN_ORDER, STUCK, Progress, run_corpus, run_probe, run_refusals, violation
+from conformance.runner.reproduction import HISTORY, Reproduction
 from conformance.special import narrow
-from conformance.tally import Tally
+from conformance.tally import Tally, Violation
+from conformance.targets import Target
 from conformance.verdict import Finding
 
 PLAIN_CALL = "a plain call"
@@ -53,7 +55,10 @@ class Claim:
 
 @dataclass
 class Judgement:
-    """What is asked, and the tally of what is found. `untried`: why not everything was."""
+    """What is asked, and the tally of what is found. `untried`: why not everything was.
+
+    target: how another process finds the subject, to tell what depends on earlier calls.
+    """
 
     examiner: Examiner
     operation: str
@@ -64,6 +69,10 @@ class Judgement:
     shrinking: float
     tally: Tally = field(default_factory=Tally)
     untried: str = ""
+    target: Target | None = None
+
+    def __post_init__(self) -> None:
+        self.reproduction = Reproduction(self.examiner, self.target)
 
     def run(self) -> None:
         declaration = self.examiner.declaration
@@ -91,7 +100,7 @@ class Judgement:
 
     def ask_frozen(self, frozen: Iterable[Entry]) -> None:
         chosen = (entry for entry in frozen if self.rules is None or entry.rule in self.rules)
-        self.tally.include(run_corpus(chosen, [self.examiner], self.time_to_shrink()))
+        self.include(run_corpus(chosen, [self.examiner], self.time_to_shrink(), self.settle))
 
     def time_to_shrink(self) -> float:
         """Less for each violation once there are many: the first ones say what is wrong."""
@@ -100,8 +109,22 @@ class Judgement:
     def ask(self, probes: Iterable[Probe]) -> None:
         for probe in probes:
             known, seconds = self.tally.violations.get((probe.rule, self.examiner.name)), self.time_to_shrink()
-            tally = run_probe(probe, [self.examiner], self.examples, self.seed, self.progress, seconds, known)
-            self.tally.include(tally)
+            every = probe, [self.examiner], self.examples, self.seed, self.progress, seconds, known
+            self.include(run_probe(*every, self.settle))
+
+    def settle(self, found: Violation) -> Violation | None:
+        """What becomes of a violation once its case has been asked alone; None where others say the same."""
+        settled = self.reproduction.settle(found)
+        alone = found.examined_by == HISTORY and settled is not None and settled.examined_by == "agreement"
+        return None if alone and self.tally.violations else settled
+
+    def include(self, tally: Tally) -> None:
+        """Calls in order, which can be seen again, stand before what cannot."""
+        for key, found in tally.violations.items():
+            known = self.tally.violations.get(key)
+            if known is not None and found.examined_by == IN_ORDER != known.examined_by:
+                del self.tally.violations[key]
+        self.tally.include(tally)
 
     def found(self, rule: str, title: str, message: str) -> None:
         self.tally.violate(violation(rule, title, "nothing", self.examiner, None, broken(message)))

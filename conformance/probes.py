@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from conformance import generation, special
 from conformance.cases import Case
+from conformance.checks.histories import histories, repeatable, some_of
 from conformance.declaration import EVERYTHING, Declaration
 from conformance.examinations import EXAMINATIONS, Examination
 from conformance.features import taken_as_array
@@ -278,6 +279,7 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
             )
             for name in OPERATIONS
         ),
+        *(probe for name in OPERATIONS for probe in state_probes(name, declaration)),
         *(
             Probe("ATT-13", f"views in {name}", (name,), cases, "views", weight=0.3)
             for name in OPERATIONS
@@ -321,6 +323,19 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
             "split",
         ),
     ]
+
+
+def state_probes(name: str, declaration: Declaration) -> list[Probe]:
+    """What an operation keeps between calls, or shares among them."""
+    calls = histories(name, declaration)
+    found = [
+        ("after other calls", calls, "after other calls", 0.8),
+        ("many equal calls", repeatable(name, declaration), "repetitions", 1.0),
+        ("several threads", some_of(calls, 3), "threads", 0.3),
+    ]
+    if "gradients" in declaration and name != "sinusoidal_positions":
+        found.append(("forward passes before backward passes", some_of(calls, 2, True), "interleaved", 0.3))
+    return [Probe("ATT-13", f"{title} of {name}", (name,), material, by, w) for title, material, by, w in found]
 
 
 def layer_probes(declaration: Declaration) -> list[Probe]:

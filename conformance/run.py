@@ -29,8 +29,19 @@ Progress = Callable[[str, str], None]
 
 SHRINKING = 20.0
 """Seconds spent at most on making one failing case smaller."""
+IN_ORDER = "calls in order"
+"""The examination of several calls, which leaves a wrong answer only after the others."""
 STUCK = 3
 """A subject that exceeds its time limit so often is not asked any more."""
+
+
+Settle = Callable[[Violation], Violation | None]
+"""What becomes of a violation: itself, one of another rule, or None."""
+
+
+def as_found(found: Violation) -> Violation:
+    """Every violation stands."""
+    return found
 
 
 def silent(rule: str, title: str) -> None:
@@ -62,21 +73,38 @@ def run_probe(
     progress: Progress,
     shrinking: float,
     known: Violation | None = None,
+    settle: Settle = as_found,
 ) -> Tally:
     """One probe's cases; a subject that breaks its rule has its smallest failing case looked for.
 
-    known: of this rule; no smaller case is looked for of what does not stand before it.
+    known: of this rule; no smaller case is looked for of what does not stand before it. settle: comes before that.
     """
     tally, of_probe = Tally(), seed_of(probe, seed)
     failing = try_probe(probe, examiners, cases_of(probe, examples), of_probe, tally, progress)
+    settled(tally, lambda found: settle(found) if found.stands_before(known) else found)
     for examiner in examiners:
         found = tally.violations.get((probe.rule, examiner.name))
-        if shrinking and found is not None and found.stands_before(known) and not examiner.overrun:
+        if found is None or found.examined_by != probe.examined_by:  # it is none of this probe any more
+            continue
+        if shrinking and found.stands_before(known) and not examiner.overrun:
             smaller = smallest(probe, examiner, own_seed(of_probe, failing[examiner.name]), shrinking, found)
             # What stood before the one that is known by being no number may have shrunk to a number.
             kept = smaller if smaller is not None and smaller.stands_before(known) else found
             tally.violations[probe.rule, examiner.name] = kept
     return tally
+
+
+def settled(tally: Tally, settle: Settle) -> None:
+    """Put in place of every violation what becomes of it."""
+    found, tally.violations = tally.violations, {}
+    for violation in found.values():
+        new = settle(violation)
+        if new is None or new.rule != violation.rule:
+            tally.rules[violation.rule, violation.subject].keeps()
+        if new is not None:
+            tally.violate(new)
+            cell = tally.rules[new.rule, new.subject]
+            cell.worst = max(cell.worst, new.ratio)
 
 
 def cases_of(probe: Probe, examples: int) -> int:
@@ -111,7 +139,9 @@ def seed_of(probe: Probe, seed: int) -> int:
     return seed ^ zlib.crc32(f"{probe.rule} {probe.title}".encode())
 
 
-def run_corpus(frozen: Iterable[Entry], examiners: Sequence[Examiner], shrinking: float = 0) -> Tally:
+def run_corpus(
+    frozen: Iterable[Entry], examiners: Sequence[Examiner], shrinking: float = 0, settle: Settle = as_found
+) -> Tally:
     """Cases that are written out; see `conformance.corpus`."""
     tally, by_name = Tally(), {examiner.name: examiner for examiner in examiners}
     for entry in frozen:
@@ -123,8 +153,9 @@ def run_corpus(frozen: Iterable[Entry], examiners: Sequence[Examiner], shrinking
                 title = f"frozen: {entry.shows}"
                 tally.violate(violation(entry.rule, title, entry.examined_by, examiner, entry.material, findings))
             tally.add(entry.rule, examiner.name, findings, entry.case)
+    settled(tally, settle)
     for key, found in tally.violations.items():
-        if shrinking and not by_name[found.subject].overrun:
+        if shrinking and found.examined_by != IN_ORDER and not by_name[found.subject].overrun:
             tally.violations[key] = cut_down(found, by_name[found.subject], shrinking)
     return tally
 
@@ -163,7 +194,8 @@ def violation(
     rule: str, title: str, examined_by: str, examiner: Examiner, material: Any, findings: list[Finding]
 ) -> Violation:
     worst = max(findings, key=lambda finding: finding.ratio)
-    return Violation(rule, examiner.name, worst, title, examined_by, material)
+    before = tuple(examiner.log)[:-1]
+    return Violation(rule, examiner.name, worst, title, examined_by, material, before=before)
 
 
 class Broken(Exception):

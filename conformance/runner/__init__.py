@@ -1,0 +1,1 @@
+"""Where subjects run: in processes of their own that have called nothing yet."""
