@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from conformance import generation, special
 from conformance.cases import Case
-from conformance.checks.histories import histories, repeatable, some_of
+from conformance.checks.histories import asking_gradients, histories, repeatable
 from conformance.declaration import EVERYTHING, Declaration
 from conformance.examinations import EXAMINATIONS, Examination
 from conformance.features import taken_as_array
@@ -327,15 +327,16 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
 
 def state_probes(name: str, declaration: Declaration) -> list[Probe]:
     """What an operation keeps between calls, or shares among them."""
-    calls = histories(name, declaration)
+    few = st.one_of(*histories(name, declaration, 3).values())
     found = [
-        ("after other calls", calls, "after other calls", 0.8),
-        ("many equal calls", repeatable(name, declaration), "repetitions", 1.0),
-        ("several threads", some_of(calls, 3), "threads", 0.3),
+        (f"after other {kind} in {name}", calls, "after other calls", 0.2)
+        for kind, calls in histories(name, declaration).items()
     ]
+    found.append((f"many equal calls of {name}", repeatable(name, declaration), "repetitions", 1.0))
     if "gradients" in declaration and name != "sinusoidal_positions":
-        found.append(("forward passes before backward passes", some_of(calls, 2, True), "interleaved", 0.3))
-    return [Probe("ATT-13", f"{title} of {name}", (name,), material, by, w) for title, material, by, w in found]
+        found.append((f"alternating passes of {name}", asking_gradients(few, 2), "interleaved", 0.3))
+    found.append((f"several threads in {name}", few, "threads", 0.3))
+    return [Probe("ATT-13", title, (name,), material, by, weight) for title, material, by, weight in found]
 
 
 def layer_probes(declaration: Declaration) -> list[Probe]:

@@ -6,8 +6,9 @@ for the first length gives wrong answers only after other calls.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from hypothesis import assume
@@ -22,125 +23,139 @@ from conformance.sizes import Sizes
 
 Cases = tuple[Case, ...]
 
-PLAIN = Sizes(2, 4, 2, 5, 40, 16, 16)
-"""More keys than one block of 32, and room to grow and shrink on every axis."""
-AXES: dict[str, tuple[int, ...]] = {
-    "B": (1, 3),
-    "Q": (1, 3, 17),
-    "K": (3, 16, 33, 70, 130),
-    "D": (8, 32, 64),
-    "V": (8, 32),
-}
+WIDTHS = (24, 40, 48, 56, 72, 80, 88, 104)
+"""Widths that other cases do not have, one for each history: nothing has been kept for them yet."""
+NORM_WIDTHS = (24, 40, 48, 72, 80, 96, 120, 200, 264)
+OTHER: dict[str, tuple[int, ...]] = {"B": (1, 3), "Q": (1, 3, 17), "D": (8, 32, 64), "V": (8, 32)}
+FEWER, MORE = (3, 16, 33), (70, 130)
+"""Keys, where the plain case has 40: more than one block of 32."""
 HEADS = ((8, 2), (2, 2), (2, 1), (4, 4), (4, 1))
-NORM_ROWS = ((5, 70), (2, 70), (130, 70), (5, 16), (5, 257), (5, 1030), (2, 5, 70), (1, 70))
+ROWS = (1, 2, 5, 130)
 SWITCHED = ("scale", "softcap", "bias", "sinks", "dropout")
-TURNS = 3
-"""Changes in one history; between two of them comes the plain case again, or the option left out."""
+CALLS = 6
+"""In a history that is drawn at random."""
 
 
-def histories(operation: str, declaration: Declaration) -> st.SearchStrategy[Cases]:
-    """Cases of one operation, one after another; never the same numbers twice."""
+def histories(
+    operation: str, declaration: Declaration, count: int | None = None
+) -> dict[str, st.SearchStrategy[Cases]]:
+    """Cases of one operation, one after another, never the same numbers twice; by what differs in them.
+
+    count: so many of each at most.
+    """
     if operation.startswith("attention"):
-        return attention_histories(operation, declaration)
+        kinds = {"sizes": other_sizes, "options": other_options, "dtypes": other_dtypes}
+        return {kind: attention_history(operation, declaration, make, count) for kind, make in kinds.items()}
     if operation in NORMS:
-        return norm_histories(operation, declaration)
+        return {
+            kind: norm_history(operation, declaration, sizes, count or CALLS)
+            for kind, sizes in (("options", False), ("sizes", True))
+        }
     if operation == "sinusoidal_positions":
-        return sinusoidal_histories(declaration)
-    return other_histories(operation, declaration)
+        return {"sizes": sinusoidal_history(declaration, count or CALLS)}
+    return {"sizes and options": other_history(operation, declaration, count or CALLS)}
+
+
+class Call(NamedTuple):
+    """What one case of attention is drawn from."""
+
+    plan: Sizes
+    dtype: str
+    mask: str = "none"
+    focus: tuple[str, ...] = ()
 
 
 @st.composite
-def attention_histories(draw: st.DrawFn, operation: str, declaration: Declaration) -> Cases:
-    kind = draw(st.sampled_from(("sizes", "sizes", "options", "options", "dtypes")))
-    dtypes = quickly_judged(declaration)
-
-    def case(plan: Sizes, dtype: str, mask: str, *focus: str) -> Case:
-        cases = generation.attention_cases(
-            operation,
-            mask,
-            focus,
-            False,
-            draw(st.integers(0, 3)) > 0,
-            (dtype,),
-            plans=(plan,),
-            declaration=declaration,
+def attention_history(
+    draw: st.DrawFn,
+    operation: str,
+    declaration: Declaration,
+    make: Callable[[st.DrawFn, Call, Declaration], list[Call]],
+    count: int | None,
+) -> Cases:
+    """The calls that `make` makes of a plain one; one in four without gradients."""
+    width = draw(st.sampled_from(WIDTHS))
+    plain = Call(Sizes(2, 4, 2, 5, 40, width, width), draw(st.sampled_from(some(quickly_judged(declaration)))))
+    if operation != "attention":
+        declaration = declaration.without("dropout")
+    found = []
+    for call in make(draw, plain, declaration)[:count]:
+        gradients = draw(st.integers(0, 3)) > 0
+        given = dict[str, Any](plans=(call.plan,), declaration=declaration)
+        strategy = generation.attention_cases(
+            operation, call.mask, call.focus, False, gradients, (call.dtype,), **given
         )
-        return draw(cases)
-
-    masks = ("none", *sorted(declaration.masks))
-    mask, dtype = draw(st.sampled_from(("none", *masks))), draw(st.sampled_from(dtypes))
-    available = tuple(f for f in SWITCHED if f in declaration and (f != "dropout" or operation == "attention"))
-    if kind == "options":
-        switched = draw(st.sampled_from(some((*available, *(("mask",) if declaration.masks else ())))))
-        if switched == "mask":
-            return tuple(case(PLAIN, dtype, draw(st.sampled_from(masks))) for _ in range(2 * TURNS))
-        found = [case(PLAIN, dtype, mask, switched) for _ in range(TURNS)]
-        found[0] = with_scale_of_1(found[0])
-        bare = [case(PLAIN, dtype, mask) for _ in range(TURNS - 1)]
-        return tuple(one for pair in zip(found, [*bare, case(PLAIN, dtype, mask, switched)], strict=True) for one in pair)
-    focus = draw(st.sampled_from(((), *((feature,) for feature in available))))
-    if kind == "dtypes":
-        short = PLAIN._replace(B=1, Q=3, K=9, D=8, V=8)  # float64 is judged by ball arithmetic, which is slow
-        several = some(judged(generation.DTYPES, declaration))
-        return tuple(case(short, draw(st.sampled_from(several)), mask, *focus) for _ in range(2 * TURNS))
-    changed = [other_size(draw) for _ in range(TURNS)]
-    return tuple(case(plan, dtype, mask, *focus) for plan in (p for other in changed for p in (other, PLAIN)))
+        found.append(draw(strategy))
+    if "scale" in found[0].options:  # a scale of 1 is what kernels leave out
+        found[0] = replace(found[0], options=found[0].options | {"scale": 1.0})
+    return tuple(found)
 
 
-def other_size(draw: st.DrawFn) -> Sizes:
-    """The plain sizes with another one on one axis; those of keys twice as often."""
-    axis = draw(st.sampled_from(("K", "heads", *AXES)))
-    if axis == "heads":
-        H, G = draw(st.sampled_from(HEADS))
-        return PLAIN._replace(H=H, G=G)
-    return PLAIN._replace(**{axis: draw(st.sampled_from(AXES[axis]))})
+def other_sizes(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[Call]:
+    """Every axis is another one once; between two of them comes the plain call."""
+    H, G = draw(st.sampled_from(HEADS))
+    plans = [plain.plan._replace(**{axis: draw(st.sampled_from(sizes))}) for axis, sizes in OTHER.items()]
+    plans += [plain.plan._replace(K=draw(st.sampled_from(sizes))) for sizes in (FEWER, MORE)]
+    plans.append(plain.plan._replace(H=H, G=G))
+    mask = draw(st.sampled_from(("none", "none", *sorted(declaration.masks))))
+    others = draw(st.permutations(plans))
+    return [plain._replace(plan=plan, mask=mask) for other in others for plan in (other, plain.plan)]
 
 
-def with_scale_of_1(case: Case) -> Case:
-    """A scale of 1 is what kernels leave out; a case without a scale stays as it is."""
-    return replace(case, options=case.options | {"scale": 1.0}) if "scale" in case.options else case
+def other_options(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[Call]:
+    """A scale of 1, then every option in two calls that hold nothing else, and two calls without any."""
+    available = [feature for feature in SWITCHED if feature in declaration]
+    switched = [plain._replace(focus=(feature,)) for feature in available]
+    masks = sorted(declaration.masks)
+    masked = [plain._replace(mask=draw(st.sampled_from(masks))) for _ in range(3 if masks else 0)]
+    first = [call for call in switched if call.focus == ("scale",)]
+    return [*first, *draw(st.permutations([*switched, *switched, *masked, plain, plain]))]
+
+
+def other_dtypes(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[Call]:
+    """Few keys: float64 is judged by ball arithmetic, which is slow."""
+    several = some(judged(generation.DTYPES, declaration))
+    small = plain.plan._replace(B=1, Q=3, K=9, D=8, V=8)
+    return [Call(small, draw(st.sampled_from(several))) for _ in range(CALLS)]
 
 
 @st.composite
-def norm_histories(draw: st.DrawFn, operation: str, declaration: Declaration) -> Cases:
-    kind = draw(st.sampled_from(("sizes", "options", "options", "anything")))
-    dtypes = (draw(st.sampled_from(some(judged(generation.DTYPES, declaration)))),)
-    shape = draw(st.sampled_from(NORM_ROWS[:1] if dtypes == ("float64",) else NORM_ROWS))
-    own = dict[str, Any](dtypes=dtypes, declaration=declaration)
-    if kind == "anything":
-        return tuple(draw(generation.norm_cases(operation, declaration=declaration)) for _ in range(2 * TURNS))
-    if kind == "options":  # of norms that is eps, the bias, and the dtype of the weight
-        return tuple(draw(generation.norm_cases(operation, plans=((shape, 1),), **own)) for _ in range(2 * TURNS))
-    others = [draw(st.sampled_from(NORM_ROWS[:4] if dtypes == ("float64",) else NORM_ROWS)) for _ in range(TURNS)]
-    plans = [plan for other in others for plan in (other, shape)]
-    return tuple(draw(generation.norm_cases(operation, plans=((plan, 1),), **own)) for plan in plans)
-
-
-@st.composite
-def sinusoidal_histories(draw: st.DrawFn, declaration: Declaration) -> Cases:
-    """Of one width, so that a table made for the first length is found again."""
-    first = draw(generation.sinusoidal_cases(declaration=declaration))
-    found = [first]
-    for _ in range(2 * TURNS - 1):
-        other = draw(generation.sinusoidal_cases(declaration=declaration))
-        kept = {"width": first.options["width"]} | {"dtype": first.dtype if draw(st.booleans()) else other.dtype}
-        found.append(replace(other, dtype=kept["dtype"], options=other.options | kept))
+def norm_history(draw: st.DrawFn, operation: str, declaration: Declaration, sizes: bool, count: int) -> Cases:
+    """Of one width and dtype, with other eps, bias and dtype of the weight; sizes: every other one of another size."""
+    dtype = draw(st.sampled_from(some(judged(generation.DTYPES, declaration))))
+    widths = NORM_WIDTHS[:2] if dtype == "float64" else NORM_WIDTHS
+    rows, width = draw(st.sampled_from(ROWS)), draw(st.sampled_from(widths))
+    found = []
+    for number in range(count):
+        shape = (rows, width)
+        if sizes and number % 2:
+            shape = draw(st.sampled_from(((draw(st.sampled_from(ROWS)), width), (rows, draw(st.sampled_from(widths))))))
+        given = dict[str, Any](plans=((shape, 1),), dtypes=(dtype,), declaration=declaration)
+        found.append(draw(generation.norm_cases(operation, **given)))
     return tuple(found)
 
 
 @st.composite
-def other_histories(draw: st.DrawFn, operation: str, declaration: Declaration) -> Cases:
+def sinusoidal_history(draw: st.DrawFn, declaration: Declaration, count: int) -> Cases:
+    """Of one width, so that a table made for the first length is found again."""
+    found = [draw(generation.sinusoidal_cases(declaration=declaration)) for _ in range(count)]
+    kept = {name: found[0].options[name] for name in ("width", "exponent", "dtype")}
+    return tuple(replace(case, dtype=kept["dtype"], options=case.options | kept) for case in found)
+
+
+@st.composite
+def other_history(draw: st.DrawFn, operation: str, declaration: Declaration, count: int) -> Cases:
     dtypes = judged(generation.DTYPES, declaration)
     if draw(st.booleans()):
         dtypes = (draw(st.sampled_from(some(dtypes))),)
     cases = generation.operation_cases(operation, dtypes, declaration)
-    return tuple(draw(cases) for _ in range(2 * TURNS))
+    return tuple(draw(cases) for _ in range(count))
 
 
 @st.composite
-def some_of(draw: st.DrawFn, material: st.SearchStrategy[Cases], count: int, gradients: bool = False) -> Cases:
-    """The first cases of a history; gradients: those that ask for some."""
-    found = tuple(case for case in draw(material) if case.cotangents or not gradients)[:count]
+def asking_gradients(draw: st.DrawFn, material: st.SearchStrategy[Cases], count: int) -> Cases:
+    """Those cases of a history that ask for gradients."""
+    found = tuple(case for case in draw(material) if case.cotangents)[:count]
     assume(len(found) == count)
     return found
 
@@ -170,4 +185,3 @@ def repeatable(operation: str, declaration: Declaration) -> st.SearchStrategy[Ca
 
 def has_infinities(case: Case) -> bool:
     return any(a.dtype.kind not in "biu" and not np.isfinite(a.astype(float)).all() for a in case.inputs.values())
-

@@ -53,7 +53,7 @@ class Reproduction:
         return self.after(found.before, last, found) or of_state(found, f"{where}; it was {found.message}")
 
     def alone(self, asked: Step) -> tuple[list[list[Finding]], str]:
-        """(the findings of asking several times, how the answer was right); in this process if no other can be asked."""
+        """(findings of several calls, what it means if some are right); in this process if there is no other."""
         answers = self.fresh.ask([asked] * TIMES)
         if answers is not None:
             return answers, NOT_ALONE
