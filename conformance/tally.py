@@ -19,6 +19,9 @@ from reference_numpy import attention, attention_weights
 FEW = 64
 """An error of so few bounds, or of less than that part of the number, is one of rounding, as far as order goes."""
 
+DEPENDS, CHANGES = "depends on earlier calls", "is not reproducible"
+"""How messages about state and chance begin."""
+
 
 @dataclass
 class Cell:
@@ -78,6 +81,11 @@ class Violation:
     @property
     def message(self) -> str:
         return str(self.finding)
+
+    @property
+    def of_state(self) -> bool:
+        """Whether its case alone is answered rightly."""
+        return self.finding.message.startswith((DEPENDS, CHANGES))
 
     @property
     def of_numbers(self) -> bool:

@@ -21,9 +21,9 @@ from conformance.runner.template import Reply, Request
 from conformance.targets import Target
 from conformance.verdict import Finding
 
-LONGEST, BUDGET = 30.0, 10.0
+LONGEST, BUDGET = 60.0, 15.0
 """Seconds for one question, and seconds of processor time for all questions of one check."""
-MARGIN = 60.0
+MARGIN = 300.0
 """Seconds beyond those of a question, in which the template process may start and import a framework."""
 PRELOADED = {"torch": ("torch",)}
 """What the template imports for subjects of a framework. Not JAX: it starts threads, which no fork survives."""
@@ -103,10 +103,9 @@ class FreshProcesses:
         except Exception:  # what cannot be sent cannot be asked; nor is there a working folder always
             return None
         found = TEMPLATE.ask(request)
+        self.left -= BUDGET if found is None else found.seconds
         if found is None or not found.in_time:
-            self.left = 0.0
             return None
-        self.left -= found.seconds
         if len(found.answers) == len(steps):
             return found.answers
         if found.code == 0:  # the target was not loaded, or the judge failed

@@ -16,7 +16,7 @@ from conformance.features import rule_of
 from conformance.guard import Examiner, Step
 from conformance.run import IN_ORDER, breaks
 from conformance.runner.fresh import FreshProcesses
-from conformance.tally import Violation
+from conformance.tally import CHANGES, DEPENDS, Violation
 from conformance.targets import Target
 from conformance.verdict import Finding
 
@@ -29,8 +29,8 @@ BY_ITSELF = (
 )
 """Examinations whose findings stand: they are about no numbers, or compare calls of their own."""
 TOOK_TOO_LONG = "took longer than"
-NOT_ALONE = "depends on earlier calls, or is not reproducible: right in a fresh process"
-NOT_AGAIN = "is not reproducible: right when the same is asked again"
+NOT_ALONE = f"{DEPENDS}, or is not reproducible: right in a fresh process"
+NOT_AGAIN = f"{CHANGES}: right when the same is asked again"
 
 
 class Reproduction:
@@ -39,6 +39,7 @@ class Reproduction:
     def __init__(self, examiner: Examiner, target: Target | None) -> None:
         self.examiner = examiner
         self.fresh = FreshProcesses(target, examiner.time_limit)
+        self.shown = False  # one run of calls is enough
 
     def settle(self, found: Violation) -> Violation | None:
         """The violation itself, one of ATT-13 if its case is not wrong alone, or None if other rules speak of it."""
@@ -61,18 +62,17 @@ class Reproduction:
 
     def after(self, before: Sequence[Step], last: Step, found: Violation) -> Violation | None:
         """The violation of the last call after the fewest of those before it; None where no fresh process shows it."""
-        if not before or not self.wrong([*before, last]):
+        if self.shown or not before or not self.wrong([*before, last]):
             return None
-        fewest = list(before)
-        for count in (1, 2, 4, 8, 16):
-            if count < len(before) and self.wrong([*before[-count:], last]):
-                fewest = list(before[-count:])
-                break
-        single = next((one for one in reversed(fewest[:-1]) if self.wrong([one, last])), None)
+        count = next((n for n in (1, 2, 4, 8, 16) if n < len(before) and self.wrong([*before[-n:], last])), len(before))
+        fewest = list(before[-count:])
+        # Half as many were too few, so it takes one of the others.
+        single = next((one for one in reversed(fewest[: (count + 1) // 2]) if self.wrong([one, last])), None)
         fewest = fewest if single is None else [single]
         worst = self.wrong([*fewest, last])
         if worst is None:  # only now and then
             return None
+        self.shown = True
         return in_order(found, [*fewest, last], worst)
 
     def wrong(self, steps: list[Step]) -> Finding | None:
@@ -122,6 +122,6 @@ def in_order(found: Violation, steps: list[Step], worst: Finding) -> Violation:
     """A violation whose material is the calls that show it, in order."""
     name, material, _ = steps[-2]
     more = f" and {len(steps) - 2} calls before that" if len(steps) > 2 else ""
-    message = f"depends on earlier calls: right in a fresh process, wrong after {EXAMINATIONS[name].case_of(material)}"
+    message = f"{DEPENDS}: right in a fresh process, wrong after {EXAMINATIONS[name].case_of(material)}"
     shown = of_state(replace(found, finding=worst), f"{message}{more}: {worst}")
     return replace(shown, examined_by=IN_ORDER, material=tuple((name, material) for name, material, _ in steps))
