@@ -115,7 +115,9 @@ class Judgement:
     def settle(self, found: Violation) -> Violation | None:
         """What becomes of a violation once its case has been asked alone; None where others say the same."""
         settled = self.reproduction.settle(found)
-        alone = found.examined_by == HISTORY and settled is not None and settled.examined_by == "agreement"
+        if settled is None or self.examiner.sizes.again(settled.finding):
+            return None
+        alone = found.examined_by == HISTORY and settled.examined_by == "agreement" and not settled.of_state
         return None if alone and self.tally.violations else settled
 
     def include(self, tally: Tally) -> None:

@@ -63,7 +63,8 @@ def agreement(rule: str, title: str, operation: str, cases: st.SearchStrategy[Ca
 
 def catalogue(declaration: Declaration = EVERYTHING) -> list[Probe]:
     """Every probe, with cases that are within the declaration; some may have none."""
-    probes = (*attention_probes(declaration), *companion_probes(declaration), *layer_probes(declaration))
+    probes = [*attention_probes(declaration), *companion_probes(declaration), *layer_probes(declaration)]
+    probes += [probe for name in OPERATIONS for probe in state_probes(name, declaration)]
     return [probe for probe in probes if taken_as_array(probe.examined_by, declaration)]
 
 
@@ -279,7 +280,6 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
             )
             for name in OPERATIONS
         ),
-        *(probe for name in OPERATIONS for probe in state_probes(name, declaration)),
         *(
             Probe("ATT-13", f"views in {name}", (name,), cases, "views", weight=0.3)
             for name in OPERATIONS

@@ -170,7 +170,11 @@ def try_probe(
         asked = [examiner for examiner in examiners if examiner.overrun < STUCK]
         if not asked:
             break
-        shared, case = examination.prepare(material), examination.case_of(material)
+        case = examination.case_of(material)
+        asked = [examiner for examiner in asked if not examiner.sizes.beyond(case)]
+        if not asked:
+            continue
+        shared = examination.prepare(material)
         tally.generated[probe.rule] += 1
         for examiner in asked:
             findings = examiner(probe.examined_by, material, shared)

@@ -77,6 +77,12 @@ def locked(query, key, value, *, mask=None):
         return unlocked(query, key, value, mask=mask)
 
 
+def narrow(x, weight, *, eps):
+    if x.shape[-1] > 250:
+        raise MemoryError("no room")
+    return reference_numpy.rms_norm(x, weight, eps=eps)
+
+
 def wrong(x, weight, *, eps):
     return reference_numpy.rms_norm(x, weight, eps=2 * eps)
 '''
@@ -193,6 +199,13 @@ def test_forward_and_backward_passes_that_alternate(tmp_path: Path, name: str) -
 @pytest.mark.parametrize(("name", "operation"), [("eps_kept_rightly", "rms_norm"), ("locked", "attention")])
 def test_what_is_kept_rightly_conforms(tmp_path: Path, name: str, operation: str) -> None:
     assert messages(judged(tmp_path, name, operation, rules=["ATT-13"])) == {}
+
+
+def test_a_size_that_is_too_large_is_one_violation(tmp_path: Path) -> None:
+    found = messages(judged(tmp_path, "narrow", "rms_norm", effort="default"))
+    (message,) = found.values()
+    assert message.startswith("call: raised MemoryError: no room at 2")
+    assert message.endswith(" numbers in a row")
 
 
 def test_what_is_wrong_alone_stands_under_its_own_rule(tmp_path: Path) -> None:

@@ -67,9 +67,10 @@ def shows_its_rule(violation: Violation) -> bool:
 
 
 def simplest_first(violations: Sequence[Violation]) -> list[Violation]:
-    """The plain call; what depends on earlier calls; wrong results before rounded ones; then by the features and sizes of the smallest case.
+    """The plain call; what depends on earlier calls; wrong results before rounded ones; then by the smallest case.
 
-    What must be refused comes last. Of the rules that one case shows, the first is one that speaks of its features.
+    Of that count the features, and then the sizes. What must be refused comes last. Of the rules that one case shows,
+    the first is one that speaks of its features.
     """
 
     def complexity(violation: Violation) -> tuple[bool, bool, bool, bool, int, int, bool]:

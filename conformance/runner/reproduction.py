@@ -97,7 +97,8 @@ class Reproduction:
                 return shown or of_state(replaced(found, steps[number]), f"{where}; it was {worst}")
         first = broken[0]
         rule = rule_of("cross", cases[first].operation)
-        return replace(replaced(found, steps[first]), rule=rule, finding=worst_of(answers[first]))
+        worst = worst_of(self.examiner.sizes.learned(cases[first], answers[first]))
+        return replace(replaced(found, steps[first]), rule=rule, finding=worst)
 
 
 def step(examined_by: str, material: Any) -> Step:
