@@ -24,8 +24,8 @@ from conformance.verdict import Finding, judge
 Findings = list[Finding]
 Shared = list[tuple[Any, Any]]
 
-CALLS, SECONDS = 220, 0.5
-"""Equal calls of one case at most, and how long they may take."""
+CALLS, SECONDS, LONGEST = 220, 0.5, 2.0
+"""Equal calls of one case at most, and how long they may take: processor time of this thread, and time altogether."""
 ROUNDS, TOGETHER = 40, 0.3
 """Calls of each thread at most, and the seconds after which no thread begins another."""
 SWITCHING = 1e-5
@@ -75,8 +75,8 @@ def examine_history(subject: Subject, cases: Cases, shared: Shared) -> Findings:
 
 def examine_repetitions(subject: Subject, case: Case, shared: Any) -> Findings:
     """The same bits in every one of many equal calls."""
-    end, first, calls = time.monotonic() + SECONDS, bits(subject(case)), 1
-    while calls < CALLS and time.monotonic() < end:
+    end, last, first, calls = time.thread_time() + SECONDS, time.monotonic() + LONGEST, bits(subject(case)), 1
+    while calls < CALLS and time.thread_time() < end and time.monotonic() < last:
         again = bits(subject(case))
         calls += 1
         for name, data in first.items():

@@ -25,8 +25,11 @@ LONGEST, BUDGET = 60.0, 15.0
 """Seconds for one question, and seconds of processor time for all questions of one check."""
 MARGIN = 300.0
 """Seconds beyond those of a question, in which the template process may start and import a framework."""
-PRELOADED = {"torch": ("torch",)}
-"""What the template imports for subjects of a framework. Not JAX: it starts threads, which no fork survives."""
+PRELOADED = {"torch": ("torch", "torch.fx.experimental.symbolic_shapes", "torch._functorch.autograd_function")}
+"""What the template imports for subjects of a framework, with what their first gradient imports.
+
+Not JAX: it starts threads, which no fork survives.
+"""
 START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from conformance.runner.template import serve; serve(int(sys.argv[1]))"
