@@ -18,7 +18,7 @@ from conformance.checks.histories import Cases
 from conformance.frameworks import NoGradients
 from conformance.oracle import oracle
 from conformance.spreading import gradient_name
-from conformance.subjects import Answering, Answers, Subject, WrongAnswer, differentiable
+from conformance.subjects import Answering, Answers, Subject, WrongAnswer, differentiable, first_line
 from conformance.verdict import Finding, judge
 
 Findings = list[Finding]
@@ -49,7 +49,7 @@ def answered(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Finding:
     except Exception as error:
         if error is not subject.answering.raised:
             raise
-        return Finding("call", np.inf, message=f"raised {type(error).__name__}: {error}")
+        return Finding("call", np.inf, message=f"raised {type(error).__name__}: {first_line(error)}")
 
 
 def right(findings: Findings) -> bool:
@@ -161,7 +161,8 @@ class Caller(threading.Thread):
     def __init__(self, subject: Subject, case: Case, start: threading.Barrier, end: threading.Event) -> None:
         super().__init__(daemon=True)
         self.subject, self.case = copy.copy(subject), case
-        self.subject.answering = Answering()
+        self.subject.answering = Answering()  # whose folder and limit of recursion are all threads' already
+        self.subject.answering.settings = subject.answering.settings
         self.starting, self.end = start, end
         self.answers: dict[bytes, Answers] = {}
         self.raised: BaseException | None = None
@@ -188,7 +189,7 @@ def examine_threads(subject: Subject, cases: Cases, shared: Shared) -> Findings:
         return [Finding("call", 0.0)]
     start, end = threading.Barrier(len(asked)), threading.Event()
     callers = [Caller(subject, case, start, end) for case, _ in asked]
-    with switching_often():
+    with subject.answering, switching_often():
         try:
             for caller in callers:
                 caller.start()
@@ -214,7 +215,7 @@ def raised_in(caller: Caller, when: str) -> Finding:
         return Finding(error.name, np.inf, message=f"wrong {when}: {error}")
     if error is None or error is not caller.subject.answering.raised:
         raise error or RuntimeError("no error")
-    return Finding("call", np.inf, message=f"raised {type(error).__name__} {when}: {error}")
+    return Finding("call", np.inf, message=f"raised {type(error).__name__} {when}: {first_line(error)}")
 
 
 @contextlib.contextmanager
