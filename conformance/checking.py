@@ -89,7 +89,8 @@ def check(
     start = time.monotonic()
     examiner = ChildExaminer(target, time_limit) if isolate else Examiner(target.make(), time_limit)
     shared = None if isolate else started(target, time_limit, workers)
-    judgement = Judgement(examiner, operation, EFFORTS[effort], seed, rules, progress, SHRINKING if shrink else 0.0)
+    shrinking = SHRINKING if shrink else 0.0
+    judgement = Judgement(examiner, operation, EFFORTS[effort], seed, rules, progress, shrinking, target=target)
     judgement.workers = shared
     try:
         with judging():

@@ -15,8 +15,9 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from conformance.checks.size_limits import SizeLimits
 from conformance.declaration import Declaration
-from conformance.guard import Examiner, JudgeError, broken, judging
+from conformance.guard import Examiner, JudgeError, broken, judging, new_log
 from conformance.limits import valid_limit
 from conformance.orphans import end_with_parent
 from conformance.subjects import first_line
@@ -42,6 +43,7 @@ class ChildExaminer(Examiner):
         self.pipe: Any = None
         self.context: Any = multiprocessing.get_context("spawn")
         self.never_given: tuple[str, ...] = ()
+        self.log, self.sizes = new_log(), SizeLimits()
         self.declaration = self.start()
 
     def start(self) -> Declaration:
@@ -64,7 +66,7 @@ class ChildExaminer(Examiner):
         self.close()
         raise ValueError(loaded)
 
-    def __call__(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
+    def examined(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
         if self.process is None:
             try:
                 self.start()
@@ -88,7 +90,7 @@ class ChildExaminer(Examiner):
             if not self.answered:
                 raise answer
             self.close()  # something in that process is spoilt, as a GPU is after a bad access: once more in a new one
-            return self(examined_by, material, shared)
+            return self.examined(examined_by, material, shared)
         findings, printed, overrun = answer
         self.printed, self.overrun = self.printed or printed, self.overrun + overrun
         self.answered += 1

@@ -15,6 +15,13 @@ import numpy as np
 
 from conformance.bounds import bound, merged_bound
 from conformance.cases import Case
+from conformance.checks.state import (
+    examine_history,
+    examine_interleaved,
+    examine_repetitions,
+    examine_threads,
+    prepare_all,
+)
 from conformance.diagnosis.examining import examine_diagnosis
 from conformance.expectations import Planted, empty_rows, expectation
 from conformance.independence import examine_determinism, examine_memory
@@ -222,6 +229,33 @@ def examine_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -
     return [worst._replace(message=message) if worst.ratio > 1 else worst]
 
 
+# --- calls in order ---------------------------------------------------------------------------------------------------
+
+Steps = tuple[tuple[str, Any], ...]
+"""Examinations by name, each with its material."""
+
+
+def prepare_steps(steps: Steps) -> list[Any]:
+    return [EXAMINATIONS[name].prepare(material) for name, material in steps]
+
+
+def examine_steps(subject: Subject, steps: Steps, shared: list[Any]) -> Findings:
+    """The findings of the last; those before it are only called, whatever comes of it."""
+    for (name, material), own in zip(steps[:-1], shared[:-1], strict=True):
+        try:
+            EXAMINATIONS[name].examine(subject, material, own)
+        except Exception as error:
+            if not isinstance(error, WrongAnswer) and error is not subject.answering.raised:
+                raise
+    name, material = steps[-1]
+    return EXAMINATIONS[name].examine(subject, material, shared[-1])
+
+
+def last_case(steps: Steps) -> Case:
+    name, material = steps[-1]
+    return EXAMINATIONS[name].case_of(material)
+
+
 # --- all of them ------------------------------------------------------------------------------------------------------
 
 
@@ -261,6 +295,11 @@ EXAMINATIONS = {
     "towering": Examination(prepare_towering, examine_towering, first),
     "determinism": Examination(nothing, examine_determinism),
     "memory": Examination(truth_and_bounds, examine_memory),
+    "after other calls": Examination(prepare_all, examine_history, first),
+    "repetitions": Examination(nothing, examine_repetitions),
+    "interleaved": Examination(prepare_all, examine_interleaved, first),
+    "threads": Examination(prepare_all, examine_threads, first),
+    "calls in order": Examination(prepare_steps, examine_steps, last_case),
     "split": Examination(prepare_split, examine_split, first),
     "constant rows": Examination(nothing, examine_constant_rows),
     "spoiled rows": Examination(prepare_twin, examine_spoiled_rows, first),

@@ -18,6 +18,8 @@ from conformance.checks.layouts import Placement, strided
 Arrays = dict[str, Any]
 """A framework's own arrays, by name."""
 Function = Callable[[Arrays], Arrays]
+Pullback = Callable[..., Arrays]
+"""(cotangents, whether it will be called again) -> gradients by input name."""
 
 
 class NoGradients(TypeError):
@@ -133,20 +135,30 @@ class TorchArrays:
     def evaluate(self, function: Function, inputs: Arrays) -> Arrays:
         return function(inputs)
 
+    def pullback(self, function: Function, inputs: Arrays, names: Sequence[str]) -> tuple[Arrays, Pullback]:
+        """(results, their backward pass)."""
+        inputs = inputs | {name: inputs[name].detach().requires_grad_() for name in names}
+        results = function(inputs)
+
+        def pull(cotangents: Arrays, again: bool = False) -> Arrays:
+            if not any(results[name].requires_grad for name in cotangents):
+                raise NoGradients("torch.autograd does not connect the result with the inputs")
+            gradients = self.torch.autograd.grad(
+                [results[name] for name in cotangents],
+                [inputs[name] for name in names],
+                list(cotangents.values()),
+                retain_graph=again,
+                materialize_grads=True,
+            )
+            return dict(zip(names, gradients, strict=True))
+
+        return results, pull
+
     def differentiate(
         self, function: Function, inputs: Arrays, names: Sequence[str], cotangents: Arrays
     ) -> tuple[Arrays, Arrays]:
-        inputs = inputs | {name: inputs[name].detach().requires_grad_() for name in names}
-        results = function(inputs)
-        if not any(results[name].requires_grad for name in cotangents):
-            raise NoGradients("torch.autograd does not connect the result with the inputs")
-        gradients = self.torch.autograd.grad(
-            [results[name] for name in cotangents],
-            [inputs[name] for name in names],
-            list(cotangents.values()),
-            materialize_grads=True,
-        )
-        return results, dict(zip(names, gradients, strict=True))
+        results, pull = self.pullback(function, inputs, names)
+        return results, pull(cotangents)
 
 
 class Addresses:
@@ -194,6 +206,13 @@ class JaxArrays:
         context.enter_context(self.jax.enable_x64(True))
         context.enter_context(self.jax.default_device(self.device))
         return context
+
+    def pullback(self, function: Function, inputs: Arrays, names: Sequence[str]) -> tuple[Arrays, Pullback]:
+        """(results, their backward pass)."""
+        others = {name: array for name, array in inputs.items() if name not in names}
+        floating = {name: inputs[name] for name in names}
+        results, pull = self.jax.vjp(lambda floating: function(floating | others), floating)
+        return results, lambda cotangents, again=False: pull(cotangents)[0]
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return self.jax.jit(function) if self.jit else function

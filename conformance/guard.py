@@ -10,11 +10,13 @@ import contextlib
 import os
 import tempfile
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from conformance.checks.size_limits import SizeLimits
 from conformance.compiled_code import forget_compiled_code
 from conformance.examinations import EXAMINATIONS
 from conformance.limits import TooSlow, limited, valid_limit
@@ -26,6 +28,19 @@ TIME_LIMIT = 30.0
 
 LOOKING = 10
 """After so many examinations a look whether too much code was compiled; each may compile for a shape of its own."""
+
+
+LOGGED = 20
+"""So many of the latest examinations are remembered, for what depends on earlier calls."""
+
+NO_SINGLE_CALL = (
+    *("nothing", "diagnosis", "refusal", "unsupported"),
+    *("after other calls", "calls in order", "threads", "interleaved"),
+)
+"""Examinations that say nothing of the sizes that a subject takes."""
+
+Step = tuple[str, Any, Any]
+"""(examination by name, its material, what it has prepared)."""
 
 
 class JudgeError(BaseException):
@@ -49,9 +64,13 @@ def broken(message: str) -> list[Finding]:
     return [Finding("call", float("inf"), message=message)]
 
 
+def new_log() -> deque[Step]:
+    return deque(maxlen=LOGGED + 1)
+
+
 class Examiner:
     """Examines a subject here. `printed`: what it wrote to standard output. `overrun`: examinations that took too long.
-    `asked`: examinations.
+    `asked`: examinations. `log`: the latest of them. `sizes`: those that it takes.
     `never_given`: parameters of a function that are none of the operation's.
 
     time_limit: None for no limit and no capture of what is printed. ValueError for one that cannot be kept.
@@ -63,9 +82,16 @@ class Examiner:
         self.never_given: tuple[str, ...] = getattr(getattr(subject, "signature", None), "never_given", ())
         self.printed, self.overrun, self.asked = "", 0, 0
         self.output: Output | None = None
+        self.log, self.sizes = new_log(), SizeLimits()
 
     def __call__(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
         """The findings; an exception that the subject raises is a finding like any other."""
+        self.log.append((examined_by, material, shared))
+        findings = self.examined(examined_by, material, shared)
+        case = None if examined_by in NO_SINGLE_CALL else EXAMINATIONS[examined_by].case_of(material)
+        return findings if case is None else self.sizes.learned(case, findings)
+
+    def examined(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
         self.asked += 1
         if self.asked % LOOKING == 0:
             forget_compiled_code()

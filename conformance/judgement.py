@@ -22,11 +22,13 @@ from conformance.generation import EMPTY, SHORT
 from conformance.guard import Examiner, broken
 from conformance.oracle import balls_available
 from conformance.probes import Probe, catalogue
-from conformance.run import STUCK, Progress, Tried, run_corpus, run_probe, run_refusals, violation
+from conformance.run import IN_ORDER, STUCK, Progress, Tried, run_corpus, run_probe, run_refusals, violation
+from conformance.runner.reproduction import HISTORY, Reproduction
 from conformance.runner.thresholds import with_thresholds
 from conformance.runner.worker_processes import Order, WorkerProcesses
 from conformance.special import narrow
-from conformance.tally import Tally
+from conformance.tally import Tally, Violation
+from conformance.targets import Target
 from conformance.verdict import Finding
 
 PLAIN_CALL = "a plain call"
@@ -55,7 +57,10 @@ class Claim:
 
 @dataclass
 class Judgement:
-    """What is asked, and the tally of what is found. `untried`: why not everything was. workers: run some probes."""
+    """What is asked, and the tally of what is found. `untried`: why not everything was.
+
+    workers: run some probes. target: how another process finds the subject, to tell what depends on earlier calls.
+    """
 
     examiner: Examiner
     operation: str
@@ -67,6 +72,10 @@ class Judgement:
     tally: Tally = field(default_factory=Tally)
     untried: str = ""
     workers: WorkerProcesses | None = None
+    target: Target | None = None
+
+    def __post_init__(self) -> None:
+        self.reproduction = Reproduction(self.examiner, self.target)
 
     def run(self) -> None:
         declaration = self.examiner.declaration
@@ -101,7 +110,7 @@ class Judgement:
 
     def ask_frozen(self, frozen: Iterable[Entry]) -> None:
         chosen = (entry for entry in frozen if self.rules is None or entry.rule in self.rules)
-        self.tally.include(run_corpus(chosen, [self.examiner], self.time_to_shrink()))
+        self.include(run_corpus(chosen, [self.examiner], self.time_to_shrink(), self.settle))
 
     def time_to_shrink(self) -> float:
         """Less for each violation once there are many: the first ones say what is wrong."""
@@ -122,7 +131,7 @@ class Judgement:
     def ask_one(self, probe: Probe, tried: Tried | None = None) -> None:
         """tried: what a worker has found with the probe; then only a smaller failing case is looked for."""
         given = (probe, [self.examiner], self.examples, self.seed, self.told, self.time_to_shrink())
-        self.tally.include(run_probe(*given, self.tally.violations, tried))
+        self.include(run_probe(*given, self.tally.violations, tried, self.settle))
 
     def ask_with_workers(self, probes: Sequence[Probe], workers: WorkerProcesses) -> None:
         """The same in the same order; where that is ended early, all that workers have found is counted."""
@@ -152,6 +161,22 @@ class Judgement:
         """Pass on the progress of workers."""
         for rule, title in () if self.workers is None else self.workers.news():
             self.progress(rule, title)
+
+    def settle(self, found: Violation) -> Violation | None:
+        """What becomes of a violation once its case has been asked alone; None where others say the same."""
+        settled = self.reproduction.settle(found)
+        if settled is None or self.examiner.sizes.again(settled.finding):
+            return None
+        alone = found.examined_by == HISTORY and settled.examined_by == "agreement" and not settled.of_state
+        return None if alone and self.tally.violations else settled
+
+    def include(self, tally: Tally) -> None:
+        """Calls in order, which can be seen again, stand before what cannot."""
+        for key, found in tally.violations.items():
+            known = self.tally.violations.get(key)
+            if known is not None and found.examined_by == IN_ORDER != known.examined_by:
+                del self.tally.violations[key]
+        self.tally.include(tally)
 
     def found(self, rule: str, title: str, message: str) -> None:
         self.tally.violate(violation(rule, title, "nothing", self.examiner, None, broken(message)))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from conformance import generation, special
 from conformance.cases import Case
+from conformance.checks.histories import asking_gradients, histories, repeatable
 from conformance.checks.layout_cases import memory_cases
 from conformance.checks.layouts import LAYOUTS, OF_HEADS, REFUSABLE
 from conformance.declaration import EVERYTHING, Declaration
@@ -70,12 +71,13 @@ def agreement(rule: str, title: str, operation: str, cases: Material, weight: fl
 
 def catalogue(declaration: Declaration = EVERYTHING) -> list[Probe]:
     """Every probe, with cases that are within the declaration; some may have none."""
-    probes = (
+    probes = [
         *attention_probes(declaration),
         *companion_probes(declaration),
         *layer_probes(declaration),
         *size_probes(declaration),
-    )
+    ]
+    probes += [probe for name in OPERATIONS for probe in state_probes(name, declaration)]
     return [probe for probe in probes if taken_as_array(probe.examined_by, declaration)]
 
 
@@ -337,6 +339,20 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
             "split",
         ),
     ]
+
+
+def state_probes(name: str, declaration: Declaration) -> list[Probe]:
+    """What an operation keeps between calls, or shares among them."""
+    few = st.one_of(*histories(name, declaration, 3).values())
+    found = [
+        (f"after other {kind} in {name}", calls, "after other calls", 0.2)
+        for kind, calls in histories(name, declaration).items()
+    ]
+    found.append((f"many equal calls of {name}", repeatable(name, declaration), "repetitions", 1.0))
+    if "gradients" in declaration and name != "sinusoidal_positions":
+        found.append((f"alternating passes of {name}", asking_gradients(few, 2), "interleaved", 0.3))
+    found.append((f"several threads in {name}", few, "threads", 0.3))
+    return [Probe("ATT-13", title, (name,), material, by, weight) for title, material, by, weight in found]
 
 
 def layer_probes(declaration: Declaration) -> list[Probe]:

@@ -33,8 +33,19 @@ SHRINKING = 20.0
 """Seconds spent at most on making one failing case smaller."""
 WHOLE_PLAN = 10
 NOTHING_KNOWN: Mapping[tuple[str, str], Violation] = MappingProxyType({})
+IN_ORDER = "calls in order"
+"""The examination of several calls, which leaves a wrong answer only after the others."""
 STUCK = 3
 """A subject that exceeds its time limit so often is not asked any more."""
+
+
+Settle = Callable[[Violation], Violation | None]
+"""What becomes of a violation: itself, one of another rule, or None."""
+
+
+def as_found(found: Violation) -> Violation:
+    """Every violation stands."""
+    return found
 
 
 def silent(rule: str, title: str) -> None:
@@ -67,22 +78,43 @@ def run_probe(
     shrinking: float,
     known: Mapping[tuple[str, str], Violation] = NOTHING_KNOWN,
     tried: Tried | None = None,
+    settle: Settle = as_found,
 ) -> Tally:
     """One probe's cases; a subject that breaks a rule has its smallest failing case looked for.
 
     known: what was found before; no smaller case is looked for of what does not stand before it. tried: what another
-    process has found with the probe's cases.
+    process has found with the probe's cases. settle: comes before that.
     """
     tally, failing = tried or try_probe(probe, examiners, examples, seed, progress)
     of_probe, by_name = seed_of(probe, seed), {examiner.name: examiner for examiner in examiners}
+
+    def first_found(found: Violation) -> Violation | None:
+        return settle(found) if found.stands_before(known.get((found.rule, found.subject))) else found
+
+    settled(tally, first_found)
     for key, number in failing.items():
-        found, before, examiner = tally.violations[key], known.get(key), by_name[key[1]]
+        found, before, examiner = tally.violations.get(key), known.get(key), by_name[key[1]]
+        if found is None or found.of_state:
+            continue
         if shrinking and found.stands_before(before) and not examiner.overrun:
             smaller = smaller_case(probe, examiner, of_probe, number, shrinking, found)
             # What stood before the one that is known by being no number may have shrunk to a number.
             kept = smaller if smaller is not None and smaller.stands_before(before) else found
             tally.violations[key] = kept
     return tally
+
+
+def settled(tally: Tally, settle: Settle) -> None:
+    """Put in place of every violation what becomes of it."""
+    found, tally.violations = tally.violations, {}
+    for violation in found.values():
+        new = settle(violation)
+        if new is None or new.rule != violation.rule:
+            tally.rules[violation.rule, violation.subject].keeps()
+        if new is not None:
+            tally.violate(new)
+            cell = tally.rules[new.rule, new.subject]
+            cell.worst = max(cell.worst, new.ratio)
 
 
 def cases_of(probe: Probe, examples: int) -> int:
@@ -120,7 +152,9 @@ def seed_of(probe: Probe, seed: int) -> int:
     return seed ^ zlib.crc32(f"{probe.rule} {probe.title}".encode())
 
 
-def run_corpus(frozen: Iterable[Entry], examiners: Sequence[Examiner], shrinking: float = 0) -> Tally:
+def run_corpus(
+    frozen: Iterable[Entry], examiners: Sequence[Examiner], shrinking: float = 0, settle: Settle = as_found
+) -> Tally:
     """Cases that are written out; see `conformance.corpus`."""
     tally, by_name = Tally(), {examiner.name: examiner for examiner in examiners}
     for entry in frozen:
@@ -129,12 +163,14 @@ def run_corpus(frozen: Iterable[Entry], examiners: Sequence[Examiner], shrinking
         for examiner in examiners:
             findings, rule = examiner(entry.examined_by, entry.material, shared), entry.rule
             if breaks(findings):
+                before = before_last(examiner)
                 failure = attributed(examiner, Failure(rule, entry.examined_by, entry.material, findings))
                 rule = failure.rule
-                tally.violate(violation_of(failure, f"frozen: {entry.shows}", examiner))
+                tally.violate(violation_of(failure, f"frozen: {entry.shows}", examiner, before))
             tally.add(rule, examiner.name, findings, entry.case)
+    settled(tally, settle)
     for key, found in tally.violations.items():
-        if shrinking and not by_name[found.subject].overrun:
+        if shrinking and found.examined_by != IN_ORDER and not by_name[found.subject].overrun:
             tally.violations[key] = cut_down(found, by_name[found.subject], shrinking)
     return tally
 
@@ -154,13 +190,18 @@ def try_probe(probe: Probe, examiners: Sequence[Examiner], examples: int, seed: 
         asked = [examiner for examiner in examiners if examiner.overrun < STUCK]
         if not asked:
             break
-        shared, case = examination.prepare(material), examination.case_of(material)
+        case = examination.case_of(material)
+        asked = [examiner for examiner in asked if not examiner.sizes.beyond(case)]
+        if not asked:
+            continue
+        shared = examination.prepare(material)
         tally.generated[probe.rule] += 1
         for examiner in asked:
             findings, rule = examiner(probe.examined_by, material, shared), probe.rule
             if breaks(findings):
+                before = before_last(examiner)
                 failure = attributed(examiner, Failure(rule, probe.examined_by, material, findings))
-                rule, found = failure.rule, violation_of(failure, probe.title, examiner)
+                rule, found = failure.rule, violation_of(failure, probe.title, examiner, before)
                 tally.violate(found)
                 if tally.violations[rule, examiner.name] is found:
                     failing[rule, examiner.name] = number
@@ -179,11 +220,17 @@ def violation(
     rule: str, title: str, examined_by: str, examiner: Examiner, material: Any, findings: list[Finding]
 ) -> Violation:
     worst = max(findings, key=lambda finding: finding.ratio)
-    return Violation(rule, examiner.name, worst, title, examined_by, material)
+    return Violation(rule, examiner.name, worst, title, examined_by, material, before=before_last(examiner))
 
 
-def violation_of(failure: Failure, title: str, examiner: Examiner) -> Violation:
-    return violation(failure.rule, title, failure.examined_by, examiner, failure.material, failure.findings)
+def before_last(examiner: Examiner) -> tuple[Any, ...]:
+    """The examinations before the latest, as far as they are remembered."""
+    return tuple(examiner.log)[:-1]
+
+
+def violation_of(failure: Failure, title: str, examiner: Examiner, before: tuple[Any, ...]) -> Violation:
+    _, examined_by, material, findings = failure
+    return replace(violation(failure.rule, title, examined_by, examiner, material, findings), before=before)
 
 
 class Broken(Exception):

@@ -21,6 +21,9 @@ from specification import Dense
 FEW = 64
 """An error of so few bounds, or of less than that part of the number, is one of rounding, as far as order goes."""
 
+DEPENDS, CHANGES = "depends on earlier calls", "is not reproducible"
+"""How messages about state and chance begin."""
+
 
 @dataclass
 class Cell:
@@ -30,17 +33,24 @@ class Cell:
     worst: float = 0.0
     wide: float = -1.0  # the worst in float32 and float64, where no rounding to 16 bits outweighs the rest; -1 for none
     refused: int = 0  # cases beyond what the subject supports that it refused, as it should
+    kept: tuple[float, float] = (0.0, -1.0)  # worst and wide of the cases that keep the rule
 
     def add(self, ratio: float, dtype: str) -> None:
         self.cases += 1
-        self.worst = max(self.worst, ratio)
-        if dtype in ("float32", "float64"):
-            self.wide = max(self.wide, ratio)
+        wide = ratio if dtype in ("float32", "float64") else -1.0
+        self.worst, self.wide = max(self.worst, ratio), max(self.wide, wide)
+        if ratio <= 1:
+            self.kept = max(self.kept[0], ratio), max(self.kept[1], wide)
+
+    def keeps(self) -> None:
+        """What broke the rule turned out to be no matter of this rule."""
+        self.worst, self.wide = self.kept
 
     def include(self, other: Cell) -> None:
         self.cases += other.cases
         self.refused += other.refused
         self.worst, self.wide = max(self.worst, other.worst), max(self.wide, other.wide)
+        self.kept = max(self.kept[0], other.kept[0]), max(self.kept[1], other.kept[1])
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,8 @@ class Violation:
     case was cut down, where it was; a larger case tells mistakes apart that look alike on a small one. diagnosis: known
     mistakes that give the same answers. threshold: at which sizes it fails, and at which not, in a sentence.
     time_limit: seconds that the subject had for one case, where there was a limit. steady: the case failed each time
-    it was asked; False where a smaller one, or the case itself, then passed.
+    it was asked; False where a smaller one, or the case itself, then passed. before:
+    the examinations before it, as far as they are remembered.
     """
 
     rule: str
@@ -67,6 +78,7 @@ class Violation:
     time_limit: float | None = None
     threshold: str = ""
     steady: bool = True
+    before: tuple[Any, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def ratio(self) -> float:
@@ -75,6 +87,11 @@ class Violation:
     @property
     def message(self) -> str:
         return str(self.finding)
+
+    @property
+    def of_state(self) -> bool:
+        """Whether its case alone is answered rightly."""
+        return self.finding.message.startswith((DEPENDS, CHANGES))
 
     @property
     def of_numbers(self) -> bool:

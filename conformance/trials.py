@@ -75,7 +75,8 @@ class Trial:
         self.target, self.operation, self.rules = target, target.operation, rules
         self.examiner = ChildExaminer(target, time_limit) if isolate else Examiner(target.make(), time_limit)
         shrinking = SHRINKING if shrink else 0.0
-        self.judgement = Judgement(self.examiner, self.operation, EFFORTS[effort], seed, None, silent, shrinking)
+        asked = self.examiner, self.operation, EFFORTS[effort], seed, None, silent, shrinking
+        self.judgement = Judgement(*asked, target=target)
         self.tried = cache(self.try_one)
         self.refused: set[str] = set()
         self.violated = 0

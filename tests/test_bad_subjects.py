@@ -549,7 +549,7 @@ def test_flaky_subject_gets_no_diagnosis() -> None:
         return good(query, key, value, mask=mask) + np.float32(len(calls) % 5 == 0)
 
     report = check(flaky, "MASK-1", "ATT-13")
-    assert messages(report).keys() == {"MASK-1", "ATT-13"}
+    assert messages(report).keys() == {"ATT-13"}  # right when the same is asked again: masks are not to blame
     assert not report.headline
 
 

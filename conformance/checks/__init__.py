@@ -1,1 +1,1 @@
-"""Checks: what is asked of a subject about one case, and what is found."""
+"""Checks: how one test case, or several in a row, are put to a subject, and what is found."""

@@ -64,16 +64,18 @@ def shows_its_rule(violation: Violation) -> bool:
 
 
 def simplest_first(violations: Sequence[Violation]) -> list[Violation]:
-    """The plain call; wrong results before rounded ones; then by the features and sizes of the smallest case.
+    """The plain call; what depends on earlier calls; wrong results before rounded ones; then by the smallest case.
 
-    What must be refused comes last. Of the rules that one case shows, the first is one that speaks of its features.
+    Of that count the features, and then the sizes. What must be refused comes last. Of the rules that one case shows,
+    the first is one that speaks of its features.
     """
 
-    def complexity(violation: Violation) -> tuple[bool, bool, bool, int, int, bool]:
+    def complexity(violation: Violation) -> tuple[bool, bool, bool, bool, int, int, bool]:
         inputs = {} if violation.case is None else violation.case.inputs
         beyond, size = violation.examined_by in ("refusal", "unsupported"), sum(a.size for a in inputs.values())
         general = violation.case is None or not about(violation.rule, violation.case.operation)
-        return violation.rule != "CALL", beyond, violation.loses_digits, len(used(violation)), size, general
+        first = violation.rule != "CALL", not violation.of_state
+        return *first, beyond, violation.loses_digits, len(used(violation)), size, general
 
     return sorted(violations, key=complexity)
 

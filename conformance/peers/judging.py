@@ -34,6 +34,8 @@ DESCRIBED = ("MASK-2", "MASK-3", "MASK-4", "MASK-6")
 """Rules about descriptions: who takes boolean arrays only has no part in them."""
 
 
+OF_SEVERAL = ("after other calls", "threads", "interleaved")
+"""Examinations of several cases, all of which are asked as they are."""
 FEATURES = {"ATT-2": "softcap", "ATT-3": "bias"}
 """Features that are not asked for in other rules' cases by who breaks their own."""
 
@@ -182,7 +184,11 @@ class PeerJudgement(Judgement):
         material = probe.material.map(self.fitted)
         if self.operation == "layer_norm" and probe.title != own.EPS_LEFT_OUT:
             material = material.map(self.with_eps)
-        material = material.filter(lambda m: self.peer.takes(case_of(m)) and self.answered(case_of(m)))
+
+        def cases_in(material: Any) -> tuple[Case, ...]:
+            return material if probe.examined_by in OF_SEVERAL else (case_of(material),)
+
+        material = material.filter(lambda m: all(self.peer.takes(c) and self.answered(c) for c in cases_in(m)))
         return replace(probe, material=material)
 
     def fitted(self, material: Any) -> Any:

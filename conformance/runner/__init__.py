@@ -1,1 +1,1 @@
-"""Running: shrinking to thresholds, worker processes."""
+"""Running: shrinking to thresholds, worker processes, fresh processes."""

@@ -1,0 +1,187 @@
+"""Several calls in a row: cases whose sizes, dtypes or options differ in one thing, so that what is kept shows.
+
+A workspace that is kept from a larger call, a kernel that is found again by too few of its parameters, or a table made
+for the first length gives wrong answers only after other calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from conformance import generation
+from conformance.cases import Case
+from conformance.declaration import Declaration
+from conformance.features import NORMS
+from conformance.generation import judged, some
+from conformance.sizes import Sizes
+
+Cases = tuple[Case, ...]
+
+WIDTHS = (24, 40, 48, 56, 72, 80, 88, 104)
+"""Widths that other cases do not have, one for each history: nothing has been kept for them yet."""
+NORM_WIDTHS = (24, 40, 48, 72, 80, 96, 120, 200, 264)
+OTHER: dict[str, tuple[int, ...]] = {"B": (1, 3), "Q": (1, 3, 17), "D": (8, 32, 64), "V": (8, 32)}
+FEWER, MORE = (3, 16, 33), (70, 130)
+"""Keys, where the plain case has 40: more than one block of 32."""
+HEADS = ((8, 2), (2, 2), (2, 1), (4, 4), (4, 1))
+ROWS = (1, 2, 5, 130)
+SWITCHED = ("scale", "softcap", "bias", "sinks", "dropout")
+CALLS = 6
+"""In a history that is drawn at random."""
+
+
+def histories(
+    operation: str, declaration: Declaration, count: int | None = None
+) -> dict[str, st.SearchStrategy[Cases]]:
+    """Cases of one operation, one after another, never the same numbers twice; by what differs in them.
+
+    count: so many of each at most.
+    """
+    if operation.startswith("attention"):
+        kinds = {"sizes": other_sizes, "options": other_options, "dtypes": other_dtypes}
+        return {kind: attention_history(operation, declaration, make, count) for kind, make in kinds.items()}
+    if operation in NORMS:
+        return {
+            kind: norm_history(operation, declaration, sizes, count or CALLS)
+            for kind, sizes in (("options", False), ("sizes", True))
+        }
+    if operation == "sinusoidal_positions":
+        return {"sizes": sinusoidal_history(declaration, count or CALLS)}
+    return {"sizes and options": other_history(operation, declaration, count or CALLS)}
+
+
+class Call(NamedTuple):
+    """What one case of attention is drawn from."""
+
+    plan: Sizes
+    dtype: str
+    mask: str = "none"
+    focus: tuple[str, ...] = ()
+
+
+@st.composite
+def attention_history(
+    draw: st.DrawFn,
+    operation: str,
+    declaration: Declaration,
+    make: Callable[[st.DrawFn, Call, Declaration], list[Call]],
+    count: int | None,
+) -> Cases:
+    """The calls that `make` makes of a plain one; one in four without gradients."""
+    width = draw(st.sampled_from(WIDTHS))
+    plain = Call(Sizes(2, 4, 2, 5, 40, width, width), draw(st.sampled_from(some(quickly_judged(declaration)))))
+    if operation != "attention":
+        declaration = declaration.without("dropout")
+    found = []
+    for call in make(draw, plain, declaration)[:count]:
+        gradients = draw(st.integers(0, 3)) > 0
+        given = dict[str, Any](plans=(call.plan,), declaration=declaration)
+        strategy = generation.attention_cases(
+            operation, call.mask, call.focus, False, gradients, (call.dtype,), **given
+        )
+        found.append(draw(strategy))
+    if "scale" in found[0].options:  # a scale of 1 is what kernels leave out
+        found[0] = replace(found[0], options=found[0].options | {"scale": 1.0})
+    return tuple(found)
+
+
+def other_sizes(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[Call]:
+    """Every axis is another one once; between two of them comes the plain call."""
+    H, G = draw(st.sampled_from(HEADS))
+    plans = [plain.plan._replace(**{axis: draw(st.sampled_from(sizes))}) for axis, sizes in OTHER.items()]
+    plans += [plain.plan._replace(K=draw(st.sampled_from(sizes))) for sizes in (FEWER, MORE)]
+    plans.append(plain.plan._replace(H=H, G=G))
+    mask = draw(st.sampled_from(("none", "none", *sorted(declaration.masks))))
+    others = draw(st.permutations(plans))
+    return [plain._replace(plan=plan, mask=mask) for other in others for plan in (other, plain.plan)]
+
+
+def other_options(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[Call]:
+    """A scale of 1, then every option in two calls that hold nothing else, and two calls without any."""
+    available = [feature for feature in SWITCHED if feature in declaration]
+    switched = [plain._replace(focus=(feature,)) for feature in available]
+    masks = sorted(declaration.masks)
+    masked = [plain._replace(mask=draw(st.sampled_from(masks))) for _ in range(3 if masks else 0)]
+    first = [call for call in switched if call.focus == ("scale",)]
+    return [*first, *draw(st.permutations([*switched, *switched, *masked, plain, plain]))]
+
+
+def other_dtypes(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[Call]:
+    """Few keys: float64 is judged by ball arithmetic, which is slow."""
+    several = some(judged(generation.DTYPES, declaration))
+    small = plain.plan._replace(B=1, Q=3, K=9, D=8, V=8)
+    return [Call(small, draw(st.sampled_from(several))) for _ in range(CALLS)]
+
+
+@st.composite
+def norm_history(draw: st.DrawFn, operation: str, declaration: Declaration, sizes: bool, count: int) -> Cases:
+    """Of one width and dtype, with other eps, bias and dtype of the weight; sizes: every other one of another size."""
+    dtype = draw(st.sampled_from(some(judged(generation.DTYPES, declaration))))
+    widths = NORM_WIDTHS[:2] if dtype == "float64" else NORM_WIDTHS
+    rows, width = draw(st.sampled_from(ROWS)), draw(st.sampled_from(widths))
+    found = []
+    for number in range(count):
+        shape = (rows, width)
+        if sizes and number % 2:
+            shape = draw(st.sampled_from(((draw(st.sampled_from(ROWS)), width), (rows, draw(st.sampled_from(widths))))))
+        given = dict[str, Any](plans=((shape, 1),), dtypes=(dtype,), declaration=declaration)
+        found.append(draw(generation.norm_cases(operation, **given)))
+    return tuple(found)
+
+
+@st.composite
+def sinusoidal_history(draw: st.DrawFn, declaration: Declaration, count: int) -> Cases:
+    """Of one width, so that a table made for the first length is found again."""
+    found = [draw(generation.sinusoidal_cases(declaration=declaration)) for _ in range(count)]
+    kept = {name: found[0].options[name] for name in ("width", "exponent", "dtype")}
+    return tuple(replace(case, dtype=kept["dtype"], options=case.options | kept) for case in found)
+
+
+@st.composite
+def other_history(draw: st.DrawFn, operation: str, declaration: Declaration, count: int) -> Cases:
+    dtypes = judged(generation.DTYPES, declaration)
+    if draw(st.booleans()):
+        dtypes = (draw(st.sampled_from(some(dtypes))),)
+    cases = generation.operation_cases(operation, dtypes, declaration)
+    return tuple(draw(cases) for _ in range(count))
+
+
+@st.composite
+def asking_gradients(draw: st.DrawFn, material: st.SearchStrategy[Cases], count: int) -> Cases:
+    """Those cases of a history that ask for gradients."""
+    found = tuple(case for case in draw(material) if case.cotangents)[:count]
+    assume(len(found) == count)
+    return found
+
+
+TINY = (Sizes(1, 2, 1, 3, 48, 16, 16), Sizes(1, 2, 2, 2, 70, 16, 16), Sizes(2, 2, 1, 1, 40, 32, 16))
+"""Calls that take next to no time, with more than one block of keys, and widths that tensor cores take."""
+
+
+def quickly_judged(declaration: Declaration) -> tuple[str, ...]:
+    """The dtypes without float64, whose exact values take long; that alone where there are no others."""
+    found = tuple(dtype for dtype in generation.DTYPES if dtype in declaration.dtypes and dtype != "float64")
+    return found or ("float64",)
+
+
+def repeatable(operation: str, declaration: Declaration) -> st.SearchStrategy[Case]:
+    """Small cases for many calls, one in five with gradients."""
+    dtypes = quickly_judged(declaration)
+    if operation.startswith("attention"):
+        cases = generation.attention_cases(
+            operation, "maybe", others=False, dtypes=dtypes, plans=TINY, declaration=declaration
+        )
+    else:
+        cases = generation.operation_cases(operation, dtypes, declaration)
+    told = st.tuples(st.integers(0, 4), cases.filter(lambda case: not has_infinities(case)))
+    return told.map(lambda drawn: drawn[1] if drawn[0] == 4 else replace(drawn[1], cotangents={}))
+
+
+def has_infinities(case: Case) -> bool:
+    return any(a.dtype.kind not in "biu" and not np.isfinite(a.astype(float)).all() for a in case.inputs.values())

@@ -1,0 +1,71 @@
+"""Sizes that a subject cannot take: the first case that fails for its size says so, and none as large is asked."""
+
+from __future__ import annotations
+
+from conformance.cases import Case
+from conformance.features import dimensions
+from conformance.verdict import Finding
+
+LARGE = 128
+"""Sizes up to this one are ordinary: a call that fails there fails for another reason."""
+FAILURES = ("raised ", "took longer than ", "its process ")
+"""How the message of a call begins that gave no answer."""
+NAMES = {
+    "batch": "batch elements",
+    "heads": "heads",
+    "group_ratio": "query heads to a key head",
+    "queries": "queries",
+    "keys": "keys",
+    "key_width": "columns of keys",
+    "value_width": "columns of values",
+    "rows": "rows",
+    "norm_width": "numbers in a row",
+    "vocabulary": "rows of the table",
+    "length": "positions",
+    "model_width": "columns",
+    "inner_width": "inner columns",
+}
+"""For every dimension, what is counted."""
+
+
+class SizeLimits:
+    """answered: the largest size in each dimension of all calls that were answered. limits: what none may exceed."""
+
+    def __init__(self) -> None:
+        self.answered: dict[str, int] = {}
+        self.limits: dict[str, int] = {}
+        self.reported: set[str] = set()
+
+    def beyond(self, case: Case) -> bool:
+        """Whether calls of this size are known to fail."""
+        return bool(self.limits) and any(size > self.limits.get(name, size) for name, size in dimensions(case).items())
+
+    def learned(self, case: Case, findings: list[Finding]) -> list[Finding]:
+        """The findings; a failure names the size, where none as large was answered before."""
+        sizes = dimensions(case)
+        if not any(failed(finding) for finding in findings):
+            self.answered = {name: max(size, self.answered.get(name, 0)) for name, size in sizes.items()}
+            return findings
+        growth = {n: size / max(self.answered.get(n, 1), 1) for n, size in sizes.items() if size > LARGE}
+        name = max(growth, key=lambda name: growth[name], default="")
+        if growth.get(name, 0) <= 1:
+            return findings
+        self.limits[name] = min(sizes[name] - 1, self.limits.get(name, sizes[name]))
+        where = f" at {sizes[name]:,} {NAMES[name]}"
+        return [f._replace(message=f.message + where) if failed(f) and not dimension(f) else f for f in findings]
+
+    def again(self, finding: Finding) -> bool:
+        """Whether a failure for the size of the same dimension has been reported; from now on it has."""
+        name = dimension(finding)
+        known = name in self.reported
+        self.reported |= {name} if name else set()
+        return known
+
+
+def dimension(finding: Finding) -> str:
+    """The one of whose size the failure speaks; empty where it speaks of none."""
+    return next((name for name, what in NAMES.items() if failed(finding) and finding.message.endswith(f" {what}")), "")
+
+
+def failed(finding: Finding) -> bool:
+    return finding.name == "call" and finding.message.startswith(FAILURES)

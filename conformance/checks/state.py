@@ -1,0 +1,228 @@
+"""Checks of state: what a call answers must not depend on calls before it, between its parts, or beside it (ATT-13)."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from conformance.bounds import bound
+from conformance.cases import Case
+from conformance.checks.histories import Cases
+from conformance.frameworks import NoGradients
+from conformance.oracle import oracle
+from conformance.spreading import gradient_name
+from conformance.subjects import Answering, Answers, Subject, WrongAnswer, differentiable, first_line
+from conformance.verdict import Finding, judge
+
+Findings = list[Finding]
+Shared = list[tuple[Any, Any]]
+
+CALLS, SECONDS, LONGEST = 220, 0.5, 2.0
+"""Equal calls of one case at most, and how long they may take: processor time of this thread, and time altogether."""
+ROUNDS, TOGETHER = 40, 0.3
+"""Calls of each thread at most, and the seconds after which no thread begins another."""
+SWITCHING = 1e-5
+"""Seconds after which Python lets another thread go on, while several call the subject."""
+
+
+def prepare_all(cases: Cases) -> Shared:
+    return [(oracle(case), bound(case)) for case in cases]
+
+
+def worst(findings: Findings) -> Finding:
+    return max(findings, key=lambda finding: finding.ratio)
+
+
+def answered(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Finding:
+    """The worst of one call; what the subject raises is a finding."""
+    try:
+        return worst(judge(case, subject(case), *shared))
+    except WrongAnswer as error:
+        return Finding(error.name, np.inf, message=str(error))
+    except Exception as error:
+        if error is not subject.answering.raised:
+            raise
+        return Finding("call", np.inf, message=f"raised {type(error).__name__}: {first_line(error)}")
+
+
+def right(findings: Findings) -> bool:
+    return all(finding.ratio <= 1 for finding in findings)
+
+
+# --- one call after another -------------------------------------------------------------------------------------------
+
+
+def examine_history(subject: Subject, cases: Cases, shared: Shared) -> Findings:
+    """Every answer is judged by its own exact values. Whether state is to blame, a fresh process tells."""
+    findings = []
+    for number, (case, own) in enumerate(zip(cases, shared, strict=True), 1):
+        found = answered(subject, case, own)
+        if found.ratio > 1:
+            found = found._replace(message=f"wrong in call {number} of {len(cases)}: {found}")
+        findings.append(found)
+    return findings
+
+
+# --- many equal calls -------------------------------------------------------------------------------------------------
+
+
+def examine_repetitions(subject: Subject, case: Case, shared: Any) -> Findings:
+    """The same bits in every one of many equal calls."""
+    end, last, first, calls = time.thread_time() + SECONDS, time.monotonic() + LONGEST, bits(subject(case)), 1
+    while calls < CALLS and time.thread_time() < end and time.monotonic() < last:
+        again = bits(subject(case))
+        calls += 1
+        for name, data in first.items():
+            if again[name] != data:
+                return [Finding(name, np.inf, message=f"differs in call {calls} of equal calls")]
+    return [Finding(f"{name} of {calls} equal calls", 0.0) for name in first]
+
+
+def bits(answers: Answers) -> dict[str, bytes]:
+    return {name: array.tobytes() for name, array in answers.items()}
+
+
+# --- calls whose forward and backward passes alternate ----------------------------------------------------------------
+
+
+def examine_interleaved(subject: Subject, cases: Cases, shared: Shared) -> Findings:
+    """Forward passes of all cases, then their backward passes; then two backward passes of one forward pass.
+
+    A case that is wrong by itself is not asked for here.
+    """
+    asked = [(case, own) for case, own in zip(cases, shared, strict=True) if differentiable(case)]
+    framework: Any = subject.framework
+    if subject.differentiates_by_hand or not hasattr(framework, "pullback"):
+        return []
+    asked = [(case, own) for case, own in asked if answered(subject, case, own).ratio <= 1]
+    findings: Findings = []
+    with framework.context(), contextlib.suppress(NoGradients):
+        started = [Forward(subject, case) for case, _ in asked]
+        for forward, (case, own) in zip(started, asked, strict=True):
+            findings += told(judge(case, forward.answers(), *own), "after other forward passes")
+        for case, own in asked:
+            again = second_backward(Forward(subject, case))
+            findings += [] if again is None else told(judge(case, again, *own), "in the second backward pass")
+    return findings or [Finding("call", 0.0)]
+
+
+class Forward:
+    """A forward pass whose backward pass can be asked for later."""
+
+    def __init__(self, subject: Subject, case: Case) -> None:
+        self.subject, self.case = subject, subject.asked(case)
+        framework: Any = subject.framework
+        inputs, options = subject.arrays(self.case)
+        with subject.answering:
+            self.results, self.pull = framework.pullback(
+                lambda arrays: subject.results(self.case.operation, arrays, options),
+                inputs,
+                differentiable(self.case),
+            )
+
+    def answers(self, again: bool = False) -> Answers:
+        subject, case = self.subject, self.case
+        cotangents = subject.cotangents(case)
+        with subject.answering:
+            gradients = self.pull(cotangents, again)
+            found = self.results | {gradient_name(name): gradient for name, gradient in gradients.items()}
+            answers = {name: subject.answer(name, case, found) for name in found}
+        return subject.meant(case, answers)
+
+
+def second_backward(forward: Forward) -> Answers | None:
+    """None where the subject refuses it, as compiled functions do."""
+    try:
+        forward.answers(again=True)
+        return forward.answers()
+    except Exception as error:
+        if error is not forward.subject.answering.raised:
+            raise
+        return None
+
+
+def told(findings: Findings, when: str) -> Findings:
+    return [f._replace(message=f"wrong {when}: {f}") if f.ratio > 1 else f for f in findings]
+
+
+# --- several threads --------------------------------------------------------------------------------------------------
+
+
+class Caller(threading.Thread):
+    """One thread's calls of one case."""
+
+    def __init__(self, subject: Subject, case: Case, start: threading.Barrier, end: threading.Event) -> None:
+        super().__init__(daemon=True)
+        self.subject, self.case = copy.copy(subject), case
+        self.subject.answering = Answering()  # whose folder and limit of recursion are all threads' already
+        self.subject.answering.settings = subject.answering.settings
+        self.starting, self.end = start, end
+        self.answers: dict[bytes, Answers] = {}
+        self.raised: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            self.starting.wait()
+            last = time.monotonic() + TOGETHER
+            for _ in range(ROUNDS):
+                if self.end.is_set() or time.monotonic() > last:
+                    return
+                answers = self.subject(self.case)
+                self.answers.setdefault(b"".join(bits(answers).values()), answers)
+        except threading.BrokenBarrierError:
+            return
+        except BaseException as error:
+            self.raised = error
+
+
+def examine_threads(subject: Subject, cases: Cases, shared: Shared) -> Findings:
+    """Right answers where several threads call at the same time. A case that is wrong by itself is not asked for."""
+    asked = [(case, own) for case, own in zip(cases, shared, strict=True) if answered(subject, case, own).ratio <= 1]
+    if len(asked) < 2:
+        return [Finding("call", 0.0)]
+    start, end = threading.Barrier(len(asked)), threading.Event()
+    callers = [Caller(subject, case, start, end) for case, _ in asked]
+    with subject.answering, switching_often():
+        try:
+            for caller in callers:
+                caller.start()
+            for caller in callers:
+                caller.join()
+        finally:  # the time limit may have passed in here
+            end.set()
+            start.abort()
+    when = f"while {len(asked)} threads call at the same time"
+    findings: Findings = []
+    for caller, (case, own) in zip(callers, asked, strict=True):
+        if caller.raised is not None:
+            findings.append(raised_in(caller, when))
+        for answers in caller.answers.values():
+            findings += told(judge(case, answers, *own), when)
+    return findings
+
+
+def raised_in(caller: Caller, when: str) -> Finding:
+    """What a thread's call raised; an error of the judge's own is raised here."""
+    error = caller.raised
+    if isinstance(error, WrongAnswer):
+        return Finding(error.name, np.inf, message=f"wrong {when}: {error}")
+    if error is None or error is not caller.subject.answering.raised:
+        raise error or RuntimeError("no error")
+    return Finding("call", np.inf, message=f"raised {type(error).__name__} {when}: {first_line(error)}")
+
+
+@contextlib.contextmanager
+def switching_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCHING)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)

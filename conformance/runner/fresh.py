@@ -1,0 +1,137 @@
+"""Ask a subject in a process that has called nothing before."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from types import FunctionType
+from typing import Any
+
+from conformance.child import died
+from conformance.guard import Step, broken
+from conformance.runner.template import Reply, Request
+from conformance.targets import Target
+from conformance.verdict import Finding
+
+LONGEST, BUDGET = 60.0, 15.0
+"""Seconds for one question, and seconds of processor time for all questions of one check."""
+MARGIN = 300.0
+"""Seconds beyond those of a question, in which the template process may start and import a framework."""
+PRELOADED = {"torch": ("torch", "torch.fx.experimental.symbolic_shapes", "torch._functorch.autograd_function")}
+"""What the template imports for subjects of a framework, with what their first gradient imports.
+
+Not JAX: it starts threads, which no fork survives.
+"""
+START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
+    "from conformance.runner.template import serve; serve(int(sys.argv[1]))"
+)
+
+
+class Template:
+    """The template process, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[bytes] | None = None
+        self.pipe: Connection | None = None
+        self.owner = 0
+
+    def ask(self, request: Request) -> Reply | None:
+        """None where the template process does not answer."""
+        pipe = self.started()
+        try:
+            pipe.send(request)
+            if pipe.poll(request.seconds + MARGIN):
+                found: Reply = pipe.recv()
+                return found
+        except (EOFError, OSError):
+            pass
+        self.close()
+        return None
+
+    def started(self) -> Connection:
+        running = self.process is not None and self.owner == os.getpid() and self.process.poll() is None
+        if running and self.pipe is not None:
+            return self.pipe
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", START, str(theirs.fileno()), json.dumps([str(p) for p in sys.path])],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+        self.pipe, self.owner = Connection(ours.detach()), os.getpid()
+        return self.pipe
+
+    def close(self) -> None:
+        if self.process is not None and self.owner == os.getpid():
+            self.process.kill()
+            self.process.wait()
+        if self.pipe is not None:
+            with contextlib.suppress(OSError):
+                self.pipe.close()
+        self.process = self.pipe = None
+
+
+TEMPLATE = Template()
+"""One for all checks of this process."""
+
+
+class FreshProcesses:
+    """Fresh processes for one target, as long as the time for them lasts."""
+
+    def __init__(self, target: Target | None, time_limit: float | None) -> None:
+        self.target = None if target is None else loadable(target)
+        self.time_limit, self.left = time_limit, BUDGET
+
+    def ask(self, steps: Sequence[Step]) -> list[list[Finding]] | None:
+        """The findings of each step, in one process that takes them in order; None where that cannot be told."""
+        if self.target is None or self.left <= 0 or not hasattr(os, "fork"):
+            return None
+        try:
+            payload = pickle.dumps((self.target, self.time_limit, list(steps)))
+            request = Request(
+                PRELOADED.get(self.target.arrays, ()), sys.path, os.getcwd(), dict(os.environ), LONGEST, payload
+            )
+        except Exception:  # what cannot be sent cannot be asked; nor is there a working folder always
+            return None
+        found = TEMPLATE.ask(request)
+        self.left -= BUDGET if found is None else found.seconds
+        if found is None or not found.in_time:
+            return None
+        if len(found.answers) == len(steps):
+            return found.answers
+        if found.code == 0:  # the target was not loaded, or the judge failed
+            return None
+        return found.answers + [broken(died(found.code))] * (len(steps) - len(found.answers))
+
+
+def loadable(target: Target) -> Target | None:
+    """The target by a name under which another process finds it; None where it has none."""
+    subject = name_of(target.subject)
+    functions = {name: value for name, value in target.given.items() if callable(value)}
+    if subject is None or not all(name_of(function) for function in functions.values()):
+        return None
+    return replace(target, subject=subject, name=target.title)
+
+
+def name_of(subject: Any) -> str | None:
+    """`module:function` of a function that is found by it; an object may hold what earlier calls have left in it."""
+    if isinstance(subject, str):
+        return subject
+    if not isinstance(subject, FunctionType) or subject.__module__ == "__main__":
+        return None
+    found: Any = sys.modules.get(subject.__module__)
+    for part in subject.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return f"{subject.__module__}:{subject.__qualname__}" if found is subject else None
