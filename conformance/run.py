@@ -89,7 +89,12 @@ def run_probe(
         if shrinking and found.stands_before(known) and not examiner.overrun:
             smaller = smallest(probe, examiner, own_seed(of_probe, failing[examiner.name]), shrinking, found)
             # What stood before the one that is known by being no number may have shrunk to a number.
-            kept = smaller if smaller is not None and smaller.stands_before(known) else found
+            # What is right alone has shrunk to a case that is not to blame.
+            kept = (
+                smaller
+                if smaller is not None and smaller.stands_before(known) and settle(smaller) is smaller
+                else found
+            )
             tally.violations[probe.rule, examiner.name] = kept
     return tally
 
@@ -156,7 +161,8 @@ def run_corpus(
     settled(tally, settle)
     for key, found in tally.violations.items():
         if shrinking and found.examined_by != IN_ORDER and not by_name[found.subject].overrun:
-            tally.violations[key] = cut_down(found, by_name[found.subject], shrinking)
+            smaller = cut_down(found, by_name[found.subject], shrinking)
+            tally.violations[key] = smaller if settle(smaller) is smaller else found
     return tally
 
 
