@@ -165,7 +165,7 @@ class Judgement:
     def settle(self, found: Violation) -> Violation | None:
         """What becomes of a violation once its case has been asked alone; None where others say the same."""
         settled = self.reproduction.settle(found)
-        if settled is None or self.examiner.sizes.again(settled.finding):
+        if settled is None or (found.uncut is None and self.examiner.sizes.again(settled.finding)):
             return None
         alone = found.examined_by == HISTORY and settled.examined_by == "agreement" and not settled.of_state
         return None if alone and self.tally.violations else settled

@@ -99,8 +99,9 @@ def run_probe(
         if shrinking and found.stands_before(before) and not examiner.overrun:
             smaller = smaller_case(probe, examiner, of_probe, number, shrinking, found)
             # What stood before the one that is known by being no number may have shrunk to a number.
-            kept = smaller if smaller is not None and smaller.stands_before(before) else found
-            tally.violations[key] = kept
+            # What is right alone has shrunk to a case that is not to blame.
+            better = smaller is not None and smaller.stands_before(before) and settle(smaller) is smaller
+            tally.violations[key] = smaller if smaller is not None and better else found
     return tally
 
 
@@ -171,7 +172,8 @@ def run_corpus(
     settled(tally, settle)
     for key, found in tally.violations.items():
         if shrinking and found.examined_by != IN_ORDER and not by_name[found.subject].overrun:
-            tally.violations[key] = cut_down(found, by_name[found.subject], shrinking)
+            smaller = cut_down(found, by_name[found.subject], shrinking)
+            tally.violations[key] = smaller if settle(smaller) is smaller else found
     return tally
 
 
