@@ -64,7 +64,7 @@ def with_thresholds(tally: Tally, examiner: Examiner, seconds: float = SECONDS) 
 
 def threshold(violation: Violation, examiner: Examiner, seconds: float = SECONDS) -> str:
     """At which sizes the violation shows and at which not; empty where that depends on no size, or cannot be told."""
-    if not violation.steady or not cuttable(violation.material) or examiner.overrun:
+    if not violation.steady or violation.of_state or not cuttable(violation.material) or examiner.overrun:
         return ""
     probing = Probing(violation, examiner, time.monotonic() + seconds)
     return "; ".join(probing.sentences())
@@ -265,9 +265,9 @@ def is_power(n: int) -> bool:
 
 
 def rule(seen: Seen) -> Rule | None:
-    """The simplest rule that agrees with what was seen; None where it is wrong at all sizes."""
+    """The simplest rule that agrees with what was seen; None where all sizes are wrong, or all right."""
     wrong, right = ([n for n, bad in sorted(seen.items()) if bad is kind] for kind in (True, False))
-    if not right:
+    if not right or not wrong:
         return None
     least, most = wrong[0], wrong[-1]
 
