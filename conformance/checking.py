@@ -42,6 +42,8 @@ def check(
     width_multiple: int | None = None,
     conventions: Mapping[str, str] | None = None,
     vjp: Callable[..., Any] | None = None,
+    limits: Mapping[str, int] | None = None,
+    tile: tuple[int, int] | None = None,
     name: str | None = None,
     rules: Collection[str] | None = None,
     time_limit: float = TIME_LIMIT,
@@ -63,6 +65,8 @@ def check(
     conventions: departures from the definition that it declares, from `declaration.CONVENTIONS`.
     vjp: gives its gradients, `vjp(*arguments, cotangent, **keywords)`, in the order of its floating arguments or as a
         dictionary by their names; else torch.autograd or jax.vjp does.
+    limits: the largest sizes that it takes, by names from `declaration.DIMENSIONS`, such as {"keys": 4096}; nothing
+        beyond is tried. tile: queries and keys of its tiles, so that sizes around their multiples are tried too.
     rules: only these. time_limit: seconds for one case. isolate: run it in a process of its own, for functions that may
         crash or hang in native code.
     unfinished: is given what is known so far where an error or an interrupt ends the check, before that is raised.
@@ -74,7 +78,7 @@ def check(
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
     rules = None if rules is None else known("rules", [rules] if isinstance(rules, str) else rules, JUDGED)
     given: dict[str, Any] = {"supports": supports, "dtypes": dtypes, "layout": layout, "vjp": vjp}
-    given |= {"width_multiple": width_multiple, "conventions": conventions}
+    given |= {"width_multiple": width_multiple, "conventions": conventions, "limits": limits, "tile": tile}
     given = {key: value for key, value in given.items() if value is not None}
     target = Target(subject, operation, arrays, device, name, given)
     seed = secrets.randbelow(2**32) if seed is None else seed

@@ -14,7 +14,8 @@ from conformance.orphans import end_with_parent
 def kind(declaration: Declaration) -> str:
     """The same for all subjects for which the same cases are drawn."""
     said = sorted(declaration.features), declaration.dtypes, declaration.layout, declaration.width_multiple
-    return repr((*said, sorted(declaration.conventions.items())))
+    sizes = sorted(declaration.limits.items()), declaration.tile, declaration.compiled
+    return repr((*said, sorted(declaration.conventions.items()), *sizes))
 
 
 def together(kinds: Sequence[Hashable]) -> list[list[int]]:

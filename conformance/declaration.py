@@ -49,6 +49,23 @@ PARAMETERS |= {"dropout": ("dropout_keep", "dropout_rate")} | dict.fromkeys((*MA
 NAMED_ONLY = ("dropout", "empty_rows")
 """Features that a signature which takes any keyword is not taken to have."""
 
+DIMENSIONS = {
+    "batch": "batch elements",
+    "heads": "query heads",
+    "group_ratio": "query heads to a key head",
+    "queries": "queries",
+    "keys": "keys",
+    "key_width": "columns of query and key",
+    "value_width": "columns of value",
+    "rows": "rows of a norm, a network or ids",
+    "norm_width": "numbers in a normalised row",
+    "vocabulary": "rows of a table",
+    "length": "positions",
+    "model_width": "columns of what a layer takes",
+    "inner_width": "columns inside a feed-forward network",
+}
+"""Names for `limits`: dimensions of which a subject may take no more than so many."""
+
 CONVENTIONS = {
     "polarity": ("allowed", "masked"),
     "empty_rows": ("zero", "mean", "nan", "any"),
@@ -75,6 +92,8 @@ class Declaration:
     dtypes: those to be judged. refused_dtypes: those that the function says it does not take. room: features for which
     its signature has parameters, supported or not. unsure: features that nobody has named, of a signature that takes
     any keyword. lacking: optional arguments of the operation for which its signature has no parameter.
+    limits: the largest size that it takes of dimensions named in `DIMENSIONS`. tile: queries and keys of its tiles.
+    compiled: its framework compiles for every shape.
     """
 
     features: frozenset[str] = frozenset(FEATURES)
@@ -87,6 +106,9 @@ class Declaration:
     room: frozenset[str] = frozenset()
     unsure: frozenset[str] = frozenset()
     lacking: frozenset[str] = frozenset()
+    limits: Mapping[str, int] = field(default_factory=dict)
+    tile: tuple[int, int] | None = None
+    compiled: bool = False
 
     def __contains__(self, feature: str) -> bool:
         return feature in self.features
@@ -117,10 +139,12 @@ def declare(
     width_multiple: int | None = None,
     conventions: Mapping[str, str] | None = None,
     vjp: Callable[..., Any] | None = None,
+    limits: Mapping[str, int] | None = None,
+    tile: tuple[int, int] | None = None,
 ) -> Callable[[Any], Any]:
     """Say of a function what it supports, where it is defined. The arguments are those of `check`."""
     given: dict[str, Any] = {"supports": supports, "dtypes": dtypes, "layout": layout, "vjp": vjp}
-    given |= {"width_multiple": width_multiple, "conventions": conventions}
+    given |= {"width_multiple": width_multiple, "conventions": conventions, "limits": limits, "tile": tile}
 
     def decorate(function: Any) -> Any:
         function.conformance = {name: value for name, value in given.items() if value is not None}
@@ -156,6 +180,12 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
         raise ValueError(f"vjp must be a function, got {said['vjp']!r}")
     if int(said.get("width_multiple", 1)) < 1:
         raise ValueError(f"width_multiple must be positive, got {said['width_multiple']!r}")
+    known("limits", said.get("limits", ()), DIMENSIONS)
+    for name, size in said.get("limits", {}).items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"limit of {name} must be a positive integer, got {size!r}")
+    if any(size < 1 for size in said.get("tile", ())):
+        raise ValueError(f"tile must be two positive integers, got {said['tile']!r}")
     return Declaration(features=features, room=frozenset(room), unsure=frozenset(unsure), **said)
 
 

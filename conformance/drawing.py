@@ -7,11 +7,13 @@ all cases should make is now and then made by none of them. With a seed for each
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
 import hypothesis
 import hypothesis.errors
+import numpy as np
 from hypothesis import HealthCheck, Phase
 from hypothesis import strategies as st
 
@@ -38,32 +40,83 @@ def own_seed(seed: int, number: int) -> int:
     return seed + (number << 32)
 
 
-def drawn(material: st.SearchStrategy[Any], count: int, seed: int) -> Iterator[tuple[int, Any]]:
-    """(number, case): of several the first is the simplest; none where the strategy has none."""
-    hopeless = 0
+Strategies = tuple[st.SearchStrategy[Any], ...]
+
+
+class Rows:
+    """Strategies for the rows of a plan. Each gives one case before any gives another, in an order of the seed's.
+
+    made: makes the strategies, when they are first asked for. later: makes more rows, which take turns with the first
+    ones once each of these has given a case.
+    """
+
+    def __init__(self, made: Callable[[], Strategies], later: Callable[[], Strategies] = tuple) -> None:
+        self.made, self.later = made, later
+
+    @cached_property
+    def strategies(self) -> Strategies:
+        return self.made()
+
+    @cached_property
+    def all_strategies(self) -> Strategies:
+        return (*self.strategies, *self.later())
+
+    def row(self, number: int, seed: int) -> st.SearchStrategy[Any]:
+        """The strategy of a run's case."""
+        count = len(self.strategies)
+        cycle, place = (0, number) if number < count else divmod(number - count, len(self.all_strategies))
+        rows = self.strategies if number < count else self.all_strategies
+        order = np.random.default_rng(seed + cycle + (number >= count)).permutation(len(rows))
+        return rows[int(order[place])]
+
+    def map(self, change: Callable[[Any], Any]) -> Rows:
+        """The same rows with every case changed."""
+        return Rows(
+            lambda: tuple(row.map(change) for row in self.strategies),
+            lambda: tuple(row.map(change) for row in self.later()),
+        )
+
+
+Material = st.SearchStrategy[Any] | Rows
+
+
+def strategy_of(material: Material, number: int, seed: int) -> st.SearchStrategy[Any]:
+    """From which the case of that number is drawn."""
+    return material.row(number, seed) if isinstance(material, Rows) else material
+
+
+def drawn(material: Material, count: int, seed: int) -> Iterator[tuple[int, Any]]:
+    """(number, case): of several from one strategy the first is the simplest; none where the strategy has none."""
+    hopeless, of_plan = 0, isinstance(material, Rows)
+    if isinstance(material, Rows) and not material.strategies:
+        return
     for number in range(count):
-        found = of_seed(material, own_seed(seed, number))
-        hopeless = 0 if found else hopeless + 1
+        simplest = number == 0 and count > 1 and not of_plan
+        found = of_seed(strategy_of(material, number, seed), own_seed(seed, number), simplest)
+        hopeless = 0 if found or of_plan else hopeless + 1
         if hopeless == HOPELESS:
             return
         if found:
-            yield number, found[0 if number == 0 and count > 1 else -1]
+            yield number, found[0 if simplest else -1]
 
 
-def with_lot(material: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[int, Any]]:
+def with_lot(material: st.SearchStrategy[Any], simplest: bool = True) -> st.SearchStrategy[tuple[int, Any]]:
     """After the simplest case Hypothesis makes another first choice than that one's: this one, which is of no account.
 
-    Without it a first choice (a dtype, say) would hardly ever come out as the simplest.
+    Without it a first choice (a dtype, say) would hardly ever come out as the simplest. Unless `simplest`, that case is
+    refused before any of its arrays is made.
     """
-    return st.tuples(st.integers(0, 99), material)
+    lot = st.integers(0, 99)
+    return st.tuples(lot if simplest else lot.filter(bool), material)
 
 
-def of_seed(material: st.SearchStrategy[Any], seed: int) -> list[Any]:
+def of_seed(material: st.SearchStrategy[Any], seed: int, simplest: bool = True) -> list[Any]:
+    """The case of one seed; `simplest`: after the simplest of all."""
     found: list[Any] = []
 
     @hypothesis.seed(seed)
-    @drawing(EACH, Phase.generate)
-    @hypothesis.given(with_lot(material))
+    @drawing(EACH if simplest else 1, Phase.generate)
+    @hypothesis.given(with_lot(material, simplest))
     def each(drawn: tuple[int, Any]) -> None:
         found.append(drawn[1])
 

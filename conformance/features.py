@@ -118,6 +118,30 @@ def projected(case: Case, name: str) -> int:
     return sum(weight.shape[-1] for weight in weights)
 
 
+def dimensions(case: Case) -> dict[str, int]:
+    """The sizes of the case, by names of `declaration.DIMENSIONS`."""
+    if has_masks(case.operation):
+        (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
+        found = {"batch": case.inputs["query"].shape[0], "heads": H, "group_ratio": H // max(G, 1)}
+        found |= {"queries": Q, "keys": K, "key_width": widths[0], "value_width": widths[-1]}
+        if case.operation == "multi_head_attention":
+            found["model_width"] = case.inputs["query"].shape[-1]
+        return found
+    if case.operation == "merge_attention":
+        return dict(zip(("batch", "heads", "queries", "value_width"), case.inputs["outputs[0]"].shape, strict=True))
+    if case.operation in NORMS:
+        x, width = case.inputs["x"], case.inputs["weight"].size
+        return {"rows": x.size // max(width, 1), "norm_width": width}
+    if case.operation == "feed_forward":
+        x, inner = case.inputs["x"], case.inputs["inner.weight"].shape[1]
+        return {"rows": x.size // max(x.shape[-1], 1), "model_width": x.shape[-1], "inner_width": inner}
+    if case.operation == "sinusoidal_positions":
+        return {"length": case.options["length"], "model_width": case.options["width"]}
+    vocabulary, width = case.inputs["table"].shape
+    rows = {"rows": case.inputs["ids"].size} if "ids" in case.inputs else {"length": case.options["length"]}
+    return rows | {"vocabulary": vocabulary, "model_width": width}
+
+
 def mask_kinds(mask: Any) -> set[str]:
     if mask is None:
         return set()
@@ -151,6 +175,8 @@ def within(case: Case, declaration: Declaration) -> bool:
     if case.dtype not in declaration.dtypes or not features <= declaration.features:
         return False
     if needed(case) & declaration.lacking:
+        return False
+    if any(size > declaration.limits.get(name, size) for name, size in dimensions(case).items()):
         return False
     return not has_masks(case.operation) or all(width % declaration.width_multiple == 0 for width in widths_of(case))
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import ml_dtypes
@@ -26,6 +27,7 @@ from conformance.declaration import EVERYTHING, SIMPLEST_FIRST, Declaration
 from conformance.expectations import allowed_pairs
 from conformance.features import alignment
 from conformance.oracle import balls_available
+from conformance.plan.attention import EXACTLY, exactly_affordable
 from conformance.signatures import default
 from conformance.sizes import Sizes, adapted
 from conformance.spreading import result_names
@@ -66,6 +68,8 @@ ALIKE = (Sizes(3, 3, 1, 3, 5, 4, 4),)
 THOUSANDS = (Sizes(1, 2, 1, 2, 2048, 64, 64),)
 """As many numbers as kernels look at, or add up, in another way than a few."""
 ONE_KEY = (Sizes(2, 3, 3, 1, 1, 4, 4),)
+MANY_KEYS = 64
+"""From here on a few keys hardly change a row, unless they stand out."""
 EMPTY = (
     Sizes(0, 4, 2, 5, 7, 3, 6),
     Sizes(2, 0, 0, 5, 7, 3, 6),
@@ -85,8 +89,19 @@ class Draw:
     def __init__(self, seed: int, dtype: str) -> None:
         self.rng, self.dtype = np.random.default_rng(seed), dtype
 
+    def numbers(self, *shape: int) -> np.ndarray:
+        """Normal numbers in float64, so that all that is made of them is rounded once, by `cast`."""
+        return self.rng.standard_normal(shape)
+
+    def cast(self, array: np.ndarray, dtype: str | None = None) -> np.ndarray:
+        dtype = dtype or self.dtype
+        return (np.clip(array, -60000, 60000) if dtype == "float16" else array).astype(numpy_dtype(dtype))
+
     def normal(self, *shape: int, scale: float = 1.0, mean: float = 0.0, dtype: str | None = None) -> np.ndarray:
-        return (self.rng.normal(size=shape) * scale + mean).astype(numpy_dtype(dtype or self.dtype))
+        return self.cast(self.numbers(*shape) * scale + mean, dtype)
+
+    def choice(self, choices: tuple[float, ...], *shape: int) -> np.ndarray:
+        return self.rng.choice(choices, size=shape)
 
     def booleans(self, *shape: int, share: float = 0.6) -> np.ndarray:
         return self.rng.random(shape) < share
@@ -109,9 +124,29 @@ seeds = digits(10)
 
 
 def sizes(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None = None) -> st.SearchStrategy[Sizes]:
-    """float64 is judged by ball arithmetic, which is slow: short lengths only."""
-    plans = (SHORT if dtype == "float64" else SHORT + LONG) if plans is None else plans
-    return st.sampled_from(some(dict.fromkeys(adapted(plan, declaration) for plan in plans)))
+    """Of the plans, or the usual ones; in float64 those that ball arithmetic affords."""
+    return st.sampled_from(some(sizes_for(dtype, declaration, plans)))
+
+
+def sizes_for(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None) -> list[Sizes]:
+    usual = SHORT if dtype == "float64" else SHORT + LONG
+    found = dict.fromkeys(adapted(plan, declaration) for plan in (usual if plans is None else plans))
+    return [s for s in found if dtype != "float64" or exactly_affordable(s)]
+
+
+def dtype_and_sizes(
+    dtypes: tuple[str, ...],
+    declaration: Declaration,
+    plans: tuple[Sizes, ...] | None = None,
+    grouped: bool | None = None,
+) -> st.SearchStrategy[tuple[str, Sizes]]:
+    """A dtype, and sizes for it. grouped: True for H > G only, False for H = G."""
+    able = {
+        dtype: [s for s in sizes_for(dtype, declaration, plans) if grouped is None or (s.H > s.G) == grouped]
+        for dtype in judged(dtypes, declaration)
+    }
+    chosen = st.sampled_from(some(dtype for dtype, found in able.items() if found))
+    return chosen.flatmap(lambda dtype: st.tuples(st.just(dtype), st.sampled_from(able[dtype])))
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------
@@ -119,6 +154,9 @@ def sizes(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None 
 
 def causal(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     kind = draw(st.sampled_from(("usual", "number", "per batch", "per batch", "early")))
+    if s.K > MANY_KEYS:  # whatever the tile, most of them must be seen by some query
+        late = s.K - s.Q - draw(st.integers(0, 2))
+        return Causal(d.integers(s.K // 2, s.K - 1, s.B) if kind == "per batch" else late)
     if kind == "usual":
         return draw(st.sampled_from((Causal() if s.Q == s.K else Causal(0), Causal(-1), Causal(-2), Causal(s.K - s.Q))))
     if kind == "early":  # the first query sees the first key at most
@@ -130,9 +168,10 @@ def causal(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
 
 def window(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     side = st.one_of(st.none(), st.integers(0, max(1, s.K // 3)))
-    offset = draw(st.one_of(st.integers(-1, max(0, s.K - s.Q)), st.just("per batch")))
+    lowest = min(-1, s.K - s.Q)
+    offset = draw(st.one_of(st.integers(lowest, max(0, s.K - s.Q)), st.just("per batch")))
     if offset == "per batch":
-        offset = d.integers(-1, max(0, s.K - s.Q), s.B)
+        offset = d.integers(lowest, max(0, s.K - s.Q), s.B)
     left, right = draw(side), draw(side)
     return SlidingWindow(left, right if left is not None else draw(st.integers(0, s.K // 3)), offset)
 
@@ -140,7 +179,9 @@ def window(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
 def lengths(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     low = draw(st.sampled_from((0, 1)))
     found = d.integers(min(low, s.K), s.K, s.B)
-    if low == 0 and (s.B > 1 or draw(st.booleans())):
+    if s.K > MANY_KEYS:
+        found[-1:] = s.K - draw(st.integers(0, 2))
+    if low == 0 and (s.B > 1 or (s.K <= MANY_KEYS and draw(st.booleans()))):
         found[:1] = 0
     return KeyLengths(found)
 
@@ -239,21 +280,23 @@ def attention_cases(
     empty_rows: tuple[str, ...] = ("zero",),
     plans: tuple[Sizes, ...] | None = None,
     declaration: Declaration = EVERYTHING,
+    rate: int = 5,
 ) -> Case:
     """Attention, its weights or its log-sum-exp.
 
-    focus: features that every case has. others: the remaining features appear now and then, one in five.
+    focus: features that every case has. others: the remaining features appear now and then, one in `rate`.
     grouped: True for H > G only. plans: the sizes to draw from, instead of the usual ones.
     """
     assume(set(focus) <= declaration.features and possible(mask, declaration))
-    dtype = draw(st.sampled_from(judged(dtypes, declaration)))
-    s = draw(sizes(dtype, declaration, plans).filter(lambda s: grouped is None or (s.H > s.G) == grouped))
+    dtype, s = draw(dtype_and_sizes(dtypes, declaration, plans, grouped))
     d = Draw(draw(seeds), dtype)
-    features = set(focus) | {f for f in FEATURES if others and draw(st.integers(0, 4)) == 4}
+    features = set(focus) | {f for f in FEATURES if others and draw(st.integers(0, rate - 1)) == rate - 1}
     features &= declaration.features
     if operation != "attention":
         features.discard("dropout")
-    inputs, options = attention_inputs(draw, s, d, operation)
+    rounding = roundings(declaration, dtype)
+    in_float16 = "float16" in rounding.values()
+    inputs, options = attention_inputs(draw, s, d, operation, in_float16)
     options["mask"] = draw_mask(draw, mask, s, d, declaration)
     mode = draw(st.sampled_from(empty_rows if "empty_rows" in declaration else ("zero",)))
     convention = empty_row_convention(operation, declaration)
@@ -263,15 +306,42 @@ def attention_cases(
         options["empty_rows"] = mode
         features.discard("sinks")
     add_features(draw, s, d, features, inputs, options)
-    cotangents, case = {}, Case(operation, dtype, inputs, options, {}, rounding=roundings(declaration, dtype))
+    cotangents, case = {}, Case(operation, dtype, inputs, options, {}, rounding=rounding)
     empty = convention in ("any", "nan") and not allowed_pairs(case).any(-1).all()
     assume(not (empty and convention == "any"))
     spoiled = empty  # who gives NaN for an empty row is not asked for what its gradients then are
     if gradients and "gradients" in declaration and not spoiled:
         shape = {"attention": (s.B, s.H, s.Q, s.V), "attention_weights": (s.B, s.H, s.Q, s.K)}
         wide = compute_dtype_name(dtype) if operation == "attention_logsumexp" else dtype
-        cotangents["output"] = d.normal(*shape.get(operation, (s.B, s.H, s.Q)), dtype=wide)
+        height = 4 if in_float16 else 100
+        cotangents["output"] = cotangent(draw, d, shape.get(operation, (s.B, s.H, s.Q)), 2, wide, height)
     return replace(case, cotangents=cotangents)
+
+
+def cotangent(
+    draw: st.DrawFn, d: Draw, shape: tuple[int, ...], axis: int, dtype: str | None = None, height: float = 100
+) -> np.ndarray:
+    """What a result's gradients start from: now and then with zeros, and some rows along an axis `height` times larger.
+
+    A sum over thousands of rows hardly shows a row that is missing, unless it stands out.
+    """
+    array = d.normal(*shape, dtype=dtype)
+    rows = np.moveaxis(array, axis, 0)
+    if len(rows) > MANY_KEYS:
+        rows[edges(len(rows), d)] *= rows.dtype.type(height)
+    kind = draw(st.integers(0, 5))
+    if kind == 5:
+        array[d.booleans(*shape, share=0.5)] = 0
+    elif kind == 4:
+        rows[d.booleans(len(rows), share=0.5)] = 0
+    return array
+
+
+def edges(length: int, d: Draw) -> list[int]:
+    """Places along an axis where tiles of any power of two begin and end, the last one, and a few others."""
+    powers = [2**n + step for n in range(4, length.bit_length()) for step in (-1, 0)]
+    others = d.integers(0, length - 1, 8).tolist()
+    return sorted({place for place in (0, length - 2, length - 1, *powers, *others) if 0 <= place < length})
 
 
 def empty_row_convention(operation: str, declaration: Declaration) -> str:
@@ -287,17 +357,50 @@ def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
     return {name: value for name, value in declared.items() if value not in ("float32", "float64")}
 
 
+NUMBERS = ("usual", "usual", "by head", "by row", "zeros", "ties", "saturated", "tiny", "huge")
+"""What the numbers of a case are like, beside their spread."""
+HUGE = {"float16": 2.0**14, "bfloat16": 2.0**90, "float32": 2.0**90, "float64": 2.0**900}
+TINY = {"float16": 2.0**-20, "bfloat16": 2.0**-120, "float32": 2.0**-120, "float64": 2.0**-1000}
+"""Values whose sums still have room, and values of which many are subnormal."""
+
+
 def attention_inputs(
-    draw: st.DrawFn, s: Sizes, d: Draw, operation: str
+    draw: st.DrawFn, s: Sizes, d: Draw, operation: str, in_float16: bool
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Query, key and value. Scores have a spread of about 1, or of 0.1, or of 8, where one key takes nearly all."""
+    """Query, key and value. Scores have a spread of about 1, or of 0.1, or of 8, where one key takes nearly all.
+
+    Or magnitudes differ between heads or rows, rows are 0, scores are equal, the softmax is saturated, values are tiny
+    or huge. Of many keys some stand out, at the edges of tiles.
+
+    in_float16: the subject rounds inside to that format, so no product may leave its range.
+    """
     spread = draw(st.sampled_from((1.0, 1.0, 0.1, 8.0)))
     mean = draw(st.sampled_from((0.0, 0.0, 3.0)))
-    inputs = {"query": d.normal(s.B, s.H, s.Q, s.D, scale=spread), "key": d.normal(s.B, s.G, s.K, s.D)}
-    if operation == "attention":
-        size = draw(st.sampled_from((1.0, 1.0, 1e-2, 30.0)))
-        inputs["value"] = d.normal(s.B, s.G, s.K, s.V, scale=size, mean=mean * size)
-    return inputs, {}
+    size = draw(st.sampled_from((1.0, 1.0, 1e-2, 30.0)))
+    kind = "usual" if in_float16 else draw(st.sampled_from(NUMBERS))
+    rows, columns = (s.B, s.H, s.Q, 1), (s.B, s.G, s.K, 1)
+    query, key = d.numbers(s.B, s.H, s.Q, s.D) * spread, d.numbers(s.B, s.G, s.K, s.D)
+    value = d.numbers(s.B, s.G, s.K, s.V) * size + mean * size if operation == "attention" else None
+    if kind == "ties":
+        query, key = np.rint(query / spread), np.rint(key)
+    elif kind == "saturated":
+        query = query * 60
+    elif kind in ("by head", "by row"):
+        query_shape, value_shape = ((s.B, s.H, 1, 1), (s.B, s.G, 1, 1)) if kind == "by head" else (rows, columns)
+        query = query * d.choice((0.03, 1.0, 8.0), *query_shape)
+        value = value if value is None else value * d.choice((1e-3, 1.0, 1e3), *value_shape)
+    elif kind == "zeros":
+        query, key = query * d.booleans(*rows, share=0.7), key * d.booleans(*columns, share=0.7)
+        value = value if value is None else value * d.booleans(*columns, share=0.7)
+    elif value is not None and kind in ("tiny", "huge"):
+        value = value / size * (TINY if kind == "tiny" else HUGE)[d.dtype]
+    if s.K > MANY_KEYS and kind != "ties":
+        standing_out = edges(s.K, d)
+        key[:, :, standing_out] *= max(2.0, 0.6 * np.log(s.K)) / max(spread, 1.0)
+        if value is not None and kind != "huge":
+            value[:, :, standing_out] *= 8
+    inputs = {"query": d.cast(query), "key": d.cast(key)}
+    return inputs | ({} if value is None else {"value": d.cast(value)}), {}
 
 
 def add_features(
@@ -326,11 +429,12 @@ def merge_cases(
     dtypes: tuple[str, ...] = DTYPES,
     fewest: int = 1,
     spread: float = 3.0,
+    plans: tuple[Sizes, ...] | None = None,
     declaration: Declaration = EVERYTHING,
 ) -> Case:
-    """fewest: parts, of which there are 4 at most. spread: of the log-sum-exps."""
-    dtype = draw(st.sampled_from(judged(dtypes, declaration)))
-    s, d, parts = draw(sizes(dtype, declaration)), Draw(draw(seeds), dtype), draw(st.integers(fewest, 4))
+    """fewest: parts, of which there are 4 at most. spread: of the log-sum-exps. plans: as for attention."""
+    dtype, s = draw(dtype_and_sizes(dtypes, declaration, plans))
+    d, parts = Draw(draw(seeds), dtype), draw(st.integers(fewest, 4))
     wide = compute_dtype_name(dtype)
     inputs = {f"outputs[{i}]": d.normal(s.B, s.H, s.Q, s.V) for i in range(parts)}
     for i in range(parts):
@@ -352,14 +456,17 @@ def multi_head_cases(
     mask: str = "maybe",
     focus: tuple[str, ...] = (),
     dtypes: tuple[str, ...] = DTYPES,
+    plans: tuple[Sizes, ...] = (*SHORT, *LONG[:2]),
+    model_widths: tuple[int, int, int, int] = (6, 5, 4, 3),
     declaration: Declaration = EVERYTHING,
 ) -> Case:
-    """separate: per-head projections, with widths of key and value that differ from E / H. mask: as in `draw_mask`."""
+    """separate: per-head projections, with widths of key and value that differ from E / H. mask: as in `draw_mask`.
+    model_widths: of query, key, value and output.
+    """
     assume(set(focus) <= declaration.features)
-    dtype = draw(st.sampled_from(judged(dtypes, declaration)))
-    s = draw(sizes(dtype, declaration, SHORT if dtype == "float64" else (*SHORT, *LONG[:2])))
+    dtype, s = draw(dtype_and_sizes(dtypes, declaration, plans))
     d = Draw(draw(seeds), dtype)
-    E, E_key, E_value, E_out = 6, 5, 4, 3
+    E, E_key, E_value, E_out = model_widths
     widths = {"query": (E, s.H * s.D), "key": (E_key, s.G * s.D), "value": (E_value, s.G * s.V)}
     inputs = {"query": d.normal(s.B, s.Q, E), "key": d.normal(s.B, s.K, E_key), "value": d.normal(s.B, s.K, E_value)}
     biased = draw(st.booleans())
@@ -387,7 +494,16 @@ def multi_head_cases(
 
 # --- the layers around it ---------------------------------------------------------------------------------------------
 
-NORM_SHAPES = (((3, 7), 1), ((2, 5, 12), 1), ((4, 3, 5), 2), ((5, 70), 1), ((2, 3, 1), 1), ((3, 257), 1))
+NormShape = tuple[tuple[int, ...], int]
+"""The shape of x, and how many of its last axes are normalised."""
+NORM_SHAPES: tuple[NormShape, ...] = (
+    *(((3, 7), 1), ((2, 5, 12), 1), ((4, 3, 5), 2), ((5, 70), 1), ((2, 3, 1), 1), ((3, 257), 1)),
+)
+
+EXACT_NORMS = 2**11
+"""Numbers of a norm's input for which ball arithmetic takes no more than a second."""
+NORM_NUMBERS = ("usual", "usual", "usual", "by row", "zeros", "small", "large")
+LARGE = {"float16": 2.0**15, "bfloat16": 2.0**50, "float32": 2.0**50, "float64": 2.0**500}
 
 
 @st.composite
@@ -399,30 +515,50 @@ def norm_cases(
     default_eps: bool = False,
     gradients: bool = True,
     focus: tuple[str, ...] = (),
-    plans: tuple[tuple[tuple[int, ...], int], ...] = NORM_SHAPES,
+    plans: tuple[NormShape, ...] = NORM_SHAPES,
     dtypes: tuple[str, ...] = DTYPES,
     declaration: Declaration = EVERYTHING,
 ) -> Case:
     """plans: the shapes of x to draw from, each with the number of axes that are normalised."""
     assume(set(focus) <= declaration.features)
-    dtype = draw(st.sampled_from(judged(dtypes, declaration)))
     shapes = [s for s in plans if operation != "standard_deviation_norm" or s[0][-1] > 1]
     shape, axes = draw(st.sampled_from(some(s for s in shapes if s[1] == 1 or "axes" in declaration)))
+    cheap = prod(shape) <= EXACT_NORMS
+    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
     d, scale = Draw(draw(seeds), dtype), draw(st.sampled_from(spreads))
     names = shape[-axes:]
     companion = draw(st.sampled_from((dtype, compute_dtype_name(dtype))))
-    inputs = {
-        "x": d.normal(*shape, scale=scale, mean=draw(st.sampled_from(means)) * scale),
-        "weight": d.normal(*names, dtype=companion),
-    }
+    x = d.numbers(*shape) * scale + draw(st.sampled_from(means)) * scale
+    weight, kind = d.numbers(*names), draw(st.sampled_from(NORM_NUMBERS))
+    rows = (*shape[:-axes], *(1 for _ in names))
+    if kind == "by row":
+        x = x * d.choice((1e-3, 0.1, 1.0, 1e2), *rows)
+    elif kind == "zeros":
+        x, weight = x * d.booleans(*shape, share=0.8), weight * d.booleans(*names, share=0.7)
+    elif kind == "small":  # the variance is about eps
+        x = x / scale * d.choice((1e-4, 1e-3, 3e-3, 0.03), *rows)
+    elif kind == "large":  # squares do not fit into 16 bits, and barely into float32
+        x = x / (scale * (1 + np.max(np.abs(x), initial=1.0) / scale)) * LARGE[dtype]
+    if shape[-1] > MANY_KEYS and kind != "large":
+        standing_out = edges(shape[-1], d)
+        x[..., standing_out] *= 3
+        weight[..., standing_out] *= 3
+    inputs = {"x": d.cast(x), "weight": d.cast(weight, companion)}
     if operation != "rms_norm" and draw(st.integers(0, 4)) > 0 and "bias" not in declaration.lacking:
         inputs["bias"] = d.normal(*names, dtype=companion)
     options: dict[str, Any] = {}
     if operation != "layer_norm" or (not default_eps and draw(st.booleans())):
         options["eps"] = draw(st.sampled_from((1e-5, 1e-6, 1e-12, 1e-3, 0.5)))
     options = without_lacking(operation, options, declaration)
-    cotangents = wanted({"output": d.normal(*shape)}, declaration) if gradients else {}
+    cotangents = wanted({"output": cotangent(draw, d, shape, 0)}, declaration) if gradients else {}
     return Case(operation, dtype, inputs, options, cotangents)
+
+
+def norm_shapes(rows: int, width: int) -> tuple[NormShape, ...]:
+    """Shapes of x with so many rows and numbers in a row: rows in one axis or two, a row in one axis or two."""
+    leading = [(rows,), *((part, rows // part) for part in (2, 3) if rows % part == 0 and rows > part)]
+    inner = [(width,), *((part, width // part) for part in (2, 3) if width % part == 0 and width > part)]
+    return tuple(((*front, *back), len(back)) for front in leading for back in inner if len(back) == 1 or back[1] > 1)
 
 
 def without_lacking(operation: str, options: dict[str, Any], declaration: Declaration) -> dict[str, Any]:
@@ -437,6 +573,7 @@ def taken(operation: str, name: str, choices: Iterable[Any], declaration: Declar
 
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh")
+NETWORKS = (((2, 3, 4), 10, 5), ((5, 6), 7, 6), ((2, 9, 24), 40, 17))
 
 
 @st.composite
@@ -444,10 +581,13 @@ def feed_forward_cases(
     draw: st.DrawFn,
     activations: tuple[str, ...] = ACTIVATIONS,
     dtypes: tuple[str, ...] = DTYPES,
+    plans: tuple[tuple[tuple[int, ...], int, int], ...] = NETWORKS,
     declaration: Declaration = EVERYTHING,
 ) -> Case:
-    dtype = draw(st.sampled_from(judged(dtypes, declaration)))
-    shape, inner, outer = draw(st.sampled_from((((2, 3, 4), 10, 5), ((5, 6), 7, 6), ((2, 9, 24), 40, 17))))
+    """plans: the shapes of x to draw from, each with the inner and the outer width."""
+    shape, inner, outer = draw(st.sampled_from(plans))
+    cheap = prod(shape) * inner <= EXACTLY
+    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
     d, E = Draw(draw(seeds), dtype), shape[-1]
     size = draw(st.sampled_from((1.0, 4.0)))
     inputs = {"x": d.normal(*shape, scale=size), "inner.weight": d.normal(E, inner, scale=E**-0.5)}
@@ -459,7 +599,7 @@ def feed_forward_cases(
     }
     if draw(st.integers(0, 2)) == 0 and "dropout" in declaration:
         options |= {"dropout_rate": 0.25, "dropout_keep": d.booleans(*shape[:-1], inner, share=0.75)}
-    cotangents = wanted({"output": d.normal(*shape[:-1], outer)}, declaration)
+    cotangents = wanted({"output": cotangent(draw, d, (*shape[:-1], outer), 0)}, declaration)
     return Case("feed_forward", dtype, inputs, options, cotangents)
 
 
@@ -468,14 +608,18 @@ def sinusoidal_cases(
     draw: st.DrawFn,
     dtypes: tuple[str, ...] = DTYPES,
     offsets: tuple[int, ...] = (),
+    plan: tuple[int, int] | None = None,
     declaration: Declaration = EVERYTHING,
 ) -> Case:
-    """offsets: the choices, instead of the usual ones."""
+    """offsets: the choices, instead of the usual ones. plan: length and width."""
     if "dtype" in declaration.lacking:
         dtypes = tuple(dtype for dtype in dtypes if dtype == default("sinusoidal_positions", "dtype"))
+    if plan is not None and prod(plan) > EXACT_NORMS:
+        dtypes = tuple(dtype for dtype in dtypes if dtype != "float64")
+    limits = declaration.limits
     options = {
-        "length": draw(st.integers(0, 40)),
-        "width": draw(st.integers(1, 70)),
+        "length": draw(st.integers(0, min(40, limits.get("length", 40)))) if plan is None else plan[0],
+        "width": draw(st.integers(1, min(70, limits.get("model_width", 70)))) if plan is None else plan[1],
         "offset": draw(st.sampled_from(offsets) if offsets else st.one_of(st.sampled_from((0, 511, 4099)), digits(4))),
         "exponent": draw(st.sampled_from(("shared", "doubled"))),
         "dtype": draw(st.sampled_from(judged(dtypes, declaration))),
@@ -484,30 +628,42 @@ def sinusoidal_cases(
     return Case("sinusoidal_positions", options["dtype"], {}, options)
 
 
+LOOKUPS = tuple(
+    (rows, width, shape)
+    for rows, width in ((11, 5), (40, 10))  # widths whose root must be rounded
+    for shape in ((7,), (2, 5), (3, 2, 4), (1,))
+)
+
+
 @st.composite
 def lookup_cases(
     draw: st.DrawFn,
     operation: str,
     scaled: tuple[bool, ...] = (False, True),
     dtypes: tuple[str, ...] = DTYPES,
+    plans: tuple[tuple[int, int, tuple[int, ...]], ...] = LOOKUPS,
     declaration: Declaration = EVERYTHING,
 ) -> Case:
-    """scaled: the choices for an embedding."""
-    dtype = draw(st.sampled_from(judged(dtypes, declaration)))
+    """scaled: the choices for an embedding. plans: rows and width of the table, and shapes of the ids or lengths."""
+    rows, width, lengths = draw(st.sampled_from(plans))
+    shape = draw(st.sampled_from(((prod(lengths),), lengths))) if operation == "embedding" else lengths[:1]
+    cheap = max(rows, prod(shape)) * width <= EXACT_NORMS
+    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
     d = Draw(draw(seeds), dtype)
-    rows, width = draw(st.sampled_from(((11, 5), (40, 10))))  # widths whose root must be rounded
     inputs = {"table": d.normal(rows, width)}
     if operation == "learned_positions":
-        length = draw(st.sampled_from((1, 5, 11)))
-        options: dict[str, Any] = {"length": length, "offset": int(d.integers(0, rows - length))}
-        shape: tuple[int, ...] = (options["length"],)
+        length = min(shape[0], rows)
+        start = draw(st.sampled_from((0, rows - length))) if rows > MANY_KEYS else int(d.integers(0, rows - length))
+        options: dict[str, Any] = {"length": length, "offset": start}
+        shape = (length,)
     else:
-        shape = draw(st.sampled_from(((7,), (2, 5), (3, 2, 4))))
         kind = draw(st.sampled_from((np.int32, np.int64)))
         inputs["ids"] = d.integers(0, rows - 1, *shape).astype(kind)
+        if rows > MANY_KEYS:  # so that the last rows are read, whatever is drawn
+            inputs["ids"].reshape(-1)[-2:] = (rows - 2, rows - 1)[-inputs["ids"].size :]
         options = {"scaled": draw(st.sampled_from(taken(operation, "scaled", scaled, declaration)))}
     options = without_lacking(operation, options, declaration)
-    cotangents = wanted({result_names(operation)[0]: d.normal(*shape, width)}, declaration)
+    cotangents = wanted({result_names(operation)[0]: cotangent(draw, d, (*shape, width), 0)}, declaration)
     return Case(operation, dtype, inputs, options, cotangents)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from conformance import generation, special
 from conformance.cases import Case
 from conformance.declaration import EVERYTHING, Declaration
+from conformance.drawing import Material, Rows
 from conformance.examinations import EXAMINATIONS, Examination
 from conformance.features import taken_as_array
 from conformance.generation import (
@@ -26,7 +29,10 @@ from conformance.generation import (
     SHORT,
     THOUSANDS,
 )
-from conformance.sizes import adapted
+from conformance.plan import attention as attention_plan
+from conformance.plan import layers as layer_plan
+from conformance.plan.covering import Row
+from conformance.sizes import Sizes, adapted
 from specification import Dense
 
 HALF = ("float16", "bfloat16")
@@ -47,7 +53,7 @@ class Probe:
     rule: str
     title: str
     operations: tuple[str, ...]
-    material: st.SearchStrategy[Any]
+    material: Material
     examined_by: str = "agreement"
     weight: float = 1.0
 
@@ -56,13 +62,18 @@ class Probe:
         return EXAMINATIONS[self.examined_by]
 
 
-def agreement(rule: str, title: str, operation: str, cases: st.SearchStrategy[Case], weight: float = 1.0) -> Probe:
+def agreement(rule: str, title: str, operation: str, cases: Material, weight: float = 1.0) -> Probe:
     return Probe(rule, title, (operation,), cases, weight=weight)
 
 
 def catalogue(declaration: Declaration = EVERYTHING) -> list[Probe]:
     """Every probe, with cases that are within the declaration; some may have none."""
-    probes = (*attention_probes(declaration), *companion_probes(declaration), *layer_probes(declaration))
+    probes = (
+        *attention_probes(declaration),
+        *companion_probes(declaration),
+        *layer_probes(declaration),
+        *size_probes(declaration),
+    )
     return [probe for probe in probes if taken_as_array(probe.examined_by, declaration)]
 
 
@@ -391,4 +402,150 @@ def layer_probes(declaration: Declaration) -> list[Probe]:
     ]
 
 
-PROBES = catalogue()
+# --- the plan of sizes ------------------------------------------------------------------------------------------------
+
+OFTEN = 3
+"""At planned sizes one case in so many has each feature."""
+Cases = Callable[..., st.SearchStrategy[Case]]
+
+
+def size_probes(declaration: Declaration) -> list[Probe]:
+    """Every operation at the sizes of its plan."""
+    return [*attention_at_sizes(declaration), *companions_at_sizes(declaration), *layers_at_sizes(declaration)]
+
+
+def attention_at_sizes(declaration: Declaration) -> list[Probe]:
+    def at(rule: str, title: str, plan: str, weight: float = 1.0, **given: Any) -> Probe:
+        return planned(rule, f"{title}, {plan}", plan, "attention", declaration, weight, **given)
+
+    gradients = ("gradients",)
+    return [
+        at("MASK-1", "dense", "lengths", mask="dense"),
+        *(at("MASK-2", kind, "lengths", 0.5, mask=kind) for kind in ("lengths", "padding", "segments")),
+        at("MASK-3", "causal", "lengths", mask="causal"),
+        at("MASK-4", "window", "lengths", mask="window"),
+        at("MASK-6", "combined", "lengths", 0.5, mask="combined"),
+        at("ATT-1", "scale", "widths", focus=("scale",)),
+        at("ATT-1", "default scale", "widths", mask="none"),
+        at("ATT-2", "softcap", "features", focus=("softcap",)),
+        at("ATT-3", "bias", "features", focus=("bias",)),
+        at("ATT-5", "softmax", "features", mask="none"),
+        at("ATT-5", "sinks", "features", focus=("sinks",)),
+        at("ATT-7", "grouped heads", "heads", grouped=True),
+        at("ATT-8", "everything", "everything", others=True, rate=OFTEN),
+        at("ATT-9", "16-bit inputs", "features", dtypes=HALF),
+        at("ATT-11", "dropout", "features", focus=("dropout",)),
+        *(at("ATT-12", "gradients", plan, focus=gradients, others=True) for plan in ("features", "lengths", "heads")),
+        at("ATT-12", "gradients", "widths", focus=gradients),
+        *(
+            at("ATT-12", f"gradients beside {name}", "features", 0.5, focus=(*gradients, name))
+            for name in ("bias", "sinks", "softcap")
+        ),
+    ]
+
+
+def companions_at_sizes(declaration: Declaration) -> list[Probe]:
+    merges = partial(generation.merge_cases, declaration=declaration)
+    return [
+        *(
+            planned("ATT-14", f"{title}, {plan}", plan, name, declaration, others=True, rate=OFTEN)
+            for title, name in (("weights", "attention_weights"), ("log-sum-exp", "attention_logsumexp"))
+            for plan in ("features", "lengths")
+        ),
+        agreement("ATT-14", "merge, lengths", "merge_attention", rows_of(merges, "lengths", "merge", declaration)),
+    ]
+
+
+def planned(
+    rule: str,
+    title: str,
+    plan: str,
+    operation: str,
+    declaration: Declaration,
+    weight: float = 1.0,
+    others: bool = False,
+    **given: Any,
+) -> Probe:
+    """A probe with one case for each row of a plan; without rows where the subject lacks what all of them need."""
+    cases = partial(generation.attention_cases, operation, others=others, declaration=declaration, **given)
+    takes = generation.possible(given.get("mask", "maybe"), declaration)
+    if not takes or not set(given.get("focus", ())) <= declaration.features:
+        return agreement(rule, title, operation, Rows(tuple), weight)
+    wanted = (lambda s: s.H > s.G) if given.get("grouped") else everything
+    return agreement(rule, title, operation, rows_of(cases, plan, title, declaration, wanted), weight)
+
+
+def everything(sizes: Sizes) -> bool:
+    return True
+
+
+def rows_of(
+    cases: Cases, plan: str, title: str, declaration: Declaration, wanted: Callable[[Sizes], bool] = everything
+) -> Rows:
+    """One strategy for each row of a plan. By the title, each probe has other sizes of the same ranges."""
+
+    def made() -> tuple[st.SearchStrategy[Case], ...]:
+        seed = zlib.crc32(title.encode())
+        return tuple(cases(plans=(s,)) for s in attention_plan.plan_of(plan, declaration, seed) if wanted(s))
+
+    return Rows(made)
+
+
+def layers_at_sizes(declaration: Declaration) -> list[Probe]:
+    def norms(operation: str, title: str, **given: Any) -> Rows:
+        def cases(row: Row) -> st.SearchStrategy[Case]:
+            shapes = generation.norm_shapes(row["rows"], row["norm_width"])
+            return generation.norm_cases(operation, plans=shapes, declaration=declaration, **given)
+
+        return rows_of_layers("norm", cases, declaration, zlib.crc32(title.encode()))
+
+    def network(row: Row) -> st.SearchStrategy[Case]:
+        sizes = (row["rows"], row["model_width"]), row["inner_width"], row["outer_width"]
+        return generation.feed_forward_cases(plans=(sizes,), declaration=declaration)
+
+    def table(operation: str) -> Callable[[Row], st.SearchStrategy[Case]]:
+        def cases(row: Row) -> st.SearchStrategy[Case]:
+            sizes = row["vocabulary"], row["model_width"], (row.get("rows", row.get("length", 1)),)
+            return generation.lookup_cases(operation, plans=(sizes,), declaration=declaration)
+
+        return cases
+
+    def positions(row: Row) -> st.SearchStrategy[Case]:
+        return generation.sinusoidal_cases(plan=(row["length"], row["model_width"]), declaration=declaration)
+
+    def heads(title: str, plan: str, separate: bool = False) -> Rows:
+        cases = partial(generation.multi_head_cases, separate=separate, declaration=declaration)
+        return rows_of(cases, plan, title, declaration, few_columns)
+
+    others: tuple[tuple[str, str, Callable[[Row], st.SearchStrategy[Case]]], ...] = (
+        ("FFN-1", "feed_forward", network),
+        ("EMB-1", "embedding", table("embedding")),
+        ("POS-2", "learned_positions", table("learned_positions")),
+        ("POS-1", "sinusoidal_positions", positions),
+    )
+    deviation, narrow = "standard_deviation_norm", {"gradients": False, "dtypes": HALF}
+    return [
+        agreement("NORM-1", "layer norm, sizes", "layer_norm", norms("layer_norm", "output", gradients=False)),
+        agreement("NORM-2", "16-bit inputs, sizes", "layer_norm", norms("layer_norm", "16 bits", **narrow), 0.3),
+        agreement("NORM-6", "gradients, sizes", "layer_norm", norms("layer_norm", "grad", focus=("gradients",))),
+        *(agreement("NORM-7", f"{name}, sizes", name, norms(name, name)) for name in ("rms_norm", deviation)),
+        *(agreement(rule, "sizes", name, rows_of_layers(name, cases, declaration)) for rule, name, cases in others),
+        agreement("MHA-1", "heads", "multi_head_attention", heads("MHA-1", "heads")),
+        agreement("MHA-1", "widths", "multi_head_attention", heads("MHA-1", "widths")),
+        agreement("MHA-2", "heads", "multi_head_attention", heads("MHA-2", "heads", separate=True)),
+    ]
+
+
+def rows_of_layers(
+    operation: str, cases: Callable[[Row], st.SearchStrategy[Case]], declaration: Declaration, seed: int = 0
+) -> Rows:
+    return Rows(lambda: tuple(map(cases, layer_plan.plan_of(operation, declaration, seed))))
+
+
+def few_columns(s: Sizes) -> bool:
+    """Whether the projections of so many heads have no more columns than models have."""
+    return s.H <= 128 and s.H * (s.D + s.V) <= 2**14
+
+
+PROBES = catalogue(replace(EVERYTHING, compiled=True))
+"""For the three implementations together, one of which compiles for every shape."""

@@ -158,7 +158,7 @@ def trial_of(subject: str | Callable[..., Any], operation: str, options: dict[st
 
     kept = ("effort", "seed", "rules", "time_limit", "isolate", "shrink")
     own = {name: options[name] for name in kept if options.get(name) is not None}
-    declared = ("supports", "dtypes", "layout", "width_multiple", "conventions", "vjp")
+    declared = ("supports", "dtypes", "layout", "width_multiple", "conventions", "vjp", "limits", "tile")
     given = {name: options[name] for name in declared if options.get(name) is not None}
     unknown = set(options) - {*kept, *declared, "arrays", "device", "name"}
     if unknown:

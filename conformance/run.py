@@ -14,7 +14,7 @@ from hypothesis import Phase
 
 from conformance.corpus import Entry
 from conformance.declaration import Declaration
-from conformance.drawing import EACH, drawing, drawn, own_seed, with_lot
+from conformance.drawing import EACH, Rows, drawing, drawn, own_seed, strategy_of, with_lot
 from conformance.examinations import EXAMINATIONS
 from conformance.guard import Examiner
 from conformance.probes import Probe
@@ -29,6 +29,7 @@ Progress = Callable[[str, str], None]
 
 SHRINKING = 20.0
 """Seconds spent at most on making one failing case smaller."""
+WHOLE_PLAN = 10
 STUCK = 3
 """A subject that exceeds its time limit so often is not asked any more."""
 
@@ -72,7 +73,7 @@ def run_probe(
     for examiner in examiners:
         found = tally.violations.get((probe.rule, examiner.name))
         if shrinking and found is not None and found.stands_before(known) and not examiner.overrun:
-            smaller = smallest(probe, examiner, own_seed(of_probe, failing[examiner.name]), shrinking, found)
+            smaller = smallest(probe, examiner, of_probe, failing[examiner.name], shrinking, found)
             # What stood before the one that is known by being no number may have shrunk to a number.
             kept = smaller if smaller is not None and smaller.stands_before(known) else found
             tally.violations[probe.rule, examiner.name] = kept
@@ -80,6 +81,9 @@ def run_probe(
 
 
 def cases_of(probe: Probe, examples: int) -> int:
+    """How many cases a probe gets; of a plan each row gives one where a probe of weight 1 gets `WHOLE_PLAN`."""
+    if isinstance(probe.material, Rows):
+        return max(1, round(len(probe.material.strategies) * examples / WHOLE_PLAN * probe.weight))
     return max(1, round(examples * probe.weight))
 
 
@@ -174,7 +178,9 @@ class Enough(BaseException):
     """Raised to end shrinking at once; no `Exception`, which Hypothesis would take for a failure of the test."""
 
 
-def smallest(probe: Probe, examiner: Examiner, seed: int, seconds: float, first: Violation) -> Violation | None:
+def smallest(
+    probe: Probe, examiner: Examiner, of_probe: int, number: int, seconds: float, first: Violation
+) -> Violation | None:
     """The smallest failing case that Hypothesis finds from the seed of `first`; None if the subject now passes.
 
     What failed altogether does not shrink to what loses digits; nor in `cut_down`.
@@ -182,9 +188,9 @@ def smallest(probe: Probe, examiner: Examiner, seed: int, seconds: float, first:
     found: list[Violation] = []
     end = time.monotonic() + seconds
 
-    @hypothesis.seed(seed)
+    @hypothesis.seed(own_seed(of_probe, number))
     @drawing(EACH, Phase.generate, Phase.shrink)
-    @hypothesis.given(with_lot(probe.material))
+    @hypothesis.given(with_lot(strategy_of(probe.material, number, of_probe)))
     def each(drawn: tuple[int, Any]) -> None:
         material = drawn[1]
         if found and time.monotonic() > end:

@@ -20,15 +20,21 @@ class Sizes(NamedTuple):
 
 
 def adapted(s: Sizes, declaration: Declaration) -> Sizes:
-    """The sizes as the subject takes them."""
-    multiple = declaration.width_multiple
-    D, V = (-(-width // multiple) * multiple for width in (s.D, s.V))
-    return Sizes(
-        s.B,
-        s.H,
-        s.G if "gqa" in declaration else s.H,
-        s.Q,
-        s.K if "cross" in declaration else s.Q,
-        D,
-        V if "value_width" in declaration else D,
-    )
+    """The sizes as the subject takes them: within its limits, widths in its multiples."""
+    limits = declaration.limits
+    heads = min(s.H, limits.get("heads", s.H))
+    ratio = s.H // max(s.G, 1) if "gqa" in declaration else 1
+    ratio = max(1, min(ratio, heads, limits.get("group_ratio", ratio)))
+    groups = min(s.G if "gqa" in declaration else s.H, heads // ratio)
+    Q = min(s.Q, limits.get("queries", s.Q), s.Q if "cross" in declaration else limits.get("keys", s.Q))
+    K = min(s.K, limits.get("keys", s.K)) if "cross" in declaration else Q
+    D, V = width(s.D, "key_width", declaration), width(s.V, "value_width", declaration)
+    batch = min(s.B, limits.get("batch", s.B))
+    return Sizes(batch, groups * ratio, groups, Q, K, D, V if "value_width" in declaration else D)
+
+
+def width(size: int, name: str, declaration: Declaration) -> int:
+    """The next multiple that the subject takes, unless that is beyond its limit."""
+    multiple, limit = declaration.width_multiple, declaration.limits.get(name)
+    whole = -(-size // multiple) * multiple
+    return whole if limit is None else min(whole, limit // multiple * multiple)

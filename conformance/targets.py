@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conformance.callables import CallableSubject, load
@@ -41,6 +41,7 @@ class Target:
             raise ValueError(f"the subject is no callable but {type(function).__name__}")
         framework: Any = FRAMEWORKS[self.arrays](self.device)
         declaration = declaration_of(function, framework.name != "numpy", **self.given)
+        declaration = replace(declaration, compiled=framework.name == "jax")
         return CallableSubject(function, self.operation, framework, declaration, self.title)
 
     @property

@@ -9,7 +9,8 @@ import typer
 from rich.text import Text
 
 from conformance.commands.console import bar, console, errors, explained, save_report
-from conformance.commands.options import Effort, Html, Json, Junit, Seed, conventions_of
+from conformance.commands.options import Effort, Html, Json, Junit, Seed, Tile, at_most, conventions_of, tile_of
+from conformance.declaration import DIMENSIONS
 
 if TYPE_CHECKING:
     from conformance.result import Report
@@ -29,6 +30,20 @@ def check(
     supports: Annotated[str | None, typer.Option(help=SUPPORTS)] = None,
     layout: Annotated[str | None, typer.Option(help="BTHD for arrays of batch, length, heads, width")] = None,
     width_multiple: Annotated[int | None, typer.Option(help="what widths must be multiples of", min=1)] = None,
+    tile: Tile = None,
+    max_batch: Annotated[int | None, at_most(DIMENSIONS["batch"])] = None,
+    max_heads: Annotated[int | None, at_most(DIMENSIONS["heads"])] = None,
+    max_group_ratio: Annotated[int | None, at_most(DIMENSIONS["group_ratio"])] = None,
+    max_queries: Annotated[int | None, at_most(DIMENSIONS["queries"])] = None,
+    max_keys: Annotated[int | None, at_most(DIMENSIONS["keys"])] = None,
+    max_key_width: Annotated[int | None, at_most(DIMENSIONS["key_width"])] = None,
+    max_value_width: Annotated[int | None, at_most(DIMENSIONS["value_width"])] = None,
+    max_rows: Annotated[int | None, at_most(DIMENSIONS["rows"])] = None,
+    max_norm_width: Annotated[int | None, at_most(DIMENSIONS["norm_width"])] = None,
+    max_vocabulary: Annotated[int | None, at_most(DIMENSIONS["vocabulary"])] = None,
+    max_length: Annotated[int | None, at_most(DIMENSIONS["length"])] = None,
+    max_model_width: Annotated[int | None, at_most(DIMENSIONS["model_width"])] = None,
+    max_inner_width: Annotated[int | None, at_most(DIMENSIONS["inner_width"])] = None,
     convention: Annotated[list[str] | None, typer.Option(help=CONVENTION)] = None,
     effort: Effort = "default",
     seed: Seed = None,
@@ -50,6 +65,11 @@ def check(
     given: dict[str, Any] = {"arrays": arrays, "device": device, "dtypes": dtypes, "supports": supports}
     given |= {"layout": layout, "width_multiple": width_multiple, "effort": effort, "seed": seed}
     given |= {"rules": rule, "isolate": isolate, "shrink": not no_shrink}
+    limits = {"batch": max_batch, "heads": max_heads, "group_ratio": max_group_ratio, "queries": max_queries}
+    limits |= {"keys": max_keys, "key_width": max_key_width, "value_width": max_value_width, "rows": max_rows}
+    limits |= {"norm_width": max_norm_width, "vocabulary": max_vocabulary, "length": max_length}
+    limits |= {"model_width": max_model_width, "inner_width": max_inner_width}
+    given |= {"limits": {name: size for name, size in limits.items() if size is not None} or None, "tile": tile}
     given |= {} if time_limit is None else {"time_limit": time_limit}
     report = judged(target, operation, convention or [], given, replays)
     for subject in report["subjects"]:
@@ -72,7 +92,7 @@ def judged(target: str, operation: str, convention: list[str], given: dict[str, 
     error, told = None, {"seed": given["seed"], "effort": given["effort"]}
     try:
         known_usage(operation, given)
-        given = given | {"conventions": conventions_of(convention) or None}
+        given = given | {"conventions": conventions_of(convention) or None, "tile": tile_of(given["tile"])}
         examples = checking.EFFORTS.get(given["effort"], 0)
         with bar("loading", steps(operation, given["rules"], examples), errors) as advance:
             found.append(checking.check(target, operation, progress=advance, unfinished=found.append, **given))

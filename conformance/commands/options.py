@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,3 +28,21 @@ def conventions_of(given: Iterable[str]) -> dict[str, str]:
             raise ValueError(f"convention must be name=value, got {part!r}")
         found[name.strip()] = value.strip()
     return found
+
+
+Tile = Annotated[str | None, typer.Option(help="queries and keys of its tiles, such as 128x64: sizes around them too")]
+
+
+def at_most(what: str) -> Any:
+    """The option that declares a limit."""
+    return typer.Option(help=f"the most {what} that it takes", min=1)
+
+
+def tile_of(given: str | None) -> tuple[int, int] | None:
+    """ "128x64" as (128, 64); ValueError for anything else."""
+    if given is None:
+        return None
+    queries, cross, keys = given.partition("x")
+    if not cross or not queries.isdecimal() or not keys.isdecimal():
+        raise ValueError(f"tile must be QUERIESxKEYS, such as 128x64, got {given!r}")
+    return int(queries), int(keys)

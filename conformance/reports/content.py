@@ -122,6 +122,8 @@ def declaration_content(declaration: Declaration) -> Content:
         "refused_dtypes": list(declaration.refused_dtypes),
         "layout": declaration.layout,
         "width_multiple": declaration.width_multiple,
+        "limits": dict(declaration.limits),
+        "tile": None if declaration.tile is None else list(declaration.tile),
         "conventions": {name: declaration.convention(name) for name in CONVENTIONS},
         "own_gradients": declaration.vjp is not None,
     }

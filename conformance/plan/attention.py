@@ -1,0 +1,122 @@
+"""Rows of the plan for attention, its companions and multi-head attention."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from conformance.declaration import Declaration
+from conformance.plan.covering import LevelRow, Levels, Row, covering, with_sizes
+from conformance.plan.values import BATCHES, KEY_HEADS, LENGTHS, RATIOS, WIDTHS, classes
+from conformance.sizes import Sizes, adapted
+
+MULTIPLICATIONS, PAIRS, NUMBERS = 2**22, 2**18, 2**20
+"""At most, in one case: multiplications, pairs of a query and a key, numbers in the arrays."""
+
+SINGLE = {
+    "batch": (2, 3),
+    "key_heads": (1, 2),
+    "group_ratio": (1, 2, 3),
+    "queries": (1, 2, 5),
+    "keys": (3, 7, 12),
+    "key_width": (1, 3, 5, 8),
+    "value_width": (1, 2, 5),
+}
+"""The tiny sizes of dimensions that a plan does not vary."""
+
+VALUES = {
+    "batch": BATCHES,
+    "key_heads": KEY_HEADS,
+    "group_ratio": RATIOS,
+    "queries": (1, 2, *LENGTHS),
+    "keys": LENGTHS,
+    "key_width": WIDTHS,
+    "value_width": WIDTHS,
+}
+TYPICAL = {
+    "batch": (2, 33, 300, 65537),
+    "key_heads": (1, 3, 40),
+    "group_ratio": (1, 2, 3, 5, 12),
+    "queries": (1, 5, 40, 129, 1025, 65537),
+    "keys": (7, 40, 129, 513, 2049, 65537),
+    "key_width": (5, 40, 80, 160, 320),
+    "value_width": (2, 24, 72, 192, 257),
+}
+"""For frameworks that compile for every shape: one size of each range, and no power of two."""
+
+LENGTH_RANGES = (16, 64, 256, 1024, 4096)
+RANGES = {
+    "everything": {
+        "batch": (5, 300),
+        "key_heads": (1, 8),
+        "group_ratio": (1, 2, 4),
+        "queries": LENGTH_RANGES,
+        "keys": LENGTH_RANGES,
+        "key_width": (16, 64, 128, 256),
+        "value_width": (16, 64, 128, 256),
+    },
+    "lengths": {"batch": (2,), "queries": (16, 128, 1024), "keys": LENGTH_RANGES},
+    "widths": {"queries": (16,), "keys": (16, 128), "key_width": (16, 64, 128, 256), "value_width": (16, 128)},
+    "heads": {"batch": (3, 64), "key_heads": (1, 8), "group_ratio": (1, 2, 4), "keys": (16, 128)},
+    "features": {"queries": (16,), "keys": (16, 64, 256, 1024), "key_width": (16, 128), "group_ratio": (1, 2)},
+}
+"""Plans by name: the dimensions that each varies, with the ends of the ranges whose pairs must meet."""
+
+
+def affordable(row: Row) -> bool:
+    """Whether a case of these sizes is cheap: see `MULTIPLICATIONS`."""
+    heads = row["batch"] * row["key_heads"]
+    queries, keys = heads * row["group_ratio"] * row["queries"], heads * row["keys"]
+    pairs, widths = queries * row["keys"], row["key_width"] + row["value_width"]
+    return pairs * widths <= MULTIPLICATIONS and pairs <= PAIRS and (queries + keys) * widths <= NUMBERS
+
+
+def levels_of(plan: str, compiled: bool, tile: tuple[int, int] | None) -> Levels:
+    values = TYPICAL if compiled else VALUES
+    if tile is not None:
+        more = dict(zip(("queries", "keys"), map(edges, tile), strict=True))
+        values = values | {name: (*values[name], *sizes) for name, sizes in more.items()}
+    varied = {name: classes(values[name], *ends) for name, ends in RANGES[plan].items()}
+    return {name: varied.get(name, (SINGLE[name],)) for name in SINGLE}
+
+
+@cache
+def level_rows(plan: str, compiled: bool, tile: tuple[int, int] | None, strength: int) -> list[LevelRow]:
+    return covering(levels_of(plan, compiled, tile), affordable, strength)
+
+
+@cache
+def rows(plan: str, compiled: bool, tile: tuple[int, int] | None, seed: int = 0, strength: int = 2) -> tuple[Row, ...]:
+    """Rows of a plan of `RANGES`; "everything" has every size of `VALUES`.
+
+    compiled: for a framework that compiles for every shape, so only `TYPICAL` sizes, each range once. tile: queries and
+    keys of a kernel's tile, whose multiples and their neighbours are tried too. seed: chooses among sizes of one range.
+    """
+    found = level_rows(plan, compiled, tile, 1 if compiled else strength)
+    return tuple(with_sizes(found, levels_of(plan, compiled, tile), affordable, plan == "everything", seed))
+
+
+def edges(tile: int) -> tuple[int, ...]:
+    """Sizes around one and two tiles."""
+    return tuple(n for n in (tile - 1, tile, tile + 1, 2 * tile - 1, 2 * tile, 2 * tile + 1) if n > 0)
+
+
+def sizes_of(row: Row) -> Sizes:
+    """The row as sizes of attention."""
+    B, G, Q, K = row["batch"], row["key_heads"], row["queries"], row["keys"]
+    return Sizes(B, G * row["group_ratio"], G, Q, K, row["key_width"], row["value_width"])
+
+
+def plan_of(name: str, declaration: Declaration, seed: int = 0, strength: int = 2) -> tuple[Sizes, ...]:
+    """The sizes of a plan, as the subject takes them; each once. Where shapes are compiled, every seed has the same."""
+    seed = 0 if declaration.compiled else seed
+    found = (sizes_of(row) for row in rows(name, declaration.compiled, declaration.tile, seed, strength))
+    return tuple(dict.fromkeys(adapted(sizes, declaration) for sizes in found))
+
+
+EXACTLY = 2**16
+"""Multiplications for which ball arithmetic takes about a second, with gradients."""
+
+
+def exactly_affordable(s: Sizes) -> bool:
+    """Whether ball arithmetic, by which float64 is judged, has the results of such a case in about a second."""
+    return s.B * s.H * s.Q * s.K * (s.D + s.V + 8) <= EXACTLY

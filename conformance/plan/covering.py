@@ -1,0 +1,109 @@
+"""Rows that make every pair (or triple) of levels meet, as far as a row with both is affordable.
+
+A covering array by greedy choice (Cohen, Dalal, Fredman and Patton, "The AETG system", IEEE Trans. Softw. Eng. 23,
+1997), with a constraint. Libraries for it give up pairs where most combinations are forbidden, as here: two large
+dimensions leave no room for a third.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations, product
+
+import numpy as np
+
+Row = dict[str, int]
+"""For every dimension a size."""
+LevelRow = dict[str, int]
+"""For every dimension the number of a level."""
+Levels = Mapping[str, Sequence[Sequence[int]]]
+"""For every dimension its levels; a level is a range of sizes, the smallest first."""
+Fits = Callable[[Row], bool]
+"""Whether a row is affordable. A smaller row always is where a larger one is."""
+
+TRIES = 12
+"""Rows of which the one that covers most is taken."""
+
+
+def covering(levels: Levels, fits: Fits, strength: int = 2) -> list[LevelRow]:
+    """Choose rows of levels in which those of any `strength` dimensions meet. It depends on the arguments alone."""
+    rng = np.random.default_rng(0)
+    open_tuples, rows = meeting(levels, fits, strength), []
+    while open_tuples:
+        tries = (chosen(levels, fits, open_tuples, rng) for _ in range(TRIES))
+        row, covered = max(tries, key=lambda found: len(found[1]))
+        open_tuples -= covered
+        rows.append(row)
+    return rows
+
+
+def with_sizes(level_rows: Sequence[LevelRow], levels: Levels, fits: Fits, every: bool, seed: int = 0) -> list[Row]:
+    """Choose a size of each level: one that no row has yet, if there is one. With `every`, more rows have the rest."""
+    rng = np.random.default_rng(seed)
+    unused = {(name, size) for name in levels for level in levels[name] for size in level}
+    rows = [sized(row, levels, fits, unused, rng) for row in level_rows]
+    while every and unused:
+        rows.append(packed(levels, fits, unused, rng))
+    return rows
+
+
+def meeting(levels: Levels, fits: Fits, strength: int) -> set[frozenset[tuple[str, int]]]:
+    """Every tuple of (dimension, level) that some affordable row has."""
+    return {
+        frozenset(zip(names, picked, strict=True))
+        for names in combinations(levels, strength)
+        for picked in product(*(range(len(levels[name])) for name in names))
+        if fits(smallest_with(dict(zip(names, picked, strict=True)), levels))
+    }
+
+
+def smallest_with(picked: Mapping[str, int], levels: Levels) -> Row:
+    """The smallest sizes of the levels picked, and of all others."""
+    return {name: levels[name][picked.get(name, 0)][0] for name in levels}
+
+
+def chosen(
+    levels: Levels, fits: Fits, open_tuples: set[frozenset[tuple[str, int]]], rng: np.random.Generator
+) -> tuple[LevelRow, set[frozenset[tuple[str, int]]]]:
+    """(level of every dimension, the open tuples that they cover), from one open tuple on, greedily."""
+    ordered = sorted(map(sorted, open_tuples))
+    picked = dict(ordered[int(rng.integers(len(ordered)))])
+    rest = [name for name in levels if name not in picked]
+    for name in rng.permutation(rest):
+        options = [
+            (len(touched(picked | {name: level}, open_tuples)), float(rng.random()), level)
+            for level in range(len(levels[name]))
+            if fits(smallest_with(picked | {name: level}, levels))
+        ]
+        picked[str(name)] = max(options)[2]
+    return picked, touched(picked, open_tuples)
+
+
+def touched(picked: Mapping[str, int], open_tuples: set[frozenset[tuple[str, int]]]) -> set[frozenset[tuple[str, int]]]:
+    items = picked.items()
+    return {pairs for pairs in open_tuples if pairs <= items}
+
+
+def sized(
+    level_row: LevelRow, levels: Levels, fits: Fits, unused: set[tuple[str, int]], rng: np.random.Generator
+) -> Row:
+    """A size for every level: one that no row has yet, if it is affordable, and of the last level the largest."""
+    row = smallest_with(level_row, levels)
+    for name in map(str, rng.permutation(list(levels))):
+        level, last = levels[name][level_row[name]], 0 < level_row[name] == len(levels[name]) - 1
+        order = sorted(level, key=lambda size: ((name, size) not in unused, -size if last else rng.random()))
+        row[name] = next(size for size in order if size == row[name] or fits(row | {name: size}))
+    unused -= set(row.items())
+    return row
+
+
+def packed(levels: Levels, fits: Fits, unused: set[tuple[str, int]], rng: np.random.Generator) -> Row:
+    """A row of the largest size that no row has yet, and beside it the largest others that are affordable."""
+    first = max(unused, key=lambda pair: (pair[1], pair[0]))
+    row = smallest_with({}, levels) | dict([first])
+    for name in map(str, rng.permutation([name for name in levels if name != first[0]])):
+        left = sorted((size for other, size in unused if other == name), reverse=True)
+        any_of_first = levels[name][0][int(rng.integers(len(levels[name][0])))]
+        row[name] = next((size for size in (*left, any_of_first) if fits(row | {name: size})), row[name])
+    unused -= set(row.items())
+    return row
