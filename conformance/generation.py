@@ -417,7 +417,8 @@ def add_features(
         if draw(st.booleans()):
             inputs["bias"][d.booleans(*inputs["bias"].shape, share=0.15)] = -np.inf
     if "sinks" in features:
-        inputs["sinks"] = d.normal(s.H, scale=2.0, dtype=companion)
+        many = float(np.log(s.K)) if s.K > MANY_KEYS else 0.0  # so that a sink weighs something beside all of them
+        inputs["sinks"] = d.normal(s.H, scale=2.0, mean=many, dtype=companion)
     if "dropout" in features:
         options["dropout_rate"] = draw(st.sampled_from((0.1, 0.5)))
         options["dropout_keep"] = d.booleans(s.B, s.H, s.Q, s.K, share=1 - options["dropout_rate"])

@@ -524,9 +524,11 @@ def layers_at_sizes(declaration: Declaration) -> list[Probe]:
         ("POS-1", "sinusoidal_positions", positions),
     )
     deviation, narrow = "standard_deviation_norm", {"gradients": False, "dtypes": HALF}
+    far = {"gradients": False, "dtypes": WIDE, "means": (1e3, -1e4)}
     return [
         agreement("NORM-1", "layer norm, sizes", "layer_norm", norms("layer_norm", "output", gradients=False)),
         agreement("NORM-2", "16-bit inputs, sizes", "layer_norm", norms("layer_norm", "16 bits", **narrow), 0.3),
+        agreement("NORM-4", "far from zero, sizes", "layer_norm", norms("layer_norm", "far", **far)),
         agreement("NORM-6", "gradients, sizes", "layer_norm", norms("layer_norm", "grad", focus=("gradients",))),
         *(agreement("NORM-7", f"{name}, sizes", name, norms(name, name)) for name in ("rms_norm", deviation)),
         *(agreement(rule, "sizes", name, rows_of_layers(name, cases, declaration)) for rule, name, cases in others),
