@@ -35,7 +35,7 @@ from conformance.frameworks import Arrays, Framework, NoGradients
 from conformance.pullbacks import described, gradients_by_name
 from conformance.signatures import signature_of
 from conformance.spreading import arguments, gradient_name, result_names
-from conformance.subjects import Answers, NumpySubject, Subject, WrongAnswer, differentiable
+from conformance.subjects import Answers, NumpySubject, Subject, WrongAnswer, differentiable, without_promise
 from reference_numpy import materialize
 from specification.masks import Dense, as_mask
 
@@ -112,7 +112,7 @@ class CallableSubject(Subject):
         super().__init__(name, framework)
         self.function, self.operation = function, operation
         self.signature = signature_of(function, operation)
-        self.declaration = replace(declaration, lacking=self.signature.lacking)
+        self.declaration = replace(declaration, lacking=self.signature.lacking, strides=framework.strides)
 
     def bound(self, operation: str, inputs: Arrays, options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments as the function has them."""
@@ -160,6 +160,7 @@ class CallableSubject(Subject):
     # --- conventions: what the function is asked, and what its answers mean ---
 
     def asked(self, case: Case) -> Case:
+        case = without_promise(case)
         options = {name: value for name, value in case.options.items() if name != "empty_rows"}
         if "empty_rows" in self.declaration:
             options = dict(case.options)

@@ -24,6 +24,8 @@ class Case:
     cotangents: one array for each result, by name; empty when the case asks for no gradients.
     special: NaN or infinity stands where it can reach results, which are then compared as what they are.
     rounding: the precisions that the subject declares for "weights" and "products", where they are narrower.
+    memory: names of `checks.layouts.LAYOUTS` by input, and for "mask", "dropout_keep" and "cotangent" (those of all
+        results), for arrays that do not lie contiguous when the subject receives them. Values do not depend on it.
     """
 
     operation: str
@@ -33,12 +35,19 @@ class Case:
     cotangents: dict[str, np.ndarray] = field(default_factory=dict)
     special: bool = False
     rounding: dict[str, str] = field(default_factory=dict)
+    memory: dict[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         """One line, as a call; large arrays by dtype and shape only."""
         inputs = {name: self.inputs[name] for name in ORDER if name in self.inputs} | self.inputs
-        named = (inputs | self.options).items()
-        return f"{self.operation}({', '.join(f'{name}={brief(value)}' for name, value in named if value is not None)})"
+        named = {name: brief(value) for name, value in (inputs | self.options).items() if value is not None}
+        shown = ", ".join(f"{name}={value}{self.lies(name)}" for name, value in named.items())
+        beside = self.lies("cotangent")
+        return f"{self.operation}({shown})" + (f" with cotangent{beside}" if beside else "")
+
+    def lies(self, name: str) -> str:
+        """The layout of an array, to be printed after it; empty for a contiguous one."""
+        return f" {self.memory[name]}" if name in self.memory else ""
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """The same line where Hypothesis prints a failing case."""

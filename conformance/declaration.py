@@ -93,7 +93,8 @@ class Declaration:
     its signature has parameters, supported or not. unsure: features that nobody has named, of a signature that takes
     any keyword. lacking: optional arguments of the operation for which its signature has no parameter.
     limits: the largest size that it takes of dimensions named in `DIMENSIONS`. tile: queries and keys of its tiles.
-    compiled: its framework compiles for every shape.
+    compiled: its framework compiles for every shape. strides: arrays of its framework can lie in memory in several
+    ways.
     """
 
     features: frozenset[str] = frozenset(FEATURES)
@@ -109,6 +110,7 @@ class Declaration:
     limits: Mapping[str, int] = field(default_factory=dict)
     tile: tuple[int, int] | None = None
     compiled: bool = False
+    strides: bool = True
 
     def __contains__(self, feature: str) -> bool:
         return feature in self.features

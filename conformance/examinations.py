@@ -17,7 +17,7 @@ from conformance.bounds import bound, merged_bound
 from conformance.cases import Case
 from conformance.diagnosis.examining import examine_diagnosis
 from conformance.expectations import Planted, empty_rows, expectation
-from conformance.independence import examine_broadcast_cotangents, examine_determinism, examine_views
+from conformance.independence import examine_determinism, examine_memory
 from conformance.oracle import oracle
 from conformance.pairs import dense_meaning
 from conformance.refusals import Refusal, refused
@@ -260,8 +260,7 @@ EXAMINATIONS = {
     "twin": Examination(prepare_twin, examine_twin, first),
     "towering": Examination(prepare_towering, examine_towering, first),
     "determinism": Examination(nothing, examine_determinism),
-    "views": Examination(truth_and_bounds, examine_views),
-    "broadcast cotangents": Examination(truth_and_bounds, examine_broadcast_cotangents),
+    "memory": Examination(truth_and_bounds, examine_memory),
     "split": Examination(prepare_split, examine_split, first),
     "constant rows": Examination(nothing, examine_constant_rows),
     "spoiled rows": Examination(prepare_twin, examine_spoiled_rows, first),

@@ -67,7 +67,7 @@ def expectation(p: Planted, truth: dict[str, Exact]) -> dict[str, Exact]:
 
     bad_key = heads(p.marks["key"].any(-1))[:, :, None, :]
     rows = (allowed & (bad_key | p.marks["query"].any(-1)[..., None])).any(-1)
-    features = (allowed[..., None] & heads(p.marks["value"])[:, :, None]).any(3)
+    features = allowed.astype(np.float32) @ heads(p.marks["value"]).astype(np.float32) > 0
     spoiled = {
         "output": rows[..., None] | features,
         gradient_name("value"): groups((allowed & rows[..., None]).any(2))[..., None],

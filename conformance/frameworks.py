@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import ml_dtypes
 import numpy as np
 
+from conformance.checks.layouts import Placement, strided
+
 Arrays = dict[str, Any]
 """A framework's own arrays, by name."""
 Function = Callable[[Arrays], Arrays]
@@ -27,6 +29,7 @@ class Framework(Protocol):
 
     name: str
     mutable: bool  # whether arrays can be changed in place, so that sharing memory would show
+    strides: bool  # whether arrays can lie in memory in several ways
     kind: type  # of its arrays
 
     def array(self, array: np.ndarray) -> Any:
@@ -35,11 +38,8 @@ class Framework(Protocol):
     def numpy(self, array: Any) -> np.ndarray:
         """The framework's array as NumPy's, bit for bit."""
 
-    def permuted(self, array: Any, order: Sequence[int]) -> Any:
-        """The same array, its axes in that order in memory, where the framework has strides."""
-
-    def spread(self, array: Any) -> Any:
-        """An array of equal elements as a view of the first, where the framework hands on such cotangents itself."""
+    def view(self, buffer: np.ndarray, shape: Sequence[int], place: Placement) -> Any:
+        """The array that lies there in the buffer or a copy of it; only for frameworks that have strides."""
 
     def memory(self, array: Any) -> np.ndarray | None:
         """For `numpy.shares_memory`: an array at the same addresses, which need not be readable; None for no memory."""
@@ -62,7 +62,7 @@ class Framework(Protocol):
 class NumpyArrays:
     """NumPy: no differentiation of its own."""
 
-    name, mutable, kind = "numpy", True, np.ndarray
+    name, mutable, strides, kind = "numpy", True, True, np.ndarray
 
     def __init__(self, device: str = "cpu") -> None:
         """NumPy is on the CPU, whatever the device."""
@@ -73,11 +73,8 @@ class NumpyArrays:
     def numpy(self, array: np.ndarray) -> np.ndarray:
         return np.asarray(array)
 
-    def permuted(self, array: np.ndarray, order: Sequence[int]) -> np.ndarray:
-        return np.ascontiguousarray(array.transpose(order)).transpose(np.argsort(order))
-
-    def spread(self, array: np.ndarray) -> np.ndarray:
-        return array
+    def view(self, buffer: np.ndarray, shape: Sequence[int], place: Placement) -> np.ndarray:
+        return strided(buffer, shape, place)
 
     def memory(self, array: np.ndarray) -> np.ndarray:
         return array
@@ -100,7 +97,7 @@ class NumpyArrays:
 class TorchArrays:
     """PyTorch, with torch.autograd."""
 
-    name, mutable = "torch", True
+    name, mutable, strides = "torch", True, True
 
     def __init__(self, device: str = "cpu") -> None:
         self.torch: Any = importlib.import_module("torch")
@@ -120,16 +117,8 @@ class TorchArrays:
             return tensor.contiguous().view(self.torch.int16).numpy().view(ml_dtypes.bfloat16)
         return tensor.numpy()
 
-    def permuted(self, array: Any, order: Sequence[int]) -> Any:
-        return array.permute(*order).contiguous().permute(*np.argsort(order).tolist())
-
-    def spread(self, array: Any) -> Any:
-        """In as much memory as the whole array has, NaN but for the first number: who reads on there reads NaN."""
-        if array.numel() == 0:
-            return array
-        room = self.torch.full_like(array.reshape(-1), self.torch.nan)
-        room[0] = array.reshape(-1)[0]
-        return room[:1].reshape([1] * array.ndim).expand(array.shape)
+    def view(self, buffer: np.ndarray, shape: Sequence[int], place: Placement) -> Any:
+        return self.array(buffer).as_strided(tuple(shape), place.strides, place.start)
 
     def memory(self, array: Any) -> np.ndarray | None:
         return None if array.numel() == 0 else np.asarray(Addresses(array))
@@ -177,7 +166,7 @@ class Addresses:
 class JaxArrays:
     """JAX, with jax.vjp; optionally everything under jax.jit."""
 
-    name, mutable = "jax", False
+    name, mutable, strides = "jax", False, False
 
     def __init__(self, device: str = "cpu", jit: bool = False) -> None:
         self.jax: Any = importlib.import_module("jax")
@@ -190,11 +179,8 @@ class JaxArrays:
     def numpy(self, array: Any) -> np.ndarray:
         return np.asarray(array)
 
-    def permuted(self, array: Any, order: Sequence[int]) -> Any:
-        return array
-
-    def spread(self, array: Any) -> Any:
-        return array
+    def view(self, buffer: np.ndarray, shape: Sequence[int], place: Placement) -> Any:
+        raise TypeError("arrays of JAX have no strides")
 
     def memory(self, array: Any) -> None:
         """Arrays of JAX cannot be written to."""

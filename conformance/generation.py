@@ -23,8 +23,9 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from conformance.cases import Case
+from conformance.checks.layout_cases import with_memory
 from conformance.declaration import EVERYTHING, SIMPLEST_FIRST, Declaration
-from conformance.expectations import allowed_pairs
+from conformance.expectations import empty_rows as rows_without_keys
 from conformance.features import alignment
 from conformance.oracle import balls_available
 from conformance.plan.attention import EXACTLY, exactly_affordable
@@ -67,6 +68,8 @@ ALIKE = (Sizes(3, 3, 1, 3, 5, 4, 4),)
 """Batch, heads and queries of one size, so that it shows who tells them apart by their sizes."""
 THOUSANDS = (Sizes(1, 2, 1, 2, 2048, 64, 64),)
 """As many numbers as kernels look at, or add up, in another way than a few."""
+KERNEL_WIDTHS = (Sizes(2, 4, 2, 5, 7, 64, 32), Sizes(2, 2, 2, 3, 9, 96, 64), Sizes(2, 4, 2, 1, 5, 128, 128))
+"""Few queries and keys of widths for which kernels are made."""
 ONE_KEY = (Sizes(2, 3, 3, 1, 1, 4, 4),)
 MANY_KEYS = 64
 """From here on a few keys hardly change a row, unless they stand out."""
@@ -307,15 +310,19 @@ def attention_cases(
         features.discard("sinks")
     add_features(draw, s, d, features, inputs, options)
     cotangents, case = {}, Case(operation, dtype, inputs, options, {}, rounding=rounding)
-    empty = convention in ("any", "nan") and not allowed_pairs(case).any(-1).all()
-    assume(not (empty and convention == "any"))
-    spoiled = empty  # who gives NaN for an empty row is not asked for what its gradients then are
+    empty = rows_without_keys(case)
+    if convention == "any" and empty.any():
+        case.options["empty_rows"] = "any"
+    spoiled = convention == "nan" and empty.any()  # what the gradients of NaN then are is not asked
     if gradients and "gradients" in declaration and not spoiled:
         shape = {"attention": (s.B, s.H, s.Q, s.V), "attention_weights": (s.B, s.H, s.Q, s.K)}
         wide = compute_dtype_name(dtype) if operation == "attention_logsumexp" else dtype
         height = 4 if in_float16 else 100
-        cotangents["output"] = cotangent(draw, d, shape.get(operation, (s.B, s.H, s.Q)), 2, wide, height)
-    return replace(case, cotangents=cotangents)
+        array = cotangent(draw, d, shape.get(operation, (s.B, s.H, s.Q)), 2, wide, height)
+        if convention == "any":
+            array[empty] = 0
+        cotangents["output"] = array
+    return with_memory(draw, replace(case, cotangents=cotangents), declaration)
 
 
 def cotangent(
@@ -443,7 +450,7 @@ def merge_cases(
         logsumexp[d.booleans(s.B, s.H, s.Q, share=0.2)] = -np.inf
         inputs[f"logsumexps[{i}]"] = logsumexp
     cotangents = {"output": d.normal(s.B, s.H, s.Q, s.V), "logsumexp": d.normal(s.B, s.H, s.Q, dtype=wide)}
-    return Case("merge_attention", dtype, inputs, {}, wanted(cotangents, declaration))
+    return with_memory(draw, Case("merge_attention", dtype, inputs, {}, wanted(cotangents, declaration)), declaration)
 
 
 def wanted(cotangents: dict[str, np.ndarray], declaration: Declaration) -> dict[str, np.ndarray]:
@@ -490,7 +497,9 @@ def multi_head_cases(
     assume(declaration.convention("empty_rows") == "zero" or visible.any(-1).all())
     cotangents = wanted({"output": d.normal(s.B, s.Q, E_out)}, declaration)
     rounding = roundings(declaration, dtype)
-    return Case("multi_head_attention", dtype, inputs, options, cotangents, rounding=rounding)
+    return with_memory(
+        draw, Case("multi_head_attention", dtype, inputs, options, cotangents, rounding=rounding), declaration
+    )
 
 
 # --- the layers around it ---------------------------------------------------------------------------------------------
@@ -553,7 +562,7 @@ def norm_cases(
         options["eps"] = draw(st.sampled_from((1e-5, 1e-6, 1e-12, 1e-3, 0.5)))
     options = without_lacking(operation, options, declaration)
     cotangents = wanted({"output": cotangent(draw, d, shape, 0)}, declaration) if gradients else {}
-    return Case(operation, dtype, inputs, options, cotangents)
+    return with_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
 
 
 def norm_shapes(rows: int, width: int) -> tuple[NormShape, ...]:
@@ -602,7 +611,7 @@ def feed_forward_cases(
     if draw(st.integers(0, 2)) == 0 and "dropout" in declaration:
         options |= {"dropout_rate": 0.25, "dropout_keep": d.booleans(*shape[:-1], inner, share=0.75)}
     cotangents = wanted({"output": cotangent(draw, d, (*shape[:-1], outer), 0)}, declaration)
-    return Case("feed_forward", dtype, inputs, options, cotangents)
+    return with_memory(draw, Case("feed_forward", dtype, inputs, options, cotangents), declaration)
 
 
 @st.composite
@@ -666,7 +675,7 @@ def lookup_cases(
         options = {"scaled": draw(st.sampled_from(taken(operation, "scaled", scaled, declaration)))}
     options = without_lacking(operation, options, declaration)
     cotangents = wanted({result_names(operation)[0]: cotangent(draw, d, (*shape, width), 0)}, declaration)
-    return Case(operation, dtype, inputs, options, cotangents)
+    return with_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
 
 
 def operation_cases(

@@ -49,7 +49,9 @@ def balls_available() -> bool:
 
 
 def oracle(case: Case) -> dict[str, Exact]:
-    if case.options.get("empty_rows") == "nan":
+    mode = case.options.get("empty_rows")
+    if mode in ("nan", "any"):
         plain = {name: value for name, value in case.options.items() if name != "empty_rows"}
-        return nan_rows(case, oracle(replace(case, options=plain)))
+        truth = oracle(replace(case, options=plain))
+        return nan_rows(case, truth) if mode == "nan" else truth
     return by_balls(case) if case.dtype == "float64" and not case.special else by_definition(case)

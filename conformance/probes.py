@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from conformance import generation, special
 from conformance.cases import Case
+from conformance.checks.layout_cases import memory_cases
+from conformance.checks.layouts import LAYOUTS, OF_HEADS, REFUSABLE
 from conformance.declaration import EVERYTHING, Declaration
 from conformance.drawing import Material, Rows
 from conformance.examinations import EXAMINATIONS, Examination
@@ -21,6 +23,7 @@ from conformance.generation import (
     ACTIVATIONS,
     ALIKE,
     EMPTY,
+    KERNEL_WIDTHS,
     LONG,
     MASKS,
     NORM_SHAPES,
@@ -37,7 +40,6 @@ from specification import Dense
 
 HALF = ("float16", "bfloat16")
 WIDE = ("float32", "float64")
-BROADCAST = "broadcast cotangents"
 LOWEST = -3.4028234663852886e38
 """The lowest float32, with which some fill what is forbidden."""
 
@@ -109,9 +111,15 @@ def forbidding(case: Case) -> bool:
     return bool(np.isneginf(case.inputs["bias"].astype(float)).any())
 
 
-def summed(case: Case) -> Case:
-    """The same with cotangents of 1, as those of a sum are."""
-    return replace(case, cotangents={name: np.ones_like(array) for name, array in case.cotangents.items()})
+def memory_plans(operation: str, declaration: Declaration) -> st.SearchStrategy[Case]:
+    """Cases of an operation in the sizes for which kernels read arrays in their own way, mostly with all arrays."""
+    if not operation.startswith("attention"):
+        return generation.operation_cases(operation, declaration=declaration)
+    cases = partial(generation.attention_cases, operation, plans=(*SHORT, *KERNEL_WIDTHS), declaration=declaration)
+    if not {"bias", "dense"} & declaration.features:
+        return cases()
+    every = cases("dense" if "dense" in declaration else "none", tuple({"bias"} & declaration.features))
+    return st.integers(0, 2).flatmap(lambda which: every if which < 2 else cases())
 
 
 def attention_probes(declaration: Declaration) -> list[Probe]:
@@ -290,16 +298,13 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
             for name in OPERATIONS
         ),
         *(
-            Probe("ATT-13", f"views in {name}", (name,), cases, "views", weight=0.3)
+            Probe("ATT-13", f"memory of {name}: {layout}", (name,), material, by, weight=0.5)
             for name in OPERATIONS
-            if name != "sinusoidal_positions"
-            for cases in (generation.operation_cases(name, declaration=declaration),)
-        ),
-        *(
-            Probe("ATT-13", f"gradients of the sum of {name}", (name,), cases.map(summed), BROADCAST, weight=0.3)
-            for name in OPERATIONS
-            if name != "sinusoidal_positions" and "gradients" in declaration
-            for cases in (generation.operation_cases(name, declaration=declaration),)
+            for layout in LAYOUTS
+            if name != "sinusoidal_positions" and declaration.strides
+            if layout not in OF_HEADS or "attention" in name
+            for material in (memory_cases(memory_plans(name, declaration), layout, declaration),)
+            for by in ("memory" if layout in REFUSABLE else "agreement",)
         ),
         *(
             Probe("ATT-13", f"attention, {title}", ("attention",), material, "determinism")

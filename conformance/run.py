@@ -154,7 +154,7 @@ def try_probe(
                     failing[examiner.name] = number
             tally.add(probe.rule, examiner.name, findings, case, agreement)
         if agreement and case.operation == "attention":
-            tally.substance.add(case, shared[1])
+            tally.substance.add(case, *shared)
         progress(probe.rule, probe.title)
     return failing
 

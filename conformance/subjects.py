@@ -11,12 +11,15 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from conformance.cases import Case, expected_dtype
+from conformance.checks.layouts import placed
 from conformance.declaration import EVERYTHING, Declaration
 from conformance.frameworks import Arrays, Framework, JaxArrays, NumpyArrays, TorchArrays
 from conformance.spreading import arguments, gradient_name, named_gradients, result_names
@@ -100,6 +103,12 @@ def as_it_is(role: str, array: Any) -> Any:
     return array
 
 
+def head_axis(operation: str, name: str, layout: str) -> int:
+    """The axis of heads in an array of rank 4. Masks, biases and weights have the same shape in every layout."""
+    moved = name in ("query", "key", "value") or (name == "cotangent" and operation == "attention")
+    return 2 if layout == "BTHD" and moved and operation.startswith("attention") else 1
+
+
 def differentiable(case: Case) -> list[str]:
     return [name for name, array in case.inputs.items() if str(array.dtype) in FLOATING]
 
@@ -112,12 +121,12 @@ def results_by_name(operation: str, returned: Any) -> dict[str, Any]:
 class Subject:
     """A module that has every operation under its own name.
 
-    lay: how arrays lie in memory when they are handed over; from ("input" or "cotangent", array) to the same array.
+    lay: sees every array that is handed over; from ("input" or "cotangent", array) to the same array.
     """
 
     def __init__(self, name: str, framework: Framework, module: Any = None) -> None:
         self.name, self.framework, self.module = name, framework, module
-        self.declaration: Declaration = EVERYTHING
+        self.declaration: Declaration = replace(EVERYTHING, strides=framework.strides)
         self.answering = Answering()
         self.lay = as_it_is
 
@@ -131,24 +140,32 @@ class Subject:
 
     def asked(self, case: Case) -> Case:
         """The case in the subject's own conventions."""
-        return case
+        return without_promise(case)
 
     def meant(self, case: Case, answers: Answers) -> Answers:
         """The subject's answers in the definition's conventions."""
         return answers
 
     def arrays(self, case: Case) -> tuple[Arrays, dict[str, Any]]:
-        """Inputs and options in the subject's framework, arrays in masks too."""
+        """Inputs and options in the subject's framework, arrays in masks too, each in its memory layout."""
 
-        def array(a: np.ndarray) -> Any:
-            return self.lay("input", self.framework.array(np.asarray(a)))
+        def array(name: str, a: Any) -> Any:
+            return self.lay("input", self.laid(case, name, np.asarray(a)))
 
         options = dict(case.options)
         if options.get("mask") is not None:
-            options["mask"] = map_arrays(options["mask"], array)
+            options["mask"] = map_arrays(options["mask"], partial(array, "mask"))
         if options.get("dropout_keep") is not None:
-            options["dropout_keep"] = array(options["dropout_keep"])
-        return {name: array(a) for name, a in case.inputs.items()}, options
+            options["dropout_keep"] = array("dropout_keep", options["dropout_keep"])
+        return {name: array(name, a) for name, a in case.inputs.items()}, options
+
+    def laid(self, case: Case, name: str, array: np.ndarray) -> Any:
+        """An array of the case in the subject's framework, as it lies in memory. name: as in `Case.memory`."""
+        layout = case.memory.get(name)
+        if layout is None or not self.framework.strides:
+            return self.framework.array(array)
+        buffer, place = placed(array, layout, head_axis(case.operation, name, self.declaration.layout))
+        return self.framework.view(buffer, array.shape, place)
 
     def results(self, operation: str, inputs: Arrays, options: dict[str, Any]) -> Arrays:
         """The results by name, still the framework's own arrays."""
@@ -157,7 +174,7 @@ class Subject:
 
     def cotangents(self, case: Case) -> Arrays:
         """By result, in the subject's framework."""
-        return {name: self.lay("cotangent", self.framework.array(a)) for name, a in case.cotangents.items()}
+        return {name: self.lay("cotangent", self.laid(case, "cotangent", a)) for name, a in case.cotangents.items()}
 
     def differentiated(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
         return self.framework.differentiate(
@@ -217,6 +234,13 @@ class Subject:
             found = f"{array.dtype} {list(array.shape)}, expected {dtype} {list(shape)}"
             raise WrongAnswer(f"has dtype and shape {found}", name)
         return array
+
+
+def without_promise(case: Case) -> Case:
+    """The case without "any" for empty rows, which says what is judged and is no argument of the operation."""
+    if case.options.get("empty_rows") != "any":
+        return case
+    return replace(case, options={name: value for name, value in case.options.items() if name != "empty_rows"})
 
 
 def expected_shape(name: str, case: Case, layout: str = "BHTD") -> tuple[int, ...]:

@@ -11,10 +11,11 @@ import numpy as np
 
 from conformance.cases import Case
 from conformance.examinations import EXAMINATIONS
-from conformance.expectations import allowed_pairs
+from conformance.expectations import Exact, allowed_pairs
 from conformance.targets import Target
 from conformance.verdict import Finding, units_in_the_last_place
-from reference_numpy import attention, attention_weights
+from reference_numpy import attention_weights
+from specification import Dense
 
 FEW = 64
 """An error of so few bounds, or of less than that part of the number, is one of rounding, as far as order goes."""
@@ -107,6 +108,10 @@ class Violation:
         return EXAMINATIONS[self.examined_by].case_of(self.material)
 
 
+SAMPLE = 2**16
+"""Weights that the statistics of a case look at."""
+
+
 @dataclass
 class Substance:
     """How much the attention cases test: lists with one number for each case."""
@@ -116,18 +121,14 @@ class Substance:
     output_over_bound: list[float] = field(default_factory=list)
     telling: int = 0
 
-    def add(self, case: Case, bounds: dict[str, np.ndarray]) -> None:
+    def add(self, case: Case, truth: dict[str, Exact], bounds: dict[str, np.ndarray]) -> None:
         """Statistics of a case of attention without special values."""
         allowed = allowed_pairs(case)
-        if allowed.size == 0 or case.inputs["value"].shape[-1] == 0:
+        output = np.abs(truth["output"].high)
+        if allowed.size == 0 or output.size == 0:
             return
-        names = ("mask", "scale", "softcap")
-        options = {name: case.options[name] for name in names if name in case.options}
-        inputs = {name: case.inputs[name].astype(np.float64) for name in case.inputs}
-        weights = attention_weights(**{n: a for n, a in inputs.items() if n != "value"}, **options)
-        rows = allowed.sum(-1) > 1
+        weights, rows = sampled_weights(case, allowed)
         largest = float(np.median(weights.max(-1)[rows])) if rows.any() else 1.0
-        output = np.abs(attention(**inputs, **options))
         with np.errstate(all="ignore"):
             over = float(np.median(np.where(output > 0, output / bounds["output"], 0)))
         self.masked.append(1 - float(allowed.mean()))
@@ -140,6 +141,28 @@ class Substance:
         self.largest_weight += other.largest_weight
         self.output_over_bound += other.output_over_bound
         self.telling += other.telling
+
+
+def sampled_weights(case: Case, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The weights of some rows, all of them in a small case, and which of these have several keys."""
+    B, H, Q, K = allowed.shape
+    queries = spread_out(Q, SAMPLE // (H * K))
+    elements = spread_out(B, SAMPLE // (H * K * queries.size))
+    inputs = {name: case.inputs[name][elements] for name in ("query", "key")}
+    inputs["query"] = inputs["query"][:, :, queries]
+    inputs |= {name: case.inputs[name] for name in ("bias", "sinks") if name in case.inputs}
+    if "bias" in inputs:
+        bias = inputs["bias"][..., queries, :]
+        inputs["bias"] = bias[elements] if bias.ndim == 4 and len(bias) > 1 else bias
+    visible = allowed[elements][:, :, queries]
+    options = {name: case.options[name] for name in ("scale", "softcap") if name in case.options}
+    wide = {name: array.astype(np.float64) for name, array in inputs.items()}
+    return attention_weights(**wide, mask=Dense(visible), **options), visible.sum(-1) > 1
+
+
+def spread_out(count: int, limit: int) -> np.ndarray:
+    """So many indices at most, but one at least, from the first to the last."""
+    return np.linspace(0, count - 1, min(count, max(limit, 1))).astype(int)
 
 
 class Tally:

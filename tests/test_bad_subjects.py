@@ -753,62 +753,6 @@ def test_memory_is_compared_exactly(torch: Any) -> None:
     assert arrays.memory(room[:0]) is None
 
 
-def without_strides(array: Any, torch: Any) -> Any:
-    return array.as_strided(array.shape, torch.empty(array.shape).stride())
-
-
-def test_strides_of_inputs_count(torch: Any) -> None:
-    import torch_impl
-
-    def reads_memory(query: Any, key: Any, value: Any) -> Any:
-        return torch_impl.attention(*(without_strides(array, torch) for array in (query, key, value)))
-
-    assert ratio(reads_memory, "agreement", ATTENTION)[0] <= 1
-    assert ratio(reads_memory, "views", ATTENTION)[0] > 1
-    assert ratio(torch_impl.attention, "views", ATTENTION)[0] <= 1
-
-
-def test_views_may_be_refused_where_the_last_axis_has_gaps(torch: Any) -> None:
-    import torch_impl
-
-    def refusing(axis: int) -> Callable[..., Any]:
-        def function(query: Any, key: Any, value: Any) -> Any:
-            if query.stride(axis) != torch.empty(query.shape).stride(axis):
-                raise ValueError("strides")
-            return torch_impl.attention(query, key, value)
-
-        return function
-
-    assert ratio(refusing(-1), "views", ATTENTION)[0] <= 1
-    assert ratio(refusing(0), "views", ATTENTION) == (np.inf, "raised ValueError: strides")
-
-
-def test_strides_of_cotangents_count(torch: Any) -> None:
-    import torch_impl
-
-    class Through(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, y: Any) -> Any:
-            return y.clone()
-
-        @staticmethod
-        def backward(ctx: Any, bar: Any) -> Any:
-            return without_strides(bar, torch)
-
-    def norm(x: Any, weight: Any, *, eps: float) -> Any:
-        return torch_impl.rms_norm(x, weight, eps=eps)
-
-    def reads_memory(x: Any, weight: Any, *, eps: float) -> Any:
-        return Through.apply(norm(x, weight, eps=eps))
-
-    rows = np.random.default_rng(1).normal(size=(3, 4)).astype(np.float32)
-    inputs = {"x": rows, "weight": rows[0]}
-    case = Case("rms_norm", "float32", inputs, {"eps": 1e-5}, {"output": np.ones((3, 4), np.float32)})
-    assert ratio(reads_memory, "agreement", case)[0] <= 1
-    assert ratio(reads_memory, "broadcast cotangents", case)[0] > 1
-    assert ratio(norm, "broadcast cotangents", case)[0] <= 1
-
-
 # --- nothing is never a verdict ---------------------------------------------------------------------------------------
 
 

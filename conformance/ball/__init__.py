@@ -14,6 +14,7 @@ NaN and infinity have no ball: where one counts, ValueError is raised. Behind a 
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ except ImportError as error:
 from conformance.ball import attention, layers
 from conformance.ball.inputs import Leaves
 from conformance.ball.layers import Undecided
-from conformance.ball.tape import backward, balls, zeros
+from conformance.ball.tape import ZERO, backward, balls, zeros
 from conformance.cases import Case
 
 WORKING_PRECISION = 256
@@ -103,14 +104,14 @@ def evaluate_balls(case: Case) -> dict[str, np.ndarray]:
 
 
 def is_settled(ball: arb) -> bool:
-    return ball.rel_accuracy_bits() >= RELATIVE_BITS or (0 in ball and ball.rad() <= NEGLIGIBLE)
+    return ball.rel_accuracy_bits() >= RELATIVE_BITS or (ZERO in ball and ball.rad() <= NEGLIGIBLE)
 
 
 def split_ball(ball: arb) -> tuple[float, float]:
-    if 0 in ball:
+    if ZERO in ball:
         return 0.0, 0.0
-    high = float(ball.mid())
-    return high, 0.0 if np.isinf(high) else float(ball.mid() - high)
+    high = float(ball)  # the midpoint, rounded
+    return high, 0.0 if math.isinf(high) else float(ball - high)
 
 
 def settled(array: np.ndarray) -> np.ndarray:

@@ -68,9 +68,10 @@ def sinusoidal_positions(leaves: Leaves, options: dict[str, Any]) -> Results:
     """sin and cos of p / 10000^(2i/E) on columns 2i and 2i + 1; "doubled": 2c/E for column c (POS-1)."""
     length, width, offset = options["length"], options["width"], options.get("offset") or 0
     doubled = (options.get("exponent") or "shared") == "doubled"
+    wavelengths = [arb(10000) ** (arb(2 * c if doubled else c - c % 2) / width) for c in range(width)]
     table = np.empty((length, width), dtype=object)
     for p, c in np.ndindex(length, width):
-        angle = arb(offset + p) / arb(10000) ** (arb(2 * c if doubled else c - c % 2) / width)
+        angle = arb(offset + p) / wavelengths[c]
         table[p, c] = angle.cos() if c % 2 else angle.sin()
     return {"output": Variable(table)}
 

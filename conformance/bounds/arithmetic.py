@@ -119,19 +119,45 @@ def multiply(x: Approx, y: Approx, p: Precision, roundings: int = 1) -> Approx:
     return Approx(value, error + roundings * p.inner * (np.abs(value) + error) + p.inner_tiny)
 
 
-def matmul(x: Approx, y: Approx, p: Precision, roundings: int = 0, scale: float = 1.0) -> Approx:
-    """scale * x @ y, with `roundings` more for putting the scale on either side before or on the product after."""
-    n = x.value.shape[-1]
+class Sums(NamedTuple):
+    """What a matrix product adds up. Those of parts of the terms, added, are those of all of them."""
+
+    value: np.ndarray
+    error: np.ndarray | float  # what the sides' own errors become
+    absolute: np.ndarray  # the sums of absolute terms
+    left: np.ndarray  # the sums of either side's sizes
+    right: np.ndarray
+
+    def __add__(self, other: Sums) -> Sums:  # type: ignore[override]
+        return Sums(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+
+def sums(x: Approx, y: Approx) -> Sums:
+    """Of x @ y."""
+    x_size, y_size = x.size, y.size
     error: np.ndarray | float = 0.0
-    if x.error.any() or not np.isfinite(y.size).all():  # what is exact costs no product
-        error = error + x.error @ y.size
+    if x.error.any() or not np.isfinite(y_size).all():  # what is exact costs no product
+        error = error + x.error @ y_size
     if y.error.any() or not np.isfinite(x.value).all():
         error = error + np.abs(x.value) @ y.error
-    rounding = p.gamma(n + roundings) * (x.size @ y.size)
+    left, right = np.sum(x_size, axis=-1, keepdims=True), np.sum(y_size, axis=-2, keepdims=True)
+    return Sums(x.value @ y.value, error, x_size @ y_size, left, right)
+
+
+def added_up(s: Sums, n: int, p: Precision, roundings: int = 0, scale: float = 1.0) -> Approx:
+    """scale * the sums of n terms in all, with `roundings` more for putting the scale on either side or on the sum."""
+    error = (abs(scale) * p.gamma(n + roundings)) * s.absolute
+    error += abs(scale) * s.error
     # Numbers too small to be normal may be lost: products, and either side's entries once they are scaled.
-    lost = n + roundings + np.sum(x.size, axis=-1, keepdims=True) + np.sum(y.size, axis=-2, keepdims=True)
-    error = abs(scale) * (error + rounding) + max(1.0, abs(scale)) * lost * p.inner_tiny
-    return Approx(scale * (x.value @ y.value), error)
+    smallest = max(1.0, abs(scale)) * p.inner_tiny
+    error += smallest * (n + roundings + s.left)
+    error += smallest * s.right
+    return Approx(s.value if scale == 1 else scale * s.value, error)
+
+
+def matmul(x: Approx, y: Approx, p: Precision, roundings: int = 0, scale: float = 1.0) -> Approx:
+    """scale * x @ y; see `added_up`."""
+    return added_up(sums(x, y), x.value.shape[-1], p, roundings, scale)
 
 
 def total(x: Approx, axis: int | tuple[int, ...], p: Precision, keepdims: bool = False) -> Approx:
@@ -144,6 +170,8 @@ def total(x: Approx, axis: int | tuple[int, ...], p: Precision, keepdims: bool =
 
 def select(condition: np.ndarray, x: Approx) -> Approx:
     """x where the condition holds, an exact 0 elsewhere."""
+    if condition.all():
+        return x
     return Approx(np.where(condition, x.value, 0), np.where(condition, x.error, 0))
 
 

@@ -33,6 +33,9 @@ rowsum(P * P_bar) or as rowsum(O_bar * O).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from typing import NamedTuple
 
 import numpy as np
@@ -44,12 +47,15 @@ from conformance.bounds.arithmetic import (
     TANH,
     Approx,
     Precision,
+    Sums,
+    added_up,
     exact,
     mapped,
     matmul,
     multiply,
     select,
     stored,
+    sums,
     transposed,
 )
 from conformance.bounds.rounding import rounded, scaled_side, side, side_gradient, weight_format
@@ -63,7 +69,7 @@ class Rows(NamedTuple):
 
     allowed: np.ndarray  # [B, H, Q, K]
     scores: Approx  # [B, H, Q, K]
-    slope: Approx  # of the softcap
+    slope: Approx | None  # of the softcap
     weights: np.ndarray  # [B, H, Q, K]
     relative: np.ndarray  # |e|, [B, H, Q, K]
     sink_weight: np.ndarray  # [B, H, Q, 1]
@@ -86,10 +92,11 @@ def summation(n: np.ndarray, p: Precision) -> np.ndarray:
 
 def scores_and_slope(
     query: Approx, key: Approx, bias: Approx | None, scale: float, softcap: float | None, p: Precision
-) -> tuple[Approx, Approx]:
+) -> tuple[Approx, Approx | None]:
+    """Scores, and the softcap's slope where there is one."""
     query, key = scaled_side(query, p, scale), scaled_side(key, p, scale)
     scores = matmul(query, transposed(key), p, SCALE, scale)
-    slope = exact(np.ones_like(scores.value))
+    slope = None
     if softcap is not None:
         ratio = np.tanh(scores.value / softcap)
         steep = 1 - ratio**2
@@ -107,14 +114,16 @@ def scores_and_slope(
     return scores, slope
 
 
-def softmax_rows(scores: Approx, slope: Approx, allowed: np.ndarray, sinks: Approx | None, p: Precision) -> Rows:
-    value = np.where(allowed, scores.value, -np.inf)
+def softmax_rows(scores: Approx, slope: Approx | None, allowed: np.ndarray, sinks: Approx | None, p: Precision) -> Rows:
+    forbidden = None if allowed.all() else ~allowed
+    value = scores.value if forbidden is None else np.where(allowed, scores.value, -np.inf)
     maximum = np.max(value, axis=-1, keepdims=True, initial=-np.inf)
     if sinks is not None:
         sink = sinks.value[:, None, None]
         maximum = np.maximum(maximum, sink)
     maximum = np.where(np.isfinite(maximum), maximum, 0)
-    exponentials = np.exp(value - maximum)
+    shifted = value - maximum
+    exponentials = np.exp(shifted)
     sink_exponential = np.zeros_like(maximum)
     counts = np.sum(allowed, axis=-1, keepdims=True).astype(float)
     sink_relative = np.zeros_like(maximum)
@@ -124,16 +133,21 @@ def softmax_rows(scores: Approx, slope: Approx, allowed: np.ndarray, sinks: Appr
         counts = counts + 1
         shift = p.inner * (4 * np.abs(sink - maximum) + 2 * np.abs(sink))
         sink_relative = np.expm1(sinks.error[:, None, None] + shift + constant)
-    sums = np.sum(exponentials, axis=-1, keepdims=True) + sink_exponential
-    safe = np.where(sums == 0, 1, sums)
-    shift = np.where(allowed, np.abs(scores.value - maximum), 0)
-    relative = np.expm1(np.where(allowed, scores.error, 0) + 3 * p.inner * shift + constant)
-    weights, sink_weight = exponentials / safe, sink_exponential / safe
+    total = np.sum(exponentials, axis=-1, keepdims=True) + sink_exponential
+    safe = np.where(total == 0, 1, total)
+    relative = np.abs(shifted, out=shifted)
+    relative *= 3 * p.inner
+    relative += scores.error
+    if forbidden is not None:
+        np.copyto(relative, 0, where=forbidden)
+    relative += constant
+    np.expm1(relative, out=relative)
+    weights, sink_weight = np.divide(exponentials, safe, out=exponentials), sink_exponential / safe
     # An exponential below the smallest normal number may be lost entirely.
     lost = counts * p.inner_tiny / safe
     spread = np.sum(weights * relative, axis=-1, keepdims=True) + sink_weight * sink_relative + lost
     with np.errstate(divide="ignore"):
-        logsumexp = maximum + np.log(sums)
+        logsumexp = maximum + np.log(total)
     return Rows(allowed, scores, slope, weights, relative, sink_weight, sink_relative, spread, counts, logsumexp)
 
 
@@ -151,14 +165,24 @@ def by_logsumexp(rows: Rows, p: Precision) -> np.ndarray:
 def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """x * y where 0 * inf is 0: a hopeless row matters only where something depends on it."""
     with np.errstate(invalid="ignore"):
-        return np.where((x == 0) | (y == 0), 0, x * y)
+        result = x * y
+        # NaN alone shows that there was such a product.
+        return np.where((x == 0) | (y == 0), 0, result) if np.isnan(result).any() else result
+
+
+def times(array: np.ndarray, factor: np.ndarray | None) -> np.ndarray:
+    """array * factor, which is 1 where it is None."""
+    return array if factor is None else array * factor
 
 
 def weights_approx(rows: Rows, p: Precision) -> Approx:
     rounding = summation(rows.counts, p) + 4 * p.inner + by_logsumexp(rows, p)
-    relative = product(rows.relative + rows.spread, margin(rows)) + rounding
-    error = np.where(rows.allowed, np.minimum(1, product(rows.weights, relative)) + 4 * p.inner_tiny, 0)
-    return Approx(rows.weights, error)
+    relative = product(rows.relative + rows.spread, margin(rows))
+    relative += rounding
+    error = product(rows.weights, relative)
+    np.minimum(1, error, out=error)
+    error += 4 * p.inner_tiny
+    return Approx(rows.weights, error if rows.allowed.all() else np.where(rows.allowed, error, 0))
 
 
 def logsumexp_approx(rows: Rows, p: Precision) -> Approx:
@@ -173,53 +197,71 @@ def logsumexp_approx(rows: Rows, p: Precision) -> Approx:
     return Approx(value, np.where(np.isfinite(value), error, 0))
 
 
-def weighted_mean(rows: Rows, values: Approx, factor: np.ndarray, p: Precision) -> Approx:
+def weighted_mean(rows: Rows, values: Approx, factor: np.ndarray | None, p: Precision) -> Approx:
     """sum_j P_j f_j v_j for values [B, H, K, V] and given factors f [B, H, Q, K] (dropout)."""
-    product_of = rows.weights * factor
+    product_of = times(rows.weights, factor)
     value = product_of @ values.value
     w = rows.weights * rows.relative
     ones = np.sum(w, axis=-1, keepdims=True)
-    squares = (w * factor**2) @ values.value**2 - 2 * value * ((w * factor) @ values.value) + value**2 * ones
+    weighted = times(w, factor)
+    second = times(weighted, factor) @ values.value**2
+    squares = second - 2 * value * (weighted @ values.value) + value**2 * ones
     # float64's own rounding of the three terms must not make the difference too small.
-    slack = 2.0**-48 * ((w * factor**2) @ values.value**2 + value**2 * ones)
+    slack = 2.0**-48 * (second + value**2 * ones)
     moved = np.sqrt(ones * (np.maximum(squares, 0) + slack)) + rows.sink_weight * rows.sink_relative * np.abs(value)
     error = product(moved, margin(rows)) + mean_rounding(rows, values, factor, value, p)
-    # The values' own errors are weighed with the weights as they are held.
-    error = error + product((product_of * (1 + rows.relative)) @ values.error, margin(rows))
+    if values.error.any():
+        # The values' own errors are weighed with the weights as they are held.
+        error = error + product((product_of * (1 + rows.relative)) @ values.error, margin(rows))
     error = error + by_logsumexp(rows, p) * np.abs(value)
     return Approx(value, error + rounded_weights(rows, values, factor, Approx(value, error), p))
 
 
-def mean_rounding(rows: Rows, values: Approx, factor: np.ndarray, mean: np.ndarray, p: Precision) -> np.ndarray:
+def allowed_sum(rows: Rows, factor: np.ndarray | None, array: np.ndarray) -> np.ndarray:
+    """The sum of the factor times an array [B, H, K, V] over the allowed keys."""
+    if factor is None and rows.allowed.all():
+        return np.sum(array, axis=-2, keepdims=True)
+    return times(rows.allowed.astype(float), factor) @ array
+
+
+def mean_rounding(rows: Rows, values: Approx, factor: np.ndarray | None, mean: np.ndarray, p: Precision) -> np.ndarray:
     """What the sums of `weighted_mean` add to its error, for themselves."""
-    absolute = (rows.weights * factor) @ values.size
+    absolute = times(rows.weights, factor) @ values.size
     error = (summation(rows.counts, p) + 6 * p.inner) * (absolute + np.abs(mean))
-    lost = p.inner_tiny * (factor * rows.allowed @ (values.size + 1) + rows.counts * np.abs(mean) + 1)
+    lost = p.inner_tiny * (allowed_sum(rows, factor, values.size + 1) + rows.counts * np.abs(mean) + 1)
     return error + np.where(rows.counts > 0, lost, 0)
 
 
-def rounded_weights(rows: Rows, values: Approx, factor: np.ndarray, mean: Approx, p: Precision) -> np.ndarray | float:
+def rounded_weights(
+    rows: Rows, values: Approx, factor: np.ndarray | None, mean: Approx, p: Precision
+) -> np.ndarray | float:
     """What rounding the weights of `weighted_mean` adds to its error, where it is declared."""
     form = weight_format(p)
     if form is None:
         return 0.0
     w = rows.weights * (1 + rows.relative)
-    sizes = (w * factor) @ values.size
-    squares = (w * factor**2) @ values.value**2 - 2 * mean.value * ((w * factor) @ values.value)
+    weighted = times(w, factor)
+    sizes = weighted @ values.size
+    squares = times(weighted, factor) @ values.value**2 - 2 * mean.value * (weighted @ values.value)
     squares = squares + mean.value**2 * np.sum(w, axis=-1, keepdims=True)
     deviations = np.sqrt(np.sum(w, axis=-1, keepdims=True) * np.maximum(squares, 0)) + mean.error
-    lost = form.tiny * (factor * rows.allowed @ values.size + rows.counts * mean.size)
+    lost = form.tiny * (allowed_sum(rows, factor, values.size) + rows.counts * mean.size)
     return form.unit * product(np.maximum(sizes, deviations), margin(rows)) + lost
 
 
 def softmax_gradient(
-    rows: Rows, weights_bar: Approx, logsumexp_bar: Approx | None, by_output: np.ndarray | None, p: Precision
+    rows: Rows,
+    weights: Approx,
+    weights_bar: Approx,
+    logsumexp_bar: Approx | None,
+    by_output: np.ndarray | None,
+    p: Precision,
 ) -> tuple[Approx, Approx]:
     """S_bar = P (P_bar - mean + L_bar), and (L_bar - mean) for the sink.
 
-    by_output: rounding errors of the mean as rowsum(O_bar * O), where it may be taken so.
+    weights: P with its errors. by_output: rounding errors of the mean as rowsum(O_bar * O), where it may be taken so.
     """
-    weights = rounded(weights_approx(rows, p), p.weights)
+    weights = rounded(weights, p.weights)
     mean = np.sum(rows.weights * weights_bar.value, axis=-1, keepdims=True)
     w = rows.weights * rows.relative
     moved = np.sum(w * np.abs(weights_bar.value - mean), axis=-1, keepdims=True)
@@ -231,7 +273,7 @@ def softmax_gradient(
     mean_error = mean_error + (by_weights if by_output is None else np.maximum(by_weights, by_output))
     form = weight_format(p)
     if form is not None:
-        lost = form.tiny * np.sum(rows.allowed * weights_bar.size, axis=-1, keepdims=True)
+        lost = form.tiny * np.sum(weights_bar.size, axis=-1, keepdims=True, where=rows.allowed)
         mean_error = mean_error + form.unit * absolute + lost
     logsumexp = exact(np.zeros_like(mean)) if logsumexp_bar is None else logsumexp_bar
     inside = weights_bar.value - mean + logsumexp.value
@@ -244,16 +286,28 @@ def softmax_gradient(
     return scores_bar, sink
 
 
-def sink_gradient(rows: Rows, sink: Approx, p: Precision) -> Approx:
+class Terms(NamedTuple):
+    """Sums of terms, of their errors and of their sizes. Those of parts of the terms, added, are those of them all."""
+
+    value: np.ndarray
+    error: np.ndarray
+    size: np.ndarray
+
+    def __add__(self, other: Terms) -> Terms:  # type: ignore[override]
+        return Terms(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
+
+    def added_up(self, n: int, p: Precision) -> Approx:
+        """n terms in all; one term is no sum."""
+        return Approx(self.value, self.error + (p.gamma(n) if n > 1 else 0) * self.size)
+
+
+def sink_terms(rows: Rows, sink: Approx, p: Precision) -> Terms:
+    """The sums over batch and queries [H] that the gradient of the sinks is made of."""
     relative = product(rows.sink_relative + rows.spread, margin(rows)) + summation(rows.counts, p) + 6 * p.inner
     relative = relative + 4 * p.inner * np.abs(np.where(np.isfinite(rows.logsumexp), rows.logsumexp, 0))
     weight = Approx(rows.sink_weight, rows.sink_weight * relative + 4 * p.inner_tiny)
     terms = multiply(weight, sink, p, 2)
-    n = terms.value.shape[0] * terms.value.shape[2]
-    return Approx(
-        np.sum(terms.value, axis=(0, 2, 3)),
-        np.sum(terms.error, axis=(0, 2, 3)) + p.gamma(n) * np.sum(terms.size, axis=(0, 2, 3)),
-    )
+    return Terms(*(np.sum(array, axis=(0, 2, 3)) for array in (terms.value, terms.error, terms.size)))
 
 
 def group_sum(x: Approx, groups: int, p: Precision) -> Approx:
@@ -264,63 +318,219 @@ def group_sum(x: Approx, groups: int, p: Precision) -> Approx:
     return Approx(value, error + (p.gamma(share) if share > 1 else 0) * size)
 
 
-class AttentionApprox(NamedTuple):
-    rows: Rows
-    output: Approx
-    factor: np.ndarray
-    reach: np.ndarray
+def broadcast_terms(x: Approx, shape: tuple[int, ...]) -> Terms:
+    """The sums that the gradient of a bias [B or 1, H or 1, Q, K] is made of, over what it was broadcast to."""
+    axes = tuple(axis for axis in (0, 1) if shape[axis] == 1)
+    return Terms(*(np.sum(array, axis=axes, keepdims=True) for array in (x.value, x.error, x.size)))
 
 
 def spread_heads(x: Approx, heads: int) -> Approx:
-    return mapped(x, lambda a: np.repeat(a, heads // max(a.shape[1], 1), axis=1))
+    share = heads // max(x.value.shape[1], 1)
+    return x if share == 1 else mapped(x, lambda a: np.repeat(a, share, axis=1))
+
+
+# --- attention in blocks ----------------------------------------------------------------------------------------------
+
+BLOCK = 2**17
+"""Numbers that are looked at together: few enough for a processor's cache."""
+
+
+def slices(count: int, size: int) -> list[slice]:
+    """Of so many elements at most; one that is empty where there are none."""
+    step = max(size, 1)
+    return [slice(start, start + step) for start in range(0, max(count, 1), step)]
+
+
+class Settings(NamedTuple):
+    """What does not change from one block to the next; scale is a number."""
+
+    scale: float
+    softcap: float | None
+    sinks: Approx | None
+    empty_rows: str
+    p: Precision
+
+
+class Block(NamedTuple):
+    """Some batch elements or queries. `allowed` is [B, H, Q, K]; without values, value is [B, 1, 1, 1] and unused."""
+
+    query: Approx
+    key: Approx
+    value: Approx
+    allowed: np.ndarray
+    bias: Approx | None
+    factor: np.ndarray | None  # of dropout
+    cotangent: Approx | None
+
+    def elements(self, part: slice) -> Block:
+        query, key, value = (x.at(part) for x in self[:3])
+        bias = self.bias
+        if bias is not None and bias.value.shape[0] > 1:
+            bias = bias.at(part)
+        factor = None if self.factor is None else self.factor[part]
+        cotangent = None if self.cotangent is None else self.cotangent.at(part)
+        return Block(query, key, value, self.allowed[part], bias, factor, cotangent)
+
+    def queries(self, part: slice) -> Block:
+        at = (slice(None), slice(None), part)
+        bias, cotangent = (None if x is None else x.at(at) for x in (self.bias, self.cotangent))
+        factor = None if self.factor is None else self.factor[at]
+        return Block(self.query.at(at), self.key, self.value, self.allowed[at], bias, factor, cotangent)
+
+
+class Forward(NamedTuple):
+    """A block's weights and its result of one kind; reach: the pairs whose values count."""
+
+    rows: Rows
+    weights: Approx | None
+    result: Approx
+    reach: np.ndarray
+
+
+class Backward(NamedTuple):
+    """The gradients of some queries, and their part of those that are summed over all queries."""
+
+    query: Approx
+    bias: Terms | None
+    key: Sums
+    value: Sums | None
+    sinks: Terms | None
+
+
+class Gradients(NamedTuple):
+    """The gradients of some batch elements, and their part of those that may be summed over them."""
+
+    query: Approx
+    key: Approx
+    value: Approx | None
+    bias: Terms | None
+    sinks: Terms | None
 
 
 def attention(
+    kind: str,
     query: Approx,
     key: Approx,
     value: Approx | None,
     allowed: np.ndarray,
+    cotangent: Approx | None,
     *,
     bias: Approx | None,
     scale: float | None,
     softcap: float | None,
     sinks: Approx | None,
-    factor: np.ndarray,
+    factor: np.ndarray | None,
     empty_rows: str,
     p: Precision,
-) -> AttentionApprox:
-    """Forward errors. `allowed` is dense [B, H, Q, K]; `factor` is what dropout multiplies each weight with."""
-    heads, width = query.value.shape[1], query.value.shape[-1]
-    scale = 1 / np.sqrt(width) if scale is None else float(scale)
-    key = spread_heads(key, heads)
+) -> tuple[Approx, dict[str, Approx]]:
+    """The result of a kind ("output", "weights" or "logsumexp"), and with a cotangent all gradients, unrounded.
+
+    `allowed` is dense [B, H, Q, K]; `factor` is what dropout multiplies each weight with. Batch elements and queries
+    are taken in blocks. A row of the result, of the query's gradient and of the bias's rests on its own query only.
+    Gradients of keys and values are sums over the queries, those of sinks and of a bias that was broadcast also over
+    the batch: the blocks' sums of terms, of sizes and of carried errors are added, and gamma(n) is applied to them
+    once, with the n of the whole and not of a block.
+    """
+    (B, H, Q, D), K = query.value.shape, key.value.shape[2]
+    settings = Settings(1 / np.sqrt(D) if scale is None else float(scale), softcap, sinks, empty_rows, p)
+    value = exact(np.zeros((B, 1, 1, 1))) if value is None else value
     if bias is not None:
         bias = Approx(np.where(np.isfinite(bias.value), bias.value, 0), bias.error)
-    scores, slope = scores_and_slope(query, key, bias, scale, softcap, p)
-    rows = softmax_rows(scores, slope, allowed, sinks, p)
-    if value is None:  # the weights and the log-sum-exp have no output
-        return AttentionApprox(rows, exact(np.zeros(0)), factor, allowed)
-    value = side(spread_heads(value, heads), p)
-    output = weighted_mean(rows, value, factor, p)
+    whole = Block(query, key, value, allowed, bias, factor, cotangent)
+    largest = H * max(Q * K, max(Q, K) * max(D, value.value.shape[-1]))
+    blocks = [whole.elements(part) for part in slices(B, BLOCK // max(largest, 1))]
+    parts = [some_elements(kind, block, settings) for block in blocks]
+    result = joined([part[0] for part in parts], 0)
+    gradients = [part[1] for part in parts if part[1] is not None]
+    if not gradients:
+        return result, {}
+    found = {"query": joined([g.query for g in gradients], 0), "key": joined([g.key for g in gradients], 0)}
+    if kind == "output":
+        found["value"] = joined([g.value for g in gradients if g.value is not None], 0)
+    if bias is not None:
+        shared, terms = bias.value.shape[:2], [g.bias for g in gradients if g.bias is not None]
+        total = reduce(add, terms) if shared[0] == 1 else side_by_side(terms, 0)
+        found["bias"] = total.added_up((B if shared[0] == 1 else 1) * (H if shared[1] == 1 else 1), p)
+    if sinks is not None:
+        total = reduce(add, [g.sinks for g in gradients if g.sinks is not None])
+        found["sinks"] = total.added_up(B * Q, p)
+    return result, found
+
+
+def joined(parts: Sequence[Approx], axis: int) -> Approx:
+    return parts[0] if len(parts) == 1 else Approx(*(np.concatenate(a, axis) for a in zip(*parts, strict=True)))
+
+
+def side_by_side(parts: Sequence[Terms], axis: int) -> Terms:
+    return parts[0] if len(parts) == 1 else Terms(*(np.concatenate(a, axis) for a in zip(*parts, strict=True)))
+
+
+def some_elements(kind: str, block: Block, settings: Settings) -> tuple[Approx, Gradients | None]:
+    """Some batch elements, in blocks of queries."""
+    p = settings.p
+    (B, H, Q, D), (G, K) = block.query.value.shape, block.key.value.shape[1:3]
+    block = block._replace(key=spread_heads(block.key, H), value=side(spread_heads(block.value, H), p))
+    size = BLOCK // max(B * H * max(K, D, block.value.value.shape[-1]), 1)
+    results: list[Approx] = []
+    parts: list[Backward] = []
+    for rows in slices(Q, size):
+        some = block.queries(rows)
+        forward = forward_block(kind, some, settings)
+        results.append(forward.result)
+        if some.cotangent is not None:
+            parts.append(backward_block(kind, some, forward, some.cotangent, settings))
+    result = joined(results, 2)
+    if not parts:
+        return result, None
+    keys, value = reduce(add, [part.key for part in parts]), None
+    if kind == "output":
+        values = reduce(add, [part.value for part in parts if part.value is not None])
+        value = group_sum(side_gradient(added_up(values, Q, p, 2), p), G, p)
+    biases = [part.bias for part in parts if part.bias is not None]
+    sinks = [part.sinks for part in parts if part.sinks is not None]
+    return result, Gradients(
+        joined([part.query for part in parts], 2),
+        group_sum(side_gradient(added_up(keys, Q, p, SCALE, settings.scale), p), G, p),
+        value,
+        side_by_side(biases, 2) if biases else None,
+        reduce(add, sinks) if sinks else None,
+    )
+
+
+def forward_block(kind: str, block: Block, settings: Settings) -> Forward:
+    p, allowed = settings.p, block.allowed
+    scores, slope = scores_and_slope(block.query, block.key, block.bias, settings.scale, settings.softcap, p)
+    rows = softmax_rows(scores, slope, allowed, settings.sinks, p)
+    if kind == "logsumexp":
+        return Forward(rows, None, logsumexp_approx(rows, p).at((..., 0)), allowed)
     empty = ~np.any(allowed, axis=-1, keepdims=True)
-    if empty_rows == "mean" and empty.any():
-        keys = max(allowed.shape[-1], 1)
-        spread = rounded(exact(factor / keys), weight_format(p))
-        mean = spread.value @ value.value
-        error = spread.value @ value.error + spread.error @ value.size
-        error = error + (p.gamma(keys) + 6 * p.inner) * (spread.size @ value.size) + p.inner_tiny
-        output = Approx(np.where(empty, mean, output.value), np.where(empty, error, output.error))
-    return AttentionApprox(rows, output, factor, allowed | (empty & (empty_rows == "mean")))
+    mean = settings.empty_rows == "mean" and bool(empty.any())
+    keys = max(allowed.shape[-1], 1)
+    if kind == "weights":
+        result = weights = weights_approx(rows, p)
+        if mean:
+            error = np.where(empty, 2 * p.inner / keys, weights.error)
+            result = Approx(np.where(empty, 1 / keys, weights.value), error)
+        return Forward(rows, weights, result, allowed)
+    output = weighted_mean(rows, block.value, block.factor, p)
+    if mean:
+        spread = rounded(exact(times(np.full(allowed.shape, 1 / keys), block.factor)), weight_format(p))
+        average = spread.value @ block.value.value
+        error = spread.value @ block.value.error + spread.error @ block.value.size
+        error = error + (p.gamma(keys) + 6 * p.inner) * (spread.size @ block.value.size) + p.inner_tiny
+        output = Approx(np.where(empty, average, output.value), np.where(empty, error, output.error))
+    return Forward(rows, None, output, allowed | empty if mean else allowed)
 
 
-def output_product_rounding(forward: AttentionApprox, bar: Approx, values: Approx, p: Precision) -> np.ndarray:
+def output_product_rounding(block: Block, forward: Forward, bar: Approx, p: Precision) -> np.ndarray:
     """Rounding errors of rowsum(O_bar * O) beyond those that rowsum(P * P_bar) has too.
 
     What the weights' and the values' errors do to O they do to P_bar's mean alike: with the same e_j and v_j it is
     off by sum_j P_j e_j (P_bar_j - mean) again. Left are the sums of O and of this product, and O's own dtype, in
     which a declared kernel may keep it.
     """
-    output = forward.output
-    error = mean_rounding(forward.rows, values, forward.factor, output.value, p)
+    output = forward.result
+    error = mean_rounding(forward.rows, block.value, block.factor, output.value, p)
     if weight_format(p) is not None:
         error = stored(Approx(output.value, error), p).error
     product_error = (p.gamma(bar.value.shape[-1]) + 2 * p.inner) * np.sum(
@@ -329,51 +539,47 @@ def output_product_rounding(forward: AttentionApprox, bar: Approx, values: Appro
     return np.sum(bar.size * error, axis=-1, keepdims=True) + product_error
 
 
-def attention_gradients(
-    query: Approx,
-    key: Approx,
-    value: Approx | None,
-    forward: AttentionApprox,
-    cotangents: dict[str, Approx],
-    *,
-    scale: float | None,
-    sinks: Approx | None,
-    p: Precision,
-) -> dict[str, Approx]:
-    """Errors of the gradients of query, key, value, bias (as [B, H, Q, K]) and sinks, unrounded.
-
-    `cotangents` holds one of "output", "weights", "logsumexp".
-    """
-    rows, factor, reach = forward.rows, forward.factor, forward.reach
-    heads, groups, width = query.value.shape[1], key.value.shape[1], query.value.shape[-1]
-    scale = 1 / np.sqrt(width) if scale is None else float(scale)
-    gradients: dict[str, Approx] = {}
-    form = weight_format(p)
-    logsumexp_bar = by_output = None
-    if "output" in cotangents:
-        bar, wide = side(cotangents["output"], p), side(spread_heads(value, heads), p)
-        weights = weights_approx(rows, p)
-        keys = max(reach.shape[-1], 1)
-        # Rows filled by a mean have weight 1 / K, rounded once, on every key.
-        filled = reach & ~rows.allowed
-        weights = Approx(np.where(filled, 1 / keys, weights.value), np.where(filled, 2 * p.inner / keys, weights.error))
-        dropped = Approx(weights.value * factor, (weights.error + 3 * p.inner * weights.size) * factor)
-        dropped = select(reach, rounded(dropped, form))
-        gradients["value"] = group_sum(side_gradient(matmul(transposed(dropped), bar, p, 2), p), groups, p)
-        weights_bar = rounded(matmul(bar, transposed(wide), p, 2), form)
-        weights_bar = Approx(weights_bar.value * factor, (weights_bar.error + 3 * p.inner * weights_bar.size) * factor)
-        by_output = output_product_rounding(forward, cotangents["output"], wide, p)
-    elif "weights" in cotangents:
-        weights_bar = cotangents["weights"]
+def backward_block(kind: str, block: Block, forward: Forward, cotangent: Approx, settings: Settings) -> Backward:
+    rows, p, scale, form = forward.rows, settings.p, settings.scale, weight_format(settings.p)
+    weights = weights_approx(rows, p) if forward.weights is None else forward.weights
+    values = logsumexp_bar = by_output = None
+    if kind == "output":
+        bar = side(cotangent, p)
+        values = sums(transposed(dropped_weights(weights, block, forward, p)), bar)
+        weights_bar = dropout(rounded(matmul(bar, transposed(block.value), p, 2), form), block.factor, p)
+        by_output = output_product_rounding(block, forward, cotangent, p)
+    elif kind == "weights":
+        weights_bar = cotangent
     else:
-        weights_bar = exact(np.zeros_like(rows.weights))
-        logsumexp_bar = mapped(cotangents["logsumexp"], lambda a: a[..., None])
-    scores_bar, sink = softmax_gradient(rows, weights_bar, logsumexp_bar, by_output, p)
-    gradients["bias"] = scores_bar
-    if sinks is not None:
-        gradients["sinks"] = sink_gradient(rows, sink, p)
-    raw = select(rows.allowed, rounded(multiply(scores_bar, rows.slope, p), form, scale))
-    wide_key, query = scaled_side(spread_heads(key, heads), p, scale), scaled_side(query, p, scale)
-    gradients["query"] = side_gradient(matmul(raw, wide_key, p, SCALE, scale), p)
-    gradients["key"] = group_sum(side_gradient(matmul(transposed(raw), query, p, SCALE, scale), p), groups, p)
-    return gradients
+        weights_bar = exact(np.zeros((1, 1, 1, 1)))
+        logsumexp_bar = mapped(cotangent, lambda a: a[..., None])
+    scores_bar, sink = softmax_gradient(rows, weights, weights_bar, logsumexp_bar, by_output, p)
+    if rows.slope is None:  # it is 1, and a multiplication by it rounds as any other
+        raw = Approx(scores_bar.value, scores_bar.error + p.inner * scores_bar.size + p.inner_tiny)
+    else:
+        raw = multiply(scores_bar, rows.slope, p)
+    raw = select(rows.allowed, rounded(raw, form, scale))
+    key, query = scaled_side(block.key, p, scale), scaled_side(block.query, p, scale)
+    return Backward(
+        side_gradient(matmul(raw, key, p, SCALE, scale), p),
+        None if block.bias is None else broadcast_terms(scores_bar, block.bias.value.shape),
+        sums(transposed(raw), query),
+        values,
+        None if settings.sinks is None else sink_terms(rows, sink, p),
+    )
+
+
+def dropped_weights(weights: Approx, block: Block, forward: Forward, p: Precision) -> Approx:
+    """The weights by which cotangents are added up to the values' gradient."""
+    filled = forward.reach & ~forward.rows.allowed
+    if filled.any():
+        # Rows filled by a mean have weight 1 / K, rounded once, on every key.
+        keys = max(forward.reach.shape[-1], 1)
+        value = np.where(filled, 1 / keys, weights.value)
+        weights = Approx(value, np.where(filled, 2 * p.inner / keys, weights.error))
+    return select(forward.reach, rounded(dropout(weights, block.factor, p), weight_format(p)))
+
+
+def dropout(x: Approx, factor: np.ndarray | None, p: Precision) -> Approx:
+    """x times the factor, which rounds even where it is 1."""
+    return Approx(times(x.value, factor), times(x.error + 3 * p.inner * x.size, factor))

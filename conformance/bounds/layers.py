@@ -31,13 +31,19 @@ def linear(x: Approx, weight: Approx, bias: Approx | None, p: Precision) -> Appr
 
 def linear_gradients(x: Approx, weight: Approx, cotangent: Approx, p: Precision) -> tuple[Approx, Approx, Approx]:
     """Gradients of x, weight and bias."""
-    bias_bar = total(flattened(cotangent), 0, p)
-    x, weight, cotangent = (side(array, p) for array in (x, weight, cotangent))
+    return input_gradient(weight, cotangent, p), *parameter_gradients(x, cotangent, p)
+
+
+def input_gradient(weight: Approx, cotangent: Approx, p: Precision) -> Approx:
+    return side_gradient(matmul(side(cotangent, p), transposed(side(weight, p)), p), p)
+
+
+def parameter_gradients(x: Approx, cotangent: Approx, p: Precision) -> tuple[Approx, Approx]:
+    """Gradients of weight and bias."""
+    rows, bars = flattened(side(x, p)), flattened(side(cotangent, p))
     # Batches may be summed one after the other, which rounds once more for each.
     extra = int(np.prod(x.value.shape[:-2]))
-    x_bar = matmul(cotangent, transposed(weight), p)
-    weight_bar = matmul(transposed(flattened(x)), flattened(cotangent), p, extra)
-    return side_gradient(x_bar, p), side_gradient(weight_bar, p), bias_bar
+    return side_gradient(matmul(transposed(rows), bars, p, extra), p), total(flattened(cotangent), 0, p)
 
 
 def flattened(x: Approx) -> Approx:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -44,68 +43,44 @@ def finished(name: str, approx: Approx, case: Case, p: Precision) -> np.ndarray:
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
+KINDS = {"attention_weights": "weights", "attention_logsumexp": "logsumexp"}
+
+
 def attend(
-    case: Case, query: Approx, key: Approx, value: Approx | None, p: Precision
-) -> tuple[att.AttentionApprox, dict[str, Any]]:
-    """Forward errors, and the keywords with which the gradients are then asked for."""
+    case: Case, query: Approx, key: Approx, value: Approx | None, cotangent: Approx | None, p: Precision
+) -> tuple[Approx, dict[str, Approx]]:
+    """The result, and with a cotangent the gradients."""
     shape = (*query.value.shape[:3], key.value.shape[2])
-    sinks = exact(case.inputs["sinks"]) if "sinks" in case.inputs else None
-    forward = att.attention(
+    return att.attention(
+        KINDS.get(case.operation, "output"),
         query,
         key,
         value,
         allowed_of(case, shape),
+        cotangent,
         bias=pairs(case.inputs.get("bias")),
         scale=case.options.get("scale"),
         softcap=case.options.get("softcap"),
-        sinks=sinks,
-        factor=dropout_factor(case, shape),
+        sinks=exact(case.inputs["sinks"]) if "sinks" in case.inputs else None,
+        factor=dropout_factor(case),
         empty_rows=case.options.get("empty_rows", "zero"),
         p=p,
     )
-    return forward, {"scale": case.options.get("scale"), "sinks": sinks, "p": p}
 
 
-def named(case: Case, gradients: dict[str, Approx], p: Precision) -> dict[str, Approx]:
-    """Gradients of what the case holds, the bias's summed over what it was broadcast to."""
-    if "bias" in case.inputs:
-        gradients["bias"] = unbroadcast(gradients["bias"], case.inputs["bias"].shape, p)
+def named(case: Case, gradients: dict[str, Approx]) -> dict[str, Approx]:
+    """Gradients of what the case holds, the bias's in its own shape."""
+    if "bias" in gradients:
+        gradients["bias"] = gradients["bias"].reshape(*case.inputs["bias"].shape)
     return {gradient_name(name): g for name, g in gradients.items() if name in case.inputs}
-
-
-def unbroadcast(x: Approx, shape: tuple[int, ...], p: Precision) -> Approx:
-    full = shape if len(shape) == 4 else (1, 1, *shape)
-    axes = tuple(axis for axis in (0, 1) if full[axis] == 1)
-    n = int(np.prod([x.value.shape[axis] for axis in axes]))
-    value, error, size = (np.sum(a, axis=axes, keepdims=True).reshape(shape) for a in (x.value, x.error, x.size))
-    return Approx(value, error + (p.gamma(n) if n > 1 else 0) * size)
 
 
 def attention(case: Case, p: Precision) -> dict[str, Approx]:
     query, key = exact(case.inputs["query"]), exact(case.inputs["key"])
     value = exact(case.inputs["value"]) if "value" in case.inputs else None
-    forward, keywords = attend(case, query, key, value, p)
-    if case.operation == "attention":
-        kind, results = "output", {"output": forward.output}
-    elif case.operation == "attention_weights":
-        kind, results = "weights", {"output": filled_weights(case, forward, p)}
-    else:
-        kind, results = "logsumexp", {"output": att.logsumexp_approx(forward.rows, p)}
-        results["output"] = results["output"].at((..., 0))
-    if not case.cotangents:
-        return results
-    cotangents = {kind: exact(case.cotangents["output"])}
-    gradients = att.attention_gradients(query, key, value, forward, cotangents, **keywords)
-    return results | named(case, gradients, p)
-
-
-def filled_weights(case: Case, forward: att.AttentionApprox, p: Precision) -> Approx:
-    weights = att.weights_approx(forward.rows, p)
-    if case.options.get("empty_rows", "zero") != "mean":
-        return weights
-    empty = ~np.any(forward.rows.allowed, axis=-1, keepdims=True)
-    keys = max(weights.value.shape[-1], 1)
-    return Approx(np.where(empty, 1 / keys, weights.value), np.where(empty, 2 * p.inner / keys, weights.error))
+    cotangent = exact(case.cotangents["output"]) if case.cotangents else None
+    result, gradients = attend(case, query, key, value, cotangent, p)
+    return {"output": result} | named(case, gradients)
 
 
 def merge_attention(case: Case, p: Precision) -> dict[str, Approx]:
@@ -122,7 +97,7 @@ def merge_attention(case: Case, p: Precision) -> dict[str, Approx]:
     logsumexp_bar = exact(case.cotangents["logsumexp"].reshape(n, 1, 1, 1))
     weights = att.weights_approx(rows, p)
     weights_bar = att.matmul(bar, att.transposed(values), p)
-    scores_bar, _ = att.softmax_gradient(rows, weights_bar, logsumexp_bar, None, p)
+    scores_bar, _ = att.softmax_gradient(rows, weights, weights_bar, logsumexp_bar, None, p)
     for i in range(count):
         part = att.multiply(weights.at((..., slice(i, i + 1))), bar, p)
         results[gradient_name(f"outputs[{i}]")] = part.reshape(*shape)
@@ -143,11 +118,11 @@ def merge(
     # exp(part - whole) rounds both, and merging one part after the other does so every time.
     whole = np.max(np.abs(value) + given, axis=-1, keepdims=True) + np.log(count)
     rounded = 2 * p.inner * count * (np.abs(value) + given + whole)
-    softmax = att.softmax_rows(Approx(value, given + rounded), exact(np.ones_like(value)), allowed, None, p)
-    output = att.weighted_mean(softmax, values, np.ones_like(value), p)
+    softmax = att.softmax_rows(Approx(value, given + rounded), None, allowed, None, p)
+    output = att.weighted_mean(softmax, values, None, p)
     # Merged one after the other, the weights exp(part - running log-sum-exp) need not add up to 1: what the running
     # log-sum-exps are off by on their own account, and each step's exponential, is common to a row and does not cancel.
-    alone = att.softmax_rows(Approx(value, rounded), exact(np.ones_like(value)), allowed, None, p)
+    alone = att.softmax_rows(Approx(value, rounded), None, allowed, None, p)
     common = att.logsumexp_approx(alone, p).error[..., 0] + (count - 1) * (att.EXP + 3) * p.inner
     output = Approx(output.value, output.error + att.product(common[..., None], np.abs(output.value)))
     results = {
@@ -187,25 +162,24 @@ def multi_head_attention(case: Case, p: Precision) -> dict[str, Approx]:
     for name, count in counts.items():
         projected = layers.linear(inputs[name], inputs[f"{name}.weight"], inputs.get(f"{name}.bias"), p)
         heads[name] = split(stored(projected, p), count)
-    forward, keywords = attend(case, heads["query"], heads["key"], heads["value"], p)
-    output = concatenate(stored(forward.output, p))
+    cotangent = exact(case.cotangents["output"]) if case.cotangents else None
+    bar = None
+    if cotangent is not None:
+        output_bar = layers.input_gradient(inputs["output.weight"], cotangent, p)
+        bar = split(stored(output_bar, p), counts["query"])
+    forward, inner = attend(case, heads["query"], heads["key"], heads["value"], bar, p)
+    output = concatenate(stored(forward, p))
     results = {"output": layers.linear(output, inputs["output.weight"], inputs.get("output.bias"), p)}
-    if not case.cotangents:
+    if cotangent is None:
         return results
-    cotangent = exact(case.cotangents["output"])
-    gradients: dict[str, Approx] = {}
-    output_bar, gradients["output.weight"], gradients["output.bias"] = layers.linear_gradients(
-        output, inputs["output.weight"], cotangent, p
-    )
-    bar = {"output": split(stored(output_bar, p), counts["query"])}
-    inner = att.attention_gradients(heads["query"], heads["key"], heads["value"], forward, bar, **keywords)
-    gradients |= {name: inner[name] for name in ("bias", "sinks") if name in inner}
+    gradients = {name: inner[name] for name in ("bias", "sinks") if name in inner}
+    gradients["output.weight"], gradients["output.bias"] = layers.parameter_gradients(output, cotangent, p)
     for name in counts:
         projected_bar = concatenate(stored(inner[name], p))
         gradients[name], gradients[f"{name}.weight"], gradients[f"{name}.bias"] = layers.linear_gradients(
             inputs[name], inputs[f"{name}.weight"], projected_bar, p
         )
-    return results | named(case, separated(gradients, case), p)
+    return results | named(case, separated(gradients, case))
 
 
 # --- the layers around it ---------------------------------------------------------------------------------------------

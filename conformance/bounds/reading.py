@@ -22,9 +22,10 @@ def allowed_of(case: Case, shape: tuple[int, int, int, int]) -> np.ndarray:
     return np.broadcast_to(allowed, shape)
 
 
-def dropout_factor(case: Case, shape: tuple[int, ...]) -> np.ndarray:
+def dropout_factor(case: Case) -> np.ndarray | None:
+    """What dropout multiplies each weight with, [B, H, Q, K]; None without dropout."""
     keep = case.options.get("dropout_keep")
-    return np.ones(shape) if keep is None else np.where(keep, 1 / (1 - case.options["dropout_rate"]), 0.0)
+    return None if keep is None else np.where(keep, 1 / (1 - case.options["dropout_rate"]), 0.0)
 
 
 def separated(gradients: dict[str, Approx], case: Case) -> dict[str, Approx]:

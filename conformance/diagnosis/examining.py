@@ -19,12 +19,6 @@ from conformance.spreading import gradient_name
 from conformance.subjects import Subject
 from conformance.verdict import Finding, judge
 
-STRIDES = {
-    "views": "strides are ignored: in contiguous arrays the same numbers are answered rightly",
-    "broadcast cotangents": "the cotangent's strides are ignored: in contiguous arrays the same numbers give no error",
-}
-"""What it says that a case fails by such an examination, and not when it is asked plainly."""
-
 
 def mistakes_of(operation: str) -> list[Mistake]:
     if operation.startswith("attention"):
@@ -48,7 +42,7 @@ def examine_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shar
         return []
     got, truth, bounds = subject(asked), oracle(judged), bound(judged)
     if all(one.ratio <= 1 for one in judge(judged, got, truth, bounds)):
-        return [named(STRIDES[examined_by])] if examined_by in STRIDES else []
+        return []
     mistakes = mistakes_of(judged.operation)
     names = [*matching(judged, got, truth, finding, mistakes), *multiples(judged, got, truth, finding)]
     if asked is not judged:  # a mistake need not be the same for both: a score of 0 stands apart only from far ones

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from conformance.declaration import FEATURES, MASK_KINDS
-from conformance.diagnosis.examining import STRIDES
+from conformance.diagnosis.memory import STRIDES
 from conformance.diagnosis.precision import AT_MOST
 from conformance.expectations import empty_rows
 from conformance.features import OPERATION_RULES, features_of, rule_of
@@ -29,8 +29,8 @@ OF_SIZES = frozenset({"cross", "value_width"})
 """Features that say no more than that two sizes differ."""
 ASKED_BEYOND = ("refusal", "unsupported", "nothing")
 """Examinations by which nothing is found but what they ask for."""
-OF_CALLS = ("determinism", "views", "broadcast cotangents")
-"""Examinations of how it is called: from what they find no wrong numbers follow."""
+OF_CALLS = "ATT-13"
+"""The rule of how it is called: from what breaks it no wrong numbers follow."""
 
 
 def about(rule: str, operation: str) -> frozenset[str]:
@@ -53,8 +53,8 @@ def shows_its_rule(violation: Violation) -> bool:
     """Whether its smallest case has what its rule is about."""
     if violation.rule == "CALL" or violation.case is None or violation.examined_by in ASKED_BEYOND:
         return True
-    if violation.examined_by in STRIDES and not violation.finding.message:
-        return STRIDES[violation.examined_by] in violation.diagnosis
+    if violation.rule == OF_CALLS and violation.case.memory and not violation.finding.message:
+        return STRIDES in violation.diagnosis
     if violation.examined_by == "planted" and violation.loses_digits:  # NaN and infinity have no part in that
         return False
     if violation.rule == "ATT-6" and violation.case.operation.startswith("attention"):
@@ -106,7 +106,7 @@ def shows_the_same(other: Violation, violation: Violation) -> bool:
 
 def explains(other: Violation, violation: Violation) -> bool:
     """Whether a violation may follow from another one."""
-    if other.case is None or other.examined_by in (*ASKED_BEYOND, *OF_CALLS):
+    if other.case is None or other.rule == OF_CALLS or other.examined_by in ASKED_BEYOND:
         return False
     if violation.finding.message and not other.finding.message:  # no wrong number makes a call fail
         return False
@@ -118,7 +118,7 @@ def same_mistake(one: Violation, other: Violation) -> bool:
     common = set(one.diagnosis) & set(other.diagnosis)
     if common:
         return one.case.dtype == other.case.dtype or not all(name.startswith(AT_MOST) for name in common)
-    if one.finding.message or not {one.examined_by, other.examined_by}.isdisjoint(OF_CALLS):
+    if one.finding.message or OF_CALLS in (one.rule, other.rule):
         return False
     return repr(one.finding) == repr(other.finding) and call(one) == call(other)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.diagnosis.matching import MOST
+from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.diagnosis.precision import AT_MOST
 from conformance.guard import Examiner
 from conformance.tally import Tally, Violation
@@ -28,6 +29,8 @@ def diagnosis(violation: Violation, examiner: Examiner) -> tuple[str, ...]:
     """Names of mistakes; none where nothing known matches, or nothing was answered."""
     if violation.finding.message or violation.material is None:  # no numbers that could be compared
         return ()
+    if because_of_memory(examiner, violation.examined_by, violation.material):
+        return (STRIDES,)
     names = asked(violation, violation.material, examiner)
     if violation.uncut is not None and names:
         names = explaining(names, asked(violation, violation.uncut, examiner))

@@ -1,0 +1,390 @@
+"""Memory layouts: strides as they are named, the same values, and what ignores them is found by ATT-13."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+import torch_impl
+from conformance.cases import Case
+from conformance.checks.layout_cases import in_memory, with_memory
+from conformance.checks.layouts import (
+    LAYOUTS,
+    OF_HEADS,
+    REFUSABLE,
+    SHARED,
+    equal_along,
+    placed,
+    same_bits,
+    shared_axes,
+    strided,
+)
+from conformance.corpus import entries
+from conformance.declaration import EVERYTHING, declare
+from conformance.diagnosis.memory import STRIDES, because_of_memory
+from conformance.diagnosis.naming import diagnosis
+from conformance.drawing import drawn
+from conformance.encoding import decode, encode
+from conformance.examinations import EXAMINATIONS
+from conformance.frameworks import JaxArrays, NumpyArrays, TorchArrays
+from conformance.guard import Examiner
+from conformance.probes import catalogue
+from conformance.run import run_probe, silent
+from conformance.tally import Violation
+from conformance.targets import Target
+from specification import Dense
+
+pytestmark = pytest.mark.rule("ATT-13")
+
+FRAMEWORKS = (NumpyArrays(), TorchArrays())
+DTYPES = (np.float32, np.float64, np.float16, ml_dtypes.bfloat16, bool, np.int32)
+
+# --- strides ----------------------------------------------------------------------------------------------------------
+
+STRIDES_OF = {
+    "contiguous": (60, 20, 5, 1),
+    "transposed": (60, 5, 15, 1),
+    "fused": (100, 5, 25, 1),
+    "sliced": (444, 148, 37, 1),
+    "cached": (540, 180, 5, 1),
+    "misaligned": (60, 20, 5, 1),
+    "shared batch": (0, 20, 5, 1),
+    "shared heads": (60, 0, 5, 1),
+    "shared rows": (60, 20, 0, 1),
+    "one number": (0, 0, 0, 0),
+    "column-major": (60, 20, 1, 4),
+    "spaced": (120, 40, 10, 2),
+}
+"""Of [2, 3, 4, 5]."""
+LENGTH_FIRST = STRIDES_OF | {
+    "contiguous": (60, 15, 5, 1),
+    "transposed": (60, 5, 20, 1),
+    "fused": (100, 25, 5, 1),
+    "sliced": (444, 111, 37, 1),
+    "cached": (540, 15, 5, 1),
+    "misaligned": (60, 15, 5, 1),
+    "shared batch": (0, 15, 5, 1),
+    "shared heads": (60, 15, 0, 1),
+    "shared rows": (60, 0, 5, 1),
+    "column-major": (60, 15, 1, 3),
+    "spaced": (120, 30, 10, 2),
+}
+"""Of [2, 4, 3, 5], whose heads are the third axis."""
+
+
+def values(shape: tuple[int, ...], dtype: Any = np.float32) -> np.ndarray:
+    return (np.random.default_rng(1).normal(size=shape) * 5).astype(dtype)
+
+
+def steps_of(array: Any) -> tuple[int, ...]:
+    """Strides in elements."""
+    return tuple(array.stride()) if hasattr(array, "stride") else tuple(s // array.itemsize for s in array.strides)
+
+
+def laid(framework: Any, array: np.ndarray, layout: str, heads: int = 1) -> Any:
+    buffer, place = placed(array, layout, heads)
+    return framework.view(buffer, array.shape, place)
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.name)
+@pytest.mark.parametrize("layout", STRIDES_OF)
+def test_strides(layout: str, framework: Any) -> None:
+    assert set(STRIDES_OF) == {"contiguous", *LAYOUTS}
+    for shape, heads, expected in (((2, 3, 4, 5), 1, STRIDES_OF), ((2, 4, 3, 5), 2, LENGTH_FIRST)):
+        array = equal_along(values(shape), shared_axes(layout, 4, heads))
+        got = laid(framework, array, layout, heads)
+        assert steps_of(got) == expected[layout]
+        address = got.data_ptr() if hasattr(got, "data_ptr") else got.ctypes.data
+        assert address % 64 == (4 if layout == "misaligned" else 0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_values_are_the_same_bits_and_all_else_is_poison(layout: str) -> None:
+    for dtype in DTYPES:
+        for shape in ((2, 3, 4, 5), (2, 4, 5), (4, 5), (5,), (), (2, 3, 0, 5)):
+            array = equal_along(values(shape, dtype), shared_axes(layout, len(shape)) if 0 not in shape else ())
+            for framework in FRAMEWORKS:
+                assert same_bits(np.ascontiguousarray(framework.numpy(laid(framework, array, layout))), array)
+            buffer, place = placed(array, layout)
+            assert buffer.size >= place.start + array.size
+            strided(buffer, shape, place)[...] = 0
+            rest = buffer[buffer != 0]
+            assert rest.size >= 128 or np.dtype(dtype).kind == "i"
+            poisoned = rest == array.max(initial=0) if np.dtype(dtype).kind == "i" else np.isnan(rest.astype(float))
+            assert rest.all() if dtype is bool else poisoned.all()
+
+
+def test_values_that_differ_share_no_memory() -> None:
+    """Of a case that was changed after its layout was drawn; also where only the sign of a zero differs."""
+    zeros = np.zeros((2, 3, 4, 5), np.float32)
+    assert steps_of(laid(FRAMEWORKS[0], zeros, "shared heads"))[1] == 0
+    zeros[0, 1, 2, 3] = -0.0
+    assert steps_of(laid(FRAMEWORKS[0], zeros, "shared heads")) == STRIDES_OF["contiguous"]
+
+
+# --- cases ------------------------------------------------------------------------------------------------------------
+
+NAMES = ("query", "key", "value", "bias", "mask", "dropout_keep", "cotangent")
+
+
+def attention_case(shape: tuple[int, int, int, int] = (2, 3, 4, 5)) -> Case:
+    B, H, T, _ = shape
+    inputs = {name: values(shape) for name in ("query", "key", "value")} | {"bias": values((B, H, T, T))}
+    options = {"mask": Dense(values((B, H, T, T)) < 4), "dropout_keep": values((B, H, T, T)) > -4, "dropout_rate": 0.1}
+    return Case("attention", "float32", inputs, options, {"output": values(shape)})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_array_of_a_case_reaches_the_subject_in_its_layout(layout: str) -> None:
+    case = in_memory(attention_case(), dict.fromkeys(NAMES, layout))
+    seen: dict[str, Any] = {}
+
+    class Seeing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, y: Any) -> Any:
+            return y.clone()
+
+        @staticmethod
+        def backward(ctx: Any, bar: Any) -> Any:
+            seen["cotangent"] = bar
+            return bar
+
+    def attention(
+        query: Any, key: Any, value: Any, *, mask: Any, bias: Any, dropout_keep: Any, dropout_rate: Any
+    ) -> Any:
+        seen.update(query=query, key=key, value=value, mask=mask, bias=bias, dropout_keep=dropout_keep)
+        options = {"dropout_keep": dropout_keep, "dropout_rate": dropout_rate}
+        return Seeing.apply(torch_impl.attention(query, key, value, mask=mask, bias=bias, **options))
+
+    for length_first in (False, True):
+        declared: Any = declare(layout="BTHD")(swapping(attention)) if length_first else attention
+        subject = Target(declared, "attention", "torch").make()
+        findings = EXAMINATIONS["agreement"].examine(subject, case, EXAMINATIONS["agreement"].prepare(case))
+        assert all(finding.ratio <= 1 for finding in findings)
+        if not length_first:
+            for name in NAMES:
+                plain = attention_case().inputs.get(name)
+                shape = plain.shape if plain is not None and name != "bias" else seen[name].shape
+                array = equal_along(values(tuple(shape)), shared_axes(layout, 4))
+                assert steps_of(seen[name]) == steps_of(laid(FRAMEWORKS[1], array, layout)), name
+
+
+def swapping(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for [B, T, H, D]."""
+
+    def attention(
+        query: Any, key: Any, value: Any, *, mask: Any, bias: Any, dropout_keep: Any, dropout_rate: Any
+    ) -> Any:
+        options = {"mask": mask, "bias": bias, "dropout_keep": dropout_keep, "dropout_rate": dropout_rate}
+        return function(*(array.transpose(1, 2) for array in (query, key, value)), **options).transpose(1, 2)
+
+    return attention
+
+
+def test_a_case_says_its_layouts_and_keeps_them_in_a_file() -> None:
+    case = replace(attention_case(), memory={"query": "fused", "mask": "sliced", "cotangent": "one number"})
+    assert "query=float32[2, 3, 4, 5] fused, key=float32[2, 3, 4, 5]," in repr(case)
+    assert "mask=Dense(array=bool[2, 3, 4, 4]) sliced" in repr(case)
+    assert repr(case).endswith(" with cotangent one number")
+    written = encode(case)
+    assert decode(written).memory == case.memory
+    del written["fields"]["memory"]
+    assert decode(written).memory == {}
+    assert all(entry.case.memory == {} for entry in entries() if isinstance(entry.case, Case))
+
+
+def test_layouts_are_drawn_in_one_case_of_three() -> None:
+    @st.composite
+    def cases(draw: st.DrawFn, declaration: Any = EVERYTHING) -> Case:
+        return with_memory(draw, attention_case(), declaration)
+
+    found = [case for _, case in drawn(cases(), 150, 1)]
+    kinds = {layout for case in found for layout in case.memory.values()}
+    assert kinds == set(LAYOUTS) - set(REFUSABLE)
+    assert 30 <= sum(bool(case.memory) for case in found) <= 70
+    assert {name for case in found for name in case.memory} >= set(NAMES)
+    without = [case for _, case in drawn(cases(replace(EVERYTHING, strides=False)), 30, 1)]
+    assert not any(case.memory for case in without)
+
+
+def test_a_framework_without_strides_is_asked_for_no_layout() -> None:
+    assert not JaxArrays.strides
+    titles = [probe.title for probe in catalogue(replace(EVERYTHING, strides=False))]
+    assert not any(title.startswith("memory of") for title in titles)
+    assert sum(probe.title.startswith("memory of") for probe in catalogue()) == 11 * len(LAYOUTS) - 6 * len(OF_HEADS)
+
+
+# --- planted faults ---------------------------------------------------------------------------------------------------
+
+
+def as_if_contiguous(array: Any) -> Any:
+    """What stands where the elements of a contiguous array would, as far as there is memory."""
+    count = array.untyped_storage().nbytes() // array.element_size()
+    flat = torch.as_strided(array, (count,), (1,), 0)
+    places = array.storage_offset() + torch.arange(array.numel())
+    return flat[places.clamp(max=count - 1)].reshape(array.shape)
+
+
+def reading_on(array: Any) -> Any:
+    return as_if_contiguous(array) if 0 in array.stride() else array
+
+
+def aligned_down(array: Any) -> Any:
+    """What a load of 16 bytes reads that ignores the last bits of its address."""
+    past = array.data_ptr() % 16 // array.element_size()
+    return torch.as_strided(array, array.shape, array.stride(), array.storage_offset() - past)
+
+
+class Back(torch.autograd.Function):
+    """The same forwards; backwards, the cotangent as `read` takes it."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Any, read: Any) -> Any:
+        ctx.read = read
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, bar: Any) -> Any:
+        return ctx.read(bar), None
+
+
+def attention_reading(name: str, read: Callable[[Any], Any]) -> Callable[..., Any]:
+    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None) -> Any:
+        given = {"query": query, "key": key, "value": value, "mask": mask, "bias": bias}
+        if given.get(name) is not None:
+            given[name] = read(given[name])
+        output = torch_impl.attention(**given, scale=scale)
+        return Back.apply(output, read) if name == "cotangent" else output
+
+    return attention
+
+
+def norm_reading(name: str, read: Callable[[Any], Any]) -> Callable[..., Any]:
+    def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> Any:
+        given = {"x": x, "weight": weight, "bias": bias}
+        if given.get(name) is not None:
+            given[name] = read(given[name])
+        output = torch_impl.layer_norm(**given, eps=eps)
+        return Back.apply(output, read) if name == "cotangent" else output
+
+    return layer_norm
+
+
+def embedding_reading(name: str, read: Callable[[Any], Any]) -> Callable[..., Any]:
+    def embedding(table: Any, ids: Any, *, scaled: bool = False) -> Any:
+        given = {"table": table, "ids": ids}
+        given[name] = read(given[name])
+        return torch_impl.embedding(**given, scaled=scaled)
+
+    return embedding
+
+
+FAULTY = {
+    **{("attention", name): attention_reading for name in ("query", "key", "value", "bias", "mask", "cotangent")},
+    **{("layer_norm", name): norm_reading for name in ("x", "weight", "bias", "cotangent")},
+    **{("embedding", name): embedding_reading for name in ("table", "ids")},
+}
+WAYS: dict[str, tuple[Callable[[Any], Any], tuple[str, ...]]] = {
+    "as if contiguous": (as_if_contiguous, ("sliced", "spaced")),
+    "reading on": (reading_on, SHARED),
+    "aligned down": (aligned_down, ("misaligned",)),
+}
+"""Each with the layouts that show it for every array."""
+PARAMETERS = [("layer_norm", "weight"), ("layer_norm", "bias"), ("embedding", "table")]
+"""Arrays that no model gives with a stride of 0."""
+FOUND = [(*at, way) for at in FAULTY for way in WAYS if way != "reading on" or at not in PARAMETERS]
+
+
+def first_violation(
+    function: Callable[..., Any], operation: str, seed: int, dtypes: list[str], layouts: tuple[str, ...] = LAYOUTS
+) -> Violation | None:
+    """Of the probes of these layouts, at the default effort."""
+    examiner = Examiner(Target(function, operation, "torch", given={"dtypes": dtypes}).make(), 30)
+    for probe in catalogue(examiner.declaration):
+        of_memory = probe.title.startswith("memory of") and probe.title.partition(": ")[2] in layouts
+        if probe.operations == (operation,) and of_memory:
+            tally = run_probe(probe, [examiner], 10, seed, silent, 0)
+            for violation in tally.violations.values():
+                assert because_of_memory(examiner, violation.examined_by, violation.material)
+                assert violation.finding.message or diagnosis(violation, examiner) == (STRIDES,)
+                return violation
+    return None
+
+
+@pytest.mark.parametrize(("operation", "name", "way"), FOUND, ids=str)
+def test_ignored_strides_are_found(operation: str, name: str, way: str) -> None:
+    read, layouts = WAYS[way]
+    found = first_violation(FAULTY[operation, name](name, read), operation, 1, ["float32"], layouts)
+    assert found is not None
+    assert found.rule == "ATT-13"
+
+
+def test_right_functions_are_not_accused() -> None:
+    def sdpa(query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None) -> Any:
+        options = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}
+        output = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, **options)
+        return output if mask is None else torch.where(mask.any(-1, keepdim=True), output, 0)
+
+    def plain_norm(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> Any:
+        return torch.nn.functional.layer_norm(x, weight.shape, weight, bias, eps)
+
+    for function, operation, dtypes in (
+        (torch_impl.attention, "attention", ["float32"]),
+        (torch_impl.layer_norm, "layer_norm", ["float32", "bfloat16"]),
+        (declare(["dense", "scale", "gqa", "cross", "value_width", "gradients"])(sdpa), "attention", ["float32"]),
+        (plain_norm, "layer_norm", ["float32", "float64"]),
+    ):
+        assert first_violation(function, operation, 1, dtypes) is None
+
+
+# --- which violations are of memory -----------------------------------------------------------------------------------
+
+
+def examiner_of(function: Callable[..., Any]) -> Examiner:
+    return Examiner(Target(function, "attention", "torch").make(), 30)
+
+
+def test_only_what_contiguous_arrays_make_right_is_of_memory() -> None:
+    shape = (2, 3, 4, 5)
+    inputs = {name: values(shape) + i for i, name in enumerate(("query", "key", "value"))}
+    case = Case("attention", "float32", inputs, memory={"value": "transposed"})
+    reading = examiner_of(attention_reading("value", as_if_contiguous))
+    wrong = examiner_of(lambda query, key, value: 2 * torch_impl.attention(query, key, value))
+    calls = iter(range(100))
+
+    def now_and_then(query: Any, key: Any, value: Any) -> Any:
+        return (1 + (next(calls) == 0)) * torch_impl.attention(query, key, value)
+
+    sometimes = examiner_of(now_and_then)
+    assert max(f.ratio for f in sometimes("agreement", case, EXAMINATIONS["agreement"].prepare(case))) > 1
+    for examined_by, material in (("agreement", case), ("twin", (case, case)), ("memory", case)):
+        assert because_of_memory(reading, examined_by, material)
+        assert not because_of_memory(wrong, examined_by, material)
+        assert not because_of_memory(sometimes, examined_by, material)
+    assert not because_of_memory(reading, "agreement", replace(case, memory={}))
+
+
+def test_a_view_may_be_refused_where_the_last_axis_has_another_stride_than_one() -> None:
+    def refusing(axis: int) -> Examiner:
+        def function(query: Any, key: Any, value: Any) -> Any:
+            if query.stride(axis) != torch.empty(query.shape).stride(axis):
+                raise ValueError("strides")
+            return torch_impl.attention(query, key, value)
+
+        return examiner_of(function)
+
+    inputs = {name: values((2, 3, 4, 5)) for name in ("query", "key", "value")}
+    case = Case("attention", "float32", inputs)
+    for layout in ("spaced", "column-major"):
+        asked = replace(case, memory={"query": layout})
+        assert all(f.ratio <= 1 for f in refusing(-1)("memory", asked, EXAMINATIONS["memory"].prepare(asked)))
+    asked = replace(case, memory={"query": "sliced"})
+    (finding,) = refusing(0)("memory", asked, EXAMINATIONS["memory"].prepare(asked))
+    assert finding.message == "raised ValueError: strides"
