@@ -514,7 +514,7 @@ EXACT_NORMS = 2**11
 """Numbers of a norm's input for which ball arithmetic takes no more than a second."""
 NORM_NUMBERS = ("usual", "usual", "usual", "by row", "zeros", "small", "large")
 LARGE = {"float16": 2.0**15, "bfloat16": 2.0**40, "float32": 2.0**40, "float64": 2.0**330}
-"""Squares that leave 16 bits, and no cube of a reciprocal below the range, which is in the gradient of rsqrt."""
+"""Squares leave 16 bits, but the cube of a reciprocal, which the gradient of rsqrt has, stays in range."""
 
 
 @st.composite

@@ -540,7 +540,22 @@ def layers_at_sizes(declaration: Declaration) -> list[Probe]:
         agreement("MHA-1", "heads", "multi_head_attention", heads("MHA-1", "heads")),
         agreement("MHA-1", "widths", "multi_head_attention", heads("MHA-1", "widths")),
         agreement("MHA-2", "heads", "multi_head_attention", heads("MHA-2", "heads", separate=True)),
+        *(
+            agreement(rule, "model widths", "multi_head_attention", wide_models(declaration, rule == "MHA-2"))
+            for rule in ("MHA-1", "MHA-2")
+        ),
     ]
+
+
+MODELS = ((65, 5, 4, 3), (6, 129, 4, 3), (6, 5, 257, 3), (6, 5, 4, 576), (33, 33, 33, 33), (1025, 40, 24, 1025))
+"""Widths of query, key, value and output of multi-head attention."""
+
+
+def wide_models(declaration: Declaration, separate: bool) -> Rows:
+    limit = declaration.limits.get("model_width", max(map(max, MODELS)))
+    widths = dict.fromkeys((min(a, limit), min(b, limit), min(c, limit), min(d, limit)) for a, b, c, d in MODELS)
+    cases = partial(generation.multi_head_cases, separate, plans=SHORT, declaration=declaration)
+    return Rows(lambda: tuple(cases(model_widths=model) for model in widths))
 
 
 def rows_of_layers(

@@ -328,7 +328,10 @@ MERGED = (
         (64, 256, 2048, 16384),
         lambda n: instead("ATT-5", f"prefix and rest merged in base 2 past {n} keys", more("K", n), in_base_2(n)),
     ),
-    *each((128, 1024, 32768), lambda n: instead("ATT-5", f"prefix and rest averaged past {n} keys", more("K", n), as_equals(n))),
+    *each(
+        (128, 1024, 32768),
+        lambda n: instead("ATT-5", f"prefix and rest averaged past {n} keys", more("K", n), as_equals(n)),
+    ),
 )
 
 FAULTS: tuple[Fault, ...] = (*KEYS, *QUERIES, *FEATURES, *MERGED)
