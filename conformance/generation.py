@@ -71,6 +71,8 @@ THOUSANDS = (Sizes(1, 2, 1, 2, 2048, 64, 64),)
 KERNEL_WIDTHS = (Sizes(2, 4, 2, 5, 7, 64, 32), Sizes(2, 2, 2, 3, 9, 96, 64), Sizes(2, 4, 2, 1, 5, 128, 128))
 """Few queries and keys of widths for which kernels are made."""
 ONE_KEY = (Sizes(2, 3, 3, 1, 1, 4, 4),)
+FEW = 8
+"""Up to so many batch elements or heads may share a mask or a bias in a test case."""
 MANY_KEYS = 64
 """From here on a few keys hardly change a row, unless they stand out."""
 EMPTY = (
@@ -198,9 +200,15 @@ def segments(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     return Segments(np.sort(d.integers(0, 2, rows, s.Q)), np.sort(d.integers(0, 2, s.B, s.K)))
 
 
+def pair_shapes(s: Sizes) -> list[tuple[int, ...]]:
+    """Of masks and biases. What is many, batch elements or heads, has one each: that some are mixed up shows there."""
+    batches, heads = (s.B,) if s.B > FEW else (1, s.B), (s.H,) if s.H > FEW else (1, s.H)
+    whole = [(b, h, s.Q, s.K) for b in batches for h in heads if (b, h) != (1, 1)]
+    return [(s.Q, s.K), *whole] if max(s.B, s.H) <= FEW else whole
+
+
 def dense(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
-    shape = draw(st.sampled_from(((s.Q, s.K), (s.B, 1, s.Q, s.K), (1, s.H, s.Q, s.K), (s.B, s.H, s.Q, s.K))))
-    array = d.booleans(*shape)
+    array = d.booleans(*draw(st.sampled_from(pair_shapes(s))))
     return array if draw(st.booleans()) else Dense(array)
 
 
@@ -419,8 +427,7 @@ def add_features(
     if "softcap" in features:
         options["softcap"] = draw(st.sampled_from((0.5, 2.0, 30.0)))
     if "bias" in features:
-        shapes = ((s.Q, s.K), (1, s.H, s.Q, s.K), (s.B, 1, s.Q, s.K), (s.B, s.H, s.Q, s.K))
-        inputs["bias"] = d.normal(*draw(st.sampled_from(shapes)), scale=2.0, dtype=companion)
+        inputs["bias"] = d.normal(*draw(st.sampled_from(pair_shapes(s))), scale=2.0, dtype=companion)
         if draw(st.booleans()):
             inputs["bias"][d.booleans(*inputs["bias"].shape, share=0.15)] = -np.inf
     if "sinks" in features:

@@ -426,7 +426,8 @@ def attention_at_sizes(declaration: Declaration) -> list[Probe]:
     gradients = ("gradients",)
     return [
         at("MASK-1", "dense", "lengths", mask="dense"),
-        *(at("MASK-2", kind, "lengths", 0.5, mask=kind) for kind in ("lengths", "padding", "segments")),
+        *(at("MASK-2", kind, "lengths", mask=kind) for kind in ("lengths", "padding")),
+        at("MASK-2", "segments", "lengths", 0.5, mask="segments"),
         at("MASK-3", "causal", "lengths", mask="causal"),
         at("MASK-4", "window", "lengths", mask="window"),
         at("MASK-6", "combined", "lengths", 0.5, mask="combined"),

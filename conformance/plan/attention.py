@@ -54,7 +54,7 @@ RANGES = {
         "key_width": (16, 64, 128, 256),
         "value_width": (16, 64, 128, 256),
     },
-    "lengths": {"batch": (2,), "queries": (16, 128, 1024), "keys": LENGTH_RANGES},
+    "lengths": {"batch": (2,), "key_heads": (2,), "queries": (16, 128, 1024), "keys": LENGTH_RANGES},
     "widths": {"queries": (16,), "keys": (16, 128), "key_width": (16, 64, 128, 256), "value_width": (16, 128)},
     "heads": {"batch": (3, 64), "key_heads": (1, 8), "group_ratio": RATIOS[:-1], "keys": (16, 128)},
     "features": {
