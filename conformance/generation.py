@@ -160,7 +160,7 @@ def dtype_and_sizes(
 def causal(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     kind = draw(st.sampled_from(("usual", "number", "per batch", "per batch", "early")))
     if s.K > MANY_KEYS:  # whatever the tile, most of them must be seen by some query
-        late = s.K - s.Q - draw(st.integers(0, 2))
+        late = s.K - s.Q - draw(st.sampled_from((0, 1, 2, s.K // 4)))
         return Causal(d.integers(s.K // 2, s.K - 1, s.B) if kind == "per batch" else late)
     if kind == "usual":
         return draw(st.sampled_from((Causal() if s.Q == s.K else Causal(0), Causal(-1), Causal(-2), Causal(s.K - s.Q))))
@@ -203,7 +203,7 @@ def segments(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
 def pair_shapes(s: Sizes) -> list[tuple[int, ...]]:
     """Of masks and biases. What is many, batch elements or heads, has one each: that some are mixed up shows there."""
     batches, heads = (s.B,) if s.B > FEW else (1, s.B), (s.H,) if s.H > FEW else (1, s.H)
-    whole = [(b, h, s.Q, s.K) for b in batches for h in heads if (b, h) != (1, 1)]
+    whole: list[tuple[int, ...]] = [(b, h, s.Q, s.K) for b in batches for h in heads if (b, h) != (1, 1)]
     return [(s.Q, s.K), *whole] if max(s.B, s.H) <= FEW else whole
 
 
