@@ -19,6 +19,7 @@ from conformance.judged_rules import JUDGED
 from conformance.judgement import Judgement
 from conformance.result import Report, report_of
 from conformance.run import Progress, silent
+from conformance.runner.worker_processes import started
 from conformance.targets import Target
 
 EFFORTS = {"quick": 3, "default": 10, "thorough": 100}
@@ -49,6 +50,7 @@ def check(
     time_limit: float = TIME_LIMIT,
     isolate: bool = False,
     shrink: bool = True,
+    workers: int = 1,
     progress: Progress = silent,
     unfinished: Callable[[Report], None] | None = None,
 ) -> Report:
@@ -69,6 +71,8 @@ def check(
         beyond is tried. tile: queries and keys of its tiles, so that sizes around their multiples are tried too.
     rules: only these. time_limit: seconds for one case. isolate: run it in a process of its own, for functions that may
         crash or hang in native code.
+    workers: processes that share the cases, for a function that is named by a string, and is not isolated. A second one
+        loads the function again, and sees nothing of what this one has set, such as `jax.config`.
     unfinished: is given what is known so far where an error or an interrupt ends the check, before that is raised.
 
     ValueError says what is wrong with a target that cannot be judged at all, or that none of the rules has been tried.
@@ -84,7 +88,9 @@ def check(
     seed = secrets.randbelow(2**32) if seed is None else seed
     start = time.monotonic()
     examiner = ChildExaminer(target, time_limit) if isolate else Examiner(target.make(), time_limit)
+    shared = None if isolate else started(target, time_limit, workers)
     judgement = Judgement(examiner, operation, EFFORTS[effort], seed, rules, progress, SHRINKING if shrink else 0.0)
+    judgement.workers = shared
     try:
         with judging():
             judgement.run()
@@ -95,6 +101,8 @@ def check(
         raise
     finally:
         examiner.close()
+        if shared is not None:
+            shared.close()
     report = report_of(target, judgement, effort, time.monotonic() - start)
     if report.conforms and not tried(report, rules):
         raise ValueError(nothing_tried(report, rules))

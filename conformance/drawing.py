@@ -71,10 +71,14 @@ class Rows:
 
     def map(self, change: Callable[[Any], Any]) -> Rows:
         """The same rows with every case changed."""
-        return Rows(
-            lambda: tuple(row.map(change) for row in self.strategies),
-            lambda: tuple(row.map(change) for row in self.later()),
-        )
+        return self.each(lambda row: row.map(change))
+
+    def filter(self, wanted: Callable[[Any], Any]) -> Rows:
+        """The same rows without the cases that are not wanted."""
+        return self.each(lambda row: row.filter(wanted))
+
+    def each(self, change: Callable[[st.SearchStrategy[Any]], st.SearchStrategy[Any]]) -> Rows:
+        return Rows(lambda: tuple(map(change, self.strategies)), lambda: tuple(map(change, self.later())))
 
 
 Material = st.SearchStrategy[Any] | Rows

@@ -6,7 +6,7 @@ and is left out of everything after. Then the probes, and what it says it does n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -22,7 +22,9 @@ from conformance.generation import EMPTY, SHORT
 from conformance.guard import Examiner, broken
 from conformance.oracle import balls_available
 from conformance.probes import Probe, catalogue
-from conformance.run import STUCK, Progress, run_corpus, run_probe, run_refusals, violation
+from conformance.run import STUCK, Progress, Tried, run_corpus, run_probe, run_refusals, violation
+from conformance.runner.thresholds import with_thresholds
+from conformance.runner.worker_processes import Order, WorkerProcesses
 from conformance.special import narrow
 from conformance.tally import Tally
 from conformance.verdict import Finding
@@ -53,7 +55,7 @@ class Claim:
 
 @dataclass
 class Judgement:
-    """What is asked, and the tally of what is found. `untried`: why not everything was."""
+    """What is asked, and the tally of what is found. `untried`: why not everything was. workers: run some probes."""
 
     examiner: Examiner
     operation: str
@@ -64,6 +66,7 @@ class Judgement:
     shrinking: float
     tally: Tally = field(default_factory=Tally)
     untried: str = ""
+    workers: WorkerProcesses | None = None
 
     def run(self) -> None:
         declaration = self.examiner.declaration
@@ -77,16 +80,23 @@ class Judgement:
         if self.examiner.printed:
             self.found("CALL", "prints nothing", f"prints to standard output: {self.examiner.printed[:80]!r}")
         diagnosed(self.tally, self.examiner)
+        if self.shrinking:
+            with_thresholds(self.tally, self.examiner)
 
     def judge(self, declaration: Declaration) -> None:
         """Empty rows first: who gets them wrong is asked for no more of them, so that each rule is seen by itself."""
+        self.order(declaration)
         rows = self if self.rules is None or "ATT-6" in self.rules else replace(self, rules=["ATT-6"], tally=Tally())
         rows.ask_frozen(entry for entry in entries_for({self.operation}, declaration) if entry.rule == "ATT-6")
         rows.ask(probe for probe in rows.probes(declaration) if probe.rule == "ATT-6")
         if ("ATT-6", self.examiner.name) in rows.tally.violations:
             declaration = declaration.promising(empty_rows="any")
+            self.order(declaration)
         self.ask_frozen(entry for entry in entries_for({self.operation}, declaration) if entry.rule != "ATT-6")
-        self.ask(probe for probe in self.probes(declaration) if probe.rule != "ATT-6")
+        if self.workers is None:
+            self.ask(self.later_probes(declaration))
+        else:
+            self.ask_with_workers(self.later_probes(declaration), self.workers)
         self.tally.include(run_refusals(self.rules, [self.examiner], self.operation, declaration))
 
     def ask_frozen(self, frozen: Iterable[Entry]) -> None:
@@ -97,11 +107,51 @@ class Judgement:
         """Less for each violation once there are many: the first ones say what is wrong."""
         return self.shrinking / max(1, len(self.tally.violations) - MANY)
 
+    def order(self, declaration: Declaration) -> None:
+        if self.workers is not None:
+            self.workers.order(Order(self.operation, declaration, self.examples, self.seed, self.rules))
+
+    def later_probes(self, declaration: Declaration) -> list[Probe]:
+        """Those that workers may run."""
+        return [probe for probe in self.probes(declaration) if probe.rule != "ATT-6"]
+
     def ask(self, probes: Iterable[Probe]) -> None:
         for probe in probes:
-            known, seconds = self.tally.violations.get((probe.rule, self.examiner.name)), self.time_to_shrink()
-            tally = run_probe(probe, [self.examiner], self.examples, self.seed, self.progress, seconds, known)
-            self.tally.include(tally)
+            self.ask_one(probe)
+
+    def ask_one(self, probe: Probe, tried: Tried | None = None) -> None:
+        """tried: what a worker has found with the probe; then only a smaller failing case is looked for."""
+        given = (probe, [self.examiner], self.examples, self.seed, self.told, self.time_to_shrink())
+        self.tally.include(run_probe(*given, self.tally.violations, tried))
+
+    def ask_with_workers(self, probes: Sequence[Probe], workers: WorkerProcesses) -> None:
+        """The same in the same order; where that is ended early, all that workers have found is counted."""
+        for index, probe in enumerate(probes):
+            try:
+                self.ask_one(probe, self.tried_by(workers, index))
+            except BaseException:
+                for found in map(workers.found, range(index, len(probes))):
+                    self.tally.include(Tally() if found is None else found.tried.tally)
+                raise
+
+    def tried_by(self, workers: WorkerProcesses, index: int) -> Tried | None:
+        """What a worker has found with the probe; None where this process is to run it."""
+        outcome = None if self.examiner.overrun >= STUCK else workers.outcome(index, self.listen)
+        self.listen()
+        if outcome is None:
+            return None
+        self.examiner.overrun += outcome.overrun
+        self.examiner.printed = self.examiner.printed or outcome.printed
+        return outcome.tried
+
+    def told(self, rule: str, title: str) -> None:
+        self.progress(rule, title)
+        self.listen()
+
+    def listen(self) -> None:
+        """Pass on the progress of workers."""
+        for rule, title in () if self.workers is None else self.workers.news():
+            self.progress(rule, title)
 
     def found(self, rule: str, title: str, message: str) -> None:
         self.tally.violate(violation(rule, title, "nothing", self.examiner, None, broken(message)))

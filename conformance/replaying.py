@@ -31,6 +31,7 @@ def save(violation: Violation, path: str | Path) -> None:
         "title": violation.title,
         "subject": violation.subject,
         "message": violation.message,
+        "threshold": violation.threshold,
         "diagnosis": list(violation.diagnosis),
         "target": encode_target(target),
         "own_gradients": "vjp" in target.given,

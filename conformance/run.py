@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import hypothesis
 import hypothesis.errors
@@ -14,13 +15,14 @@ from hypothesis import Phase
 
 from conformance.corpus import Entry
 from conformance.declaration import Declaration
+from conformance.diagnosis.attribution import Failure, attributed
 from conformance.drawing import EACH, Rows, drawing, drawn, own_seed, strategy_of, with_lot
 from conformance.examinations import EXAMINATIONS
 from conformance.guard import Examiner
 from conformance.probes import Probe
-from conformance.reducing import Material, reduced
+from conformance.reducing import Material, cuttable, reduced
 from conformance.refusals import Refusal, refusals_of
-from conformance.subjects import Subject
+from conformance.subjects import NumpySubject, Subject
 from conformance.tally import Tally, Violation
 from conformance.verdict import Finding
 
@@ -30,6 +32,7 @@ Progress = Callable[[str, str], None]
 SHRINKING = 20.0
 """Seconds spent at most on making one failing case smaller."""
 WHOLE_PLAN = 10
+NOTHING_KNOWN: Mapping[tuple[str, str], Violation] = MappingProxyType({})
 STUCK = 3
 """A subject that exceeds its time limit so often is not asked any more."""
 
@@ -62,21 +65,23 @@ def run_probe(
     seed: int,
     progress: Progress,
     shrinking: float,
-    known: Violation | None = None,
+    known: Mapping[tuple[str, str], Violation] = NOTHING_KNOWN,
+    tried: Tried | None = None,
 ) -> Tally:
-    """One probe's cases; a subject that breaks its rule has its smallest failing case looked for.
+    """One probe's cases; a subject that breaks a rule has its smallest failing case looked for.
 
-    known: of this rule; no smaller case is looked for of what does not stand before it.
+    known: what was found before; no smaller case is looked for of what does not stand before it. tried: what another
+    process has found with the probe's cases.
     """
-    tally, of_probe = Tally(), seed_of(probe, seed)
-    failing = try_probe(probe, examiners, cases_of(probe, examples), of_probe, tally, progress)
-    for examiner in examiners:
-        found = tally.violations.get((probe.rule, examiner.name))
-        if shrinking and found is not None and found.stands_before(known) and not examiner.overrun:
-            smaller = smallest(probe, examiner, of_probe, failing[examiner.name], shrinking, found)
+    tally, failing = tried or try_probe(probe, examiners, examples, seed, progress)
+    of_probe, by_name = seed_of(probe, seed), {examiner.name: examiner for examiner in examiners}
+    for key, number in failing.items():
+        found, before, examiner = tally.violations[key], known.get(key), by_name[key[1]]
+        if shrinking and found.stands_before(before) and not examiner.overrun:
+            smaller = smaller_case(probe, examiner, of_probe, number, shrinking, found)
             # What stood before the one that is known by being no number may have shrunk to a number.
-            kept = smaller if smaller is not None and smaller.stands_before(known) else found
-            tally.violations[probe.rule, examiner.name] = kept
+            kept = smaller if smaller is not None and smaller.stands_before(before) else found
+            tally.violations[key] = kept
     return tally
 
 
@@ -122,41 +127,48 @@ def run_corpus(frozen: Iterable[Entry], examiners: Sequence[Examiner], shrinking
         examiners = [examiner for examiner in examiners if examiner.overrun < STUCK]
         shared = EXAMINATIONS[entry.examined_by].prepare(entry.material)
         for examiner in examiners:
-            findings = examiner(entry.examined_by, entry.material, shared)
+            findings, rule = examiner(entry.examined_by, entry.material, shared), entry.rule
             if breaks(findings):
-                title = f"frozen: {entry.shows}"
-                tally.violate(violation(entry.rule, title, entry.examined_by, examiner, entry.material, findings))
-            tally.add(entry.rule, examiner.name, findings, entry.case)
+                failure = attributed(examiner, Failure(rule, entry.examined_by, entry.material, findings))
+                rule = failure.rule
+                tally.violate(violation_of(failure, f"frozen: {entry.shows}", examiner))
+            tally.add(rule, examiner.name, findings, entry.case)
     for key, found in tally.violations.items():
         if shrinking and not by_name[found.subject].overrun:
             tally.violations[key] = cut_down(found, by_name[found.subject], shrinking)
     return tally
 
 
-def try_probe(
-    probe: Probe, examiners: Sequence[Examiner], examples: int, seed: int, tally: Tally, progress: Progress
-) -> dict[str, int]:
-    """Tally what is found; the number of the case of the violation that is kept, by the subject's name."""
+class Tried(NamedTuple):
+    """What a probe's cases gave. failing: by rule and subject, the number of the case whose violation is kept."""
+
+    tally: Tally
+    failing: dict[tuple[str, str], int]
+
+
+def try_probe(probe: Probe, examiners: Sequence[Examiner], examples: int, seed: int, progress: Progress) -> Tried:
+    """Run a probe's cases and tally what is found."""
     examination, agreement = probe.examination, probe.examined_by == "agreement"
-    failing: dict[str, int] = {}
-    for number, material in drawn(probe.material, examples, seed):
+    tally, failing = Tally(), dict[tuple[str, str], int]()
+    for number, material in drawn(probe.material, cases_of(probe, examples), seed_of(probe, seed)):
         asked = [examiner for examiner in examiners if examiner.overrun < STUCK]
         if not asked:
             break
         shared, case = examination.prepare(material), examination.case_of(material)
         tally.generated[probe.rule] += 1
         for examiner in asked:
-            findings = examiner(probe.examined_by, material, shared)
+            findings, rule = examiner(probe.examined_by, material, shared), probe.rule
             if breaks(findings):
-                found = violation(probe.rule, probe.title, probe.examined_by, examiner, material, findings)
+                failure = attributed(examiner, Failure(rule, probe.examined_by, material, findings))
+                rule, found = failure.rule, violation_of(failure, probe.title, examiner)
                 tally.violate(found)
-                if tally.violations[probe.rule, examiner.name] is found:
-                    failing[examiner.name] = number
-            tally.add(probe.rule, examiner.name, findings, case, agreement)
+                if tally.violations[rule, examiner.name] is found:
+                    failing[rule, examiner.name] = number
+            tally.add(rule, examiner.name, findings, case, agreement)
         if agreement and case.operation == "attention":
             tally.substance.add(case, *shared)
         progress(probe.rule, probe.title)
-    return failing
+    return Tried(tally, failing)
 
 
 def breaks(findings: list[Finding]) -> bool:
@@ -170,6 +182,10 @@ def violation(
     return Violation(rule, examiner.name, worst, title, examined_by, material)
 
 
+def violation_of(failure: Failure, title: str, examiner: Examiner) -> Violation:
+    return violation(failure.rule, title, failure.examined_by, examiner, failure.material, failure.findings)
+
+
 class Broken(Exception):
     """Raised for Hypothesis to shrink."""
 
@@ -178,12 +194,21 @@ class Enough(BaseException):
     """Raised to end shrinking at once; no `Exception`, which Hypothesis would take for a failure of the test."""
 
 
+def smaller_case(
+    probe: Probe, examiner: Examiner, of_probe: int, number: int, seconds: float, found: Violation
+) -> Violation | None:
+    """The violation on a smaller case; None if the subject now passes. number: of the case on which it was found."""
+    if cuttable(found.material):
+        return cut_down(found, examiner, seconds)
+    return smallest(probe, examiner, of_probe, number, seconds, found)
+
+
 def smallest(
     probe: Probe, examiner: Examiner, of_probe: int, number: int, seconds: float, first: Violation
 ) -> Violation | None:
     """The smallest failing case that Hypothesis finds from the seed of `first`; None if the subject now passes.
 
-    What failed altogether does not shrink to what loses digits; nor in `cut_down`.
+    It is for materials that cannot be cut. What failed altogether does not shrink to what loses digits.
     """
     found: list[Violation] = []
     end = time.monotonic() + seconds
@@ -197,7 +222,7 @@ def smallest(
             raise Enough
         findings = examiner(probe.examined_by, material, probe.examination.prepare(material))
         if breaks(findings):
-            new = violation(probe.rule, probe.title, probe.examined_by, examiner, material, findings)
+            new = violation(first.rule, probe.title, probe.examined_by, examiner, material, findings)
             if not first.stands_before(new):
                 found.append(new)
                 raise Broken
@@ -205,24 +230,55 @@ def smallest(
     try:
         each()
     except (Broken, Enough, hypothesis.errors.Flaky):
-        return cut_down(found[-1], examiner, seconds / 2)
+        return found[-1]
     return None
 
 
 def cut_down(least: Violation, examiner: Examiner, seconds: float) -> Violation:
-    """The violation on an even smaller case, where the material is a case, or one with its clean twin."""
-    failures, examination = {id(least.material): least}, EXAMINATIONS[least.examined_by]
+    """The violation on an even smaller case, where the material is a case, or several that can be cut alike.
+
+    What failed altogether does not shrink to what loses digits. `steady` is False if the smallest case then passed.
+    """
+    if not cuttable(least.material):
+        return least
+    wrong = asking(least, examiner)
+    failures = {id(least.material): least}
 
     def fails(material: Material) -> bool:
-        findings = examiner(least.examined_by, material, examination.prepare(material))
-        if not breaks(findings):
+        findings = wrong(material)
+        if findings is None:
             return False
         new = violation(least.rule, least.title, least.examined_by, examiner, material, findings)
-        failures[id(material)] = new
+        failures.setdefault(id(material), new)
         return not least.stands_before(new)
 
-    if not isinstance(least.material, Material):
-        return least
     masked = least.examined_by in ("description", "shapes") or least.rule == "MASK-7"
-    found = failures[id(reduced(least.material, examiner.declaration, fails, seconds, masked))]
-    return replace(found, uncut=least.material)
+    found = reduced(
+        least.material, examiner.declaration, fails, seconds, masked, least.rule in OF_DTYPES, least.loses_digits
+    )
+    return replace(failures[id(found.material)], uncut=least.material, steady=found.steady)
+
+
+OF_DTYPES = ("ATT-9", "NORM-2")
+"""Rules of dtypes: a violation of theirs is not shown in another one."""
+
+
+def asking(found: Violation, examiner: Examiner) -> Callable[[Material], list[Finding] | None]:
+    """What the subject gets wrong of materials like the violation's; None where it gets nothing wrong.
+
+    What is made from a material may no longer be what its examination takes for granted (rows that are constant, two
+    cases with one answer). Then the definition fails too, and nothing is wrong.
+    """
+    examination, definition = EXAMINATIONS[found.examined_by], Examiner(NumpySubject())
+    prepared: list[Any] = [None, None]
+
+    def wrong(material: Material) -> list[Finding] | None:
+        if prepared[0] is not material:
+            prepared[:] = material, examination.prepare(material)
+        findings = examiner(found.examined_by, material, prepared[1])
+        if not breaks(findings):
+            return None
+        sure = found.examined_by == "agreement" or not breaks(definition(found.examined_by, material, prepared[1]))
+        return findings if sure else None
+
+    return wrong

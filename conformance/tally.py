@@ -49,7 +49,9 @@ class Violation:
     title: of the probe that found it. examined_by: the name of the examination, and material: what it was done on;
     with these two the violation can be seen again, on the target, where it is known. uncut: the material before its
     case was cut down, where it was; a larger case tells mistakes apart that look alike on a small one. diagnosis: known
-    mistakes that give the same answers. time_limit: seconds that the subject had for one case, where there was a limit.
+    mistakes that give the same answers. threshold: at which sizes it fails, and at which not, in a sentence.
+    time_limit: seconds that the subject had for one case, where there was a limit. steady: the case failed each time
+    it was asked; False where a smaller one, or the case itself, then passed.
     """
 
     rule: str
@@ -62,6 +64,8 @@ class Violation:
     diagnosis: tuple[str, ...] = ()
     target: Target | None = None
     time_limit: float | None = None
+    threshold: str = ""
+    steady: bool = True
 
     @property
     def ratio(self) -> float:
@@ -93,9 +97,10 @@ class Violation:
         return other is None or (other.loses_digits and not self.of_numbers and self.examined_by != "refusal")
 
     def __str__(self) -> str:
-        """Rule, numbers, smallest case and diagnosis, a line each."""
+        """Rule, numbers, smallest case, sizes and diagnosis, a line each."""
         case = [] if self.case is None else [f"smallest case: {self.case}"]
-        return "\n  ".join([f"{self.rule}: {self.message}", *case, *self.diagnosis])
+        sizes = [self.threshold] if self.threshold else []
+        return "\n  ".join([f"{self.rule}: {self.message}", *case, *sizes, *self.diagnosis])
 
     @property
     def ulp(self) -> float:

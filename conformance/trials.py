@@ -32,6 +32,7 @@ from conformance.missing import missing, some_cases
 from conformance.probes import Probe
 from conformance.refusals import refusals_of
 from conformance.run import STUCK, run_refusal, silent
+from conformance.runner.thresholds import FIRST, with_thresholds
 from conformance.tally import Tally, Violation
 from conformance.targets import Target
 
@@ -77,6 +78,7 @@ class Trial:
         self.judgement = Judgement(self.examiner, self.operation, EFFORTS[effort], seed, None, silent, shrinking)
         self.tried = cache(self.try_one)
         self.refused: set[str] = set()
+        self.violated = 0
 
     @property
     def never_given(self) -> str:
@@ -123,6 +125,9 @@ class Trial:
             tally = self.tried(question)
             if tally.violations:
                 diagnosed(tally, self.examiner)
+                self.violated += 1
+                if self.judgement.shrinking and self.violated <= FIRST:
+                    with_thresholds(tally, self.examiner)
         found = next(iter(tally.violations.values()), None)
         return None if found is None else replace(found, target=self.target, time_limit=self.examiner.time_limit)
 

@@ -592,7 +592,7 @@ def test_what_is_no_number_is_not_lost_by_shrinking() -> None:
     probe = next(probe for probe in probes if probe.title == "default scale")
     digits = Finding("output", 2.0, got=1.00001, expected=1.0)
     known = Violation("ATT-1", examiner.name, digits, "scale", "agreement", ATTENTION)
-    tally = run_probe(probe, [examiner], 20, 1, silent, 4.0, known)
+    tally = run_probe(probe, [examiner], 20, 1, silent, 4.0, {(known.rule, known.subject): known})
     (violation,) = tally.violations.values()
     assert "got nan" in violation.message
 

@@ -46,8 +46,15 @@ BENCHMARK = """
         pipe.recv()
         print(process.pid, flush=True)
         """
+CHECK = """
+        from conformance.runner.worker_processes import Start, WorkerProcesses
+        from conformance.targets import Target
+        workers = WorkerProcesses(Start(Target("reference_numpy:layer_norm", "layer_norm"), 60.0, 2))
+        print(*workers.processes, flush=True)
+        """
 SCRIPTS: dict[str, str] = {name: start.rstrip(" ") + ASKED.removeprefix("\n") for name, start in PARENTS.items()} | {
     "child": CHILD,
+    "workers of a check": CHECK,
     "benchmark": BENCHMARK,
 }
 

@@ -45,8 +45,12 @@ def case(queries: int = 2) -> Case:
     return Case("attention", "float32", inputs, {"mask": Causal(0)})
 
 
+SIZES = "first wrong at 17 keys (16 are right)"
+
+
 def violation(finding: Finding, target: Target, rule: str = "ATT-1") -> Violation:
     told: dict[str, Any] = {"title": "a probe", "diagnosis": ("scale is left out",), "target": target}
+    told |= {"threshold": SIZES}
     return Violation(rule, target.title, finding, examined_by="agreement", material=case(), **told)
 
 
@@ -210,6 +214,7 @@ def test_block() -> None:
     assert (told["got"], told["expected"]) == ("0.75", "0.5")
     assert told["error"] == "0.25, 12.5 times its bound of 0.02, 4.19e+06 ULP of float32"
     assert told["diagnosis"] == "scale is left out"
+    assert told["sizes"] == SIZES
     assert told["replay"] == "conformance replay replays/one.json"
 
 

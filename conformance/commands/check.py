@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from conformance.commands.console import bar, console, errors, explained, save_report
-from conformance.commands.options import Effort, Html, Json, Junit, Seed, Tile, at_most, conventions_of, tile_of
+from conformance.commands.options import CORES, Effort, Html, Json, Junit, Seed, Tile, at_most, conventions_of, tile_of
 from conformance.declaration import DIMENSIONS
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 INTERRUPTED = "interrupted"
 OPERATION = "attention, layer_norm, ...: what it is to compute"
 SUPPORTS = "what it takes, or no-softcap and the like for all but that; unless given, all its signature has room for"
+WORKERS = "processes that share the cases; as many as there are cores for JAX on the CPU, else 1, unless given"
 CONVENTION = "declared departures, such as empty_rows=mean,polarity=masked"
 
 
@@ -51,6 +52,7 @@ def check(
     time_limit: Annotated[float | None, typer.Option(help="seconds for one case; 30 unless given", min=0.01)] = None,
     isolate: Annotated[bool, typer.Option("--isolate", help="in a process of its own, which may crash")] = False,
     no_shrink: Annotated[bool, typer.Option("--no-shrink", help="look for no smaller failing cases")] = False,
+    workers: Annotated[int | None, typer.Option(help=WORKERS, min=1)] = None,
     json: Json = None,
     junit: Junit = None,
     html: Html = None,
@@ -70,6 +72,7 @@ def check(
     limits |= {"norm_width": max_norm_width, "vocabulary": max_vocabulary, "length": max_length}
     limits |= {"model_width": max_model_width, "inner_width": max_inner_width}
     given |= {"limits": {name: size for name, size in limits.items() if size is not None} or None, "tile": tile}
+    given["workers"] = workers or (CORES if arrays == "jax" and device == "cpu" else 1)
     given |= {} if time_limit is None else {"time_limit": time_limit}
     report = judged(target, operation, convention or [], given, replays)
     for subject in report["subjects"]:

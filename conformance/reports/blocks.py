@@ -1,4 +1,4 @@
-"""A violation as a readable block: rule and statement, probe, smallest case, numbers, diagnosis, replay command."""
+"""A violation as a readable block: rule, probe, smallest case, sizes, numbers, diagnosis, replay command."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ def rows(violation: Content) -> list[tuple[str, str]]:
         found.append(("arrays", violation["called_with"]))
     if violation["case"] is not None:
         found.append(("smallest case", violation["case"]))
+    if violation.get("threshold") is not None:  # which older reports lack
+        found.append(("sizes", violation["threshold"]))
     found += [("diagnosis" if i == 0 else "", line) for i, line in enumerate(violation["diagnosis"])]
     if violation["replay_command"] is not None:
         found.append(("replay", violation["replay_command"]))

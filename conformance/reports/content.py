@@ -159,6 +159,7 @@ def violation_content(violation: Violation, replay_file: str | None = None, foll
         "message": clean(violation.message),
         **numbers_content(violation, finding),
         "case": None if violation.case is None else clean(repr(violation.case)),
+        "threshold": clean(violation.threshold) or None,
         "diagnosis": [clean(line) for line in violation.diagnosis],
         "replay": replay_content(violation),
         "replay_file": replay_file,

@@ -83,7 +83,7 @@ def violation_lines(violation: Violation) -> Text:
     text = Text(f"{violation.subject} breaks {rule.id} ({rule.title}): ", style="bold red")
     text.append(f"{rule.statement}\n", style="default")
     text.append(f"  {violation.message}\n  smallest case found: {violation.case}", style="default")
-    for line in violation.diagnosis:
+    for line in (*filter(None, [violation.threshold]), *violation.diagnosis):
         text.append(f"\n  {line}", style="default")
     return text
 

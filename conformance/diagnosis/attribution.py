@@ -1,0 +1,94 @@
+"""Which rule a failing case speaks of, where that is another one than its probe's.
+
+A case that was drawn to show one thing may show another: a wrong number beside a hidden NaN is no matter of isolation,
+and what is right in contiguous arrays is a matter of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conformance.cases import Case
+from conformance.diagnosis.memory import because_of_memory
+from conformance.examinations import EXAMINATIONS
+from conformance.expectations import Planted
+from conformance.features import FEATURE_RULES, features_of, heads_and_keys, mask_kinds
+from conformance.guard import Examiner
+from conformance.verdict import Finding
+
+
+class Failure(NamedTuple):
+    """A failing case: the rule it speaks of, the check by which it fails, its material and what was found."""
+
+    rule: str
+    examined_by: str
+    material: Any
+    findings: list[Finding]
+
+
+def attributed(examiner: Examiner, failure: Failure) -> Failure:
+    """The failure under the rule that it speaks of, with the case that shows it."""
+    if because_of_memory(examiner, failure.examined_by, failure.material):
+        return failure._replace(rule="ATT-13")
+    if isinstance(failure.material, Planted) and of_numbers(failure.findings):
+        clean = failure.material.clean
+        findings = asked(examiner, clean)
+        if fails(findings):
+            return Failure(rule_shown(examiner, clean, findings), "agreement", clean, findings)
+    return failure
+
+
+def of_numbers(findings: list[Finding]) -> bool:
+    """Whether the worst finding is a number where another one was due."""
+    worst = max(findings, key=lambda finding: finding.ratio)
+    return not worst.message and bool(np.isfinite(worst.got) and np.isfinite(worst.expected))
+
+
+def asked(examiner: Examiner, case: Case) -> list[Finding]:
+    return examiner("agreement", case, EXAMINATIONS["agreement"].prepare(case))
+
+
+def fails(findings: list[Finding]) -> bool:
+    return any(finding.ratio > 1 for finding in findings)
+
+
+def rule_shown(examiner: Examiner, case: Case, findings: list[Finding]) -> str:
+    """The rule of the one thing without which the case would not fail; ATT-8, "every shape", where there is none."""
+    for plainer in without_each(case):
+        found = asked(examiner, plainer(case))
+        if fails(found):
+            case, findings = plainer(case), found
+    kinds = mask_kinds(case.options.get("mask"))
+    if len(kinds) > 1:
+        return "MASK-6"
+    needed = (features_of(case) & {"bias", "sinks", "softcap", "scale", "dropout"}) | kinds
+    if needed:
+        return FEATURE_RULES[min(needed, key=list(FEATURE_RULES).index)]
+    H, G, _, _ = heads_and_keys(case)
+    if G and H != G and not fails(asked(examiner, with_every_head(case))):
+        return "ATT-7"
+    worst = max(findings, key=lambda finding: finding.ratio)
+    return "ATT-12" if worst.name.startswith("gradient of ") else "ATT-8"
+
+
+def without_each(case: Case) -> Iterator[Any]:
+    """Changes that each take one thing away from a case."""
+    for name in {"bias", "sinks"} & set(case.inputs):
+        yield lambda c, name=name: replace(c, inputs={n: a for n, a in c.inputs.items() if n != name})
+    groups: tuple[tuple[str, ...], ...] = (("dropout_keep", "dropout_rate"), ("mask",), ("softcap",), ("scale",))
+    for names in groups:
+        if any(case.options.get(name) is not None for name in names):
+            yield lambda c, names=names: replace(c, options={n: o for n, o in c.options.items() if n not in names})
+    if case.cotangents:
+        yield lambda c: replace(c, cotangents={})
+
+
+def with_every_head(case: Case) -> Case:
+    """The same with a key head for every query head."""
+    H, G, _, _ = heads_and_keys(case)
+    inputs = {n: np.repeat(a, H // G, axis=1) if n in ("key", "value") else a for n, a in case.inputs.items()}
+    return replace(case, inputs=inputs)

@@ -1,0 +1,1 @@
+"""Running: shrinking to thresholds, worker processes."""

@@ -1,0 +1,363 @@
+"""The dimensions of a case, by operation: their sizes, and the case at other sizes.
+
+Every axis of an array is a product of dimensions, the outermost first: the query heads of attention are key heads times
+query heads to a key head, and the columns of a fused projection are heads times their width. A size of 1 that stands
+for all of an axis is the empty product. So one function cuts and grows the arrays of every operation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conformance.cases import Case
+from conformance.declaration import Declaration
+from conformance.features import NORMS, has_masks, heads_and_keys, widths_of
+from conformance.spreading import listed
+from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
+from specification.masks import And, Or
+
+Axis = tuple[str, ...]
+Sizes = dict[str, int]
+
+HEADS: Axis = ("G", "S")
+OFFSET = "offset"
+"""The first position of a table: a number and no size of an array, and may be 0."""
+
+
+class Part(NamedTuple):
+    """Some of a dimension: `size` from `start` on; after the last one it starts anew."""
+
+    start: int
+    size: int
+
+    def places(self) -> np.ndarray:
+        return np.arange(self.start, self.start + self.size)
+
+
+Parts = Mapping[str, Part]
+
+
+class Layout(NamedTuple):
+    """sizes: of all dimensions. arrays: the axes of inputs, cotangents ("-> output") and options ("option ...").
+
+    lists: dimensions of the arguments that are lists of arrays, as "outputs[0]" is an element of one.
+    """
+
+    sizes: Sizes
+    arrays: dict[str, tuple[Axis, ...]]
+    lists: dict[str, Axis]
+
+
+def sizes_of(case: Case) -> Sizes:
+    return layout_of(case).sizes
+
+
+def layout_of(case: Case) -> Layout:
+    sizes, arrays, lists = LAYOUTS[case.operation](case)
+    found = {}
+    for name, array in arrays_of(case).items():
+        element = name.partition("[")[0] + name.partition("]")[2] if "[" in name else name
+        found[name] = repeated(arrays[element], array, sizes)
+    return Layout(sizes, found, lists)
+
+
+def repeated(axes: tuple[Axis, ...], array: np.ndarray, sizes: Sizes) -> tuple[Axis, ...]:
+    """The array's axes, the last of these; empty products where its size is 1 and the axis's is not."""
+    own = axes[len(axes) - array.ndim :]
+    return tuple(
+        axis if n == math.prod(sizes[d] for d in axis) else () for axis, n in zip(own, array.shape, strict=True)
+    )
+
+
+def arrays_of(case: Case) -> dict[str, np.ndarray]:
+    keep = case.options.get("dropout_keep")
+    found = case.inputs | {f"-> {name}": array for name, array in case.cotangents.items()}
+    return found if keep is None else found | {"option dropout_keep": keep}
+
+
+# --- by operation -----------------------------------------------------------------------------------------------------
+
+Described = tuple[Sizes, dict[str, tuple[Axis, ...]], dict[str, Axis]]
+B, Q, K, D, V = (("B",), ("Q",), ("K",), ("D",), ("V",))
+PAIRS = (B, HEADS, Q, K)
+
+
+def attention_layout(case: Case, output: tuple[Axis, ...]) -> Described:
+    (batch, H, queries, width), (_, G, keys, _) = case.inputs["query"].shape, case.inputs["key"].shape
+    sizes = {"B": batch, "G": G, "S": H // max(G, 1), "Q": queries, "K": keys, "D": width}
+    if "value" in case.inputs:
+        sizes["V"] = case.inputs["value"].shape[-1]
+    arrays = {"query": (B, HEADS, Q, D), "key": (B, ("G",), K, D), "value": (B, ("G",), K, V), "sinks": (HEADS,)}
+    return sizes, arrays | {"bias": PAIRS, "option dropout_keep": PAIRS, "-> output": output}, {}
+
+
+def multi_head_layout(case: Case) -> Described:
+    (H, G, queries, keys), (width, value_width) = heads_and_keys(case), widths_of(case)
+    inputs, outer = case.inputs, case.inputs["output.weight"].shape[-1]
+    sizes = {"B": inputs["query"].shape[0], "G": G, "S": H // max(G, 1), "Q": queries, "K": keys}
+    sizes |= {"D": width, "V": value_width, "E": inputs["query"].shape[-1], "output": outer}
+    sizes |= {"E of key": inputs["key"].shape[-1], "E of value": inputs["value"].shape[-1]}
+    columns = {"query": (("E",), Q, (*HEADS, "D")), "key": (("E of key",), K, ("G", "D"))}
+    columns |= {"value": (("E of value",), K, ("G", "V"))}
+    arrays: dict[str, tuple[Axis, ...]] = {"sinks": (HEADS,), "bias": PAIRS, "option dropout_keep": PAIRS}
+    lists: dict[str, Axis] = {}
+    for name, (model, length, heads) in columns.items():
+        separate = f"{name}.weight" not in inputs
+        lists |= {name: heads[:-1]} if separate else {}
+        outside = heads[-1:] if separate else heads
+        arrays |= {name: (B, length, model), f"{name}.weight": (model, outside), f"{name}.bias": (outside,)}
+    arrays |= {"output.weight": ((*HEADS, "V"), ("output",)), "output.bias": (("output",),)}
+    return sizes, arrays | {"-> output": (B, Q, ("output",))}, lists
+
+
+def merge_layout(case: Case) -> Described:
+    batch, heads, queries, width = case.inputs["outputs[0]"].shape
+    sizes = {"parts": len(listed(case.inputs, "outputs")), "B": batch, "H": heads, "Q": queries, "V": width}
+    outputs, sums = (B, ("H",), Q, V), (B, ("H",), Q)
+    arrays: dict[str, tuple[Axis, ...]] = {"outputs": outputs, "logsumexps": sums}
+    lists: dict[str, Axis] = {"outputs": ("parts",), "logsumexps": ("parts",)}
+    return sizes, arrays | {"-> output": outputs, "-> logsumexp": sums}, lists
+
+
+def leading(array: np.ndarray, trailing: int) -> tuple[tuple[Axis, ...], Sizes]:
+    """The axes before the last `trailing` ones: rows, and where there are several, groups of them."""
+    shape = array.shape[: array.ndim - trailing]
+    names = ["rows", *(f"rows {i}" for i in range(1, len(shape)))][::-1]
+    return tuple((name,) for name in names), dict(zip(names, shape, strict=True))
+
+
+def norm_layout(case: Case) -> Described:
+    x, weight = case.inputs["x"], case.inputs["weight"]
+    rows, sizes = leading(x, weight.ndim)
+    widths = ["W", *(f"W {i}" for i in range(1, weight.ndim))][::-1]
+    axes = tuple((name,) for name in widths)
+    sizes |= dict(zip(widths, weight.shape, strict=True))
+    return sizes, {"x": (*rows, *axes), "weight": axes, "bias": axes, "-> output": (*rows, *axes)}, {}
+
+
+def feed_forward_layout(case: Case) -> Described:
+    rows, sizes = leading(case.inputs["x"], 1)
+    inner, outer = case.inputs["outer.weight"].shape
+    sizes |= {"E": case.inputs["x"].shape[-1], "inner": inner, "output": outer}
+    E, inside, out = ("E",), ("inner",), ("output",)
+    arrays = {"x": (*rows, E), "inner.weight": (E, inside), "inner.bias": (inside,), "outer.weight": (inside, out)}
+    keep = {"option dropout_keep": (*rows, inside)}
+    return sizes, arrays | {"outer.bias": (out,), "-> output": (*rows, out)} | keep, {}
+
+
+def embedding_layout(case: Case) -> Described:
+    rows, sizes = leading(case.inputs["ids"], 0)
+    vocabulary, width = case.inputs["table"].shape
+    sizes |= {"vocabulary": vocabulary, "E": width}
+    return sizes, {"table": (("vocabulary",), ("E",)), "ids": rows, "-> output": (*rows, ("E",))}, {}
+
+
+def learned_layout(case: Case) -> Described:
+    (positions, width), options = case.inputs["table"].shape, case.options
+    sizes = {"length": options["length"], OFFSET: options.get(OFFSET) or 0, "vocabulary": positions, "E": width}
+    return sizes, {"table": (("vocabulary",), ("E",)), "-> output": (("length",), ("E",))}, {}
+
+
+def sinusoidal_layout(case: Case) -> Described:
+    options = case.options
+    return {"length": options["length"], "E": options["width"], OFFSET: options.get(OFFSET) or 0}, {}, {}
+
+
+LAYOUTS: dict[str, Any] = {
+    "attention": partial(attention_layout, output=(B, HEADS, Q, V)),
+    "attention_weights": partial(attention_layout, output=PAIRS),
+    "attention_logsumexp": partial(attention_layout, output=PAIRS[:3]),
+    "multi_head_attention": multi_head_layout,
+    "merge_attention": merge_layout,
+    **dict.fromkeys(NORMS, norm_layout),
+    "feed_forward": feed_forward_layout,
+    "embedding": embedding_layout,
+    "learned_positions": learned_layout,
+    "sinusoidal_positions": sinusoidal_layout,
+}
+
+WORDS = {
+    "B": ("batch element", "batch elements"),
+    "G": ("key head", "key heads"),
+    "S": ("query head to a key head", "query heads to a key head"),
+    "H": ("head", "heads"),
+    "Q": ("query", "queries"),
+    "K": ("key", "keys"),
+    "D": ("column of query and key", "columns of query and key"),
+    "V": ("column of value", "columns of value"),
+    "parts": ("part", "parts"),
+    "rows": ("row", "rows"),
+    "W": ("column of a row", "columns of a row"),
+    "E": ("column", "columns"),
+    "E of key": ("column of the key's input", "columns of the key's input"),
+    "E of value": ("column of the value's input", "columns of the value's input"),
+    "inner": ("column inside", "columns inside"),
+    "output": ("column of the output", "columns of the output"),
+    "vocabulary": ("row of the table", "rows of the table"),
+    "length": ("position", "positions"),
+    OFFSET: ("position of offset", "positions of offset"),
+}
+"""One and several of each dimension."""
+
+
+# --- the case at other sizes ------------------------------------------------------------------------------------------
+
+
+def taken(case: Case, parts: Parts, rng: np.random.Generator | None = None) -> Case | None:
+    """The case with only these parts of its dimensions; None where there is no such case.
+
+    A part may be larger than its dimension. The arrays are then repeated, and what is new is multiplied by normal
+    numbers from `rng`.
+    """
+    sizes, arrays, lists = layout_of(case)
+    parts = fitting(case, sizes, parts)
+    if any(name != OFFSET and (part.size > 0) != (sizes[name] > 0) for name, part in parts.items()):
+        return None
+    cut = {n: resized(array, arrays[n], sizes, parts, rng) for n, array in arrays_of(case).items()}
+    inputs = {name: cut[name] for name in case.inputs}
+    for name, axis in lists.items():
+        inputs = relisted(inputs, name, places(axis, sizes, parts)[0])
+    options = case.options | {name.removeprefix("option "): a for name, a in cut.items() if name.startswith("option ")}
+    if options.get("mask") is not None:
+        options["mask"] = cut_mask(options["mask"], sizes, parts)
+    if "num_heads" in options:
+        options["num_heads"] = len(places(HEADS, sizes, parts)[0])
+    options |= sizes_as_options(case, sizes, parts)
+    if "ids" in inputs and "vocabulary" in parts:
+        start, size = parts["vocabulary"]
+        inputs["ids"] = np.clip(inputs["ids"] - start, 0, size - 1).astype(inputs["ids"].dtype)
+    cotangents = {name: cut[f"-> {name}"] for name in case.cotangents}
+    return replace(case, inputs=inputs, options=options, cotangents=cotangents)
+
+
+def fitting(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Part]:
+    """A table of positions keeps, or gets, as many rows as are read from it."""
+    found = dict(parts)
+    if case.operation == "learned_positions":
+        length, offset = (found[name].size if name in found else sizes[name] for name in ("length", OFFSET))
+        offset += found["length"].start if "length" in found else 0
+        rows = found.get("vocabulary", Part(0, sizes["vocabulary"]))
+        if "vocabulary" in parts:
+            offset = min(offset, max(rows.size - length, 0))
+            found[OFFSET] = Part(0, offset)
+        if offset + length > rows.size:
+            found["vocabulary"] = Part(0, offset + length)
+    return found
+
+
+def sizes_as_options(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Any]:
+    """Sizes that are options, of positions."""
+    found: dict[str, Any] = {}
+    if "length" in case.options:
+        start, found["length"] = parts.get("length", Part(0, sizes["length"]))
+        offset = parts.get(OFFSET, Part(0, sizes[OFFSET])).size
+        moved = offset + (start if OFFSET not in parts else 0)
+        if moved or case.options.get(OFFSET) is not None:
+            found[OFFSET] = moved
+    if "width" in case.options and "E" in parts:
+        found["width"] = parts["E"].size
+    return found
+
+
+def places(axis: Axis, sizes: Sizes, parts: Parts) -> tuple[np.ndarray, np.ndarray]:
+    """(which places of the axis are taken, whether each is new: beyond what there was)."""
+    found, new = np.zeros(1, int), np.zeros(1, bool)
+    for name in axis:
+        size = sizes[name]
+        wanted = parts.get(name, Part(0, size)).places()
+        found = (found[:, None] * size + wanted % max(size, 1)).ravel()
+        new = (new[:, None] | (wanted >= size)).ravel()
+    return found, new
+
+
+def resized(
+    array: np.ndarray, axes: tuple[Axis, ...], sizes: Sizes, parts: Parts, rng: np.random.Generator | None
+) -> np.ndarray:
+    fresh = np.zeros((1,) * array.ndim, bool)
+    for k, axis in enumerate(axes):
+        if parts.keys() & set(axis):
+            found, new = places(axis, sizes, parts)
+            array = array.take(found, axis=k)
+            fresh = fresh | new.reshape([-1 if i == k else 1 for i in range(array.ndim)])
+    if rng is not None and fresh.any() and array.dtype.kind not in "biu":
+        wide, noise = array.astype(float), rng.normal(size=array.shape)  # as much of it for a case and for its twin
+        array = np.where(fresh & np.isfinite(wide), (wide * noise).astype(array.dtype), array)
+    return np.ascontiguousarray(array)
+
+
+def relisted(inputs: dict[str, np.ndarray], name: str, chosen: np.ndarray) -> dict[str, np.ndarray]:
+    """With the chosen elements of a list alone, numbered anew."""
+    found = {n: array for n, array in inputs.items() if not n.startswith(f"{name}[")}
+    for i, place in enumerate(chosen):
+        prefix = f"{name}[{place}]"
+        found |= {f"{name}[{i}]{n[len(prefix) :]}": array for n, array in inputs.items() if n.startswith(prefix)}
+    return found
+
+
+def cut_mask(mask: Any, sizes: Sizes, parts: Parts) -> Any:
+    """What the mask says of these batch elements, queries and keys."""
+    if isinstance(mask, And | Or):
+        return type(mask)(*(cut_mask(side, sizes, parts) for side in (mask.left, mask.right)))
+    queries, keys = (parts.get(name, Part(0, sizes[name])) for name in ("Q", "K"))
+    batch = places(("B",), sizes, parts)[0]
+
+    def rows(array: Any) -> np.ndarray:
+        array = np.asarray(array)
+        return array[batch] if len(array) == sizes["B"] else array
+
+    def edged(array: np.ndarray, part: Part) -> Any:
+        """New places are as the last one was."""
+        return array[:, np.minimum(part.places(), array.shape[1] - 1)]
+
+    if isinstance(mask, Causal | SlidingWindow):
+        offset, moved = mask.offset, queries.start - keys.start
+        if offset is not None or moved or queries.size != keys.size:  # left out means 0, which must be said then
+            offset = (0 if offset is None else offset if isinstance(offset, int) else rows(offset)) + moved
+        return Causal(offset) if isinstance(mask, Causal) else SlidingWindow(mask.left, mask.right, offset)
+    if isinstance(mask, KeyLengths):
+        grown = max(0, keys.size - sizes["K"])
+        lengths = rows(mask.lengths)
+        return KeyLengths(np.clip(lengths - keys.start + grown, 0, keys.size).astype(lengths.dtype))
+    if isinstance(mask, KeyPadding):
+        return KeyPadding(edged(rows(mask.keep), keys))
+    if isinstance(mask, Segments):
+        return Segments(edged(rows(mask.query_ids), queries), edged(rows(mask.key_ids), keys))
+    array = np.asarray(mask.array if isinstance(mask, Dense) else mask)
+    array = resized(array, repeated(PAIRS, array, sizes), sizes, parts, None)
+    return Dense(array) if isinstance(mask, Dense) else array
+
+
+# --- which can be changed ---------------------------------------------------------------------------------------------
+
+
+class Dimension(NamedTuple):
+    """Dimensions that change together, by name, in steps of `unit`; `least` is the smallest size of any use."""
+
+    names: tuple[str, ...]
+    unit: int = 1
+    least: int = 1
+
+    def parts(self, size: int, start: int = 0) -> dict[str, Part]:
+        return {name: Part(start, size) for name in self.names}
+
+
+def dimensions(case: Case, declaration: Declaration) -> list[Dimension]:
+    """Those of the case that the subject lets change: some only together, or in steps."""
+    names = list(sizes_of(case))
+    if case.operation in NORMS:
+        least = 2 if case.operation == "standard_deviation_norm" else 1
+        return [Dimension((name,), least=least if name == "W" else 1) for name in names]
+    if not has_masks(case.operation):
+        return [Dimension((name,), least=0 if name == OFFSET else 1) for name in names]
+    together = [("Q", "K")] if "cross" not in declaration else []
+    together += [("D", "V")] if "value_width" not in declaration and "V" in names else []
+    alone = [(name,) for name in names if not any(name in tied for tied in together)]
+    unit = declaration.width_multiple
+    widths = {"D", "V"}
+    return [Dimension(tied, unit, unit) if widths & set(tied) else Dimension(tied) for tied in (*alone, *together)]

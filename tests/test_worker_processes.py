@@ -1,0 +1,199 @@
+"""A check whose probes several processes share gives the report of a single process."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance import check
+from conformance.declaration import declaration_of
+from conformance.result import Report
+from conformance.runner import worker_processes
+from conformance.runner.worker_processes import Order, Start, WorkerProcesses, claimed, started
+from conformance.targets import Target
+
+SUBJECT = """
+import os, time
+import numpy as np
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PARENT = int((HERE / "parent").read_text())
+WORKER = os.getpid() != PARENT
+
+
+@np.errstate(all="ignore")
+def attention(query, key, value, *, mask=None, scale=None):
+    with (HERE / "asked").open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+    wide = np.float64 if query.dtype == np.float64 else np.float32
+    query, key, value = (array.astype(wide) for array in (query, key, value))
+    key, value = (np.repeat(array, query.shape[1] // max(array.shape[1], 1), axis=1) for array in (key, value))
+    scores = np.where(True if mask is None else mask, query @ key.swapaxes(-1, -2), -np.inf)
+    scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
+    largest = scores.max(-1, keepdims=True, initial=-1e30)
+    exponentials = np.exp(scores - largest)
+    total = exponentials.sum(-1, keepdims=True)
+    return exponentials / np.where(total == 0, 1, total) @ value
+
+
+def wrong(query, key, value, *, mask=None, scale=None):
+    return attention(query, key, value, mask=mask, scale=None if scale is None else scale * 1.5)
+
+
+def dies(query, key, value, *, mask=None, scale=None):
+    if WORKER:
+        os._exit(3)
+    return attention(query, key, value, mask=mask, scale=scale)
+
+
+def wrong_in_a_worker(query, key, value, *, mask=None, scale=None):
+    return attention(query, key, value, mask=mask, scale=scale) * (1 + WORKER)
+
+
+def slow_in_a_worker(query, key, value, *, mask=None, scale=None):
+    if WORKER:
+        time.sleep(60)
+    return attention(query, key, value, mask=mask, scale=scale)
+
+
+def prints_in_a_worker(query, key, value, *, mask=None, scale=None):
+    if WORKER:
+        print("a worker")
+    return attention(query, key, value, mask=mask, scale=scale)
+
+"""
+RULES = ("MASK-3", "ATT-1")
+
+
+@pytest.fixture
+def subject(tmp_path: Path) -> Path:
+    (tmp_path / "parent").write_text(str(os.getpid()))
+    (tmp_path / "subject.py").write_text(SUBJECT)
+    (tmp_path / "asked").write_text("")
+    return tmp_path / "subject.py"
+
+
+def checked(subject: Path, name: str, workers: int = 2, **given: Any) -> Report:
+    given = {"rules": RULES, "effort": "quick", "dtypes": ["float32"], "shrink": False} | given
+    return check(f"{subject}:{name}", "attention", seed=1, workers=workers, **given)
+
+
+def found(report: Report) -> Any:
+    """All but the time."""
+    violations = [(v.rule, str(v.finding), v.title, str(v.case), v.diagnosis) for v in report.violations]
+    return report.rules, violations, report.untried, str(report.declaration)
+
+
+def worker_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checking process leaves every probe to the worker, as far as one lives."""
+
+    def outcome(self: WorkerProcesses, index: int, waiting: Any) -> Any:
+        alive = [process for process in self.processes.values() if process.poll() is None]
+        while alive and alive[0].poll() is None and not self.finished(index):
+            time.sleep(0.01)
+        return self.found(index)
+
+    monkeypatch.setattr(WorkerProcesses, "outcome", outcome)
+
+
+def both_take_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checking process waits with its first probe until the worker has finished its own."""
+    outcome = WorkerProcesses.outcome
+
+    def later(self: WorkerProcesses, index: int, waiting: Any) -> Any:
+        while not list(self.path.glob(f"{self.orders}/*.result")):
+            time.sleep(0.01)
+        return outcome(self, index, waiting)
+
+    monkeypatch.setattr(WorkerProcesses, "outcome", later)
+
+
+def test_the_report_is_that_of_one_process(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = checked(subject, "wrong", 1)
+    assert [violation.rule for violation in alone.violations] == ["ATT-1"]
+    worker_takes_everything(monkeypatch)
+    (subject.parent / "asked").write_text("")
+    assert found(checked(subject, "wrong")) == found(alone)
+    assert len(set((subject.parent / "asked").read_text().split())) == 2
+
+
+def test_both_processes_have_a_share(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what rows that allow nothing say of the declaration holds in the worker's probes too."""
+    subject.write_text(SUBJECT.replace("np.where(total == 0, 1, total)", "total").replace("-np.inf)", "-1e30)"))
+    rules = ["ATT-6", "MASK-3"]
+    told: dict[int, list[str]] = {1: [], 2: []}
+    alone = checked(subject, "attention", 1, rules=rules, progress=lambda rule, title: told[1].append(title))
+    assert [violation.rule for violation in alone.violations] == ["ATT-6"]
+    both_take_a_share(monkeypatch)
+    (subject.parent / "asked").write_text("")
+    shared = checked(subject, "attention", rules=rules, progress=lambda rule, title: told[2].append(title))
+    assert found(shared) == found(alone)
+    assert len(set((subject.parent / "asked").read_text().split())) == 2
+    assert Counter(told[1]) <= Counter(told[2])
+
+
+def test_a_worker_that_dies_leaves_its_probes_to_this_process(subject: Path) -> None:
+    assert found(checked(subject, "dies")) == found(checked(subject, "attention", 1))
+
+
+def test_what_only_a_worker_sees_counts(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker_takes_everything(monkeypatch)
+    assert {violation.rule for violation in checked(subject, "wrong_in_a_worker", shrink=True).violations} == set(RULES)
+    report = checked(subject, "prints_in_a_worker")
+    assert "prints to standard output: 'a worker" in str(report.violations[0])
+
+
+def test_what_takes_too_long_in_a_worker_counts(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both_take_a_share(monkeypatch)
+    report = checked(subject, "slow_in_a_worker", time_limit=1.0, rules=["MASK-3"])
+    assert "took longer than 1 s" in str(report.violations[0])
+
+
+def test_an_early_end_tells_what_workers_have_found(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes: list[Any] = []
+
+    def outcome(self: WorkerProcesses, index: int, waiting: Any) -> Any:
+        processes.extend(self.processes.values())
+        while not self.finished(index):
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(WorkerProcesses, "outcome", outcome)
+    reports: list[Report] = []
+    with pytest.raises(KeyboardInterrupt):
+        checked(subject, "wrong_in_a_worker", unfinished=reports.append)
+    assert {violation.rule for violation in reports[0].violations} == set(RULES)
+    assert all(process.returncode is not None for process in processes)
+
+
+def test_there_is_one_process_where_a_second_has_no_target_or_no_memory(
+    subject: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = Target(f"{subject}:attention", "attention")
+    assert started(Target(lambda query, key, value: value, "attention"), 30.0, 2) is None
+    assert started(Target(f"{subject}:attention", "attention", given={"vjp": lambda *given: None}), 30.0, 2) is None
+    assert started(named, 30.0, 1) is None
+    monkeypatch.setattr(worker_processes, "memory", lambda: 4e9)
+    assert started(named, 30.0, 2) is None
+
+
+def test_a_probe_has_one_owner(tmp_path: Path) -> None:
+    assert claimed(tmp_path, 3) is None
+    assert claimed(tmp_path, 3) == os.getpid()
+    assert claimed(tmp_path, 4) is None
+
+
+def test_an_order_that_cannot_be_sent_leaves_all_to_this_process(subject: Path) -> None:
+    workers = WorkerProcesses(Start(Target(f"{subject}:attention", "attention"), 30.0, 2))
+    try:
+        unsendable = declaration_of(lambda query, key, value: value, False, vjp=lambda *given: None)
+        workers.order(Order("attention", unsendable, 1, 1, None))
+        assert workers.outcome(0, lambda: None) is None
+    finally:
+        workers.close()
