@@ -68,8 +68,11 @@ ALIKE = (Sizes(3, 3, 1, 3, 5, 4, 4),)
 """Batch, heads and queries of one size, so that it shows who tells them apart by their sizes."""
 THOUSANDS = (Sizes(1, 2, 1, 2, 2048, 64, 64),)
 """As many numbers as kernels look at, or add up, in another way than a few."""
-KERNEL_WIDTHS = (Sizes(2, 4, 2, 5, 7, 64, 32), Sizes(2, 2, 2, 3, 9, 96, 64), Sizes(2, 4, 2, 1, 5, 128, 128))
-"""Few queries and keys of widths for which kernels are made."""
+KERNEL_WIDTHS = (
+    *(Sizes(2, 4, 2, 5, 7, 64, 32), Sizes(2, 2, 2, 3, 9, 96, 64), Sizes(2, 4, 2, 1, 5, 128, 128)),
+    *(Sizes(2, 2, 1, 3, 70, 16, 24), Sizes(2, 2, 2, 9, 20, 160, 128)),
+)
+"""Few queries and keys of widths for which kernels are made, and more than one tile of keys."""
 ONE_KEY = (Sizes(2, 3, 3, 1, 1, 4, 4),)
 FEW = 8
 """Up to so many batch elements or heads may share a mask or a bias in a test case."""
