@@ -314,7 +314,7 @@ DESCRIBED = (
     ),
     described_fault("MASK-2", "lengths in 16 bits", "K", 32767, KeyLengths, lengths_in_16_bits),
     *each(
-        (64, 512, 8192, 65535),
+        (64, 512, 8192, 32768),
         lambda n: described_fault("MASK-2", f"no padding past key {n}", "K", n, KeyPadding, padding_up_to(n)),
     ),
     *each(
