@@ -20,13 +20,13 @@ from conformance.variants.torch_pieces import (
     row_maximum,
     sink_exponential,
 )
-from torch_impl.attention import allowed_sum, pair_products
+from torch_impl.attention import allowed_sum, pair_products, widen
 
 
 def padded(p: Problem, queries: int = 1, keys: int = 1, width: int = 1) -> Problem:
     """Zeros up to whole tiles; padded keys are forbidden, and so is everything for padded queries."""
-    more_q, more_k = -p.query.shape[2] % queries, -p.key.shape[2] % keys
-    more_d, more_v = -p.query.shape[3] % width, -p.value.shape[3] % width
+    more_q, more_k = missing(p.query.shape[2], queries), missing(p.key.shape[2], keys)
+    more_d, more_v = missing(p.query.shape[3], width), missing(p.value.shape[3], width)
     return p._replace(
         query=pad(p.query, (0, more_d, 0, more_q)),
         key=pad(p.key, (0, more_d, 0, more_k)),
@@ -34,6 +34,11 @@ def padded(p: Problem, queries: int = 1, keys: int = 1, width: int = 1) -> Probl
         allowed=pad(p.allowed, (0, more_k, 0, more_q)),
         bias=None if p.bias is None else pad(p.bias, (0, more_k, 0, more_q)),
     )
+
+
+def missing(size: int, tile: int) -> int:
+    """Up to whole tiles; of less than one, up to a power of two."""
+    return -size % min(tile, 1 << max(size - 1, 0).bit_length())
 
 
 def in_padded_tiles(queries: int, keys: int, width: int) -> Compute:
@@ -66,8 +71,8 @@ def in_split_keys(size: int) -> Compute:
 
     def compute(p: Problem) -> torch.Tensor:
         whole = padded(p, keys=size)
-        if whole.key.shape[2] == 0:
-            return in_padded_tiles(1, 1, 1)(p)
+        if whole.key.shape[2] <= size:
+            return in_padded_tiles(1, size, 1)(p)
         allowed = pair_parts(whole.allowed, size)
         products = pair_products(whole.query[:, :, None], parts(whole.key, size), allowed) * p.scale
         scores = products if p.softcap is None else p.softcap * torch.tanh(products / p.softcap)
@@ -117,7 +122,13 @@ def groups_as_rows(
 
     if sinks is not None or H == 0:
         return padded_16_by_256(query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
-    options: dict[str, Any] = {"mask": of_pairs(mask), "bias": of_pairs(bias), "scale": scale, "softcap": softcap}
+    # Widened first: the gradient of a bias that heads share is a sum over them, rounded once.
+    options: dict[str, Any] = {
+        "mask": of_pairs(mask),
+        "bias": of_pairs(widen(bias)),
+        "scale": scale,
+        "softcap": softcap,
+    }
     output = one_head_each(rows(query), key, value, **options)
     return output.reshape(B, H, Q, value.shape[-1])
 
