@@ -6,6 +6,10 @@ A self-test that catches all of them says little of the next one with another se
 by a seed of its own (`drawing.py`), so their chances multiply: a fault that shows in the share p of a probe's cases is
 missed by all c of them with probability (1 - p)^c. The first case of most probes is the same in every run, and shows it
 always or never; where a filter rejects the simplest of all, it is drawn like the others.
+
+A plan's rows are other distributions each, and a run draws every row once, or some of them, chosen by its seed. A fault
+that shows in the share p_r of row r's cases is missed by one cycle of all rows with probability prod (1 - p_r). Of m
+rows out of n, each set of m is as likely as any other: the chance is the mean of these products over all sets.
 """
 
 from __future__ import annotations
@@ -13,8 +17,10 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
+from math import prod
 from typing import Any
 
 from hypothesis.strategies import SearchStrategy
@@ -23,7 +29,7 @@ from rich.table import Table
 
 from conformance.checking import EFFORTS
 from conformance.companies import start
-from conformance.drawing import drawn, of_seed, own_seed
+from conformance.drawing import Rows, drawn, of_seed, own_seed
 from conformance.encoding import encode
 from conformance.faults import Fault
 from conformance.guard import TIME_LIMIT, Examiner
@@ -32,7 +38,9 @@ from conformance.run import breaks, cases_of, run_refusals, seed_of
 from conformance.selftest import chosen, companies
 
 CASES, ENOUGH = 60, 20
-"""For each probe; and for faults that are sure to be caught."""
+"""For each probe, or each row of a plan; and for faults that are sure to be caught."""
+AT_FIRST = 2
+"""Cases of each row of a plan; only rows that have shown a fault by then are drawn again for it."""
 SEED = 20261125
 SEEDS = 4
 """With which first cases are compared."""
@@ -61,10 +69,18 @@ class Odds:
         first of them.
         """
         simplest, fresh = (shows[0], shows[1:]) if settled else (None, shows)
-        missed = {
-            effort: chance * chance_of_none(simplest, fresh, cases_of(probe, EFFORTS[effort]))
-            for effort, chance in self.missed.items()
-        }
+        return self.times(probe, shows, lambda cases: chance_of_none(simplest, fresh, cases))
+
+    def after_plan(self, probe: Probe, rows: Sequence[Sequence[bool]], first: int) -> Odds:
+        """rows: for every case of each row of one more probe's plan whether it shows the fault. first: rows that come
+        before the others.
+        """
+        shows = [show for row in rows for show in row]
+        return self.times(probe, shows, lambda cases: chance_of_none_in_rows(rows, first, cases))
+
+    def times(self, probe: Probe, shows: Sequence[bool], none: Callable[[int], float]) -> Odds:
+        """none: the chance that none of so many cases of one more probe shows the fault."""
+        missed = {effort: chance * none(cases_of(probe, EFFORTS[effort])) for effort, chance in self.missed.items()}
         return Odds(self.title, self.shown | {probe.title: (sum(shows), len(shows))}, missed)
 
 
@@ -74,10 +90,33 @@ def chance_of_none(simplest: bool | None, fresh: Sequence[bool], cases: int) -> 
 
     The share is counted as if one more fresh case had not shown it, so that no number of cases proves certainty.
     """
-    share = sum(fresh) / (len(fresh) + 1)
+    share = share_of(fresh)
     if cases == 1 or simplest is None:
         return (1 - share) ** cases
     return 0.0 if simplest else (1 - share) ** (cases - 1)
+
+
+def share_of(fresh: Sequence[bool]) -> float:
+    """Counted as if one more case had not shown it."""
+    return sum(fresh) / (len(fresh) + 1)
+
+
+def chance_of_none_in_rows(rows: Sequence[Sequence[bool]], first: int, cases: int) -> float:
+    """That none of a run's cases shows it. The first rows take their turn, then all of them do, again and again."""
+    unseen = [1 - share_of(shows) for shows in rows]
+    chance = mean_of_products(unseen[:first], min(cases, first))
+    cycles, rest = divmod(max(cases - first, 0), max(len(rows), 1))
+    return chance * prod(unseen) ** cycles * mean_of_products(unseen, rest)
+
+
+def mean_of_products(factors: Sequence[float], count: int) -> float:
+    """Over all sets of so many of them: their elementary symmetric polynomial, divided by the number of sets."""
+    means = [1.0] + [0.0] * count
+    for number, factor in enumerate(factors, 1):
+        # A set of m out of `number` has the last of them in m / number of all cases.
+        for m in range(min(number, count), 0, -1):
+            means[m] = means[m] * (1 - m / number) + means[m - 1] * factor * (m / number)
+    return means[count]
 
 
 def odds_of(faults: Collection[Fault], cases: int, seed: int) -> list[Odds]:
@@ -97,6 +136,8 @@ def odds_of(faults: Collection[Fault], cases: int, seed: int) -> list[Odds]:
 
 def after_probe(probe: Probe, before: Sequence[tuple[Odds, Examiner]], cases: int, seed: int) -> list[Odds]:
     """before: of each fault, and who examines it."""
+    if isinstance(probe.material, Rows):
+        return after_plan(probe, probe.material, before, cases, seed)
     shows: list[list[bool]] = [[] for _ in before]
     now = [odds for odds, _ in before]
     of_probe = seed_of(probe, seed)
@@ -110,6 +151,25 @@ def after_probe(probe: Probe, before: Sequence[tuple[Odds, Examiner]], cases: in
             odds, examiner = before[index]
             shows[index].append(breaks(examiner(probe.examined_by, material, shared)))
             now[index] = odds.after(probe, shows[index], settled)
+    return now
+
+
+def after_plan(probe: Probe, plan: Rows, before: Sequence[tuple[Odds, Examiner]], cases: int, seed: int) -> list[Odds]:
+    """`after_probe` for a plan. cases: of each row at most."""
+    rows, of_probe = plan.all_strategies, seed_of(probe, seed)
+    shows: list[list[list[bool]]] = [[[] for _ in rows] for _ in before]
+    now = [odds for odds, _ in before]
+    for turn, row in product(range(cases), range(len(rows))):
+        asked = [
+            index for index, odds in enumerate(now) if not odds.sure and (turn < AT_FIRST or any(shows[index][row]))
+        ]
+        drawn_now = of_seed(rows[row], own_seed(of_probe, turn * len(rows) + row), False) if asked else []
+        for material in drawn_now[-1:]:
+            shared = probe.examination.prepare(material)
+            for index in asked:
+                odds, examiner = before[index]
+                shows[index][row].append(breaks(examiner(probe.examined_by, material, shared)))
+                now[index] = odds.after_plan(probe, shows[index], len(plan.strategies))
     return now
 
 
@@ -145,7 +205,7 @@ def odds_table(odds: Sequence[Odds]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m conformance.odds", description=__doc__.split("\n")[0])
-    parser.add_argument("--cases", type=int, default=CASES, help="for each probe")
+    parser.add_argument("--cases", type=int, default=CASES, help="for each probe, or each row of a plan")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--only", action="append", help="a rule or a fault; may be given again")
     given = parser.parse_args()

@@ -442,7 +442,8 @@ def attention_at_sizes(declaration: Declaration) -> list[Probe]:
     gradients = ("gradients",)
     return [
         at("MASK-1", "dense", "lengths", mask="dense"),
-        *(at("MASK-2", kind, "lengths", 0.5, mask=kind) for kind in ("lengths", "padding", "segments")),
+        *(at("MASK-2", kind, "lengths", mask=kind) for kind in ("lengths", "padding")),
+        at("MASK-2", "segments", "lengths", 0.5, mask="segments"),
         at("MASK-3", "causal", "lengths", mask="causal"),
         at("MASK-4", "window", "lengths", mask="window"),
         at("MASK-6", "combined", "lengths", 0.5, mask="combined"),
@@ -545,16 +546,33 @@ def layers_at_sizes(declaration: Declaration) -> list[Probe]:
         ("POS-1", "sinusoidal_positions", positions),
     )
     deviation, narrow = "standard_deviation_norm", {"gradients": False, "dtypes": HALF}
+    far = {"gradients": False, "dtypes": WIDE, "means": (1e3, -1e4)}
     return [
         agreement("NORM-1", "layer norm, sizes", "layer_norm", norms("layer_norm", "output", gradients=False)),
         agreement("NORM-2", "16-bit inputs, sizes", "layer_norm", norms("layer_norm", "16 bits", **narrow), 0.3),
+        agreement("NORM-4", "far from zero, sizes", "layer_norm", norms("layer_norm", "far", **far)),
         agreement("NORM-6", "gradients, sizes", "layer_norm", norms("layer_norm", "grad", focus=("gradients",))),
         *(agreement("NORM-7", f"{name}, sizes", name, norms(name, name)) for name in ("rms_norm", deviation)),
         *(agreement(rule, "sizes", name, rows_of_layers(name, cases, declaration)) for rule, name, cases in others),
         agreement("MHA-1", "heads", "multi_head_attention", heads("MHA-1", "heads")),
         agreement("MHA-1", "widths", "multi_head_attention", heads("MHA-1", "widths")),
         agreement("MHA-2", "heads", "multi_head_attention", heads("MHA-2", "heads", separate=True)),
+        *(
+            agreement(rule, "model widths", "multi_head_attention", wide_models(declaration, rule == "MHA-2"))
+            for rule in ("MHA-1", "MHA-2")
+        ),
     ]
+
+
+MODELS = ((65, 5, 4, 3), (6, 129, 4, 3), (6, 5, 257, 3), (6, 5, 4, 576), (33, 33, 33, 33), (1025, 40, 24, 1025))
+"""Widths of query, key, value and output of multi-head attention."""
+
+
+def wide_models(declaration: Declaration, separate: bool) -> Rows:
+    limit = declaration.limits.get("model_width", max(map(max, MODELS)))
+    widths = dict.fromkeys((min(a, limit), min(b, limit), min(c, limit), min(d, limit)) for a, b, c, d in MODELS)
+    cases = partial(generation.multi_head_cases, separate, plans=SHORT, declaration=declaration)
+    return Rows(lambda: tuple(cases(model_widths=model) for model in widths))
 
 
 def rows_of_layers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 from zlib import crc32
 
@@ -12,10 +13,21 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from conformance.checking import EFFORTS
+from conformance.drawing import Rows
 from conformance.faults import Fault, planted
+from conformance.generation import norm_cases
 from conformance.guard import Examiner
-from conformance.odds import Odds, after_probe, chance_of_none, odds_of, odds_table, starts_the_same
-from conformance.probes import PROBES
+from conformance.odds import (
+    Odds,
+    after_probe,
+    chance_of_none,
+    chance_of_none_in_rows,
+    mean_of_products,
+    odds_of,
+    odds_table,
+    starts_the_same,
+)
+from conformance.probes import PROBES, Probe
 from conformance.selftest import judged
 
 SEED = 20260101
@@ -43,6 +55,48 @@ def test_chances_multiply() -> None:
     assert chance_of_none(True, fresh, 1) == 0.75, "one case alone is not the simplest"
     assert chance_of_none(False, [], 10) == 1.0
     assert chance_of_none(None, fresh, 4) == 0.75**4, "of which none is the same in every run"
+
+
+def test_mean_of_products_is_that_over_all_sets() -> None:
+    factors = (0.2, 1.0, 0.5, 0.9, 0.0)
+    for count in range(len(factors) + 1):
+        products = [np.prod(some) for some in combinations(factors, count)]
+        assert mean_of_products(factors, count) == pytest.approx(np.mean(products))
+
+
+def test_chances_of_a_plan() -> None:
+    rows = [[True] * 3, [False] * 3, [], [True, False, False]]  # shares of 3/4, 0, 0 and 1/4
+    assert chance_of_none_in_rows(rows, 4, 4) == pytest.approx(0.25 * 0.75), "every row once"
+    assert chance_of_none_in_rows(rows, 4, 1) == pytest.approx(0.75), "any of the rows, each as likely"
+    assert chance_of_none_in_rows(rows, 4, 8) == pytest.approx((0.25 * 0.75) ** 2)
+    assert chance_of_none_in_rows(rows, 2, 2) == pytest.approx(0.25), "the first two before any other"
+    assert chance_of_none_in_rows(rows, 2, 6) == pytest.approx(0.25 * 0.25 * 0.75)
+
+
+def shown_by_one_row_of(size: int) -> tuple[Probe, Odds]:
+    """A plan of three rows, and a fault that shows past 512 columns only."""
+    fault = next(f for f in planted() if f.title == "NORM-1 last chunk of 512 columns not in the variance (numpy)")
+    shapes = (((2, 7), 1), ((2, size), 1), ((3, 5), 1))
+    plan = Rows(lambda: tuple(norm_cases(plans=(shape,), gradients=False, dtypes=("float32",)) for shape in shapes))
+    probe = Probe("NORM-1", "three rows", ("layer_norm",), plan)
+    [odds] = after_probe(probe, [(Odds(fault.title), Examiner(fault.target().make()))], 12, SEED)
+    return probe, odds
+
+
+def test_rows_of_a_plan_are_counted_one_by_one() -> None:
+    probe, odds = shown_by_one_row_of(700)
+    count, of = odds.shown[probe.title]
+    assert of == 2 + 2 + 12, "only the row that shows it is drawn again"
+    assert 8 < count <= 12
+    assert odds.missed["default"] == pytest.approx(1 - count / 13)
+    assert odds.missed["quick"] == pytest.approx(1 - count / 13 / 3), "one row of three"
+    assert odds.missed["thorough"] < 1e-3
+
+
+def test_what_no_row_shows_is_always_missed() -> None:
+    probe, odds = shown_by_one_row_of(300)
+    assert odds.shown[probe.title] == (0, 6)
+    assert odds.missed == dict.fromkeys(EFFORTS, 1.0)
 
 
 def test_a_rejected_simplest_case_is_no_first_of_every_run() -> None:

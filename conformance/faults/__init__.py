@@ -16,8 +16,13 @@ __all__ = ["Fault", "absent", "planted"]
 FILES = (
     *("masks", "scores", "masking", "softmax", "empty_rows", "companions", "heads", "blocks", "dtypes"),
     *("special_values", "gradients", "memory", "norms", "norm_variants", "layers", "lookups", "bad_input"),
+    "thresholds.of_numpy",
 )
-FRAMEWORKS = {"torch": "of_torch", "jax": "of_jax"}
+PAST_A_SIZE = ("keys", "masks", "heads", "gradients", "companions", "norms", "layers", "numbers", "layouts", "state")
+FRAMEWORKS = {
+    "torch": ("of_torch", *(f"thresholds.{file}" for file in PAST_A_SIZE)),
+    "jax": ("of_jax", "thresholds.of_jax"),
+}
 """Files whose faults need a framework."""
 
 
@@ -28,5 +33,6 @@ def absent() -> list[str]:
 
 def planted() -> tuple[Fault, ...]:
     """Every fault that can be planted here, always in the same order."""
-    files = (*FILES, *(file for name, file in FRAMEWORKS.items() if name not in absent()))
+    needing = (file for name, files in FRAMEWORKS.items() if name not in absent() for file in files)
+    files = (*FILES, *needing)
     return tuple(fault for file in files for fault in importlib.import_module(f"conformance.faults.{file}").FAULTS)

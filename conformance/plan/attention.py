@@ -54,10 +54,16 @@ RANGES = {
         "key_width": (16, 64, 128, 256),
         "value_width": (16, 64, 128, 256),
     },
-    "lengths": {"batch": (2,), "queries": (16, 128, 1024), "keys": LENGTH_RANGES},
+    "lengths": {"batch": (2,), "key_heads": (2,), "queries": (16, 128, 1024), "keys": LENGTH_RANGES},
     "widths": {"queries": (16,), "keys": (16, 128), "key_width": (16, 64, 128, 256), "value_width": (16, 128)},
-    "heads": {"batch": (3, 64), "key_heads": (1, 8), "group_ratio": (1, 2, 4), "keys": (16, 128)},
-    "features": {"queries": (16,), "keys": (16, 64, 256, 1024), "key_width": (16, 128), "group_ratio": (1, 2)},
+    "heads": {"batch": (3, 64), "key_heads": (1, 8), "group_ratio": RATIOS[:-1], "keys": (16, 128)},
+    "features": {
+        "queries": (16,),
+        "keys": (16, 64, 256, 1024),
+        "key_width": (16, 128),
+        "key_heads": (2,),
+        "group_ratio": (1, 2),
+    },
 }
 """Plans by name: the dimensions that each varies, with the ends of the ranges whose pairs must meet."""
 
@@ -92,7 +98,9 @@ def rows(plan: str, compiled: bool, tile: tuple[int, int] | None, seed: int = 0,
     keys of a kernel's tile, whose multiples and their neighbours are tried too. seed: chooses among sizes of one range.
     """
     found = level_rows(plan, compiled, tile, 1 if compiled else strength)
-    return tuple(with_sizes(found, levels_of(plan, compiled, tile), affordable, plan == "everything", seed))
+    return tuple(
+        with_sizes(found, levels_of(plan, compiled, tile), affordable, SINGLE if plan == "everything" else (), seed)
+    )
 
 
 def edges(tile: int) -> tuple[int, ...]:

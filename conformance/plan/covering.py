@@ -7,7 +7,7 @@ dimensions leave no room for a third.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import combinations, product
 
 import numpy as np
@@ -37,13 +37,18 @@ def covering(levels: Levels, fits: Fits, strength: int = 2) -> list[LevelRow]:
     return rows
 
 
-def with_sizes(level_rows: Sequence[LevelRow], levels: Levels, fits: Fits, every: bool, seed: int = 0) -> list[Row]:
-    """Choose a size of each level: one that no row has yet, if there is one. With `every`, more rows have the rest."""
+def with_sizes(
+    level_rows: Sequence[LevelRow], levels: Levels, fits: Fits, every: Collection[str], seed: int = 0
+) -> list[Row]:
+    """Choose a size of each level: one that no row has yet, if there is one. More rows have the largest size of each
+    dimension, and all sizes of those in `every`, as far as no row has them yet.
+    """
     rng = np.random.default_rng(seed)
     unused = {(name, size) for name in levels for level in levels[name] for size in level}
+    largest = {(name, levels[name][-1][-1]) for name in levels}
     rows = [sized(row, levels, fits, unused, rng) for row in level_rows]
-    while every and unused:
-        rows.append(packed(levels, fits, unused, rng))
+    while wanted := {pair for pair in unused if pair in largest or pair[0] in every}:
+        rows.append(packed(levels, fits, unused, max(wanted, key=lambda pair: (pair[1], pair[0])), rng))
     return rows
 
 
@@ -97,9 +102,10 @@ def sized(
     return row
 
 
-def packed(levels: Levels, fits: Fits, unused: set[tuple[str, int]], rng: np.random.Generator) -> Row:
-    """A row of the largest size that no row has yet, and beside it the largest others that are affordable."""
-    first = max(unused, key=lambda pair: (pair[1], pair[0]))
+def packed(
+    levels: Levels, fits: Fits, unused: set[tuple[str, int]], first: tuple[str, int], rng: np.random.Generator
+) -> Row:
+    """A row of this size of a dimension, and beside it the largest others that no row has yet and are affordable."""
     row = smallest_with({}, levels) | dict([first])
     for name in map(str, rng.permutation([name for name in levels if name != first[0]])):
         left = sorted((size for other, size in unused if other == name), reverse=True)

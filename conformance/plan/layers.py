@@ -16,7 +16,8 @@ Values = dict[str, tuple[int, ...]]
 
 VALUES: dict[str, Values] = {
     "norm": {"rows": ROWS, "norm_width": NORM_WIDTHS},
-    "feed_forward": {"rows": ROWS, "model_width": MODEL_WIDTHS, "inner_width": MODEL_WIDTHS, "outer_width": (1, 3, 5)},
+    "feed_forward": {"rows": ROWS, "model_width": MODEL_WIDTHS, "inner_width": MODEL_WIDTHS}
+    | {"outer_width": (1, 3, 5, 129, 1025)},
     "embedding": {"rows": ROWS, "vocabulary": VOCABULARIES, "model_width": MODEL_WIDTHS},
     "learned_positions": {"length": POSITIONS, "vocabulary": VOCABULARIES, "model_width": MODEL_WIDTHS},
     "sinusoidal_positions": {"length": POSITIONS, "model_width": MODEL_WIDTHS},
@@ -55,7 +56,7 @@ def rows(operation: str, compiled: bool, seed: int = 0) -> tuple[Row, ...]:
     """Rows of the plan for an operation; every size of `VALUES` or `TYPICAL` occurs."""
     values = (TYPICAL if compiled else VALUES)[operation]
     levels = {name: classes(sizes, *ENDS[name]) for name, sizes in values.items()}
-    return tuple(with_sizes(covering(levels, affordable, 1 if compiled else 2), levels, affordable, True, seed))
+    return tuple(with_sizes(covering(levels, affordable, 1 if compiled else 2), levels, affordable, levels, seed))
 
 
 def plan_of(operation: str, declaration: Declaration, seed: int = 0) -> tuple[Row, ...]:

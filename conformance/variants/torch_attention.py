@@ -61,15 +61,17 @@ def in_blocks(size: int) -> Compute:
         maximum = first_maximum(p)
         total = torch.zeros_like(maximum) + sink_exponential(p, finite(maximum))
         output = p.query.new_zeros((*p.query.shape[:3], p.value.shape[-1]))
-        for start in range(0, max(p.key.shape[2], 1), size):  # one block even of no keys, to connect the gradients
-            keys = slice(start, start + size)
-            allowed = p.allowed[..., keys]
-            scores = capped(pair_products(p.query, p.key[:, :, keys], allowed) * scale, p, keys)
+        # `split` gives one block even of no keys, which connects the gradients. Those of slices would be as long as all
+        # keys, for each block.
+        blocks = zip(p.key.split(size, 2), p.value.split(size, 2), p.allowed.split(size, 3), strict=True)
+        for number, (key, value, allowed) in enumerate(blocks):
+            keys = slice(number * size, (number + 1) * size)
+            scores = capped(pair_products(p.query, key, allowed) * scale, p, keys)
             raised = torch.amax(torch.cat([maximum, scores.detach()], dim=-1), dim=-1, keepdim=True)
             factor = torch.exp2((maximum - finite(raised)) * base)
             weights = torch.where(allowed, torch.exp2((scores - finite(raised)) * base), 0)
             total = total * factor + weights.sum(dim=-1, keepdim=True)
-            output = output * factor + allowed_sum(weights, p.value[:, :, keys], allowed)
+            output = output * factor + allowed_sum(weights, value, allowed)
             maximum = raised
         return divided(output, total, p)
 
@@ -98,16 +100,18 @@ def in_chunks(size: int) -> Compute:
         weights = exponentials(scores - maximum, p)
         total = sink_exponential(p, maximum) + torch.zeros_like(maximum)
         output = p.query.new_zeros((*p.query.shape[:3], p.value.shape[-1]))
-        for start in range(0, max(p.key.shape[2], 1), size):
-            keys = slice(start, start + size)
-            total = total + weights[..., keys].sum(dim=-1, keepdim=True)
-            output = output + allowed_sum(weights[..., keys], p.value[:, :, keys], p.allowed[..., keys])
+        for part, value, allowed in zip(
+            weights.split(size, 3), p.value.split(size, 2), p.allowed.split(size, 3), strict=True
+        ):
+            total = total + part.sum(dim=-1, keepdim=True)
+            output = output + allowed_sum(part, value, allowed)
         return divided(output, total, p)
 
     return compute
 
 
 online_32 = attention_by(in_blocks(32), "online_32")
+online_64 = attention_by(in_blocks(64), "online_64")
 online_128 = attention_by(in_blocks(128), "online_128")
 log_softmax = attention_by(by_log_softmax, "log_softmax")
 chunks_of_8 = attention_by(in_chunks(8), "chunks_of_8")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from torch_impl.attention import widen
 from torch_impl.layer_norm import affine
@@ -40,6 +41,62 @@ def rms_norm_rsqrt(x: Any, weight: Any, *, eps: float) -> Any:
     wide, axes = widen(x), axes_of(weight)
     reciprocal = torch.rsqrt((wide * wide).mean(dim=axes, keepdim=True) + eps)
     return (wide * (reciprocal * widen(weight))).to(x.dtype)
+
+
+def layer_norm_chunks(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
+    """Two passes over chunks of 1024 elements, as one program for each row takes them."""
+    wide, width = flat_rows(widen(x), weight), weight.numel()
+    first = wide[:, :1].detach()
+    center = first + chunked_sum(wide - first) / width
+    deviation = wide - center
+    deviation = deviation - chunked_sum(deviation) / width
+    reciprocal = torch.rsqrt(chunked_sum(deviation**2) / width + eps)
+    return affine((deviation * reciprocal).reshape(x.shape), weight, bias).to(x.dtype)
+
+
+def rms_norm_chunks(x: Any, weight: Any, *, eps: float) -> Any:
+    """As `layer_norm_chunks`."""
+    wide = flat_rows(widen(x), weight)
+    reciprocal = torch.rsqrt(chunked_sum(wide**2) / weight.numel() + eps)
+    return affine((wide * reciprocal).reshape(x.shape), weight, None).to(x.dtype)
+
+
+def layer_norm_blocked(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
+    """Gradients of weight and bias by hand: added up in blocks of 128 rows, then over the blocks."""
+    rows = flat_rows(widen(x), weight)
+    deviation = deviations(rows, (-1,))
+    normalized = deviation * torch.rsqrt((deviation**2).mean(dim=-1, keepdim=True) + eps)
+    flat = None if bias is None else widen(bias).reshape(-1)
+    output = BlockedAffine.apply(normalized, widen(weight).reshape(-1), flat)
+    return output.reshape(x.shape).to(x.dtype)
+
+
+class BlockedAffine(torch.autograd.Function):
+    """normalized * weight + bias for [rows, width], with blocked sums over rows in the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, normalized: Any, weight: Any, bias: Any) -> Any:
+        ctx.save_for_backward(normalized, weight)
+        ctx.biased = bias is not None
+        output = normalized * weight
+        return output if bias is None else output + bias
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Any) -> tuple[Any, Any, Any]:
+        normalized, weight = ctx.saved_tensors
+        of_weight = chunked_sum((cotangent * normalized).mT, 128)[:, 0]
+        of_bias = chunked_sum(cotangent.mT, 128)[:, 0] if ctx.biased else None
+        return cotangent * weight, of_weight, of_bias
+
+
+def flat_rows(wide: Any, weight: Any) -> Any:
+    """x as [rows, width]."""
+    return wide.reshape(-1, weight.numel())
+
+
+def chunked_sum(rows: Any, size: int = 1024) -> Any:
+    """Over the last axis, in chunks whose sums are added up: [rows, 1]."""
+    return pad(rows, (0, -rows.shape[-1] % size)).unflatten(-1, (-1, size)).sum(-1).sum(-1, keepdim=True)
 
 
 def axes_of(weight: Any) -> tuple[int, ...]:
