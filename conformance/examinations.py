@@ -94,7 +94,9 @@ def examine_planted(subject: Subject, planted: Planted, shared: tuple[Any, Any])
     """NaN where NaN is due, the clean case's answer elsewhere; a planted infinity may also show as an infinity."""
     answers = subject(planted.planted)
     if planted.infinite:
-        answers = {name: np.where(np.isinf(a), a.dtype.type(np.nan), a) for name, a in answers.items()}
+        truth = shared[0]
+        shows = {name: np.isinf(a) & np.isnan(truth[name].high) for name, a in answers.items() if name in truth}
+        answers = {name: np.where(shows.get(name, False), a.dtype.type(np.nan), a) for name, a in answers.items()}
     return judge(planted.planted, answers, *shared)
 
 

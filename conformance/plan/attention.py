@@ -3,14 +3,37 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 from conformance.declaration import Declaration
 from conformance.plan.covering import LevelRow, Levels, Row, covering, with_sizes
 from conformance.plan.values import BATCHES, KEY_HEADS, LENGTHS, RATIOS, WIDTHS, classes
 from conformance.sizes import Sizes, adapted
 
-MULTIPLICATIONS, PAIRS, NUMBERS = 2**22, 2**18, 2**20
-"""At most, in one case: multiplications, pairs of a query and a key, numbers in the arrays."""
+
+class Budget(NamedTuple):
+    """What one case may have at most: multiplications, pairs of a query and a key, numbers in its arrays.
+
+    A row for the largest size of a dimension may have more.
+    """
+
+    multiplications: int
+    pairs: int
+    numbers: int
+
+    def affords(self, row: Row) -> bool:
+        """Whether a case of these sizes is within the budget."""
+        heads = row["batch"] * row["key_heads"]
+        queries, keys = heads * row["group_ratio"] * row["queries"], heads * row["keys"]
+        pairs, widths = queries * row["keys"], row["key_width"] + row["value_width"]
+        return (
+            pairs * widths <= self.multiplications and pairs <= self.pairs and (queries + keys) * widths <= self.numbers
+        )
+
+
+BUDGETS = {"everything": Budget(2**21, 2**17, 2**19)}
+"""By plan. Of the others there are many, so they get less."""
+LESS = Budget(2**20, 2**16, 2**18)
 
 SINGLE = {
     "batch": (2, 3),
@@ -68,14 +91,6 @@ RANGES = {
 """Plans by name: the dimensions that each varies, with the ends of the ranges whose pairs must meet."""
 
 
-def affordable(row: Row) -> bool:
-    """Whether a case of these sizes is cheap: see `MULTIPLICATIONS`."""
-    heads = row["batch"] * row["key_heads"]
-    queries, keys = heads * row["group_ratio"] * row["queries"], heads * row["keys"]
-    pairs, widths = queries * row["keys"], row["key_width"] + row["value_width"]
-    return pairs * widths <= MULTIPLICATIONS and pairs <= PAIRS and (queries + keys) * widths <= NUMBERS
-
-
 def levels_of(plan: str, compiled: bool, tile: tuple[int, int] | None) -> Levels:
     values = TYPICAL if compiled else VALUES
     if tile is not None:
@@ -87,7 +102,7 @@ def levels_of(plan: str, compiled: bool, tile: tuple[int, int] | None) -> Levels
 
 @cache
 def level_rows(plan: str, compiled: bool, tile: tuple[int, int] | None, strength: int) -> list[LevelRow]:
-    return covering(levels_of(plan, compiled, tile), affordable, strength)
+    return covering(levels_of(plan, compiled, tile), BUDGETS.get(plan, LESS).affords, strength)
 
 
 @cache
@@ -98,9 +113,8 @@ def rows(plan: str, compiled: bool, tile: tuple[int, int] | None, seed: int = 0,
     keys of a kernel's tile, whose multiples and their neighbours are tried too. seed: chooses among sizes of one range.
     """
     found = level_rows(plan, compiled, tile, 1 if compiled else strength)
-    return tuple(
-        with_sizes(found, levels_of(plan, compiled, tile), affordable, SINGLE if plan == "everything" else (), seed)
-    )
+    levels, affords = levels_of(plan, compiled, tile), BUDGETS.get(plan, LESS).affords
+    return tuple(with_sizes(found, levels, affords, SINGLE if plan == "everything" else (), seed))
 
 
 def edges(tile: int) -> tuple[int, ...]:
