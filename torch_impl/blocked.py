@@ -24,6 +24,8 @@ class Limits(NamedTuple):
 
     block: int = 128
     """Queries taken together: fewer waste less at the edges of a mask, and more waste less on starting."""
+    alone: int = 2**14
+    """Scores of one batch element in a block from which on it gets a step of its own, where there are many elements."""
     scores: int = 2**22
     """Scores of all batch elements and heads that stand in memory at once: 16 MiB in float32."""
 
@@ -61,16 +63,22 @@ class Block(NamedTuple):
     masked: bool
 
 
-def blocks(inputs: Inputs, size: int, *, merge: bool = False) -> list[Block]:
+MANY = 32
+"""Batch elements, with masks of their own, of which each may get steps of its own however small they are."""
+
+
+def blocks(inputs: Inputs, size: int, *, merge: bool = False, alone: int = Limits().alone) -> list[Block]:
     """The work, at most `size` queries at a time, without what the mask rules out.
 
-    merge: neighbours that see the same keys, and all of them, become one block.
+    merge: neighbours that see the same keys, and all of them, become one block. alone: as in `Limits`.
     """
-    Q, K = inputs.query.shape[2], inputs.key.shape[2]
+    (_, H, Q, _), K = inputs.query.shape, inputs.key.shape[2]
     size = min(size, Q)
     mask = map_arrays(inputs.mask, lambda array: array.detach().cpu().numpy())
     begin = starts(mask, Q, size)
     edges, ends = np.stack(key_ranges(mask, Q, K, size, np, begin), axis=-1), [*begin[1:].tolist(), Q]
+    if len(edges) > MANY and H * size * K < alone:
+        edges = united(edges, K)
     found: list[Block] = []
     for row, of_row in enumerate(edges.tolist()):
         batch = slice(None) if len(edges) == 1 else slice(row, row + 1)
@@ -84,6 +92,14 @@ def blocks(inputs: Inputs, size: int, *, merge: bool = False) -> list[Block]:
             elif first < stop:
                 found.append(here)
     return found
+
+
+def united(edges: np.ndarray, keys: int) -> np.ndarray:
+    """Ranges [1, blocks, 4] that hold those of all batch elements: any key seen by one, full where it is for all."""
+    first, stop, full_first, full_stop = np.moveaxis(edges, -1, 0)
+    sees = first < stop
+    first, stop = np.where(sees, first, keys).min(axis=0), np.where(sees, stop, 0).max(axis=0)
+    return np.stack([first, stop, full_first.max(axis=0), full_stop.min(axis=0)], axis=-1)[None]
 
 
 def cut(array: torch.Tensor, axes: tuple[str, ...], block: Block) -> torch.Tensor:
@@ -134,7 +150,7 @@ class BlockedAttention(torch.autograd.Function):
         ctx.save_for_backward(*tensors, *arrays_of(options))
         inputs = joined(options, tensors)
         output = inputs.query.new_zeros((*inputs.query.shape[:3], inputs.value.shape[3]), dtype=wide(inputs))
-        for block in blocks(inputs, size_of(inputs, literal.limits)):
+        for block in blocks(inputs, size_of(inputs, literal.limits), alone=literal.limits.alone):
             rows, _ = literal.attention(joined((mask_of(inputs, block), *options[1:]), parts(tensors, block)))
             cut(output, QUERIES, block).copy_(rows)
         return output
@@ -155,7 +171,7 @@ def blocked_gradients(
     inputs = joined(options, tensors)
     dtype = wide(inputs)
     sums = [torch.zeros_like(a, dtype=dtype) if want else None for a, want in zip(tensors, wanted, strict=True)]
-    for block in blocks(inputs, size_of(inputs, literal.limits)):
+    for block in blocks(inputs, size_of(inputs, literal.limits), alone=literal.limits.alone):
         # Widened here, so that what the blocks give to the same keys is added up before it is rounded.
         pieces = [None if piece is None else piece.to(dtype).detach() for piece in parts(tensors, block)]
         here = (mask_of(inputs, block), *options[1:])
