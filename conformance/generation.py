@@ -385,9 +385,10 @@ def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
 
 NUMBERS = ("usual", "usual", "by head", "by row", "zeros", "ties", "saturated", "tiny", "huge")
 """What the numbers of a case are like, beside their spread."""
-HUGE = {"float16": 2.0**14, "bfloat16": 2.0**90, "float32": 2.0**90, "float64": 2.0**900}
-TINY = {"float16": 2.0**-20, "bfloat16": 2.0**-120, "float32": 2.0**-120, "float64": 2.0**-1000}
-"""Values whose sums still have room, and values of which many are subnormal."""
+HUGE = {"float16": 2.0**14, "bfloat16": 2.0**90, "float32": 2.0**90, "float64": 2.0**400}
+TINY = {"float16": 2.0**-20, "bfloat16": 2.0**-120, "float32": 2.0**-120, "float64": 2.0**-400}
+"""Values whose sums still have room, and values of which many are subnormal in the narrower dtypes. Squares of both
+are float64 numbers, which the bounds need."""
 
 
 def attention_inputs(

@@ -208,7 +208,8 @@ def weighted_mean(rows: Rows, values: Approx, factor: np.ndarray | None, p: Prec
     squares = second - 2 * value * (weighted @ values.value) + value**2 * ones
     # float64's own rounding of the three terms must not make the difference too small.
     slack = 2.0**-48 * (second + value**2 * ones)
-    moved = np.sqrt(ones * (np.maximum(squares, 0) + slack)) + rows.sink_weight * rows.sink_relative * np.abs(value)
+    # Two roots, because the product of two tiny numbers, as beside a sink far above the scores, would be 0.
+    moved = np.sqrt(ones) * np.sqrt(np.maximum(squares, 0) + slack) + rows.sink_weight * rows.sink_relative * np.abs(value)
     error = product(moved, margin(rows)) + mean_rounding(rows, values, factor, value, p)
     if values.error.any():
         # The values' own errors are weighed with the weights as they are held.
@@ -244,7 +245,7 @@ def rounded_weights(
     sizes = weighted @ values.size
     squares = times(weighted, factor) @ values.value**2 - 2 * mean.value * (weighted @ values.value)
     squares = squares + mean.value**2 * np.sum(w, axis=-1, keepdims=True)
-    deviations = np.sqrt(np.sum(w, axis=-1, keepdims=True) * np.maximum(squares, 0)) + mean.error
+    deviations = np.sqrt(np.sum(w, axis=-1, keepdims=True)) * np.sqrt(np.maximum(squares, 0)) + mean.error
     lost = form.tiny * (allowed_sum(rows, factor, values.size) + rows.counts * mean.size)
     return form.unit * product(np.maximum(sizes, deviations), margin(rows)) + lost
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,7 +73,9 @@ def check(
     limits |= {"norm_width": max_norm_width, "vocabulary": max_vocabulary, "length": max_length}
     limits |= {"model_width": max_model_width, "inner_width": max_inner_width}
     given |= {"limits": {name: size for name, size in limits.items() if size is not None} or None, "tile": tile}
-    given["workers"] = workers or (CORES if arrays == "jax" and device == "cpu" else 1)
+    given["workers"] = workers or usual_workers(arrays, device, effort)
+    if given["workers"] > 1:  # threads that have nothing to do must not take the cores of other processes
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given |= {} if time_limit is None else {"time_limit": time_limit}
     report = judged(target, operation, convention or [], given, replays)
     for subject in report["subjects"]:
@@ -84,6 +87,12 @@ def check(
     if report["error"] == INTERRUPTED:
         raise typer.Exit(130)
     raise typer.Exit(2 if report["error"] is not None else 0 if report["conforms"] else 1)
+
+
+def usual_workers(arrays: str, device: str, effort: str) -> int:
+    """A process for each core where a check is long enough to gain by it."""
+    long = arrays == "jax" or (arrays == "torch" and effort != "quick")
+    return CORES if long and device == "cpu" else 1
 
 
 def judged(target: str, operation: str, convention: list[str], given: dict[str, Any], replays: Path) -> dict[str, Any]:

@@ -55,6 +55,10 @@ class Outcome(NamedTuple):
     printed: str
 
 
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""A worker has one core; the threads of PyTorch and NumPy would wait for one another on those of other processes."""
+
+
 class WorkerProcesses:
     """The processes, seen from the checking one."""
 
@@ -72,7 +76,7 @@ class WorkerProcesses:
         interrupt is for the checking process alone; the worker ends once its standard input does."""
         warned = [f"-W{option}" for option in sys.warnoptions]
         command = (sys.executable, *warned, "-m", "conformance.runner.worker_main", str(self.path))
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)} | ONE_THREAD
         return subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
         )
