@@ -23,6 +23,7 @@ from conformance.features import taken_as_array
 from conformance.generation import (
     ACTIVATIONS,
     ALIKE,
+    DTYPES,
     EMPTY,
     KERNEL_WIDTHS,
     LONG,
@@ -344,11 +345,12 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
 def state_probes(name: str, declaration: Declaration) -> list[Probe]:
     """What an operation keeps between calls, or shares among them."""
     few = st.one_of(*histories(name, declaration, 3).values())
+    few_shapes = 0.1 if declaration.compiled else 1.0
     found = [
-        (f"after other {kind} in {name}", calls, "after other calls", 0.2)
+        (f"after other {kind} in {name}", calls, "after other calls", 0.2 * few_shapes)
         for kind, calls in histories(name, declaration).items()
     ]
-    found.append((f"many equal calls of {name}", repeatable(name, declaration), "repetitions", 1.0))
+    found.append((f"many equal calls of {name}", repeatable(name, declaration), "repetitions", 1.0 * few_shapes))
     if "gradients" in declaration and name != "sinusoidal_positions":
         found.append((f"alternating passes of {name}", asking_gradients(few, 2), "interleaved", 0.3))
     found.append((f"several threads in {name}", few, "threads", 0.3))
@@ -486,6 +488,7 @@ def planned(
     declaration: Declaration,
     weight: float = 1.0,
     others: bool = False,
+    dtypes: tuple[str, ...] = DTYPES,
     **given: Any,
 ) -> Probe:
     """A probe with one case for each row of a plan; without rows where the subject lacks what all of them need."""
@@ -494,7 +497,7 @@ def planned(
     if not takes or not set(given.get("focus", ())) <= declaration.features:
         return agreement(rule, title, operation, Rows(tuple), weight)
     wanted = (lambda s: s.H > s.G) if given.get("grouped") else everything
-    return agreement(rule, title, operation, rows_of(cases, plan, title, declaration, wanted), weight)
+    return agreement(rule, title, operation, rows_of(cases, plan, title, declaration, wanted, dtypes), weight)
 
 
 def everything(sizes: Sizes) -> bool:
@@ -502,13 +505,23 @@ def everything(sizes: Sizes) -> bool:
 
 
 def rows_of(
-    cases: Cases, plan: str, title: str, declaration: Declaration, wanted: Callable[[Sizes], bool] = everything
+    cases: Cases,
+    plan: str,
+    title: str,
+    declaration: Declaration,
+    wanted: Callable[[Sizes], bool] = everything,
+    dtypes: tuple[str, ...] = DTYPES,
 ) -> Rows:
-    """One strategy for each row of a plan. By the title, each probe has other sizes of the same ranges."""
+    """One strategy for each row of a plan. By the title, each probe has other sizes of the same ranges.
+
+    Where shapes are compiled, each row has one dtype too.
+    """
+    able = [dtype for dtype in dtypes if dtype in declaration.dtypes and dtype != "float64"] or [*dtypes]
 
     def made() -> tuple[st.SearchStrategy[Case], ...]:
-        seed = zlib.crc32(title.encode())
-        return tuple(cases(plans=(s,)) for s in attention_plan.plan_of(plan, declaration, seed) if wanted(s))
+        sizes = attention_plan.plan_of(plan, declaration, zlib.crc32(title.encode()))
+        every = [(able[index % len(able)],) if declaration.compiled else dtypes for index in range(len(sizes))]
+        return tuple(cases(plans=(s,), dtypes=some) for s, some in zip(sizes, every, strict=True) if wanted(s))
 
     return Rows(made)
 

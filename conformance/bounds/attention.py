@@ -209,7 +209,9 @@ def weighted_mean(rows: Rows, values: Approx, factor: np.ndarray | None, p: Prec
     # float64's own rounding of the three terms must not make the difference too small.
     slack = 2.0**-48 * (second + value**2 * ones)
     # Two roots, because the product of two tiny numbers, as beside a sink far above the scores, would be 0.
-    moved = np.sqrt(ones) * np.sqrt(np.maximum(squares, 0) + slack) + rows.sink_weight * rows.sink_relative * np.abs(value)
+    moved = np.sqrt(ones) * np.sqrt(np.maximum(squares, 0) + slack) + rows.sink_weight * rows.sink_relative * np.abs(
+        value
+    )
     error = product(moved, margin(rows)) + mean_rounding(rows, values, factor, value, p)
     if values.error.any():
         # The values' own errors are weighed with the weights as they are held.

@@ -129,7 +129,10 @@ def sizes_of(row: Row) -> Sizes:
 
 
 def plan_of(name: str, declaration: Declaration, seed: int = 0, strength: int = 2) -> tuple[Sizes, ...]:
-    """The sizes of a plan, as the subject takes them; each once. Where shapes are compiled, every seed has the same."""
-    seed = 0 if declaration.compiled else seed
+    """The sizes of a plan, as the subject takes them; each once.
+
+    Where shapes are compiled, all plans have those of "everything", so that what is compiled serves every probe.
+    """
+    name, seed = ("everything", 0) if declaration.compiled else (name, seed)
     found = (sizes_of(row) for row in rows(name, declaration.compiled, declaration.tile, seed, strength))
     return tuple(dict.fromkeys(adapted(sizes, declaration) for sizes in found))
