@@ -16,7 +16,7 @@ from conformance.cases import Case
 from conformance.diagnosis.memory import because_of_memory
 from conformance.examinations import EXAMINATIONS
 from conformance.expectations import Planted
-from conformance.features import FEATURE_RULES, features_of, heads_and_keys, mask_kinds
+from conformance.features import FEATURE_RULES, features_of, heads_and_keys, mask_kinds, rule_of
 from conformance.guard import Examiner
 from conformance.verdict import Finding
 
@@ -34,6 +34,8 @@ def attributed(examiner: Examiner, failure: Failure) -> Failure:
     """The failure under the rule that it speaks of, with the case that shows it."""
     if because_of_memory(examiner, failure.examined_by, failure.material):
         return failure._replace(rule="ATT-13")
+    if failure.rule == "ATT-13" and failure.examined_by == "agreement":  # nor is it right in contiguous arrays
+        return failure._replace(rule=rule_shown(examiner, failure.material, failure.findings))
     if isinstance(failure.material, Planted) and of_numbers(failure.findings):
         clean = failure.material.clean
         findings = asked(examiner, clean)
@@ -58,6 +60,10 @@ def fails(findings: list[Finding]) -> bool:
 
 def rule_shown(examiner: Examiner, case: Case, findings: list[Finding]) -> str:
     """The rule of the one thing without which the case would not fail; ATT-8, "every shape", where there is none."""
+    worst = max(findings, key=lambda finding: finding.ratio)
+    if case.operation != "attention":
+        feature = "gradients" if worst.name.startswith("gradient of ") else "cross"
+        return "ATT-14" if case.operation.startswith("attention") else rule_of(feature, case.operation)
     for plainer in without_each(case):
         found = asked(examiner, plainer(case))
         if fails(found):
