@@ -1,0 +1,142 @@
+"""The plan of sizes: what it covers, what it costs, and that it keeps to what a subject declares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+import pytest
+
+import torch_impl
+from conformance import check
+from conformance.declaration import DIMENSIONS, EVERYTHING, Declaration
+from conformance.drawing import Rows, drawn, of_seed
+from conformance.features import dimensions, within
+from conformance.plan import attention as plan
+from conformance.plan import layers
+from conformance.plan.covering import covering, smallest_with, with_sizes
+from conformance.plan.values import LENGTHS, WIDTHS, around, classes
+from conformance.probes import catalogue
+from conformance.run import cases_of
+
+KERNEL = Declaration(limits={"keys": 100, "key_width": 64, "heads": 8, "batch": 3}, width_multiple=8)
+
+
+def test_sizes_around_powers_and_their_ranges() -> None:
+    assert around(4, 5) == (15, 16, 17, 31, 32, 33)
+    assert classes((1, 5, 16, 17, 300), 16, 64) == ((1, 5, 16), (17,), (300,))
+
+
+@pytest.mark.parametrize("name", plan.RANGES)
+def test_every_affordable_pair_of_ranges_meets(name: str) -> None:
+    levels, affords = plan.levels_of(name, False, None), plan.BUDGETS.get(name, plan.LESS).affords
+    rows = covering(levels, affords)
+    for one, other in combinations(levels, 2):
+        for pair in product(range(len(levels[one])), range(len(levels[other]))):
+            picked = dict(zip((one, other), pair, strict=True))
+            if affords(smallest_with(picked, levels)):
+                assert any(picked.items() <= row.items() for row in rows)
+
+
+def test_triples_meet_too() -> None:
+    levels = {"a": ((1,), (2,)), "b": ((1,), (2,)), "c": ((1,), (2,))}
+    rows = covering(levels, lambda row: True, 3)
+    assert len({tuple(row.values()) for row in rows}) == 8
+
+
+def test_every_size_occurs_and_rows_are_affordable() -> None:
+    rows = plan.rows("everything", False, None)
+    assert set(LENGTHS) <= {row["keys"] for row in rows}
+    assert set(WIDTHS) <= {row["key_width"] for row in rows} & {row["value_width"] for row in rows}
+    assert {row["group_ratio"] for row in plan.rows("heads", False, None) if row["key_heads"] > 1} >= {3, 5, 6, 7}
+    assert max(row["queries"] * row["keys"] for row in rows) > 2**16
+    for row in rows:
+        assert plan.Budget(2**22, 2**18, 2**20).affords(row)
+
+
+def test_the_budget_is_what_forbids() -> None:
+    levels = {"a": ((1,), (2,)), "b": ((1,), (2,))}
+    rows = with_sizes(covering(levels, lambda row: sum(row.values()) < 4), levels, lambda row: True, ())
+    assert {"a": 2, "b": 2} not in rows
+
+
+def test_norms_reach_65537_both_ways() -> None:
+    rows = layers.rows("norm", False)
+    assert {65537} <= {row["norm_width"] for row in rows}
+    assert {65537} <= {row["rows"] for row in rows}
+
+
+def test_each_row_gives_one_case_before_any_gives_another() -> None:
+    from hypothesis import strategies as st
+
+    rows = Rows(lambda: tuple(map(st.just, range(7))), later=lambda: (st.just(7),))
+    first = [case for _, case in drawn(rows, 7, 3)]
+    assert sorted(first) == list(range(7))
+    assert first != [case for _, case in drawn(rows, 7, 4)]
+    assert 7 in [case for _, case in drawn(rows, 15, 3)]
+
+
+def at_sizes(operation: str, declaration: Declaration) -> list[Any]:
+    probes = [p for p in catalogue(declaration) if p.operations == (operation,) and isinstance(p.material, Rows)]
+    return [(probe, row) for probe in probes for row in probe.material.strategies]
+
+
+@pytest.mark.parametrize("operation", ["attention", "layer_norm", "embedding", "feed_forward", "sinusoidal_positions"])
+def test_nothing_beyond_a_limit_is_drawn(operation: str) -> None:
+    limits = {"rows": 50, "norm_width": 200, "model_width": 30, "vocabulary": 1000, "inner_width": 9, "length": 60}
+    declaration = replace(KERNEL, limits=KERNEL.limits | limits)
+    for number, (_, row) in enumerate(at_sizes(operation, declaration)):
+        if number % 7 == 0:
+            for case in of_seed(row, number, False):
+                assert within(case, declaration), dimensions(case)
+
+
+def test_tiles_add_their_neighbours() -> None:
+    keys = {row["keys"] for row in plan.rows("everything", False, (48, 144))}
+    assert {143, 144, 145, 287, 288, 289} <= keys
+
+
+def test_where_shapes_are_compiled_there_are_few() -> None:
+    compiled = replace(EVERYTHING, compiled=True)
+    shapes = {sizes for name in plan.RANGES for sizes in plan.plan_of(name, compiled)}
+    assert len(shapes) <= 16
+    assert {65537} <= {sizes.K for sizes in shapes}
+
+
+def test_quick_takes_a_share_of_the_rows() -> None:
+    probe = next(p for p in catalogue() if p.title == "everything, everything")
+    whole = len(probe.material.strategies)
+    assert cases_of(probe, 10) == whole
+    assert whole / 4 < cases_of(probe, 3) < whole / 3
+
+
+def dropped_past(limit: int) -> Any:
+    def attention(query, key, value, *, scale=None):
+        return torch_impl.attention(query, key[:, :, :limit], value[:, :, :limit], scale=scale)
+
+    return attention
+
+
+@pytest.mark.rule("ATT-8")
+def test_keys_lost_past_a_size() -> None:
+    limit = 1024
+    given: dict[str, Any] = {
+        "arrays": "torch",
+        "dtypes": ["float32"],
+        "supports": ["gqa", "cross", "value_width", "scale"],
+    }
+    report = check(dropped_past(limit), "attention", rules=["ATT-8"], seed=1, effort="quick", shrink=False, **given)
+    assert [violation.rule for violation in report.violations] == ["ATT-8"]
+    kept = check(
+        dropped_past(limit), "attention", rules=["ATT-8"], seed=1, effort="quick", limits={"keys": limit}, **given
+    )
+    assert kept.conforms
+
+
+def test_unknown_limits_are_refused() -> None:
+    with pytest.raises(ValueError, match="limits: got 'width'"):
+        check(dropped_past(9), "attention", arrays="torch", limits={"width": 3})
+    assert "keys" in DIMENSIONS
+    assert np.all([isinstance(words, str) for words in DIMENSIONS.values()])
