@@ -518,12 +518,14 @@ def rows_of(
     """
     able = [dtype for dtype in dtypes if dtype in declaration.dtypes and dtype != "float64"] or [*dtypes]
 
-    def made() -> tuple[st.SearchStrategy[Case], ...]:
-        sizes = attention_plan.plan_of(plan, declaration, zlib.crc32(title.encode()))
+    def of(sizes: tuple[Sizes, ...]) -> tuple[st.SearchStrategy[Case], ...]:
         every = [(able[index % len(able)],) if declaration.compiled else dtypes for index in range(len(sizes))]
         return tuple(cases(plans=(s,), dtypes=some) for s, some in zip(sizes, every, strict=True) if wanted(s))
 
-    return Rows(made)
+    def later() -> tuple[st.SearchStrategy[Case], ...]:
+        return of(attention_plan.thorough_plan(declaration)) if plan == "everything" else ()
+
+    return Rows(lambda: of(attention_plan.plan_of(plan, declaration, zlib.crc32(title.encode()))), later)
 
 
 def layers_at_sizes(declaration: Declaration) -> list[Probe]:

@@ -140,3 +140,11 @@ def test_unknown_limits_are_refused() -> None:
         check(dropped_past(9), "attention", arrays="torch", limits={"width": 3})
     assert "keys" in DIMENSIONS
     assert np.all([isinstance(words, str) for words in DIMENSIONS.values()])
+
+
+def test_the_thorough_effort_has_more_rows() -> None:
+    probe = next(p for p in catalogue(replace(EVERYTHING, compiled=True)) if p.title == "everything, everything")
+    assert isinstance(probe.material, Rows)
+    (square,) = probe.material.later()
+    (case,) = of_seed(square, 1, False)
+    assert dimensions(case)["queries"] == dimensions(case)["keys"] == 4097

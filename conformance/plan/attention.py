@@ -136,3 +136,13 @@ def plan_of(name: str, declaration: Declaration, seed: int = 0, strength: int = 
     name, seed = ("everything", 0) if declaration.compiled else (name, seed)
     found = (sizes_of(row) for row in rows(name, declaration.compiled, declaration.tile, seed, strength))
     return tuple(dict.fromkeys(adapted(sizes, declaration) for sizes in found))
+
+
+SQUARE = Sizes(1, 1, 1, 4097, 4097, 1, 1)
+"""More pairs than float32 has integers in a row: 2^24."""
+
+
+def thorough_plan(declaration: Declaration) -> tuple[Sizes, ...]:
+    """Sizes for the thorough effort: every three ranges of dimensions meet, and 4,097 queries meet 4,097 keys."""
+    square = adapted(SQUARE, declaration)
+    return (square,) if declaration.compiled else (*plan_of("everything", declaration, strength=3), square)
