@@ -118,7 +118,7 @@ def test_items_are_rules_and_titles(run: Any) -> None:
 
 
 def test_failure_is_the_block(run: Any, pytester: pytest.Pytester) -> None:
-    result = run("unscaled", "-k", "ATT-1 and default")
+    result = run("unscaled", "-k", "ATT-1 and default and not widths")
     result.assert_outcomes(failed=1, deselected=result.parseoutcomes()["deselected"])
     result.stdout.fnmatch_lines(["ATT-1 scale: scores = *", "  found by *default scale", "  replay *.json"])
     assert "trials.py" not in result.stdout.str()  # no traceback of ours

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 
 from conformance import generation
 from conformance.cases import Case
+from conformance.checks.state import Cases
 from conformance.declaration import Declaration
 from conformance.features import NORMS
 from conformance.generation import judged, some
 from conformance.sizes import Sizes
-
-Cases = tuple[Case, ...]
 
 WIDTHS = (24, 40, 48, 56, 72, 80, 88, 104)
 """Widths that other cases do not have, one for each history: nothing has been kept for them yet."""

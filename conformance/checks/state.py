@@ -14,13 +14,13 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.cases import Case
-from conformance.checks.histories import Cases
 from conformance.frameworks import NoGradients
 from conformance.oracle import oracle
 from conformance.spreading import gradient_name
 from conformance.subjects import Answering, Answers, Subject, WrongAnswer, differentiable, first_line
 from conformance.verdict import Finding, judge
 
+Cases = tuple[Case, ...]
 Findings = list[Finding]
 Shared = list[tuple[Any, Any]]
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.cases import Case
-from conformance.diagnosis.memory import because_of_memory
+from conformance.diagnosis.memory import because_of_memory, contiguous
 from conformance.examinations import EXAMINATIONS
 from conformance.expectations import Planted
 from conformance.features import FEATURE_RULES, features_of, heads_and_keys, mask_kinds, rule_of
@@ -34,8 +34,11 @@ def attributed(examiner: Examiner, failure: Failure) -> Failure:
     """The failure under the rule that it speaks of, with the case that shows it."""
     if because_of_memory(examiner, failure.examined_by, failure.material):
         return failure._replace(rule="ATT-13")
-    if failure.rule == "ATT-13" and failure.examined_by == "agreement":  # nor is it right in contiguous arrays
-        return failure._replace(rule=rule_shown(examiner, failure.material, failure.findings))
+    if failure.rule == "ATT-13" and failure.examined_by in ("agreement", "memory"):
+        plain = contiguous(failure.material)
+        findings = asked(examiner, plain)
+        if fails(findings):
+            return Failure(rule_shown(examiner, plain, findings), "agreement", plain, findings)
     if isinstance(failure.material, Planted) and of_numbers(failure.findings):
         clean = failure.material.clean
         findings = asked(examiner, clean)
