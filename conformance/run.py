@@ -119,9 +119,13 @@ def settled(tally: Tally, settle: Settle) -> None:
 
 
 def cases_of(probe: Probe, examples: int) -> int:
-    """How many cases a probe gets; of a plan each row gives one where a probe of weight 1 gets `WHOLE_PLAN`."""
+    """How many cases a probe gets; of a plan each row gives one where a probe of weight 1 gets `WHOLE_PLAN`.
+
+    Where it gets fewer, large cases are left out first: of the rows a share that is the square of the other one.
+    """
     if isinstance(probe.material, Rows):
-        return max(1, round(len(probe.material.strategies) * examples / WHOLE_PLAN * probe.weight))
+        share = examples / WHOLE_PLAN
+        return max(1, round(len(probe.material.strategies) * (share if share >= 1 else share**2) * probe.weight))
     return max(1, round(examples * probe.weight))
 
 
