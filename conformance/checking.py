@@ -88,11 +88,11 @@ def check(
     seed = secrets.randbelow(2**32) if seed is None else seed
     start = time.monotonic()
     examiner = ChildExaminer(target, time_limit) if isolate else Examiner(target.make(), time_limit)
-    shared = None if isolate else started(target, time_limit, workers)
     shrinking = SHRINKING if shrink else 0.0
     judgement = Judgement(examiner, operation, EFFORTS[effort], seed, rules, progress, shrinking, target=target)
-    judgement.workers = shared
+    shared = None
     try:
+        shared = judgement.workers = None if isolate else started(target, time_limit, workers)
         with judging():
             judgement.run()
     except BaseException:

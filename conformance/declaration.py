@@ -186,8 +186,14 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
     for name, size in said.get("limits", {}).items():
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"limit of {name} must be a positive integer, got {size!r}")
-    if any(size < 1 for size in said.get("tile", ())):
-        raise ValueError(f"tile must be two positive integers, got {said['tile']!r}")
+    if "tile" in said:
+        tile = tuple(said["tile"])
+        if len(tile) != 2 or any(not isinstance(size, int) or size < 1 for size in tile):
+            raise ValueError(f"tile must be two positive integers, got {said['tile']!r}")
+        said["tile"] = tile
+    for name in ("key_width", "value_width"):
+        if said.get("limits", {}).get(name, said.get("width_multiple", 1)) < said.get("width_multiple", 1):
+            raise ValueError(f"limit of {name} is below width_multiple {said['width_multiple']}")
     return Declaration(features=features, room=frozenset(room), unsure=frozenset(unsure), **said)
 
 

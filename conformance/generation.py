@@ -557,8 +557,12 @@ def norm_cases(
     d, scale = Draw(draw(seeds), dtype), draw(st.sampled_from(spreads))
     names = shape[-axes:]
     companion = draw(st.sampled_from((dtype, compute_dtype_name(dtype))))
-    x = d.numbers(*shape) * scale + draw(st.sampled_from(means)) * scale
-    weight, kind = d.numbers(*names), draw(st.sampled_from(NORM_NUMBERS))
+    x, weight, kind = d.numbers(*shape) * scale, d.numbers(*names), draw(st.sampled_from(NORM_NUMBERS))
+    if shape[-1] > MANY_KEYS:
+        standing_out = edges(shape[-1], d)
+        x[..., standing_out] *= 3
+        weight[..., standing_out] *= 3
+    x = x + draw(st.sampled_from(means)) * scale
     rows = (*shape[:-axes], *(1 for _ in names))
     if kind == "by row":
         x = x * d.choice((1e-3, 0.1, 1.0, 1e2), *rows)
@@ -568,10 +572,6 @@ def norm_cases(
         x = x / scale * d.choice((1e-4, 1e-3, 3e-3, 0.03), *rows)
     elif kind == "large":  # squares do not fit into 16 bits, and barely into float32
         x = x / (scale * (1 + np.max(np.abs(x), initial=1.0) / scale)) * LARGE[dtype]
-    if shape[-1] > MANY_KEYS and kind != "large":
-        standing_out = edges(shape[-1], d)
-        x[..., standing_out] *= 3
-        weight[..., standing_out] *= 3
     inputs = {"x": d.cast(x), "weight": d.cast(weight, companion)}
     if operation != "rms_norm" and draw(st.integers(0, 4)) > 0 and "bias" not in declaration.lacking:
         inputs["bias"] = d.normal(*names, dtype=companion)

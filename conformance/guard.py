@@ -41,6 +41,8 @@ NO_SINGLE_CALL = (
 
 Step = tuple[str, Any, Any]
 """(examination by name, its material, what it has prepared)."""
+Logged = tuple[str, Any]
+"""(examination by name, its material)."""
 
 
 class JudgeError(BaseException):
@@ -64,7 +66,7 @@ def broken(message: str) -> list[Finding]:
     return [Finding("call", float("inf"), message=message)]
 
 
-def new_log() -> deque[Step]:
+def new_log() -> deque[Logged]:
     return deque(maxlen=LOGGED + 1)
 
 
@@ -86,7 +88,7 @@ class Examiner:
 
     def __call__(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
         """The findings; an exception that the subject raises is a finding like any other."""
-        self.log.append((examined_by, material, shared))
+        self.log.append((examined_by, material))
         findings = self.examined(examined_by, material, shared)
         case = None if examined_by in NO_SINGLE_CALL else EXAMINATIONS[examined_by].case_of(material)
         return findings if case is None else self.sizes.learned(case, findings)

@@ -494,6 +494,7 @@ def planned(
     """A probe with one case for each row of a plan; without rows where the subject lacks what all of them need."""
     cases = partial(generation.attention_cases, operation, others=others, declaration=declaration, **given)
     takes = generation.possible(given.get("mask", "maybe"), declaration)
+    takes = takes and not set(dtypes).isdisjoint(declaration.dtypes)
     if not takes or not set(given.get("focus", ())) <= declaration.features:
         return agreement(rule, title, operation, Rows(tuple), weight)
     wanted = (lambda s: s.H > s.G) if given.get("grouped") else everything

@@ -18,7 +18,7 @@ import numpy as np
 
 from conformance.cases import Case
 from conformance.declaration import SIMPLEST_FIRST, Declaration
-from conformance.expectations import Planted, allowed_pairs
+from conformance.expectations import Planted, allowed_pairs, empty_rows
 from conformance.features import NORMS, alignment, has_masks, heads_and_keys, within
 from conformance.generation import at, roundings
 from conformance.runner.dimensions import OFFSET, Dimension, Part, Parts, dimensions, sizes_of, taken
@@ -196,7 +196,7 @@ class Search:
         moved = any(part.start for part in parts.values())
         if not moved and key in self.passed:
             return False
-        candidate = mapped(self.material, lambda case: aligned(taken(case, parts), self.declaration))
+        candidate = mapped(self.material, lambda case: self.promised(case, taken(case, parts)))
         if candidate is not None and sizes_of(call(candidate)) == sizes and self.takes(candidate):
             if moved:
                 self.passed.clear()
@@ -204,6 +204,13 @@ class Search:
         if not moved:
             self.passed.add(key)
         return False
+
+    def promised(self, before: Case, smaller: Case | None) -> Case | None:
+        """The smaller case; None where rows come to allow nothing, and the subject does otherwise there."""
+        after = aligned(smaller, self.declaration)
+        if after is None or after.operation != "attention" or self.declaration.convention("empty_rows") == "zero":
+            return after
+        return after if empty_rows(after).any() <= empty_rows(before).any() else None
 
     def cut(self, dimension: Dimension) -> None:
         """Cut to the first few of a dimension, as few as still fail; then see whether the last of them fail alone."""

@@ -113,7 +113,7 @@ def settled(tally: Tally, settle: Settle) -> None:
         if new is None or new.rule != violation.rule:
             tally.rules[violation.rule, violation.subject].keeps()
         if new is not None:
-            tally.violate(new)
+            tally.violate(replace(new, before=()))
             cell = tally.rules[new.rule, new.subject]
             cell.worst = max(cell.worst, new.ratio)
 
@@ -170,7 +170,7 @@ def run_corpus(
             if breaks(findings):
                 before = before_last(examiner)
                 failure = attributed(examiner, Failure(rule, entry.examined_by, entry.material, findings))
-                rule = failure.rule
+                rule, findings = failure.rule, failure.findings
                 tally.violate(violation_of(failure, f"frozen: {entry.shows}", examiner, before))
             tally.add(rule, examiner.name, findings, entry.case)
     settled(tally, settle)
@@ -207,9 +207,11 @@ def try_probe(probe: Probe, examiners: Sequence[Examiner], examples: int, seed: 
             if breaks(findings):
                 before = before_last(examiner)
                 failure = attributed(examiner, Failure(rule, probe.examined_by, material, findings))
-                rule, found = failure.rule, violation_of(failure, probe.title, examiner, before)
-                tally.violate(found)
-                if tally.violations[rule, examiner.name] is found:
+                rule, findings = failure.rule, failure.findings
+                found = violation_of(failure, probe.title, examiner, before)
+                if not examiner.sizes.known(found.finding):
+                    tally.violate(found)
+                if tally.violations.get((rule, examiner.name)) is found:
                     failing[rule, examiner.name] = number
             tally.add(rule, examiner.name, findings, case, agreement)
         if agreement and case.operation == "attention":

@@ -50,7 +50,7 @@ def choices(case: Case, declaration: Declaration) -> dict[str, list[str]]:
 
     def possible(layout: str, name: str, arrays: list[np.ndarray]) -> bool:
         kind = role(name)
-        if layout not in PLAUSIBLE[kind] or (kind == "pairs" and layout in SHARED and rows_stay):
+        if layout not in PLAUSIBLE[kind] or (kind in ("pairs", "cotangent") and layout in SHARED and rows_stay):
             return False
         return any(changes(layout, array.shape) for array in arrays)
 

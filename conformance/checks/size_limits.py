@@ -54,6 +54,10 @@ class SizeLimits:
         where = f" at {sizes[name]:,} {NAMES[name]}"
         return [f._replace(message=f.message + where) if failed(f) and not dimension(f) else f for f in findings]
 
+    def known(self, finding: Finding) -> bool:
+        """Whether a failure for the size of the same dimension has been reported."""
+        return dimension(finding) in self.reported
+
     def again(self, finding: Finding) -> bool:
         """Whether a failure for the size of the same dimension has been reported; from now on it has."""
         name = dimension(finding)

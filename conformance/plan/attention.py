@@ -34,6 +34,8 @@ class Budget(NamedTuple):
 BUDGETS = {"everything": Budget(2**21, 2**17, 2**19)}
 """By plan. Of the others there are many, so they get less."""
 LESS = Budget(2**20, 2**16, 2**18)
+MOST = Budget(2**23 + 2**18, 2**18, 2**23 + 2**18)
+"""What no case exceeds, whatever the subject takes: 65,537 keys and values of width 64 with one query."""
 
 SINGLE = {
     "batch": (2, 3),
@@ -135,7 +137,33 @@ def plan_of(name: str, declaration: Declaration, seed: int = 0, strength: int = 
     """
     name, seed = ("everything", 0) if declaration.compiled else (name, seed)
     found = (sizes_of(row) for row in rows(name, declaration.compiled, declaration.tile, seed, strength))
-    return tuple(dict.fromkeys(adapted(sizes, declaration) for sizes in found))
+    return tuple(dict.fromkeys(fitted(sizes, declaration) for sizes in found))
+
+
+def fitted(s: Sizes, declaration: Declaration) -> Sizes:
+    """The sizes as the subject takes them, and no larger than any case may be.
+
+    Where there are as many queries as keys, or widths in multiples, what was one large dimension may become two.
+    """
+    if "cross" not in declaration:
+        s = s._replace(Q=max(s.Q, s.K))
+    s = adapted(s, declaration)
+    while not MOST.affords(row_of(s)):
+        s = adapted(s._replace(**halved(s, "cross" in declaration)), declaration)
+    return s
+
+
+def halved(s: Sizes, cross: bool) -> dict[str, int]:
+    """The largest of batch, heads, queries and keys halved; heads with their key heads, queries with as many keys."""
+    largest = max(("B", "H", "Q", "K"), key=lambda name: getattr(s, name))
+    together = {"H": ("H", "G")} | ({} if cross else {"Q": ("Q", "K"), "K": ("Q", "K")})
+    return {name: max(1, getattr(s, name) // 2) for name in together.get(largest, (largest,))}
+
+
+def row_of(s: Sizes) -> Row:
+    """The sizes as a row."""
+    row = {"batch": s.B, "key_heads": s.G, "group_ratio": s.H // max(s.G, 1), "queries": s.Q, "keys": s.K}
+    return row | {"key_width": s.D, "value_width": s.V}
 
 
 SQUARE = Sizes(1, 1, 1, 4097, 4097, 1, 1)
@@ -145,4 +173,5 @@ SQUARE = Sizes(1, 1, 1, 4097, 4097, 1, 1)
 def thorough_plan(declaration: Declaration) -> tuple[Sizes, ...]:
     """Sizes for the thorough effort: every three ranges of dimensions meet, and 4,097 queries meet 4,097 keys."""
     square = adapted(SQUARE, declaration)
-    return (square,) if declaration.compiled else (*plan_of("everything", declaration, strength=3), square)
+    squares = (square,) if square.D + square.V <= 8 else ()
+    return squares if declaration.compiled else (*plan_of("everything", declaration, strength=3), *squares)

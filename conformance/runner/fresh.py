@@ -54,6 +54,9 @@ class Template:
                 return found
         except (EOFError, OSError):
             pass
+        except BaseException:  # an answer that nobody took must not be the next one's
+            self.close()
+            raise
         self.close()
         return None
 

@@ -13,7 +13,7 @@ from typing import Any
 from conformance.cases import Case
 from conformance.examinations import EXAMINATIONS
 from conformance.features import rule_of
-from conformance.guard import Examiner, Step
+from conformance.guard import Examiner, Logged, Step
 from conformance.run import IN_ORDER, breaks
 from conformance.runner.fresh import FreshProcesses
 from conformance.tally import CHANGES, DEPENDS, Violation
@@ -60,8 +60,9 @@ class Reproduction:
             return answers, NOT_ALONE
         return [self.examiner(*asked) for _ in range(TIMES)], NOT_AGAIN
 
-    def after(self, before: Sequence[Step], last: Step, found: Violation) -> Violation | None:
+    def after(self, logged: Sequence[Logged], last: Step, found: Violation) -> Violation | None:
         """The violation of the last call after the fewest of those before it; None where no fresh process shows it."""
+        before = [] if self.shown else [step(*one) for one in logged]
         if self.shown or not before or not self.wrong([*before, last]):
             return None
         count = next((n for n in (1, 2, 4, 8, 16) if n < len(before) and self.wrong([*before[-n:], last])), len(before))
@@ -92,7 +93,7 @@ class Reproduction:
         for number in broken:
             alone, where = self.alone(steps[number])
             if not all(map(breaks, alone)):
-                shown = self.after(steps[:number], steps[number], found)
+                shown = self.after([one[:2] for one in steps[:number]], steps[number], found)
                 worst = worst_of(answers[number])
                 return shown or of_state(replaced(found, steps[number]), f"{where}; it was {worst}")
         first = broken[0]
