@@ -90,7 +90,8 @@ class Examiner:
         """The findings; an exception that the subject raises is a finding like any other."""
         self.log.append((examined_by, material))
         findings = self.examined(examined_by, material, shared)
-        case = None if examined_by in NO_SINGLE_CALL else EXAMINATIONS[examined_by].case_of(material)
+        known = None if examined_by in NO_SINGLE_CALL else EXAMINATIONS.get(examined_by)
+        case = None if known is None else known.case_of(material)
         return findings if case is None else self.sizes.learned(case, findings)
 
     def examined(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
