@@ -282,13 +282,14 @@ def in_blocks_of_32(query: Any, key: Any, value: Any, *, mask: Any = None) -> An
     return reference_numpy.attention(query, *more, mask=wider)
 
 
-@pytest.mark.parametrize(("rule", "examined_by"), [("ATT-4", "twin"), ("ATT-10", "planted")])
+@pytest.mark.parametrize(("rule", "examined_by"), [("ATT-4", "twin"), ("ATT-10", "agreement")])
 def test_a_mistake_is_known_where_a_case_is_judged_by_another(rule: str, examined_by: str) -> None:
     """By a twin whose scores are near 0, where a score of 0 is another mistake; by the case without NaN."""
     report = conformance.check(in_blocks_of_32, "attention", rules=[rule], **QUICK)
-    (violation,) = report.violations
-    assert violation.examined_by == examined_by
-    assert any(name.startswith("the last block's padding counts as keys with score 0") for name in violation.diagnosis)
+    assert examined_by in {violation.examined_by for violation in report.violations}
+    names = [violation.diagnosis for violation in report.violations if violation.examined_by == examined_by]
+    padding = "the last block's padding counts as keys with score 0"
+    assert any(name.startswith(padding) for several in names for name in several)
 
 
 def filled_with(number: float) -> Callable[..., Any]:
