@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -87,6 +88,7 @@ class Template:
 
 
 TEMPLATE = Template()
+atexit.register(TEMPLATE.close)
 """One for all checks of this process."""
 
 
