@@ -51,20 +51,20 @@ NAMED_ONLY = ("dropout", "empty_rows")
 
 DIMENSIONS = {
     "batch": "batch elements",
-    "heads": "query heads",
+    "heads": "heads",
     "group_ratio": "query heads to a key head",
     "queries": "queries",
     "keys": "keys",
-    "key_width": "columns of query and key",
-    "value_width": "columns of value",
-    "rows": "rows of a norm, a network or ids",
-    "norm_width": "numbers in a normalised row",
-    "vocabulary": "rows of a table",
+    "key_width": "columns of keys",
+    "value_width": "columns of values",
+    "rows": "rows",
+    "norm_width": "numbers in a row",
+    "vocabulary": "rows of the table",
     "length": "positions",
-    "model_width": "columns of what a layer takes",
-    "inner_width": "columns inside a feed-forward network",
+    "model_width": "columns",
+    "inner_width": "inner columns",
 }
-"""Names for `limits`: dimensions of which a subject may take no more than so many."""
+"""Names for `limits`: dimensions of which a subject may take no more than so many; with what is counted in each."""
 
 CONVENTIONS = {
     "polarity": ("allowed", "masked"),

@@ -24,7 +24,7 @@ from conformance.reducing import Material, cuttable, reduced
 from conformance.refusals import Refusal, refusals_of
 from conformance.subjects import NumpySubject, Subject
 from conformance.tally import Tally, Violation
-from conformance.verdict import Finding
+from conformance.verdict import Finding, breaks
 
 Progress = Callable[[str, str], None]
 """Told the rule and the title after every case."""
@@ -218,10 +218,6 @@ def try_probe(probe: Probe, examiners: Sequence[Examiner], examples: int, seed: 
             tally.substance.add(case, *shared)
         progress(probe.rule, probe.title)
     return Tried(tally, failing)
-
-
-def breaks(findings: list[Finding]) -> bool:
-    return any(finding.ratio > 1 for finding in findings)
 
 
 def violation(

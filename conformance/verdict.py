@@ -33,6 +33,11 @@ class Finding(NamedTuple):
         return f"{where}: got {self.got!r}, expected {self.expected!r}, {self.ratio:.3g} bounds of {self.bound:.3g}"
 
 
+def breaks(findings: list[Finding]) -> bool:
+    """Whether one of them is a violation."""
+    return any(finding.ratio > 1 for finding in findings)
+
+
 def judge(case: Case, answers: Answers, truth: dict[str, Exact], bounds: dict[str, np.ndarray]) -> list[Finding]:
     """One finding for each result and gradient of the truth."""
     if case.options.get("empty_rows") == "any":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conformance.cases import Case
+from conformance.declaration import DIMENSIONS
 from conformance.features import dimensions
 from conformance.verdict import Finding
 
@@ -10,22 +11,6 @@ LARGE = 128
 """Sizes up to this one are ordinary: a call that fails there fails for another reason."""
 FAILURES = ("raised ", "took longer than ", "its process ")
 """How the message of a call begins that gave no answer."""
-NAMES = {
-    "batch": "batch elements",
-    "heads": "heads",
-    "group_ratio": "query heads to a key head",
-    "queries": "queries",
-    "keys": "keys",
-    "key_width": "columns of keys",
-    "value_width": "columns of values",
-    "rows": "rows",
-    "norm_width": "numbers in a row",
-    "vocabulary": "rows of the table",
-    "length": "positions",
-    "model_width": "columns",
-    "inner_width": "inner columns",
-}
-"""For every dimension, what is counted."""
 
 
 class SizeLimits:
@@ -51,7 +36,7 @@ class SizeLimits:
         if growth.get(name, 0) <= 1:
             return findings
         self.limits[name] = min(sizes[name] - 1, self.limits.get(name, sizes[name]))
-        where = f" at {sizes[name]:,} {NAMES[name]}"
+        where = f" at {sizes[name]:,} {DIMENSIONS[name]}"
         return [f._replace(message=f.message + where) if failed(f) and not dimension(f) else f for f in findings]
 
     def known(self, finding: Finding) -> bool:
@@ -68,7 +53,9 @@ class SizeLimits:
 
 def dimension(finding: Finding) -> str:
     """The one of whose size the failure speaks; empty where it speaks of none."""
-    return next((name for name, what in NAMES.items() if failed(finding) and finding.message.endswith(f" {what}")), "")
+    return next(
+        (name for name, what in DIMENSIONS.items() if failed(finding) and finding.message.endswith(f" {what}")), ""
+    )
 
 
 def failed(finding: Finding) -> bool:

@@ -18,7 +18,7 @@ from conformance.examinations import EXAMINATIONS
 from conformance.expectations import Planted
 from conformance.features import FEATURE_RULES, features_of, heads_and_keys, mask_kinds, rule_of
 from conformance.guard import Examiner
-from conformance.verdict import Finding
+from conformance.verdict import Finding, breaks
 
 
 class Failure(NamedTuple):
@@ -37,12 +37,12 @@ def attributed(examiner: Examiner, failure: Failure) -> Failure:
     if failure.rule == "ATT-13" and failure.examined_by in ("agreement", "memory"):
         plain = contiguous(failure.material)
         findings = asked(examiner, plain)
-        if fails(findings):
+        if breaks(findings):
             return Failure(rule_shown(examiner, plain, findings), "agreement", plain, findings)
     if isinstance(failure.material, Planted) and of_numbers(failure.findings):
         clean = failure.material.clean
         findings = asked(examiner, clean)
-        if fails(findings):
+        if breaks(findings):
             return Failure(rule_shown(examiner, clean, findings), "agreement", clean, findings)
     return failure
 
@@ -57,10 +57,6 @@ def asked(examiner: Examiner, case: Case) -> list[Finding]:
     return examiner("agreement", case, EXAMINATIONS["agreement"].prepare(case))
 
 
-def fails(findings: list[Finding]) -> bool:
-    return any(finding.ratio > 1 for finding in findings)
-
-
 def rule_shown(examiner: Examiner, case: Case, findings: list[Finding]) -> str:
     """The rule of the one thing without which the case would not fail; ATT-8, "every shape", where there is none."""
     worst = max(findings, key=lambda finding: finding.ratio)
@@ -69,7 +65,7 @@ def rule_shown(examiner: Examiner, case: Case, findings: list[Finding]) -> str:
         return "ATT-14" if case.operation.startswith("attention") else rule_of(feature, case.operation)
     for plainer in without_each(case):
         found = asked(examiner, plainer(case))
-        if fails(found):
+        if breaks(found):
             case, findings = plainer(case), found
     kinds = mask_kinds(case.options.get("mask"))
     if len(kinds) > 1:
@@ -78,7 +74,7 @@ def rule_shown(examiner: Examiner, case: Case, findings: list[Finding]) -> str:
     if needed:
         return FEATURE_RULES[min(needed, key=list(FEATURE_RULES).index)]
     H, G, _, _ = heads_and_keys(case)
-    if G and H != G and not fails(asked(examiner, with_every_head(case))):
+    if G and H != G and not breaks(asked(examiner, with_every_head(case))):
         return "ATT-7"
     worst = max(findings, key=lambda finding: finding.ratio)
     return "ATT-12" if worst.name.startswith("gradient of ") else "ATT-8"

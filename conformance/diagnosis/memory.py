@@ -9,6 +9,7 @@ from conformance.cases import Case
 from conformance.examinations import EXAMINATIONS
 from conformance.expectations import Planted
 from conformance.guard import Examiner
+from conformance.verdict import breaks
 
 STRIDES = "strides are ignored: in contiguous arrays the same numbers are answered rightly"
 
@@ -30,7 +31,7 @@ def because_of_memory(examiner: Examiner, examined_by: str, material: Any) -> bo
 
     def right(material: Any) -> bool:
         findings = examiner(examined_by, material, EXAMINATIONS[examined_by].prepare(material))
-        return all(finding.ratio <= 1 for finding in findings)
+        return not breaks(findings)
 
     return right(contiguous(material)) and not right(material)
 

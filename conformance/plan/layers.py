@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from conformance.declaration import Declaration
-from conformance.plan.covering import Row, covering, with_sizes
+from conformance.plan.covering import LevelRow, Levels, Row, covering, with_sizes
 from conformance.plan.values import MODEL_WIDTHS, NORM_WIDTHS, POSITIONS, ROWS, VOCABULARIES, classes
 
 NUMBERS, MULTIPLICATIONS = 2**18, 2**22
@@ -51,12 +51,21 @@ def affordable(row: Row) -> bool:
     return max(numbers) <= NUMBERS and rows * inner * (width + outer) <= MULTIPLICATIONS
 
 
+def levels_of(operation: str, compiled: bool) -> Levels:
+    values = (TYPICAL if compiled else VALUES)[operation]
+    return {name: classes(sizes, *ENDS[name]) for name, sizes in values.items()}
+
+
+@cache
+def level_rows(operation: str, compiled: bool) -> list[LevelRow]:
+    return covering(levels_of(operation, compiled), affordable, 1 if compiled else 2)
+
+
 @cache
 def rows(operation: str, compiled: bool, seed: int = 0) -> tuple[Row, ...]:
     """Rows of the plan for an operation; every size of `VALUES` or `TYPICAL` occurs."""
-    values = (TYPICAL if compiled else VALUES)[operation]
-    levels = {name: classes(sizes, *ENDS[name]) for name, sizes in values.items()}
-    return tuple(with_sizes(covering(levels, affordable, 1 if compiled else 2), levels, affordable, levels, seed))
+    levels = levels_of(operation, compiled)
+    return tuple(with_sizes(level_rows(operation, compiled), levels, affordable, levels, seed))
 
 
 def plan_of(operation: str, declaration: Declaration, seed: int = 0) -> tuple[Row, ...]:
