@@ -1,7 +1,7 @@
 """Several calls in a row: cases whose sizes, dtypes or options differ in one thing, so that what is kept shows.
 
-A workspace that is kept from a larger call, a kernel that is found again by too few of its parameters, or a table made
-for the first length gives wrong answers only after other calls.
+Some mistakes show only after other calls. A workspace is kept from a larger call. A compiled kernel is found again by
+too few of its parameters. A table is made for the first length.
 """
 
 from __future__ import annotations
