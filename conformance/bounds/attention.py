@@ -42,7 +42,6 @@ import numpy as np
 
 from conformance.bounds.arithmetic import (
     EXP,
-    LAMBDA,
     LOG,
     TANH,
     Approx,
@@ -80,14 +79,13 @@ class Rows(NamedTuple):
 
 
 def online(keys: int, p: Precision) -> float:
-    """Relative error of rescaling factors: 7 u each in the worst case; near 1, where they add up, 2 u on average."""
-    blocks = max(0, -(-keys // 16) - 1)
-    return min(7.0 * blocks, 2 * LAMBDA * np.sqrt(blocks)) * p.inner
+    """Relative error of rescaling factors, at most 7 u each."""
+    return 7 * max(0, -(-keys // 16) - 1) * p.inner
 
 
 def summation(n: np.ndarray, p: Precision) -> np.ndarray:
-    steps = np.minimum(n, LAMBDA * np.sqrt(n)) * p.inner
-    return steps / (1 - steps)
+    """`Precision.gamma` for an array of counts."""
+    return n * p.inner / (1 - n * p.inner)
 
 
 def scores_and_slope(

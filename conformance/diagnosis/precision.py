@@ -238,14 +238,20 @@ def roundings(failing: Failing, rounding: dict[str, str]) -> Iterator[np.ndarray
     if not form:
         exponentials, total, _ = exponentials_of(f.scores, s.sinks)
         form = rounding["weights"]
+        narrow = rounded(exponentials, form)
+        by_sink = total - exponentials.sum(axis=-1, keepdims=True)
         yield result(s, rounded(f.weights, form), f.logsumexp)
         yield result(s, divided(exponentials, rounded(total, form)), f.logsumexp)
+        yield result(s, divided(narrow, total), f.logsumexp)
+        yield result(s, divided(narrow, narrow.sum(axis=-1, keepdims=True) + by_sink), f.logsumexp)
         return
     for to in (rounded, cut_off):
         factors = s.changed(query=to(s.query, form), key=to(s.key, form))
         yield forward(factors).output
         yield forward(factors.changed(value=to(s.value, form))).output
         yield forward(s.changed(value=to(s.value, form))).output
+        exponentials, total, _ = exponentials_of(to(f.scores, form), s.sinks)
+        yield result(s, to(divided(to(exponentials, form), to(total, form)), form), f.logsumexp)
 
 
 def cut_off(array: np.ndarray, form: str) -> np.ndarray:
