@@ -32,7 +32,8 @@ def test_rounding_has_to_be_declared(variant: Variant) -> None:
     by_definition = {name: values[0] for name, values in CONVENTIONS.items()}
     report = variant.check(effort="quick", seed=SEED, shrink=False, conventions=by_definition)
     assert report.violations
-    assert all(violation.ratio < float("inf") for violation in report.violations)
+    for violation in report.violations:  # a product past float16's largest number is infinite
+        assert violation.ratio < float("inf") or violation.case.dtype == "float16"
 
 
 def test_every_declared_rounding_has_a_variant() -> None:
