@@ -34,6 +34,8 @@ OPTIONS = {
     "supports": "what it takes, or no-softcap and the like for all but that",
     "layout": "BHTD or BTHD",
     "width-multiple": "what widths must be multiples of",
+    "tile": "queries and keys of its tiles, such as 128x64",
+    "limits": "the most that it takes, such as keys=4096,heads=32",
     "convention": "declared departures, such as empty_rows=mean,polarity=masked",
     "effort": "quick, default or thorough",
     "seed": "draw the same cases again",
@@ -100,7 +102,7 @@ class TargetCollector(pytest.Collector):
     """A target of the command line."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        from conformance.commands.options import conventions_of
+        from conformance.commands.options import conventions_of, limits_of, tile_of
 
         option = self.config.option
         names = [name.replace("-", "_") for name in OPTIONS if name not in ("operation", "convention")]
@@ -108,6 +110,7 @@ class TargetCollector(pytest.Collector):
         options |= {"rules": option.conformance_rule, "isolate": option.conformance_isolate}
         options["shrink"] = not option.conformance_no_shrink
         try:
+            options |= {"tile": tile_of(options["tile"]), "limits": limits_of(options["limits"])}
             if option.conformance_convention is not None:
                 options["conventions"] = conventions_of([option.conformance_convention])
             trial = trial_of(option.conformance, option.conformance_operation, options)

@@ -71,6 +71,10 @@ def warns(query, key, value):
     return reference_numpy.attention(query, key, value)
 
 
+def up_to_8_keys(query, key, value):
+    return reference_numpy.attention(query, key[..., :8, :], value[..., :8, :])
+
+
 def hangs_on_masks(query, key, value, *, mask=None):
     if mask is not None:
         time.sleep(100)
@@ -172,6 +176,12 @@ def test_warnings_are_nothing_to_be_judged_by(run: Any) -> None:
     result.assert_outcomes(passed=1, deselected=result.parseoutcomes()["deselected"], warnings=1)
 
 
+def test_declared_limits(run: Any) -> None:
+    plain = ("--conformance-rule", "ATT-1", "--conformance-dtypes", "float32")
+    assert run("up_to_8_keys", *plain).parseoutcomes()["failed"]
+    assert "failed" not in run("up_to_8_keys", *plain, "--conformance-limits", "keys=8").parseoutcomes()
+
+
 def test_function_that_hangs(run: Any) -> None:
     """After a few cases that took too long it is asked no more."""
     rules = ("--conformance-rule", "MASK-2", "--conformance-rule", "MASK-3", "--conformance-dtypes", "float32")
@@ -184,7 +194,8 @@ def test_target_that_cannot_be_judged(run: Any) -> None:
     result = run("nothing")
     result.stdout.fnmatch_lines(["not judged: targets.py has no nothing"])
     assert result.ret == pytest.ExitCode.INTERRUPTED
-    for option, value in {"convention": "polarity", "rule": "ATT-99", "device": "tpu"}.items():
+    wrong = {"convention": "polarity", "rule": "ATT-99", "device": "tpu", "tile": "128", "limits": "keys=many"}
+    for option, value in wrong.items():
         run("good", f"--conformance-{option}", value).stdout.fnmatch_lines(["not judged: *"])
     result = run("good", "--conformance-rule", "NORM-1")
     result.stdout.fnmatch_lines(["not judged: rules: nothing in NORM-1 speaks of attention"])

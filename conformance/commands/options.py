@@ -46,3 +46,14 @@ def tile_of(given: str | None) -> tuple[int, int] | None:
     if not cross or not queries.isdecimal() or not keys.isdecimal():
         raise ValueError(f"tile must be QUERIESxKEYS, such as 128x64, got {given!r}")
     return int(queries), int(keys)
+
+
+def limits_of(given: str | None) -> dict[str, int] | None:
+    """ "keys=4096,heads=32" as a dictionary; ValueError for anything else."""
+    if given is None:
+        return None
+    pairs = [part.strip().partition("=") for part in given.split(",")]
+    for name, _, size in pairs:
+        if not size.isdecimal():
+            raise ValueError(f"limits must be name=number, such as keys=4096, got {name!r}")
+    return {name: int(size) for name, _, size in pairs}
