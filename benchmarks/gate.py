@@ -24,9 +24,9 @@ from benchmarks.cases import Arrays, Case
 from benchmarks.places import BY_ROW, Place, Sample, as_answers, count_rows, only_there, small_case
 from conformance.bounds import bound
 from conformance.bounds.arithmetic import Precision
-from conformance.expectations import Exact
-from conformance.oracle import oracle
-from conformance.verdict import Finding, compare, judge
+from conformance.cases.expectations import Exact
+from conformance.checks.verdict import Finding, compare, judge
+from conformance.oracle.reference import oracle
 
 BLOCK = 256
 """Rows that are judged together where all rows count."""

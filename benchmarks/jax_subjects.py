@@ -22,7 +22,7 @@ from benchmarks.subjects import (
     ours,
     without,
 )
-from conformance.frameworks import JaxArrays
+from conformance.subjects.frameworks import JaxArrays
 from specification.masks import map_arrays
 
 

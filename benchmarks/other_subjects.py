@@ -12,8 +12,8 @@ from benchmarks.cases import Arrays, Case, dense_mask
 from benchmarks.memory import NO_ARENAS
 from benchmarks.numpy_subjects import prepared as numpy_prepared
 from benchmarks.subjects import BHTD, BTHD, ROWS, TOKENS, Prepared, Subject, without
-from conformance.frameworks import JaxArrays, TorchArrays
 from conformance.peers import onnx_nodes
+from conformance.subjects.frameworks import JaxArrays, TorchArrays
 
 ARRAYS: dict[str, Any] = {"jax": JaxArrays, "torch": TorchArrays}
 PREPARED: dict[str, Any] = {"jax": jax_subjects.prepared, "torch": torch_subjects.prepared}

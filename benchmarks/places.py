@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.cases import Arrays, Case, generator
 from benchmarks.subjects import Prepared
-from conformance import cases as judged
+from conformance.cases import case as judged
 from reference_numpy.masks import allowed_pairs
 
 Sample = dict[str, np.ndarray]

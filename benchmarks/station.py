@@ -25,7 +25,7 @@ from benchmarks.gate import all_rows_judged
 from benchmarks.places import BY_ROW, Place, Sample, draw, only_there, taken
 from benchmarks.stolen import share, stolen_so_far
 from benchmarks.subjects import Prepared, Results, Subject
-from conformance.compiled_code import give_back_freed_memory
+from conformance.runner.compiled_code import give_back_freed_memory
 from specification.dtypes import dtype_name
 
 WARM_UP, BEFORE, TRIAL, AFTER, MEMORY = range(5)

@@ -21,7 +21,7 @@ from benchmarks.subjects import (
     ours,
     without,
 )
-from conformance.frameworks import TorchArrays
+from conformance.subjects.frameworks import TorchArrays
 from specification.masks import map_arrays
 
 

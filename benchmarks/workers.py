@@ -17,8 +17,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from conformance.orphans import end_with_parent
-from conformance.subjects import first_line
+from conformance.runner.process_lifetime import end_with_parent
+from conformance.subjects.subject import first_line
 
 LIBRARIES = ("OMP", "MKL", "OPENBLAS", "VECLIB", "NUMEXPR")
 FRAMEWORKS = ("numpy", "torch", "jax", "onnxruntime", "onnx")

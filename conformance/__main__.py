@@ -10,7 +10,7 @@ from pathlib import Path
 def main() -> None:
     keep_compiled_code()
     keep_notes()
-    from conformance.commands import app
+    from conformance.cli import app
 
     app()
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conformance.trials import Question, Trial
+    from conformance.judge.session import Question, Trial
 
 OPTIONS = {
     "operation": "attention, layer_norm, ...: what it is to compute",
@@ -73,8 +73,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_report_header(config: pytest.Config) -> str | None:
     if config.option.conformance is None:
         return None
-    from conformance.oracle import balls_available
-    from conformance.result import NO_ORACLE
+    from conformance.judge.report import NO_ORACLE
+    from conformance.oracle.reference import balls_available
 
     told = f"conformance: {config.option.conformance}, seed {config.option.conformance_seed}"
     return told if balls_available() else f"{told}; {NO_ORACLE}"
@@ -102,7 +102,7 @@ class TargetCollector(pytest.Collector):
     """A target of the command line."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        from conformance.commands.options import conventions_of, limits_of, tile_of
+        from conformance.cli.options import conventions_of, limits_of, tile_of
 
         option = self.config.option
         names = [name.replace("-", "_") for name in OPTIONS if name not in ("operation", "convention")]
@@ -155,9 +155,9 @@ def conformance_test(subject: str | Callable[..., Any], operation: str, **option
 
 def trial_of(subject: str | Callable[..., Any], operation: str, options: dict[str, Any]) -> Trial:
     """options: those of `conformance.check`. ValueError says what is wrong with them, or with the subject."""
-    from conformance.declaration import known
-    from conformance.targets import Target
-    from conformance.trials import Trial
+    from conformance.cases.declaration import known
+    from conformance.judge.session import Trial
+    from conformance.subjects.targets import Target
 
     kept = ("effort", "seed", "rules", "time_limit", "isolate", "shrink")
     own = {name: options[name] for name in kept if options.get(name) is not None}
@@ -183,10 +183,10 @@ def questions_of(trial: Trial) -> list[Question]:
 def put(trial: Trial, question: Question, item: pytest.Item) -> None:
     """Fails with all that is known of a violation; skips where the question cannot be asked."""
     __tracebackhide__ = True
+    from conformance.judge.session import NotAsked
     from conformance.reports.blocks import block
     from conformance.reports.content import violation_content
     from conformance.reports.replays import write_replay
-    from conformance.trials import NotAsked
 
     if trial.never_given:
         item.user_properties.append((NEVER_GIVEN, f"{trial.target.title} was {trial.never_given}"))

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 import conformance
-from conformance.replaying import save
+from conformance.judge.replaying import save
 from reference_numpy import attention as definition
 from specification import Causal
 

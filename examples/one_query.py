@@ -13,11 +13,11 @@ import numpy as np
 import conformance
 import reference_numpy
 from conformance.bounds import bound
-from conformance.cases import Case
+from conformance.cases.case import Case
+from conformance.checks.verdict import compare, judge
 from conformance.models.carried import carried_bound
 from conformance.models.structures import as_float64
-from conformance.oracle import Exact, oracle
-from conformance.verdict import compare, judge
+from conformance.oracle.reference import Exact, oracle
 from specification import Causal, Configuration
 from specification import parameters as structures
 

@@ -8,13 +8,13 @@ import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from conformance.declaration import EVERYTHING
-from conformance.guard import Examiner
-from conformance.oracle import balls_available
-from conformance.probes import PROBES
-from conformance.run import breaks, run_probe, run_refusals, silent
-from conformance.subjects import NumpySubject
-from conformance.verdict import Finding
+from conformance.cases.declaration import EVERYTHING
+from conformance.checks.verdict import Finding
+from conformance.judge.run import breaks, run_probe, run_refusals, silent
+from conformance.operations.probes import PROBES
+from conformance.oracle.reference import balls_available
+from conformance.runner.in_process import Examiner
+from conformance.subjects.subject import NumpySubject
 from mutation.calls import Calls, Functions, relevant
 from mutation.mutants import ROOT, Mutant
 
@@ -49,7 +49,7 @@ class Recorder:
 
 
 def questions() -> list[Question]:
-    """All that `conformance.run.run` asks of a subject; the definition answers it without a violation or warning."""
+    """All that `conformance.judge.run.run` asks of a subject; the definition answers it without a violation or warning."""
     balls_available()
     recorder: Any = Recorder()
     titles: list[str] = []

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import reference_numpy
-from conformance.commands.run import FRAMEWORKS
+from conformance.cli.run import FRAMEWORKS
 from conformance.models.agreement import called, exactly
 from conformance.models.carried import carried_bound
 from conformance.models.forced import framework_of

@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.cases import Case
-from conformance.engines import KERNEL_LACKS, Engine, attention_by
-from conformance.examinations import truth_and_bounds
-from conformance.expectations import Exact
-from conformance.frameworks import JaxArrays, TorchArrays
-from conformance.generation import Draw
-from conformance.sizes import Sizes
-from conformance.subjects import Subject
-from conformance.verdict import Finding
-from conformance.verdict import judge as judged
+from conformance.cases.case import Case
+from conformance.cases.expectations import Exact
+from conformance.cases.sizes import Sizes
+from conformance.checks.examinations import truth_and_bounds
+from conformance.checks.verdict import Finding
+from conformance.checks.verdict import judge as judged
+from conformance.peers.engines import KERNEL_LACKS, Engine, attention_by
+from conformance.sampling.strategies import Draw
+from conformance.subjects.frameworks import JaxArrays, TorchArrays
+from conformance.subjects.subject import Subject
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import as_mask
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from conformance.commands import app
-from conformance.commands.console import console
-from conformance.subjects import JaxSubject, NumpySubject, Subject, TorchSubject
+from conformance.cli import app
+from conformance.cli.console import console
+from conformance.subjects.subject import JaxSubject, NumpySubject, Subject, TorchSubject
 from specification.engines import Choice
 from specification.masks import Mask, map_arrays
 

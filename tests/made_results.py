@@ -15,11 +15,11 @@ from benchmarks.result import case_result, empty
 from benchmarks.running import FAILED, LEFT_OUT, Entry
 from benchmarks.scaling import scaling
 from benchmarks.work import work
+from conformance.checks.tally import Cell, Tally
 from conformance.reports.content import document
 from conformance.reports.subjects import tallied
 from conformance.reports.writing import as_json
-from conformance.tally import Cell, Tally
-from conformance.targets import Target
+from conformance.subjects.targets import Target
 from study import divergences, results, site
 from study.operations import OPERATIONS
 from study.sources import LABELS

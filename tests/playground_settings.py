@@ -14,7 +14,7 @@ import numpy as np
 
 import reference_numpy
 from conformance.bounds import bound
-from conformance.cases import Case
+from conformance.cases.case import Case
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Mask, Or
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.generation import OPERATIONS, operation_cases
-from conformance.probes import PROBES, agreement
-from conformance.run import run
-from conformance.subjects import IMPLEMENTATIONS, Subject
+from conformance.judge.run import run
+from conformance.operations.probes import PROBES, agreement
+from conformance.sampling.strategies import OPERATIONS, operation_cases
+from conformance.subjects.subject import IMPLEMENTATIONS, Subject
 from specification import RULES
 
 SEED = 20260102

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import torch_impl
-from conformance.cases import Case
+from conformance.cases.case import Case
+from conformance.cases.expectations import Planted, allowed_pairs
+from conformance.checks.examinations import EXAMINATIONS
 from conformance.diagnosis.attribution import Failure, attributed
-from conformance.examinations import EXAMINATIONS
-from conformance.expectations import Planted, allowed_pairs
-from conformance.guard import Examiner
-from conformance.targets import Target
+from conformance.runner.in_process import Examiner
+from conformance.subjects.targets import Target
 from specification import Causal, SlidingWindow
 
 torch = pytest.importorskip("torch")

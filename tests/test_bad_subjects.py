@@ -20,23 +20,24 @@ import pytest
 import conformance
 import reference_numpy
 import torch_impl
-from conformance import examinations, expectations
-from conformance.cases import Case
-from conformance.child import ChildExaminer
-from conformance.examinations import EXAMINATIONS
-from conformance.frameworks import TorchArrays
-from conformance.guard import Examiner
-from conformance.limits import TooSlow, limited
-from conformance.probes import probes_of
+from conformance.cases import expectations
+from conformance.cases.case import Case
+from conformance.checks import examinations
+from conformance.checks.examinations import EXAMINATIONS
+from conformance.checks.tally import Violation
+from conformance.checks.verdict import Finding
+from conformance.judge.report import NO_ORACLE
+from conformance.judge.run import run_probe, silent
+from conformance.operations.probes import probes_of
 from conformance.reports.content import document
 from conformance.reports.subjects import checked
 from conformance.reports.writing import as_json
-from conformance.result import NO_ORACLE
-from conformance.run import run_probe, silent
-from conformance.subjects import NumpySubject
-from conformance.tally import Violation
-from conformance.targets import Target
-from conformance.verdict import Finding
+from conformance.runner.in_process import Examiner
+from conformance.runner.in_subprocess import ChildExaminer
+from conformance.runner.limits import TooSlow, limited
+from conformance.subjects.frameworks import TorchArrays
+from conformance.subjects.subject import NumpySubject
+from conformance.subjects.targets import Target
 from specification import KeyLengths
 from tests.helpers import command
 
@@ -71,7 +72,7 @@ def slow_with_masks(query, key, value, *, mask=None):
 
 def spoils_the_judge(query, key, value, *, mask=None):
     if mask is not None:
-        from conformance.examinations import EXAMINATIONS
+        from conformance.checks.examinations import EXAMINATIONS
 
         EXAMINATIONS.clear()
     return good(query, key, value, mask=mask)

@@ -15,13 +15,13 @@ pytest.importorskip("flint")
 
 from flint import arb, ctx
 
-from conformance import ball
-from conformance.ball import Exact, evaluate, evaluate_balls
-from conformance.ball.inputs import Leaves
-from conformance.ball.tape import Variable, balls, product
-from conformance.cases import Case
-from conformance.oracle import AFFORDABLE, affordable, ball_work, sizes_of
-from conformance.pairs import visible_pairs
+from conformance.cases.case import Case
+from conformance.cases.mask_predicate import visible_pairs
+from conformance.oracle import ball
+from conformance.oracle.ball import Exact, evaluate, evaluate_balls
+from conformance.oracle.ball.inputs import Leaves
+from conformance.oracle.ball.tape import Variable, balls, product
+from conformance.oracle.reference import AFFORDABLE, affordable, ball_work, sizes_of
 from specification.masks import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 
 

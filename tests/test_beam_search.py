@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from conformance.bounds.arithmetic import EXP, LOG, Approx, Precision, total
+from conformance.checks.verdict import compare
 from conformance.models.local import local_bound
-from conformance.oracle import Exact
-from conformance.verdict import compare
+from conformance.oracle.reference import Exact
 from tests.helpers import REFERENCE, Implementation
 from tests.small_models import EXAMPLES, Example, Fault, edited, generated, generation
 

@@ -21,7 +21,7 @@ from benchmarks.statistics import interval, paired
 from benchmarks.subjects import Prepared, Subject, subjects
 from benchmarks.work import Work, work
 from conformance.bounds import bound
-from conformance.oracle import oracle
+from conformance.oracle.reference import oracle
 
 SIZES: dict[str, Any] = {"B": 2, "H": 4, "G": 2, "Q": 40, "K": 40, "D": 8, "V": 6}
 KINDS = [

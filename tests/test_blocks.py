@@ -11,11 +11,11 @@ from hypothesis import given, settings
 
 import reference_numpy
 from conformance.bounds import bound
-from conformance.cases import Case
-from conformance.generation import attention_cases
-from conformance.oracle import by_definition
-from conformance.subjects import NumpySubject
-from conformance.verdict import judge
+from conformance.cases.case import Case
+from conformance.checks.verdict import judge
+from conformance.oracle.reference import by_definition
+from conformance.sampling.strategies import attention_cases
+from conformance.subjects.subject import NumpySubject
 from reference_numpy.attention import query_blocks
 from specification import Causal
 

@@ -9,12 +9,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from conformance import tally
 from conformance.bounds import attention as blocked
 from conformance.bounds import bound
 from conformance.bounds.arithmetic import Sums
-from conformance.cases import Case
-from conformance.expectations import allowed_pairs
+from conformance.cases.case import Case
+from conformance.cases.expectations import allowed_pairs
+from conformance.checks import tally
 from reference_numpy import attention_weights
 from specification.masks import Causal, KeyLengths, SlidingWindow
 

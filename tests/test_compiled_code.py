@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance import check, compiled_code
-from conformance.compiled_code import give_back_freed_memory, mappings, resident, share_of_memory
+from conformance import check
+from conformance.runner import compiled_code
+from conformance.runner.compiled_code import give_back_freed_memory, mappings, resident, share_of_memory
 
 MEGABYTES = 200
 SECOND, FIRST = "0::/job/step\n", "3:cpu,cpuacct:/other\n2:hugetlb,memory:/job\n1:name=systemd:/job/step\n"

@@ -17,23 +17,23 @@ import pytest
 
 import reference_numpy
 from conformance import check
-from conformance.callables import CallableSubject, load
-from conformance.cases import Case
-from conformance.conventions import inputs_moved, tiled_order
-from conformance.corpus import entries_for
-from conformance.declaration import Declaration, declaration_of, declare
-from conformance.drawing import drawing
-from conformance.features import features_of, within
-from conformance.frameworks import NumpyArrays
-from conformance.generation import multi_head_cases
-from conformance.probes import catalogue
-from conformance.pullbacks import gradients_by_name
-from conformance.refusals import REFUSALS, refusals_of
-from conformance.signatures import needed, signature_of
-from conformance.special import planted_cases
-from conformance.subjects import NumpySubject, WrongAnswer
-from conformance.targets import Target
-from conformance.trials import NotAsked, Question, Trial
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration, declaration_of, declare
+from conformance.cases.features import features_of, within
+from conformance.cases.signatures import needed, signature_of
+from conformance.checks.refusals import REFUSALS, refusals_of
+from conformance.judge.session import NotAsked, Question, Trial
+from conformance.operations.corpus import entries_for
+from conformance.operations.probes import catalogue
+from conformance.sampling.drawing import drawing
+from conformance.sampling.special import planted_cases
+from conformance.sampling.strategies import multi_head_cases
+from conformance.subjects.callables import CallableSubject, load
+from conformance.subjects.conventions import inputs_moved, tiled_order
+from conformance.subjects.frameworks import NumpyArrays
+from conformance.subjects.pullbacks import gradients_by_name
+from conformance.subjects.subject import NumpySubject, WrongAnswer
+from conformance.subjects.targets import Target
 from specification import And, Causal, Dense, KeyLengths, Linear, MultiHeadAttention, Or
 from specification.masks import Mask
 

@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from conformance.checks.verdict import compare
 from conformance.models.carried import carried_bound
 from conformance.models.structures import as_float64
-from conformance.oracle import Exact
-from conformance.verdict import compare
+from conformance.oracle.reference import Exact
 from reference_numpy.transformer import target_mask
 from specification.masks import Causal, KeyPadding
 from tests.helpers import IMPLEMENTATIONS, REFERENCE, Implementation, literally

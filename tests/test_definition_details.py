@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.cases import Case
+from conformance.cases.case import Case
 from specification import (
     Causal,
     FeedForward,

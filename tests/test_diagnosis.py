@@ -14,7 +14,9 @@ import conformance
 import reference_numpy
 import torch_impl
 from conformance.bounds import bound
-from conformance.cases import Case
+from conformance.cases.case import Case
+from conformance.checks.tally import Tally, Violation
+from conformance.checks.verdict import judge
 from conformance.diagnosis.blocks import online, padded_tail
 from conformance.diagnosis.examining import known, wrong_in
 from conformance.diagnosis.following import about, separated
@@ -22,15 +24,13 @@ from conformance.diagnosis.matching import Failing
 from conformance.diagnosis.naming import diagnosed, diagnosis, explaining, in_families
 from conformance.diagnosis.precision import scale_off, variance_off
 from conformance.diagnosis.steps import forward
-from conformance.guard import Examiner
-from conformance.oracle import oracle
+from conformance.oracle.reference import oracle
 from conformance.reports.blocks import follow
 from conformance.reports.content import document
 from conformance.reports.page import page
 from conformance.reports.subjects import checked
-from conformance.tally import Tally, Violation
-from conformance.targets import Target
-from conformance.verdict import judge
+from conformance.runner.in_process import Examiner
+from conformance.subjects.targets import Target
 from specification import Causal
 from tests.test_verdicts import QUICK, printed, stale
 

@@ -15,7 +15,7 @@ import torch
 import jax_impl
 import reference_numpy
 from conformance.bounds import bound as operation_bound
-from conformance.cases import Case
+from conformance.cases.case import Case
 from conformance.models.carried import carried_bound
 from conformance.models.structures import as_float64
 from specification import Causal, KeyPadding, dialects

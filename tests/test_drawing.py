@@ -9,12 +9,12 @@ import pytest
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from conformance.cases import Case
-from conformance.drawing import HOPELESS, drawn, of_seed, own_seed
-from conformance.guard import Examiner
-from conformance.probes import PROBES, Probe
-from conformance.run import run_probe, silent
-from conformance.targets import Target
+from conformance.cases.case import Case
+from conformance.judge.run import run_probe, silent
+from conformance.operations.probes import PROBES, Probe
+from conformance.runner.in_process import Examiner
+from conformance.sampling.drawing import HOPELESS, drawn, of_seed, own_seed
+from conformance.subjects.targets import Target
 
 NUMBERS = st.integers(0, 2**60)
 

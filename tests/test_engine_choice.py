@@ -14,7 +14,7 @@ import torch
 
 import jax_impl
 import torch_impl
-from conformance.sizes import Sizes
+from conformance.cases.sizes import Sizes
 from specification import Causal, KeyLengths
 from specification.engines import Choice
 from tests.engine_cases import PIECES, SIZES, B, H, K, Q, module_of

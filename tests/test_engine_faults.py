@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from conformance.cases import Case
-from conformance.engines import Engine
-from conformance.examinations import truth_and_bounds
-from conformance.independence import examine_determinism
-from conformance.verdict import Finding
-from conformance.verdict import judge as judged
+from conformance.cases.case import Case
+from conformance.checks.examinations import truth_and_bounds
+from conformance.checks.independence import examine_determinism
+from conformance.checks.verdict import Finding
+from conformance.checks.verdict import judge as judged
+from conformance.peers.engines import Engine
 from specification.engines import Choice
 from tests import test_engine_inputs, test_engine_transformations
 from tests.engine_cases import BLOCKED, CASES, FAR, FUSED, PIECES, agreement, lowered, module_of, subject, worst

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.checks.layout_cases import in_memory
-from conformance.checks.layouts import LAYOUTS, SHARED
-from conformance.engines import Engine, limited
-from conformance.frameworks import TorchArrays
-from conformance.independence import examine_determinism, examine_memory
+from conformance.cases.layouts import LAYOUTS, SHARED
+from conformance.checks.independence import examine_determinism, examine_memory
+from conformance.peers.engines import Engine, limited
+from conformance.sampling.layouts import in_memory
+from conformance.subjects.frameworks import TorchArrays
 from specification import Causal, Dense, KeyLengths
 from specification.masks import map_arrays
 from tests.engine_cases import BLOCKED, CASES, FUSED, MASKS, PIECES, D, drawn, every_engine, subject, truth, worst

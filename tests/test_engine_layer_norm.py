@@ -12,13 +12,13 @@ import torch
 
 import torch_impl
 from conformance import check, declare
-from conformance.cases import Case
-from conformance.examinations import truth_and_bounds
-from conformance.frameworks import TorchArrays
-from conformance.generation import Draw
-from conformance.subjects import Subject
-from conformance.verdict import Finding
-from conformance.verdict import judge as judged
+from conformance.cases.case import Case
+from conformance.checks.examinations import truth_and_bounds
+from conformance.checks.verdict import Finding
+from conformance.checks.verdict import judge as judged
+from conformance.sampling.strategies import Draw
+from conformance.subjects.frameworks import TorchArrays
+from conformance.subjects.subject import Subject
 from tests import test_torch_framework
 from tests.engine_cases import BLOCKED, module_of, worst
 

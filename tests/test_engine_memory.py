@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 MEASURED = """
 import importlib, re, sys
 import numpy as np
-from conformance.compiled_code import give_back_freed_memory
+from conformance.runner.compiled_code import give_back_freed_memory
 from specification import Causal
 
 package, engine, length, limits = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:]

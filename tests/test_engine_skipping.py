@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.engines import Engine, limited
+from conformance.peers.engines import Engine, limited
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from tests.engine_cases import BLOCKED, PIECES, module_of
 

@@ -14,7 +14,7 @@ import torch
 
 import jax_impl
 import torch_impl
-from conformance.engines import Engine, limited
+from conformance.peers.engines import Engine, limited
 from specification import Causal, KeyLengths, SlidingWindow
 from tests import test_jax_framework, test_torch_framework
 from tests.engine_cases import BLOCKED, CASES, FUSED, PIECES, every_engine

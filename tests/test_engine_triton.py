@@ -19,13 +19,13 @@ import pytest
 import torch
 
 import torch_impl
-from conformance.cases import Case
-from conformance.engines import judge
-from conformance.examinations import truth_and_bounds
-from conformance.expectations import Exact
-from conformance.independence import examine_determinism
-from conformance.verdict import Finding
-from conformance.verdict import judge as judged
+from conformance.cases.case import Case
+from conformance.cases.expectations import Exact
+from conformance.checks.examinations import truth_and_bounds
+from conformance.checks.independence import examine_determinism
+from conformance.checks.verdict import Finding
+from conformance.checks.verdict import judge as judged
+from conformance.peers.engines import judge
 from tests.engine_cases import agreement, module_of, subject, worst
 from tests.test_engine_isolation import HIDING, SPECIAL, spoiled, truth_of_hiding
 from tests.triton_interpreter import (

@@ -1,6 +1,6 @@
 """The engines of the ports: what each computes, on cases that the judge does not draw.
 
-The judge asks every engine for every rule (`python -m conformance.engines`). What is no matter of one result stands in
+The judge asks every engine for every rule (`python -m conformance.peers.engines`). What is no matter of one result stands in
 the files beside this one.
 """
 
@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from conformance.cases import Case
-from conformance.engines import Engine, judge
-from conformance.examinations import truth_and_bounds
-from conformance.sizes import Sizes
-from conformance.verdict import judge as judged
+from conformance.cases.case import Case
+from conformance.cases.sizes import Sizes
+from conformance.checks.examinations import truth_and_bounds
+from conformance.checks.verdict import judge as judged
+from conformance.peers.engines import Engine, judge
 from specification import Causal, KeyLengths, SlidingWindow
 from tests.engine_cases import (
     BLOCKED,

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from conformance.checking import EFFORTS
-from conformance.probes import PROBES
-from conformance.run import run
-from conformance.subjects import NumpySubject
+from conformance.judge.checking import EFFORTS
+from conformance.judge.run import run
+from conformance.operations.probes import PROBES
+from conformance.subjects.subject import NumpySubject
 from specification import RULES
 from tests.faults import FAULTS, Fault, planted
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from conformance.cases import Case
-from conformance.drawing import of_seed
-from conformance.examinations import truth_and_bounds
-from conformance.faults import Fault, planted
-from conformance.faults.thresholds import gradients, heads, keys, masks
-from conformance.generation import attention_cases, norm_cases
-from conformance.guard import Examiner
-from conformance.run import breaks
-from conformance.sizes import Sizes
+from conformance.cases.case import Case
+from conformance.cases.sizes import Sizes
+from conformance.checks.examinations import truth_and_bounds
+from conformance.judge.run import breaks
+from conformance.runner.in_process import Examiner
+from conformance.sampling.drawing import of_seed
+from conformance.sampling.strategies import attention_cases, norm_cases
+from conformance.selftest.faults import Fault, planted
+from conformance.selftest.faults.thresholds import gradients, heads, keys, masks
 
 SEED = 20260101
 TOY = Sizes(2, 4, 2, 5, 7, 3, 6)

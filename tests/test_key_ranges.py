@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import jax_impl  # noqa: F401  (makes the descriptions pytrees)
-from conformance.generation import attention_cases
+from conformance.sampling.strategies import attention_cases
 from reference_numpy import materialize
 from specification.key_ranges import KeyRanges, key_ranges, starts
 from specification.masks import Causal, KeyLengths, KeyPadding, Segments, SlidingWindow, as_mask, map_arrays

@@ -13,9 +13,9 @@ import torch
 from hypothesis import strategies as st
 
 import torch_impl
-from conformance.cases import Case
-from conformance.checks.layout_cases import in_memory, with_memory
-from conformance.checks.layouts import (
+from conformance.cases.case import Case
+from conformance.cases.declaration import EVERYTHING, declare
+from conformance.cases.layouts import (
     LAYOUTS,
     OF_HEADS,
     REFUSABLE,
@@ -26,19 +26,19 @@ from conformance.checks.layouts import (
     shared_axes,
     strided,
 )
-from conformance.corpus import entries
-from conformance.declaration import EVERYTHING, declare
+from conformance.checks.encoding import decode, encode
+from conformance.checks.examinations import EXAMINATIONS
+from conformance.checks.tally import Violation
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.diagnosis.naming import diagnosis
-from conformance.drawing import drawn
-from conformance.encoding import decode, encode
-from conformance.examinations import EXAMINATIONS
-from conformance.frameworks import JaxArrays, NumpyArrays, TorchArrays
-from conformance.guard import Examiner
-from conformance.probes import catalogue
-from conformance.run import run_probe, silent
-from conformance.tally import Violation
-from conformance.targets import Target
+from conformance.judge.run import run_probe, silent
+from conformance.operations.corpus import entries
+from conformance.operations.probes import catalogue
+from conformance.runner.in_process import Examiner
+from conformance.sampling.drawing import drawn
+from conformance.sampling.layouts import in_memory, with_memory
+from conformance.subjects.frameworks import JaxArrays, NumpyArrays, TorchArrays
+from conformance.subjects.targets import Target
 from specification import Dense
 
 pytestmark = pytest.mark.rule("ATT-13")

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import strategies as st
 from rich.console import Console
 
-from conformance.checking import EFFORTS
-from conformance.drawing import Rows
-from conformance.faults import Fault, planted
-from conformance.generation import norm_cases
-from conformance.guard import Examiner
-from conformance.odds import (
+from conformance.judge.checking import EFFORTS
+from conformance.operations.probes import PROBES, Probe
+from conformance.runner.in_process import Examiner
+from conformance.sampling.drawing import Rows
+from conformance.sampling.strategies import norm_cases
+from conformance.selftest.detection_probability import (
     Odds,
     after_probe,
     chance_of_none,
@@ -27,8 +27,8 @@ from conformance.odds import (
     odds_table,
     starts_the_same,
 )
-from conformance.probes import PROBES, Probe
-from conformance.selftest import judged
+from conformance.selftest.faults import Fault, planted
+from conformance.selftest.selftest import judged
 
 SEED = 20260101
 TILED = next(fault for fault in planted() if fault.name == "heads tiled, not repeated")

@@ -14,13 +14,13 @@ import numpy as np  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 import reference_numpy  # noqa: E402
-from conformance.faults.fault import Fault  # noqa: E402
-from conformance.onnx_bridge import attention as bridge  # noqa: E402
-from conformance.onnx_bridge.cases import NodeCase, expansions, node_cases  # noqa: E402
-from conformance.onnx_bridge.deviations import DEVIATIONS, ONNX, found, rounded_once  # noqa: E402
-from conformance.onnx_bridge.faults_caught import catches  # noqa: E402
-from conformance.onnx_bridge.running import Bridged, bridged, objection, outcome, outputs_of  # noqa: E402
-from conformance.subjects import IMPLEMENTATIONS, NumpySubject  # noqa: E402
+from conformance.onnx import attention as bridge  # noqa: E402
+from conformance.onnx.cases import NodeCase, expansions, node_cases  # noqa: E402
+from conformance.onnx.deviations import DEVIATIONS, ONNX, found, rounded_once  # noqa: E402
+from conformance.onnx.faults_caught import catches  # noqa: E402
+from conformance.onnx.running import Bridged, bridged, objection, outcome, outputs_of  # noqa: E402
+from conformance.selftest.faults.fault import Fault  # noqa: E402
+from conformance.subjects.subject import IMPLEMENTATIONS, NumpySubject  # noqa: E402
 
 known_version = pytest.mark.skipif(
     not onnx.__version__.startswith(f"{ONNX}."), reason=f"onnx {onnx.__version__}: the tables are those of {ONNX}"

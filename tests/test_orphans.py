@@ -15,13 +15,13 @@ ROOT = Path(__file__).parent.parent
 
 PARENTS = {
     "workers of a run": """
-        from conformance.workers import Workers
+        from conformance.judge.workers import Workers
         pool = Workers(["reference_numpy"], 1).pool
         """,
     "workers of the self-test": """
         from concurrent.futures import ProcessPoolExecutor
         from multiprocessing import get_context
-        from conformance.companies import start
+        from conformance.runner.cores import start
         pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=start)
         """,
 }
@@ -32,8 +32,8 @@ ASKED = """
         """
 CHILD = """
         import time
-        from conformance.child import ChildExaminer
-        from conformance.targets import Target
+        from conformance.runner.in_subprocess import ChildExaminer
+        from conformance.subjects.targets import Target
         print(ChildExaminer(Target("reference_numpy:layer_norm", "layer_norm"), 60.0).process.pid, flush=True)
         """
 BENCHMARK = """
@@ -47,8 +47,8 @@ BENCHMARK = """
         print(process.pid, flush=True)
         """
 CHECK = """
-        from conformance.runner.worker_processes import Start, WorkerProcesses
-        from conformance.targets import Target
+        from conformance.judge.worker_processes import Start, WorkerProcesses
+        from conformance.subjects.targets import Target
         workers = WorkerProcesses(Start(Target("reference_numpy:layer_norm", "layer_norm"), 60.0, 2))
         print(*workers.processes, flush=True)
         """

@@ -18,11 +18,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from conformance.bounds import bound
-from conformance.callables import load
-from conformance.cases import Case
-from conformance.features import within
-from conformance.guard import Examiner
-from conformance.oracle import oracle
+from conformance.cases.arguments import arguments
+from conformance.cases.case import Case
+from conformance.cases.features import within
+from conformance.oracle.reference import oracle
 from conformance.peers import PEERS, heads
 from conformance.peers.cells import ACCEPTS, CONFORMS, NOT_ASKED, VIOLATED, state
 from conformance.peers.judging import examiner_of
@@ -31,8 +30,9 @@ from conformance.peers.matrix import chosen, matrix
 from conformance.peers.peer import Peer
 from conformance.peers.probes import hidden_tokens, level
 from conformance.peers.terminal import as_table
-from conformance.spreading import arguments
-from conformance.subjects import NumpySubject
+from conformance.runner.in_process import Examiner
+from conformance.subjects.callables import load
+from conformance.subjects.subject import NumpySubject
 from specification import Causal, Dense, KeyLengths, KeyPadding, SlidingWindow
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what other libraries warn of is their own

@@ -11,15 +11,15 @@ import pytest
 
 import torch_impl
 from conformance import check
-from conformance.declaration import DIMENSIONS, EVERYTHING, Declaration
-from conformance.drawing import Rows, drawn, of_seed
-from conformance.features import dimensions, within
-from conformance.plan import attention as plan
-from conformance.plan import layers
-from conformance.plan.covering import covering, smallest_with, with_sizes
-from conformance.plan.values import LENGTHS, WIDTHS, around, classes
-from conformance.probes import catalogue
-from conformance.run import cases_of
+from conformance.cases.declaration import DIMENSIONS, EVERYTHING, Declaration
+from conformance.cases.features import dimensions, within
+from conformance.judge.run import cases_of
+from conformance.operations.probes import catalogue
+from conformance.sampling.drawing import Rows, drawn, of_seed
+from conformance.sampling.plan import attention as plan
+from conformance.sampling.plan import layers
+from conformance.sampling.plan.covering import covering, smallest_with, with_sizes
+from conformance.sampling.plan.values import LENGTHS, WIDTHS, around, classes
 
 KERNEL = Declaration(limits={"keys": 100, "key_width": 64, "heads": 8, "batch": 3}, width_multiple=8)
 

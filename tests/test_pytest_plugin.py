@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 import conformance
-from conformance import trials  # loaded here, since what a run in this process loads is unloaded after it
-from conformance.judged_rules import JUDGED
-from conformance.targets import Target
+from conformance.judge import (
+    session as trials,  # loaded here, since what a run in this process loads is unloaded after it
+)
+from conformance.judge.judged_rules import JUDGED
+from conformance.subjects.targets import Target
 
 pytest_plugins = ["pytester"]
 

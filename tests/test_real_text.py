@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from conformance.corpus import entries
 from conformance.models import real
+from conformance.operations.corpus import entries
 from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page

@@ -17,8 +17,10 @@ import pytest
 
 import conformance
 import reference_numpy
-from conformance.cases import Case, shortest
-from conformance.declaration import EVERYTHING
+from conformance.cases.case import Case, shortest
+from conformance.cases.declaration import EVERYTHING
+from conformance.checks.tally import Cell, Violation
+from conformance.checks.verdict import Finding
 from conformance.models.real import RealFinding, RealResult
 from conformance.reports.blocks import block, expected, got
 from conformance.reports.comparison import changes, circumstances, read_report
@@ -30,9 +32,7 @@ from conformance.reports.real import FAR, left_out_content, model_content
 from conformance.reports.replays import replay_command, slug, write_replay
 from conformance.reports.subjects import checked
 from conformance.reports.writing import as_json, write
-from conformance.tally import Cell, Violation
-from conformance.targets import Target
-from conformance.verdict import Finding
+from conformance.subjects.targets import Target
 from specification import RULES, Causal
 
 NASTY = "<script>alert('1')</script>&amp; ]]> \x00\x1b[31m \ud800 [/red]"

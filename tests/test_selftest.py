@@ -10,9 +10,9 @@ from functools import cache
 import pytest
 from rich.console import Console
 
-from conformance import selftest
-from conformance.faults import Fault, planted
-from conformance.selftest import Outcome, Score, companies, judged, show
+from conformance.selftest import selftest
+from conformance.selftest.faults import Fault, planted
+from conformance.selftest.selftest import Outcome, Score, companies, judged, show
 from specification import RULES
 
 SEED = 20260101

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from conformance.probes import PROBES
-from conformance.refusals import REFUSALS
+from conformance.checks.refusals import REFUSALS
+from conformance.operations.probes import PROBES
 from specification import MODEL_RULES, RULES
 from tests.faults import FAULTS
 
@@ -149,7 +149,11 @@ def evidence_problems(section: Section, catalogue: Mapping[str, Collection[tuple
     return problems + [f"{section.id} names no {kind}" for file, kind in missing.items() if file not in linked]
 
 
-PROBES_FILE, REFUSALS_FILE, FAULTS_FILE = "conformance/probes.py", "conformance/refusals.py", "tests/faults.py"
+PROBES_FILE, REFUSALS_FILE, FAULTS_FILE = (
+    "conformance/operations/probes.py",
+    "conformance/checks/refusals.py",
+    "tests/faults.py",
+)
 CATALOGUE = {
     PROBES_FILE: [(probe.rule, probe.title) for probe in PROBES],
     REFUSALS_FILE: [(refusal.rule, refusal.title) for refusal in REFUSALS],
@@ -206,7 +210,7 @@ Why: because.
 Definition: [materialize](reference_numpy/masks.py),
 [masks](reference_numpy/masks.py#allowed_pairs)
 
-Tests: [probes](conformance/probes.py) `dense
+Tests: [probes](conformance/operations/probes.py) `dense
 masks`; [tests](tests/test_spec.py) `test_every_rule_has_its_section`; [faults](tests/faults.py) `dense masks inverted`
 
 ### MASK-4 window
@@ -252,9 +256,9 @@ def test_snippet_is_read() -> None:
         ("#allowed_pairs", "#pairs", ["MASK-1: no pairs in masks.py"]),
         ("(reference_numpy/masks.py)", "(reference_numpy/mask.py)", ["MASK-1: no file reference_numpy/mask.py"]),
         ("Tests:", "Held by", ["MASK-1 needs one list of tests"]),
-        ("`dense\nmasks`", "", ["MASK-1: nothing named in conformance/probes.py", "MASK-1 names no probe"]),
+        ("`dense\nmasks`", "", ["MASK-1: nothing named in conformance/operations/probes.py", "MASK-1 names no probe"]),
         ("`dense\nmasks`", "`window`",
-         ["MASK-1: no 'window' in conformance/probes.py", "MASK-1 names no probe"]),
+         ["MASK-1: no 'window' in conformance/operations/probes.py", "MASK-1 names no probe"]),
         ("[faults](tests/faults.py)", "", ["MASK-1: no 'dense masks inverted' in tests/test_spec.py",
          "MASK-1 names no planted fault"]),
         ("`test_every_rule_has_its_section`", "`test_nothing`", ["MASK-1: no 'test_nothing' in tests/test_spec.py"]),

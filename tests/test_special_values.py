@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.cases import Case
+from conformance.cases.case import Case
 from specification import Causal, Dense, FeedForward, KeyLengths, KeyPadding, Linear
 from tests.helpers import Implementation
 from tests.test_vjp import CASES, Function, with_entry

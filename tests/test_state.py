@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from conformance import check, replay
-from conformance.replaying import save
-from conformance.result import Report
+from conformance.judge.replaying import save
+from conformance.judge.report import Report
 from conformance.runner.fresh import FreshProcesses, name_of
-from conformance.targets import Target
+from conformance.subjects.targets import Target
 
 SUBJECTS = '''
 import random

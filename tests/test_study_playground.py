@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.cases import Case
+from conformance.cases.case import Case
 from study import playing
 from tests import browser
 from tests.playground_settings import RESULTS, allowance, by_definition, described, setting, spoiled

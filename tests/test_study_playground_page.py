@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.cases import Case
+from conformance.cases.case import Case
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from study import playing
 from tests import browser

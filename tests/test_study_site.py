@@ -17,7 +17,7 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from conformance.commands.show import show
+from conformance.cli.show import show
 from specification import MODEL_RULES, RULES
 from specification.dialects import DIALECTS
 from study import site

@@ -10,19 +10,19 @@ import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.cases import Case
-from conformance.examinations import EXAMINATIONS
-from conformance.expectations import Planted, allowed_pairs
-from conformance.features import features_of
-from conformance.generation import OPERATIONS
-from conformance.guard import Examiner
-from conformance.oracle import oracle
-from conformance.reducing import Material, cuttable
-from conformance.run import asking, breaks, cut_down, violation
+from conformance.cases.case import Case
+from conformance.cases.expectations import Planted, allowed_pairs
+from conformance.cases.features import features_of
+from conformance.checks.examinations import EXAMINATIONS
+from conformance.checks.tally import Violation
+from conformance.judge.run import asking, breaks, cut_down, violation
+from conformance.judge.thresholds import rule, threshold
+from conformance.oracle.reference import oracle
 from conformance.runner.dimensions import Part, sizes_of, taken
-from conformance.runner.thresholds import rule, threshold
-from conformance.tally import Violation
-from conformance.targets import Target
+from conformance.runner.in_process import Examiner
+from conformance.runner.shrinking import Material, cuttable
+from conformance.sampling.strategies import OPERATIONS
+from conformance.subjects.targets import Target
 from specification import Causal, Dense
 
 Function = Callable[..., Any]
@@ -280,7 +280,7 @@ def test_every_operation_is_cut(operation: str) -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_cases_of_other_sizes_are_cases(operation: str) -> None:
     """The definition takes them, and gives results of their sizes."""
-    from conformance.drawing import drawn
+    from conformance.sampling.drawing import drawn
 
     for _, case in drawn(OPERATIONS[operation](dtypes=("float32", "bfloat16")), 5, 3):
         sizes = sizes_of(case)

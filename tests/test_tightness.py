@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.sensitivity import TITLES, sensitivity, slightly_wrong
-from conformance.tightness import WANTED, Tightness, climb, groups, tightness_table
+from conformance.selftest.sensitivity import TITLES, sensitivity, slightly_wrong
+from conformance.selftest.tightness import WANTED, Tightness, climb, groups, tightness_table
 
 LOW, HIGH = WANTED
 SEED = 20260105

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.declaration import CONVENTIONS
-from conformance.variants import VARIANTS, Variant
+from conformance.cases.declaration import CONVENTIONS
+from conformance.selftest.variants import VARIANTS, Variant
 
 SEED = 20260104
 ROUNDED = [variant for variant in VARIANTS if variant.subject().declaration.conventions]

@@ -14,22 +14,22 @@ from rich.console import Console
 
 import conformance
 import reference_numpy
-from conformance.cases import Case
-from conformance.declaration import Declaration
-from conformance.expectations import Planted
-from conformance.missing import missing, some_cases
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
+from conformance.cases.expectations import Planted
+from conformance.cases.signatures import signature_of
+from conformance.checks.tally import Violation
+from conformance.checks.verdict import Finding
+from conformance.judge.session import NotAsked, Trial
+from conformance.judge.skipped import missing, some_cases
+from conformance.judge.workers import ONLY_THERE, asked_again
 from conformance.reports.blocks import never_given, only_refused, rules_not_tried
 from conformance.reports.content import document
 from conformance.reports.junit import junit
 from conformance.reports.page import page
 from conformance.reports.subjects import checked
 from conformance.reports.tables import subject_report, violation_lines
-from conformance.signatures import signature_of
-from conformance.tally import Violation
-from conformance.targets import Target
-from conformance.trials import NotAsked, Trial
-from conformance.verdict import Finding
-from conformance.workers import ONLY_THERE, asked_again
+from conformance.subjects.targets import Target
 from specification import Causal, Dense
 from tests.test_pytest_plugin import PLUGIN
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from conformance import check
-from conformance.declaration import declaration_of
-from conformance.result import Report
-from conformance.runner import worker_processes
-from conformance.runner.worker_processes import Order, Start, WorkerProcesses, claimed, started
-from conformance.targets import Target
+from conformance.cases.declaration import declaration_of
+from conformance.judge import worker_processes
+from conformance.judge.report import Report
+from conformance.judge.worker_processes import Order, Start, WorkerProcesses, claimed, started
+from conformance.subjects.targets import Target
 
 SUBJECT = """
 import os, time

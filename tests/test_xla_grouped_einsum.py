@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.cases import Case
-from conformance.examinations import EXAMINATIONS
-from conformance.guard import Examiner
-from conformance.targets import Target
+from conformance.cases.case import Case
+from conformance.checks.examinations import EXAMINATIONS
+from conformance.runner.in_process import Examiner
+from conformance.subjects.targets import Target
 
 jax = pytest.importorskip("jax")
 MISCOMPILES = ("0.10.2",)

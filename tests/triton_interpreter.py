@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.cases import Case
-from conformance.engines import GPU_KERNEL_DTYPES, Engine
-from conformance.examinations import truth_and_bounds
-from conformance.expectations import Exact
-from conformance.sizes import Sizes
-from conformance.verdict import Finding
-from conformance.verdict import judge as judged
+from conformance.cases.case import Case
+from conformance.cases.expectations import Exact
+from conformance.cases.sizes import Sizes
+from conformance.checks.examinations import truth_and_bounds
+from conformance.checks.verdict import Finding
+from conformance.checks.verdict import judge as judged
+from conformance.peers.engines import GPU_KERNEL_DTYPES, Engine
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from tests.engine_cases import RNG, drawn, module_of, subject, worst
 

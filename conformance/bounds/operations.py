@@ -12,8 +12,8 @@ from conformance.bounds import layer_norm as norm
 from conformance.bounds import layers
 from conformance.bounds.arithmetic import Approx, Precision, exact, mapped, stored
 from conformance.bounds.reading import allowed_of, dropout_factor, pairs, separated
-from conformance.cases import Case, expected_dtype
-from conformance.spreading import gradient_name, heads_of, joined
+from conformance.cases.arguments import gradient_name, heads_of, joined
+from conformance.cases.case import Case, expected_dtype
 from specification.positions import angular_frequencies
 
 Bounds = dict[str, np.ndarray]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from conformance.bounds.arithmetic import Approx, exact
-from conformance.cases import Case
+from conformance.cases.case import Case
 from reference_numpy import materialize
 
 

@@ -1,1 +1,1 @@
-"""Checks: how one test case, or several in a row, are put to a subject, and what is found."""
+"""How one case is checked, and the results of checks."""

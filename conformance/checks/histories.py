@@ -14,13 +14,13 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from conformance import generation
-from conformance.cases import Case
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
+from conformance.cases.features import NORMS
+from conformance.cases.sizes import Sizes
 from conformance.checks.state import Cases
-from conformance.declaration import Declaration
-from conformance.features import NORMS
-from conformance.generation import judged, some
-from conformance.sizes import Sizes
+from conformance.sampling import strategies as generation
+from conformance.sampling.strategies import judged, some
 
 WIDTHS = (24, 40, 48, 56, 72, 80, 88, 104)
 """Widths that other cases do not have, one for each history: nothing has been kept for them yet."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from conformance.cases import Case
-from conformance.declaration import DIMENSIONS
-from conformance.features import dimensions
-from conformance.verdict import Finding
+from conformance.cases.case import Case
+from conformance.cases.declaration import DIMENSIONS
+from conformance.cases.features import dimensions
+from conformance.checks.verdict import Finding
 
 LARGE = 128
 """Sizes up to this one are ordinary: a call that fails there fails for another reason."""

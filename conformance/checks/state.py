@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.cases import Case
-from conformance.frameworks import NoGradients
-from conformance.oracle import oracle
-from conformance.spreading import gradient_name
-from conformance.subjects import Answering, Answers, Subject, WrongAnswer, differentiable, first_line
-from conformance.verdict import Finding, judge
+from conformance.cases.arguments import gradient_name
+from conformance.cases.case import Case
+from conformance.checks.verdict import Finding, judge
+from conformance.oracle.reference import oracle
+from conformance.subjects.frameworks import NoGradients
+from conformance.subjects.subject import Answering, Answers, Subject, WrongAnswer, differentiable, first_line
 
 Cases = tuple[Case, ...]
 Findings = list[Finding]

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases import Case
+from conformance.cases.case import Case
+from conformance.checks.verdict import LARGEST, PRECISION
 from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, resulting
 from conformance.diagnosis.steps import (
     Steps,
@@ -24,7 +25,6 @@ from conformance.diagnosis.steps import (
     scores_of,
     steps_of,
 )
-from conformance.verdict import LARGEST, PRECISION
 from specification import Causal, KeyLengths, SlidingWindow
 from specification.dtypes import compute_dtype_name
 from specification.masks import And

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.cases import Case
+from conformance.cases.case import Case
+from conformance.cases.expectations import Planted
+from conformance.cases.features import FEATURE_RULES, features_of, heads_and_keys, mask_kinds, rule_of
+from conformance.checks.examinations import EXAMINATIONS
+from conformance.checks.verdict import Finding, breaks
 from conformance.diagnosis.memory import because_of_memory, contiguous
-from conformance.examinations import EXAMINATIONS
-from conformance.expectations import Planted
-from conformance.features import FEATURE_RULES, features_of, heads_and_keys, mask_kinds, rule_of
-from conformance.guard import Examiner
-from conformance.verdict import Finding, breaks
+from conformance.runner.in_process import Examiner
 
 
 class Failure(NamedTuple):

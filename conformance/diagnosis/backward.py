@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases import expected_dtype
+from conformance.cases.case import expected_dtype
+from conformance.checks.verdict import PRECISION
 from conformance.diagnosis.attention import CHANGES, Change
 from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, agrees, loose
 from conformance.diagnosis.steps import Parts, Steps, added_up, forward, over_broadcast, pulled_back, scores_of
-from conformance.verdict import PRECISION
 
 Variants = Callable[[Failing], Iterator[Parts]]
 """Ways in which a mistake may be made; each gives other gradients."""

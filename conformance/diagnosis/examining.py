@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.cases import Case
+from conformance.cases.arguments import gradient_name
+from conformance.cases.case import Case
+from conformance.cases.expectations import Planted
+from conformance.cases.features import NORMS
+from conformance.checks.verdict import Finding
 from conformance.diagnosis import WRONG_IN, attention, backward, blocks, extents, layers, norms
 from conformance.diagnosis.larger import larger_cases, ordinary
 from conformance.diagnosis.matching import Failing, Mistake, matching, told_from
 from conformance.diagnosis.precision import MISTAKES as ROUNDED
 from conformance.diagnosis.precision import excused, scale_off, variance_off
-from conformance.expectations import Planted
-from conformance.features import NORMS
-from conformance.oracle import oracle
-from conformance.spreading import gradient_name
-from conformance.subjects import Subject
-from conformance.verdict import Finding
+from conformance.oracle.reference import oracle
+from conformance.subjects.subject import Subject
 
 SECONDS = 2.0
 """Spent at most on trying mistakes on one case."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from conformance.declaration import FEATURES, MASK_KINDS
+from conformance.cases.arguments import result_names
+from conformance.cases.declaration import FEATURES, MASK_KINDS
+from conformance.cases.expectations import empty_rows
+from conformance.cases.features import OPERATION_RULES, features_of, rule_of
+from conformance.checks.tally import Violation
 from conformance.diagnosis.memory import STRIDES
 from conformance.diagnosis.precision import AT_MOST
-from conformance.expectations import empty_rows
-from conformance.features import OPERATION_RULES, features_of, rule_of
-from conformance.spreading import result_names
-from conformance.tally import Violation
 
 WIDER = ("ATT-1", "ATT-5", "ATT-6", "ATT-8", "ATT-9")
 """Rules that speak of more than their features: the default scale, softmax, empty rows, every shape, every dtype."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases import Case
+from conformance.cases.case import Case
+from conformance.cases.features import NORMS
 from conformance.diagnosis.attention import power_of_two
-from conformance.features import NORMS
 from specification import Dense
 
 MULTIPLICATIONS = 2**21

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases import Case
+from conformance.cases.case import Case
 from conformance.diagnosis.matching import Mistake, computed, instead
-from conformance.oracle import oracle
+from conformance.oracle.reference import oracle
 
 
 def options(**changed: Any) -> Callable[[Case], Case | None]:

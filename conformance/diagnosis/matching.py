@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.cases import Case, expected_dtype
+from conformance.cases.case import Case, expected_dtype
+from conformance.cases.expectations import Exact
+from conformance.checks.verdict import PRECISION, Finding, compare, judge
 from conformance.diagnosis.steps import Forward, Parts, Steps, forward, pulled_back, steps_of
-from conformance.expectations import Exact
-from conformance.oracle import oracle
-from conformance.subjects import Answers
-from conformance.verdict import PRECISION, Finding, compare, judge
+from conformance.oracle.reference import oracle
+from conformance.subjects.subject import Answers
 
 MOST = 3
 """Mistakes that are named for one violation."""

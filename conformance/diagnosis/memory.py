@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from conformance.cases import Case
-from conformance.examinations import EXAMINATIONS
-from conformance.expectations import Planted
-from conformance.guard import Examiner
-from conformance.verdict import breaks
+from conformance.cases.case import Case
+from conformance.cases.expectations import Planted
+from conformance.checks.examinations import EXAMINATIONS
+from conformance.checks.verdict import breaks
+from conformance.runner.in_process import Examiner
 
 STRIDES = "strides are ignored: in contiguous arrays the same numbers are answered rightly"
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from conformance.checks.tally import Tally, Violation
 from conformance.diagnosis import WRONG_IN
 from conformance.diagnosis.matching import MOST
 from conformance.diagnosis.memory import STRIDES, because_of_memory
-from conformance.guard import Examiner
-from conformance.tally import Tally, Violation
+from conformance.runner.in_process import Examiner
 
 PARAMETER = re.compile(r" \((blocks of \d+ (keys|rows)|-?[.e\d][-+.e\d]*)\)$")
 """In which mistakes of one family differ."""

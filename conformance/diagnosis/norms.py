@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from conformance.cases import Case
+from conformance.cases.case import Case
 from conformance.diagnosis.attention import power_of_two
 from conformance.diagnosis.extents import roundest
 from conformance.diagnosis.matching import Failing, Mistake, giving, instead, loose, resulting

@@ -10,14 +10,14 @@ import ml_dtypes
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.cases import Case
+from conformance.cases.arguments import gradient_name
+from conformance.cases.case import Case
+from conformance.checks.verdict import PRECISION
 from conformance.diagnosis.extents import in_row, worst_row
 from conformance.diagnosis.matching import Bounds, Failing, Mistake, agrees, loose, resulting
 from conformance.diagnosis.norms import rows_of
 from conformance.diagnosis.steps import divided, exponentials_of, forward, result
-from conformance.oracle import oracle
-from conformance.spreading import gradient_name
-from conformance.verdict import PRECISION
+from conformance.oracle.reference import oracle
 from specification.dtypes import compute_dtype_name
 
 FORMATS = {"TF32": 11, "float16": 11, "bfloat16": 8}

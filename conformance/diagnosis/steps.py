@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.cases import Case
+from conformance.cases.case import Case
 from reference_numpy import materialize
 
 Score = Callable[[np.ndarray, np.ndarray, Callable[[Any], Any], float], np.ndarray]

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from conformance.checks.verdict import compare
 from conformance.models.carried import carried_bound
 from conformance.models.forced import Oracle, forced_steps, framed, framework_of, substantial, without_nan
 from conformance.models.local import cast
 from conformance.models.structures import as_float64
-from conformance.oracle import Exact
-from conformance.verdict import compare
+from conformance.oracle.reference import Exact
 from reference_numpy import Model
 from specification.checkpoints import flatten
 from specification.configuration import Configuration

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.frameworks import Framework
+from conformance.checks.verdict import Finding, compare
 from conformance.models.local import cast, local_bound
 from conformance.models.naming import Namer
 from conformance.models.twins import visited
-from conformance.oracle import Exact
-from conformance.subjects import IMPLEMENTATIONS, Subject
-from conformance.verdict import Finding, compare
+from conformance.oracle.reference import Exact
+from conformance.subjects.frameworks import Framework
+from conformance.subjects.subject import IMPLEMENTATIONS, Subject
 from specification.dtypes import FLOATING
 from specification.parameters import mapped
 

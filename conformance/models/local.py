@@ -19,8 +19,8 @@ from conformance.bounds.arithmetic import LOG, Approx, Precision, exact, stored
 from conformance.bounds.attention import EXP
 from conformance.bounds.layers import linear as linear_bound
 from conformance.bounds.layers import linear_gradients
-from conformance.cases import Case
-from conformance.spreading import gradient_name
+from conformance.cases.arguments import gradient_name
+from conformance.cases.case import Case
 from reference_numpy.attention_vjp import multi_head_attention_vjp
 from reference_numpy.blocks import attention_options
 from specification.dtypes import FLOATING

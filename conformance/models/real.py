@@ -24,14 +24,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.bounds.arithmetic import Precision
-from conformance.frameworks import Framework
+from conformance.checks.verdict import compare
 from conformance.models.carried import carried_bound
 from conformance.models.forced import Oracle, forced_steps, framework_of
 from conformance.models.local import cast, local_bound
 from conformance.models.naming import EMBEDDINGS, WIDE
 from conformance.models.structures import as_float64
-from conformance.oracle import Exact
-from conformance.verdict import compare
+from conformance.oracle.reference import Exact
+from conformance.subjects.frameworks import Framework
 from reference_numpy import Model, pool
 from specification.dialects import read
 from specification.parameters import mapped

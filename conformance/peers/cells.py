@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from conformance.judged_rules import JUDGED
+from conformance.checks.tally import Violation
+from conformance.judge.judged_rules import JUDGED
 from conformance.peers.matrix import PeerReport
 from conformance.reports.blocks import error
 from conformance.reports.content import real, violation_content
-from conformance.tally import Violation
 
 CONFORMS, VIOLATED, ACCEPTS, NOT_ASKED = "conforms", "violated", "accepts", "not asked"
 SIGNS = {CONFORMS: "✓", VIOLATED: "✗", ACCEPTS: "○", NOT_ASKED: "·"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any
 
-from conformance.declaration import declare
+from conformance.cases.declaration import declare
 from conformance.peers.heads import joined
 from conformance.peers.peer import Peer
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases import Case
+from conformance.cases.case import Case
 from specification import And, Linear, Or
 
 OPERATION = "multi_head_attention"

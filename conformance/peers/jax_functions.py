@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conformance.cases import Case
-from conformance.declaration import declare
+from conformance.cases.case import Case
+from conformance.cases.declaration import declare
 from conformance.peers.peer import BROADCAST, Peer, causal_flag, no_mask, top_left, unmasked_or
 from specification import KeyLengths, SlidingWindow
 

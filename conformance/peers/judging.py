@@ -17,18 +17,18 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from conformance.cases import Case
-from conformance.child import ChildExaminer
-from conformance.declaration import Declaration
-from conformance.guard import Examiner
-from conformance.judgement import Judgement
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
+from conformance.checks.refusals import refusals_of
+from conformance.checks.tally import Tally
+from conformance.checks.verdict import Finding
+from conformance.judge.judgement import Judgement
+from conformance.judge.run import run_probe, violation
+from conformance.operations.probes import Probe
 from conformance.peers import probes as own
 from conformance.peers.peer import Peer
-from conformance.probes import Probe
-from conformance.refusals import refusals_of
-from conformance.run import run_probe, violation
-from conformance.tally import Tally
-from conformance.verdict import Finding
+from conformance.runner.in_process import Examiner
+from conformance.runner.in_subprocess import ChildExaminer
 
 DESCRIBED = ("MASK-2", "MASK-3", "MASK-4", "MASK-6")
 """Rules about descriptions: who takes boolean arrays only has no part in them."""

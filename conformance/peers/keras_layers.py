@@ -9,8 +9,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from conformance.cases import Case
-from conformance.declaration import declare
+from conformance.cases.case import Case
+from conformance.cases.declaration import declare
 from conformance.peers.heads import joined, one_mask_for_all_heads, resized
 from conformance.peers.peer import BROADCAST, Peer, causal_flag, top_left
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from conformance.judged_rules import JUDGED
+from conformance.judge.judged_rules import JUDGED
 from conformance.peers import cells
 from conformance.peers.matrix import PeerReport
 from conformance.reports.markdown import row

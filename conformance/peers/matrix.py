@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields
 
-from conformance.checking import EFFORTS, SHRINKING
+from conformance.judge.checking import EFFORTS, SHRINKING
+from conformance.judge.report import Report, report_of
+from conformance.judge.run import Progress, silent
 from conformance.peers import PEERS
 from conformance.peers.judging import PeerJudgement, examiner_of
 from conformance.peers.peer import Peer, version
-from conformance.result import Report, report_of
-from conformance.run import Progress, silent
 
 
 @dataclass(frozen=True)

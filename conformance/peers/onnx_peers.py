@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases import Case
-from conformance.declaration import declare
+from conformance.cases.case import Case
+from conformance.cases.declaration import declare
 from conformance.peers.onnx_nodes import CONTRIBUTED, run
 from conformance.peers.peer import BROADCAST, FLOAT_MASK, Peer, causal_flag, no_mask, top_left, unmasked_or
 from specification import KeyLengths, KeyPadding, SlidingWindow

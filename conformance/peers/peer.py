@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from conformance.cases import Case
-from conformance.targets import Target
+from conformance.cases.case import Case
+from conformance.subjects.targets import Target
 from specification import Causal, Dense
 
 FLOAT_MASK = ("an additive mask",)

@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from conformance import generation
-from conformance.cases import Case
-from conformance.declaration import Declaration
-from conformance.probes import Probe
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
+from conformance.operations.probes import Probe
+from conformance.sampling import strategies as generation
 from reference_numpy import materialize
 
 HEADS = "multi_head_attention"

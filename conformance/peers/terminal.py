@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from conformance.judged_rules import JUDGED
+from conformance.judge.judged_rules import JUDGED
 from conformance.peers import cells
 from conformance.peers.matrix import PeerReport
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from conformance.declaration import declare
+from conformance.cases.declaration import declare
 from conformance.peers.peer import BROADCAST, FLOAT_MASK, Peer, causal_flag, top_left
 
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from conformance.declaration import declare
+from conformance.cases.declaration import declare
 from conformance.peers.peer import Peer
 
 

@@ -10,8 +10,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from conformance.cases import Case
-from conformance.declaration import declare
+from conformance.cases.case import Case
+from conformance.cases.declaration import declare
 from conformance.peers.heads import joined, square, to_itself
 from conformance.peers.peer import Peer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.declaration import declare
+from conformance.cases.declaration import declare
 from conformance.peers.peer import Peer
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from conformance.judged_rules import CONTRACT
+from conformance.judge.judged_rules import CONTRACT
 from conformance.reports.content import Content, real
 
 

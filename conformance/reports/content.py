@@ -14,14 +14,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from conformance.cases import expected_dtype
-from conformance.declaration import CONVENTIONS, Declaration
-from conformance.judged_rules import JUDGED
+from conformance.cases.case import expected_dtype
+from conformance.cases.declaration import CONVENTIONS, Declaration
+from conformance.checks.tally import Cell, Violation
+from conformance.checks.verdict import Finding
+from conformance.judge.judged_rules import JUDGED
+from conformance.judge.report import versions
 from conformance.reports.replays import askable, replay_command
-from conformance.result import versions
-from conformance.tally import Cell, Violation
-from conformance.targets import Target
-from conformance.verdict import Finding
+from conformance.subjects.targets import Target
 
 SCHEMA = {"name": "transformer-conformance report", "version": 2}
 PROJECT = "transformer-conformance"
@@ -201,7 +201,7 @@ def numbers_content(violation: Violation, finding: Finding) -> Content:
 
 def replay_content(violation: Violation) -> Content | None:
     """What its replay file holds; None where there is nothing to ask again, or it cannot be written."""
-    from conformance.replaying import save
+    from conformance.judge.replaying import save
 
     if not askable(violation):
         return None

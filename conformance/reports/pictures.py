@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases import Case
+from conformance.cases.case import Case
 from conformance.reports.content import Content
 from reference_numpy import materialize
 
@@ -45,8 +45,8 @@ class Picture:
 
 def pictures(violation: Content) -> list[Picture]:
     """Of the inputs and the mask of the violation's case; none where it is about no case, or cannot be read."""
-    from conformance.encoding import decode
-    from conformance.examinations import EXAMINATIONS
+    from conformance.checks.encoding import decode
+    from conformance.checks.examinations import EXAMINATIONS
 
     replay = violation["replay"]
     if replay is None:

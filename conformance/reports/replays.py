@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from conformance.replaying import save
-from conformance.tally import Violation
+from conformance.checks.tally import Violation
+from conformance.judge.replaying import save
 
 
 def write_replay(violation: Violation, folder: Path, *, titled: bool = False) -> str | None:

@@ -6,13 +6,13 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from conformance.declaration import EVERYTHING
+from conformance.cases.arguments import POSITIONAL
+from conformance.cases.declaration import EVERYTHING
+from conformance.checks.tally import Tally, Violation
+from conformance.judge.report import Report
 from conformance.reports.content import Content, subject_content, violation_content
 from conformance.reports.replays import write_replay
-from conformance.result import Report
-from conformance.spreading import POSITIONAL
-from conformance.tally import Tally, Violation
-from conformance.targets import Target
+from conformance.subjects.targets import Target
 
 
 def checked(
@@ -31,7 +31,7 @@ def checked(
 
 def rules_of(operation: str) -> list[str]:
     """Those that speak of a function which has this operation alone."""
-    from conformance.probes import PROBES
+    from conformance.operations.probes import PROBES
 
     return ["CALL", *(probe.rule for probe in PROBES if probe.operations == (operation,))]
 

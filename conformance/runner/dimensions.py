@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.cases import Case
-from conformance.declaration import Declaration
-from conformance.features import NORMS, has_masks, heads_and_keys, widths_of
-from conformance.spreading import listed
+from conformance.cases.arguments import listed
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
+from conformance.cases.features import NORMS, has_masks, heads_and_keys, widths_of
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
 

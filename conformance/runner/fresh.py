@@ -16,11 +16,11 @@ from multiprocessing.connection import Connection
 from types import FunctionType
 from typing import Any
 
-from conformance.child import died
-from conformance.guard import Step, broken
+from conformance.checks.verdict import Finding
+from conformance.runner.in_process import Step, broken
+from conformance.runner.in_subprocess import died
 from conformance.runner.template import Reply, Request
-from conformance.targets import Target
-from conformance.verdict import Finding
+from conformance.subjects.targets import Target
 
 LONGEST, BUDGET = 60.0, 15.0
 """Seconds for one question, and seconds of processor time for all questions of one check."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.guard import Examiner, JudgeError, judging
+from conformance.runner.in_process import Examiner, JudgeError, judging
 
 CHUNK = 1 << 16
 

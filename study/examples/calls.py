@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conformance.cases import Case
+from conformance.cases.case import Case
 from specification import Causal
 
 

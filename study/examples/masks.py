@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.cases import brief
+from conformance.cases.case import brief
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or, map_arrays
 from study.examples.parts import Part, Shown, Table, counted

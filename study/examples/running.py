@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from conformance.frameworks import Framework
+from conformance.checks.verdict import compare
 from conformance.models.forced import framework_of
-from conformance.oracle import Exact
-from conformance.verdict import compare
+from conformance.oracle.reference import Exact
+from conformance.subjects.frameworks import Framework
 from study.examples.parts import of_bound
 from study.sources import PACKAGES
 

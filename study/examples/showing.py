@@ -10,7 +10,7 @@ import numpy as np
 from jinja2 import Environment
 from markupsafe import Markup
 
-from conformance.cases import Case, brief
+from conformance.cases.case import Case, brief
 from conformance.reports.pictures import cell, largest_magnitude
 from study.examples import beams, decoding, generation, masks, models
 from study.examples.parts import Part, Shown, Table, of_bound

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.cases import Case
-from conformance.oracle import oracle
-from conformance.subjects import IMPLEMENTATIONS
-from conformance.verdict import compare
+from conformance.cases.case import Case
+from conformance.checks.verdict import compare
+from conformance.oracle.reference import oracle
+from conformance.subjects.subject import IMPLEMENTATIONS
 from study.capturing import Captured, watching
 from study.examples.calls import Example, examples
 from study.examples.running import disagreement, distance, eager

@@ -1,0 +1,1 @@
+"""Test cases: their arguments, shapes and memory, and what an implementation declares that it takes."""

@@ -1,0 +1,120 @@
+"""From a case's named arrays to an implementation's arguments, and from its gradients back to names.
+
+"query.weight" is a field of a parameter structure, "query[0].weight" that of a per-head projection, "outputs[0]" an
+element of a list. Nothing here depends on the framework whose arrays they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.case import Case
+from specification import FeedForward, Linear, MultiHeadAttention
+
+POSITIONAL = {
+    "attention": ("query", "key", "value"),
+    "attention_weights": ("query", "key"),
+    "attention_logsumexp": ("query", "key"),
+    "merge_attention": ("outputs", "logsumexps"),
+    "multi_head_attention": ("parameters", "query", "key", "value"),
+    "layer_norm": ("x", "weight", "bias"),
+    "rms_norm": ("x", "weight"),
+    "standard_deviation_norm": ("x", "weight", "bias"),
+    "feed_forward": ("parameters", "x"),
+    "embedding": ("table", "ids"),
+    "learned_positions": ("table", "length"),
+    "sinusoidal_positions": ("length", "width"),
+}
+"""Every operation with its positional arguments; all others are keywords."""
+
+RESULTS = {"merge_attention": ("output", "logsumexp")}
+"""Names of the results, where they are not just "output"."""
+
+PROJECTIONS = {"multi_head_attention": ("query", "key", "value", "output"), "feed_forward": ("inner", "outer")}
+STRUCTURES = {"multi_head_attention": MultiHeadAttention, "feed_forward": FeedForward}
+
+
+def gradient_name(name: str) -> str:
+    return f"gradient of {name}"
+
+
+def result_names(operation: str) -> tuple[str, ...]:
+    return RESULTS.get(operation, ("output",))
+
+
+def arguments(operation: str, inputs: dict[str, Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """(positional, keyword) arguments of the operation."""
+    available: dict[str, Any] = {name: array for name, array in inputs.items() if "." not in name and "[" not in name}
+    available |= options
+    if operation in STRUCTURES:
+        fields = [projection(inputs, name) for name in PROJECTIONS[operation]]
+        available["parameters"] = STRUCTURES[operation](*fields)
+    if operation == "merge_attention":
+        available |= {name: listed(inputs, name) for name in ("outputs", "logsumexps")}
+    positional = [available.pop(name, None) for name in POSITIONAL[operation]]
+    return positional, available
+
+
+def projection(inputs: dict[str, Any], name: str) -> Linear | list[Linear]:
+    if f"{name}.weight" in inputs:
+        return Linear(inputs[f"{name}.weight"], inputs.get(f"{name}.bias"))
+    weights = listed(inputs, name, ".weight")
+    biases = listed(inputs, name, ".bias") or [None] * len(weights)
+    return [Linear(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
+
+def listed(inputs: dict[str, Any], name: str, field: str = "") -> list[Any]:
+    found: list[Any] = []
+    while f"{name}[{len(found)}]{field}" in inputs:
+        found.append(inputs[f"{name}[{len(found)}]{field}"])
+    return found
+
+
+def joined(inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Multi-head attention's inputs with per-head projections set side by side."""
+    result = {name: array for name, array in inputs.items() if "[" not in name}
+    for name in ("query", "key", "value"):
+        for field in ("weight", "bias"):
+            heads = listed(inputs, name, f".{field}")
+            if heads:
+                result[f"{name}.{field}"] = np.concatenate(heads, axis=-1)
+    return result
+
+
+def heads_of(case: Case) -> dict[str, int]:
+    """Heads of multi-head attention's three inputs, read off the shapes (MHA-1)."""
+    inputs, heads = joined(case.inputs), case.options["num_heads"]
+    key_heads = inputs["key.weight"].shape[1] // (inputs["query.weight"].shape[1] // heads)
+    return {"query": heads, "key": key_heads, "value": key_heads}
+
+
+def named_gradients(case: Case, gradients: Any) -> dict[str, np.ndarray]:
+    """The reference's gradients, which are structured like the arguments, under the case's names."""
+    flat: dict[str, np.ndarray] = {}
+    if case.operation == "merge_attention":
+        for name, parts in zip(("outputs", "logsumexps"), gradients, strict=True):
+            flat |= {f"{name}[{i}]": part for i, part in enumerate(parts)}
+    elif case.operation in ("embedding", "learned_positions"):
+        flat["table"] = gradients
+    else:
+        fields = gradients._asdict()
+        structure = fields.pop("parameters", None)
+        flat |= fields
+        for name in PROJECTIONS.get(case.operation, ()):
+            flat |= projection_gradients(case, name, getattr(structure, name))
+    return {name: g for name, g in flat.items() if g is not None and name in case.inputs}
+
+
+def projection_gradients(case: Case, name: str, gradient: Linear) -> dict[str, np.ndarray]:
+    heads = listed(case.inputs, name, ".weight")
+    if not heads:
+        return {f"{name}.weight": gradient.weight, f"{name}.bias": gradient.bias}
+    stops = np.cumsum([head.shape[1] for head in heads])[:-1]
+    result: dict[str, np.ndarray] = {}
+    for field in ("weight", "bias"):
+        whole = getattr(gradient, field)
+        parts = [] if whole is None else np.split(whole, stops, axis=-1)
+        result |= {f"{name}[{i}].{field}": part for i, part in enumerate(parts)}
+    return result

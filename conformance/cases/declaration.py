@@ -1,0 +1,246 @@
+"""What a subject says of itself: what it takes, in which layout, and where it departs from the definition on purpose.
+
+Cases are drawn within the declaration. What lies outside it the subject must refuse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from conformance.cases.signatures import names_taken
+from specification.dtypes import FLOATING
+
+MASK_KINDS = ("causal", "window", "lengths", "padding", "segments", "dense")
+
+FEATURES = {
+    "causal": "masks that are causal",
+    "window": "sliding-window masks",
+    "offset": "causal masks and windows at any offset, also one for each batch element",
+    "lengths": "masks by the number of keys of each batch element",
+    "padding": "masks by a boolean for every key of each batch element",
+    "segments": "masks of packed sequences",
+    "dense": "any boolean mask",
+    "scale": "a scale other than 1 / sqrt(D)",
+    "softcap": "softcap",
+    "bias": "an additive bias",
+    "sinks": "a sink logit for every head",
+    "dropout": "dropout by a given keep mask",
+    "empty_rows": "a choice of what rows that allow nothing get",
+    "gqa": "fewer key heads than query heads",
+    "cross": "as many queries as keys, or not",
+    "value_width": "values of another width than the keys",
+    "empty": "lengths of 0",
+    "axes": "norms over several axes, those of their weight",
+    "gradients": "gradients",
+    "structured": "masks come as descriptions, not as boolean arrays",
+    "refusals": "bad input is refused, as the rules say",
+}
+"""Names for `supports`. All but the last two are claimed unless something else is said."""
+
+SIMPLEST_FIRST = ("float32", "bfloat16", "float16", "float64")
+"""The dtypes in the order in which they are tried, and in which a failing case is made simpler."""
+
+UNCLAIMED = ("structured", "refusals")
+PARAMETERS: dict[str, tuple[str, ...]] = {name: (name,) for name in ("scale", "softcap", "bias", "sinks", "empty_rows")}
+PARAMETERS |= {"dropout": ("dropout_keep", "dropout_rate")} | dict.fromkeys((*MASK_KINDS, "offset"), ("mask",))
+"""Features that need parameters of their own."""
+NAMED_ONLY = ("dropout", "empty_rows")
+"""Features that a signature which takes any keyword is not taken to have."""
+
+DIMENSIONS = {
+    "batch": "batch elements",
+    "heads": "heads",
+    "group_ratio": "query heads to a key head",
+    "queries": "queries",
+    "keys": "keys",
+    "key_width": "columns of keys",
+    "value_width": "columns of values",
+    "rows": "rows",
+    "norm_width": "numbers in a row",
+    "vocabulary": "rows of the table",
+    "length": "positions",
+    "model_width": "columns",
+    "inner_width": "inner columns",
+}
+"""Names for `limits`: dimensions of which a subject may take no more than so many; with what is counted in each."""
+
+CONVENTIONS = {
+    "polarity": ("allowed", "masked"),
+    "empty_rows": ("zero", "mean", "nan", "any"),
+    "causal": ("explicit", "top_left", "bottom_right"),
+    "heads": ("repeated", "tiled"),
+    "isolation": ("strict", "finite"),
+    "weights": ("float32", "inputs", "bfloat16", "float16"),
+    "products": ("float32", "inputs", "tf32", "bfloat16", "float16"),
+}
+"""Names for `convention`, each with its values; the first is the definition's.
+
+polarity: what True means in a dense mask. empty_rows: what a row gets that allows nothing; "any" promises nothing.
+causal: where `Causal()` without an offset stands when Q != K (for subjects that take descriptions). heads: which key
+head query head h reads, h // (H / G) or h % G. isolation: "finite" promises nothing about NaN or infinity behind a
+mask. weights: the precision to which attention weights (and the gradients of scores) are rounded before they are
+multiplied, "inputs" being the dtype of the inputs. products: that to which both sides of matrix products are rounded.
+"""
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """features: names of `FEATURES`. width_multiple: what D and V must be multiples of. vjp: gives the gradients.
+
+    dtypes: those to be judged. refused_dtypes: those that the function says it does not take. room: features for which
+    its signature has parameters, supported or not. unsure: features that nobody has named, of a signature that takes
+    any keyword. lacking: optional arguments of the operation for which its signature has no parameter.
+    limits: the largest size that it takes of dimensions named in `DIMENSIONS`. tile: queries and keys of its tiles.
+    compiled: its framework compiles for every shape. strides: arrays of its framework can lie in memory in several
+    ways.
+    """
+
+    features: frozenset[str] = frozenset(FEATURES)
+    dtypes: tuple[str, ...] = FLOATING
+    layout: str = "BHTD"
+    width_multiple: int = 1
+    conventions: Mapping[str, str] = field(default_factory=dict)
+    vjp: Callable[..., Any] | None = None
+    refused_dtypes: tuple[str, ...] = ()
+    room: frozenset[str] = frozenset()
+    unsure: frozenset[str] = frozenset()
+    lacking: frozenset[str] = frozenset()
+    limits: Mapping[str, int] = field(default_factory=dict)
+    tile: tuple[int, int] | None = None
+    compiled: bool = False
+    strides: bool = True
+
+    def __contains__(self, feature: str) -> bool:
+        return feature in self.features
+
+    def convention(self, name: str) -> str:
+        return self.conventions.get(name, CONVENTIONS[name][0])
+
+    def without(self, *features: str) -> Declaration:
+        return replace(self, features=self.features - set(features))
+
+    def promising(self, **conventions: str) -> Declaration:
+        """The same under these conventions too."""
+        return replace(self, conventions={**self.conventions, **conventions})
+
+    @property
+    def masks(self) -> tuple[str, ...]:
+        return tuple(kind for kind in MASK_KINDS if kind in self)
+
+
+EVERYTHING = Declaration()
+
+
+def declare(
+    supports: Collection[str] | None = None,
+    *,
+    dtypes: Iterable[str] | None = None,
+    layout: str | None = None,
+    width_multiple: int | None = None,
+    conventions: Mapping[str, str] | None = None,
+    vjp: Callable[..., Any] | None = None,
+    limits: Mapping[str, int] | None = None,
+    tile: tuple[int, int] | None = None,
+) -> Callable[[Any], Any]:
+    """Say of a function what it supports, where it is defined. The arguments are those of `check`."""
+    given: dict[str, Any] = {"supports": supports, "dtypes": dtypes, "layout": layout, "vjp": vjp}
+    given |= {"width_multiple": width_multiple, "conventions": conventions, "limits": limits, "tile": tile}
+
+    def decorate(function: Any) -> Any:
+        function.conformance = {name: value for name, value in given.items() if value is not None}
+        return function
+
+    return decorate
+
+
+def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declaration:
+    """From what the caller gives, else from what the function was decorated with, else from its signature.
+
+    Conventions are taken one by one: what the caller says of one leaves the function's others as they are.
+    differentiated: the function's framework differentiates by itself. The dtypes that a caller gives only choose; those
+    that a function is decorated with say that it takes no others.
+    """
+    own = dict(getattr(function, "conformance", {}))
+    said = own | {n: v for n, v in given.items() if v is not None}
+    supports = listed(said.pop("supports", None) or ())
+    features, room = claimed(supports, function), room_for(function)
+    if not differentiated and "vjp" not in said and "gradients" not in supports:
+        features -= {"gradients"}
+    unsure = (features & room) - named_in_signature(function) - set(supports)
+    said["refused_dtypes"] = tuple(dtype for dtype in FLOATING if dtype not in listed(own.get("dtypes", FLOATING)))
+    several = (own.get("conventions"), given.get("conventions"))
+    said["conventions"] = {name: value for some in several if some for name, value in known_conventions(some).items()}
+    said["dtypes"] = known("dtypes", listed(said.get("dtypes", FLOATING)), FLOATING)
+    said["dtypes"] = tuple(dtype for dtype in SIMPLEST_FIRST if dtype in said["dtypes"])
+    if not said["dtypes"]:
+        raise ValueError("dtypes: got none")
+    if said.get("layout", "BHTD") not in ("BHTD", "BTHD"):
+        raise ValueError(f"layout must be BHTD or BTHD, got {said['layout']!r}")
+    if "vjp" in said and not callable(said["vjp"]):
+        raise ValueError(f"vjp must be a function, got {said['vjp']!r}")
+    if int(said.get("width_multiple", 1)) < 1:
+        raise ValueError(f"width_multiple must be positive, got {said['width_multiple']!r}")
+    known("limits", said.get("limits", ()), DIMENSIONS)
+    for name, size in said.get("limits", {}).items():
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"limit of {name} must be a positive integer, got {size!r}")
+    if "tile" in said:
+        tile = tuple(said["tile"])
+        if len(tile) != 2 or any(not isinstance(size, int) or size < 1 for size in tile):
+            raise ValueError(f"tile must be two positive integers, got {said['tile']!r}")
+        said["tile"] = tile
+    for name in ("key_width", "value_width"):
+        if said.get("limits", {}).get(name, said.get("width_multiple", 1)) < said.get("width_multiple", 1):
+            raise ValueError(f"limit of {name} is below width_multiple {said['width_multiple']}")
+    return Declaration(features=features, room=frozenset(room), unsure=frozenset(unsure), **said)
+
+
+def listed(names: str | Iterable[str]) -> list[str]:
+    """Also for "one,two"."""
+    several = [names] if isinstance(names, str) else names
+    return [part.strip() for name in several for part in name.split(",") if part.strip()]
+
+
+def claimed(supports: Collection[str], function: Any) -> frozenset[str]:
+    """Names as they are; if every one starts with "no-", all that the signature has room for, without those.
+
+    Who has causal masks or windows has them at any offset, unless "no-offset" is said beside them.
+    """
+    known("supports", [name.removeprefix("no-") for name in supports], FEATURES)
+    removed = {name.removeprefix("no-") for name in supports if name.startswith("no-")}
+    added = {name for name in supports if not name.startswith("no-")}
+    if not added - set(UNCLAIMED):
+        added |= room_for(function)
+    if added & {"causal", "window"}:
+        added |= {"offset"}
+    return frozenset(added - removed)
+
+
+def room_for(function: Any) -> set[str]:
+    """Every feature that does not lack its parameters."""
+    _, anything = names_taken(function)
+    return named_in_signature(function) | (set(PARAMETERS) - set(NAMED_ONLY) if anything else set())
+
+
+def named_in_signature(function: Any) -> set[str]:
+    """Every feature that needs no parameter of its own, or whose parameters the signature names."""
+    names, _ = names_taken(function)
+    lacking = {feature for feature, needed in PARAMETERS.items() if not names.issuperset(needed)}
+    return set(FEATURES) - set(UNCLAIMED) - lacking
+
+
+def known_conventions(given: Mapping[str, str]) -> dict[str, str]:
+    known("conventions", given, CONVENTIONS)
+    for name, value in given.items():
+        known(f"convention {name}", [value], CONVENTIONS[name])
+    return dict(given)
+
+
+def known(what: str, given: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+    given = tuple(given)
+    wrong = [name for name in given if name not in names]
+    if wrong:
+        raise ValueError(f"{what}: got {wrong[0]!r}, expected one of {', '.join(names)}")
+    return given

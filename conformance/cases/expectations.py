@@ -1,0 +1,114 @@
+"""What must come of NaN, infinity and empty rows.
+
+The expectation is painted onto the truth of the clean case by plain boolean reasoning about who attends to whom, so it
+rests neither on the definition's arithmetic with NaN nor on that of anybody else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conformance.cases.arguments import gradient_name
+from conformance.cases.case import Case
+from reference_numpy import materialize
+
+
+class Exact(NamedTuple):
+    """high + low, unevaluated: two float64 arrays that together hold about 100 bits."""
+
+    high: np.ndarray
+    low: np.ndarray
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A clean case, the same case with special values planted, and where they stand."""
+
+    clean: Case
+    planted: Case
+    allowed: np.ndarray  # [B, H, Q, K]
+    marks: dict[str, np.ndarray]  # boolean, for "query", "key" and "value"
+    infinite: bool = False  # whether infinities are planted, not NaN
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(repr(self.planted))
+
+
+def allowed_pairs(case: Case) -> Any:
+    B, H, Q, _ = case.inputs["query"].shape
+    K = case.inputs["key"].shape[2]
+    allowed = np.broadcast_to(materialize(case.options.get("mask"), Q, K, batch=B, heads=H), (B, H, Q, K))
+    if "bias" in case.inputs:
+        bias = case.inputs["bias"].astype(float)
+        allowed = allowed & (bias != -np.inf)
+    return allowed
+
+
+def expectation(p: Planted, truth: dict[str, Exact]) -> dict[str, Exact]:
+    """The clean truth with NaN wherever a planted NaN must show (MASK-7, ATT-10), for `attention` and its gradients.
+
+    A NaN in a query or an attended key spoils its row's weights: the row's output, the query's gradient, and the
+    gradients of every key and value that the row attends to. A NaN in an attended value spoils one output feature of
+    the row, and by way of its weights' gradient those of the query and of the keys attended to, but of no value.
+    Dropout hides nothing: a dropped weight is 0, and 0 * NaN is NaN.
+    """
+    allowed = p.allowed
+    B, H = allowed.shape[:2]
+    G = p.marks["key"].shape[1]
+
+    def heads(mark: np.ndarray) -> np.ndarray:
+        return np.repeat(mark, H // G, axis=1)
+
+    def groups(mark: np.ndarray) -> Any:
+        return mark.reshape(B, G, H // G, *mark.shape[2:]).any(axis=2)
+
+    bad_key = heads(p.marks["key"].any(-1))[:, :, None, :]
+    rows = (allowed & (bad_key | p.marks["query"].any(-1)[..., None])).any(-1)
+    features = allowed.astype(np.float32) @ heads(p.marks["value"]).astype(np.float32) > 0
+    spoiled = {
+        "output": rows[..., None] | features,
+        gradient_name("value"): groups((allowed & rows[..., None]).any(2))[..., None],
+    }
+    rows = rows | features.any(-1)
+    pairs = allowed & rows[..., None]
+    spoiled |= {
+        gradient_name("query"): rows[..., None],
+        gradient_name("key"): groups(pairs.any(2))[..., None],
+        gradient_name("sinks"): rows.any(axis=(0, 2)),
+        gradient_name("bias"): pairs,
+    }
+    expected = {}
+    for name, exact in truth.items():
+        bad = spoiled[name]
+        if name == gradient_name("bias"):
+            shape = exact.high.shape if exact.high.ndim == 4 else (1, 1, *exact.high.shape)
+            axes = tuple(axis for axis in (0, 1) if shape[axis] == 1)
+            bad = bad.any(axis=axes, keepdims=True).reshape(exact.high.shape)
+        expected[name] = Exact(np.where(bad, np.nan, exact.high), np.where(bad, 0, exact.low))
+    return expected
+
+
+def empty_rows(case: Case) -> np.ndarray:
+    return ~allowed_pairs(case).any(-1)
+
+
+def nan_rows(case: Case, truth: dict[str, Exact]) -> dict[str, Exact]:
+    """NaN in the outputs and weights of empty rows, and in the gradients of all the values that they would weigh.
+
+    Without keys the output is 0, a sum over nothing.
+    """
+    rows = empty_rows(case)
+    B, H, Q = rows.shape
+    _, G, K, _ = case.inputs["key"].shape
+    if K == 0:
+        return truth
+    groups = rows.reshape(B, G, H // max(G, 1) * Q).any(-1)
+    spoiled = {"output": rows[..., None], gradient_name("value"): groups[..., None, None]}
+    expected = {}
+    for name, exact in truth.items():
+        bad = spoiled.get(name, np.zeros((1,) * exact.high.ndim, bool))
+        expected[name] = Exact(np.where(bad, np.nan, exact.high), np.where(bad, 0, exact.low))
+    return expected

@@ -1,0 +1,186 @@
+"""Which features of a declaration a case uses, and the rules that speak of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from conformance.cases.arguments import listed
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
+from conformance.cases.signatures import needed
+from specification import Causal, KeyLengths, KeyPadding, Segments, SlidingWindow
+from specification.masks import And, Or
+
+KINDS = {
+    Causal: "causal",
+    SlidingWindow: "window",
+    KeyLengths: "lengths",
+    KeyPadding: "padding",
+    Segments: "segments",
+}
+
+FEATURE_RULES = {
+    "causal": "MASK-3",
+    "window": "MASK-4",
+    "offset": "MASK-3",
+    "lengths": "MASK-2",
+    "padding": "MASK-2",
+    "segments": "MASK-2",
+    "dense": "MASK-1",
+    "scale": "ATT-1",
+    "softcap": "ATT-2",
+    "bias": "ATT-3",
+    "sinks": "ATT-5",
+    "dropout": "ATT-11",
+    "empty_rows": "ATT-6",
+    "gqa": "ATT-7",
+    "cross": "ATT-8",
+    "value_width": "ATT-8",
+    "empty": "ATT-8",
+    "gradients": "ATT-12",
+}
+"""The rule that says how each feature of attention works."""
+
+OPERATION_RULES = {
+    "layer_norm": {"dtype": "NORM-2", "gradients": "NORM-6"},
+    "rms_norm": {"": "NORM-7"},
+    "standard_deviation_norm": {"": "NORM-7"},
+    "multi_head_attention": {"": "MHA-1"},
+    "merge_attention": {"": "ATT-14"},
+    "sinusoidal_positions": {"": "POS-1"},
+    "learned_positions": {"": "POS-2"},
+    "embedding": {"": "EMB-1"},
+    "feed_forward": {"": "FFN-1"},
+}
+"""For other operations: the rule for their dtypes, their gradients, and anything else."""
+
+
+def rule_of(feature: str, operation: str) -> str:
+    """The rule that a subject breaks which claims the feature and lacks it."""
+    if operation not in OPERATION_RULES:
+        return FEATURE_RULES.get(feature, "ATT-9")
+    rules = OPERATION_RULES[operation]
+    return rules.get(feature, rules.get("", "NORM-1"))
+
+
+def features_of(case: Case) -> set[str]:
+    """Names of `declaration.FEATURES`."""
+    mask = case.options.get("mask")
+    features = mask_kinds(mask) | ({"offset"} if shifted(mask, 0) else set())
+    features |= {name for name in ("scale", "softcap", "empty_rows") if case.options.get(name) is not None}
+    if case.options.get("dropout_keep") is not None or case.options.get("dropout_rate"):
+        features.add("dropout")
+    if case.cotangents:
+        features.add("gradients")
+    if any(0 in array.shape for array in case.inputs.values()):
+        features.add("empty")
+    if case.operation in NORMS and case.inputs["weight"].ndim > 1:
+        features.add("axes")
+    if has_masks(case.operation):
+        (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
+        features |= {"bias", "sinks"} & set(case.inputs)
+        features |= {"gqa"} if H != G else set()
+        features |= {"cross"} if Q != K else set()
+        features |= {"value_width"} if len(set(widths)) > 1 else set()
+    return features
+
+
+NORMS = ("layer_norm", "rms_norm", "standard_deviation_norm")
+
+
+def has_masks(operation: str) -> bool:
+    """Attention, its companions that have a mask, and multi-head attention."""
+    return operation.startswith("attention") or operation == "multi_head_attention"
+
+
+def heads_and_keys(case: Case) -> tuple[int, int, int, int]:
+    """H query heads, G key heads, Q queries and K keys, of an operation that has masks."""
+    query, key = case.inputs["query"], case.inputs["key"]
+    if case.operation != "multi_head_attention":
+        return query.shape[1], key.shape[1], query.shape[2], key.shape[2]
+    H = case.options["num_heads"]
+    return H, projected(case, "key") // max(widths_of(case)[0], 1), query.shape[1], key.shape[1]
+
+
+def widths_of(case: Case) -> tuple[int, ...]:
+    """(D, V), or (D,) without values, of an operation that has masks."""
+    if case.operation != "multi_head_attention":
+        return tuple(case.inputs[name].shape[-1] for name in ("key", "value") if name in case.inputs)
+    D = projected(case, "query") // case.options["num_heads"]
+    G = max(projected(case, "key") // max(D, 1), 1)
+    return D, projected(case, "value") // G
+
+
+def projected(case: Case, name: str) -> int:
+    """Columns of one of multi-head attention's projections, of all heads together."""
+    fused = case.inputs.get(f"{name}.weight")
+    weights = listed(case.inputs, name, ".weight") if fused is None else [fused]
+    return sum(weight.shape[-1] for weight in weights)
+
+
+def dimensions(case: Case) -> dict[str, int]:
+    """The sizes of the case, by names of `declaration.DIMENSIONS`."""
+    if has_masks(case.operation):
+        (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
+        found = {"batch": case.inputs["query"].shape[0], "heads": H, "group_ratio": H // max(G, 1)}
+        found |= {"queries": Q, "keys": K, "key_width": widths[0], "value_width": widths[-1]}
+        if case.operation == "multi_head_attention":
+            found["model_width"] = case.inputs["query"].shape[-1]
+        return found
+    if case.operation == "merge_attention":
+        return dict(zip(("batch", "heads", "queries", "value_width"), case.inputs["outputs[0]"].shape, strict=True))
+    if case.operation in NORMS:
+        x, width = case.inputs["x"], case.inputs["weight"].size
+        return {"rows": x.size // max(width, 1), "norm_width": width}
+    if case.operation == "feed_forward":
+        x, inner = case.inputs["x"], case.inputs["inner.weight"].shape[1]
+        return {"rows": x.size // max(x.shape[-1], 1), "model_width": x.shape[-1], "inner_width": inner}
+    if case.operation == "sinusoidal_positions":
+        return {"length": case.options["length"], "model_width": case.options["width"]}
+    vocabulary, width = case.inputs["table"].shape
+    rows = {"rows": case.inputs["ids"].size} if "ids" in case.inputs else {"length": case.options["length"]}
+    return rows | {"vocabulary": vocabulary, "model_width": width}
+
+
+def mask_kinds(mask: Any) -> set[str]:
+    if mask is None:
+        return set()
+    if isinstance(mask, And | Or):
+        return mask_kinds(mask.left) | mask_kinds(mask.right)
+    return {KINDS.get(type(mask), "dense")}
+
+
+def shifted(mask: Any, aligned: int) -> bool:
+    """Whether a causal mask or a window in it stands elsewhere than at this offset."""
+    if isinstance(mask, And | Or):
+        return shifted(mask.left, aligned) or shifted(mask.right, aligned)
+    offset = mask.offset if isinstance(mask, Causal | SlidingWindow) else None
+    return offset is not None and not (isinstance(offset, int) and offset == aligned)
+
+
+def alignment(query_length: int, key_length: int, declaration: Declaration) -> int:
+    """The offset at which causal masks and windows stand for a subject that knows no other."""
+    return key_length - query_length if declaration.convention("causal") == "bottom_right" else 0
+
+
+def within(case: Case, declaration: Declaration) -> bool:
+    """Whether the subject takes such a case."""
+    features = features_of(case) - {"offset"}
+    if "offset" not in declaration and has_masks(case.operation):
+        _, _, Q, K = heads_and_keys(case)
+        if shifted(case.options.get("mask"), alignment(Q, K, declaration)):
+            return False
+    if case.options.get("empty_rows") == declaration.convention("empty_rows"):
+        features.discard("empty_rows")  # it is not asked for them, since it knows no others
+    if case.dtype not in declaration.dtypes or not features <= declaration.features:
+        return False
+    if needed(case) & declaration.lacking:
+        return False
+    if any(size > declaration.limits.get(name, size) for name, size in dimensions(case).items()):
+        return False
+    return not has_masks(case.operation) or all(width % declaration.width_multiple == 0 for width in widths_of(case))
+
+
+def taken_as_array(examined_by: str, declaration: Declaration) -> bool:
+    """Whether the subject takes what the examination makes of a case: of a description the array that it means."""
+    return examined_by != "description" or "dense" in declaration or "structured" not in declaration

@@ -1,0 +1,139 @@
+"""What a function takes, by its signature, and how the arguments of an operation are handed to it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import reference_numpy
+from conformance.cases.arguments import POSITIONAL, arguments
+from conformance.cases.case import Case
+
+OPTIONAL = ("bias",)
+"""Positional arguments that a call may leave out, by None."""
+VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+Parameters = tuple[inspect.Parameter, ...]
+
+
+@cache
+def definition(operation: str) -> dict[str, Any]:
+    """The operation's own parameters by name, each with its default, or `inspect.Parameter.empty`."""
+    found = inspect.signature(getattr(reference_numpy, operation)).parameters
+    return {name: parameter.default for name, parameter in found.items()}
+
+
+def default(operation: str, name: str) -> Any:
+    """None where there is none."""
+    own = definition(operation).get(name)
+    return None if own is inspect.Parameter.empty else own
+
+
+def left_out(operation: str, name: str, value: Any) -> bool:
+    """Whether a call with this value means the same as one without."""
+    return value is None or (isinstance(value, bool | int | float | str) and value == default(operation, name))
+
+
+def needed(case: Case) -> set[str]:
+    """Names of the arguments that the case cannot do without."""
+    positional, keywords = arguments(case.operation, case.inputs, case.options)
+    given = dict(zip(POSITIONAL[case.operation], positional, strict=True)) | keywords
+    return {name for name, value in given.items() if not left_out(case.operation, name, value)}
+
+
+def parameters(function: Callable[..., Any]) -> Parameters | None:
+    """Those of the function; of a module, which passes on whatever it gets, those of its `forward`. None: not told."""
+    forward = getattr(function, "forward", None)
+    compiled = getattr(getattr(function, "_orig_mod", None), "forward", None)  # of a module that torch.compile wraps
+    told = [found for found in map(own_parameters, (function, forward, compiled)) if found is not None]
+    return next((found for found in told if any(p.kind not in VARIADIC for p in found)), told[0] if told else None)
+
+
+def own_parameters(function: Any) -> Parameters | None:
+    try:
+        return tuple(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+def names_taken(function: Callable[..., Any]) -> tuple[set[str], bool]:
+    """(names of its parameters, whether it may take others too)."""
+    found = parameters(function)
+    if found is None:
+        return set(), True
+    return {p.name for p in found if p.kind not in VARIADIC}, any(p.kind is p.VAR_KEYWORD for p in found)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How one function takes the arguments of one operation.
+
+    slots: how many of the operation's positional arguments it takes by place. extras: parameters behind them that it
+    takes by place alone. keywords: names of those that it takes by keyword. required: those of them without a default.
+    open: it takes any keyword, or does not tell. never_given: its parameters that are none of the operation's.
+    """
+
+    operation: str
+    slots: int
+    extras: Parameters
+    keywords: frozenset[str]
+    required: frozenset[str]
+    open: bool
+    never_given: tuple[str, ...] = ()
+
+    @property
+    def lacking(self) -> frozenset[str]:
+        """The operation's optional arguments for which there is no parameter."""
+        own, empty = POSITIONAL[self.operation], inspect.Parameter.empty
+        optional = {n for n, value in definition(self.operation).items() if n in OPTIONAL or value is not empty}
+        taken = {*own[: self.slots], *self.keywords, *(p.name for p in self.extras)}
+        return frozenset() if self.open else frozenset(optional - taken)
+
+    def bound(self, positional: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The operation's arguments as those of the function; an absent one is given only where it insists."""
+        own, extra_names = POSITIONAL[self.operation], {p.name for p in self.extras}
+        by_place, given = positional[: self.slots], {n: v for n, v in keywords.items() if v is not None}
+        for name, value in zip(own[self.slots :], positional[self.slots :], strict=True):
+            if name in self.keywords or self.open:
+                given |= {} if value is None else {name: value}
+            elif value is not None:
+                by_place.append(value)
+        taken = self.keywords | extra_names
+        given = {n: v for n, v in given.items() if n in taken or not left_out(self.operation, n, v)}
+        for extra in self.extras:
+            absent = default(self.operation, extra.name) if extra.default is extra.empty else extra.default
+            by_place.append(given.pop(extra.name, absent))
+        insisted = (self.required - given.keys()) & definition(self.operation).keys()
+        return by_place, given | {name: default(self.operation, name) for name in insisted}
+
+
+def signature_of(function: Callable[..., Any], operation: str) -> Signature:
+    """Positional parameters may have any name but that of one of the operation's keywords."""
+    own, found = POSITIONAL[operation], parameters(function)
+    if found is None:
+        return Signature(operation, len(own), (), frozenset(), frozenset(), True)
+    places = [p for p in found if p.kind in BY_PLACE]
+    keyword_names = definition(operation).keys() - set(own)
+    slots = next((i for i, p in enumerate(places[: len(own)]) if p.name in keyword_names), min(len(places), len(own)))
+    if slots == len(places) and any(p.kind is p.VAR_POSITIONAL for p in found):
+        slots = len(own)
+    behind = [p for p in places[slots:] if p.kind is p.POSITIONAL_OR_KEYWORD]
+    behind += [p for p in found if p.kind is p.KEYWORD_ONLY]
+    return Signature(
+        operation,
+        slots,
+        tuple(p for p in places[slots:] if p.kind is p.POSITIONAL_ONLY),
+        frozenset(p.name for p in behind),
+        frozenset(p.name for p in behind if p.default is p.empty),
+        any(p.kind is p.VAR_KEYWORD for p in found),
+        tuple(p.name for p in (*places[slots:], *found[len(places) :]) if is_foreign(p, operation)),
+    )
+
+
+def is_foreign(parameter: inspect.Parameter, operation: str) -> bool:
+    """Whether the parameter has a name that is none of the operation's."""
+    return parameter.kind not in VARIADIC and parameter.name not in definition(operation)

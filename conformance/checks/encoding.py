@@ -1,0 +1,90 @@
+"""What an examination works on, as JSON and back: exact to the bit, and readable by any NumPy.
+
+Plain values are themselves. An array is {"array": dtype, "shape": [...], "data": base64 of its little-endian bytes,
+compressed by zlib}, a number that JSON lacks {"float": "nan"}, a tuple {"tuple": [...]}, a dictionary {"dict": {...}},
+an error type {"error": name}, and anything of `TYPES` {"type": name, "fields": {...}}.
+"""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import math
+import zlib
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from conformance.cases.case import Case
+from conformance.cases.expectations import Planted
+from conformance.checks.refusals import Refusal
+from conformance.checks.verdict import Finding
+from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
+from specification.masks import And, Or
+
+TYPES: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (
+        *(Case, Planted, Refusal, Finding),
+        *(Causal, SlidingWindow, KeyLengths, KeyPadding, Segments, Dense, And, Or),
+    )
+}
+
+
+def encode(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return encode_array(value)
+    if isinstance(value, np.generic):
+        return encode(value.item())
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if isinstance(value, type) and issubclass(value, Exception):
+        return {"error": value.__name__}
+    if type(value).__name__ in TYPES:
+        return {"type": type(value).__name__, "fields": {n: encode(getattr(value, n)) for n in field_names(value)}}
+    if isinstance(value, tuple):
+        return {"tuple": [encode(part) for part in value]}
+    if isinstance(value, dict):
+        return {"dict": {name: encode(part) for name, part in value.items()}}
+    if isinstance(value, list):
+        return [encode(part) for part in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(f"cannot be written to a file: {type(value).__name__}")
+
+
+def field_names(value: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(value)) if is_dataclass(value) else value._fields
+
+
+def encode_array(array: np.ndarray) -> dict[str, Any]:
+    dtype = str(array.dtype)
+    ordered = np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<")) if array.dtype.kind in "fiu" else array
+    data = base64.b64encode(zlib.compress(np.ascontiguousarray(ordered).tobytes(), 9)).decode()
+    return {"array": dtype, "shape": list(array.shape), "data": data}
+
+
+def decode(value: Any) -> Any:
+    if isinstance(value, list):
+        return [decode(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if "array" in value:
+        return decode_array(value)
+    if "float" in value:
+        return float(value["float"])
+    if "error" in value:
+        return getattr(builtins, value["error"])
+    if "tuple" in value:
+        return tuple(decode(part) for part in value["tuple"])
+    if "dict" in value:
+        return {name: decode(part) for name, part in value["dict"].items()}
+    return TYPES[value["type"]](**{name: decode(part) for name, part in value["fields"].items()})
+
+
+def decode_array(value: dict[str, Any]) -> np.ndarray:
+    dtype = np.dtype(ml_dtypes.bfloat16 if value["array"] == "bfloat16" else value["array"])
+    raw = np.frombuffer(zlib.decompress(base64.b64decode(value["data"])), dtype.newbyteorder("<"))
+    return raw.astype(dtype).reshape(value["shape"]).copy()

@@ -1,0 +1,314 @@
+"""Examinations: what is asked of a subject on given material, and what is found. Nothing here draws anything.
+
+An examination prepares what all subjects share (truth and bounds are computed once), and examines one subject at a
+time. It returns findings; a finding with a ratio above 1 is a violation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from conformance.bounds import bound, merged_bound
+from conformance.cases.arguments import gradient_name
+from conformance.cases.case import Case
+from conformance.cases.expectations import Planted, empty_rows, expectation
+from conformance.cases.mask_predicate import dense_meaning
+from conformance.checks.independence import examine_determinism, examine_memory
+from conformance.checks.refusals import Refusal, refused
+from conformance.checks.state import (
+    examine_history,
+    examine_interleaved,
+    examine_repetitions,
+    examine_threads,
+    prepare_all,
+)
+from conformance.checks.verdict import Finding, judge
+from conformance.diagnosis.examining import examine_diagnosis
+from conformance.oracle.reference import oracle
+from conformance.subjects.subject import Subject, WrongAnswer
+from specification import Dense
+
+Findings = list[Finding]
+
+
+# --- agreement with the oracle ----------------------------------------------------------------------------------------
+
+
+def truth_and_bounds(case: Case) -> tuple[Any, Any]:
+    return oracle(case), bound(case)
+
+
+def examine_agreement(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
+    return judge(case, subject(case), *shared)
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def prepare_description(case: Case) -> tuple[Any, Any, Any]:
+    return dense_meaning(case), *truth_and_bounds(case)
+
+
+def examine_description(subject: Subject, case: Case, shared: tuple[Any, Any, Any]) -> Findings:
+    """The array is the description's meaning exactly, and attention by that array gives what the description gives."""
+    meaning, truth, bounds = shared
+    B, H, Q, K = meaning.shape
+    array = subject.materialized(case.options.get("mask"), (B, H, Q, K))
+    if array is None:
+        array = meaning
+    elif not stands_for(array, meaning):
+        return [Finding("materialize", np.inf, message="differs from the predicate")]
+    return judge(case, subject(replace(case, options=case.options | {"mask": Dense(array)})), truth, bounds)
+
+
+def stands_for(array: np.ndarray, meaning: np.ndarray) -> bool:
+    """Whether it is a boolean array of rank 4 that, broadcast, holds the same; every size is 1 or the meaning's."""
+    if array.dtype != bool or array.ndim != 4:
+        return False
+    fits = all(size in (1, whole) for size, whole in zip(array.shape, meaning.shape, strict=True))
+    return fits and np.array_equal(np.broadcast_to(array, meaning.shape), meaning)
+
+
+def examine_shapes(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
+    """A mask [Q, K], also as [1, 1, Q, K] and as [B, H, Q, K], a bare array and `Dense` of it: all mean the same."""
+    array = np.asarray(case.options["mask"].array)
+    whole = np.broadcast_to(array, (*case.inputs["query"].shape[:2], *array.shape))
+    forms = (array, Dense(array), Dense(array[None, None]), Dense(whole))
+    answers = (subject(replace(case, options=case.options | {"mask": form})) for form in forms)
+    return [finding for answer in answers for finding in judge(case, answer, *shared)]
+
+
+# --- special values ---------------------------------------------------------------------------------------------------
+
+
+def prepare_planted(planted: Planted) -> tuple[Any, Any]:
+    return expectation(planted, oracle(planted.clean)), bound(planted.clean)
+
+
+def examine_planted(subject: Subject, planted: Planted, shared: tuple[Any, Any]) -> Findings:
+    """NaN where NaN is due, the clean case's answer elsewhere; a planted infinity may also show as an infinity."""
+    answers = subject(planted.planted)
+    if planted.infinite:
+        truth = shared[0]
+        shows = {name: np.isinf(a) & np.isnan(truth[name].high) for name, a in answers.items() if name in truth}
+        answers = {name: np.where(shows.get(name, False), a.dtype.type(np.nan), a) for name, a in answers.items()}
+    return judge(planted.planted, answers, *shared)
+
+
+def examine_empty_rows(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
+    """Agreement, and exact zeros where a row allows nothing: for these no rounding is an excuse."""
+    answers = subject(case)
+    findings = judge(case, answers, *shared)
+    if case.options.get("empty_rows", "zero") == "zero" and case.operation != "attention_logsumexp":
+        names = ["output", *(n for n in (gradient_name("query"),) if n in answers)]
+        findings += [zero(f"{name} of empty rows", answers[name][empty_rows(case)]) for name in names]
+    return findings
+
+
+def zero(name: str, array: np.ndarray) -> Finding:
+    wrong = array[~(array == 0)]
+    return Finding(name, np.inf if wrong.size else 0.0, message=f"holds {wrong[0]}, expected 0" if wrong.size else "")
+
+
+def prepare_twin(twins: tuple[Case, Case]) -> tuple[Any, Any]:
+    return truth_and_bounds(twins[1])
+
+
+def examine_twin(subject: Subject, twins: tuple[Case, Case], shared: tuple[Any, Any]) -> Findings:
+    """The first case must give what the second, harmless one gives, gradients included."""
+    return judge(twins[0], subject(twins[0]), *shared)
+
+
+def prepare_towering(twins: tuple[Case, Case]) -> tuple[Any, Any]:
+    """The harmless case's truth and bounds; but a kernel may take the weights once more as exp(score - log-sum-exp),
+    whose error grows with the score: the values' gradient has the bound of the towering case itself."""
+    truth, bounds = truth_and_bounds(twins[1])
+    name = gradient_name("value")
+    return truth, bounds | ({name: bound(twins[0])[name]} if name in bounds else {})
+
+
+def examine_towering(subject: Subject, twins: tuple[Case, Case], shared: tuple[Any, Any]) -> Findings:
+    """Output and the values' gradient as in the harmless case; the others are as large as the scale, but no NaN."""
+    truth, bounds = shared
+    answers = subject(twins[0])
+    names = ("output", gradient_name("value"))
+    findings = judge(twins[0], answers, {name: truth[name] for name in names if name in truth}, bounds)
+    for name in (gradient_name(n) for n in ("query", "key", "value") if gradient_name(n) in truth):
+        wrong = np.isnan(answers[name].astype(float)).any()
+        findings.append(Finding(name, np.inf if wrong else 0.0, message="is NaN" if wrong else ""))
+    return findings
+
+
+# --- splits -----------------------------------------------------------------------------------------------------------
+
+
+def parts_of(case: Case, cuts: tuple[int, ...]) -> list[Case]:
+    """The case on each part of its keys."""
+
+    def part(start: int, stop: int) -> Case:
+        inputs = {n: a if n == "query" else a[:, :, start:stop] for n, a in case.inputs.items()}
+        mask = Dense(case.options["mask"].array[..., start:stop])
+        return replace(case, inputs=inputs, options=case.options | {"mask": mask})
+
+    return [part(start, stop) for start, stop in pairwise((0, *cuts, case.inputs["key"].shape[2]))]
+
+
+def logsumexp_of(case: Case) -> Case:
+    inputs = {name: array for name, array in case.inputs.items() if name != "value"}
+    return replace(case, operation="attention_logsumexp", inputs=inputs)
+
+
+def prepare_split(split: tuple[Case, tuple[int, ...]]) -> tuple[Any, Any]:
+    case, cuts = split
+    truth = {"output": oracle(case)["output"], "logsumexp": oracle(logsumexp_of(case))["output"]}
+    return truth, merged_bound(parts_of(case, cuts))
+
+
+def examine_split(subject: Subject, split: tuple[Case, tuple[int, ...]], shared: tuple[Any, Any]) -> Findings:
+    case, cuts = split
+    named = {}
+    for i, part in enumerate(parts_of(case, cuts)):
+        named[f"outputs[{i}]"] = subject(part)["output"]
+        named[f"logsumexps[{i}]"] = subject(logsumexp_of(part))["output"]
+    answers = subject(Case("merge_attention", case.dtype, named))
+    return judge(replace(case, operation="merge_attention"), answers, *shared)
+
+
+# --- layer norm -------------------------------------------------------------------------------------------------------
+
+
+def examine_constant_rows(subject: Subject, case: Case, shared: Any) -> Findings:
+    bias = case.inputs.get("bias")
+    expected = np.zeros_like(case.inputs["x"]) if bias is None else np.broadcast_to(bias, case.inputs["x"].shape)
+    got = subject(case)["output"]
+    return [zero("output - bias", got.astype(float) - expected.astype(case.inputs["x"].dtype).astype(float))]
+
+
+def examine_spoiled_rows(subject: Subject, material: Any, shared: tuple[Any, Any]) -> Findings:
+    """Non-finite where it must be; the clean case's answer in all other rows."""
+    dirty, clean, reached, rows = material
+    truth, bounds = shared
+    got = subject(dirty)["output"]
+    wrong = got[reached & np.isfinite(got.astype(float))]
+    finding = Finding("output of spoiled rows", np.inf if wrong.size else 0.0, message=f"holds {wrong[:1]}")
+    rest = {"output": np.where(rows, truth["output"].high, got.astype(float)).astype(got.dtype)}
+    return [finding, *judge(clean, rest, truth, {"output": np.where(rows, np.inf, bounds["output"])})]
+
+
+# --- answers at all ---------------------------------------------------------------------------------------------------
+
+
+def examine_answers(subject: Subject, case: Case, truth: dict[str, Any]) -> Findings:
+    """Every result and gradient in its shape and dtype, whatever it holds."""
+    anything = {name: np.full(exact.high.shape, np.inf) for name, exact in truth.items()}
+    return [f._replace(ratio=0.0) if not f.message else f for f in judge(case, subject(case), truth, anything)]
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def examine_refusal(subject: Subject, refusal: Refusal, shared: None) -> Findings:
+    message = refused(subject, refusal)
+    return [Finding(refusal.title, np.inf if message else 0.0, message=message)]
+
+
+def examine_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
+    """A case beyond what the subject declares: refused, or answered rightly all the same, but not wrongly."""
+    try:
+        worst = max(judge(case, subject(case), *shared), key=lambda finding: finding.ratio)
+    except WrongAnswer as error:
+        worst = Finding(error.name, np.inf, message=str(error))
+    except Exception as error:  # any error of the subject's is a refusal
+        if error is not subject.answering.raised:
+            raise
+        return []
+    message = f"neither supported nor refused, and wrong: {worst}"
+    return [worst._replace(message=message) if worst.ratio > 1 else worst]
+
+
+# --- calls in order ---------------------------------------------------------------------------------------------------
+
+Steps = tuple[tuple[str, Any], ...]
+"""Examinations by name, each with its material."""
+
+
+def prepare_steps(steps: Steps) -> list[Any]:
+    return [EXAMINATIONS[name].prepare(material) for name, material in steps]
+
+
+def examine_steps(subject: Subject, steps: Steps, shared: list[Any]) -> Findings:
+    """The findings of the last; those before it are only called, whatever comes of it."""
+    for (name, material), own in zip(steps[:-1], shared[:-1], strict=True):
+        try:
+            EXAMINATIONS[name].examine(subject, material, own)
+        except Exception as error:
+            if not isinstance(error, WrongAnswer) and error is not subject.answering.raised:
+                raise
+    name, material = steps[-1]
+    return EXAMINATIONS[name].examine(subject, material, shared[-1])
+
+
+def last_case(steps: Steps) -> Case:
+    name, material = steps[-1]
+    return EXAMINATIONS[name].case_of(material)
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+def nothing(material: Any) -> None:
+    """Nothing is shared."""
+
+
+def itself(material: Any) -> Case:
+    return material
+
+
+def first(materials: tuple[Any, ...]) -> Case:
+    """The case that the subject is asked, of two or more."""
+    return materials[0]
+
+
+def planted_case(planted: Planted) -> Case:
+    return planted.planted
+
+
+@dataclass(frozen=True)
+class Examination:
+    """prepare(material) -> shared; examine(subject, material, shared) -> findings; case_of(material) -> the case."""
+
+    prepare: Callable[[Any], Any]
+    examine: Callable[[Subject, Any, Any], Findings]
+    case_of: Callable[[Any], Case] = itself
+
+
+EXAMINATIONS = {
+    "agreement": Examination(truth_and_bounds, examine_agreement),
+    "description": Examination(prepare_description, examine_description),
+    "shapes": Examination(truth_and_bounds, examine_shapes),
+    "planted": Examination(prepare_planted, examine_planted, planted_case),
+    "empty rows": Examination(truth_and_bounds, examine_empty_rows),
+    "twin": Examination(prepare_twin, examine_twin, first),
+    "towering": Examination(prepare_towering, examine_towering, first),
+    "determinism": Examination(nothing, examine_determinism),
+    "memory": Examination(truth_and_bounds, examine_memory),
+    "after other calls": Examination(prepare_all, examine_history, first),
+    "repetitions": Examination(nothing, examine_repetitions),
+    "interleaved": Examination(prepare_all, examine_interleaved, first),
+    "threads": Examination(prepare_all, examine_threads, first),
+    "calls in order": Examination(prepare_steps, examine_steps, last_case),
+    "split": Examination(prepare_split, examine_split, first),
+    "constant rows": Examination(nothing, examine_constant_rows),
+    "spoiled rows": Examination(prepare_twin, examine_spoiled_rows, first),
+    "answers": Examination(oracle, examine_answers),
+    "diagnosis": Examination(nothing, examine_diagnosis),
+    "nothing": Examination(nothing, lambda subject, material, shared: []),
+    "refusal": Examination(nothing, examine_refusal, lambda refusal: refusal.case),
+    "unsupported": Examination(truth_and_bounds, examine_unsupported),
+}
+"""By the names under which replay files know them."""

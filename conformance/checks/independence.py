@@ -1,0 +1,179 @@
+"""Examinations of what a result must not depend on: other calls, and how arrays lie in memory (ATT-13)."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.arguments import gradient_name
+from conformance.cases.case import Case
+from conformance.cases.layouts import REFUSABLE
+from conformance.checks.verdict import Finding, judge
+from conformance.subjects.frameworks import Arrays, Framework, NoGradients
+from conformance.subjects.subject import Answers, Subject, WrongAnswer, differentiable
+from specification.masks import map_arrays
+
+Findings = list[Finding]
+
+
+Ask = Callable[[Subject, Case, Arrays, dict[str, Any]], Arrays]
+"""(subject, case, inputs, options) -> what it returns, by name, still the framework's own arrays."""
+
+
+def examine_determinism(subject: Subject, case: Case, shared: Any) -> Findings:
+    """The same bits twice, another call in between; arguments untouched; results that share no memory with anything.
+
+    For the gradients first, where the case has cotangents: a function that keeps its answers may keep them without what
+    their gradients need. Then for the results alone.
+    """
+    asked = subject.asked(case)
+    findings: Findings = []
+    with subject.framework.context():
+        if asked.cotangents and differentiable(asked):
+            with contextlib.suppress(NoGradients):  # there are none to compare; whether that is right, ATT-12 says
+                findings += asked_twice(subject, asked, results_and_gradients)
+        return findings + asked_twice(subject, asked, results)
+
+
+def results(subject: Subject, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
+    return subject.results(case.operation, inputs, options)
+
+
+def results_and_gradients(subject: Subject, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
+    """Gradients of floating inputs only; of others a function may return any. WrongAnswer where one is missing."""
+    found, gradients = subject.differentiated(case, inputs, options)
+    for name in differentiable(case):
+        if gradients.get(name) is None:
+            raise WrongAnswer("no such result", gradient_name(name))
+    return found | {gradient_name(name): gradients[name] for name in differentiable(case)}
+
+
+def asked_twice(subject: Subject, case: Case, ask: Ask) -> Findings:
+    """case: as it is asked, in the subject's own conventions."""
+    framework, cotangents = subject.framework, Cotangents(case)
+    subject = laid_out(subject, cotangents.lay)
+    inputs, options = subject.arrays(case)
+    others = {name: framework.array(reversed_last(array)) for name, array in case.inputs.items()}
+    with subject.answering:
+        earlier = ask(subject, case, inputs, options)
+        kept = copied(subject, case, earlier)
+        between = ask(subject, case, others, options)
+        after = copied(subject, case, earlier)
+        try:
+            second = ask(subject, case, inputs, options)
+        except NoGradients:
+            return [Finding("call", np.inf, message="has no gradients when the same is asked again")]
+        again = copied(subject, case, second)
+    findings = [
+        untouched(name, array, framework, now)
+        for name, array, now in (*handed_over(case, inputs, options), *cotangents.handed_over())
+    ]
+    findings += [identical(name, array, again[name]) for name, array in kept.items()]
+    if framework.mutable:
+        findings += shared_memory(framework, second, {"input": inputs, "earlier": earlier, "other": between})
+        if subject.differentiates_by_hand:  # autograd itself hands a cotangent on where that is the gradient
+            findings += shared_memory(framework, second, {"the": cotangents.arrays})
+    return findings + [identical(n, array, after[n], "was changed by a later call") for n, array in kept.items()]
+
+
+class Cotangents:
+    """Those of every call, by a name that says of which call and result."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.arrays = case, dict[str, Any]()
+
+    def lay(self, role: str, array: Any) -> Any:
+        """For `laid_out`: nothing is changed."""
+        if role == "cotangent":
+            call, result = divmod(len(self.arrays), len(self.case.cotangents))
+            self.arrays[f"cotangent of {list(self.case.cotangents)[result]}, call {call + 1}"] = array
+        return array
+
+    def handed_over(self) -> Iterator[tuple[str, np.ndarray, Any]]:
+        """(name, as it was given, as the subject has it). Each call lays out every result's, in the case's order."""
+        for (name, array), given in zip(self.arrays.items(), cycle(self.case.cotangents.values()), strict=False):
+            yield name, given, array
+
+
+def handed_over(case: Case, inputs: Arrays, options: dict[str, Any]) -> Iterator[tuple[str, np.ndarray, Any]]:
+    """(name, as it was given, as the subject has it) for inputs, and for arrays in masks and of dropout."""
+    for name, array in case.inputs.items():
+        yield name, array, inputs[name]
+    for name in ("mask", "dropout_keep"):
+        if case.options.get(name) is not None:
+            given, now = arrays_in(case.options[name]), arrays_in(options[name])
+            yield from ((name, np.asarray(array), have) for array, have in zip(given, now, strict=True))
+
+
+def arrays_in(mask: Any) -> list[Any]:
+    """All that a mask holds; an array alone holds itself."""
+    found: list[Any] = []
+    map_arrays(mask, found.append)
+    return found
+
+
+def untouched(name: str, given: np.ndarray, framework: Framework, now: Any) -> Finding:
+    try:
+        same = np.array_equal(given, framework.numpy(now), equal_nan=given.dtype.kind not in "ib")
+    except Exception:  # as of an array whose memory JAX was told to reuse
+        return Finding(name, np.inf, message="cannot be read any more after the call")
+    return Finding(name, 0.0 if same else np.inf, message="" if same else "was changed by the call")
+
+
+def copied(subject: Subject, case: Case, results: Arrays) -> Answers:
+    """As they are now, whatever becomes of their memory."""
+    return {name: np.array(subject.answer(name, case, results)) for name in results}
+
+
+def identical(
+    name: str, left: np.ndarray, right: np.ndarray, otherwise: str = "differs between two equal calls"
+) -> Finding:
+    same = left.dtype == right.dtype and np.array_equal(left, right, equal_nan=True)
+    return Finding(name, 0.0 if same else np.inf, message="" if same else otherwise)
+
+
+def reversed_last(array: np.ndarray) -> np.ndarray:
+    """Other numbers of the same size; ids stay."""
+    return array if array.dtype.kind in "iu" else np.ascontiguousarray(array[..., ::-1])
+
+
+def shared_memory(framework: Framework, results: Arrays, others: dict[str, Arrays]) -> Findings:
+    """One finding for every result that lies in memory of something else."""
+    return [
+        Finding(name, np.inf, message=f"shares memory with {kind} {other}")
+        for name, result in results.items()
+        for kind, arrays in others.items()
+        for other, array in arrays.items()
+        if overlap(framework.memory(result), framework.memory(array))
+    ]
+
+
+def overlap(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    return one is not None and other is not None and np.shares_memory(one, other)
+
+
+# --- how arrays lie in memory -----------------------------------------------------------------------------------------
+
+
+def laid_out(subject: Subject, lay: Callable[[str, Any], Any]) -> Subject:
+    """The same subject, which is given every array as `lay` puts it into memory."""
+    other = copy.copy(subject)
+    other.lay = lay
+    return other
+
+
+def examine_memory(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
+    """Agreement; a subject may refuse arrays whose last axis has another stride than 1 by an error."""
+    try:
+        answers = subject(case)
+    except Exception as error:
+        refused = error is subject.answering.raised and not isinstance(error, WrongAnswer)
+        if refused and set(case.memory.values()) & set(REFUSABLE):
+            return []
+        raise
+    return judge(case, answers, *shared)

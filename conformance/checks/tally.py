@@ -1,0 +1,237 @@
+"""What a run has found: worst ratios and counts, by rule, and by operation and dtype; and how much the cases tested."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.case import Case
+from conformance.cases.expectations import Exact, allowed_pairs
+from conformance.checks.examinations import EXAMINATIONS
+from conformance.checks.verdict import Finding, units_in_the_last_place
+from conformance.diagnosis import WRONG_IN
+from conformance.subjects.targets import Target
+from reference_numpy import attention_weights
+from specification import Dense
+
+FEW = 64
+"""An error of so few bounds, or of less than that part of the number, is one of rounding, as far as order goes."""
+
+DEPENDS, CHANGES = "depends on earlier calls", "is not reproducible"
+"""How messages about state and chance begin."""
+
+
+@dataclass
+class Cell:
+    """One rule, or one result in one dtype, of one subject."""
+
+    cases: int = 0
+    worst: float = 0.0
+    wide: float = -1.0  # the worst in float32 and float64, where no rounding to 16 bits outweighs the rest; -1 for none
+    refused: int = 0  # cases beyond what the subject supports that it refused, as it should
+    kept: tuple[float, float] = (0.0, -1.0)  # worst and wide of the cases that keep the rule
+
+    def add(self, ratio: float, dtype: str) -> None:
+        self.cases += 1
+        wide = ratio if dtype in ("float32", "float64") else -1.0
+        self.worst, self.wide = max(self.worst, ratio), max(self.wide, wide)
+        if ratio <= 1:
+            self.kept = max(self.kept[0], ratio), max(self.kept[1], wide)
+
+    def keeps(self) -> None:
+        """What broke the rule turned out to be no matter of this rule."""
+        self.worst, self.wide = self.kept
+
+    def include(self, other: Cell) -> None:
+        self.cases += other.cases
+        self.refused += other.refused
+        self.worst, self.wide = max(self.worst, other.worst), max(self.wide, other.wide)
+        self.kept = max(self.kept[0], other.kept[0]), max(self.kept[1], other.kept[1])
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A rule that a subject breaks, and the smallest case found that shows it.
+
+    title: of the probe that found it. examined_by: the name of the examination, and material: what it was done on;
+    with these two the violation can be seen again, on the target, where it is known. uncut: the material before its
+    case was cut down, where it was; a larger case tells mistakes apart that look alike on a small one. diagnosis: known
+    mistakes that give the same answers. threshold: at which sizes it fails, and at which not, in a sentence.
+    time_limit: seconds that the subject had for one case, where there was a limit. steady: the case failed each time
+    it was asked; False where a smaller one, or the case itself, then passed. before:
+    the examinations before it, as far as they are remembered.
+    """
+
+    rule: str
+    subject: str
+    finding: Finding
+    title: str
+    examined_by: str
+    material: Any
+    uncut: Any = None
+    diagnosis: tuple[str, ...] = ()
+    target: Target | None = None
+    time_limit: float | None = None
+    threshold: str = ""
+    steady: bool = True
+    before: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+
+    @property
+    def ratio(self) -> float:
+        return self.finding.ratio
+
+    @property
+    def message(self) -> str:
+        return str(self.finding)
+
+    @property
+    def of_state(self) -> bool:
+        """Whether its case alone is answered rightly."""
+        return self.finding.message.startswith((DEPENDS, CHANGES))
+
+    @property
+    def of_numbers(self) -> bool:
+        """Whether a number came where another was expected."""
+        finding = self.finding
+        return not finding.message and math.isfinite(finding.got) and math.isfinite(finding.expected)
+
+    @property
+    def loses_digits(self) -> bool:
+        """Whether the number is nearly right: a rounding too many, and not another computation."""
+        finding = self.finding
+        near = abs(finding.got - finding.expected) * FEW < abs(finding.expected)
+        return self.of_numbers and (near or finding.ratio < FEW)
+
+    def stands_before(self, other: Violation | None) -> bool:
+        """Whether it is told in place of another one of the same rule and subject, which was found before it.
+
+        Of numbers the first is as good as any: where digits cancel, a rounding too many may leave none that is right.
+        That a call is answered which should be refused says nothing of the answers to others.
+        """
+        return other is None or (other.loses_digits and not self.of_numbers and self.examined_by != "refusal")
+
+    @property
+    def mistakes(self) -> tuple[str, ...]:
+        """The diagnosis without the line that says which results are wrong."""
+        return tuple(line for line in self.diagnosis if not line.startswith(WRONG_IN))
+
+    def __str__(self) -> str:
+        """Rule, numbers, smallest case, sizes and diagnosis, a line each."""
+        case = [] if self.case is None else [f"smallest case: {self.case}"]
+        sizes = [self.threshold] if self.threshold else []
+        return "\n  ".join([f"{self.rule}: {self.message}", *case, *sizes, *self.diagnosis])
+
+    @property
+    def ulp(self) -> float:
+        """The error in units in the last place of the expected number, in the dtype that the result must have."""
+        return units_in_the_last_place(self.finding, self.case)
+
+    @property
+    def case(self) -> Case:
+        """The call in question; None for what is no matter of one call."""
+        return EXAMINATIONS[self.examined_by].case_of(self.material)
+
+
+SAMPLE = 2**16
+"""Weights that the statistics of a case look at."""
+
+
+@dataclass
+class Substance:
+    """How much the attention cases test: lists with one number for each case."""
+
+    masked: list[float] = field(default_factory=list)
+    largest_weight: list[float] = field(default_factory=list)
+    output_over_bound: list[float] = field(default_factory=list)
+    telling: int = 0
+
+    def add(self, case: Case, truth: dict[str, Exact], bounds: dict[str, np.ndarray]) -> None:
+        """Statistics of a case of attention without special values."""
+        allowed = allowed_pairs(case)
+        output = np.abs(truth["output"].high)
+        if allowed.size == 0 or output.size == 0:
+            return
+        weights, rows = sampled_weights(case, allowed)
+        largest = float(np.median(weights.max(-1)[rows])) if rows.any() else 1.0
+        with np.errstate(all="ignore"):
+            over = float(np.median(np.where(output > 0, output / bounds["output"], 0)))
+        self.masked.append(1 - float(allowed.mean()))
+        self.largest_weight.append(largest)
+        self.output_over_bound.append(over)
+        self.telling += bool(largest < 0.99 and allowed.any() and over > 1)
+
+    def include(self, other: Substance) -> None:
+        self.masked += other.masked
+        self.largest_weight += other.largest_weight
+        self.output_over_bound += other.output_over_bound
+        self.telling += other.telling
+
+
+def sampled_weights(case: Case, allowed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The weights of some rows, all of them in a small case, and which of these have several keys."""
+    B, H, Q, K = allowed.shape
+    queries = spread_out(Q, SAMPLE // (H * K))
+    elements = spread_out(B, SAMPLE // (H * K * queries.size))
+    inputs = {name: case.inputs[name][elements] for name in ("query", "key")}
+    inputs["query"] = inputs["query"][:, :, queries]
+    inputs |= {name: case.inputs[name] for name in ("bias", "sinks") if name in case.inputs}
+    if "bias" in inputs:
+        bias = inputs["bias"][..., queries, :]
+        inputs["bias"] = bias[elements] if bias.ndim == 4 and len(bias) > 1 else bias
+    visible = allowed[elements][:, :, queries]
+    options = {name: case.options[name] for name in ("scale", "softcap") if name in case.options}
+    wide: dict[str, Any] = {name: array.astype(np.float64) for name, array in inputs.items()}
+    return attention_weights(**wide, mask=Dense(visible), **options), visible.sum(-1) > 1
+
+
+def spread_out(count: int, limit: int) -> np.ndarray:
+    """So many indices at most, but one at least, from the first to the last."""
+    return np.linspace(0, count - 1, min(count, max(limit, 1))).astype(int)
+
+
+class Tally:
+    """Everything that a run counts."""
+
+    def __init__(self) -> None:
+        self.rules: dict[tuple[str, str], Cell] = defaultdict(Cell)
+        self.results: dict[tuple[str, str, str], Cell] = defaultdict(Cell)
+        self.generated: Counter[str] = Counter()
+        self.violations: dict[tuple[str, str], Violation] = {}
+        self.substance = Substance()
+
+    def add(self, rule: str, subject: str, findings: list[Finding], case: Case, agreement: bool = False) -> None:
+        """`agreement`: the findings compare the case's results with its truth, one by one."""
+        worst = max(findings, key=lambda finding: finding.ratio, default=None)
+        cell = self.rules[rule, subject]
+        cell.add(0.0 if worst is None else worst.ratio, case.dtype)
+        cell.refused += not findings  # only a refusal of what is not supported leaves nothing to be found
+        if not agreement:
+            return
+        for kind in ("output", "gradient"):
+            ratios = [f.ratio for f in findings if f.name.startswith("gradient of") == (kind == "gradient")]
+            if ratios:
+                self.results[f"{case.operation}, {kind}", case.dtype, subject].add(max(ratios), case.dtype)
+
+    def violate(self, violation: Violation) -> None:
+        """Of each rule by each subject one is kept: the first, unless it lost digits and a later one has no number."""
+        key = violation.rule, violation.subject
+        if violation.stands_before(self.violations.get(key)):
+            self.violations[key] = violation
+
+    def include(self, other: Tally) -> None:
+        """Add what another run found, with the same subjects."""
+        for mine, theirs in ((self.rules, other.rules), (self.results, other.results)):
+            for key, cell in theirs.items():
+                mine[key].include(cell)
+        self.generated.update(other.generated)
+        for violation in other.violations.values():
+            self.violate(violation)
+        self.substance.include(other.substance)
+
+    @property
+    def conforms(self) -> bool:
+        return not self.violations

@@ -1,0 +1,114 @@
+"""One answer against the truth: the error of every element in units of its bound."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from conformance.cases.case import Case, expected_dtype
+from conformance.cases.expectations import Exact, empty_rows
+from conformance.subjects.subject import Answers
+
+PRECISION = {"float16": (11, -13), "bfloat16": (8, -125), "float32": (24, -125), "float64": (53, -1021)}
+"""Binary digits of every dtype, and the exponent (as `frexp` gives it) of its smallest normal number."""
+LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
+
+
+class Finding(NamedTuple):
+    """The worst element of one result. `ratio` is |got - exact| / bound; infinity for what no bound can excuse."""
+
+    name: str
+    ratio: float
+    index: tuple[int, ...] = ()
+    got: float = 0.0
+    expected: float = 0.0
+    bound: float = 0.0
+    message: str = ""
+
+    def __str__(self) -> str:
+        if self.message:
+            return f"{self.name}: {self.message}"
+        where = f"{self.name}{list(self.index)}"
+        return f"{where}: got {self.got!r}, expected {self.expected!r}, {self.ratio:.3g} bounds of {self.bound:.3g}"
+
+
+def breaks(findings: list[Finding]) -> bool:
+    """Whether one of them is a violation."""
+    return any(finding.ratio > 1 for finding in findings)
+
+
+def judge(case: Case, answers: Answers, truth: dict[str, Exact], bounds: dict[str, np.ndarray]) -> list[Finding]:
+    """One finding for each result and gradient of the truth."""
+    if case.options.get("empty_rows") == "any":
+        answers = without_empty_rows(case, answers, truth)
+    return [
+        compare(name, answers.get(name), exact, bounds[name], expected_dtype(name, case))
+        for name, exact in truth.items()
+    ]
+
+
+def without_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answers:
+    """The answers with what is true in the rows that allow nothing, of which the subject promises nothing.
+
+    Where it gives NaN or infinity there, 0 times that may be in every gradient, of which nothing is promised then.
+    """
+    rows, output = empty_rows(case), answers.get("output")
+    if output is None or output.shape != truth["output"].high.shape:
+        return answers
+    free = {"output": rows.reshape(*rows.shape, *(1 for _ in output.shape[rows.ndim :]))}
+    if not np.isfinite(output[rows].astype(float)).all():
+        free |= {name: np.ones((1,) * answers[name].ndim, bool) for name in answers if name.startswith("gradient of ")}
+    right = {
+        name: np.where(where, truth[name].high.astype(answers[name].dtype), answers[name])
+        for name, where in free.items()
+    }
+    return answers | right
+
+
+def compare(name: str, got: np.ndarray | None, exact: Exact, bound: np.ndarray, dtype: str) -> Finding:
+    if got is None:
+        return Finding(name, np.inf, message="no such result")
+    if str(got.dtype) != dtype or got.shape != exact.high.shape:
+        found = f"{got.dtype} {list(got.shape)}, expected {dtype} {list(exact.high.shape)}"
+        return Finding(name, np.inf, message=f"has dtype and shape {found}")
+    if got.size == 0:
+        return Finding(name, 0.0)
+    with np.errstate(invalid="ignore"):  # widening a NaN of 16 bits
+        wide = got.astype(np.float64)
+    ratios = ratio(wide, exact, bound, dtype)
+    index = np.unravel_index(np.argmax(ratios), ratios.shape)
+    return Finding(
+        name,
+        float(ratios[index]),
+        tuple(int(i) for i in index),
+        float(got[index]),
+        float(exact.high[index]),
+        float(bound[index]),
+    )
+
+
+def ratio(got: np.ndarray, exact: Exact, bound: np.ndarray, dtype: str) -> np.ndarray:
+    """|got - exact| / bound elementwise.
+
+    A NaN answers only a NaN, and an infinity only the same infinity, or a number so large that, within its bound, the
+    dtype cannot hold it. An exact answer has ratio 0 even where the bound is 0.
+    """
+    with np.errstate(all="ignore"):
+        error = np.abs((got - exact.high) - exact.low)
+        ratios = np.where(error == 0, 0, error / bound)
+        same = (got == exact.high) | (np.isnan(got) & np.isnan(exact.high))
+        overflow = np.isinf(got) & (np.sign(got) == np.sign(exact.high))
+        overflow &= np.abs(exact.high) + bound >= LARGEST.get(dtype, np.finfo(np.float64).max)
+        numbers = np.isfinite(got) & np.isfinite(exact.high)
+    return np.where(numbers, np.where(np.isnan(ratios), np.inf, ratios), np.where(same | overflow, 0.0, np.inf))
+
+
+def units_in_the_last_place(finding: Finding, case: Case) -> float:
+    """|got - expected| in units in the last place of the expected number; infinity where either is no number."""
+    if finding.message or not np.isfinite(finding.got) or not np.isfinite(finding.expected):
+        return float("inf")
+    dtype = expected_dtype(finding.name, case)
+    digits, smallest = PRECISION[dtype]
+    exponent = max(np.frexp(abs(finding.expected))[1], smallest)
+    return float(abs(finding.got - finding.expected) / 2.0 ** (int(exponent) - digits))

@@ -1,0 +1,20 @@
+"""The commands of `conformance`, one file each. Nothing that draws or judges is loaded before a command needs it."""
+
+from __future__ import annotations
+
+import typer
+
+from conformance.cli import check, compare, definition, port, replay, rules, run, selftest, show, trace
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Does an implementation compute what SPEC.md says?")
+
+app.command("check")(check.check)
+app.command("replay")(replay.replay)
+app.command("run")(run.run)
+app.command("compare")(compare.compare)
+app.command("port")(port.port)
+app.command("trace")(trace.trace)
+app.command("selftest")(selftest.selftest)
+app.command("definition")(definition.definition)
+app.command("rules")(rules.rules)
+app.command("show")(show.show)

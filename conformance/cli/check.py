@@ -1,0 +1,158 @@
+"""`conformance check`: anybody's function against every rule of an operation."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from conformance.cases.declaration import DIMENSIONS
+from conformance.cli.console import bar, console, errors, explained, save_report
+from conformance.cli.options import CORES, Effort, Html, Json, Junit, Seed, Tile, at_most, conventions_of, tile_of
+
+if TYPE_CHECKING:
+    from conformance.judge.report import Report
+
+INTERRUPTED = "interrupted"
+OPERATION = "attention, layer_norm, ...: what it is to compute"
+SUPPORTS = "what it takes, or no-softcap and the like for all but that; unless given, all its signature has room for"
+WORKERS = "processes that share the cases; as many as there are cores for JAX on the CPU, else 1, unless given"
+CONVENTION = "declared departures, such as empty_rows=mean,polarity=masked"
+
+
+def check(
+    target: Annotated[str, typer.Argument(help="package.module:callable or path/to/file.py:callable")],
+    operation: Annotated[str, typer.Option(help=OPERATION)],
+    arrays: Annotated[str, typer.Option(help="numpy, torch or jax: what it is given and returns")] = "numpy",
+    device: Annotated[str, typer.Option(help="cpu or cuda; NumPy stays on the CPU")] = "cpu",
+    dtypes: Annotated[str | None, typer.Option(help="float32,float16: those to be judged; all unless given")] = None,
+    supports: Annotated[str | None, typer.Option(help=SUPPORTS)] = None,
+    layout: Annotated[str | None, typer.Option(help="BTHD for arrays of batch, length, heads, width")] = None,
+    width_multiple: Annotated[int | None, typer.Option(help="what widths must be multiples of", min=1)] = None,
+    tile: Tile = None,
+    max_batch: Annotated[int | None, at_most(DIMENSIONS["batch"])] = None,
+    max_heads: Annotated[int | None, at_most(DIMENSIONS["heads"])] = None,
+    max_group_ratio: Annotated[int | None, at_most(DIMENSIONS["group_ratio"])] = None,
+    max_queries: Annotated[int | None, at_most(DIMENSIONS["queries"])] = None,
+    max_keys: Annotated[int | None, at_most(DIMENSIONS["keys"])] = None,
+    max_key_width: Annotated[int | None, at_most(DIMENSIONS["key_width"])] = None,
+    max_value_width: Annotated[int | None, at_most(DIMENSIONS["value_width"])] = None,
+    max_rows: Annotated[int | None, at_most(DIMENSIONS["rows"])] = None,
+    max_norm_width: Annotated[int | None, at_most(DIMENSIONS["norm_width"])] = None,
+    max_vocabulary: Annotated[int | None, at_most(DIMENSIONS["vocabulary"])] = None,
+    max_length: Annotated[int | None, at_most(DIMENSIONS["length"])] = None,
+    max_model_width: Annotated[int | None, at_most(DIMENSIONS["model_width"])] = None,
+    max_inner_width: Annotated[int | None, at_most(DIMENSIONS["inner_width"])] = None,
+    convention: Annotated[list[str] | None, typer.Option(help=CONVENTION)] = None,
+    effort: Effort = "default",
+    seed: Seed = None,
+    rule: Annotated[list[str] | None, typer.Option(help="only this rule; may be given again")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="seconds for one case; 30 unless given", min=0.01)] = None,
+    isolate: Annotated[bool, typer.Option("--isolate", help="in a process of its own, which may crash")] = False,
+    no_shrink: Annotated[bool, typer.Option("--no-shrink", help="look for no smaller failing cases")] = False,
+    workers: Annotated[int | None, typer.Option(help=WORKERS, min=1)] = None,
+    json: Json = None,
+    junit: Junit = None,
+    html: Html = None,
+    replays: Annotated[Path, typer.Option(help="folder for replay files")] = Path("conformance-replays"),
+) -> None:
+    """Judge a function that is to compute an operation.
+
+    Exit code 0: it conforms. 1: it violates a rule. 2: it cannot be judged, or not to the end. 130: interrupted.
+    """
+    from conformance.reports.tables import subject_report
+
+    given: dict[str, Any] = {"arrays": arrays, "device": device, "dtypes": dtypes, "supports": supports}
+    given |= {"layout": layout, "width_multiple": width_multiple, "effort": effort, "seed": seed}
+    given |= {"rules": rule, "isolate": isolate, "shrink": not no_shrink}
+    limits = {"batch": max_batch, "heads": max_heads, "group_ratio": max_group_ratio, "queries": max_queries}
+    limits |= {"keys": max_keys, "key_width": max_key_width, "value_width": max_value_width, "rows": max_rows}
+    limits |= {"norm_width": max_norm_width, "vocabulary": max_vocabulary, "length": max_length}
+    limits |= {"model_width": max_model_width, "inner_width": max_inner_width}
+    given |= {"limits": {name: size for name, size in limits.items() if size is not None} or None, "tile": tile}
+    given["workers"] = workers or usual_workers(arrays, device, effort)
+    if given["workers"] > 1:  # threads that have nothing to do must not take the cores of other processes
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    given |= {} if time_limit is None else {"time_limit": time_limit}
+    report = judged(target, operation, convention or [], given, replays)
+    for subject in report["subjects"]:
+        console.print(subject_report(subject, report["seed"]), crop=False)
+    if report["error"] is not None:
+        how = "not judged to the end" if report["subjects"] else "not judged"
+        console.print(Text(f"{how}: {report['error']}", style="red"))
+    save_report(report, {"json": json, "junit": junit, "html": html})
+    if report["error"] == INTERRUPTED:
+        raise typer.Exit(130)
+    raise typer.Exit(2 if report["error"] is not None else 0 if report["conforms"] else 1)
+
+
+def usual_workers(arrays: str, device: str, effort: str) -> int:
+    """A process for each core where a check is long enough to gain by it."""
+    long = arrays == "jax" or (arrays == "torch" and effort != "quick")
+    return CORES if long and device == "cpu" else 1
+
+
+def judged(target: str, operation: str, convention: list[str], given: dict[str, Any], replays: Path) -> dict[str, Any]:
+    """The report; with an error, and what was found before it, where the target cannot be judged, or not to the end."""
+    from conformance.judge import checking
+    from conformance.reports.content import document
+
+    found: list[Report] = []
+    error, told = None, {"seed": given["seed"], "effort": given["effort"]}
+    try:
+        known_usage(operation, given)
+        given = given | {"conventions": conventions_of(convention) or None, "tile": tile_of(given["tile"])}
+        examples = checking.EFFORTS.get(given["effort"], 0)
+        with bar("loading", steps(operation, given["rules"], examples), errors) as advance:
+            found.append(checking.check(target, operation, progress=advance, unfinished=found.append, **given))
+    except KeyboardInterrupt:
+        error = INTERRUPTED
+    except Exception as raised:
+        error = explained(raised)
+    if not found:
+        return document("check", [], error=error, **told)
+    report = found[0]
+    subject, unwritten = with_replays(report, replays, given["rules"])
+    told |= {"seed": report.seed, "cases": checking.EFFORTS[report.effort], "seconds": report.seconds}
+    return document("check", [subject], error=error or unwritten, **told)
+
+
+def with_replays(report: Report, replays: Path, chosen: list[str] | None) -> tuple[dict[str, Any], str | None]:
+    """(the report's part about the subject, why its replay files could not be written)."""
+    from conformance.reports.subjects import checked
+
+    try:
+        return checked(report, replays, chosen=chosen), None
+    except OSError as error:
+        unwritten = f"replay files cannot be written to {replays}: {error.strerror or error}"
+        return checked(report, None, chosen=chosen), unwritten
+
+
+def known_usage(operation: str, given: dict[str, Any]) -> None:
+    """ValueError for what `check` takes without a word."""
+    from conformance.cases.arguments import POSITIONAL
+    from conformance.cases.declaration import known
+    from conformance.judge.judged_rules import JUDGED
+    from conformance.subjects.frameworks import FRAMEWORKS
+
+    known("operation", [operation], POSITIONAL)
+    known("arrays", [given["arrays"]], FRAMEWORKS)
+    known("device", [given["device"]], ("cpu", "cuda"))
+    known("rule", given["rules"] or [], JUDGED)
+    if given["device"] == "cuda" and given["arrays"] == "torch":
+        from conformance.cli.run import gpu_available
+
+        if not gpu_available():
+            raise ValueError("device: PyTorch sees no GPU")
+
+
+def steps(operation: str, rules: list[str] | None, examples: int) -> int:
+    """About how many cases there will be."""
+    from conformance.judge.run import cases_of
+    from conformance.operations.probes import PROBES
+
+    chosen = [p for p in PROBES if p.operations == (operation,) and (not rules or p.rule in rules)]
+    return sum(cases_of(probe, examples) for probe in chosen)

@@ -1,0 +1,70 @@
+"""What the commands share on a terminal: progress, and one line for what was wrong."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+console = Console()
+errors = Console(stderr=True)
+
+
+def explained(error: BaseException) -> str:
+    """What was wrong, in one line."""
+    from conformance.subjects.subject import first_line
+
+    if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "jax"):
+        return f"{error.name} is not installed: pip install 'transformer-conformance[{error.name}]'"
+    told = type(error) in (ValueError, RuntimeError)
+    return first_line(error) if told else f"{type(error).__name__}: {first_line(error)}"
+
+
+def refuse(message: str) -> NoReturn:
+    """Wrong usage: one line, and exit code 2."""
+    console.print(Text(message, style="red"))
+    raise typer.Exit(2)
+
+
+def save_report(report: dict[str, Any], files: dict[str, Path | None]) -> None:
+    """Into the files that were asked for."""
+    from conformance.reports.writing import write
+
+    try:
+        write(report, files)
+    except ValueError as error:
+        refuse(str(error))
+
+
+def interrupted() -> NoReturn:
+    console.print("interrupted")
+    raise typer.Exit(130)
+
+
+@contextlib.contextmanager
+def bar(start: str, total: int | None, where: Console = console) -> Iterator[Callable[[str, str], None]]:
+    """A bar that moves; where there is no terminal, a dot for every rule and title that is new."""
+    columns = (TextColumn("{task.description:42}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    # Standard output stays what it is while the bar moves: whether a subject prints to it is judged.
+    options = {"transient": True, "disable": not where.is_terminal, "redirect_stdout": where is console}
+    last = ""
+    with Progress(*columns, console=where, **options) as progress:
+        task = progress.add_task(start, total=total)
+
+        def advance(rule: str, title: str) -> None:
+            nonlocal last
+            description = f"{rule} {title}"
+            progress.update(task, advance=1, description=description)
+            if not where.is_terminal and description != last:
+                print(".", end="", flush=True, file=where.file)
+            last = description
+
+        yield advance
+    if not where.is_terminal:
+        print(file=where.file)

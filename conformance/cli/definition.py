@@ -1,0 +1,38 @@
+"""`conformance definition`."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Annotated
+
+import typer
+
+from conformance.cli.console import bar, console, interrupted, refuse
+from conformance.cli.options import CORES, Seed, Workers
+
+
+def definition(
+    cases: Annotated[int, typer.Option(help="cases of each operation", min=1)] = 1000,
+    seed: Seed = None,
+    workers: Workers = CORES,
+) -> None:
+    """Hold the definition itself to its bound of ball arithmetic, which shares no code with it."""
+    from conformance.judge.workers import Workers as Pool
+    from conformance.oracle.reference import balls_available
+    from conformance.reports.tables import results_table, violation_lines
+    from conformance.sampling.strategies import OPERATIONS
+
+    if not balls_available():
+        refuse("this needs python-flint, which is not installed")
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    pool = Pool(["reference_numpy"], workers)
+    try:
+        with bar("ball arithmetic", len(OPERATIONS)) as advance:
+            tally = pool.run_definition(cases, seed, advance)
+    except KeyboardInterrupt:
+        interrupted()
+    finally:
+        pool.close()
+    console.print(results_table(tally, ["reference_numpy"]), *map(violation_lines, tally.violations.values()))
+    console.print(f"seed {seed}, {cases} cases of each operation: {'conforms' if tally.conforms else 'violations'}")
+    raise typer.Exit(0 if tally.conforms else 1)

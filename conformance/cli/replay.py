@@ -1,0 +1,130 @@
+"""`conformance replay`: nothing that draws cases is loaded for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.text import Text
+
+from conformance.cli.console import console, explained, refuse
+
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, zlib.error)
+"""What a file raises that is damaged or holds nothing to replay, and what a target raises that cannot be loaded."""
+
+LOADING = 60.0
+"""Seconds that a process may take to load a framework."""
+
+
+class Given(NamedTuple):
+    """What is said on the command line in place of what the file says."""
+
+    target: str | None
+    vjp: str | None
+    time_limit: float | None
+
+
+def replay(
+    file: Annotated[Path, typer.Argument(help="a replay file, or a report that --json wrote", metavar="FILE")],
+    target: Annotated[str | None, typer.Option(help="another function to ask, as in `check`")] = None,
+    vjp: Annotated[str | None, typer.Option(help="what gives its gradients, if `check` was given that too")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="seconds; those that it had then, unless given")] = None,
+    isolate: Annotated[bool, typer.Option("--isolate", help="in a process of its own, which may die")] = False,
+) -> None:
+    """Ask again what a violation was found with; exit code 1 if it is seen again."""
+    from conformance.runner.limits import valid_limit
+
+    try:
+        contents, time_limit = contents_of(file), valid_limit(time_limit)
+    except UNREADABLE as error:
+        refuse(f"{file} cannot be replayed: {explained(error)}")
+    given = Given(target, vjp, time_limit)
+    seen = [seen_again(content, given, isolate) for content in contents]
+    raise typer.Exit(1 if any(seen) else 0)
+
+
+def contents_of(file: Path) -> list[dict[str, Any]]:
+    """The content of a replay file, or of every violation of a report."""
+    from conformance.reports.comparison import read_report
+
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(getattr(error, "strerror", None) or error) from error
+    if not isinstance(content, dict) or "schema" not in content:
+        return [content]
+    violations = [violation for subject in read_report(file)["subjects"] for violation in subject["violations"]]
+    found = [violation["replay"] for violation in violations if violation["replay"] is not None]
+    if not found:
+        raise ValueError("the report holds no violation")
+    return found
+
+
+def seen_again(content: Any, given: Given, isolate: bool) -> bool:
+    """Print what was found then and now."""
+    from conformance.judge.judged_rules import JUDGED
+    from conformance.reports.content import clean
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "replay.json"
+        path.write_text(json.dumps(content))
+        try:
+            ratio, message = asked_in_a_process(path, given) if isolate else asked(path, given)
+            rule = JUDGED[content["rule"]]
+            told = {"found by": content["title"], "then": f"{content['subject']}: {content['message']}"}
+        except UNREADABLE as error:
+            refuse(f"cannot be replayed: {explained(error).replace(str(path), 'the file')}")
+    console.print(Text.assemble((f"{rule.id} {rule.title}: ", "bold"), rule.statement))
+    again = ratio > 1
+    for label, text in (told | {"now": message}).items():
+        console.print(Text(f"  {label:<10}{clean(text)}"))
+    console.print(Text("  seen again" if again else "  not seen again", style="bold red" if again else "bold green"))
+    return again
+
+
+def asked(path: Path, given: Given) -> tuple[float, str]:
+    """The worst ratio, and what it is of."""
+    from conformance.judge.replaying import replay
+
+    findings = replay(path, given.target, vjp=given.vjp, time_limit=given.time_limit)
+    worst = max(findings, key=lambda finding: finding.ratio, default=None)
+    ratio = 0.0 if worst is None else worst.ratio
+    return ratio, str(worst) if ratio > 1 else f"conforms, worst error {ratio:.3g} of its bound"
+
+
+def asked_in_a_process(path: Path, given: Given) -> tuple[float, str]:
+    """The same in a process that may die of it."""
+    from conformance.runner.in_process import TIME_LIMIT
+
+    code = f"from conformance.cli.replay import answer; answer({str(path)!r}, *{tuple(given)!r})"
+    command = [sys.executable, "-c", code]
+    limit = given.time_limit or json.loads(path.read_text()).get("time_limit") or TIME_LIMIT
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit + LOADING)
+    except subprocess.TimeoutExpired:
+        return float("inf"), f"took longer than {limit:g} s, and its process was ended"
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        from conformance.runner.in_subprocess import died
+
+        return float("inf"), died(done.returncode)
+    answered = json.loads(lines[-1])
+    if "error" in answered:
+        raise ValueError(answered["error"])
+    return float(answered["ratio"]), answered["message"]
+
+
+def answer(path: str, *given: Any) -> None:
+    """What the process says, on its last line."""
+    try:
+        ratio, message = asked(Path(path), Given(*given))
+        said = {"ratio": str(ratio), "message": message}
+    except UNREADABLE as error:
+        said = {"error": explained(error)}
+    print(f"\n{json.dumps(said)}", flush=True)

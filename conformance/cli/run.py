@@ -1,0 +1,252 @@
+"""`conformance run`: the three implementations of this project."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+from rich.text import Text
+
+from conformance.cli.console import bar, console, errors, explained, save_report
+from conformance.cli.options import CORES, Effort, Html, Json, Junit, Seed, Workers
+from specification import MODEL_RULES, RULES
+
+if TYPE_CHECKING:
+    from conformance.checks.tally import Tally
+
+FRAMEWORKS = {"reference_numpy": "numpy", "torch_impl": "torch", "jax_impl": "jax"}
+INTERRUPTED = "interrupted"
+OF_MODELS = "{} is a rule of whole models: run does not probe it, the tests under it in SPEC.md and conformance port do"
+
+
+class Plan(NamedTuple):
+    """What is to be judged. names: of the implementations. seeds: one for each run. real: a trained model too."""
+
+    names: list[str]
+    rules: list[str]
+    examples: int
+    seeds: range
+    device: str
+    real: bool
+
+
+@dataclass
+class Found:
+    """What was judged until now. runs: how many ended, `failures` of them with violations. error: what ended it all."""
+
+    tally: Tally
+    runs: int = 0
+    failures: int = 0
+    models: list[dict[str, Any]] = field(default_factory=list)
+    peers: list[dict[str, Any]] = field(default_factory=list)
+    error: str | None = None
+
+
+def run(
+    effort: Effort = "default",
+    cases: Annotated[int | None, typer.Option(help="cases for each probe, instead of an effort", min=1)] = None,
+    seed: Seed = None,
+    repeat: Annotated[int, typer.Option(help="that many runs, each with the next seed", min=1)] = 1,
+    only: Annotated[list[str] | None, typer.Option(help="an implementation or a rule; may be given again")] = None,
+    workers: Workers = CORES,
+    device: Annotated[str, typer.Option(help="cpu or cuda; NumPy stays on the CPU")] = "cpu",
+    real: Annotated[bool, typer.Option(help="a trained model on real sentences too, where it is installed")] = True,
+    peers: Annotated[bool, typer.Option("--peers", help="libraries in wide use too, for comparison")] = False,
+    json: Json = None,
+    junit: Junit = None,
+    html: Html = None,
+) -> None:
+    """Judge the three implementations against every rule of single operations, on generated cases.
+
+    And a trained model on real sentences, step by step. The rules BLK, TRF and GEN, of whole models, have no probes of
+    their own: the tests hold them on small models, and conformance port judges a checkpoint.
+
+    Exit code 0: they conform. 1: one does not. 2: wrong usage, or not judged to the end. 130: interrupted.
+    """
+    from conformance.checks.tally import Tally
+    from conformance.reports.content import document
+
+    files = {"json": json, "junit": junit, "html": html}
+    first = secrets.randbelow(2**32) if seed is None else seed
+    told: dict[str, Any] = {"seed": first, "effort": effort if cases is None else None, "runs": repeat}
+    try:
+        plan = planned(effort, cases, range(first, first + repeat), only or [], device, real)
+    except ValueError as error:
+        console.print(Text(str(error)))
+        save_report(document("run", [], error=str(error), **told), files)
+        raise typer.Exit(2) from None
+    found, start = Found(Tally()), time.monotonic()
+    with ended(found):
+        judge(plan, workers, found)
+    tell(plan, found)
+    if peers and found.error is None:
+        with ended(found):
+            found.peers = peers_of(effort, first)
+    told |= {"cases": plan.examples, "seconds": time.monotonic() - start, "error": found.error}
+    report = document("run", subjects_of(plan, found), models=found.models, **told)
+    if found.error is not None:
+        console.print(Text(f"not judged to the end: {report['error']}"))
+    save_report(report, files)
+    raise typer.Exit(exit_code(report))
+
+
+def exit_code(report: dict[str, Any]) -> int:
+    if report["error"] is not None:
+        return 130 if report["error"] == INTERRUPTED else 2
+    return 0 if report["conforms"] else 1
+
+
+# --- what is to be judged ---------------------------------------------------------------------------------------------
+
+
+def planned(effort: str, cases: int | None, seeds: range, only: list[str], device: str, real: bool) -> Plan:
+    """ValueError says what was not understood, or is not there."""
+    from conformance.judge.checking import EFFORTS
+    from conformance.judge.report import NO_ORACLE
+    from conformance.oracle.reference import balls_available
+
+    of_models = [name for name in only if name in MODEL_RULES]
+    if of_models:
+        raise ValueError(OF_MODELS.format(of_models[0]))
+    wrong = [name for name in only if name not in FRAMEWORKS and name not in RULES]
+    if wrong:
+        raise ValueError(
+            f"not understood: {wrong[0]}; --only takes {', '.join(FRAMEWORKS)} or a rule (conformance rules)"
+        )
+    if effort not in EFFORTS:
+        raise ValueError(f"not understood: {effort}; --effort takes {', '.join(EFFORTS)}")
+    if device not in ("cpu", "cuda") or (device == "cuda" and not gpu_available()):
+        raise ValueError(f"no device {device} here; cpu, or cuda where PyTorch sees a GPU")
+    rules = [name for name in only if name in RULES] or list(RULES)
+    names = [n for n in [name for name in only if name in FRAMEWORKS] or FRAMEWORKS if available(n)]
+    if not names:
+        raise ValueError("nothing to judge")
+    if not balls_available():
+        console.print(NO_ORACLE)
+    examples = EFFORTS[effort] if cases is None else cases
+    return Plan(names, rules, examples, seeds, device, real and rules == list(RULES))
+
+
+def available(name: str) -> bool:
+    if importlib.util.find_spec(FRAMEWORKS[name]) is None:
+        console.print(f"{name} is left out: {FRAMEWORKS[name]} is not installed")
+        return False
+    return True
+
+
+def gpu_available() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    torch = importlib.import_module("torch")
+    return bool(torch.cuda.is_available())
+
+
+# --- judging ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def ended(found: Found) -> Iterator[None]:
+    """What goes wrong in the judge, or an interrupt, ends the block, and is kept beside what was found until then."""
+    from conformance.runner.in_process import JudgeError
+
+    try:
+        yield
+    except KeyboardInterrupt:
+        found.error = INTERRUPTED
+    except (Exception, JudgeError) as error:
+        found.error = explained(error)
+
+
+def judge(plan: Plan, workers: int, found: Found) -> None:
+    """Every run, and the trained model, into `found`."""
+    from conformance.judge.workers import Workers as Pool
+
+    pool = Pool(plan.names, workers, plan.device)
+    try:
+        for seed in plan.seeds:
+            one_run(pool, plan, seed, found)
+        if plan.real:
+            found.models.append(trained_model(pool, plan))
+    finally:
+        pool.close()
+
+
+def one_run(pool: Any, plan: Plan, seed: int, found: Found) -> None:
+    """Its violations are asked for again, and printed at once."""
+    from conformance.judge.workers import asked_again
+    from conformance.operations.probes import PROBES
+    from conformance.reports.tables import violation_lines
+
+    with bar("loading the frameworks", sum(probe.rule in plan.rules for probe in PROBES)) as advance:
+        tally = pool.run(plan.rules, plan.examples, seed, advance)
+    try:
+        tally.violations = {key: asked_again(one, plan.device) for key, one in tally.violations.items()}
+    finally:  # what was found counts, also where asking again fails
+        found.tally.include(tally)
+        found.runs += 1
+        found.failures += not tally.conforms
+    console.print(f"seed {seed}: {'conforms' if tally.conforms else 'violations'}")
+    console.print(*map(violation_lines, tally.violations.values()), sep="\n", end="")
+
+
+def trained_model(pool: Any, plan: Plan) -> dict[str, Any]:
+    """The report's part about a trained model; with the reason, and a line, where it cannot be judged."""
+    from conformance.models.real import batches, missing, sentences
+    from conformance.reports.real import MODEL, left_out_content, model_content
+
+    reason = f"{', '.join(missing())} not installed" if missing() else ""
+    reason = reason if plan.device == "cpu" else "that is done on the CPU"
+    if reason:
+        console.print(f"no trained model is judged: {reason}")
+        return left_out_content(reason)
+    with bar(MODEL, len(batches())) as advance:
+        results = pool.run_real(advance)
+    return model_content(results, plan.names, len(sentences()))
+
+
+def peers_of(effort: str, seed: int) -> list[dict[str, Any]]:
+    """The peers' parts of the report; the table of what they do otherwise is printed."""
+    from conformance.peers.matrix import matrix
+    from conformance.peers.terminal import as_table
+    from conformance.reports.subjects import checked
+
+    with bar("loading the peers", None, errors) as advance:
+        reports = matrix(effort, seed, say=lambda line: console.print(Text(line)), progress=advance)
+    console.print(as_table(reports))
+    return [checked(report, None, peer=True) for report in reports]
+
+
+# --- what is told -----------------------------------------------------------------------------------------------------
+
+
+def tell(plan: Plan, found: Found) -> None:
+    """The tables of all that was judged; nothing where nothing was."""
+    from conformance.reports.real_tables import real_report
+    from conformance.reports.tables import print_report
+
+    if not found.runs:
+        return
+    print_report(found.tally, plan.names, console, found.error is None)
+    for model in found.models:
+        if model["left_out"] is None:
+            console.print(real_report(model))
+    planned = len(plan.seeds)
+    runs = f"{planned} run{'s' * (planned > 1)}" if found.runs == planned else f"{found.runs} of {planned} runs"
+    console.print(f"{runs} of {plan.examples} cases for each probe, {found.failures} with violations")
+
+
+def subjects_of(plan: Plan, found: Found) -> list[dict[str, Any]]:
+    """The report's part for each implementation; none before the first run has ended."""
+    from conformance.reports.subjects import tallied
+
+    planned = len(plan.seeds)
+    untried = "" if found.runs == planned else f"{found.runs} of {planned} runs ended"
+    names = plan.names if found.runs else []
+    ours = [tallied(found.tally, name, FRAMEWORKS[name], plan.device, plan.rules, untried) for name in names]
+    return ours + found.peers

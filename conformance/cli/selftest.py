@@ -1,0 +1,21 @@
+"""`conformance selftest`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from conformance.cli.options import CORES, Effort, Seed, Workers
+
+
+def selftest(
+    effort: Effort = "default",
+    seed: Seed = None,
+    workers: Workers = CORES,
+    only: Annotated[list[str] | None, typer.Option(help="a rule or a fault; may be given again")] = None,
+) -> None:
+    """Plant every known mistake, and see that the judge finds it."""
+    from conformance.selftest.selftest import main
+
+    raise typer.Exit(main(effort, seed, workers, only))

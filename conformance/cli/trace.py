@@ -1,0 +1,151 @@
+"""`conformance trace`: a look inside a model, on one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import numpy as np
+import typer
+from rich.text import Text
+
+from conformance.cli.console import console, refuse
+from conformance.cli.port import Settings, packages_here, read_checkpoint, tell_hollow, tell_steps
+
+if TYPE_CHECKING:
+    from conformance.models.agreement import Agreement
+
+SENTENCE = "A masterpiece four years in the making."
+
+
+class Sequences(NamedTuple):
+    """Token ids [1, T], and the word for each; of the source and the target, or of one sequence."""
+
+    ids: tuple[np.ndarray, ...]
+    words: tuple[list[str], ...]
+
+
+def trace(
+    sentence: Annotated[
+        str, typer.Argument(help="for a checkpoint of your own: token ids, such as 5,7,2, or source/target: 5,7,2/3,1")
+    ] = SENTENCE,
+    layer: Annotated[
+        str | None,
+        typer.Option(help="the block, or its attention, that is looked into and drawn, such as blocks.2.attention"),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="look into all blocks")] = False,
+    picture: Annotated[Path | None, typer.Option(help="a PNG, SVG or PDF file of the attention weights")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="a safetensors file instead of all-MiniLM-L6-v2")] = None,
+    dialect: Annotated[str, typer.Option(help="whose names the checkpoint has")] = "bert",
+    settings: Settings = None,
+) -> None:
+    """Every intermediate value of a model by name, in all three packages, and a picture of its attention.
+
+    Of one block, or of all, also what lies inside: queries, keys and values, scores before and after the mask, weights,
+    heads, and the feed-forward network before and after its activation. Each package is compared with the definition,
+    in bounds.
+
+    Exit code 0: all steps keep their bounds; 1: one does not; 2: something that was given cannot be used, or
+    gives NaN or infinities somewhere, because of which not all could be judged.
+    """
+    from conformance.models.agreement import agreement
+    from conformance.models.inside import with_pieces
+    from conformance.reports.models import draw_weights, steps_table, unknown_format, weights_of
+
+    problem = None if picture is None else unknown_format(picture)
+    if problem:
+        refuse(problem)
+    if checkpoint is None:
+        if settings or dialect != "bert":
+            refuse("--dialect and --set say how a --checkpoint is read, and none is given")
+        parameters, configuration, sequences = from_minilm(sentence)
+    else:
+        parameters, configuration = read_checkpoint(checkpoint, dialect, settings)
+        sequences = token_ids(sentence, parameters)
+    packages = packages_here()
+    try:
+        found = agreement(parameters, configuration, sequences.ids, {}, packages)
+    except (TypeError, ValueError) as error:
+        refuse(str(error))
+    name = attention_step(found, layer)
+    for words in sequences.words:
+        console.print(Text(" ".join(words)))
+    found = with_pieces(found, looked_into(found, None if every else name), packages)
+    console.print(steps_table(found, packages))
+    if picture is not None:
+        queries, keys = axes_of(name, sequences)
+        try:
+            draw_weights(weights_of(found, name)[0], queries, keys, f"{name}: weights", picture)
+        except OSError as error:
+            refuse(f"{picture} cannot be written: {error}")
+        console.print(Text(f"{name} drawn in {picture}"))
+    conforms, judged = tell_steps(found, packages), tell_hollow(found.hollow)
+    raise typer.Exit(1 if not conforms else 0 if judged else 2)
+
+
+def attention_step(found: Agreement, name: str | None) -> str:
+    """The step of that name, or the first attention of the block of that name; the first of all for none."""
+    names = [name for name, taken in found.oracle.taken.items() if taken.step == "attend"]
+    if not names:
+        refuse("this model has no attention to look into")
+    if name is None:
+        return names[0]
+    inside = [attention for attention in names if attention == name or attention.startswith(f"{name}.")]
+    if not inside:
+        refuse(f"no attention is called {name}; there are {', '.join(names)}")
+    return inside[0]
+
+
+def looked_into(found: Agreement, attention: str | None) -> list[str]:
+    """Steps that are shown piece by piece: those of the attention's block, or all."""
+    from conformance.models.inside import INSIDE
+
+    names = [name for name, taken in found.oracle.taken.items() if taken.step in INSIDE]
+    return [n for n in names if attention is None or block_of(n) == block_of(attention)]
+
+
+def block_of(step: str) -> str:
+    return step.rpartition(".")[0]
+
+
+def axes_of(name: str, sequences: Sequences) -> tuple[list[str], list[str]]:
+    """The words of the queries and of the keys: cross-attention goes from the target to the source."""
+    source, target = sequences.words[0], sequences.words[-1]
+    queries = source if name.startswith("encoder.") else target
+    return queries, source if name.endswith("cross_attention") else queries
+
+
+# --- what is given ----------------------------------------------------------------------------------------------------
+
+
+def from_minilm(sentence: str) -> tuple[Any, Any, Sequences]:
+    from conformance.models import real
+
+    if real.missing():
+        refuse(f"not installed: {', '.join(real.missing())}; give a checkpoint instead")
+    parameters, configuration = real.parameters()
+    encoded = real.tokenizer().encode(sentence)
+    return parameters, configuration, Sequences((np.array([encoded.ids]),), (encoded.tokens,))
+
+
+def token_ids(text: str, parameters: Any) -> Sequences:
+    """An encoder-decoder takes two sequences, or the same twice."""
+    from specification.parameters import Transformer
+
+    if not takes_tokens(parameters):
+        refuse("trace takes token ids, and this model takes embeddings; conformance port judges it")
+    texts = text.split("/")
+    pair = isinstance(parameters, Transformer)
+    if len(texts) > (2 if pair else 1):
+        refuse(f"this model takes {'a source and a target' if pair else 'one sequence'}, got {text!r}")
+    try:
+        ids = [np.array([[int(word) for word in part.split(",")]], np.int64) for part in texts]
+    except (ValueError, OverflowError):
+        refuse(f"token ids are numbers with commas between them, got {text!r}")
+    ids = ids * 2 if pair and len(ids) == 1 else ids
+    return Sequences(tuple(ids), tuple([str(number) for number in row[0]] for row in ids))
+
+
+def takes_tokens(parameters: Any) -> bool:
+    stack = next((part for part in parameters if hasattr(part, "embedding")), parameters)
+    return getattr(stack, "embedding", None) is not None

@@ -1,0 +1,121 @@
+"""`check`: one subject, one operation, every rule that speaks of it.
+
+First the subject is asked the plainest cases, one for every dtype and feature that it claims: what it cannot take at
+all is one violation, and is left out of everything after. Then come the frozen corpus, the probes, and what the subject
+says it does not support, which it must refuse.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from conformance.cases.declaration import known
+from conformance.judge.judged_rules import JUDGED
+from conformance.judge.judgement import Judgement
+from conformance.judge.report import Report, report_of
+from conformance.judge.run import Progress, silent
+from conformance.judge.worker_processes import started
+from conformance.runner.in_process import TIME_LIMIT, Examiner, judging
+from conformance.runner.in_subprocess import ChildExaminer
+from conformance.subjects.targets import Target
+
+EFFORTS = {"quick": 3, "default": 10, "thorough": 100}
+"""Cases for each probe."""
+SHRINKING = 4.0
+"""Seconds spent at most on making one failing case smaller."""
+ENDED = "the check was ended before its end"
+
+
+def check(
+    subject: str | Callable[..., Any],
+    operation: str,
+    *,
+    arrays: str = "numpy",
+    dtypes: Collection[str] | None = None,
+    supports: Collection[str] | None = None,
+    effort: str = "default",
+    seed: int | None = None,
+    device: str = "cpu",
+    layout: str | None = None,
+    width_multiple: int | None = None,
+    conventions: Mapping[str, str] | None = None,
+    vjp: Callable[..., Any] | None = None,
+    limits: Mapping[str, int] | None = None,
+    tile: tuple[int, int] | None = None,
+    name: str | None = None,
+    rules: Collection[str] | None = None,
+    time_limit: float = TIME_LIMIT,
+    isolate: bool = False,
+    shrink: bool = True,
+    workers: int = 1,
+    progress: Progress = silent,
+    unfinished: Callable[[Report], None] | None = None,
+) -> Report:
+    """Judge a function that is to compute an operation.
+
+    subject: the function, or "package.module:callable", or "path/to/file.py:callable". It takes the operation's own
+        parameters: for attention `query, key, value, *, mask, bias, scale, softcap, sinks`, those that it has, with
+        mask a boolean array [Q, K] or [B or 1, H or 1, Q, K] (True: may attend) or None.
+    arrays: "numpy", "torch" or "jax". device: "cpu" or "cuda".
+    dtypes: those that it takes; all four unless given.
+    supports: names from `declaration.FEATURES`; unless given, all for which its signature has room. "no-softcap" and
+        the like: all but these. What is not supported must be refused by an error, and that is checked too.
+    layout: "BTHD" for arrays [batch, length, heads, width]. width_multiple: what widths must be multiples of.
+    conventions: departures from the definition that it declares, from `declaration.CONVENTIONS`.
+    vjp: gives its gradients, `vjp(*arguments, cotangent, **keywords)`, in the order of its floating arguments or as a
+        dictionary by their names; else torch.autograd or jax.vjp does.
+    limits: the largest sizes that it takes, by names from `declaration.DIMENSIONS`, such as {"keys": 4096}; nothing
+        beyond is tried. tile: queries and keys of its tiles, so that sizes around their multiples are tried too.
+    rules: only these. time_limit: seconds for one case. isolate: run it in a process of its own, for functions that may
+        crash or hang in native code.
+    workers: processes that share the cases, for a function that is named by a string, and is not isolated. A second one
+        loads the function again, and sees nothing of what this one has set, such as `jax.config`.
+    unfinished: is given what is known so far where an error or an interrupt ends the check, before that is raised.
+
+    ValueError says what is wrong with a target that cannot be judged at all, or that none of the rules has been tried.
+    RuntimeError says what went wrong in the judge, by no fault of the function's.
+    """
+    if effort not in EFFORTS:
+        raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
+    rules = None if rules is None else known("rules", [rules] if isinstance(rules, str) else rules, JUDGED)
+    given: dict[str, Any] = {"supports": supports, "dtypes": dtypes, "layout": layout, "vjp": vjp}
+    given |= {"width_multiple": width_multiple, "conventions": conventions, "limits": limits, "tile": tile}
+    given = {key: value for key, value in given.items() if value is not None}
+    target = Target(subject, operation, arrays, device, name, given)
+    seed = secrets.randbelow(2**32) if seed is None else seed
+    start = time.monotonic()
+    examiner = ChildExaminer(target, time_limit) if isolate else Examiner(target.make(), time_limit)
+    shrinking = SHRINKING if shrink else 0.0
+    judgement = Judgement(examiner, operation, EFFORTS[effort], seed, rules, progress, shrinking, target=target)
+    shared = None
+    try:
+        shared = judgement.workers = None if isolate else started(target, time_limit, workers)
+        with judging():
+            judgement.run()
+    except BaseException:
+        if unfinished is not None:
+            judgement.untried = judgement.untried or ENDED
+            unfinished(report_of(target, judgement, effort, time.monotonic() - start))
+        raise
+    finally:
+        examiner.close()
+        if shared is not None:
+            shared.close()
+    report = report_of(target, judgement, effort, time.monotonic() - start)
+    if report.conforms and not tried(report, rules):
+        raise ValueError(nothing_tried(report, rules))
+    return report
+
+
+def tried(report: Report, rules: Collection[str] | None) -> bool:
+    """Whether there was a case of a rule, and not only a call to see what the function takes."""
+    return any(cell.cases for rule, cell in report.rules.items() if (rule in rules if rules else rule != "CALL"))
+
+
+def nothing_tried(report: Report, rules: Collection[str] | None) -> str:
+    chosen = f" of {', '.join(rules)}" if rules else ""
+    why = f" ({report.left_out})" if report.left_out else ""
+    return f"nothing was tried: there is no case{chosen} for {report.operation} within what {report.subject} takes{why}"

@@ -1,0 +1,289 @@
+"""One subject's way through all that is asked of it.
+
+First the plainest cases, one for every dtype and feature that it claims: what it cannot take at all is one violation,
+and is left out of everything after. Then the probes, and what it says it does not support.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from hypothesis import strategies as st
+
+from conformance.cases.case import Case
+from conformance.cases.declaration import FEATURES, UNCLAIMED, Declaration
+from conformance.cases.features import NORMS, features_of, has_masks, rule_of, widths_of
+from conformance.checks.tally import Tally, Violation
+from conformance.checks.verdict import Finding
+from conformance.diagnosis.naming import diagnosed
+from conformance.judge.reproduction import HISTORY, Reproduction
+from conformance.judge.run import IN_ORDER, STUCK, Progress, Tried, run_corpus, run_probe, run_refusals, violation
+from conformance.judge.thresholds import with_thresholds
+from conformance.judge.worker_processes import Order, WorkerProcesses
+from conformance.operations.corpus import Entry, entries_for
+from conformance.operations.probes import Probe, catalogue
+from conformance.oracle.reference import balls_available
+from conformance.runner.in_process import Examiner, broken
+from conformance.sampling import strategies as generation
+from conformance.sampling.special import narrow
+from conformance.sampling.strategies import EMPTY, SHORT
+from conformance.subjects.targets import Target
+
+PLAIN_CALL = "a plain call"
+NOTHING_ELSE = "the plainest call fails, and nothing else was tried"
+MANY = 4
+"""Violations from which on less and less time is spent on making their cases smaller."""
+WITH_DROPOUT = ("attention", "multi_head_attention")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One dtype or feature, by name, that a subject claims, and the plainest cases of it.
+
+    unsure: nobody has named it; the signature takes any keyword, and what it does not know is then refused.
+    """
+
+    rule: str
+    name: str
+    cases: st.SearchStrategy[Case]
+    unsure: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"takes {self.name}"
+
+
+@dataclass
+class Judgement:
+    """What is asked, and the tally of what is found. `untried`: why not everything was.
+
+    workers: run some probes. target: how another process finds the subject, to tell what depends on earlier calls.
+    """
+
+    examiner: Examiner
+    operation: str
+    examples: int
+    seed: int
+    rules: Collection[str] | None
+    progress: Progress
+    shrinking: float
+    tally: Tally = field(default_factory=Tally)
+    untried: str = ""
+    workers: WorkerProcesses | None = None
+    target: Target | None = None
+
+    def __post_init__(self) -> None:
+        self.reproduction = Reproduction(self.examiner, self.target)
+
+    def run(self) -> None:
+        declaration = self.examiner.declaration
+        if not self.takes("CALL", PLAIN_CALL, plain(self.operation, declaration, declaration.dtypes[0])):
+            self.untried = NOTHING_ELSE
+        else:
+            self.judge(self.what_it_takes(declaration))
+        if self.examiner.overrun >= STUCK:
+            limit = f"{self.examiner.time_limit:g} s"
+            self.untried = f"after {STUCK} cases that took longer than {limit} nothing else was tried"
+        if self.examiner.printed:
+            self.found("CALL", "prints nothing", f"prints to standard output: {self.examiner.printed[:80]!r}")
+        diagnosed(self.tally, self.examiner)
+        if self.shrinking:
+            with_thresholds(self.tally, self.examiner)
+
+    def judge(self, declaration: Declaration) -> None:
+        """Empty rows first: who gets them wrong is asked for no more of them, so that each rule is seen by itself."""
+        self.order(declaration)
+        rows = self if self.rules is None or "ATT-6" in self.rules else replace(self, rules=["ATT-6"], tally=Tally())
+        rows.ask_frozen(entry for entry in entries_for({self.operation}, declaration) if entry.rule == "ATT-6")
+        rows.ask(probe for probe in rows.probes(declaration) if probe.rule == "ATT-6")
+        if ("ATT-6", self.examiner.name) in rows.tally.violations:
+            declaration = declaration.promising(empty_rows="any")
+            self.order(declaration)
+        self.ask_frozen(entry for entry in entries_for({self.operation}, declaration) if entry.rule != "ATT-6")
+        if self.workers is None:
+            self.ask(self.later_probes(declaration))
+        else:
+            self.ask_with_workers(self.later_probes(declaration), self.workers)
+        self.tally.include(run_refusals(self.rules, [self.examiner], self.operation, declaration))
+
+    def ask_frozen(self, frozen: Iterable[Entry]) -> None:
+        chosen = (entry for entry in frozen if self.rules is None or entry.rule in self.rules)
+        self.include(run_corpus(chosen, [self.examiner], self.time_to_shrink(), self.settle))
+
+    def time_to_shrink(self) -> float:
+        """Less for each violation once there are many: the first ones say what is wrong."""
+        return self.shrinking / max(1, len(self.tally.violations) - MANY)
+
+    def order(self, declaration: Declaration) -> None:
+        if self.workers is not None:
+            self.workers.order(Order(self.operation, declaration, self.examples, self.seed, self.rules))
+
+    def later_probes(self, declaration: Declaration) -> list[Probe]:
+        """Those that workers may run."""
+        return [probe for probe in self.probes(declaration) if probe.rule != "ATT-6"]
+
+    def ask(self, probes: Iterable[Probe]) -> None:
+        for probe in probes:
+            self.ask_one(probe)
+
+    def ask_one(self, probe: Probe, tried: Tried | None = None) -> None:
+        """tried: what a worker has found with the probe; then only a smaller failing case is looked for."""
+        given = (probe, [self.examiner], self.examples, self.seed, self.told, self.time_to_shrink())
+        self.include(run_probe(*given, self.tally.violations, tried, self.settle))
+
+    def ask_with_workers(self, probes: Sequence[Probe], workers: WorkerProcesses) -> None:
+        """The same in the same order; where that is ended early, all that workers have found is counted."""
+        for index, probe in enumerate(probes):
+            try:
+                self.ask_one(probe, self.tried_by(workers, index))
+            except BaseException:
+                for found in map(workers.found, range(index, len(probes))):
+                    self.tally.include(Tally() if found is None else found.tried.tally)
+                raise
+
+    def tried_by(self, workers: WorkerProcesses, index: int) -> Tried | None:
+        """What a worker has found with the probe; None where this process is to run it."""
+        outcome = None if self.examiner.overrun >= STUCK else workers.outcome(index, self.listen)
+        self.listen()
+        if outcome is None:
+            return None
+        self.examiner.overrun += outcome.overrun
+        self.examiner.printed = self.examiner.printed or outcome.printed
+        return outcome.tried
+
+    def told(self, rule: str, title: str) -> None:
+        self.progress(rule, title)
+        self.listen()
+
+    def listen(self) -> None:
+        """Pass on the progress of workers."""
+        for rule, title in () if self.workers is None else self.workers.news():
+            self.progress(rule, title)
+
+    def settle(self, found: Violation) -> Violation | None:
+        """What becomes of a violation once its case has been asked alone; None where others say the same."""
+        settled = self.reproduction.settle(found)
+        if settled is None or (found.uncut is None and self.examiner.sizes.again(settled.finding)):
+            return None
+        alone = found.examined_by == HISTORY and settled.examined_by == "agreement" and not settled.of_state
+        return None if alone and self.tally.violations else settled
+
+    def include(self, tally: Tally) -> None:
+        """Calls in order, which can be seen again, stand before what cannot."""
+        for key, found in tally.violations.items():
+            known = self.tally.violations.get(key)
+            if known is not None and found.examined_by == IN_ORDER != known.examined_by:
+                del self.tally.violations[key]
+        self.tally.include(tally)
+
+    def found(self, rule: str, title: str, message: str) -> None:
+        self.tally.violate(violation(rule, title, "nothing", self.examiner, None, broken(message)))
+
+    # --- what it takes at all ---
+
+    def what_it_takes(self, declaration: Declaration) -> Declaration:
+        """The declaration without the dtypes and features for which the plainest call fails."""
+        asked = claims(self.operation, declaration)
+        refused = {c.name for c in asked if not self.takes(c.rule, c.title, c.cases, c.unsure)}
+        return narrowed(declaration, refused)
+
+    def takes(self, rule: str, title: str, cases: st.SearchStrategy[Case], unsure: bool = False) -> bool:
+        """Whether the subject answers a case at all; how well is asked later. unsure: it may say that it does not."""
+        probe = Probe(rule, title, (self.operation,), cases, "answers")
+        tally = run_probe(probe, [self.examiner], 1, self.seed, self.progress, 0)
+        if unsure and any(says_no(violation.finding) for violation in tally.violations.values()):
+            return False
+        if self.rules is None or rule in self.rules or rule == "CALL":
+            self.tally.include(tally)
+        return not tally.violations
+
+    # --- how well ---
+
+    def probes(self, declaration: Declaration) -> Iterator[Probe]:
+        for probe in (*catalogue(declaration), *unsupported(self.operation, self.examiner, declaration)):
+            if probe.operations == (self.operation,) and (self.rules is None or probe.rule in self.rules):
+                yield probe
+
+
+def claims(operation: str, declaration: Declaration) -> Iterator[Claim]:
+    """Everything that the subject claims and that can be asked for alone, with a dtype that a plain call has shown."""
+    first, *others = declaration.dtypes
+    for dtype in others:
+        yield Claim(rule_of("dtype", operation), dtype, plain(operation, declaration, dtype))
+    for feature in sorted(declaration.features - set(UNCLAIMED)):
+        cases = showing(feature, operation, declaration, first)
+        if cases is not None:
+            yield Claim(rule_of(feature, operation), feature, cases, feature in declaration.unsure)
+
+
+def says_no(finding: Finding) -> bool:
+    """Whether the subject raised what is raised for a keyword that it does not know, or does not support."""
+    return finding.message.startswith(("raised TypeError", "raised NotImplementedError"))
+
+
+def narrowed(declaration: Declaration, refused: Collection[str]) -> Declaration:
+    """Without the dtypes and features of these names."""
+    dtypes = tuple(dtype for dtype in declaration.dtypes if dtype not in refused)
+    return replace(declaration, dtypes=dtypes).without(*refused)
+
+
+def plain(operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case]:
+    """The operation with nothing that could be left away."""
+    bare = replace(declaration, features=declaration.features & set(UNCLAIMED))
+    return generation.operation_cases(operation, (dtype,), bare)
+
+
+def showing(feature: str, operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case] | None:
+    """Cases that use the feature, and as little else as can be; None where the operation has no such thing."""
+    bare = replace(declaration, features=(declaration.features & set(UNCLAIMED)) | {feature})
+    if feature == "offset":  # of a description; an array has none
+        if not operation.startswith("attention") or not {"structured", "causal"} <= declaration.features:
+            return None
+        at_any = replace(bare, features=bare.features | {"causal"})
+        causal = generation.attention_cases(operation, "causal", (), False, False, (dtype,), declaration=at_any)
+        return causal.filter(lambda case: feature in features_of(case))
+    if feature == "gradients":
+        return generation.operation_cases(operation, (dtype,), bare)
+    if feature == "axes":
+        if operation not in NORMS:
+            return None
+        norms = generation.norm_cases(operation, gradients=False, dtypes=(dtype,), declaration=bare)
+        return norms.filter(lambda case: feature in features_of(case))
+    if not has_masks(operation) or (feature in ("dropout", "empty_rows") and operation not in WITH_DROPOUT):
+        return None
+    mask = feature if feature in generation.MASKS else "none"
+    if operation == "multi_head_attention":
+        if feature in ("empty", "empty_rows"):
+            return None
+        shown = generation.multi_head_cases(mask=mask, focus=(feature,), dtypes=(dtype,), declaration=bare)
+        return shown.filter(lambda case: feature in features_of(case))
+    plans = EMPTY if feature == "empty" else SHORT
+    cases = partial(generation.attention_cases, operation, dtypes=(dtype,), declaration=bare, plans=plans, others=False)
+    if feature in generation.MASKS:
+        return cases(mask=feature).filter(narrow) if feature == "window" else cases(mask=feature)
+    modes = ("mean",) if feature == "empty_rows" else ("zero",)
+    shown = cases(mask="none", focus=(feature,), gradients=False, empty_rows=modes)
+    return shown.filter(lambda case: feature in features_of(case))
+
+
+def unsupported(operation: str, examiner: Examiner, declaration: Declaration) -> Iterator[Probe]:
+    """Cases with one thing each that the subject says it does not support, and has room for in its signature."""
+    said = examiner.declaration
+    for feature in sorted((said.room - said.features) & set(FEATURES)):
+        wider = replace(declaration, features=declaration.features | {feature})
+        cases = None if feature == "gradients" else showing(feature, operation, wider, declaration.dtypes[0])
+        if cases is not None:
+            title = f"{feature} is not supported"
+            yield Probe(rule_of(feature, operation), title, (operation,), cases, "unsupported", weight=0.5)
+    for dtype in said.refused_dtypes:
+        if dtype != "float64" or balls_available():
+            cases = plain(operation, replace(declaration, dtypes=(dtype,)), dtype)
+            title = f"{dtype} is not supported"
+            yield Probe(rule_of("dtype", operation), title, (operation,), cases, "unsupported", weight=0.3)
+    if said.width_multiple > 1 and has_masks(operation):
+        cases = plain(operation, replace(declaration, width_multiple=1), declaration.dtypes[0])
+        odd = cases.filter(lambda case: any(width % said.width_multiple for width in widths_of(case)))
+        title = f"a width that is no multiple of {said.width_multiple}"
+        yield Probe(rule_of("cross", operation), title, (operation,), odd, "unsupported", weight=0.5)

@@ -1,0 +1,123 @@
+"""What a check found: for every rule how many cases and how far off, and every violation with its evidence."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from conformance.cases.declaration import Declaration
+from conformance.checks.tally import Cell, Tally, Violation
+from conformance.diagnosis.following import separated
+from conformance.diagnosis.precision import AT_MOST
+from conformance.judge.judged_rules import JUDGED
+from conformance.oracle.reference import balls_available
+from conformance.subjects.targets import Target
+
+if TYPE_CHECKING:
+    from conformance.judge.judgement import Judgement
+
+NO_ORACLE = "float64 is left out: its oracle needs python-flint, which is not installed"
+PACKAGES = ("numpy", "torch", "jax", "hypothesis", "transformer-conformance")
+
+
+@dataclass(frozen=True)
+class Report:
+    """One subject's result.
+
+    rules: for every rule that was tried, its cases and worst ratio. violations: those that stand for themselves first,
+    the simplest before the others, and last the `following` ones, which follow from these. untried: why not everything
+    was tried, or empty. left_out: what the subject declares and nobody can judge here, with the reason, or empty; it
+    counts in no verdict.
+    declaration: what the subject says of itself, without what is left out. never_given: parameters of the function that
+    are none of the operation's, and that no case gave.
+    """
+
+    target: Target
+    effort: str
+    seed: int
+    rules: dict[str, Cell]
+    violations: list[Violation]
+    untried: str
+    seconds: float
+    versions: dict[str, str]
+    left_out: str
+    declaration: Declaration
+    never_given: tuple[str, ...] = field(default=(), kw_only=True)
+
+    def __str__(self) -> str:
+        """What it violates, those that stand for themselves in full; for an assertion's message."""
+        following = [violation.rule for violation in self.following]
+        alone = [str(violation) for violation in self.violations if violation.rule not in following]
+        left = [f"these follow: {', '.join(following)}"] if following else []
+        untried = [f"not everything was tried: {self.untried}"] if self.untried else []
+        count = len(self.violations)
+        verdict = f"{self.subject} " + ("conforms" if self.conforms else f"violates {count} rule{'s' * (count != 1)}")
+        return "\n".join([f"{verdict}; {self.cases} cases, seed {self.seed}", *alone, *left, *untried])
+
+    @property
+    def subject(self) -> str:
+        return self.target.title
+
+    @property
+    def operation(self) -> str:
+        return self.target.operation
+
+    @property
+    def cases(self) -> int:
+        return sum(cell.cases for cell in self.rules.values())
+
+    @property
+    def headline(self) -> str:
+        """The known mistake that explains most violations; empty where none is known, or none explains most."""
+        names = (name for violation in self.violations for name in violation.mistakes)
+        known = Counter(name for name in names if not name.startswith(AT_MOST))
+        if not known:
+            return ""
+        (name, count), total = known.most_common(1)[0], len(self.violations)
+        of_numbers = sum(not violation.finding.message for violation in self.violations)
+        if 2 * count <= of_numbers:
+            return ""
+        return f"{name}: this explains {count} of {total} violations" if total > 1 else name
+
+    @property
+    def following(self) -> list[Violation]:
+        """Violations that are seen without what their rules are about, and follow from the others."""
+        return separated(self.violations)[1]
+
+    @property
+    def conforms(self) -> bool:
+        return not self.violations and not self.untried
+
+
+def report_of(target: Target, judgement: Judgement, effort: str, seconds: float) -> Report:
+    tally: Tally = judgement.tally
+    rules = {rule: tally.rules[rule, target.title] for rule in JUDGED if (rule, target.title) in tally.rules}
+    limit = judgement.examiner.time_limit
+    violations = [replace(violation, target=target, time_limit=limit) for violation in tally.violations.values()]
+    violations.sort(key=lambda violation: list(JUDGED).index(violation.rule))
+    alone, following = separated(violations)
+    found = (rules, [*alone, *following], judgement.untried, seconds, versions())
+    declared, never_given = judged_here(judgement.examiner.declaration), judgement.examiner.never_given
+    return Report(target, effort, judgement.seed, *found, *declared, never_given=never_given)
+
+
+def judged_here(declaration: Declaration) -> tuple[str, Declaration]:
+    """(what of it cannot be judged here and why, what can)."""
+    if balls_available() or "float64" not in declaration.dtypes:
+        return "", declaration
+    others = tuple(dtype for dtype in declaration.dtypes if dtype != "float64")
+    return NO_ORACLE, replace(declaration, dtypes=others)
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that count, as installed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,129 @@
+"""Whether a failing case is wrong by itself, or only after other calls, or only now and then.
+
+The case is asked again, alone, in a process that has called nothing. What is right there is a violation of ATT-13: with
+the shortest run of earlier calls that makes it wrong, where one of those that are remembered does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from conformance.cases.case import Case
+from conformance.cases.features import rule_of
+from conformance.checks.examinations import EXAMINATIONS
+from conformance.checks.tally import CHANGES, DEPENDS, Violation
+from conformance.checks.verdict import Finding
+from conformance.judge.run import IN_ORDER, breaks
+from conformance.runner.fresh import FreshProcesses
+from conformance.runner.in_process import Examiner, Logged, Step
+from conformance.subjects.targets import Target
+
+RULE, HISTORY = "ATT-13", "after other calls"
+TIMES = 3
+"""How often a case is asked again."""
+BY_ITSELF = (
+    *("nothing", "refusal", "unsupported", "answers", IN_ORDER),
+    *("determinism", "repetitions", "interleaved", "threads", "memory"),
+)
+"""Examinations whose findings stand: they are about no numbers, or compare calls of their own."""
+TOOK_TOO_LONG = "took longer than"
+NOT_ALONE = f"{DEPENDS}, or is not reproducible: right in a fresh process"
+NOT_AGAIN = f"{CHANGES}: right when the same is asked again"
+
+
+class Reproduction:
+    """Asks failing cases again. target: how another process finds the subject; None where none does."""
+
+    def __init__(self, examiner: Examiner, target: Target | None) -> None:
+        self.examiner = examiner
+        self.fresh = FreshProcesses(target, examiner.time_limit)
+        self.shown = False  # one run of calls is enough
+
+    def settle(self, found: Violation) -> Violation | None:
+        """The violation itself, one of ATT-13 if its case is not wrong alone, or None if other rules speak of it."""
+        if found.examined_by in BY_ITSELF or found.finding.message.startswith(TOOK_TOO_LONG):
+            return found
+        if found.examined_by == HISTORY:
+            return self.of_history(found)
+        last = step(found.examined_by, found.material)
+        answers, where = self.alone(last)
+        if all(map(breaks, answers)):
+            return found
+        return self.after(found.before, last, found) or of_state(found, f"{where}; it was {found.message}")
+
+    def alone(self, asked: Step) -> tuple[list[list[Finding]], str]:
+        """(findings of several calls, what it means if some are right); in this process if there is no other."""
+        answers = self.fresh.ask([asked] * TIMES)
+        if answers is not None:
+            return answers, NOT_ALONE
+        return [self.examiner(*asked) for _ in range(TIMES)], NOT_AGAIN
+
+    def after(self, logged: Sequence[Logged], last: Step, found: Violation) -> Violation | None:
+        """The violation of the last call after the fewest of those before it; None where no fresh process shows it."""
+        before = [] if self.shown else [step(*one) for one in logged]
+        if self.shown or not before or not self.wrong([*before, last]):
+            return None
+        count = next((n for n in (1, 2, 4, 8, 16) if n < len(before) and self.wrong([*before[-n:], last])), len(before))
+        fewest = list(before[-count:])
+        # Half as many were too few, so it takes one of the others.
+        single = next((one for one in reversed(fewest[: (count + 1) // 2]) if self.wrong([one, last])), None)
+        fewest = fewest if single is None else [single]
+        worst = self.wrong([*fewest, last])
+        if worst is None:  # only now and then
+            return None
+        self.shown = True
+        return in_order(found, [*fewest, last], worst)
+
+    def wrong(self, steps: list[Step]) -> Finding | None:
+        """The finding of the last step, where it is wrong in a fresh process."""
+        answers = self.fresh.ask(steps)
+        return worst_of(answers[-1]) if answers is not None and breaks(answers[-1]) else None
+
+    def of_history(self, found: Violation) -> Violation | None:
+        """Of several calls that were judged one by one: the first that is wrong in this order only."""
+        cases: tuple[Case, ...] = found.material
+        steps = [step("agreement", case) for case in cases]
+        answers = self.fresh.ask(steps) or [self.examiner(*one) for one in steps]
+        broken = [number for number, findings in enumerate(answers) if breaks(findings)]
+        if not broken:
+            why = NOT_ALONE if self.fresh.target else NOT_AGAIN
+            return of_state(found, f"{why}; it was {found.message}")
+        for number in broken:
+            alone, where = self.alone(steps[number])
+            if not all(map(breaks, alone)):
+                shown = self.after([one[:2] for one in steps[:number]], steps[number], found)
+                worst = worst_of(answers[number])
+                return shown or of_state(replaced(found, steps[number]), f"{where}; it was {worst}")
+        first = broken[0]
+        rule = rule_of("cross", cases[first].operation)
+        worst = worst_of(self.examiner.sizes.learned(cases[first], answers[first]))
+        return replace(replaced(found, steps[first]), rule=rule, finding=worst)
+
+
+def step(examined_by: str, material: Any) -> Step:
+    return examined_by, material, EXAMINATIONS[examined_by].prepare(material)
+
+
+def worst_of(findings: list[Finding]) -> Finding:
+    return max(findings, key=lambda finding: finding.ratio)
+
+
+def replaced(found: Violation, last: Step) -> Violation:
+    return replace(found, examined_by=last[0], material=last[1], uncut=None)
+
+
+def of_state(found: Violation, message: str) -> Violation:
+    """Under the rule of state; its case stays."""
+    title = found.title if found.rule == RULE else f"{found.title} ({found.rule})"
+    return replace(found, rule=RULE, title=title, uncut=None, finding=found.finding._replace(message=message))
+
+
+def in_order(found: Violation, steps: list[Step], worst: Finding) -> Violation:
+    """A violation whose material is the calls that show it, in order."""
+    name, material, _ = steps[-2]
+    more = f" and {len(steps) - 2} calls before that" if len(steps) > 2 else ""
+    message = f"{DEPENDS}: right in a fresh process, wrong after {EXAMINATIONS[name].case_of(material)}"
+    shown = of_state(replace(found, finding=worst), f"{message}{more}: {worst}")
+    return replace(shown, examined_by=IN_ORDER, material=tuple((name, material) for name, material, _ in steps))

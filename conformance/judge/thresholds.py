@@ -1,0 +1,347 @@
+"""At which sizes a violation shows, in a sentence: "first wrong at 257 keys (256 are right), and wrong at 258, 512".
+
+The smallest case is asked again at a fixed set of sizes along each of its dimensions, with the others as they are. What
+is larger than the case is made of its own arrays, repeated, times normal numbers. The sentence is the simplest rule of
+a small family that agrees with all that was seen; where none does, it lists what was seen.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from conformance.cases.case import Case
+from conformance.cases.features import within
+from conformance.checks.tally import Tally, Violation
+from conformance.diagnosis.following import separated
+from conformance.judge.judged_rules import JUDGED
+from conformance.judge.run import asking
+from conformance.runner.dimensions import OFFSET, WORDS, Dimension, Part, Sizes, dimensions, sizes_of, taken
+from conformance.runner.in_process import Examiner
+from conformance.runner.shrinking import Material, aligned, call, cuttable, mapped, plain_numbers
+
+FIRST = 4
+"""Violations whose sizes are looked for: the first of those that stand for themselves."""
+SECONDS = 2.5
+"""For each of them, at most."""
+TRIVIAL = 2
+"""A dimension of this size or less is not what the violation is about, unless a larger one is right."""
+TINIEST = 4
+"""What is wrong up to a size is wrong at this one at least; below, special sizes (1 key) may just not show it."""
+LARGE = 128
+"""A size at which a dimension that looks trivial is tried: a multiple of every likely block."""
+MOST = 2**22
+"""Multiplications of the largest case that is asked."""
+MOST_OF_SLOW = 2**13
+"""The same in float64, whose oracle is slow, and where each pair of a mask is asked for by itself."""
+HARDLY = 30.0
+"""An error of so few bounds may be lost in the wider bounds of a larger case."""
+SHOWN = 6
+"""Sizes that are given as examples."""
+MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
+
+Wrong = Callable[[Sizes], bool | None]
+"""Whether the subject is wrong on a case of these sizes; None where it was not asked."""
+Seen = dict[int, bool]
+"""Whether it is wrong, by the size of one dimension."""
+
+
+def with_thresholds(tally: Tally, examiner: Examiner, seconds: float = SECONDS) -> None:
+    """Say of the first violations that stand for themselves at which sizes they show."""
+    in_order = sorted(tally.violations.values(), key=lambda violation: list(JUDGED).index(violation.rule))
+    for violation in separated(in_order)[0][:FIRST]:
+        if violation.threshold:
+            continue
+        found = replace(violation, threshold=threshold(violation, examiner, seconds))
+        tally.violations[violation.rule, violation.subject] = found
+
+
+def threshold(violation: Violation, examiner: Examiner, seconds: float = SECONDS) -> str:
+    """At which sizes the violation shows and at which not; empty where that depends on no size, or cannot be told."""
+    if not violation.steady or violation.of_state or not cuttable(violation.material) or examiner.overrun:
+        return ""
+    probing = Probing(violation, examiner, time.monotonic() + seconds)
+    return "; ".join(probing.sentences())
+
+
+class Probing:
+    """One violation's case, asked at other sizes."""
+
+    def __init__(self, violation: Violation, examiner: Examiner, end: float) -> None:
+        self.material, self.end, self.declaration = violation.material, end, examiner.declaration
+        self.case, self.findings = call(violation.material), asking(violation, examiner)
+        self.ratio, self.rounds = violation.ratio, violation.loses_digits
+        slow = (self.case.dtype == "float64" and not self.case.special) or violation.examined_by == "description"
+        self.most = MOST_OF_SLOW if slow else MOST
+        self.costs: list[tuple[int, float]] = []
+        """Of the cases that were asked: about how many multiplications, and how many seconds."""
+        self.sizes, self.dimensions = sizes_of(self.case), dimensions(self.case, examiner.declaration)
+        self.before = sizes_of(call(violation.material if violation.uncut is None else violation.uncut))
+        self.seen: dict[tuple[int, ...], float | None] = {}
+
+    def sentences(self) -> Iterator[str]:
+        large = [dimension for dimension in self.dimensions if self.size(dimension) > max(TRIVIAL, dimension.least)]
+        large.sort(key=self.size, reverse=True)
+        for one, other in combinations(large, 2):
+            sentence = product(one.names[0], other.names[0], self.sizes, self.wrong) if len(large) < FIRST else ""
+            if sentence:
+                yield sentence
+                large = [dimension for dimension in large if dimension not in (one, other)]
+                break
+        for dimension in large:
+            found = rule(self.along(dimension, around(self.size(dimension), self.before.get(dimension.names[0], 0))))
+            if found is not None and not (self.rounds and found.by_chance):
+                yield worded(found, dimension, self.sizes)
+        small = [dimension for dimension in self.dimensions if self.size(dimension) <= max(TRIVIAL, dimension.least)]
+        for dimension in small if not self.rounds else ():
+            if dimension.names != (OFFSET,) and self.along(dimension, [LARGE]).get(LARGE) is False:
+                found = rule(self.along(dimension, [*range(1, 10), *around(16, 65), LARGE]))
+                if found is not None and not found.listed and (found.which != "up to" or found.seen.get(TINIEST)):
+                    yield worded(found, dimension, self.sizes)
+
+    def size(self, dimension: Dimension) -> int:
+        return self.sizes[dimension.names[0]]
+
+    def along(self, dimension: Dimension, sizes: list[int]) -> Seen:
+        """What is seen at these sizes of a dimension, and at that of the case."""
+        ratios: dict[int, float] = {self.size(dimension): self.ratio}
+        for size in sizes:
+            if size >= dimension.least and size % dimension.unit == 0:
+                ratio = self.asked(dict.fromkeys(dimension.names, size))
+                ratios |= {} if ratio is None else {size: ratio}
+        return {size: ratio > 1 for size, ratio in ratios.items() if ratio > 1 or not hidden(size, ratios)}
+
+    def wrong(self, sizes: Sizes) -> bool | None:
+        ratio = self.asked(sizes)
+        return None if ratio is None else ratio > 1
+
+    def asked(self, sizes: Sizes) -> float | None:
+        """The error in bounds, 0 for none, at these sizes; None where the subject cannot be asked."""
+        key = tuple((self.sizes | sizes).values())
+        if key not in self.seen:
+            self.seen[key] = self.examined(sizes)
+        return self.seen[key]
+
+    def examined(self, sizes: Sizes) -> float | None:
+        """What is right is asked again with other numbers, for which it may be wrong: larger cases may hide errors.
+
+        In smaller ones what is wrong may only have been cut off: a maximum that grows at a later key.
+        """
+        for seed in (1, 2, 3):
+            material = self.resized(sizes, seed)
+            if material is None or time.monotonic() > self.end or not within(call(material), self.declaration):
+                return None
+            reached, needed = sizes_of(call(material)), work(call(material))
+            if any(reached[name] != size for name, size in sizes.items()) or not self.affords(needed):
+                return None
+            start = time.monotonic()
+            findings = self.findings(material)
+            self.costs.append((needed, time.monotonic() - start))
+            if findings is not None:
+                return max(finding.ratio for finding in findings)
+        return 0.0
+
+    def affords(self, needed: int) -> bool:
+        """Whether a case of so much work is likely to end in time, by what larger ones than the smallest took."""
+        took, seconds = max(self.costs, default=(1, 0.0))
+        ends = time.monotonic() + seconds * needed / max(took, 1) < self.end
+        return needed <= self.most and (ends or needed <= work(self.case))
+
+    def resized(self, sizes: Sizes, seed: int) -> Material | None:
+        parts = {name: Part(0, size) for name, size in sizes.items()}
+
+        def change(case: Case) -> Case | None:
+            return aligned(taken(case, parts, np.random.default_rng(seed)), self.declaration)
+
+        material = mapped(self.material, change)
+        smaller = all(size <= self.sizes[name] for name, size in sizes.items())
+        if smaller and seed > 1 and not self.rounds and isinstance(material, Case):
+            return plain_numbers(material, seed) or material
+        return material
+
+
+def hidden(size: int, ratios: dict[int, float]) -> bool:
+    """Whether an error of a right size may lie within its bound: at the next smaller wrong size it is hardly larger."""
+    below = [n for n, ratio in ratios.items() if ratio > 1 and n < size]
+    return bool(below) and ratios[max(below)] < HARDLY
+
+
+def work(case: Case) -> int:
+    """About how many multiplications it takes, gradients aside."""
+    s = sizes_of(case)
+    if "K" in s:
+        return s["B"] * s["G"] * s["S"] * s["Q"] * s["K"] * (s["D"] + s.get("V", 0))
+    return math.prod(max(size, 1) for name, size in s.items() if name not in (OFFSET, "vocabulary"))
+
+
+def around(size: int, largest: int) -> list[int]:
+    """Sizes to try near one that fails: neighbours, powers of two and their neighbours, multiples, smaller ones."""
+    power = 1 << (size - 1).bit_length()  # the first one that is not below
+    blocks = [-(-(size + 1) // block) * block for block in (64, 32, 16, 8, 4)]
+    found = [size - 1, size + 1, power, 2 * power, power + 1, 2 * power + 1, size + 2, 3 * power // 2, *blocks]
+    found += [power // 2, power // 2 + 1, power - 1, 2 * power - 1, size + 3, 5 * power // 4, 3 * power, 4 * power]
+    found += [*(2**k for k in range(size.bit_length())[::-1][:6]), 3 * power // 8, largest, 5, 6, 7]
+    return [n for n in dict.fromkeys(found) if n > 0]
+
+
+# --- two dimensions together ------------------------------------------------------------------------------------------
+
+
+def product(one: str, other: str, sizes: Sizes, wrong: Wrong) -> str:
+    """Whether it is the product of two sizes that must not pass a number: in a sentence, or empty.
+
+    The product must decide at another ratio of the two as well. Where a power of two lies between what passes and what
+    fails, it is told at that.
+    """
+    a, b = sizes[one], sizes[other]
+    if wrong({one: a - 1, other: b}) is not False or wrong({one: a, other: b - 1}) is not False:
+        return ""
+    for less_one, less_other in ((0, 0), (1, 0), (0, 1)):  # the first number of the last row counts, for one
+
+        def much(x: int, y: int) -> int:
+            return (x - less_one) * (y - less_other)  # noqa: B023
+
+        failing, passing = much(a, b), max(much(a - 1, b), much(a, b - 1))
+        for x in (a // 2, 2 * a, a // 4, 4 * a):
+            if x <= less_one + 1:
+                continue
+            y = -(-failing // (x - less_one)) + less_other
+            if wrong({one: x, other: y}) and wrong({one: x, other: passing // (x - less_one) + less_other}) is False:
+                return simplest_product(one, other, sizes, wrong, range(passing, failing + 1))
+    return ""
+
+
+def simplest_product(one: str, other: str, sizes: Sizes, wrong: Wrong, between: range) -> str:
+    """between: from a product that passes to one that fails."""
+    power = 1 << between[-1].bit_length() - 1  # the largest one that is not above
+    if power in between:
+        side = 1 << power.bit_length() // 2
+        for x, y, fixed in (
+            (one, other, side),
+            (other, one, side),
+            (one, other, sizes[other]),
+            (other, one, sizes[one]),
+        ):
+            size = power // fixed
+            if wrong({x: size + 1, y: fixed}) and wrong({x: size, y: fixed}) is False:
+                return together(x, size + 1, y, fixed, sizes)
+    return together(one, sizes[one], other, sizes[other], sizes)
+
+
+def together(x: str, more: int, y: str, fixed: int, sizes: Sizes) -> str:
+    are = f"{number(more - 1)} {words(x, more - 1, sizes)}"
+    at = f"{number(more)} {words(x, more, sizes)} and {number(fixed)} {words(y, fixed, sizes)} together"
+    return f"first wrong at {at} (their product is {number(more * fixed)}; with {are} it is right)"
+
+
+# --- one dimension ----------------------------------------------------------------------------------------------------
+
+
+class Rule(NamedTuple):
+    """which: at which sizes it is wrong, in words. above: it is wrong at sizes above this one only; 0 for none.
+
+    listed: no simple rule agrees, and the sizes are listed.
+    """
+
+    which: str
+    above: int
+    seen: Seen
+    listed: bool = False
+
+    @property
+    def by_chance(self) -> bool:
+        """Whether rounding errors that grow with the size may come to it: they pass their bounds anywhere."""
+        return self.listed or (not self.which.startswith(("odd", "even", "no ", "a ")) and self.above % 8 not in (0, 7))
+
+
+def is_power(n: int) -> bool:
+    return n & (n - 1) == 0
+
+
+def rule(seen: Seen) -> Rule | None:
+    """The simplest rule that agrees with what was seen; None where all sizes are wrong, or all right."""
+    wrong, right = ([n for n, bad in sorted(seen.items()) if bad is kind] for kind in (True, False))
+    if not right or not wrong:
+        return None
+    least, most = wrong[0], wrong[-1]
+
+    def agrees(predicate: Callable[[int], bool], above: int = 0) -> bool:
+        return all((n > above and predicate(n)) is bad for n, bad in seen.items())
+
+    if agrees(lambda n: True, least - 1) and least - 1 in seen:
+        return Rule("first", least - 1, seen)
+    for above in (0, least - 1):
+        if agrees(lambda n: not is_power(n), above):
+            return Rule("no power of two", above, seen)
+        for multiple in MULTIPLES:
+            if agrees(lambda n, m=multiple: n % m != 0, above):  # type: ignore[misc]
+                return Rule("odd" if multiple == 2 else f"no multiple of {multiple}", above, seen)
+        for multiple in reversed(MULTIPLES):
+            if agrees(lambda n, m=multiple: n % m == 0, above):  # type: ignore[misc]
+                return Rule("even" if multiple == 2 else f"a multiple of {multiple}", above, seen)
+        if agrees(is_power, above) and len(wrong) > 2:
+            return Rule("a power of two", above, seen)
+    if agrees(lambda n: True, least - 1):
+        return Rule("first", least - 1, seen)
+    if agrees(lambda n: n <= most) and most + 1 in seen:
+        return Rule("up to", 0, seen)
+    if agrees(lambda n: n <= most, least - 1) and least - 1 in seen and len(wrong) > 2:
+        return Rule("from", least - 1, seen)
+    if least - 1 in seen and right[0] < least and len(wrong) > sum(n > least for n in right):
+        return Rule("first", least - 1, seen, listed=True)
+    return Rule("", 0, seen, listed=True)
+
+
+def worded(found: Rule, dimension: Dimension, sizes: Sizes) -> str:
+    name = dimension.names[0]
+    seen, above = found.seen, found.above
+    wrong, right = ([n for n, bad in sorted(seen.items()) if bad is kind] for kind in (True, False))
+    many = words_of(dimension, sizes, 2)
+    examples = f"({listing(wrong, wrong[0])} wrong; {listing(right, wrong[0])} right)"
+    if found.which == "first":
+        before = max(n for n in right if n < wrong[0])
+        again = [n for n in right if n > wrong[0]]
+        at = f"first wrong at {number(wrong[0])} {words_of(dimension, sizes, wrong[0])}"
+        are = "is" if before == 1 else "are"
+        also = f", and wrong at {listing(wrong[1:], wrong[0])}" if wrong[1:] else ""
+        also += f"; right again at {listing(again, wrong[0])}" if again else ""
+        return f"{at} ({number(before)} {are} right){also}"
+    if found.which == "up to":
+        return f"wrong up to {number(wrong[-1])} {words_of(dimension, sizes, wrong[-1])} {examples}"
+    if found.which == "from":
+        return f"wrong from {number(wrong[0])} to {number(wrong[-1])} {many} {examples}"
+    if found.listed:
+        return f"wrong for {listing(wrong, wrong[0])} {many}; right for {listing(right, wrong[0])}"
+    past = f", past {number(above)}," if above else ""
+    count = "length" if name == "length" else f"number of {many}"
+    return f"wrong where the {count}{past} is {found.which} {examples}"
+
+
+def words_of(dimension: Dimension, sizes: Sizes, count: int) -> str:
+    """Of dimensions that change together, all of them."""
+    return " and ".join(words(name, count, sizes) for name in dimension.names)
+
+
+def words(name: str, count: int, sizes: Sizes) -> str:
+    """Without groups the heads of query and key are the same."""
+    kind = "H" if name == "G" and sizes.get("S") == 1 else name.rstrip(" 0123456789")
+    one, several = WORDS[kind]
+    return one if count == 1 else several
+
+
+def number(n: int) -> str:
+    return f"{n:,}"
+
+
+def listing(sizes: list[int], near: int) -> str:
+    """Some of the sizes, in order: those nearest to one, and some farther ones."""
+    ordered = sorted(sizes, key=lambda n: abs(n - near))
+    nearest, others = ordered[: SHOWN // 2], ordered[SHOWN // 2 :]
+    step = max(1, -(-len(others) // (SHOWN - SHOWN // 2)))
+    return ", ".join(map(number, sorted([*nearest, *others[::-1][::step]])))

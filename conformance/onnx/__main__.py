@@ -1,0 +1,69 @@
+"""`python -m conformance.onnx`: ONNX's cases against the three implementations, and against planted faults."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Collection, Iterator
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from conformance.__main__ import keep_compiled_code
+from conformance.onnx.cases import expansions, node_cases
+from conformance.onnx.deviations import DEVIATIONS, found
+from conformance.onnx.faults_caught import catches
+from conformance.onnx.running import Bridged, bridged, outcome
+from conformance.onnx.tables import (
+    cases_table,
+    deviations_table,
+    faults_table,
+    total_line,
+    violation_lines,
+)
+from conformance.selftest.faults import planted
+from conformance.subjects.subject import IMPLEMENTATIONS, Subject
+
+console = Console()
+
+
+def main(
+    faults: Annotated[bool, typer.Option(help="also count which planted faults ONNX's cases catch")] = False,
+) -> None:
+    """Put ONNX's own cases to the three implementations."""
+    if importlib.util.find_spec("onnx") is None:
+        console.print("onnx is not installed")
+        raise typer.Exit(2)
+    nodes = node_cases()
+    console.print(f"onnx {version('onnx')}: {len(nodes)} cases; {len(expansions())} more are expansions of these.")
+    cases = [bridged(node) for node in nodes]
+    agrees = implementations_agree(cases)
+    if faults:
+        caught = list(catches(planted(), cases))
+        console.print(faults_table(caught), total_line(caught), sep="\n")
+    raise typer.Exit(not agrees)
+
+
+def implementations_agree(cases: Collection[Bridged]) -> bool:
+    """Whether every implementation is accepted and within the bounds, and ONNX departs just where it is known to."""
+    outcomes = {subject.name: [outcome(subject, case) for case in cases] for subject in implementations()}
+    departures = found(cases)
+    console.print(cases_table(outcomes), deviations_table(departures), sep="\n")
+    for line in violation_lines(outcomes):
+        console.print(line, markup=False)
+    return departures.keys() == DEVIATIONS.keys() and not violation_lines(outcomes)
+
+
+def implementations() -> Iterator[Subject]:
+    """Those whose framework is installed."""
+    for name, make in IMPLEMENTATIONS.items():
+        try:
+            yield make()
+        except ImportError as error:
+            console.print(f"{name} is left out: {error}")
+
+
+if __name__ == "__main__":
+    keep_compiled_code()
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""What every operation is asked: its probes, and its frozen cases."""

@@ -1,0 +1,94 @@
+"""The frozen corpus: hard cases, written out in full, that are tried before any generated ones.
+
+Each is the smallest case that showed some mistake, a planted one or a real one; or it is what attention is given in a
+trained model (all-MiniLM-L6-v2) on real sentences, because kernels never meet random normal numbers. The cases lie in
+`cases.jsonl`, one to a line, as `conformance.checks.encoding` writes them, and `manifest.json` holds the version and the
+SHA-256 of that file: they stay the same whatever is installed. `build.py` writes a new version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
+from conformance.cases.expectations import Planted, allowed_pairs
+from conformance.cases.features import taken_as_array, within
+from conformance.checks.encoding import decode
+from conformance.checks.examinations import EXAMINATIONS
+from conformance.oracle.reference import balls_available
+from conformance.sampling.strategies import roundings
+
+HERE = files("conformance.operations.corpus")
+
+
+class Entry(NamedTuple):
+    """What a probe once drew, or a model computed. `shows`: the mistake that it showed, or where it comes from."""
+
+    rule: str
+    title: str
+    operations: tuple[str, ...]
+    examined_by: str
+    shows: str
+    material: Any
+
+    @property
+    def case(self) -> Case:
+        return EXAMINATIONS[self.examined_by].case_of(self.material)
+
+
+def manifest() -> dict[str, Any]:
+    return json.loads(HERE.joinpath("manifest.json").read_text())
+
+
+@cache
+def entries() -> tuple[Entry, ...]:
+    """All of them; ValueError if the file is not the one that the manifest describes."""
+    raw = HERE.joinpath("cases.jsonl").read_bytes()
+    found, expected = hashlib.sha256(raw).hexdigest(), manifest()["sha256"]
+    if found != expected:
+        raise ValueError(f"the frozen corpus has SHA-256 {found}, expected {expected}")
+    return tuple(entry(json.loads(line)) for line in raw.splitlines())
+
+
+def entry(line: dict[str, Any]) -> Entry:
+    return Entry(**(line | {"operations": tuple(line["operations"]), "material": decode(line["material"])}))
+
+
+def entries_for(operations: set[str], declaration: Declaration) -> list[Entry]:
+    """Those that a subject with these operations takes, and that can be judged here."""
+    return [
+        entry._replace(material=as_declared(entry.material, declaration))
+        for entry in entries()
+        if set(entry.operations) <= operations
+        and within(entry.case, declaration)
+        and taken_as_array(entry.examined_by, declaration)
+        and promised(entry.case, declaration)
+        and (entry.case.dtype != "float64" or balls_available())
+    ]
+
+
+def as_declared(material: Any, declaration: Declaration) -> Any:
+    """The material with the subject's declared roundings in each of its cases."""
+    if isinstance(material, Case):
+        return replace(material, rounding=roundings(declaration, material.dtype))
+    if isinstance(material, Planted):
+        clean, planted = (as_declared(case, declaration) for case in (material.clean, material.planted))
+        return replace(material, clean=clean, planted=planted)
+    if isinstance(material, tuple):
+        return tuple(as_declared(part, declaration) for part in material)
+    return material
+
+
+def promised(case: Case, declaration: Declaration) -> bool:
+    """Whether the case is clear of all that the subject's conventions decide otherwise."""
+    if case.special and declaration.convention("isolation") != "strict":
+        return False
+    if declaration.convention("empty_rows") == "zero" or not case.operation.startswith("attention"):
+        return True
+    return bool(allowed_pairs(case).any(-1).all())

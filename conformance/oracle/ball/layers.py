@@ -1,0 +1,126 @@
+"""Norms, positions, embedding and feed-forward network in balls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flint import arb
+
+from conformance.oracle.ball.attention import Results, dropout, linear
+from conformance.oracle.ball.inputs import Leaves
+from conformance.oracle.ball.tape import ONE, ZERO, Variable, erfc, exp, select, sqrt
+
+
+class Undecided(ArithmeticError):
+    """A ball contains both sides of a decision; more precision separates them."""
+
+
+def trailing_axes(x: Variable, weight: Variable) -> tuple[tuple[int, ...], int]:
+    """The axes over which a norm runs, those that weight's shape names, and how many elements they hold."""
+    return tuple(range(-weight.value.ndim, 0)), weight.value.size
+
+
+def affine(leaves: Leaves, normalized: Variable, weight: Variable) -> Results:
+    output = normalized * weight
+    return {"output": output + leaves.read("bias") if "bias" in leaves else output}
+
+
+def number(options: dict[str, Any], name: str, default: float) -> arb:
+    value = options.get(name)
+    return arb(default if value is None else float(value))
+
+
+def layer_norm(leaves: Leaves, options: dict[str, Any]) -> Results:
+    """(x - mean) / sqrt(var + eps) * weight + bias, with the biased variance (NORM-1)."""
+    x, weight = leaves.read("x"), leaves.read("weight")
+    axes, size = trailing_axes(x, weight)
+    centered = x - x.sum(axes) / arb(size)
+    variance = (centered * centered).sum(axes) / arb(size)
+    return affine(leaves, centered / sqrt(variance + number(options, "eps", 1e-5)), weight)
+
+
+def rms_norm(leaves: Leaves, options: dict[str, Any]) -> Results:
+    """x / sqrt(mean(x^2) + eps) * weight (NORM-7)."""
+    x, weight = leaves.read("x"), leaves.read("weight")
+    axes, size = trailing_axes(x, weight)
+    return affine(leaves, x / sqrt((x * x).sum(axes) / arb(size) + number(options, "eps", 1e-5)), weight)
+
+
+def standard_deviation_norm(leaves: Leaves, options: dict[str, Any]) -> Results:
+    """(x - mean) / (deviation + eps) * weight + bias, with the unbiased deviation (NORM-7).
+
+    In a constant row the deviation is 0 and has no slope; its gradient counts as 0, the quotient's remains.
+    """
+    x, weight = leaves.read("x"), leaves.read("weight")
+    axes, size = trailing_axes(x, weight)
+    if size < 2:
+        raise ValueError(f"the unbiased deviation of {size} elements is not defined")
+    numbers = np.asarray(leaves.inputs["x"]).astype(np.float64)
+    varies = numbers.max(axis=axes, keepdims=True) != numbers.min(axis=axes, keepdims=True)
+    centered = x - x.sum(axes) / arb(size)
+    variance = (centered * centered).sum(axes) / arb(size - 1)
+    deviation = select(varies, sqrt(select(varies, variance, ONE)), ZERO)
+    return affine(leaves, centered / (deviation + number(options, "eps", 1e-6)), weight)
+
+
+def sinusoidal_positions(leaves: Leaves, options: dict[str, Any]) -> Results:
+    """sin and cos of p / 10000^(2i/E) on columns 2i and 2i + 1; "doubled": 2c/E for column c (POS-1)."""
+    length, width, offset = options["length"], options["width"], options.get("offset") or 0
+    doubled = (options.get("exponent") or "shared") == "doubled"
+    wavelengths = [arb(10000) ** (arb(2 * c if doubled else c - c % 2) / width) for c in range(width)]
+    table = np.empty((length, width), dtype=object)
+    for p, c in np.ndindex(length, width):
+        angle = arb(offset + p) / wavelengths[c]
+        table[p, c] = angle.cos() if c % 2 else angle.sin()
+    return {"output": Variable(table)}
+
+
+def rows_of_table(leaves: Leaves, rows: np.ndarray) -> Variable:
+    """table[rows], where only the rows that are taken must be finite."""
+    entries = leaves.shape("table")[0]
+    if rows.size and not (rows.min() >= 0 and rows.max() < entries):
+        raise ValueError(f"row {rows.min()} or {rows.max()} is not in a table of {entries} rows")
+    taken = np.isin(np.arange(entries), rows)
+    return leaves.read("table", taken[:, None])[rows]
+
+
+def learned_positions(leaves: Leaves, options: dict[str, Any]) -> Results:
+    """Rows offset, ..., offset + length - 1 of the table (POS-2)."""
+    offset = options.get("offset") or 0
+    return {"output": rows_of_table(leaves, np.arange(offset, offset + options["length"]))}
+
+
+def embedding(leaves: Leaves, options: dict[str, Any]) -> Results:
+    """table[ids], times sqrt(E) when scaled (EMB-1)."""
+    rows = rows_of_table(leaves, np.asarray(leaves.inputs["ids"]).astype(np.int64))
+    return {"output": rows * arb(rows.shape[-1]).sqrt() if options.get("scaled") else rows}
+
+
+def relu(x: Variable) -> Variable:
+    """max(x, 0), with slope 0 at 0."""
+    decided = np.frompyfunc(lambda ball: ball > 0 or ball <= 0, 1, 1)(x.value)
+    if not np.all(decided):
+        raise Undecided("the sign of a relu's argument")
+    return select((x.value > 0).astype(bool), x, ZERO)
+
+
+def gelu(x: Variable) -> Variable:
+    """x Phi(x) = x erfc(-x / sqrt(2)) / 2; 1 + erf would cancel for negative x."""
+    return x * erfc(x / -arb(2).sqrt()) / arb(2)
+
+
+def gelu_tanh(x: Variable) -> Variable:
+    """x (1 + tanh(y)) / 2 with y = sqrt(2 / pi) (x + 0.044715 x^3), as x / (1 + exp(-2 y)), which never cancels."""
+    y = (x + x * x * x * (arb(44715) / 10**6)) * (2 / arb.pi()).sqrt()
+    return x / (exp(y * arb(-2)) + ONE)
+
+
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+
+
+def feed_forward(leaves: Leaves, options: dict[str, Any]) -> Results:
+    """outer(activation(inner(x))), with dropout between the two where a dialect has it (FFN-1)."""
+    activation = ACTIVATIONS[options.get("activation") or "relu"]
+    hidden = activation(linear(leaves, "inner", leaves.read("x")))
+    return {"output": linear(leaves, "outer", dropout(hidden, options))}

@@ -1,0 +1,37 @@
+"""Subjects that are asked together, because the same cases are for all of them; and the processes that ask them."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Hashable, Sequence
+
+from conformance.cases.declaration import Declaration
+from conformance.oracle.reference import balls_available
+from conformance.runner.process_lifetime import end_with_parent
+
+
+def kind(declaration: Declaration) -> str:
+    """The same for all subjects for which the same cases are drawn."""
+    said = sorted(declaration.features), declaration.dtypes, declaration.layout, declaration.width_multiple
+    sizes = sorted(declaration.limits.items()), declaration.tile, declaration.compiled
+    return repr((*said, sorted(declaration.conventions.items()), *sizes))
+
+
+def together(kinds: Sequence[Hashable]) -> list[list[int]]:
+    """Indices of equal kinds, largest company first."""
+    found: dict[Hashable, list[int]] = {}
+    for index, of in enumerate(kinds):
+        found.setdefault(of, []).append(index)
+    return sorted(found.values(), key=len, reverse=True)
+
+
+def start() -> None:
+    """A process begins: compiled code is kept, and it shares the cores with others."""
+    from conformance.__main__ import keep_compiled_code
+
+    end_with_parent()
+    keep_compiled_code()
+    balls_available()  # loaded now, because Hypothesis draws constants that it finds in loaded modules
+    if importlib.util.find_spec("torch") is not None:
+        importlib.import_module("torch").set_num_threads(1)

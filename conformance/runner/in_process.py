@@ -1,0 +1,196 @@
+"""How a subject is examined: in this process, under a time limit, with everything that goes wrong turned into findings.
+
+What goes wrong in the judge is no finding: it is raised. `child.py` does the same in a process of its own, for subjects
+that may hang in native code or crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from conformance.checks.examinations import EXAMINATIONS
+from conformance.checks.size_limits import SizeLimits
+from conformance.checks.verdict import Finding
+from conformance.runner.compiled_code import forget_compiled_code
+from conformance.runner.limits import TooSlow, limited, valid_limit
+from conformance.subjects.subject import Subject, WrongAnswer, first_line
+
+TIME_LIMIT = 30.0
+"""Seconds for one examination (one case, a few calls), compilation included."""
+
+LOOKING = 10
+"""After so many examinations a look whether too much code was compiled; each may compile for a shape of its own."""
+
+
+LOGGED = 20
+"""So many of the latest examinations are remembered, for what depends on earlier calls."""
+
+NO_SINGLE_CALL = (
+    *("nothing", "diagnosis", "refusal", "unsupported"),
+    *("after other calls", "calls in order", "threads", "interleaved"),
+)
+"""Examinations that say nothing of the sizes that a subject takes."""
+
+Step = tuple[str, Any, Any]
+"""(examination by name, its material, what it has prepared)."""
+Logged = tuple[str, Any]
+"""(examination by name, its material)."""
+
+
+class JudgeError(BaseException):
+    """Something went wrong by no fault of the subject's.
+
+    No `Exception`: Hypothesis would take that for a failing case, and ask for it again.
+    """
+
+
+@contextlib.contextmanager
+def judging() -> Iterator[None]:
+    """Around all that the judge does: NumPy's own settings hold, and what goes wrong in it is a RuntimeError."""
+    with np.errstate(divide="warn", over="warn", under="ignore", invalid="warn"):
+        try:
+            yield
+        except JudgeError as error:
+            raise RuntimeError(str(error)) from error
+
+
+def broken(message: str) -> list[Finding]:
+    return [Finding("call", float("inf"), message=message)]
+
+
+def new_log() -> deque[Logged]:
+    return deque(maxlen=LOGGED + 1)
+
+
+class Examiner:
+    """Examines a subject here. `printed`: what it wrote to standard output. `overrun`: examinations that took too long.
+    `asked`: examinations. `log`: the latest of them. `sizes`: those that it takes.
+    `never_given`: parameters of a function that are none of the operation's.
+
+    time_limit: None for no limit and no capture of what is printed. ValueError for one that cannot be kept.
+    """
+
+    def __init__(self, subject: Subject, time_limit: float | None = None) -> None:
+        self.subject, self.time_limit = subject, valid_limit(time_limit)
+        self.name, self.declaration = subject.name, subject.declaration
+        self.never_given: tuple[str, ...] = getattr(getattr(subject, "signature", None), "never_given", ())
+        self.printed, self.overrun, self.asked = "", 0, 0
+        self.output: Output | None = None
+        self.log, self.sizes = new_log(), SizeLimits()
+
+    def __call__(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
+        """The findings; an exception that the subject raises is a finding like any other."""
+        self.log.append((examined_by, material))
+        findings = self.examined(examined_by, material, shared)
+        known = None if examined_by in NO_SINGLE_CALL else EXAMINATIONS.get(examined_by)
+        case = None if known is None else known.case_of(material)
+        return findings if case is None else self.sizes.learned(case, findings)
+
+    def examined(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
+        self.asked += 1
+        if self.asked % LOOKING == 0:
+            forget_compiled_code()
+        limit = limited(self.time_limit)
+        try:
+            with self.capturing(), limit:
+                return EXAMINATIONS[examined_by].examine(self.subject, material, shared)
+        except BaseException as error:
+            if error is limit.raised_by_another or isinstance(error, KeyboardInterrupt):
+                raise
+            return self.found(error)
+        finally:
+            limit.end()
+            self.subject.answering.raised = None  # with all that its traceback holds
+
+    def found(self, error: BaseException) -> list[Finding]:
+        """What an exception says of the subject; JudgeError where it is not the subject's."""
+        if isinstance(error, TooSlow):
+            self.overrun += 1
+            return broken(f"took longer than {self.time_limit:g} s")
+        if isinstance(error, WrongAnswer):
+            return [Finding(error.name, float("inf"), message=str(error))]
+        if error is self.subject.answering.raised:
+            return broken(f"raised {type(error).__name__}: {first_line(error)}")
+        if isinstance(error, Exception):
+            raise JudgeError(f"the judge failed: {type(error).__name__}: {first_line(error)}") from error
+        raise error
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Standard output goes to a file, because some ask it for its descriptor or write bytes to it."""
+        if self.time_limit is None:
+            yield
+            return
+        if self.output is None or self.output.lost:
+            self.close()
+            self.output = Output()
+            weakref.finalize(self, self.output.close)
+        try:
+            with contextlib.redirect_stdout(self.output.file):
+                yield
+        finally:
+            self.printed = self.printed or self.output.taken()
+
+    def close(self) -> None:
+        if self.output is not None:
+            self.output.close()
+
+
+class Output:
+    """A file for what a subject prints, which may close it, take its buffer, or put another file at its descriptor.
+
+    That other file may be the subject's own log: it is neither read nor emptied nor closed.
+    """
+
+    def __init__(self) -> None:
+        with tempfile.TemporaryFile() as file:
+            self.descriptor = os.dup(file.fileno())
+        self.file = open(self.descriptor, "w+", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        buffer: Any = self.file.buffer
+        self.raw = buffer.raw
+        self.identity = self.seen()
+
+    def seen(self) -> tuple[int, int] | None:
+        """Of the file that stands at the descriptor now."""
+        with contextlib.suppress(OSError):
+            status = os.fstat(self.descriptor)
+            return status.st_dev, status.st_ino
+        return None
+
+    @property
+    def lost(self) -> bool:
+        try:
+            self.file.fileno()
+        except ValueError:  # closed, or without its buffer
+            return True
+        return self.seen() != self.identity
+
+    def taken(self) -> str:
+        """What has been written to the file, which is empty after it."""
+        if self.lost:
+            return ""
+        self.file.flush()
+        if not os.fstat(self.descriptor).st_size:
+            return ""
+        self.file.seek(0)
+        text = self.file.read()
+        self.file.seek(0)
+        self.file.truncate()
+        return text
+
+    def close(self) -> None:
+        """Whoever has kept the file can write no more: the descriptor will be another file's."""
+        if self.identity is not None and self.seen() == self.identity:
+            with contextlib.suppress(ValueError, OSError):  # without its buffer; on a full disk
+                self.file.close()
+            self.raw.close()
+            os.close(self.descriptor)
+        self.identity = None

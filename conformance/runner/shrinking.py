@@ -1,0 +1,387 @@
+"""Making a failing case smaller, step by step: no drawing, and few calls for large cases.
+
+First the case loses what it can do without (gradients, options, its dtype, how its heads are grouped), because every
+later call is then cheaper. Then each dimension is cut to the smallest size that still fails, with the others as they
+are: tiny sizes, then powers of two from below, then halving between a size that passes and one that fails. All this is
+repeated until nothing changes. A case with its clean twin, or with planted special values, is cut with it alike.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.arguments import joined
+from conformance.cases.case import Case
+from conformance.cases.declaration import SIMPLEST_FIRST, Declaration
+from conformance.cases.expectations import Planted, allowed_pairs, empty_rows
+from conformance.cases.features import NORMS, alignment, has_masks, heads_and_keys, within
+from conformance.cases.signatures import definition, left_out
+from conformance.runner.dimensions import OFFSET, Dimension, Part, Parts, dimensions, sizes_of, taken
+from conformance.sampling.strategies import at, roundings
+from specification.dtypes import FLOATING, compute_dtype_name
+from specification.masks import And, Or
+
+Material = Any
+"""What is examined: a case, or several that belong together."""
+Change = Callable[[Case], Case | None]
+"""Makes another case of one; None where there is none."""
+
+TINY = (2, 3)
+"""Sizes that are tried before powers of two."""
+NEVER_LEFT_OUT = ("num_heads", "length", "width", "dtype", OFFSET, "dropout_keep", "dropout_rate", "mask")
+"""Options that are no features to do without, or that are taken out together or in steps."""
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """The smallest failing material. steady: it failed each time it was asked again."""
+
+    material: Material
+    steady: bool = True
+
+
+def reduced(
+    material: Material,
+    declaration: Declaration,
+    fails: Callable[[Material], bool],
+    seconds: float,
+    masked: bool = False,
+    keeps_dtype: bool = False,
+    keeps_numbers: bool = False,
+) -> Reduced:
+    """The smallest failing material found in the time; itself if it cannot be cut.
+
+    masked: its mask must stay. keeps_dtype: so must its dtype. keeps_numbers: it gets no other numbers.
+    What passes when it is asked again is not taken for the
+    smallest: then it is the smallest one that fails twice more, or else the material itself.
+    """
+    search = Search(material, declaration, fails, time.monotonic() + seconds, masked, keeps_dtype)
+    search.run(keeps_numbers)
+    for i, smaller in enumerate(search.failing[: -ASKED_AGAIN - 1 : -1]):
+        if fails(smaller) and fails(smaller):
+            return Reduced(smaller, steady=i == 0)
+    return Reduced(material, steady=False)
+
+
+ASKED_AGAIN = 8
+"""Cases, from the smallest, that are asked again; if none of them fails, the first one is kept."""
+
+
+def cuttable(material: Material) -> bool:
+    """Whether it is made of cases that can be cut alike."""
+    return mapped(material, lambda case: case) is not None
+
+
+def call(material: Material) -> Case:
+    """The call that the subject is asked."""
+    return (
+        material.planted if isinstance(material, Planted) else material[0] if isinstance(material, tuple) else material
+    )
+
+
+def mapped(material: Material, change: Change) -> Material | None:
+    """The material with all its cases changed alike; None where that cannot be, or nothing planted is left."""
+    match material:
+        case Case():
+            return change(material)
+        case Planted():
+            clean, planted = change(material.clean), change(material.planted)
+            if clean is None or planted is None:
+                return None
+            marks = {name: planted.inputs[name] != clean.inputs[name] for name in material.marks}
+            left = any(mark.any() for mark in marks.values())
+            return Planted(clean, planted, allowed_pairs(clean), marks, material.infinite) if left else None
+        case (Case(), Case()):
+            both = tuple(map(change, material))
+            return None if any(case is None for case in both) else both
+        case (Case() as case, tuple() as cuts):
+            changed = change(case)
+            return None if changed is None else (changed, tuple(min(n, changed.inputs["key"].shape[2]) for n in cuts))
+        case (Case() as dirty, Case() as clean, np.ndarray() as reached, np.ndarray() as rows):
+            after, before = change(dirty), change(clean)
+            cut = [change(replace(clean, inputs=clean.inputs | {"x": array})) for array in (reached, rows)]
+            if after is None or before is None or cut[0] is None or cut[1] is None:
+                return None
+            marks = tuple(marked.inputs["x"] for marked in cut if marked is not None)
+            return (after, before, *marks) if marks[0].any() else None
+    return None
+
+
+# --- the search -------------------------------------------------------------------------------------------------------
+
+
+class Search:
+    """failing: what has failed, from the first to the smallest."""
+
+    def __init__(
+        self,
+        material: Material,
+        declaration: Declaration,
+        fails: Callable[[Material], bool],
+        end: float,
+        masked: bool,
+        keeps_dtype: bool,
+    ) -> None:
+        self.failing, self.declaration, self.fails, self.end = [material], declaration, fails, end
+        self.masked, self.keeps_dtype = masked, keeps_dtype
+        self.passed: set[tuple[int, ...]] = set()
+        """Sizes to which the present material cannot be cut."""
+
+    @property
+    def material(self) -> Material:
+        return self.failing[-1]
+
+    def run(self, keeps_numbers: bool) -> None:
+        known = 0
+        while known < len(self.failing) and cuttable(self.material):
+            known = len(self.failing)
+            self.leave_out()
+            if known == 1 and not keeps_numbers:
+                self.takes(mapped(self.material, plain_numbers))
+            self.cut_together()
+            for dimension in self.dimensions():
+                self.cut(dimension)
+
+    def dimensions(self) -> list[Dimension]:
+        """The largest first: the others are then cheaper to try. Last those that may only shrink together."""
+        case = call(self.material)
+        sizes, found = sizes_of(case), dimensions(case, self.declaration)
+        alone = [dimension.names[0] for dimension in found if len(dimension.names) == 1]
+        pairs = [names for names in (("Q", "K"), ("D", "V")) if set(names) <= set(alone)]
+        unit = self.declaration.width_multiple if has_masks(case.operation) else 1
+        equal = [
+            Dimension(names, unit if "D" in names else 1) for names in pairs if len({sizes[n] for n in names}) == 1
+        ]
+        return [*sorted(found, key=lambda dimension: -sizes[dimension.names[0]]), *equal]
+
+    def takes(self, candidate: Material | None) -> bool:
+        """Whether the candidate fails too; it is then what is made smaller."""
+        if candidate is None or time.monotonic() > self.end:
+            return False
+        case = call(candidate)
+        bare = self.masked and case.options.get("mask") is None
+        if bare or not within(case, self.declaration) or not self.fails(candidate):
+            return False
+        self.failing.append(candidate)
+        return True
+
+    def leave_out(self) -> None:
+        for change in simplifications(call(self.material), self.declaration, self.keeps_dtype):
+            if self.takes(mapped(self.material, change)):
+                self.passed.clear()
+
+    def cut_together(self) -> None:
+        """All dimensions but the two, one or none that are largest to their least size at once."""
+        case = call(self.material)
+        sizes, found = sizes_of(case), self.dimensions()
+        for kept in range(3):
+            parts: dict[str, Part] = {}
+            for dimension in found[kept:]:
+                parts |= dimension.parts(dimension.least)
+            parts = {name: part for name, part in parts.items() if part.size < sizes[name]}
+            if not parts or self.takes_parts(parts):
+                return
+
+    def takes_parts(self, parts: Parts) -> bool:
+        """Whether the first of everything, of these sizes, fails too."""
+        case = call(self.material)
+        sizes = sizes_of(case) | {name: part.size for name, part in parts.items()}
+        key = tuple(sizes.values())
+        moved = any(part.start for part in parts.values())
+        if not moved and key in self.passed:
+            return False
+        candidate = mapped(self.material, lambda case: self.promised(case, taken(case, parts)))
+        if candidate is not None and sizes_of(call(candidate)) == sizes and self.takes(candidate):
+            if moved:
+                self.passed.clear()
+            return True
+        if not moved:
+            self.passed.add(key)
+        return False
+
+    def promised(self, before: Case, smaller: Case | None) -> Case | None:
+        """The smaller case; None where rows come to allow nothing, and the subject does otherwise there."""
+        after = aligned(smaller, self.declaration)
+        if after is None or after.operation != "attention" or self.declaration.convention("empty_rows") == "zero":
+            return after
+        return after if empty_rows(after).any() <= empty_rows(before).any() else None
+
+    def cut(self, dimension: Dimension) -> None:
+        """Cut to the first few of a dimension, as few as still fail; then see whether the last of them fail alone."""
+        size = sizes_of(call(self.material)).get(dimension.names[0], 0)
+        smallest = smallest_failing(size, dimension, lambda n: self.takes_parts(dimension.parts(n)))
+        if OFFSET not in dimension.names:
+            for last in (dimension.least, dimension.least + dimension.unit):
+                if last < smallest and self.takes_parts(dimension.parts(last, smallest - last)):
+                    return
+
+
+def smallest_failing(size: int, dimension: Dimension, fails: Callable[[int], bool]) -> int:
+    """The smallest size at which it is seen to fail, at most `size`, which does; it need not pass at all below.
+
+    Powers of two and their successors from below: most thresholds lie there, and what is wrong at certain sizes alone
+    (64, 96 and 128, or no power of two past 128) is found at the smallest of them.
+    """
+    passing, failing, unit = dimension.least - dimension.unit, size, dimension.unit
+    for n in ladder(dimension, size):
+        if fails(n):
+            failing = n
+            break
+        passing = n
+    while failing - passing > unit:
+        middle = passing + max((failing - passing) // 2 // unit, 1) * unit
+        if fails(middle):
+            failing = middle
+        else:
+            passing = middle
+    return failing
+
+
+def ladder(dimension: Dimension, size: int) -> Iterator[int]:
+    """The least size, tiny ones, powers of two below the size and what follows them, in steps of the unit."""
+    unit, powers = dimension.unit, (2**k for k in range(2, size.bit_length()))
+    found = (dimension.least, *TINY, *(n for power in powers for n in (power, power + unit)))
+    yield from (n for n in dict.fromkeys(found) if dimension.least <= n < size and n % unit == 0)
+
+
+# --- what a case can do without ---------------------------------------------------------------------------------------
+
+
+def aligned(case: Case | None, declaration: Declaration) -> Case | None:
+    """The case with causal masks where the subject has them, if it has them at one offset only."""
+    if case is None or "offset" in declaration or case.options.get("mask") is None or not has_masks(case.operation):
+        return case
+    _, _, queries, keys = heads_and_keys(case)
+    mask = at(case.options["mask"], alignment(queries, keys, declaration))
+    return replace(case, options=case.options | {"mask": mask})
+
+
+def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> Iterator[Change]:
+    """What may make the case simpler: less memory to look after, fewer features, float32."""
+    if getattr(case, "memory", None):
+        yield contiguous
+    if case.cotangents:
+        yield lambda case: replace(case, cotangents={})
+    if case.operation in COLLAPSED:
+        yield collapsed
+    biases = [name for name in case.inputs if name in ("bias", "sinks") or name.endswith(".bias")]
+    if len(biases) > 1:
+        yield without(*biases)
+    yield from (without(name) for name in biases if "[" not in name)
+    if case.options.get("dropout_keep") is not None or case.options.get("dropout_rate"):
+        yield without("dropout_keep", "dropout_rate")
+    mask = case.options.get("mask")
+    if mask is not None:
+        yield without("mask")
+    if isinstance(mask, And | Or):
+        yield from (half("left"), half("right"))
+    own = definition(case.operation)
+    for name, value in case.options.items():
+        optional = own.get(name, inspect.Parameter.empty) is not inspect.Parameter.empty
+        if optional and name not in NEVER_LEFT_OUT and not left_out(case.operation, name, value):
+            yield without(name)
+    if any("[" in name for name in case.inputs) and case.operation == "multi_head_attention":
+        yield lambda case: replace(case, inputs=joined(case.inputs))
+    if case.operation.startswith("attention"):
+        yield ungrouped
+    if not keeps_dtype:
+        yield from (in_dtype(dtype, declaration) for dtype in SIMPLEST_FIRST[:1] if dtype in declaration.dtypes)
+
+
+def contiguous(case: Case) -> Case:
+    """As its arrays lie in memory when nothing is said of that."""
+    plain: dict[str, Any] = {"memory": {}}
+    return replace(case, **plain)
+
+
+def without(*names: str) -> Change:
+    """Without inputs or options of these names; None where there are none."""
+
+    def change(case: Case) -> Case | None:
+        inputs = {name: array for name, array in case.inputs.items() if name not in names}
+        options = {name: value for name, value in case.options.items() if name not in names}
+        same = len(inputs) == len(case.inputs) and len(options) == len(case.options)
+        return None if same else replace(case, inputs=inputs, options=options)
+
+    return change
+
+
+def half(side: str) -> Change:
+    """With one side of a mask that is made of two."""
+
+    def change(case: Case) -> Case | None:
+        mask = case.options.get("mask")
+        whole = not isinstance(mask, And | Or)
+        return None if whole else replace(case, options=case.options | {"mask": getattr(mask, side)})
+
+    return change
+
+
+COLLAPSED = (*NORMS, "feed_forward", "embedding")
+"""Operations on rows, of which x may have several axes."""
+
+
+def collapsed(case: Case) -> Case | None:
+    """With one axis of rows, and one that is normalised."""
+    trailing = case.inputs["weight"].ndim if case.operation in NORMS else 0 if case.operation == "embedding" else 1
+    name = "ids" if case.operation == "embedding" else "x"
+    shape = case.inputs[name].shape
+    rows = shape[: len(shape) - trailing]
+    if len(rows) <= 1 and trailing <= 1:
+        return None
+    count = int(np.prod(rows))
+
+    def flat(array: np.ndarray) -> np.ndarray:
+        """Of rows, whatever width they have."""
+        inside = array.shape[len(rows) :]
+        return array.reshape(count, *((int(np.prod(inside)),) if inside else ()))
+
+    inputs = {n: array.reshape(-1) if n in ("weight", "bias") else array for n, array in case.inputs.items()}
+    inputs[name] = flat(inputs[name])
+    options = dict(case.options)
+    if options.get("dropout_keep") is not None:
+        options["dropout_keep"] = flat(options["dropout_keep"])
+    return replace(case, inputs=inputs, options=options, cotangents={n: flat(a) for n, a in case.cotangents.items()})
+
+
+def ungrouped(case: Case) -> Case | None:
+    """With a key head of its own for every query head."""
+    H, G = case.inputs["query"].shape[1], case.inputs["key"].shape[1]
+    if H == G or G == 0:
+        return None
+    own = {name: np.repeat(case.inputs[name], H // G, axis=1) for name in ("key", "value") if name in case.inputs}
+    return replace(case, inputs=case.inputs | own)
+
+
+def in_dtype(dtype: str, declaration: Declaration) -> Change:
+    """In another dtype, companions too."""
+
+    def change(case: Case) -> Case | None:
+        if case.dtype == dtype or "dtype" in case.options:
+            return None
+        with np.errstate(over="ignore", invalid="ignore"):
+            inputs = {n: a.astype(dtype) if str(a.dtype) in FLOATING else a for n, a in case.inputs.items()}
+            cotangents = {n: a.astype(dtype) for n, a in case.cotangents.items()}
+        same = compute_dtype_name(dtype) == dtype
+        rounding = roundings(declaration, dtype) if has_masks(case.operation) else {}
+        return replace(case, dtype=dtype, inputs=inputs, cotangents=cotangents, rounding=rounding) if same else None
+
+    return change
+
+
+def plain_numbers(case: Case, seed: int = 0) -> Case | None:
+    """With numbers of mean 0 and spread 1 where there were others; what is not finite stays."""
+    if case.special or any(name.startswith("logsumexps") for name in case.inputs):
+        return None
+    rng, inputs = np.random.default_rng(seed), dict(case.inputs)
+    for name, array in inputs.items():
+        if str(array.dtype) in FLOATING:
+            finite = np.isfinite(array.astype(float))
+            inputs[name] = np.where(finite, rng.normal(size=array.shape).astype(array.dtype), array)
+    return replace(case, inputs=inputs)

@@ -1,0 +1,1 @@
+"""How test cases are generated: Hypothesis strategies, special values, and the plan of sizes."""

@@ -1,0 +1,725 @@
+"""Strategies that draw cases (Hypothesis).
+
+Hypothesis draws the structure: sizes, dtype, mask, options. Array contents come from a NumPy generator seeded by a
+drawn integer, so a case is small to describe and its arrays can be large.
+
+Sizes come from short lists, because JAX compiles anew for every shape. In most of them every axis has a size of its
+own, so that a swapped axis shows; the long list goes past 16, 32 and 64 with lengths that are no multiple of 8, so that
+a tail block shows, and ends with one of whole blocks. Numbers are signed and of several magnitudes, with means far from
+zero too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from conformance.cases.arguments import result_names
+from conformance.cases.case import Case
+from conformance.cases.declaration import EVERYTHING, SIMPLEST_FIRST, Declaration
+from conformance.cases.expectations import empty_rows as rows_without_keys
+from conformance.cases.features import alignment
+from conformance.cases.signatures import default
+from conformance.cases.sizes import Sizes, adapted
+from conformance.oracle.reference import ball_work, balls_available
+from conformance.sampling.layouts import with_memory
+from reference_numpy import materialize
+from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
+from specification.dtypes import compute_dtype_name
+from specification.masks import And, Or
+
+DTYPES = SIMPLEST_FIRST
+
+
+def judged(dtypes: tuple[str, ...], declaration: Declaration) -> tuple[str, ...]:
+    """Those that the subject takes. Without its oracle, float64 cannot be judged."""
+    return some(d for d in dtypes if d in declaration.dtypes and (d != "float64" or balls_available()))
+
+
+def some(choices: Iterable[Any]) -> tuple[Any, ...]:
+    """The choices; a case for which there are none is not drawn."""
+    left = tuple(choices)
+    assume(left)
+    return left
+
+
+SHORT = (
+    Sizes(2, 4, 2, 5, 7, 3, 6),
+    Sizes(3, 2, 1, 6, 6, 5, 1),
+    Sizes(2, 3, 3, 7, 4, 8, 5),
+    Sizes(3, 4, 2, 1, 9, 3, 7),
+)
+LONG = (
+    Sizes(2, 3, 3, 19, 37, 8, 5),
+    Sizes(1, 4, 2, 35, 35, 10, 12),
+    Sizes(1, 2, 1, 33, 70, 64, 40),
+    Sizes(2, 4, 1, 16, 32, 16, 16),
+)
+ALIKE = (Sizes(3, 3, 1, 3, 5, 4, 4),)
+"""Batch, heads and queries of one size, so that it shows who tells them apart by their sizes."""
+THOUSANDS = (Sizes(1, 2, 1, 2, 2048, 64, 64),)
+"""As many numbers as kernels look at, or add up, in another way than a few."""
+KERNEL_WIDTHS = (
+    *(Sizes(2, 4, 2, 5, 7, 64, 32), Sizes(2, 2, 2, 3, 9, 96, 64), Sizes(2, 4, 2, 1, 5, 128, 128)),
+    *(Sizes(2, 2, 1, 3, 70, 16, 24), Sizes(2, 2, 2, 9, 20, 160, 128)),
+)
+"""Few queries and keys of widths for which kernels are made, and more than one tile of keys."""
+ONE_KEY = (Sizes(2, 3, 3, 1, 1, 4, 4),)
+FEW = 8
+"""Up to so many batch elements or heads may share a mask or a bias in a test case."""
+MANY_KEYS = 64
+"""From here on a few keys hardly change a row, unless they stand out."""
+EMPTY = (
+    Sizes(0, 4, 2, 5, 7, 3, 6),
+    Sizes(2, 0, 0, 5, 7, 3, 6),
+    Sizes(2, 4, 2, 0, 7, 3, 6),
+    Sizes(2, 4, 2, 5, 0, 3, 6),
+    Sizes(2, 4, 2, 5, 7, 3, 0),
+)
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+class Draw:
+    """Arrays drawn from one seed, in one dtype."""
+
+    def __init__(self, seed: int, dtype: str) -> None:
+        self.rng, self.dtype = np.random.default_rng(seed), dtype
+
+    def numbers(self, *shape: int) -> np.ndarray:
+        """Normal numbers in float64, so that all that is made of them is rounded once, by `cast`."""
+        return self.rng.standard_normal(shape)
+
+    def cast(self, array: np.ndarray, dtype: str | None = None) -> np.ndarray:
+        dtype = dtype or self.dtype
+        return (np.clip(array, -60000, 60000) if dtype == "float16" else array).astype(numpy_dtype(dtype))
+
+    def normal(self, *shape: int, scale: float = 1.0, mean: float = 0.0, dtype: str | None = None) -> np.ndarray:
+        return self.cast(self.numbers(*shape) * scale + mean, dtype)
+
+    def choice(self, choices: tuple[float, ...], *shape: int) -> np.ndarray:
+        return self.rng.choice(choices, size=shape)
+
+    def booleans(self, *shape: int, share: float = 0.6) -> np.ndarray:
+        return self.rng.random(shape) < share
+
+    def integers(self, low: int, high: int, *shape: int) -> np.ndarray:
+        return self.rng.integers(low, high, size=shape, endpoint=True)
+
+
+def digits(count: int) -> st.SearchStrategy[int]:
+    """A number of so many decimal digits.
+
+    Drawn in pairs, because Hypothesis now and then draws a number that stands in the source of a loaded module, from
+    100 on, and a seed must draw the same cases whatever is loaded.
+    """
+    pair = st.integers(0, 99)
+    return st.tuples(*[pair] * (count // 2)).map(lambda pairs: sum(n * 100**i for i, n in enumerate(pairs)))
+
+
+seeds = digits(10)
+
+
+def sizes(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None = None) -> st.SearchStrategy[Sizes]:
+    """Of the plans, or the usual ones; in float64 those that ball arithmetic affords."""
+    return st.sampled_from(some(sizes_for(dtype, declaration, plans)))
+
+
+def sizes_for(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None) -> list[Sizes]:
+    usual = SHORT if dtype == "float64" else SHORT + LONG
+    found = dict.fromkeys(adapted(plan, declaration) for plan in (usual if plans is None else plans))
+    return [s for s in found if dtype != "float64" or exactly_affordable(s)]
+
+
+EXACTLY = 2**20
+"""Multiplications of balls for one case in float64: about a tenth of a second, so that a check stays short."""
+
+
+def exactly_affordable(s: Sizes) -> bool:
+    """Whether ball arithmetic, by which float64 is judged, affords such a case of attention."""
+    return ball_work("attention", gradients=True, **s._asdict()) <= EXACTLY
+
+
+def dtype_and_sizes(
+    dtypes: tuple[str, ...],
+    declaration: Declaration,
+    plans: tuple[Sizes, ...] | None = None,
+    grouped: bool | None = None,
+) -> st.SearchStrategy[tuple[str, Sizes]]:
+    """A dtype, and sizes for it. grouped: True for H > G only, False for H = G."""
+    able = {
+        dtype: [s for s in sizes_for(dtype, declaration, plans) if grouped is None or (s.H > s.G) == grouped]
+        for dtype in judged(dtypes, declaration)
+    }
+    chosen = st.sampled_from(some(dtype for dtype, found in able.items() if found))
+    return chosen.flatmap(lambda dtype: st.tuples(st.just(dtype), st.sampled_from(able[dtype])))
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def causal(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
+    kind = draw(st.sampled_from(("usual", "number", "per batch", "per batch", "early")))
+    if s.K > MANY_KEYS:  # whatever the tile, most of them must be seen by some query
+        late = s.K - s.Q - draw(st.sampled_from((0, 1, 2, s.K // 4)))
+        return Causal(d.integers(s.K // 2, s.K - 1, s.B) if kind == "per batch" else late)
+    if kind == "usual":
+        return draw(st.sampled_from((Causal() if s.Q == s.K else Causal(0), Causal(-1), Causal(-2), Causal(s.K - s.Q))))
+    if kind == "early":  # the first query sees the first key at most
+        return Causal(d.integers(-2, 0, s.B))
+    if kind == "per batch":
+        return Causal(d.integers(-2, max(0, s.K - 1), s.B))
+    return Causal(draw(st.integers(-2, max(0, s.K - 1))))
+
+
+def window(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
+    side = st.one_of(st.none(), st.integers(0, max(1, s.K // 3)))
+    lowest = min(-1, s.K - s.Q)
+    offset = draw(st.one_of(st.integers(lowest, max(0, s.K - s.Q)), st.just("per batch")))
+    if offset == "per batch":
+        offset = d.integers(lowest, max(0, s.K - s.Q), s.B)
+    left, right = draw(side), draw(side)
+    return SlidingWindow(left, right if left is not None else draw(st.integers(0, s.K // 3)), offset)
+
+
+def lengths(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
+    low = draw(st.sampled_from((0, 1)))
+    found = d.integers(min(low, s.K), s.K, s.B)
+    if s.K > MANY_KEYS:
+        found[-1:] = s.K - draw(st.integers(0, 2))
+    if low == 0 and (s.B > 1 or (s.K <= MANY_KEYS and draw(st.booleans()))):
+        found[:1] = 0
+    return KeyLengths(found)
+
+
+def padding(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
+    return KeyPadding(d.booleans(s.B, s.K))
+
+
+def segments(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
+    rows = draw(st.sampled_from((1, s.B)))
+    return Segments(np.sort(d.integers(0, 2, rows, s.Q)), np.sort(d.integers(0, 2, s.B, s.K)))
+
+
+def pair_shapes(s: Sizes) -> list[tuple[int, ...]]:
+    """Of masks and biases. What is many, batch elements or heads, has one each: that some are mixed up shows there."""
+    batches, heads = (s.B,) if s.B > FEW else (1, s.B), (s.H,) if s.H > FEW else (1, s.H)
+    whole: list[tuple[int, ...]] = [(b, h, s.Q, s.K) for b in batches for h in heads if (b, h) != (1, 1)]
+    return [(s.Q, s.K), *whole] if max(s.B, s.H) <= FEW else whole
+
+
+def dense(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
+    array = d.booleans(*draw(st.sampled_from(pair_shapes(s))))
+    return array if draw(st.booleans()) else Dense(array)
+
+
+MASKS: dict[str, Callable[[st.DrawFn, Sizes, Draw], Any]] = {
+    "causal": causal,
+    "window": window,
+    "lengths": lengths,
+    "padding": padding,
+    "segments": segments,
+    "dense": dense,
+}
+
+
+def combined(draw: st.DrawFn, s: Sizes, d: Draw, available: list[str]) -> Any:
+    kinds = draw(st.lists(st.sampled_from(available), min_size=2, max_size=min(3, len(available)), unique=True))
+    parts = [MASKS[kind](draw, s, d) for kind in kinds]
+    parts = [Dense(part) if isinstance(part, np.ndarray) else part for part in parts]
+    mask = parts[0]
+    for part in parts[1:]:
+        mask = mask | part if draw(st.booleans()) else mask & part
+    return mask
+
+
+def draw_mask(draw: st.DrawFn, kind: str, s: Sizes, d: Draw, declaration: Declaration) -> Any:
+    """kind: one of MASKS, "combined", "any" (one of those), or "maybe" (any, or none at all)."""
+    kinds, several = kinds_of_masks(declaration)
+    if kind == "maybe":
+        kind = draw(st.sampled_from(("none", *kinds, *several)))
+    if kind == "any":
+        kind = draw(st.sampled_from(some((*kinds, *several))))
+    if kind == "none":
+        return None
+    aligned = alignment(s.Q, s.K, declaration)
+    if kind == "causal" and declaration.convention("causal") != "explicit" and draw(st.booleans()):
+        return Causal(aligned)
+    mask = combined(draw, s, d, kinds) if kind == "combined" else MASKS[kind](draw, s, d)
+    return mask if "offset" in declaration else at(mask, aligned)
+
+
+def at(mask: Any, offset: int) -> Any:
+    """The same with every causal mask and window at this offset."""
+    if isinstance(mask, And | Or):
+        return type(mask)(at(mask.left, offset), at(mask.right, offset))
+    if isinstance(mask, Causal):
+        return Causal(offset)
+    return SlidingWindow(mask.left, mask.right, offset) if isinstance(mask, SlidingWindow) else mask
+
+
+def kinds_of_masks(declaration: Declaration) -> tuple[list[str], tuple[str, ...]]:
+    """(kinds that the subject takes, "combined" if there are several)."""
+    kinds = sorted(declaration.masks)
+    return kinds, ("combined",) if len(kinds) > 1 else ()
+
+
+def possible(mask: str, declaration: Declaration) -> bool:
+    """Whether a subject takes such masks at all; asked first, because drawing a case only to drop it takes time."""
+    kinds, several = kinds_of_masks(declaration)
+    return mask in ("none", "maybe", *kinds, *several) or (mask == "any" and bool(kinds))
+
+
+def allowed(mask: Any, s: Sizes) -> np.ndarray:
+    return np.broadcast_to(materialize(mask, s.Q, s.K, batch=s.B, heads=s.H), (s.B, s.H, s.Q, s.K))
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+FEATURES = ("scale", "softcap", "bias", "sinks", "dropout")
+
+
+@st.composite
+def attention_cases(
+    draw: st.DrawFn,
+    operation: str = "attention",
+    mask: str = "maybe",
+    focus: tuple[str, ...] = (),
+    others: bool = True,
+    gradients: bool = True,
+    dtypes: tuple[str, ...] = DTYPES,
+    grouped: bool | None = None,
+    empty_rows: tuple[str, ...] = ("zero",),
+    plans: tuple[Sizes, ...] | None = None,
+    declaration: Declaration = EVERYTHING,
+    rate: int = 5,
+) -> Case:
+    """Attention, its weights or its log-sum-exp.
+
+    focus: features that every case has. others: the remaining features appear now and then, one in `rate`.
+    grouped: True for H > G only. plans: the sizes to draw from, instead of the usual ones.
+    """
+    assume(set(focus) <= declaration.features and possible(mask, declaration))
+    dtype, s = draw(dtype_and_sizes(dtypes, declaration, plans, grouped))
+    d = Draw(draw(seeds), dtype)
+    features = set(focus) | {f for f in FEATURES if others and draw(st.integers(0, rate - 1)) == rate - 1}
+    features &= declaration.features
+    if operation != "attention":
+        features.discard("dropout")
+    rounding = roundings(declaration, dtype)
+    in_float16 = "float16" in rounding.values()
+    inputs, options = attention_inputs(draw, s, d, operation, in_float16)
+    options["mask"] = draw_mask(draw, mask, s, d, declaration)
+    mode = draw(st.sampled_from(empty_rows if "empty_rows" in declaration else ("zero",)))
+    convention = empty_row_convention(operation, declaration)
+    if mode == "zero" and "sinks" not in focus:
+        mode = convention
+    if mode not in ("zero", "any"):
+        options["empty_rows"] = mode
+        features.discard("sinks")
+    add_features(draw, s, d, features, inputs, options)
+    cotangents, case = {}, Case(operation, dtype, inputs, options, {}, rounding=rounding)
+    empty = rows_without_keys(case)
+    if convention == "any" and empty.any():
+        case.options["empty_rows"] = "any"
+    spoiled = convention == "nan" and empty.any()  # what the gradients of NaN then are is not asked
+    if gradients and "gradients" in declaration and not spoiled:
+        shape = {"attention": (s.B, s.H, s.Q, s.V), "attention_weights": (s.B, s.H, s.Q, s.K)}
+        wide = compute_dtype_name(dtype) if operation == "attention_logsumexp" else dtype
+        height = 4 if in_float16 else 100
+        array = cotangent(draw, d, shape.get(operation, (s.B, s.H, s.Q)), 2, wide, height)
+        if convention == "any":
+            array[empty] = 0
+        cotangents["output"] = array
+    return with_memory(draw, replace(case, cotangents=cotangents), declaration)
+
+
+def cotangent(
+    draw: st.DrawFn, d: Draw, shape: tuple[int, ...], axis: int, dtype: str | None = None, height: float = 100
+) -> np.ndarray:
+    """What a result's gradients start from: now and then with zeros, and some rows along an axis `height` times larger.
+
+    A sum over thousands of rows hardly shows a row that is missing, unless it stands out.
+    """
+    array = d.normal(*shape, dtype=dtype)
+    rows = np.moveaxis(array, axis, 0)
+    if len(rows) > MANY_KEYS:
+        rows[edges(len(rows), d)] *= rows.dtype.type(height)
+    kind = draw(st.integers(0, 5))
+    if kind == 5:
+        array[d.booleans(*shape, share=0.5)] = 0
+    elif kind == 4:
+        rows[d.booleans(len(rows), share=0.5)] = 0
+    return array
+
+
+def edges(length: int, d: Draw) -> list[int]:
+    """Places along an axis where tiles of any power of two begin and end, the last one, and a few others."""
+    powers = [2**n + step for n in range(4, length.bit_length()) for step in (-1, 0)]
+    others = d.integers(0, length - 1, 8).tolist()
+    return sorted({place for place in (0, length - 2, length - 1, *powers, *others) if 0 <= place < length})
+
+
+def empty_row_convention(operation: str, declaration: Declaration) -> str:
+    """What the subject promises of empty rows; a mean and NaN are outputs and weights, and promise no log-sum-exp."""
+    convention = declaration.convention("empty_rows")
+    return "any" if operation == "attention_logsumexp" and convention != "zero" else convention
+
+
+def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
+    """The precisions that the subject declares for parts of the arithmetic, in a case of this dtype."""
+    declared = {name: declaration.convention(name) for name in ("weights", "products")}
+    declared = {name: dtype if value == "inputs" else value for name, value in declared.items()}
+    return {name: value for name, value in declared.items() if value not in ("float32", "float64")}
+
+
+NUMBERS = ("usual", "usual", "by head", "by row", "zeros", "ties", "saturated", "tiny", "huge")
+"""What the numbers of a case are like, beside their spread."""
+HUGE = {"float16": 2.0**14, "bfloat16": 2.0**90, "float32": 2.0**90, "float64": 2.0**400}
+TINY = {"float16": 2.0**-20, "bfloat16": 2.0**-120, "float32": 2.0**-120, "float64": 2.0**-400}
+"""Values whose sums still have room, and values of which many are subnormal in the narrower dtypes. Squares of both
+are float64 numbers, which the bounds need."""
+
+
+def attention_inputs(
+    draw: st.DrawFn, s: Sizes, d: Draw, operation: str, in_float16: bool
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Query, key and value. Scores have a spread of about 1, or of 0.1, or of 8, where one key takes nearly all.
+
+    Or magnitudes differ between heads or rows, rows are 0, scores are equal, the softmax is saturated, values are tiny
+    or huge. Of many keys some stand out, at the edges of tiles.
+
+    in_float16: the subject rounds inside to that format, so no product may leave its range.
+    """
+    spread = draw(st.sampled_from((1.0, 1.0, 0.1, 8.0)))
+    mean = draw(st.sampled_from((0.0, 0.0, 3.0)))
+    size = draw(st.sampled_from((1.0, 1.0, 1e-2, 30.0)))
+    kind = "usual" if in_float16 else draw(st.sampled_from(NUMBERS))
+    rows, columns = (s.B, s.H, s.Q, 1), (s.B, s.G, s.K, 1)
+    query, key = d.numbers(s.B, s.H, s.Q, s.D) * spread, d.numbers(s.B, s.G, s.K, s.D)
+    value = d.numbers(s.B, s.G, s.K, s.V) * size + mean * size if operation == "attention" else None
+    if kind == "ties":
+        query, key = np.rint(query / spread), np.rint(key)
+    elif kind == "saturated":
+        query = query * 60
+    elif kind in ("by head", "by row"):
+        query_shape, value_shape = ((s.B, s.H, 1, 1), (s.B, s.G, 1, 1)) if kind == "by head" else (rows, columns)
+        query = query * d.choice((0.03, 1.0, 8.0), *query_shape)
+        value = value if value is None else value * d.choice((1e-3, 1.0, 1e3), *value_shape)
+    elif kind == "zeros":
+        query, key = query * d.booleans(*rows, share=0.7), key * d.booleans(*columns, share=0.7)
+        value = value if value is None else value * d.booleans(*columns, share=0.7)
+    elif value is not None and kind in ("tiny", "huge"):
+        value = value / size * (TINY if kind == "tiny" else HUGE)[d.dtype]
+    if s.K > MANY_KEYS and kind != "ties":
+        standing_out = edges(s.K, d)
+        key[:, :, standing_out] *= max(2.0, 0.6 * np.log(s.K)) / max(spread, 1.0)
+        if value is not None and kind != "huge":
+            value[:, :, standing_out] *= 8
+    inputs = {"query": d.cast(query), "key": d.cast(key)}
+    return inputs | ({} if value is None else {"value": d.cast(value)}), {}
+
+
+def add_features(
+    draw: st.DrawFn, s: Sizes, d: Draw, features: set[str], inputs: dict[str, np.ndarray], options: dict[str, Any]
+) -> None:
+    companion = draw(st.sampled_from((compute_dtype_name(d.dtype), d.dtype)))
+    if "scale" in features:
+        options["scale"] = draw(st.sampled_from((0.3, 1.0, -0.7, 0.0, -0.2)))
+    if "softcap" in features:
+        options["softcap"] = draw(st.sampled_from((0.5, 2.0, 30.0)))
+    if "bias" in features:
+        inputs["bias"] = d.normal(*draw(st.sampled_from(pair_shapes(s))), scale=2.0, dtype=companion)
+        if draw(st.booleans()):
+            inputs["bias"][d.booleans(*inputs["bias"].shape, share=0.15)] = -np.inf
+    if "sinks" in features:
+        many = float(np.log(s.K)) if s.K > MANY_KEYS else 0.0  # so that a sink weighs something beside all of them
+        inputs["sinks"] = d.normal(s.H, scale=2.0, mean=many, dtype=companion)
+    if "dropout" in features:
+        options["dropout_rate"] = draw(st.sampled_from((0.1, 0.5)))
+        options["dropout_keep"] = d.booleans(s.B, s.H, s.Q, s.K, share=1 - options["dropout_rate"])
+
+
+@st.composite
+def merge_cases(
+    draw: st.DrawFn,
+    dtypes: tuple[str, ...] = DTYPES,
+    fewest: int = 1,
+    spread: float = 3.0,
+    plans: tuple[Sizes, ...] | None = None,
+    declaration: Declaration = EVERYTHING,
+) -> Case:
+    """fewest: parts, of which there are 4 at most. spread: of the log-sum-exps. plans: as for attention."""
+    dtype, s = draw(dtype_and_sizes(dtypes, declaration, plans))
+    d, parts = Draw(draw(seeds), dtype), draw(st.integers(fewest, 4))
+    wide = compute_dtype_name(dtype)
+    inputs = {f"outputs[{i}]": d.normal(s.B, s.H, s.Q, s.V) for i in range(parts)}
+    for i in range(parts):
+        logsumexp = d.normal(s.B, s.H, s.Q, scale=spread, mean=2.0, dtype=wide)
+        logsumexp[d.booleans(s.B, s.H, s.Q, share=0.2)] = -np.inf
+        inputs[f"logsumexps[{i}]"] = logsumexp
+    cotangents = {"output": d.normal(s.B, s.H, s.Q, s.V), "logsumexp": d.normal(s.B, s.H, s.Q, dtype=wide)}
+    return with_memory(draw, Case("merge_attention", dtype, inputs, {}, wanted(cotangents, declaration)), declaration)
+
+
+def wanted(cotangents: dict[str, np.ndarray], declaration: Declaration) -> dict[str, np.ndarray]:
+    return cotangents if "gradients" in declaration else {}
+
+
+@st.composite
+def multi_head_cases(
+    draw: st.DrawFn,
+    separate: bool = False,
+    mask: str = "maybe",
+    focus: tuple[str, ...] = (),
+    dtypes: tuple[str, ...] = DTYPES,
+    plans: tuple[Sizes, ...] = (*SHORT, *LONG[:2]),
+    model_widths: tuple[int, int, int, int] = (6, 5, 4, 3),
+    declaration: Declaration = EVERYTHING,
+) -> Case:
+    """separate: per-head projections, with widths of key and value that differ from E / H. mask: as in `draw_mask`.
+    model_widths: of query, key, value and output.
+    """
+    assume(set(focus) <= declaration.features)
+    dtype, s = draw(dtype_and_sizes(dtypes, declaration, plans))
+    d = Draw(draw(seeds), dtype)
+    E, E_key, E_value, E_out = model_widths
+    widths = {"query": (E, s.H * s.D), "key": (E_key, s.G * s.D), "value": (E_value, s.G * s.V)}
+    inputs = {"query": d.normal(s.B, s.Q, E), "key": d.normal(s.B, s.K, E_key), "value": d.normal(s.B, s.K, E_value)}
+    biased = draw(st.booleans())
+    counts = {"query": s.H, "key": s.G, "value": s.G}
+    for name, (inner, outer) in widths.items():
+        heads = counts[name] if separate else 1
+        for head in range(heads):
+            prefix = f"{name}[{head}]" if separate else name
+            inputs[f"{prefix}.weight"] = d.normal(inner, outer // heads, scale=inner**-0.5)
+            if biased:
+                inputs[f"{prefix}.bias"] = d.normal(outer // heads, scale=0.3)
+    inputs["output.weight"] = d.normal(s.H * s.V, E_out, scale=(s.H * s.V) ** -0.5)
+    if draw(st.booleans()):
+        inputs["output.bias"] = d.normal(E_out)
+    options: dict[str, Any] = {"num_heads": s.H, "mask": draw_mask(draw, mask, s, d, declaration)}
+    features = set(focus) | ({f for f in FEATURES if draw(st.integers(0, 5)) == 5} & declaration.features)
+    add_features(draw, s, d, features, inputs, options)
+    # Without promises about empty rows, none are asked for.
+    visible = allowed(options["mask"], s) & (inputs.get("bias", 0.0) != -np.inf)
+    assume(declaration.convention("empty_rows") == "zero" or visible.any(-1).all())
+    cotangents = wanted({"output": d.normal(s.B, s.Q, E_out)}, declaration)
+    rounding = roundings(declaration, dtype)
+    return with_memory(
+        draw, Case("multi_head_attention", dtype, inputs, options, cotangents, rounding=rounding), declaration
+    )
+
+
+# --- the layers around it ---------------------------------------------------------------------------------------------
+
+NormShape = tuple[tuple[int, ...], int]
+"""The shape of x, and how many of its last axes are normalised."""
+NORM_SHAPES: tuple[NormShape, ...] = (
+    *(((3, 7), 1), ((2, 5, 12), 1), ((4, 3, 5), 2), ((5, 70), 1), ((2, 3, 1), 1), ((3, 257), 1)),
+)
+
+NORM_NUMBERS = ("usual", "usual", "usual", "by row", "zeros", "small", "large")
+LARGE = {"float16": 2.0**15, "bfloat16": 2.0**40, "float32": 2.0**40, "float64": 2.0**330}
+"""Squares leave 16 bits, but the cube of a reciprocal, which the gradient of rsqrt has, stays in range."""
+
+
+@st.composite
+def norm_cases(
+    draw: st.DrawFn,
+    operation: str = "layer_norm",
+    means: tuple[float, ...] = (0.0, 0.0, 2.0, -30.0),
+    spreads: tuple[float, ...] = (1.0, 1.0, 0.03, 40.0),
+    default_eps: bool = False,
+    gradients: bool = True,
+    focus: tuple[str, ...] = (),
+    plans: tuple[NormShape, ...] = NORM_SHAPES,
+    dtypes: tuple[str, ...] = DTYPES,
+    declaration: Declaration = EVERYTHING,
+) -> Case:
+    """plans: the shapes of x to draw from, each with the number of axes that are normalised."""
+    assume(set(focus) <= declaration.features)
+    shapes = [s for s in plans if operation != "standard_deviation_norm" or s[0][-1] > 1]
+    shape, axes = draw(st.sampled_from(some(s for s in shapes if s[1] == 1 or "axes" in declaration)))
+    sizes = {"rows": prod(shape[:-axes]), "width": prod(shape[-axes:])}
+    cheap = ball_work(operation, gradients=gradients, **sizes) <= EXACTLY
+    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
+    d, scale = Draw(draw(seeds), dtype), draw(st.sampled_from(spreads))
+    names = shape[-axes:]
+    companion = draw(st.sampled_from((dtype, compute_dtype_name(dtype))))
+    x, weight, kind = d.numbers(*shape) * scale, d.numbers(*names), draw(st.sampled_from(NORM_NUMBERS))
+    if shape[-1] > MANY_KEYS:
+        standing_out = edges(shape[-1], d)
+        x[..., standing_out] *= 3
+        weight[..., standing_out] *= 3
+    x = x + draw(st.sampled_from(means)) * scale
+    rows = (*shape[:-axes], *(1 for _ in names))
+    if kind == "by row":
+        x = x * d.choice((1e-3, 0.1, 1.0, 1e2), *rows)
+    elif kind == "zeros":
+        x, weight = x * d.booleans(*shape, share=0.8), weight * d.booleans(*names, share=0.7)
+    elif kind == "small":  # the variance is about eps
+        x = x / scale * d.choice((1e-4, 1e-3, 3e-3, 0.03), *rows)
+    elif kind == "large":  # squares do not fit into 16 bits, and barely into float32
+        x = x / (scale * (1 + np.max(np.abs(x), initial=1.0) / scale)) * LARGE[dtype]
+    inputs = {"x": d.cast(x), "weight": d.cast(weight, companion)}
+    if operation != "rms_norm" and draw(st.integers(0, 4)) > 0 and "bias" not in declaration.lacking:
+        inputs["bias"] = d.normal(*names, dtype=companion)
+    options: dict[str, Any] = {}
+    if operation != "layer_norm" or (not default_eps and draw(st.booleans())):
+        options["eps"] = draw(st.sampled_from((1e-5, 1e-6, 1e-12, 1e-3, 0.5)))
+    options = without_lacking(operation, options, declaration)
+    cotangents = wanted({"output": cotangent(draw, d, shape, 0)}, declaration) if gradients else {}
+    return with_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
+
+
+def norm_shapes(rows: int, width: int) -> tuple[NormShape, ...]:
+    """Shapes of x with so many rows and numbers in a row: rows in one axis or two, a row in one axis or two."""
+    leading = [(rows,), *((part, rows // part) for part in (2, 3) if rows % part == 0 and rows > part)]
+    inner = [(width,), *((part, width // part) for part in (2, 3) if width % part == 0 and width > part)]
+    return tuple(((*front, *back), len(back)) for front in leading for back in inner if len(back) == 1 or back[1] > 1)
+
+
+def without_lacking(operation: str, options: dict[str, Any], declaration: Declaration) -> dict[str, Any]:
+    """The options with the operation's own defaults for those that the function has no parameter for."""
+    return {n: default(operation, n) if n in declaration.lacking else value for n, value in options.items()}
+
+
+def taken(operation: str, name: str, choices: Iterable[Any], declaration: Declaration) -> tuple[Any, ...]:
+    """The choices for an option; only its default where the function has no parameter for it."""
+    lacking = name in declaration.lacking
+    return some(choice for choice in choices if not lacking or choice == default(operation, name))
+
+
+ACTIVATIONS = ("relu", "gelu", "gelu_tanh")
+NETWORKS = (((2, 3, 4), 10, 5), ((5, 6), 7, 6), ((2, 9, 24), 40, 17))
+
+
+@st.composite
+def feed_forward_cases(
+    draw: st.DrawFn,
+    activations: tuple[str, ...] = ACTIVATIONS,
+    dtypes: tuple[str, ...] = DTYPES,
+    plans: tuple[tuple[tuple[int, ...], int, int], ...] = NETWORKS,
+    declaration: Declaration = EVERYTHING,
+) -> Case:
+    """plans: the shapes of x to draw from, each with the inner and the outer width."""
+    shape, inner, outer = draw(st.sampled_from(plans))
+    sizes = {"rows": prod(shape[:-1]), "E": shape[-1], "F": inner, "out": outer}
+    cheap = ball_work("feed_forward", gradients=True, **sizes) <= EXACTLY
+    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
+    d, E = Draw(draw(seeds), dtype), shape[-1]
+    size = draw(st.sampled_from((1.0, 4.0)))
+    inputs = {"x": d.normal(*shape, scale=size), "inner.weight": d.normal(E, inner, scale=E**-0.5)}
+    inputs["outer.weight"] = d.normal(inner, outer, scale=inner**-0.5)
+    if draw(st.booleans()):
+        inputs |= {"inner.bias": d.normal(inner), "outer.bias": d.normal(outer)}
+    options: dict[str, Any] = {
+        "activation": draw(st.sampled_from(taken("feed_forward", "activation", activations, declaration)))
+    }
+    if draw(st.integers(0, 2)) == 0 and "dropout" in declaration:
+        options |= {"dropout_rate": 0.25, "dropout_keep": d.booleans(*shape[:-1], inner, share=0.75)}
+    cotangents = wanted({"output": cotangent(draw, d, (*shape[:-1], outer), 0)}, declaration)
+    return with_memory(draw, Case("feed_forward", dtype, inputs, options, cotangents), declaration)
+
+
+EXACT_POSITIONS = 2**15
+"""Entries of sinusoidal positions that ball arithmetic affords."""
+
+
+@st.composite
+def sinusoidal_cases(
+    draw: st.DrawFn,
+    dtypes: tuple[str, ...] = DTYPES,
+    offsets: tuple[int, ...] = (),
+    plan: tuple[int, int] | None = None,
+    declaration: Declaration = EVERYTHING,
+) -> Case:
+    """offsets: the choices, instead of the usual ones. plan: length and width."""
+    if "dtype" in declaration.lacking:
+        dtypes = tuple(dtype for dtype in dtypes if dtype == default("sinusoidal_positions", "dtype"))
+    if plan is not None and plan[0] * plan[1] > EXACT_POSITIONS:
+        dtypes = tuple(dtype for dtype in dtypes if dtype != "float64")
+    limits = declaration.limits
+    options = {
+        "length": draw(st.integers(0, min(40, limits.get("length", 40)))) if plan is None else plan[0],
+        "width": draw(st.integers(1, min(70, limits.get("model_width", 70)))) if plan is None else plan[1],
+        "offset": draw(st.sampled_from(offsets) if offsets else st.one_of(st.sampled_from((0, 511, 4099)), digits(4))),
+        "exponent": draw(st.sampled_from(("shared", "doubled"))),
+        "dtype": draw(st.sampled_from(judged(dtypes, declaration))),
+    }
+    options = without_lacking("sinusoidal_positions", options, declaration)
+    return Case("sinusoidal_positions", options["dtype"], {}, options)
+
+
+LOOKUPS = tuple(
+    (rows, width, shape)
+    for rows, width in ((11, 5), (40, 10))  # widths whose root must be rounded
+    for shape in ((7,), (2, 5), (3, 2, 4), (1,))
+)
+
+
+@st.composite
+def lookup_cases(
+    draw: st.DrawFn,
+    operation: str,
+    scaled: tuple[bool, ...] = (False, True),
+    dtypes: tuple[str, ...] = DTYPES,
+    plans: tuple[tuple[int, int, tuple[int, ...]], ...] = LOOKUPS,
+    declaration: Declaration = EVERYTHING,
+) -> Case:
+    """scaled: the choices for an embedding. plans: rows and width of the table, and shapes of the ids or lengths."""
+    rows, width, lengths = draw(st.sampled_from(plans))
+    shape = draw(st.sampled_from(((prod(lengths),), lengths))) if operation == "embedding" else lengths[:1]
+    cheap = ball_work(operation, gradients=True, N=rows, E=width, rows=prod(shape)) <= EXACTLY
+    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
+    d = Draw(draw(seeds), dtype)
+    inputs = {"table": d.normal(rows, width)}
+    if operation == "learned_positions":
+        length = min(shape[0], rows)
+        start = draw(st.sampled_from((0, rows - length))) if rows > MANY_KEYS else int(d.integers(0, rows - length))
+        options: dict[str, Any] = {"length": length, "offset": start}
+        shape = (length,)
+    else:
+        kind = draw(st.sampled_from((np.int32, np.int64)))
+        inputs["ids"] = d.integers(0, rows - 1, *shape).astype(kind)
+        if rows > MANY_KEYS:  # so that the last rows are read, whatever is drawn
+            inputs["ids"].reshape(-1)[-2:] = (rows - 2, rows - 1)[-inputs["ids"].size :]
+        options = {"scaled": draw(st.sampled_from(taken(operation, "scaled", scaled, declaration)))}
+    options = without_lacking(operation, options, declaration)
+    cotangents = wanted({result_names(operation)[0]: cotangent(draw, d, (*shape, width), 0)}, declaration)
+    return with_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
+
+
+def operation_cases(
+    operation: str, dtypes: tuple[str, ...] = DTYPES, declaration: Declaration = EVERYTHING
+) -> st.SearchStrategy[Case]:
+    """Cases of any operation with all its features."""
+    return OPERATIONS[operation](dtypes=dtypes, declaration=declaration)
+
+
+OPERATIONS: dict[str, Callable[..., st.SearchStrategy[Case]]] = {
+    "attention": partial(attention_cases, empty_rows=("zero", "zero", "mean")),
+    "attention_weights": partial(attention_cases, "attention_weights"),
+    "attention_logsumexp": partial(attention_cases, "attention_logsumexp"),
+    "merge_attention": merge_cases,
+    "multi_head_attention": lambda **given: st.booleans().flatmap(lambda b: multi_head_cases(separate=b, **given)),
+    "layer_norm": partial(norm_cases, "layer_norm"),
+    "rms_norm": partial(norm_cases, "rms_norm"),
+    "standard_deviation_norm": partial(norm_cases, "standard_deviation_norm"),
+    "sinusoidal_positions": sinusoidal_cases,
+    "learned_positions": partial(lookup_cases, "learned_positions"),
+    "embedding": partial(lookup_cases, "embedding"),
+    "feed_forward": feed_forward_cases,
+}
+"""Every operation with the strategy that draws all its features; keywords: dtypes, declaration."""

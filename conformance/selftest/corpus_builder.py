@@ -1,0 +1,97 @@
+"""`python -m conformance.selftest.corpus_builder`: draw a new version of the frozen corpus.
+
+For every planted fault, the smallest case that shows it by the rule it names; each case once. Cases of the version
+before are kept. With `--harvest` only what attention is given in a trained model is added.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.case import Case
+from conformance.checks.encoding import encode
+from conformance.checks.tally import Violation
+from conformance.judge.run import run_probe, silent
+from conformance.models import real
+from conformance.models.forced import taken_steps
+from conformance.operations.corpus import entries
+from conformance.operations.probes import probes_of
+from conformance.runner.in_process import Examiner
+from conformance.selftest.faults import Fault, planted
+from reference_numpy.attention import linear, split_heads
+from specification import KeyPadding
+
+FOLDER = Path(__file__).parent
+EXAMPLES, SEED, SHRINKING = 10, 1, 1.0
+"""Cases for each probe; seconds for making one smaller."""
+REAL = "real inputs"
+LARGEST = 100_000
+"""Characters of one case at most, so that the corpus stays small."""
+
+
+def failing() -> Iterator[tuple[str, tuple[str, ...], Violation]]:
+    """(the fault's name, its probe's operations, the violation with its smallest case) for every fault in NumPy."""
+    for fault in planted():
+        if fault.arrays == "numpy":
+            yield from islice(shown(fault), 1)
+
+
+def shown(fault: Fault) -> Iterator[tuple[str, tuple[str, ...], Violation]]:
+    subject = fault.target().make()
+    for probe in probes_of(fault.rule, fault.operation, subject.declaration):
+        tally = run_probe(probe, [Examiner(subject)], EXAMPLES, SEED, silent, SHRINKING)
+        yield from ((fault.name, probe.operations, violation) for violation in tally.violations.values())
+
+
+def harvested() -> Iterator[dict[str, Any]]:
+    """Queries, keys and values of three layers on two sentences of differing lengths, in three dtypes."""
+    batch = real.batch_of(sorted(real.sentences(), key=len)[5:25:19])
+    steps = taken_steps(real.definition(), (batch.tokens,), {"key_padding": batch.keep})
+    generator = np.random.default_rng(SEED)
+    for layer, dtype in ((0, "float32"), (2, "float32"), (5, "float32"), (2, "bfloat16"), (5, "float16")):
+        parameters, x, *_ = steps[f"blocks.{layer}.attention"].arguments
+        parts = {name: getattr(parameters, name) for name in ("query", "key", "value")}
+        heads = {name: split_heads(linear(part, x), real.HEADS) for name, part in parts.items()}
+        inputs = {name: np.ascontiguousarray(array.astype(dtype)) for name, array in heads.items()}
+        cotangent = generator.normal(size=heads["query"].shape).astype(dtype)
+        case = Case("attention", dtype, inputs, {"mask": KeyPadding(batch.keep)}, {"output": cotangent})
+        fields = {"rule": "ATT-5", "title": REAL, "operations": ["attention"], "examined_by": "agreement"}
+        yield fields | {"shows": f"attention {layer} of all-MiniLM-L6-v2 in {dtype}", "material": encode(case)}
+
+
+def line(shows: str, operations: tuple[str, ...], violation: Violation) -> dict[str, Any]:
+    # Uncut: its sizes are then those of generated cases, for which JAX has compiled.
+    material = violation.material if violation.uncut is None else violation.uncut
+    fields = {"rule": violation.rule, "title": violation.title, "operations": list(operations)}
+    return fields | {"examined_by": violation.examined_by, "shows": shows, "material": encode(material)}
+
+
+def build(harvest: bool) -> None:
+    old = [
+        {"rule": e.rule, "title": e.title, "operations": list(e.operations), "examined_by": e.examined_by,
+         "shows": e.shows, "material": encode(e.material)}
+        for e in (entries() if (FOLDER / "cases.jsonl").exists() else ())
+    ]  # fmt: skip
+    found: dict[str, dict[str, Any]] = {}
+    for entry in [*old, *(harvested() if harvest else (line(*part) for part in failing()))]:
+        material = json.dumps(entry["material"], sort_keys=True)
+        if entry["title"] == REAL or len(material) <= LARGEST:
+            found.setdefault(entry["examined_by"] + material, entry)
+    raw = "".join(json.dumps(entry) + "\n" for entry in found.values()).encode()
+    (FOLDER / "cases.jsonl").write_bytes(raw)
+    version = 1 + (json.loads((FOLDER / "manifest.json").read_text())["version"] if old else 0)
+    content = {"version": version, "cases": len(found), "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
+    (FOLDER / "manifest.json").write_text(json.dumps(content, indent=1) + "\n")
+    print(content)
+
+
+if __name__ == "__main__":
+    build(harvest="--harvest" in sys.argv[1:])

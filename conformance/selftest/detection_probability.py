@@ -1,0 +1,221 @@
+"""How surely the planted faults are caught: the chance that a run with a fresh seed misses one.
+
+    python -m conformance.selftest.detection_probability [--cases 60] [--only MASK-1]
+
+A self-test that catches all of them says little of the next one with another seed. Cases are drawn independently, each
+by a seed of its own (`drawing.py`), so their chances multiply: a fault that shows in the share p of a probe's cases is
+missed by all c of them with probability (1 - p)^c. The first case of most probes is the same in every run, and shows it
+always or never; where a filter rejects the simplest of all, it is drawn like the others.
+
+A plan's rows are other distributions each, and a run draws every row once, or some of them, chosen by its seed. A fault
+that shows in the share p_r of row r's cases is missed by one cycle of all rows with probability prod (1 - p_r). Of m
+rows out of n, each set of m is as likely as any other: the chance is the mean of these products over all sets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import warnings
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+from typing import Any
+
+from hypothesis.strategies import SearchStrategy
+from rich.console import Console
+from rich.table import Table
+
+from conformance.checks.encoding import encode
+from conformance.judge.checking import EFFORTS
+from conformance.judge.run import breaks, cases_of, run_refusals, seed_of
+from conformance.operations.probes import Probe, probes_of
+from conformance.runner.cores import start
+from conformance.runner.in_process import TIME_LIMIT, Examiner
+from conformance.sampling.drawing import Rows, drawn, of_seed, own_seed
+from conformance.selftest.faults import Fault
+from conformance.selftest.selftest import chosen, companies
+
+CASES, ENOUGH = 60, 20
+"""For each probe, or each row of a plan; and for faults that are sure to be caught."""
+AT_FIRST = 2
+"""Cases of each row of a plan; only rows that have shown a fault by then are drawn again for it."""
+SEED = 20261125
+SEEDS = 4
+"""With which first cases are compared."""
+SURE = 1e-9
+"""A fault that a default run misses no more often is not asked any further."""
+SHOWN = 15
+"""Faults in the table: the likeliest to be missed."""
+
+
+@dataclass
+class Odds:
+    """Of one fault. shown: for every probe, the cases that showed it, of so many. missed: by the effort's name, the
+    chance that a run catches it by none of its rule's probes.
+    """
+
+    title: str
+    shown: dict[str, tuple[int, int]] = field(default_factory=dict)
+    missed: dict[str, float] = field(default_factory=lambda: dict.fromkeys(EFFORTS, 1.0))
+
+    @property
+    def sure(self) -> bool:
+        return self.missed["default"] <= SURE
+
+    def after(self, probe: Probe, shows: Sequence[bool], settled: bool) -> Odds:
+        """shows: for every case of one more probe whether it shows the fault; at least one. settled: every run has the
+        first of them.
+        """
+        simplest, fresh = (shows[0], shows[1:]) if settled else (None, shows)
+        return self.times(probe, shows, lambda cases: chance_of_none(simplest, fresh, cases))
+
+    def after_plan(self, probe: Probe, rows: Sequence[Sequence[bool]], first: int) -> Odds:
+        """rows: for every case of each row of one more probe's plan whether it shows the fault. first: rows that come
+        before the others.
+        """
+        shows = [show for row in rows for show in row]
+        return self.times(probe, shows, lambda cases: chance_of_none_in_rows(rows, first, cases))
+
+    def times(self, probe: Probe, shows: Sequence[bool], none: Callable[[int], float]) -> Odds:
+        """none: the chance that none of so many cases of one more probe shows the fault."""
+        missed = {effort: chance * none(cases_of(probe, EFFORTS[effort])) for effort, chance in self.missed.items()}
+        return Odds(self.title, self.shown | {probe.title: (sum(shows), len(shows))}, missed)
+
+
+def chance_of_none(simplest: bool | None, fresh: Sequence[bool], cases: int) -> float:
+    """That none of a run's cases shows it. One case alone is a fresh one; of several the first is the simplest, unless
+    that is None, and all are fresh.
+
+    The share is counted as if one more fresh case had not shown it, so that no number of cases proves certainty.
+    """
+    share = share_of(fresh)
+    if cases == 1 or simplest is None:
+        return (1 - share) ** cases
+    return 0.0 if simplest else (1 - share) ** (cases - 1)
+
+
+def share_of(fresh: Sequence[bool]) -> float:
+    """Counted as if one more case had not shown it."""
+    return sum(fresh) / (len(fresh) + 1)
+
+
+def chance_of_none_in_rows(rows: Sequence[Sequence[bool]], first: int, cases: int) -> float:
+    """That none of a run's cases shows it. The first rows take their turn, then all of them do, again and again."""
+    unseen = [1 - share_of(shows) for shows in rows]
+    chance = mean_of_products(unseen[:first], min(cases, first))
+    cycles, rest = divmod(max(cases - first, 0), max(len(rows), 1))
+    return chance * prod(unseen) ** cycles * mean_of_products(unseen, rest)
+
+
+def mean_of_products(factors: Sequence[float], count: int) -> float:
+    """Over all sets of so many of them: their elementary symmetric polynomial, divided by the number of sets."""
+    means = [1.0] + [0.0] * count
+    for number, factor in enumerate(factors, 1):
+        # A set of m out of `number` has the last of them in m / number of all cases.
+        for m in range(min(number, count), 0, -1):
+            means[m] = means[m] * (1 - m / number) + means[m - 1] * factor * (m / number)
+    return means[count]
+
+
+def odds_of(faults: Collection[Fault], cases: int, seed: int) -> list[Odds]:
+    """Of faults that are asked together."""
+    first = next(iter(faults))
+    examiners = {fault.title: Examiner(fault.target().make(), TIME_LIMIT) for fault in faults}
+    refused = run_refusals({first.rule}, list(examiners.values()), first.operation).violations
+    odds = {title: Odds(title) for title in examiners}
+    for title, found in odds.items():
+        if (first.rule, title) in refused:  # the same in every run
+            found.missed = dict.fromkeys(EFFORTS, 0.0)
+    for probe in probes_of(first.rule, first.operation, examiners[first.title].declaration):
+        asked = [(found, examiners[title]) for title, found in odds.items() if not found.sure]
+        odds |= {found.title: found for found in after_probe(probe, asked, cases, seed)}
+    return list(odds.values())
+
+
+def after_probe(probe: Probe, before: Sequence[tuple[Odds, Examiner]], cases: int, seed: int) -> list[Odds]:
+    """before: of each fault, and who examines it."""
+    if isinstance(probe.material, Rows):
+        return after_plan(probe, probe.material, before, cases, seed)
+    shows: list[list[bool]] = [[] for _ in before]
+    now = [odds for odds, _ in before]
+    of_probe = seed_of(probe, seed)
+    settled = starts_the_same(probe.material, of_probe)
+    for number, material in drawn(probe.material, cases, of_probe):
+        asked = [index for index, odds in enumerate(now) if number < ENOUGH or not odds.sure]
+        if not asked:
+            break
+        shared = probe.examination.prepare(material)
+        for index in asked:
+            odds, examiner = before[index]
+            shows[index].append(breaks(examiner(probe.examined_by, material, shared)))
+            now[index] = odds.after(probe, shows[index], settled)
+    return now
+
+
+def after_plan(probe: Probe, plan: Rows, before: Sequence[tuple[Odds, Examiner]], cases: int, seed: int) -> list[Odds]:
+    """`after_probe` for a plan. cases: of each row at most."""
+    rows, of_probe = plan.all_strategies, seed_of(probe, seed)
+    shows: list[list[list[bool]]] = [[[] for _ in rows] for _ in before]
+    now = [odds for odds, _ in before]
+    for turn, row in product(range(cases), range(len(rows))):
+        asked = [
+            index for index, odds in enumerate(now) if not odds.sure and (turn < AT_FIRST or any(shows[index][row]))
+        ]
+        drawn_now = of_seed(rows[row], own_seed(of_probe, turn * len(rows) + row), False) if asked else []
+        for material in drawn_now[-1:]:
+            shared = probe.examination.prepare(material)
+            for index in asked:
+                odds, examiner = before[index]
+                shows[index][row].append(breaks(examiner(probe.examined_by, material, shared)))
+                now[index] = odds.after_plan(probe, shows[index], len(plan.strategies))
+    return now
+
+
+def starts_the_same(material: SearchStrategy[Any], seed: int) -> bool:
+    """Whether the first case is the same with every seed, of some."""
+    firsts = (of_seed(material, own_seed(seed, number))[:1] for number in range(SEEDS))
+    return len({json.dumps(encode(tuple(first))) for first in firsts}) == 1
+
+
+def measure(only: Collection[str] | None, cases: int, seed: int) -> Iterator[Odds]:
+    """only: as in `selftest`."""
+    faults = chosen(only)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what faults make of their numbers
+        for company in companies(faults):
+            yield from odds_of([faults[index] for index in company], cases, seed)
+
+
+def odds_table(odds: Sequence[Odds]) -> Table:
+    """The likeliest to be missed, and the sum over all: how many faults a run is expected to miss."""
+    table = Table(title="Chance that a run with a fresh seed misses a planted fault", title_justify="left")
+    table.add_column("fault")
+    table.add_column("of so many cases, shown by")
+    for effort in EFFORTS:
+        table.add_column(effort, justify="right")
+    for found in sorted(odds, key=lambda found: -found.missed["default"])[:SHOWN]:
+        probes = ", ".join(f"{title} {count}/{of}" for title, (count, of) in found.shown.items() if count)
+        table.add_row(found.title, probes, *(f"{found.missed[effort]:.1e}" for effort in EFFORTS))
+    sums = [sum(found.missed[effort] for found in odds) for effort in EFFORTS]
+    table.add_row(f"missed of {len(odds)}, expected", "", *(f"{total:.1e}" for total in sums), style="bold")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.selftest.detection_probability", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--cases", type=int, default=CASES, help="for each probe, or each row of a plan")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--only", action="append", help="a rule or a fault; may be given again")
+    given = parser.parse_args()
+    if given.cases < 2:
+        parser.error("--cases must be 2 or more: of one case alone nobody knows whether it is the simplest")
+    start()
+    Console(width=140).print(odds_table(list(measure(given.only, given.cases, given.seed))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What the bounds catch: attention that is slightly wrong in float32, and how many cases notice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from rich.table import Table
+
+from conformance.bounds import bound
+from conformance.cases.case import Case
+from conformance.cases.features import within
+from conformance.checks.verdict import judge
+from conformance.judge.checking import EFFORTS
+from conformance.judge.run import run_probe, silent
+from conformance.operations.probes import probes_of
+from conformance.oracle.reference import oracle
+from conformance.runner.in_process import Examiner
+from conformance.sampling.drawing import drawn
+from conformance.sampling.strategies import attention_cases
+from conformance.selftest.faults import Fault, planted
+from conformance.subjects.subject import Subject
+
+TITLES = (
+    "ATT-1 scale off by 1e-4",
+    "ATT-9 products in TF32",
+    "ATT-9 weights in bfloat16",
+    "ATT-5 exp off by 2e-5",
+)
+"""Planted faults that are a matter of digits only."""
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """share: of the float32 cases drawn that have a result beyond its bound. median: of the cases' largest ratios.
+
+    runs: how many default runs of the fault's own rule catch it, of so many.
+    """
+
+    title: str
+    share: float
+    median: float
+    runs: int
+    of: int
+
+    @property
+    def reliable(self) -> bool:
+        return self.runs == self.of
+
+
+def slightly_wrong() -> list[Fault]:
+    """The faults, in the order of `TITLES`."""
+    by_title = {fault.title: fault for fault in planted()}
+    return [by_title[title] for title in TITLES]
+
+
+def ratio_of(case: Case, subject: Subject) -> float:
+    """The largest of the case's results."""
+    return max(finding.ratio for finding in judge(case, subject(case), oracle(case), bound(case)))
+
+
+def caught(fault: Fault, seed: int) -> bool:
+    """By a default run of its rule."""
+    examiner = Examiner(fault.target().make())
+    probes = probes_of(fault.rule, fault.operation, examiner.declaration)
+    tallies = (run_probe(probe, [examiner], EFFORTS["default"], seed, silent, 0) for probe in probes)
+    return any(tally.violations for tally in tallies)
+
+
+def sensitivity(fault: Fault, count: int, runs: int, seed: int) -> Sensitivity:
+    subject = fault.target().make()
+    cases = attention_cases(dtypes=("float32",), gradients=False, declaration=subject.declaration)
+    ratios = [ratio_of(case, subject) for _, case in drawn(cases, count, seed) if within(case, subject.declaration)]
+    hits = sum(caught(fault, seed + run) for run in range(runs))
+    return Sensitivity(fault.title, float(np.mean(np.array(ratios) > 1)), float(np.median(ratios)), hits, runs)
+
+
+def measure(count: int = 200, runs: int = 10, seed: int = 0) -> list[Sensitivity]:
+    """Every fault's, from so many cases and default runs."""
+    return [sensitivity(fault, count, runs, seed) for fault in slightly_wrong()]
+
+
+def sensitivity_table(rows: Sequence[Sensitivity]) -> Table:
+    table = Table(title="Slightly wrong attention in float32, in units of the bound", title_justify="left")
+    for name, justify in (("rule and fault", "left"), ("cases that catch it", "right"), ("median ratio", "right")):
+        table.add_column(name, justify=justify)
+    table.add_column("default runs of its rule that catch it", justify="right")
+    for row in rows:
+        table.add_row(row.title, f"{row.share:.0%}", f"{row.median:.3g}", f"{row.runs} of {row.of}")
+    return table

@@ -1,0 +1,246 @@
+"""How tight the bounds are, and what they let pass.
+
+    python -m conformance.selftest.tightness [--seconds 900] [--operation attention] [--dtype float32]
+    python -m conformance.selftest.tightness --faults
+    python -m conformance.selftest.tightness --markdown docs/tightness.md
+
+The first climbs (`hypothesis.target`) towards the largest error that honest implementations make, in units of its
+bound: this project's three and the variants, for every operation, dtype and result. A ratio above 1 would be a wrong
+bound, one below 0.02 a bound that lets nearly everything pass. The second (`sensitivity.py`) counts the cases that
+catch attention which is slightly wrong. The third writes both tables to a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import re
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import hypothesis
+import hypothesis.errors
+from hypothesis import Phase
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from conformance.bounds import bound
+from conformance.cases.case import Case
+from conformance.cases.features import within
+from conformance.checks.verdict import judge
+from conformance.judge.run import Enough
+from conformance.operations.probes import WIDE
+from conformance.oracle.reference import balls_available, oracle
+from conformance.reports.markdown import as_markdown
+from conformance.sampling.drawing import drawing
+from conformance.sampling.strategies import DTYPES, OPERATIONS, norm_cases, operation_cases
+from conformance.selftest import sensitivity
+from conformance.selftest.variants import VARIANTS, Variant
+from conformance.subjects.subject import IMPLEMENTATIONS, Subject
+
+WANTED = (0.02, 1.0)
+"""Between these the largest ratio of every row should lie."""
+CASES = 400
+"""So many cases at a time for one group and dtype: the first half drawn at random, the others climbing."""
+SEED = 20260103
+
+Ratios = dict[str, float]
+"""The largest ratio of every result."""
+
+
+PAGE = """\
+# How tight the bounds are
+
+A bound that no honest implementation exceeds is easily had: a large one. So both sides are measured. Written by
+`python -m conformance.selftest.tightness --markdown docs/tightness.md`.
+
+## What they catch
+
+Attention that is wrong by a little more than float32 arithmetic is. Every case is asked alone: the share of the cases
+that have a result beyond its bound, the median of the cases' largest errors in units of the bound, and how often a
+default run of the rule finds the fault.
+
+{wrong}
+
+## What they allow
+
+The largest error that any honest implementation made, in units of its bound: the definition, its ports and the
+variants, by search for large errors. Above {high:g} a bound would be wrong, below {low:g} it would let nearly
+everything pass. In 16 bits the one rounding at the end outweighs everything else, and reaches its bound.
+
+{honest}
+"""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases of one kind, and who answers them."""
+
+    title: str
+    operation: str
+    cases: st.SearchStrategy[Case]
+    subjects: tuple[Subject, ...]
+
+
+def groups(dtype: str, operations: Iterable[str], jax: bool = False) -> Iterable[Group]:
+    """Every operation by those that declare nothing, then each variant that declares roundings by itself."""
+    own = [IMPLEMENTATIONS[name]() for name in ("reference_numpy", "torch_impl", *(("jax_impl",) if jax else ()))]
+    for operation in operations:
+        variants = [(v, v.subject()) for v in VARIANTS if v.operation == operation and (jax or v.arrays != "jax")]
+        plain = tuple(subject for _, subject in variants if not declared(subject))
+        yield Group(operation, operation, operation_cases(operation, (dtype,)), (*own, *plain))
+        if operation == "layer_norm" and dtype in WIDE:
+            far = norm_cases(means=(1e3, -1e4), dtypes=(dtype,))
+            yield Group("layer_norm, far from zero", operation, far, (*own, *plain))
+        for variant, subject in variants:
+            if declared(subject) and dtype in subject.declaration.dtypes:
+                yield declared_group(variant, subject, dtype)
+
+
+def declared(subject: Subject) -> bool:
+    return bool({"weights", "products"} & set(subject.declaration.conventions))
+
+
+def declared_group(variant: Variant, subject: Subject, dtype: str) -> Group:
+    cases = operation_cases(variant.operation, (dtype,), subject.declaration)
+    return Group(f"{variant.operation}, {variant.name}", variant.operation, cases, (subject,))
+
+
+# --- climbing ---------------------------------------------------------------------------------------------------------
+
+
+def ratios_of(case: Case, subjects: Sequence[Subject]) -> Ratios:
+    """For every result the largest ratio of those subjects that take the case."""
+    truth, bounds = oracle(case), bound(case)
+    found: Ratios = defaultdict(float)
+    for subject in subjects:
+        if within(case, subject.declaration):
+            for finding in judge(case, subject(case), truth, bounds):
+                name = re.sub(r"\[\d+\]", "", finding.name)
+                found[name] = max(found[name], finding.ratio)
+    return found
+
+
+def climb(group: Group, seconds: float, cases: int = CASES, seed: int = SEED) -> Ratios:
+    """The largest ratios found in so many cases, and in as many again while one is still small and time is left."""
+    largest: Ratios = defaultdict(float)
+    end, small = time.process_time() + seconds, True
+    with contextlib.suppress(Enough):
+        while small:
+            climb_once(group, end, cases, seed, largest)
+            small, seed = any(0 < ratio < WANTED[0] for ratio in largest.values()), seed + 1
+    return largest
+
+
+def climb_once(group: Group, end: float, cases: int, seed: int, largest: Ratios) -> None:
+    """Enough is raised when the time is over."""
+
+    @hypothesis.seed(seed)
+    @drawing(cases, Phase.generate, Phase.target)
+    @hypothesis.given(group.cases)
+    def each(case: Case) -> None:
+        if time.process_time() > end:
+            raise Enough
+        for name, ratio in ratios_of(case, group.subjects).items():
+            largest[name] = max(largest[name], ratio)
+            if 0 < ratio < math.inf:
+                hypothesis.target(math.log(ratio), label=name)
+
+    each()
+
+
+@dataclass
+class Tightness:
+    """The largest ratios by title of the group, result and dtype."""
+
+    rows: dict[tuple[str, str], dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
+
+    def add(self, group: Group, dtype: str, ratios: Ratios) -> None:
+        for name, ratio in ratios.items():
+            self.rows[group.title, name][dtype] = ratio
+
+    @property
+    def unwanted(self) -> list[tuple[str, str, str, float]]:
+        """(title, result, dtype, ratio) outside the wanted range; an exact result is within it."""
+        low, high = WANTED
+        rows = [(*key, dtype, ratio) for key, found in self.rows.items() for dtype, ratio in found.items()]
+        return [row for row in rows if row[-1] > high or 0 < row[-1] < low]
+
+
+def measure(
+    seconds: float, operations: Iterable[str], dtypes: Iterable[str], cases: int = CASES, jax: bool = False
+) -> Tightness:
+    tightness, operations = Tightness(), tuple(operations)
+    for dtype in dtypes:
+        # Ball arithmetic takes its time: fewer cases, so that the climbing begins.
+        most = cases // 8 if dtype == "float64" else cases
+        for group in groups(dtype, operations, jax):
+            tightness.add(group, dtype, climb(group, seconds, most))
+    return tightness
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def cell(ratio: float | None) -> Text:
+    if ratio is None:
+        return Text("-")
+    if ratio == 0:
+        return Text("exact", style="green")
+    return Text(f"{ratio:.3g}", style="green" if WANTED[0] <= ratio <= WANTED[1] else "bold red")
+
+
+def tightness_table(tightness: Tightness) -> Table:
+    dtypes = [dtype for dtype in DTYPES if any(dtype in row for row in tightness.rows.values())]
+    table = Table(title="Largest error of honest implementations in units of its bound", title_justify="left")
+    table.add_column("operation")
+    table.add_column("result")
+    for dtype in dtypes:
+        table.add_column(dtype, justify="right")
+    before = ""
+    for (title, name), row in tightness.rows.items():
+        table.add_row(title if title != before else "", name, *(cell(row.get(dtype)) for dtype in dtypes))
+        before = title
+    return table
+
+
+def page(tightness: Tightness, sensitivities: Sequence[sensitivity.Sensitivity]) -> str:
+    """docs/tightness.md."""
+    low, high = WANTED
+    wrong, honest = sensitivity.sensitivity_table(sensitivities), tightness_table(tightness)
+    return PAGE.format(low=low, high=high, wrong=as_markdown(wrong), honest=as_markdown(honest))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance.selftest.tightness", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("--seconds", type=float, default=900.0, help="of processor time, for each group and dtype")
+    parser.add_argument("--cases", type=int, default=CASES, help="to begin with, of which half climb")
+    parser.add_argument("--operation", action="append", choices=list(OPERATIONS))
+    parser.add_argument("--dtype", action="append", choices=DTYPES)
+    parser.add_argument("--jax", action="store_true", help="JAX too, which compiles for every new shape")
+    parser.add_argument("--faults", action="store_true", help="what the bounds catch, in place of how tight they are")
+    parser.add_argument("--markdown", type=Path, help="a file for both tables")
+    given = parser.parse_args()
+    console = Console(width=140)
+    if given.faults:
+        console.print(sensitivity.sensitivity_table(sensitivity.measure()))
+        return
+    dtypes = [d for d in given.dtype or DTYPES if d != "float64" or balls_available()]
+    tightness = measure(given.seconds, given.operation or OPERATIONS, dtypes, given.cases, given.jax)
+    console.print(tightness_table(tightness))
+    low, high = WANTED
+    console.print(f"{len(tightness.unwanted)} figures are outside {low:g} to {high:g}.")
+    if given.markdown is not None:
+        given.markdown.write_text(page(tightness, sensitivity.measure()))
+
+
+if __name__ == "__main__":
+    main()

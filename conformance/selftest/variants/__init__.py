@@ -1,0 +1,90 @@
+"""Honest implementations written in other ways than the definition: what the bounds must allow, and no more.
+
+A reader finds here how far implementations may differ and still conform: sums in every order, blocks with a running
+maximum, exp2, scales in every place, statistics in one pass. Each says in its declaration where it rounds to fewer
+digits. `conformance.selftest.tightness` climbs towards the largest error that they make, in units of its bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from conformance.judge.checking import check
+from conformance.judge.report import Report
+from conformance.subjects.subject import Subject
+from conformance.subjects.targets import Target
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One function, for one operation, in one framework's arrays. What it declares is written at the function.
+
+    place: module and name within this package, "module:name". A framework is loaded when one of its functions is.
+    """
+
+    name: str
+    place: str
+    operation: str = "attention"
+    arrays: str = "numpy"
+
+    @property
+    def target(self) -> str:
+        return f"conformance.selftest.variants.{self.place}"
+
+    @property
+    def title(self) -> str:
+        """Unlike the name, no other variant's."""
+        return f"{self.operation}, {self.name} ({self.arrays})"
+
+    def check(self, **options: Any) -> Report:
+        """`conformance.check` of it."""
+        return check(self.target, self.operation, arrays=self.arrays, name=self.title, **options)
+
+    def subject(self) -> Subject:
+        return Target(self.target, self.operation, self.arrays, name=self.title).make()
+
+
+VARIANTS = (
+    Variant("online softmax, blocks of 16", "numpy_attention:online_16"),
+    Variant("summed backwards", "numpy_attention:summed_backwards"),
+    Variant("summed pairwise", "numpy_attention:summed_pairwise"),
+    Variant("online softmax, blocks of 32, exp2", "torch_attention:online_32", arrays="torch"),
+    Variant("online softmax, blocks of 128, exp2", "torch_attention:online_128", arrays="torch"),
+    Variant("exp of log-softmax, split scale", "torch_attention:log_softmax", arrays="torch"),
+    Variant("online softmax, blocks of 64, exp2", "torch_attention:online_64", arrays="torch"),
+    Variant("padded to tiles of 64", "torch_tiles:padded_64", arrays="torch"),
+    Variant("padded to tiles of 16 by 256", "torch_tiles:padded_16_by_256", arrays="torch"),
+    Variant("parts of 64 keys, merged", "torch_tiles:split_64", arrays="torch"),
+    Variant("parts of 256 keys, merged", "torch_tiles:split_256", arrays="torch"),
+    Variant("groups as rows, parts of 128 keys", "torch_tiles:groups_as_rows", arrays="torch"),
+    Variant("chunks of 8 keys, scale on the key", "torch_attention:chunks_of_8", arrays="torch"),
+    Variant("backwards as blocked kernels", "torch_rounded:flash", arrays="torch"),
+    Variant("weights in bfloat16", "torch_rounded:bfloat16_weights", arrays="torch"),
+    Variant("products in TF32", "torch_rounded:tf32_products", arrays="torch"),
+    Variant("products and weights in the inputs' dtype", "torch_rounded:products_of_inputs", arrays="torch"),
+    Variant("scale on the key, exp2", "jax_attention:scale_on_key", arrays="jax"),
+    Variant("exp(score - log-sum-exp)", "torch_companions:weights_by_logsumexp", "attention_weights", "torch"),
+    Variant("logarithm in base 2", "torch_companions:logsumexp_base_2", "attention_logsumexp", "torch"),
+    Variant("merged in sequence", "torch_companions:merge_in_sequence", "merge_attention", "torch"),
+    Variant("einsum and torch.softmax", "torch_layers:multi_head_by_einsum", "multi_head_attention", "torch"),
+    Variant("backwards as blocked kernels", "torch_layers:multi_head_flash", "multi_head_attention", "torch"),
+    Variant("products in TF32", "torch_layers:multi_head_in_tf32", "multi_head_attention", "torch"),
+    Variant("Welford", "numpy_norms:layer_norm_welford", "layer_norm"),
+    Variant("Chan", "numpy_norms:layer_norm_chan", "layer_norm"),
+    Variant("two passes, rsqrt", "torch_norms:layer_norm_two_passes", "layer_norm", "torch"),
+    Variant("one pass, shifted", "torch_norms:layer_norm_one_pass", "layer_norm", "torch"),
+    Variant("reciprocal folded into the weight", "torch_norms:layer_norm_folded", "layer_norm", "torch"),
+    Variant("two passes in chunks of 1024", "torch_norms:layer_norm_chunks", "layer_norm", "torch"),
+    Variant("gradients in blocks of 128 rows", "torch_norms:layer_norm_blocked", "layer_norm", "torch"),
+    Variant("in chunks of 1024", "torch_norms:rms_norm_chunks", "rms_norm", "torch"),
+    Variant("rsqrt", "jax_norms:layer_norm_rsqrt", "layer_norm", "jax"),
+    Variant("rsqrt folded into the weight", "torch_norms:rms_norm_rsqrt", "rms_norm", "torch"),
+    Variant("rsqrt", "jax_norms:rms_norm_rsqrt", "rms_norm", "jax"),
+    Variant("Welford", "numpy_norms:standard_deviation_welford", "standard_deviation_norm"),
+    Variant("in the dtype of the arithmetic", "numpy_layers:sinusoidal_in_compute_dtype", "sinusoidal_positions"),
+    Variant("torch.nn.functional", "torch_layers:embedding_lookup", "embedding", "torch"),
+    Variant("torch.nn.functional", "torch_layers:feed_forward_functional", "feed_forward", "torch"),
+    Variant("inner axis in chunks of 256", "torch_layers:feed_forward_chunks", "feed_forward", "torch"),
+)
+"""In reading order."""

@@ -1,0 +1,65 @@
+"""`python -m conformance.selftest.variants`: the judge on every honest variant, in which it may find nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from conformance.checks.tally import Tally
+from conformance.cli.options import CORES, Effort, Seed, Workers
+
+console = Console()
+
+
+def main(
+    effort: Effort = "default",
+    repeat: Annotated[int, typer.Option(help="that many runs, each with the next seed", min=1)] = 1,
+    seed: Seed = None,
+    only: Annotated[list[str] | None, typer.Option(help="a word in the title; may be given again")] = None,
+    jax: Annotated[bool, typer.Option(help="those in JAX too, which compiles for every new shape")] = True,
+    workers: Workers = CORES,
+) -> None:
+    """Judge implementations that are right but written differently, and print what is found in them."""
+    from conformance.reports.tables import violation_lines
+    from conformance.selftest.variants.judging import chosen, runs
+
+    wanted = ("numpy", "torch", "jax") if jax else ("numpy", "torch")
+    arrays = [name for name in wanted if importlib.util.find_spec(name) is not None]
+    indices = chosen(arrays, only or ())
+    first = secrets.randbelow(2**32) if seed is None else seed
+    total, failures = Tally(), 0
+    for number, tally in enumerate(runs(indices, effort, range(first, first + repeat), workers), first):
+        total.include(tally)
+        failures += not tally.conforms
+        console.print(f"seed {number}: {'conform' if tally.conforms else 'violations'}")
+        console.print(*map(violation_lines, tally.violations.values()), sep="\n", end="")
+    console.print(table(total, indices))
+    console.print(f"{repeat} run{'s' * (repeat > 1)}, {failures} with violations")
+    raise typer.Exit(1 if failures else 0)
+
+
+def table(tally: Tally, indices: list[int]) -> Table:
+    """Cases and the worst errors of every variant."""
+    from conformance.selftest.variants import VARIANTS
+
+    made = Table(title="Worst error in units of its bound: in float32 and float64, and in all", title_justify="left")
+    for heading in ("operation", "variant", "arrays"):
+        made.add_column(heading)
+    for heading in ("wide", "all", "cases"):
+        made.add_column(heading, justify="right")
+    for variant in (VARIANTS[index] for index in indices):
+        cells = [cell for (_, name), cell in tally.rules.items() if name == variant.title]
+        errors = (max(cell.wide for cell in cells), max(cell.worst for cell in cells))
+        count = sum(cell.cases for cell in cells)
+        shown = (f"{error:.2f}" if error >= 0 else "-" for error in errors)
+        made.add_row(variant.operation, variant.name, variant.arrays, *shown, str(count))
+    return made
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,65 @@
+"""Every honest variant before the judge, which may find nothing. Those with one declaration are asked together."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+from conformance.checks.tally import Tally
+from conformance.judge.checking import EFFORTS
+from conformance.judge.run import SHRINKING, run_corpus, run_probe, run_refusals, silent
+from conformance.operations.corpus import entries_for
+from conformance.operations.probes import catalogue
+from conformance.runner.cores import kind, start, together
+from conformance.runner.in_process import TIME_LIMIT, Examiner
+from conformance.selftest.variants import VARIANTS
+
+Company = tuple[int, ...]
+"""Indices of variants of one operation with one declaration: the same cases are for all of them."""
+
+examiners: dict[int, Examiner] = {}
+"""A worker process's own subjects, made when they are first asked."""
+
+
+def chosen(arrays: Collection[str], only: Collection[str] = ()) -> list[int]:
+    """Indices of the variants in these frameworks' arrays, with one of these words in their titles if there are any."""
+    return [
+        index
+        for index, variant in enumerate(VARIANTS)
+        if variant.arrays in arrays and (not only or any(word in variant.title for word in only))
+    ]
+
+
+def companies(indices: Sequence[int]) -> list[Company]:
+    """Those of one operation and one declaration together, largest company first."""
+    kinds = [(VARIANTS[index].operation, kind(VARIANTS[index].subject().declaration)) for index in indices]
+    return [tuple(indices[place] for place in places) for places in together(kinds)]
+
+
+def judged(company: Company, examples: int, seed: int) -> Tally:
+    """What the frozen corpus, the probes and the refusals find in them."""
+    for index in company:
+        if index not in examiners:
+            examiners[index] = Examiner(VARIANTS[index].subject(), TIME_LIMIT)
+    asked, operation = [examiners[index] for index in company], VARIANTS[company[0]].operation
+    declaration, tally = asked[0].declaration, Tally()
+    tally.include(run_corpus(entries_for({operation}, declaration), asked))
+    for probe in catalogue(declaration):
+        if probe.operations == (operation,):
+            tally.include(run_probe(probe, asked, examples, seed, silent, SHRINKING))
+    tally.include(run_refusals(None, asked, operation))
+    return tally
+
+
+def runs(indices: Sequence[int], effort: str, seeds: Sequence[int], workers: int) -> Iterator[Tally]:
+    """One tally for each seed, in order."""
+    asked, examples = companies(indices), EFFORTS[effort]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=start) as pool:
+        waiting = [[pool.submit(judged, company, examples, seed) for company in asked] for seed in seeds]
+        for futures in waiting:
+            total = Tally()
+            for future in futures:
+                total.include(future.result())
+            yield total

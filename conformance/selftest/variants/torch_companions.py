@@ -1,0 +1,85 @@
+"""The companions of attention in PyTorch, computed in other ways than the definition does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from conformance.selftest.variants.torch_pieces import (
+    Problem,
+    capped,
+    exponentials,
+    problem,
+    row_maximum,
+    sink_exponential,
+)
+from torch_impl.attention import pair_products, widen
+
+LN2 = math.log(2.0)
+
+
+def scores_and_logsumexp(p: Problem) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logarithm in base 2, turned back at the end; -inf in rows without weight."""
+    scores = capped(pair_products(p.query, p.key, p.allowed) * p.scale, p)
+    maximum = row_maximum(scores, p)
+    total = exponentials(scores - maximum, p).sum(dim=-1, keepdim=True) + sink_exponential(p, maximum)
+    empty = total == 0
+    logsumexp = maximum + torch.log2(torch.where(empty, 1, total)) * LN2
+    return scores, torch.where(empty, -torch.inf, logsumexp)
+
+
+def logsumexp_base_2(
+    query: Any,
+    key: Any,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+) -> Any:
+    p = problem(query, key, key, mask, bias, scale, softcap, sinks)
+    return scores_and_logsumexp(p)[1][..., 0]
+
+
+def weights_by_logsumexp(
+    query: Any,
+    key: Any,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+) -> Any:
+    """exp(score - log-sum-exp), as blocked kernels compute the weights once more in their backward pass."""
+    p = problem(query, key, key, mask, bias, scale, softcap, sinks)
+    scores, logsumexp = scores_and_logsumexp(p)
+    logsumexp = torch.where(logsumexp == -torch.inf, 0, logsumexp)
+    return exponentials(scores - logsumexp, p).to(query.dtype)
+
+
+def merge_in_sequence(outputs: Sequence[Any], logsumexps: Sequence[Any]) -> tuple[Any, Any]:
+    """One part after the other is merged into what came before."""
+    output = torch.zeros_like(widen(outputs[0]))
+    logsumexp = torch.full_like(widen(logsumexps[0]), -torch.inf)
+    for part, other in zip(outputs, logsumexps, strict=True):
+        output, logsumexp = merged(output, logsumexp, widen(part), widen(other))
+    return output.to(outputs[0].dtype), logsumexp
+
+
+def merged(left: Any, left_logsumexp: Any, right: Any, right_logsumexp: Any) -> tuple[Any, Any]:
+    """Both outputs weighed by exp(own log-sum-exp - common one)."""
+    stacked = torch.stack([left_logsumexp, right_logsumexp])
+    seen = stacked != -torch.inf
+    # Without a part that has seen a key, the common log-sum-exp is -inf, and nothing depends on it.
+    nothing = ~seen.any(dim=0)
+    common = torch.logsumexp(torch.where(nothing, 0, stacked), dim=0)
+    # The difference is replaced, not -inf within it: exp(-common) overflows, and its gradient would be 0 * inf.
+    weights = torch.where(seen, torch.exp(torch.where(seen, stacked - common, 0)), 0)
+    parts = (torch.where(shown[..., None], part, 0) for shown, part in zip(seen, (left, right), strict=True))
+    output = sum(weight[..., None] * part for weight, part in zip(weights, parts, strict=True))
+    return output, torch.where(nothing, -torch.inf, common)

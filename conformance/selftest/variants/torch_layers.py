@@ -1,0 +1,130 @@
+"""Multi-head attention, embedding and feed-forward network in PyTorch, in other ways than the definition's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from conformance.cases.declaration import declare
+from conformance.selftest.variants.torch_pieces import Rounding, as_they_are, capped, problem, to_tf32
+from conformance.selftest.variants.torch_rounded import TF32_PRODUCTS, UP_TO_FLOAT32, flash, tf32_products
+from torch_impl.attention import concatenate_heads, join_heads, split_heads, widen
+
+
+def multi_head_by_einsum(
+    parameters: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    num_heads: int,
+    mask: Any = None,
+    bias: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+) -> Any:
+    """Weights by torch.softmax over scores of -inf where forbidden, in which a sink is one more column."""
+    heads = projected(parameters, (query, key, value), num_heads, as_they_are)
+    p = problem(heads[0], heads[1], heads[2], mask, bias, scale, softcap, sinks)
+    scores = capped(torch.einsum("bhqd,bhkd->bhqk", p.query, p.key) * p.scale, p)
+    if sinks is not None:
+        sink = p.sinks[:, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sink], dim=-1)
+    empty = ~p.allowed.any(dim=-1, keepdim=True)
+    weights = torch.softmax(torch.where(empty, 0, scores), dim=-1)[..., : p.key.shape[2]]
+    attended = torch.einsum("bhqk,bhkv->bhqv", torch.where(empty, 0, weights), p.value).to(query.dtype)
+    return project(parameters.output, concatenate_heads(attended))
+
+
+def multi_head_by(attention: Callable[..., Any], sides: Rounding, name: str, **declared: Any) -> Callable[..., Any]:
+    """Around a given attention, with both sides of the projections' products rounded."""
+
+    @declare(**declared)
+    def multi_head_attention(
+        parameters: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        *,
+        num_heads: int,
+        mask: Any = None,
+        bias: Any = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Any = None,
+    ) -> Any:
+        heads = projected(parameters, (query, key, value), num_heads, sides)
+        attended = attention(*heads, mask=mask, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
+        return project(parameters.output, concatenate_heads(attended), sides)
+
+    multi_head_attention.__qualname__ = multi_head_attention.__name__ = name
+    return multi_head_attention
+
+
+def projected(parameters: Any, inputs: Any, num_heads: int, sides: Rounding) -> list[Any]:
+    """The heads of query, key and value."""
+    joined = [join_heads(part) for part in parameters[:3]]
+    groups = joined[1].weight.shape[1] // (joined[0].weight.shape[1] // num_heads)
+    counts = (num_heads, groups, groups)
+    return [split_heads(project(part, x, sides), n) for part, x, n in zip(joined, inputs, counts, strict=True)]
+
+
+def project(projection: Any, x: Any, sides: Rounding = as_they_are) -> Any:
+    """x @ weight + bias, rounded once."""
+    output = RoundedProduct.apply(widen(x), widen(projection.weight), sides)
+    if projection.bias is not None:
+        output = output + widen(projection.bias)
+    return output.to(x.dtype)
+
+
+class RoundedProduct(torch.autograd.Function):
+    """left @ right with both sides rounded, and the same for the products of its gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, left: Any, right: Any, sides: Rounding) -> Any:
+        ctx.save_for_backward(left, right)
+        ctx.sides = sides
+        return sides(left) @ sides(right)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Any) -> Any:
+        (left, right), sides = ctx.saved_tensors, ctx.sides
+        flat, rows = (sides(x).reshape(-1, x.shape[-1]) for x in (left, cotangent))
+        return sides(cotangent) @ sides(right).mT, flat.mT @ rows, None
+
+
+multi_head_flash = multi_head_by(flash, as_they_are, "multi_head_flash")
+multi_head_in_tf32 = multi_head_by(
+    tf32_products, to_tf32, "multi_head_in_tf32", dtypes=UP_TO_FLOAT32, conventions=TF32_PRODUCTS
+)
+
+ACTIVATIONS = {
+    "relu": functional.relu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+}
+
+
+def feed_forward_functional(parameters: Any, x: Any, *, activation: str = "relu") -> Any:
+    """PyTorch's own activations, between projections that round once."""
+    hidden = project(parameters.inner, x)
+    return project(parameters.outer, ACTIVATIONS[activation](widen(hidden)).to(x.dtype))
+
+
+def feed_forward_chunks(parameters: Any, x: Any, *, activation: str = "relu") -> Any:
+    """The inner axis in chunks of 256, whose products are added up."""
+    hidden = ACTIVATIONS[activation](widen(project(parameters.inner, x))).to(x.dtype)
+    parts = zip(widen(hidden).split(256, -1), widen(parameters.outer.weight).split(256, 0), strict=True)
+    output = sum(part @ weight for part, weight in parts)
+    return (output if parameters.outer.bias is None else output + widen(parameters.outer.bias)).to(x.dtype)
+
+
+def embedding_lookup(table: Any, ids: Any, *, scaled: bool = False) -> Any:
+    """PyTorch's own lookup, multiplied by a root that is rounded first."""
+    rows = functional.embedding(ids, widen(table))
+    root = torch.sqrt(rows.new_tensor(table.shape[1])) if scaled else 1.0
+    return (rows * root).to(table.dtype)

@@ -1,0 +1,159 @@
+"""Attention in PyTorch as blocked kernels compute it, forwards and backwards by hand, with their roundings.
+
+Without any it is one more way to compute attention. With roundings it conforms only if they are declared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from conformance.cases.declaration import declare
+from conformance.selftest.variants.torch_pieces import (
+    Problem,
+    Rounding,
+    as_they_are,
+    capped,
+    divided,
+    problem,
+    row_maximum,
+    sink_exponential,
+    to_bfloat16,
+    to_float16,
+    to_tf32,
+)
+from torch_impl.attention import allowed_sum, pair_products
+
+NARROW = (torch.float16, torch.bfloat16)
+
+
+class Roundings(NamedTuple):
+    """weights: of attention weights and of the gradients of scores. sides: of both sides of every matrix product.
+
+    on_query: the scale is put on the query, before it is rounded; else on the product.
+    returned: the backward pass takes the output as it was returned, in the inputs' dtype.
+    """
+
+    weights: Rounding = as_they_are
+    sides: Rounding = as_they_are
+    on_query: bool = True
+    returned: bool = False
+
+
+class Kernel(torch.autograd.Function):
+    """(query, key, value, bias, sinks) -> output, all in the dtype of the arithmetic."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Any:
+        *arrays, allowed, scale, softcap, dtype, roundings = inputs
+        query, key, value, bias, sinks = arrays
+        p = Problem(query, key, value, allowed, bias, sinks, scale, softcap)
+        sides, weights = roundings.sides, roundings.weights
+        scores = capped(products(p, roundings), p)
+        maximum = row_maximum(scores, p)
+        exponentials = torch.exp(scores - maximum)
+        total = exponentials.sum(dim=-1, keepdim=True) + sink_exponential(p, maximum)
+        output = divided(allowed_sum(sides(weights(exponentials)), sides(value), allowed), total, p)
+        returned = output.to(dtype)
+        ctx.p, ctx.roundings = p, roundings
+        ctx.save_for_backward(returned if roundings.returned else output, maximum, total)
+        return returned
+
+    @staticmethod
+    def backward(ctx: Any, output_bar: Any) -> Any:
+        (output, maximum, total), p, roundings = ctx.saved_tensors, ctx.p, ctx.roundings
+        output_bar, output = output_bar.to(p.query.dtype), output.to(p.query.dtype)
+        return (*gradients(p, output, maximum, total, output_bar, roundings), *[None] * 5)
+
+
+def products(p: Problem, roundings: Roundings) -> torch.Tensor:
+    """scale * query . key."""
+    sides = roundings.sides
+    if roundings.on_query:
+        return pair_products(sides(p.query * p.scale), sides(p.key), p.allowed)
+    return pair_products(sides(p.query), sides(p.key), p.allowed) * p.scale
+
+
+def gradients(
+    p: Problem, output: Any, maximum: Any, total: Any, output_bar: Any, roundings: Roundings
+) -> tuple[torch.Tensor | None, ...]:
+    """Weights once more from maximum and total, and the mean as rowsum(O_bar * O)."""
+    sides, weights, turned = roundings.sides, roundings.weights, p.allowed.mT
+    scaled = products(p, roundings)
+    scores = capped(scaled, p)
+    logarithm = torch.log(torch.where(total == 0, 1, total))
+    held = torch.where(p.allowed, torch.exp(scores - maximum - logarithm), 0)
+    mean = (output_bar * output).sum(dim=-1, keepdim=True)
+    weights_bar = pair_products(sides(output_bar), sides(p.value), p.allowed)
+    scores_bar = torch.where(p.allowed, held * (weights_bar - mean), 0)
+    raw = scores_bar if p.softcap is None else scores_bar * (1 - torch.tanh(scaled / p.softcap) ** 2)
+    raw = sides(weights(raw))
+    value_bar = allowed_sum(sides(weights(held)).mT, sides(output_bar), turned)
+    query_bar = allowed_sum(raw, sides(p.key), p.allowed) * p.scale
+    if roundings.on_query:
+        key_bar = allowed_sum(raw.mT, sides(p.query * p.scale), turned)
+    else:
+        key_bar = allowed_sum(raw.mT, sides(p.query), turned) * p.scale
+    bias_bar = None if p.bias is None else unbroadcast(scores_bar, p.bias)
+    sinks_bar = None
+    if p.sinks is not None:
+        sink = torch.where(p.sinks == -torch.inf, 0, p.sinks)[:, None, None]
+        weight = torch.where(p.sinks[:, None, None] == -torch.inf, 0, torch.exp(sink - maximum - logarithm))
+        sinks_bar = -(weight * mean).sum(dim=(0, 2, 3))
+    return query_bar, key_bar, value_bar, bias_bar, sinks_bar
+
+
+def unbroadcast(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    axes = [axis for axis in (0, 1) if like.shape[axis] == 1]
+    return gradient.sum(dim=axes, keepdim=True) if axes else gradient
+
+
+def kernel(name: str, roundings_for: Callable[[torch.dtype], Roundings], **declared: Any) -> Callable[..., Any]:
+    """The function in the plain contract, with the roundings that it has for inputs of a dtype."""
+
+    @declare(**declared)
+    def attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        *,
+        mask: Any = None,
+        bias: Any = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        sinks: Any = None,
+    ) -> Any:
+        if str(query.dtype).removeprefix("torch.") not in declared.get("dtypes", (str(query.dtype)[6:],)):
+            raise TypeError(f"{name} takes {', '.join(declared['dtypes'])}, got {query.dtype}")
+        p = problem(query, key, value, mask, bias, scale, softcap, sinks)
+        arrays = p.query, p.key, p.value, p.bias, p.sinks
+        return Kernel.apply(*arrays, p.allowed, p.scale, p.softcap, query.dtype, roundings_for(query.dtype))
+
+    attention.__qualname__ = attention.__name__ = name
+    return attention
+
+
+def of_inputs(dtype: torch.dtype) -> Roundings:
+    """What tensor cores do for 16-bit inputs: everything that is multiplied is rounded to the inputs' dtype."""
+    narrow = {torch.bfloat16: to_bfloat16, torch.float16: to_float16}[dtype]
+    return Roundings(narrow, narrow, on_query=False, returned=True)
+
+
+UP_TO_FLOAT32 = ("float16", "bfloat16", "float32")
+BFLOAT16_WEIGHTS: Mapping[str, str] = {"weights": "bfloat16"}
+TF32_PRODUCTS: Mapping[str, str] = {"products": "tf32"}
+OF_INPUTS: Mapping[str, str] = {"weights": "inputs", "products": "inputs"}
+
+flash = kernel("flash", lambda dtype: Roundings())
+bfloat16_weights = kernel(
+    "bfloat16_weights",
+    lambda dtype: Roundings(weights=to_bfloat16, returned=True),
+    dtypes=UP_TO_FLOAT32,
+    conventions=BFLOAT16_WEIGHTS,
+)
+tf32_products = kernel(
+    "tf32_products", lambda dtype: Roundings(sides=to_tf32), dtypes=UP_TO_FLOAT32, conventions=TF32_PRODUCTS
+)
+products_of_inputs = kernel("products_of_inputs", of_inputs, dtypes=("float16", "bfloat16"), conventions=OF_INPUTS)

@@ -1,0 +1,205 @@
+"""Anybody's function as a subject: one operation, in the function's own conventions and layout."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import os
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.arguments import arguments, gradient_name, result_names
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
+from conformance.cases.features import heads_and_keys
+from conformance.cases.signatures import signature_of
+from conformance.subjects.conventions import (
+    FEATURES_LAST,
+    along_heads,
+    dense_mapped,
+    has_heads,
+    heads_moved,
+    inputs_moved,
+    inverted,
+    layout_swapped,
+    swapped,
+    tiled_order,
+    without_offset,
+)
+from conformance.subjects.frameworks import Arrays, Framework, NoGradients
+from conformance.subjects.pullbacks import described, gradients_by_name
+from conformance.subjects.subject import Answers, NumpySubject, Subject, WrongAnswer, differentiable, without_promise
+from reference_numpy import materialize
+from specification.masks import Dense, as_mask
+
+
+def load(target: str) -> Callable[..., Any]:
+    """What `package.module:name` or `path/to/file.py:name` names; ValueError says why that is nothing to call.
+
+    The file's folder, or the working directory, is found first while the module is loaded, and stays on the path, last,
+    for what its functions import later.
+    """
+    where, colon, name = target.rpartition(":")
+    if not colon or not where or not name:
+        raise ValueError(f"target must be package.module:callable or path/to/file.py:callable, got {target!r}")
+    path = Path(where)
+    try:
+        with on_path(path.resolve().parent if where.endswith(".py") else Path.cwd()):
+            module = module_of_file(path) if where.endswith(".py") else importlib.import_module(where)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # an import may raise anything, and ends nothing but itself
+        raise ValueError(f"{where} cannot be imported: {type(error).__name__}: {error}") from error
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ValueError(f"{where} has no {name}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ValueError(f"{target} is no callable but {type(found).__name__}")
+    return found
+
+
+@contextlib.contextmanager
+def on_path(folder: Path) -> Iterator[None]:
+    """The folder first on the path in here, and last on it from then on."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the module may have taken it off
+            sys.path.remove(str(folder))
+        if str(folder) not in map(os.path.abspath, sys.path):
+            sys.path.append(str(folder))
+
+
+def module_of_file(path: Path) -> Any:
+    """The file as a module that takes no other's name."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    name = module_name(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+def module_name(path: Path) -> str:
+    """What a file that is loaded by its path is called in `sys.modules`."""
+    return f"{path.stem}_{zlib.crc32(str(path.resolve()).encode()):08x}"
+
+
+class CallableSubject(Subject):
+    """One function for one operation.
+
+    It gets the operation's parameters under their own names, those that it has. Masks are boolean arrays [Q, K] or
+    [B or 1, H or 1, Q, K], or descriptions if it declares `structured`.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], operation: str, framework: Framework, declaration: Declaration, name: str
+    ) -> None:
+        super().__init__(name, framework)
+        self.function, self.operation = function, operation
+        self.signature = signature_of(function, operation)
+        self.declaration = replace(declaration, lacking=self.signature.lacking, strides=framework.strides)
+
+    def bound(self, operation: str, inputs: Arrays, options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments as the function has them."""
+        positional, keywords = arguments(operation, inputs, options)
+        if isinstance(keywords.get("mask"), Dense) and "structured" not in self.declaration:
+            keywords["mask"] = keywords["mask"].array
+        return self.signature.bound(positional, keywords)
+
+    def results(self, operation: str, inputs: Arrays, options: dict[str, Any]) -> Arrays:
+        positional, keywords = self.bound(operation, inputs, options)
+        returned = self.function(*positional, **keywords)
+        names, kind = result_names(operation), self.framework.kind
+        parts = returned if len(names) > 1 else (returned,)
+        if len(names) > 1 and (not isinstance(returned, tuple | list) or len(returned) != len(names)):
+            raise WrongAnswer(f"returned {described(returned)}, expected {' and '.join(names)}")
+        for part in parts:
+            if not isinstance(part, kind):
+                raise WrongAnswer(f"returned {described(part)}, expected {kind.__module__}.{kind.__qualname__}")
+        return dict(zip(names, parts, strict=True))
+
+    def differentiated(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
+        """By the declared function for the gradients, or as the framework does."""
+        if self.declaration.vjp is None:
+            return super().differentiated(case, inputs, options)
+        positional, keywords = self.bound(case.operation, inputs, options)
+        cotangents = self.cotangents(case)
+        bars = [cotangents[name] for name in result_names(case.operation)]
+        results = self.results(case.operation, inputs, options)  # before anything that may change the inputs
+        returned = self.declaration.vjp(*positional, *bars, **keywords)
+        return results, gradients_by_name(case, returned, self.framework.kind, self.declaration.lacking)
+
+    def __call__(self, case: Case) -> Answers:
+        """As every subject. A result that does not depend on the inputs has gradients of 0, where that is right."""
+        try:
+            return super().__call__(case)
+        except NoGradients:
+            if not gradients_vanish(case):
+                raise
+            zeros = {gradient_name(name): np.zeros_like(case.inputs[name]) for name in differentiable(case)}
+            return super().__call__(replace(case, cotangents={})) | zeros
+
+    def materialized(self, mask: Any, shape: tuple[int, int, int, int]) -> None:
+        """A function has no masks of its own."""
+
+    # --- conventions: what the function is asked, and what its answers mean ---
+
+    def asked(self, case: Case) -> Case:
+        case = without_promise(case)
+        options = {name: value for name, value in case.options.items() if name != "empty_rows"}
+        if "empty_rows" in self.declaration:
+            options = dict(case.options)
+        if options.get("mask") is not None:
+            options["mask"] = self.mask_as_asked(options["mask"], case)
+        case, order = replace(case, options=options), self.tiled(case)
+        case = case if order is None else heads_moved(case, order)
+        return case if self.declaration.layout == "BHTD" else layout_swapped(case)
+
+    def mask_as_asked(self, mask: Any, case: Case) -> Any:
+        mask = as_mask(mask)
+        if "structured" in self.declaration:
+            mask = without_offset(mask, self.declaration.convention("causal"), case)
+        elif not isinstance(mask, Dense):
+            H, _, Q, K = heads_and_keys(case)
+            mask = Dense(np.array(materialize(mask, Q, K, batch=case.inputs["query"].shape[0], heads=H)))
+        return dense_mapped(mask, inverted) if self.declaration.convention("polarity") == "masked" else mask
+
+    def tiled(self, case: Case) -> np.ndarray | None:
+        """The order of query heads, where the function reads key head h % G and the definition h // (H / G)."""
+        return tiled_order(case) if self.declaration.convention("heads") == "tiled" else None
+
+    def meant(self, case: Case, answers: Answers) -> Answers:
+        if self.declaration.layout == "BTHD" and case.operation.startswith("attention"):
+            names = {gradient_name(name) for name in FEATURES_LAST}
+            names |= {"output"} if case.operation == "attention" else set()
+            answers = {n: swapped(a) if n in names else a for n, a in answers.items()}
+            case = layout_swapped(case)
+        order = self.tiled(case)
+        if order is None:
+            return answers
+        back = np.argsort(order)
+        gradients = {n: answers[gradient_name(n)] for n in case.inputs if gradient_name(n) in answers}
+        moved = {gradient_name(n): a for n, a in inputs_moved(case, gradients, back).items()}
+        results = {n: along_heads(a, back) if has_heads(case) else a for n, a in answers.items() if n not in moved}
+        return results | moved
+
+
+def gradients_vanish(case: Case) -> bool:
+    """Whether all gradients of the case are 0, since nothing that it computes depends on its inputs."""
+    answers = NumpySubject()(case)
+    return all((answers[gradient_name(name)] == 0).all() for name in differentiable(case))

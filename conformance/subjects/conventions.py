@@ -1,0 +1,128 @@
+"""Cases in a function's own conventions, and its answers in the definition's.
+
+Heads that a function tiles are put in the order in which its query heads read the same key heads as the definition's;
+a layout is a transposition; a mask's polarity is that of its arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.case import Case
+from conformance.cases.features import heads_and_keys
+from specification.masks import And, Causal, Dense, Or
+
+FEATURES_LAST = ("query", "key", "value")
+"""Inputs that a layout rearranges, and their gradients."""
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+def dense_mapped(mask: Any, change: Callable[[Any], Any]) -> Any:
+    """The mask with `change` applied to every boolean array in it; what is no mask stays."""
+    if isinstance(mask, And | Or):
+        return type(mask)(*(dense_mapped(side, change) for side in (mask.left, mask.right)))
+    return Dense(change(mask.array)) if isinstance(mask, Dense) else mask
+
+
+def inverted(array: Any) -> Any:
+    """True for False; what is no boolean array, and to be refused, stays."""
+    array = np.asarray(array)
+    return ~array if array.dtype == bool else array
+
+
+def without_offset(mask: Any, convention: str, case: Case) -> Any:
+    """`Causal()` in place of the offset that the subject's convention gives it."""
+    if isinstance(mask, And | Or):
+        return type(mask)(*(without_offset(side, convention, case) for side in (mask.left, mask.right)))
+    _, _, Q, K = heads_and_keys(case)
+    aligned = {"top_left": 0, "bottom_right": K - Q}.get(convention)
+    bare = isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == aligned
+    return Causal() if bare else mask
+
+
+# --- heads ------------------------------------------------------------------------------------------------------------
+
+
+def tiled_order(case: Case) -> np.ndarray | None:
+    """For every query head of a function that tiles: the definition's head that reads the same key head.
+
+    None where there is no other order, or where heads do not fit.
+    """
+    if not case.operation.startswith("attention") and case.operation != "multi_head_attention":
+        return None
+    H, G, _, _ = heads_and_keys(case)
+    return np.arange(H).reshape(G, H // G).T.reshape(-1) if 0 < G < H and H % G == 0 else None
+
+
+def heads_moved(case: Case, order: np.ndarray) -> Case:
+    """The case with its query heads in another order."""
+
+    def moved(array: Any) -> Any:
+        return along_heads(np.asarray(array), order)
+
+    options = case.options | {"mask": dense_mapped(case.options.get("mask"), moved)}
+    if options.get("dropout_keep") is not None:
+        options["dropout_keep"] = moved(options["dropout_keep"])
+    cotangents = {n: moved(a) for n, a in case.cotangents.items()} if has_heads(case) else case.cotangents
+    return replace(case, inputs=inputs_moved(case, case.inputs, order), cotangents=cotangents, options=options)
+
+
+def inputs_moved(case: Case, arrays: dict[str, np.ndarray], order: np.ndarray) -> dict[str, np.ndarray]:
+    """The case's inputs, or their gradients by the same names, with query heads in another order."""
+    found = {}
+    for name, array in arrays.items():
+        projection, _, field = name.partition(".")
+        if name == "sinks":
+            found[name] = np.take(array, order) if array.shape == order.shape else array
+        elif name == "bias" or (name == "query" and has_heads(case)):
+            found[name] = along_heads(array, order)
+        elif projection.startswith("query[") and field:
+            found[name] = arrays.get(f"query[{order[int(projection[6:-1])]}].{field}", array)
+        elif name in ("query.weight", "query.bias"):
+            found[name] = blocks_moved(array, order, -1)
+        elif name == "output.weight":
+            found[name] = blocks_moved(array, order, 0)
+        else:
+            found[name] = array
+    return found
+
+
+def has_heads(case: Case) -> bool:
+    """Whether queries and results have an axis of heads; multi-head attention has them in its projections."""
+    return case.operation != "multi_head_attention"
+
+
+def along_heads(array: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """[B or 1, H or 1, ...] in another order of heads; any other shape as it is."""
+    fits = array.ndim in (3, 4) and array.shape[1] == len(order)
+    return np.take(array, order, axis=1) if fits else array
+
+
+def blocks_moved(array: np.ndarray, order: np.ndarray, axis: int) -> np.ndarray:
+    """The axis as one block for every head."""
+    if array.ndim == 0 or array.shape[axis] % len(order):
+        return array
+    blocks = np.split(array, len(order), axis)
+    return np.concatenate([blocks[head] for head in order], axis)
+
+
+# --- layout -----------------------------------------------------------------------------------------------------------
+
+
+def swapped(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(np.swapaxes(array, 1, 2)) if array.ndim == 4 else array
+
+
+def layout_swapped(case: Case) -> Case:
+    """[B, H, T, D] to [B, T, H, D] and back; nothing but attention has such a layout."""
+    if not case.operation.startswith("attention"):
+        return case
+    inputs = {n: swapped(a) if n in FEATURES_LAST else a for n, a in case.inputs.items()}
+    cotangents = {n: swapped(a) if case.operation == "attention" else a for n, a in case.cotangents.items()}
+    return replace(case, inputs=inputs, cotangents=cotangents)

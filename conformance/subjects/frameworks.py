@@ -1,0 +1,235 @@
+"""The one place where arrays change framework, and where each framework's own differentiation is asked for.
+
+A framework is imported only when something of it is made here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from conformance.cases.layouts import Placement, strided
+
+Arrays = dict[str, Any]
+"""A framework's own arrays, by name."""
+Function = Callable[[Arrays], Arrays]
+Pullback = Callable[..., Arrays]
+"""(cotangents, whether it will be called again) -> gradients by input name."""
+
+
+class NoGradients(TypeError):
+    """Gradients were asked for where there are none."""
+
+
+class Framework(Protocol):
+    """What the judge needs of a framework."""
+
+    name: str
+    mutable: bool  # whether arrays can be changed in place, so that sharing memory would show
+    strides: bool  # whether arrays can lie in memory in several ways
+    kind: type  # of its arrays
+
+    def array(self, array: np.ndarray) -> Any:
+        """A NumPy array as the framework's own, bit for bit, its last axis innermost in memory."""
+
+    def numpy(self, array: Any) -> np.ndarray:
+        """The framework's array as NumPy's, bit for bit."""
+
+    def view(self, buffer: np.ndarray, shape: Sequence[int], place: Placement) -> Any:
+        """The array that lies there in the buffer or a copy of it; only for frameworks that have strides."""
+
+    def memory(self, array: Any) -> np.ndarray | None:
+        """For `numpy.shares_memory`: an array at the same addresses, which need not be readable; None for no memory."""
+
+    def elsewhere(self, array: Any) -> str:
+        """The array's device if it is another one than the framework's here; else empty."""
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        """Whatever the framework needs around a call; nothing global stays changed after it."""
+
+    def evaluate(self, function: Function, inputs: Arrays) -> Arrays:
+        """The results."""
+
+    def differentiate(
+        self, function: Function, inputs: Arrays, names: Sequence[str], cotangents: Arrays
+    ) -> tuple[Arrays, Arrays]:
+        """The results, and for the inputs of those names the gradients by input name."""
+
+
+class NumpyArrays:
+    """NumPy: no differentiation of its own."""
+
+    name, mutable, strides, kind = "numpy", True, True, np.ndarray
+
+    def __init__(self, device: str = "cpu") -> None:
+        """NumPy is on the CPU, whatever the device."""
+
+    def array(self, array: np.ndarray) -> np.ndarray:
+        return np.array(array, order="C")
+
+    def numpy(self, array: np.ndarray) -> np.ndarray:
+        return np.asarray(array)
+
+    def view(self, buffer: np.ndarray, shape: Sequence[int], place: Placement) -> np.ndarray:
+        return strided(buffer, shape, place)
+
+    def memory(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def elsewhere(self, array: np.ndarray) -> str:
+        return ""
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def evaluate(self, function: Function, inputs: Arrays) -> Arrays:
+        return function(inputs)
+
+    def differentiate(
+        self, function: Function, inputs: Arrays, names: Sequence[str], cotangents: Arrays
+    ) -> tuple[Arrays, Arrays]:
+        raise NoGradients("NumPy does not differentiate; give the subject a function for its gradients")
+
+
+class TorchArrays:
+    """PyTorch, with torch.autograd."""
+
+    name, mutable, strides = "torch", True, True
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.torch: Any = importlib.import_module("torch")
+        self.kind, self.device = self.torch.Tensor, device
+
+    def array(self, array: np.ndarray) -> Any:
+        if array.dtype == ml_dtypes.bfloat16:
+            tensor = self.torch.from_numpy(np.array(array, order="C").view(np.int16)).view(self.torch.bfloat16)
+        else:
+            tensor = self.torch.from_numpy(np.array(array, order="C"))
+        # NumPy's memory is aligned to 16 bytes, by chance to more, and MKL's sums depend on it to the last bit.
+        return tensor.to(self.device) if self.device != "cpu" else tensor.clone()
+
+    def numpy(self, array: Any) -> np.ndarray:
+        tensor = array.detach().cpu()
+        if tensor.dtype == self.torch.bfloat16:
+            return tensor.contiguous().view(self.torch.int16).numpy().view(ml_dtypes.bfloat16)
+        return tensor.numpy()
+
+    def view(self, buffer: np.ndarray, shape: Sequence[int], place: Placement) -> Any:
+        return self.array(buffer).as_strided(tuple(shape), place.strides, place.start)
+
+    def memory(self, array: Any) -> np.ndarray | None:
+        return None if array.numel() == 0 else np.asarray(Addresses(array))
+
+    def elsewhere(self, array: Any) -> str:
+        home = self.torch.empty(0, device=self.device).device
+        return "" if array.device == home else str(array.device)
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+    def evaluate(self, function: Function, inputs: Arrays) -> Arrays:
+        return function(inputs)
+
+    def pullback(self, function: Function, inputs: Arrays, names: Sequence[str]) -> tuple[Arrays, Pullback]:
+        """(results, their backward pass)."""
+        inputs = inputs | {name: inputs[name].detach().requires_grad_() for name in names}
+        results = function(inputs)
+
+        def pull(cotangents: Arrays, again: bool = False) -> Arrays:
+            if not any(results[name].requires_grad for name in cotangents):
+                raise NoGradients("torch.autograd does not connect the result with the inputs")
+            gradients = self.torch.autograd.grad(
+                [results[name] for name in cotangents],
+                [inputs[name] for name in names],
+                list(cotangents.values()),
+                retain_graph=again,
+                materialize_grads=True,
+            )
+            return dict(zip(names, gradients, strict=True))
+
+        return results, pull
+
+    def differentiate(
+        self, function: Function, inputs: Arrays, names: Sequence[str], cotangents: Arrays
+    ) -> tuple[Arrays, Arrays]:
+        results, pull = self.pullback(function, inputs, names)
+        return results, pull(cotangents)
+
+
+class Addresses:
+    """Where the elements of a tensor lie, on whatever device: what NumPy makes of it may be compared, and not read."""
+
+    def __init__(self, tensor: Any) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), True),
+            "shape": tuple(tensor.shape),
+            "strides": tuple(step * size for step in tensor.stride()),
+            "typestr": f"|V{size}",
+            "version": 3,
+        }
+
+
+class JaxArrays:
+    """JAX, with jax.vjp; optionally everything under jax.jit."""
+
+    name, mutable, strides = "jax", False, False
+
+    def __init__(self, device: str = "cpu", jit: bool = False) -> None:
+        self.jax: Any = importlib.import_module("jax")
+        self.kind, self.jit = self.jax.Array, jit
+        self.device = self.jax.devices("gpu" if device == "cuda" else device)[0]
+
+    def array(self, array: np.ndarray) -> Any:
+        return self.jax.device_put(array, self.device)
+
+    def numpy(self, array: Any) -> np.ndarray:
+        return np.asarray(array)
+
+    def view(self, buffer: np.ndarray, shape: Sequence[int], place: Placement) -> Any:
+        raise TypeError("arrays of JAX have no strides")
+
+    def memory(self, array: Any) -> None:
+        """Arrays of JAX cannot be written to."""
+
+    def elsewhere(self, array: Any) -> str:
+        devices = array.devices()
+        return "" if devices == {self.device} else ", ".join(sorted(map(str, devices)))
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        context = contextlib.ExitStack()
+        context.enter_context(self.jax.enable_x64(True))
+        context.enter_context(self.jax.default_device(self.device))
+        return context
+
+    def pullback(self, function: Function, inputs: Arrays, names: Sequence[str]) -> tuple[Arrays, Pullback]:
+        """(results, their backward pass)."""
+        others = {name: array for name, array in inputs.items() if name not in names}
+        floating = {name: inputs[name] for name in names}
+        results, pull = self.jax.vjp(lambda floating: function(floating | others), floating)
+        return results, lambda cotangents, again=False: pull(cotangents)[0]
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return self.jax.jit(function) if self.jit else function
+
+    def evaluate(self, function: Function, inputs: Arrays) -> Arrays:
+        return self.compiled(function)(inputs)
+
+    def differentiate(
+        self, function: Function, inputs: Arrays, names: Sequence[str], cotangents: Arrays
+    ) -> tuple[Arrays, Arrays]:
+        others = {name: array for name, array in inputs.items() if name not in names}
+
+        def both(floating: Arrays, cotangents: Arrays) -> tuple[Arrays, Arrays]:
+            results, pullback = self.jax.vjp(lambda floating: function(floating | others), floating)
+            return results, pullback(cotangents)[0]
+
+        return self.compiled(both)({name: inputs[name] for name in names}, cotangents)
+
+
+FRAMEWORKS = {"numpy": NumpyArrays, "torch": TorchArrays, "jax": JaxArrays}

@@ -1,0 +1,122 @@
+"""From what a function for gradients returns to gradients by the names of a case's inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from itertools import accumulate, pairwise
+from typing import Any
+
+from conformance.cases.arguments import PROJECTIONS, listed
+from conformance.cases.case import Case
+from conformance.cases.signatures import definition
+from conformance.subjects.subject import WrongAnswer
+from specification import Linear
+
+DIFFERENTIATED = (
+    "parameters",
+    "query",
+    "key",
+    "value",
+    "bias",
+    "sinks",
+    "outputs",
+    "logsumexps",
+    "x",
+    "weight",
+    "table",
+)
+"""Arguments that have gradients, of any operation."""
+SEVERAL = ("outputs", "logsumexps")
+"""Those that are lists."""
+
+
+def described(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def gradients_by_name(case: Case, returned: Any, kind: type, lacking: Collection[str] = ()) -> dict[str, Any]:
+    """The gradients of the case's inputs; `WrongAnswer` says what came in place of them.
+
+    returned: by name in a dictionary or a named tuple, or in the order of the operation's arguments in a tuple or list,
+    where an argument that is absent may have None, or nothing. For a single argument its gradient alone will do.
+    `parameters` are structured as they are given; so are the parts of a merge. kind: of the framework's arrays.
+    lacking: arguments for which the function has no parameter.
+    """
+    names = [name for name in definition(case.operation) if name in DIFFERENTIATED and name not in lacking]
+    present = [name for name in names if name in ("parameters", *SEVERAL) or name in case.inputs]
+    expected = f"gradients of {', '.join(present)}"
+    if hasattr(returned, "_asdict"):
+        returned = returned._asdict()
+    elif isinstance(returned, kind) and len(present) == 1:
+        returned = {present[0]: returned}
+    elif isinstance(returned, tuple | list):
+        returned = dict(in_order(returned, names, present, expected))
+    if not isinstance(returned, dict):
+        raise WrongAnswer(f"vjp returned {described(returned)}, expected {expected}")
+    flat: dict[str, Any] = {}
+    for name, gradient in returned.items():
+        if gradient is not None:
+            flat |= spread(case, name, gradient)
+    found = {name: gradient for name, gradient in flat.items() if name in case.inputs and gradient is not None}
+    for name, gradient in found.items():
+        if not isinstance(gradient, kind):
+            array = f"{kind.__module__}.{kind.__qualname__}"
+            raise WrongAnswer(f"vjp returned {described(gradient)} as the gradient of {name}, expected {array}")
+    return found
+
+
+def in_order(
+    returned: tuple[Any, ...] | list[Any], names: list[str], present: list[str], expected: str
+) -> Iterator[tuple[str, Any]]:
+    """One for each argument, or for each that is present."""
+    given = [gradient for gradient in returned if gradient is not None]
+    if len(returned) == len(names):
+        return zip(names, returned, strict=True)
+    if len(given) == len(present):
+        return zip(present, given, strict=True)
+    if len(returned) == len(present):
+        return zip(present, returned, strict=True)
+    raise WrongAnswer(f"vjp returned {described(returned)}, expected {expected}")
+
+
+def spread(case: Case, name: str, gradient: Any) -> dict[str, Any]:
+    """Of one argument, by the names of the inputs of which it consists."""
+    if name in SEVERAL:
+        parts = listed(case.inputs, name)
+        if not isinstance(gradient, tuple | list) or len(gradient) != len(parts):
+            raise WrongAnswer(f"vjp returned {described(gradient)} for {name}, expected {len(parts)} gradients")
+        return {f"{name}[{i}]": part for i, part in enumerate(gradient)}
+    if name != "parameters":
+        return {name: gradient}
+    if isinstance(gradient, dict):
+        return gradient
+    flat: dict[str, Any] = {}
+    for field in PROJECTIONS[case.operation]:
+        if not hasattr(gradient, field):
+            raise WrongAnswer(f"vjp returned {described(gradient)} for parameters, without {field}")
+        flat |= of_projection(case, field, getattr(gradient, field))
+    return flat
+
+
+def of_projection(case: Case, name: str, gradient: Any) -> dict[str, Any]:
+    """Of a projection, or of those of all heads, which may come side by side."""
+    heads = listed(case.inputs, name, ".weight")
+    if not hasattr(gradient, "weight") and not (isinstance(gradient, tuple | list) and len(gradient) == len(heads)):
+        raise WrongAnswer(f"vjp returned {described(gradient)} for the projection {name}")
+    if not heads:
+        return of_linear(name, gradient)
+    if hasattr(gradient, "weight"):
+        stops = pairwise(accumulate((head.shape[1] for head in heads), initial=0))
+        biases = getattr(gradient, "bias", None)
+        gradient = [Linear(columns(gradient.weight, *cut), columns(biases, *cut)) for cut in stops]
+    return {n: g for i, head in enumerate(gradient) for n, g in of_linear(f"{name}[{i}]", head).items()}
+
+
+def columns(whole: Any, start: int, stop: int) -> Any:
+    return None if whole is None else whole[..., start:stop]
+
+
+def of_linear(name: str, gradient: Any) -> dict[str, Any]:
+    return {f"{name}.{field}": getattr(gradient, field, None) for field in ("weight", "bias")}

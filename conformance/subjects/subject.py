@@ -1,0 +1,298 @@
+"""Subjects: implementations under judgement.
+
+A subject answers a case with NumPy arrays by name: its results, and "gradient of <input>" for every floating input when
+the case has cotangents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conformance.cases.arguments import arguments, gradient_name, named_gradients, result_names
+from conformance.cases.case import Case, expected_dtype
+from conformance.cases.declaration import EVERYTHING, Declaration
+from conformance.cases.layouts import placed
+from conformance.subjects.frameworks import Arrays, Framework, JaxArrays, NumpyArrays, TorchArrays
+from specification.dtypes import FLOATING
+from specification.masks import map_arrays
+
+Answers = dict[str, np.ndarray]
+
+
+class WrongAnswer(Exception):
+    """The subject returned something that is no answer. name: of the result or gradient, or "call" for all of them."""
+
+    def __init__(self, message: str, name: str = "call") -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class Place(NamedTuple):
+    """A working folder, None if it is gone, and a limit of recursion."""
+
+    folder: str | None
+    depth: int
+
+    @classmethod
+    def now(cls) -> Place:
+        folder = None
+        with contextlib.suppress(OSError):
+            folder = os.getcwd()
+        return cls(folder, sys.getrecursionlimit())
+
+    def take(self) -> None:
+        with contextlib.suppress(RecursionError):  # who asks is deeper than that already
+            sys.setrecursionlimit(self.depth)
+        if self.folder is not None:
+            with contextlib.suppress(OSError):
+                os.chdir(self.folder)
+
+
+class Answering:
+    """Around all that a subject does: what is raised in here is the subject's doing, and `raised` holds it.
+
+    What the subject says by `numpy.seterr` holds in here and nowhere else: the judge's own arithmetic is none of its.
+    So do a working folder and a limit of recursion that it sets: the judge writes files and calls deeply.
+    """
+
+    def __init__(self) -> None:
+        self.raised: BaseException | None = None
+        self.settings: Any = np.geterr()
+        self.place: Place | None = None
+
+    def __enter__(self) -> None:
+        self.raised = None
+        self.judges = Place.now()
+        if self.place is not None:
+            self.place.take()
+        self.scope = np.errstate(**self.settings)
+        self.scope.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.settings = np.geterr()
+        self.scope.__exit__(kind, error, trace)
+        self.raised = error
+        place, self.place = Place.now(), None
+        if place != self.judges:
+            self.place = place
+            self.judges.take()
+
+
+def first_line(error: BaseException) -> str:
+    """Errors of frameworks can be pages long; empty where an error cannot say what it is."""
+    try:
+        lines = [line for line in str(error).splitlines() if line.strip()]
+    except Exception:
+        return ""
+    return lines[0][:300] if lines else ""
+
+
+def as_it_is(role: str, array: Any) -> Any:
+    return array
+
+
+def head_axis(operation: str, name: str, layout: str) -> int:
+    """The axis of heads in an array of rank 4. Masks, biases and weights have the same shape in every layout."""
+    moved = name in ("query", "key", "value") or (name == "cotangent" and operation == "attention")
+    return 2 if layout == "BTHD" and moved and operation.startswith("attention") else 1
+
+
+def differentiable(case: Case) -> list[str]:
+    return [name for name, array in case.inputs.items() if str(array.dtype) in FLOATING]
+
+
+def results_by_name(operation: str, returned: Any) -> dict[str, Any]:
+    names = result_names(operation)
+    return dict(zip(names, returned if len(names) > 1 else (returned,), strict=True))
+
+
+class Subject:
+    """A module that has every operation under its own name.
+
+    lay: sees every array that is handed over; from ("input" or "cotangent", array) to the same array.
+    """
+
+    def __init__(self, name: str, framework: Framework, module: Any = None) -> None:
+        self.name, self.framework, self.module = name, framework, module
+        self.declaration: Declaration = replace(EVERYTHING, strides=framework.strides)
+        self.answering = Answering()
+        self.lay = as_it_is
+
+    @property
+    def differentiates_by_hand(self) -> bool:
+        """By a function of its own, and not by its framework."""
+        return self.declaration.vjp is not None
+
+    def call(self, operation: str, positional: list[Any], keywords: dict[str, Any]) -> Any:
+        return getattr(self.module, operation)(*positional, **keywords)
+
+    def asked(self, case: Case) -> Case:
+        """The case in the subject's own conventions."""
+        return without_promise(case)
+
+    def meant(self, case: Case, answers: Answers) -> Answers:
+        """The subject's answers in the definition's conventions."""
+        return answers
+
+    def arrays(self, case: Case) -> tuple[Arrays, dict[str, Any]]:
+        """Inputs and options in the subject's framework, arrays in masks too, each in its memory layout."""
+
+        def array(name: str, a: Any) -> Any:
+            return self.lay("input", self.laid(case, name, np.asarray(a)))
+
+        options = dict(case.options)
+        if options.get("mask") is not None:
+            options["mask"] = map_arrays(options["mask"], partial(array, "mask"))
+        if options.get("dropout_keep") is not None:
+            options["dropout_keep"] = array("dropout_keep", options["dropout_keep"])
+        return {name: array(name, a) for name, a in case.inputs.items()}, options
+
+    def laid(self, case: Case, name: str, array: np.ndarray) -> Any:
+        """An array of the case in the subject's framework, as it lies in memory. name: as in `Case.memory`."""
+        layout = case.memory.get(name)
+        if layout is None or not self.framework.strides:
+            return self.framework.array(array)
+        buffer, place = placed(array, layout, head_axis(case.operation, name, self.declaration.layout))
+        return self.framework.view(buffer, array.shape, place)
+
+    def results(self, operation: str, inputs: Arrays, options: dict[str, Any]) -> Arrays:
+        """The results by name, still the framework's own arrays."""
+        positional, keywords = arguments(operation, inputs, options)
+        return results_by_name(operation, self.call(operation, positional, keywords))
+
+    def cotangents(self, case: Case) -> Arrays:
+        """By result, in the subject's framework."""
+        return {name: self.lay("cotangent", self.laid(case, "cotangent", a)) for name, a in case.cotangents.items()}
+
+    def differentiated(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
+        return self.framework.differentiate(
+            lambda arrays: self.results(case.operation, arrays, options),
+            inputs,
+            differentiable(case),
+            self.cotangents(case),
+        )
+
+    def materialized(self, mask: Any, shape: tuple[int, int, int, int]) -> np.ndarray | None:
+        """The subject's dense array of a mask for [B, H, Q, K]; None if it has no such function."""
+        B, H, Q, K = shape
+        if mask is None:
+            return None
+        with self.framework.context():
+            mask = map_arrays(mask, lambda a: self.framework.array(np.asarray(a)))
+            with self.answering:
+                array = self.module.materialize(mask, Q, K, batch=B, heads=H)
+                if not isinstance(array, self.framework.kind):
+                    raise WrongAnswer(f"materialize gave {type(array).__module__}.{type(array).__qualname__}")
+                return self.framework.numpy(array)
+
+    def __call__(self, case: Case) -> Answers:
+        """All results and gradients of the case."""
+        case_asked = self.asked(case)
+        with self.framework.context():
+            inputs, options = self.arrays(case_asked)
+            with self.answering:
+                answers = self.answered(case_asked, inputs, options)
+        return self.meant(case_asked, answers)
+
+    def answered(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> Answers:
+        """What is returned, as NumPy arrays; WrongAnswer where something is missing, or is not what it has to be."""
+        names = list(result_names(case.operation))
+        if case.cotangents and differentiable(case):
+            results, gradients = self.differentiated(case, inputs, options)
+            names += [gradient_name(name) for name in differentiable(case)]
+            results = results | {gradient_name(name): gradient for name, gradient in gradients.items()}
+        else:
+            results = self.framework.evaluate(lambda a: self.results(case.operation, a, options), inputs)
+        return {name: self.answer(name, case, results) for name in names}
+
+    def answer(self, name: str, case: Case, results: Mapping[str, Any]) -> np.ndarray:
+        """One result or gradient: of the framework's kind, on its device, and of the shape and dtype it has to have."""
+        got = results.get(name)
+        if got is None:
+            raise WrongAnswer("no such result", name)
+        if not isinstance(got, self.framework.kind):
+            kinds = [f"{kind.__module__}.{kind.__qualname__}" for kind in (type(got), self.framework.kind)]
+            raise WrongAnswer(f"is {kinds[0]}, expected {kinds[1]}", name)
+        place = self.framework.elsewhere(got) if case.inputs else ""
+        if place:
+            raise WrongAnswer(f"lies on {place}, and the inputs do not", name)
+        array = self.framework.numpy(got)
+        dtype, shape = expected_dtype(name, case), expected_shape(name, case, self.declaration.layout)
+        if str(array.dtype) != dtype or array.shape != shape:
+            found = f"{array.dtype} {list(array.shape)}, expected {dtype} {list(shape)}"
+            raise WrongAnswer(f"has dtype and shape {found}", name)
+        return array
+
+
+def without_promise(case: Case) -> Case:
+    """The case without "any" for empty rows, which says what is judged and is no argument of the operation."""
+    if case.options.get("empty_rows") != "any":
+        return case
+    return replace(case, options={name: value for name, value in case.options.items() if name != "empty_rows"})
+
+
+def expected_shape(name: str, case: Case, layout: str = "BHTD") -> tuple[int, ...]:
+    """Of a result or gradient of a case that is written in that layout."""
+    inputs, options = case.inputs, case.options
+    if name.startswith("gradient of "):
+        return inputs[name.removeprefix("gradient of ")].shape
+    if case.operation in ("attention_weights", "attention_logsumexp"):
+        heads, length = (1, 2) if layout == "BHTD" else (2, 1)
+        rows = tuple(inputs["query"].shape[axis] for axis in (0, heads, length))
+        return rows if case.operation == "attention_logsumexp" else (*rows, inputs["key"].shape[length])
+    shapes = {
+        "attention": lambda: (*inputs["query"].shape[:-1], inputs["value"].shape[-1]),
+        "merge_attention": lambda: inputs["outputs[0]" if name == "output" else "logsumexps[0]"].shape,
+        "multi_head_attention": lambda: (*inputs["query"].shape[:-1], inputs["output.weight"].shape[-1]),
+        "feed_forward": lambda: (*inputs["x"].shape[:-1], inputs["outer.weight"].shape[-1]),
+        "embedding": lambda: (*inputs["ids"].shape, inputs["table"].shape[-1]),
+        "learned_positions": lambda: (options["length"], inputs["table"].shape[-1]),
+        "sinusoidal_positions": lambda: (options["length"], options["width"]),
+    }
+    return shapes.get(case.operation, lambda: inputs["x"].shape)()
+
+
+class NumpySubject(Subject):
+    """reference_numpy, or a module like it, with its gradients by hand."""
+
+    differentiates_by_hand = True
+
+    def __init__(self, module: str = "reference_numpy", device: str = "cpu") -> None:
+        super().__init__(module, NumpyArrays(device), importlib.import_module(module))
+
+    def differentiated(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
+        positional, keywords = arguments(case.operation, inputs, options)
+        vjp, cotangents = getattr(self.module, f"{case.operation}_vjp"), self.cotangents(case)
+        bars = [cotangents[name] for name in result_names(case.operation)]
+        gradients = named_gradients(case, vjp(*positional, *bars, **keywords))
+        return self.results(case.operation, inputs, options), gradients
+
+
+class TorchSubject(Subject):
+    """A module of torch functions, differentiated by torch.autograd."""
+
+    def __init__(self, module: str = "torch_impl", device: str = "cpu") -> None:
+        super().__init__(module, TorchArrays(device), importlib.import_module(module))
+
+
+class JaxSubject(Subject):
+    """A module of JAX functions, differentiated by jax.vjp; optionally under jax.jit."""
+
+    def __init__(self, module: str = "jax_impl", device: str = "cpu", jit: bool = False) -> None:
+        super().__init__(module + (" (jit)" if jit else ""), JaxArrays(device, jit), importlib.import_module(module))
+
+
+IMPLEMENTATIONS = {"reference_numpy": NumpySubject, "torch_impl": TorchSubject, "jax_impl": JaxSubject}
+"""The three implementations of this project, in reading order."""

@@ -1,0 +1,51 @@
+"""From what a caller names to the subject that is judged, in this process or in one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from conformance.cases.arguments import POSITIONAL
+from conformance.cases.declaration import declaration_of
+from conformance.subjects.callables import CallableSubject, load
+from conformance.subjects.frameworks import FRAMEWORKS
+from conformance.subjects.subject import IMPLEMENTATIONS, Subject
+
+
+@dataclass(frozen=True)
+class Target:
+    """A subject to be made.
+
+    subject: a callable, `package.module:callable`, `path/to/file.py:callable`, or one of the three implementations by
+    name. given: what is said of it; see `declaration.declare`.
+    """
+
+    subject: str | Callable[..., Any]
+    operation: str
+    arrays: str = "numpy"
+    device: str = "cpu"
+    name: str | None = None
+    given: dict[str, Any] = field(default_factory=dict)
+
+    def make(self) -> Subject:
+        """ValueError says what is wrong with the target, or with what is said of it."""
+        if isinstance(self.subject, str) and self.subject in IMPLEMENTATIONS:
+            return IMPLEMENTATIONS[self.subject](device=self.device)
+        if self.operation not in POSITIONAL:
+            raise ValueError(f"operation must be one of {', '.join(POSITIONAL)}, got {self.operation!r}")
+        if self.arrays not in FRAMEWORKS:
+            raise ValueError(f"arrays must be one of {', '.join(FRAMEWORKS)}, got {self.arrays!r}")
+        function = load(self.subject) if isinstance(self.subject, str) else self.subject
+        if not callable(function):
+            raise ValueError(f"the subject is no callable but {type(function).__name__}")
+        framework: Any = FRAMEWORKS[self.arrays](self.device)
+        declaration = declaration_of(function, framework.name != "numpy", **self.given)
+        declaration = replace(declaration, compiled=framework.name == "jax")
+        return CallableSubject(function, self.operation, framework, declaration, self.title)
+
+    @property
+    def title(self) -> str:
+        if self.name is not None or isinstance(self.subject, str):
+            return self.name or str(self.subject)
+        return getattr(self.subject, "__qualname__", repr(self.subject))
