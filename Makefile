@@ -14,7 +14,7 @@ conformance: $(INSTALLED)
 
 # What other libraries compute: the divergence matrix, with every divergence's smallest case. About half an hour.
 peers: $(INSTALLED)
-	$(BIN)/python -m conformance.peers --seed 2026 --markdown docs/divergences.md
+	$(BIN)/python -m conformance dev peers --seed 2026 --markdown docs/divergences.md
 
 # Timings of all that is installed, with their pictures, into a folder that git ignores. More than an hour; nothing else
 # should run meanwhile. `make bench BENCH=--quick` takes two minutes.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from conformance.cases.declaration import EVERYTHING
+from conformance.checks.check import Check
 from conformance.checks.verdict import Finding
 from conformance.judge.run import breaks, run_probe, run_refusals, silent
 from conformance.operations.probes import PROBES
@@ -29,7 +30,7 @@ class Question(NamedTuple):
     """One case, or refused call, as an examiner is asked it, and the definition's functions that run to answer it."""
 
     title: str
-    examined_by: str
+    check: Check[Any, Any]
     material: Any
     shared: Any
     functions: Functions
@@ -43,13 +44,13 @@ class Recorder:
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any, Any]] = []
 
-    def __call__(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
-        self.asked.append((examined_by, material, shared))
+    def __call__(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
+        self.asked.append((check, material, shared))
         return []
 
 
 def questions() -> list[Question]:
-    """All that `conformance.judge.run.run` asks of a subject; the definition answers it without a violation or warning."""
+    """All that a run asks of a subject; the definition answers it without a violation or warning."""
     balls_available()
     recorder: Any = Recorder()
     titles: list[str] = []
@@ -61,18 +62,18 @@ def questions() -> list[Question]:
         title = "refusals" if probe is None else f"{probe.rule} {probe.title}"
         titles += [title] * (len(recorder.asked) - len(titles))
     examiner, result = Examiner(NumpySubject()), []
-    for title, (examined_by, material, shared) in zip(titles, recorder.asked, strict=True):
-        functions, findings = traced(examiner, examined_by, material, shared)
+    for title, (check, material, shared) in zip(titles, recorder.asked, strict=True):
+        functions, findings = traced(examiner, check, material, shared)
         if breaks(findings):
             raise RuntimeError(f"the definition itself does not pass {title}: {findings}")
-        result.append(Question(title, examined_by, material, shared, functions))
+        result.append(Question(title, check, material, shared, functions))
     return result
 
 
-def traced(examiner: Examiner, examined_by: str, material: Any, shared: Any) -> tuple[Functions, list[Finding]]:
+def traced(examiner: Examiner, check: Check[Any, Any], material: Any, shared: Any) -> tuple[Functions, list[Finding]]:
     with warnings.catch_warnings(), Calls() as calls:
         warnings.simplefilter("error")
-        findings = examiner(examined_by, material, shared)
+        findings = examiner(check, material, shared)
     return calls.functions, findings
 
 
@@ -99,6 +100,6 @@ def judged(asked: list[Question], mutant: Mutant, folder: Path) -> str:
         return f"cannot be imported: {type(error).__name__}"
     examiner = Examiner(NumpySubject("mutant"), TIME_LIMIT)
     for question in relevant(mutant, asked):
-        if breaks(examiner(question.examined_by, question.material, question.shared)):
+        if breaks(examiner(question.check, question.material, question.shared)):
             return question.title
     return ""

@@ -10,7 +10,7 @@ import pytest
 import torch_impl
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted, allowed_pairs
-from conformance.checks.examinations import EXAMINATIONS
+from conformance.checks.catalogue import AGREEMENT, PLANTED
 from conformance.diagnosis.attribution import Failure, attributed
 from conformance.runner.in_process import Examiner
 from conformance.subjects.targets import Target
@@ -36,9 +36,9 @@ def planted(clean: Case) -> Planted:
 def rule_of_planted(function: Any, clean: Case, rule: str = "MASK-7") -> str:
     examiner = Examiner(Target(function, "attention", "torch", given={"supports": ["structured"]}).make())
     material = planted(clean)
-    findings = examiner("planted", material, EXAMINATIONS["planted"].prepare(material))
+    findings = examiner(PLANTED, material, PLANTED.prepare(material))
     assert any(finding.ratio > 1 for finding in findings)
-    return attributed(examiner, Failure(rule, "planted", material, findings)).rule
+    return attributed(examiner, Failure(rule, PLANTED, material, findings)).rule
 
 
 def wrong_by(**changed: Any) -> Any:
@@ -85,5 +85,5 @@ def test_what_is_wrong_in_contiguous_arrays_too_is_no_matter_of_memory() -> None
     examiner = Examiner(Target(wrong_by(scale=None), "attention", "torch").make())
     given = case()
     given.memory["query"] = "transposed"
-    findings = examiner("agreement", given, EXAMINATIONS["agreement"].prepare(given))
-    assert attributed(examiner, Failure("ATT-13", "agreement", given, findings)).rule == "ATT-1"
+    findings = examiner(AGREEMENT, given, AGREEMENT.prepare(given))
+    assert attributed(examiner, Failure("ATT-13", AGREEMENT, given, findings)).rule == "ATT-1"

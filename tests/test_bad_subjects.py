@@ -23,7 +23,8 @@ import torch_impl
 from conformance.cases import expectations
 from conformance.cases.case import Case
 from conformance.checks import examinations
-from conformance.checks.examinations import EXAMINATIONS
+from conformance.checks.catalogue import AGREEMENT, DESCRIPTION, DETERMINISM
+from conformance.checks.check import Check
 from conformance.checks.tally import Violation
 from conformance.checks.verdict import Finding
 from conformance.judge.report import NO_ORACLE
@@ -72,9 +73,9 @@ def slow_with_masks(query, key, value, *, mask=None):
 
 def spoils_the_judge(query, key, value, *, mask=None):
     if mask is not None:
-        from conformance.checks.examinations import EXAMINATIONS
+        from conformance.checks import catalogue
 
-        EXAMINATIONS.clear()
+        catalogue.judge = None
     return good(query, key, value, mask=mask)
 
 
@@ -429,9 +430,9 @@ def test_what_an_alarm_of_others_raises_is_not_the_subjects(outer_alarm: list[fl
     signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, 0.5)
     case = Case("attention", "float32", dict.fromkeys(("query", "key", "value"), np.ones((1, 1, 2, 2), np.float32)))
-    examiner, shared = Examiner(Target(hangs, "attention").make(), 10), EXAMINATIONS["agreement"].prepare(case)
+    examiner, shared = Examiner(Target(hangs, "attention").make(), 10), AGREEMENT.prepare(case)
     with pytest.raises(Outer):
-        examiner("agreement", case, shared)
+        examiner(AGREEMENT, case, shared)
 
 
 # --- standard output --------------------------------------------------------------------------------------------------
@@ -592,7 +593,7 @@ def test_what_is_no_number_is_not_lost_by_shrinking() -> None:
     probes = probes_of("ATT-1", "attention", examiner.declaration)
     probe = next(probe for probe in probes if probe.title == "default scale")
     digits = Finding("output", 2.0, got=1.00001, expected=1.0)
-    known = Violation("ATT-1", examiner.name, digits, "scale", "agreement", ATTENTION)
+    known = Violation("ATT-1", examiner.name, digits, "scale", AGREEMENT, ATTENTION)
     tally = run_probe(probe, [examiner], 20, 1, silent, 4.0, {(known.rule, known.subject): known})
     (violation,) = tally.violations.values()
     assert "got nan" in violation.message
@@ -631,7 +632,7 @@ def test_gradient_that_is_not_there_again() -> None:
 
     cotangents = {"output": np.ones((2, 3, 4, 5), np.float32)}
     examiner = Examiner(Target(attend, "attention", given={"vjp": leaves_out}).make())
-    found = [str(finding) for finding in examiner("determinism", replace(ATTENTION, cotangents=cotangents), None)]
+    found = [str(finding) for finding in examiner(DETERMINISM, replace(ATTENTION, cotangents=cotangents), None)]
     assert found == ["gradient of key: no such result"]
 
 
@@ -649,7 +650,7 @@ def test_cotangent_that_is_given_away() -> None:
     case = replace(ATTENTION, cotangents=cotangents)
     for given, found in ({}, set()), ({"donate_argnums": 3}, {"cannot be read any more after the call"}):
         target = Target(jax_impl.attention, "attention", "jax", given={"vjp": jax.jit(backward, **given)})
-        findings = Examiner(target.make())("determinism", case, None)
+        findings = Examiner(target.make())(DETERMINISM, case, None)
         assert {finding.message for finding in findings if finding.ratio > 1} == found
 
 
@@ -662,8 +663,8 @@ def test_gradients_of_ids_are_of_no_account() -> None:
     inputs = {"table": np.ones((3, 2), np.float32), "ids": np.array([0, 2, 2])}
     case = Case("embedding", "float32", inputs, {"scaled": False}, {"output": np.ones((3, 2), np.float32)})
     examiner = Examiner(Target(reference_numpy.embedding, "embedding", given={"vjp": gradients}).make())
-    for examination in ("agreement", "determinism"):
-        findings = examiner(examination, case, EXAMINATIONS[examination].prepare(case))
+    for examination in (AGREEMENT, DETERMINISM):
+        findings = examiner(examination, case, examination.prepare(case))
         assert all(finding.ratio <= 1 for finding in findings)
 
 
@@ -673,9 +674,9 @@ def test_gradients_by_hand_are_no_cotangents(monkeypatch: pytest.MonkeyPatch) ->
     table = np.arange(6, dtype=np.float32).reshape(3, 2)
     options = {"length": 3, "offset": 0}
     case = Case("learned_positions", "float32", {"table": table}, options, {"output": np.ones((3, 2), np.float32)})
-    assert all(found.ratio <= 1 for found in Examiner(NumpySubject())("determinism", case, None))
+    assert all(found.ratio <= 1 for found in Examiner(NumpySubject())(DETERMINISM, case, None))
     monkeypatch.setattr(reference_numpy, "learned_positions_vjp", lambda table, length, cotangent, **_: cotangent)
-    findings = Examiner(NumpySubject())("determinism", case, None)
+    findings = Examiner(NumpySubject())(DETERMINISM, case, None)
     found = [str(finding) for finding in findings if finding.ratio > 1]
     assert found == ["gradient of table: shares memory with the cotangent of output, call 3"]
 
@@ -696,10 +697,10 @@ def test_a_wrong_array_of_a_mask_is_a_verdict(answer: Callable[..., Any], monkey
     """Of whatever shape: the judge does not stumble over it."""
     right = reference_numpy.materialize
     case = replace(ATTENTION, options={"mask": KeyLengths(np.array([1, 4]))})
-    shared = EXAMINATIONS["description"].prepare(case)
-    assert all(found.ratio <= 1 for found in Examiner(NumpySubject())("description", case, shared))
+    shared = DESCRIPTION.prepare(case)
+    assert all(found.ratio <= 1 for found in Examiner(NumpySubject())(DESCRIPTION, case, shared))
     monkeypatch.setattr(reference_numpy, "materialize", lambda *a, **k: answer(right(*a, **k)))
-    (found,) = Examiner(NumpySubject())("description", case, shared)
+    (found,) = Examiner(NumpySubject())(DESCRIPTION, case, shared)
     assert (found.name, found.message) == ("materialize", "differs from the predicate")
 
 
@@ -715,10 +716,10 @@ ATTENTION = Case(
 )
 
 
-def ratio(function: Callable[..., Any], examined_by: str, case: Case, arrays: str = "torch") -> tuple[float, str]:
+def ratio(function: Callable[..., Any], check: Check[Any, Any], case: Case, arrays: str = "torch") -> tuple[float, str]:
     """The worst of an examination, and what it says."""
     examiner = Examiner(Target(function, case.operation, arrays).make(), 10)
-    worst = max(examiner(examined_by, case, EXAMINATIONS[examined_by].prepare(case)), key=lambda found: found.ratio)
+    worst = max(examiner(check, case, check.prepare(case)), key=lambda found: found.ratio)
     return worst.ratio, worst.message
 
 
@@ -739,10 +740,10 @@ def test_one_buffer_for_all_results_is_seen_by_its_address(torch: Any, monkeypat
         output = torch_impl.attention(query, key, value)
         return buffers.setdefault(output.shape, torch.empty_like(output)).copy_(output)
 
-    assert ratio(buffered, "determinism", ATTENTION) == (np.inf, "shares memory with earlier output")
+    assert ratio(buffered, DETERMINISM, ATTENTION) == (np.inf, "shares memory with earlier output")
     monkeypatch.setattr(TorchArrays, "memory", lambda self, array: None)
-    assert ratio(buffered, "determinism", ATTENTION) == (np.inf, "was changed by a later call")
-    assert ratio(torch_impl.attention, "determinism", ATTENTION) == (0, "")
+    assert ratio(buffered, DETERMINISM, ATTENTION) == (np.inf, "was changed by a later call")
+    assert ratio(torch_impl.attention, DETERMINISM, ATTENTION) == (0, "")
 
 
 def test_memory_is_compared_exactly(torch: Any) -> None:
@@ -885,7 +886,7 @@ def test_process_that_does_not_read_the_question(folder: Path) -> None:
     wide = np.ones((1, 1, 1, 1_000_000), dtype=np.float32)
     os.kill(examiner.process.pid, signal.SIGSTOP)
     case = Case("attention", "float32", dict.fromkeys(("query", "key", "value"), wide), {})
-    (finding,) = examiner("determinism", case, None)
+    (finding,) = examiner(DETERMINISM, case, None)
     assert finding.message == "took longer than 1 s, and its process was ended at 1,000,000 columns of keys"
     assert examiner.overrun == 1
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from conformance.cases.case import Case
+from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.tally import Tally, Violation
 from conformance.checks.verdict import Finding
 from conformance.cli import replay as replay_command
@@ -486,7 +487,7 @@ class Pool:
             tally.rules["MASK-1", name].add(found, "float32")
             if found > 1:
                 finding = Finding("output", found, (0, 0, 0, 0), 1.0, 0.5, 0.5 / found)
-                tally.violate(Violation("MASK-1", name, finding, "polarity", "agreement", MASKED))
+                tally.violate(Violation("MASK-1", name, finding, "polarity", AGREEMENT, MASKED))
         tally.generated["attention"] = 10
         return tally
 

@@ -21,6 +21,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, declaration_of, declare
 from conformance.cases.features import features_of, within
 from conformance.cases.signatures import needed, signature_of
+from conformance.checks.catalogue import DESCRIPTION
 from conformance.checks.refusals import REFUSALS, refusals_of
 from conformance.judge.session import NotAsked, Question, Trial
 from conformance.operations.corpus import entries_for
@@ -443,8 +444,8 @@ def test_offsets_come_with_causal_masks() -> None:
 def test_description_is_no_array_for_who_takes_no_arrays() -> None:
     whole = Declaration()
     for said, found in ((whole.without("dense"), False), (whole.without("structured", "dense"), True), (whole, True)):
-        assert any(probe.examined_by == "description" for probe in catalogue(said)) == found
-        assert any(entry.examined_by == "description" for entry in entries_for({"attention"}, said)) == found
+        assert any(probe.check == DESCRIPTION for probe in catalogue(said)) == found
+        assert any(entry.check == DESCRIPTION for entry in entries_for({"attention"}, said)) == found
 
 
 def test_attended_nan_is_nowhere_hidden_by_a_bias() -> None:

@@ -15,6 +15,8 @@ import reference_numpy
 import torch_impl
 from conformance.bounds import bound
 from conformance.cases.case import Case
+from conformance.checks.catalogue import AGREEMENT, DETERMINISM, TWIN
+from conformance.checks.check import Check
 from conformance.checks.tally import Tally, Violation
 from conformance.checks.verdict import judge
 from conformance.diagnosis.blocks import online, padded_tail
@@ -67,9 +69,9 @@ def case(*shape: int, mask: Any = None, **options: Any) -> Case:
     return Case("attention", "float32", inputs, options | ({} if mask is None else {"mask": mask}))
 
 
-def violated(rule: str, material: Any, examined_by: str = "agreement") -> Violation:
+def violated(rule: str, material: Any, check: Check[Any, Any] = AGREEMENT) -> Violation:
     (finding,) = judge(material, {"output": material.inputs["query"] * 2}, oracle(material), bound(material))
-    return Violation(rule, "a subject", finding, "a probe", examined_by, material)
+    return Violation(rule, "a subject", finding, "a probe", check, material)
 
 
 def rules_of(violations: list[Violation]) -> list[str]:
@@ -89,7 +91,7 @@ def test_nothing_follows_from_what_needs_more() -> None:
     assert [rules_of(part) for part in separated([bare])] == [["MASK-3"], []]
     masked = violated("ATT-2", case(1, 1, 2, 1, mask=Causal(0)))
     assert [rules_of(part) for part in separated([masked, bare])] == [["MASK-3"], ["ATT-2"]]
-    repeated = violated("ATT-13", case(1, 1, 1, 1), "determinism")
+    repeated = violated("ATT-13", case(1, 1, 1, 1), DETERMINISM)
     assert [rules_of(part) for part in separated([repeated, bare])] == [["MASK-3", "ATT-13"], []]
 
 
@@ -139,7 +141,7 @@ def test_one_mistake_is_one_violation_and_others_follow() -> None:
     rules = ["ATT-1", "ATT-5", "ATT-7", "ATT-9", "ATT-10", "ATT-12", "ATT-13"]
     report = conformance.check(heads_written_out_first, "attention", rules=rules, **told)
     first, *others = report.violations
-    assert (first.rule, first.examined_by) == ("ATT-7", "agreement")
+    assert (first.rule, first.check) == ("ATT-7", AGREEMENT)
     assert set(rules_of(report.following)) == set(rules_of(others))
     assert {"ATT-9", "ATT-12"} <= {violation.rule for violation in others}
     mistake = "perhaps: the errors are no larger than gradients added up over heads in bfloat16 would make them"
@@ -184,8 +186,8 @@ def numbers(keys: int) -> Case:
 
 def found_on(small: Case, uncut: Case | None, function: Any) -> tuple[str, ...]:
     examiner = Examiner(Target(function, "attention").make())
-    worst = max(examiner("agreement", small, (oracle(small), bound(small))), key=lambda finding: finding.ratio)
-    return diagnosis(Violation("ATT-5", "a subject", worst, "a probe", "agreement", small, uncut), examiner)
+    worst = max(examiner(AGREEMENT, small, (oracle(small), bound(small))), key=lambda finding: finding.ratio)
+    return diagnosis(Violation("ATT-5", "a subject", worst, "a probe", AGREEMENT, small, uncut), examiner)
 
 
 def test_one_stale_key_is_no_padding() -> None:
@@ -282,12 +284,12 @@ def in_blocks_of_32(query: Any, key: Any, value: Any, *, mask: Any = None) -> An
     return reference_numpy.attention(query, *more, mask=wider)
 
 
-@pytest.mark.parametrize(("rule", "examined_by"), [("ATT-4", "twin"), ("ATT-10", "agreement")])
-def test_a_mistake_is_known_where_a_case_is_judged_by_another(rule: str, examined_by: str) -> None:
+@pytest.mark.parametrize(("rule", "check"), [("ATT-4", TWIN), ("ATT-10", AGREEMENT)])
+def test_a_mistake_is_known_where_a_case_is_judged_by_another(rule: str, check: Check[Any, Any]) -> None:
     """By a twin whose scores are near 0, where a score of 0 is another mistake; by the case without NaN."""
     report = conformance.check(in_blocks_of_32, "attention", rules=[rule], **QUICK)
-    assert examined_by in {violation.examined_by for violation in report.violations}
-    names = [violation.diagnosis for violation in report.violations if violation.examined_by == examined_by]
+    assert check in {violation.check for violation in report.violations}
+    names = [violation.diagnosis for violation in report.violations if violation.check == check]
     padding = "the last block's padding counts as keys with score 0"
     assert any(name.startswith(padding) for several in names for name in several)
 
@@ -333,11 +335,11 @@ def test_heads_read_wrongly_have_a_name_with_gradients_too(order: str) -> None:
     inputs = {name: generator.normal(size=shape).astype("float32") for name, shape in shapes.items()}
     asked = Case("attention", "float32", inputs, {}, {"output": inputs.pop("bar")})
     examiner = Examiner(Target(reads, "attention", "torch").make())
-    findings = [found for found in examiner("agreement", asked, (oracle(asked), bound(asked))) if found.ratio > 1]
+    findings = [found for found in examiner(AGREEMENT, asked, (oracle(asked), bound(asked))) if found.ratio > 1]
     assert {finding.name for finding in findings} > {"output", "gradient of key", "gradient of value"}
     name = {"tiled": "query head h reads key head h % G", "first": "every query head reads key head 0"}[order]
     for finding in findings:
-        found = diagnosis(Violation("ATT-7", "a subject", finding, "a probe", "agreement", asked), examiner)
+        found = diagnosis(Violation("ATT-7", "a subject", finding, "a probe", AGREEMENT, asked), examiner)
         assert found == (name, "wrong in: output and every gradient")
 
 
@@ -394,9 +396,9 @@ def drawn(B: int = 1, H: int = 2, G: int = 2, Q: int = 3, K: int = 5, D: int = 4
 def told(function: Callable[..., Any], asked: Case, arrays: str = "numpy") -> tuple[str, ...]:
     """The diagnosis of a function's answers to one case."""
     examiner = Examiner(Target(function, asked.operation, arrays).make())
-    worst = max(examiner("agreement", asked, (oracle(asked), bound(asked))), key=lambda finding: finding.ratio)
+    worst = max(examiner(AGREEMENT, asked, (oracle(asked), bound(asked))), key=lambda finding: finding.ratio)
     assert worst.ratio > 1
-    return diagnosis(Violation("ATT-1", "a subject", worst, "a probe", "agreement", asked), examiner)
+    return diagnosis(Violation("ATT-1", "a subject", worst, "a probe", AGREEMENT, asked), examiner)
 
 
 def attend(query: Any, key: Any, value: Any, **options: Any) -> Any:

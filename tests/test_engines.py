@@ -1,7 +1,7 @@
 """The engines of the ports: what each computes, on cases that the judge does not draw.
 
-The judge asks every engine for every rule (`python -m conformance.peers.engines`). What is no matter of one result stands in
-the files beside this one.
+The judge asks every engine for every rule (`conformance dev engines`). What is no matter of one result
+stands in the files beside this one.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conformance.checks.examinations import truth_and_bounds
 
 from conformance.cases.case import Case
 from conformance.cases.sizes import Sizes
-from conformance.checks.examinations import truth_and_bounds
 from conformance.checks.verdict import judge as judged
 from conformance.peers.engines import Engine, judge
 from specification import Causal, KeyLengths, SlidingWindow

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.sizes import Sizes
-from conformance.checks.examinations import truth_and_bounds
+from conformance.checks.catalogue import AGREEMENT
 from conformance.judge.run import breaks
 from conformance.runner.in_process import Examiner
 from conformance.sampling.drawing import of_seed
@@ -31,7 +31,7 @@ def shown(fault: Fault, cases: st.SearchStrategy[Case], seed: int = SEED) -> tup
     [case] = of_seed(cases, seed, False)
     wrong, right = (Examiner(target.make()) for target in (fault.target(), fault.right_target()))
     shared = truth_and_bounds(case)
-    return breaks(wrong("agreement", case, shared)), not breaks(right("agreement", case, shared))
+    return breaks(wrong(AGREEMENT, case, shared)), not breaks(right(AGREEMENT, case, shared))
 
 
 def test_there_are_many_past_every_size() -> None:

@@ -26,8 +26,8 @@ from conformance.cases.layouts import (
     shared_axes,
     strided,
 )
+from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
 from conformance.checks.encoding import decode, encode
-from conformance.checks.examinations import EXAMINATIONS
 from conformance.checks.tally import Violation
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.diagnosis.naming import diagnosis
@@ -166,7 +166,7 @@ def test_every_array_of_a_case_reaches_the_subject_in_its_layout(layout: str) ->
     for length_first in (False, True):
         declared: Any = declare(layout="BTHD")(swapping(attention)) if length_first else attention
         subject = Target(declared, "attention", "torch").make()
-        findings = EXAMINATIONS["agreement"].examine(subject, case, EXAMINATIONS["agreement"].prepare(case))
+        findings = AGREEMENT.run(subject, case, AGREEMENT.prepare(case))
         assert all(finding.ratio <= 1 for finding in findings)
         if not length_first:
             for name in NAMES:
@@ -312,7 +312,7 @@ def first_violation(
         if probe.operations == (operation,) and of_memory:
             tally = run_probe(probe, [examiner], 10, seed, silent, 0)
             for violation in tally.violations.values():
-                assert because_of_memory(examiner, violation.examined_by, violation.material)
+                assert because_of_memory(examiner, violation.check, violation.material)
                 assert violation.finding.message or diagnosis(violation, examiner) == (STRIDES,)
                 return violation
     return None
@@ -363,12 +363,12 @@ def test_only_what_contiguous_arrays_make_right_is_of_memory() -> None:
         return (1 + (next(calls) == 0)) * torch_impl.attention(query, key, value)
 
     sometimes = examiner_of(now_and_then)
-    assert max(f.ratio for f in sometimes("agreement", case, EXAMINATIONS["agreement"].prepare(case))) > 1
-    for examined_by, material in (("agreement", case), ("twin", (case, case)), ("memory", case)):
-        assert because_of_memory(reading, examined_by, material)
-        assert not because_of_memory(wrong, examined_by, material)
-        assert not because_of_memory(sometimes, examined_by, material)
-    assert not because_of_memory(reading, "agreement", replace(case, memory={}))
+    assert max(f.ratio for f in sometimes(AGREEMENT, case, AGREEMENT.prepare(case))) > 1
+    for check, material in ((AGREEMENT, case), (TWIN, (case, case)), (MEMORY, case)):
+        assert because_of_memory(reading, check, material)
+        assert not because_of_memory(wrong, check, material)
+        assert not because_of_memory(sometimes, check, material)
+    assert not because_of_memory(reading, AGREEMENT, replace(case, memory={}))
 
 
 def test_a_view_may_be_refused_where_the_last_axis_has_another_stride_than_one() -> None:
@@ -384,7 +384,7 @@ def test_a_view_may_be_refused_where_the_last_axis_has_another_stride_than_one()
     case = Case("attention", "float32", inputs)
     for layout in ("spaced", "column-major"):
         asked = replace(case, memory={"query": layout})
-        assert all(f.ratio <= 1 for f in refusing(-1)("memory", asked, EXAMINATIONS["memory"].prepare(asked)))
+        assert all(f.ratio <= 1 for f in refusing(-1)(MEMORY, asked, MEMORY.prepare(asked)))
     asked = replace(case, memory={"query": "sliced"})
-    (finding,) = refusing(0)("memory", asked, EXAMINATIONS["memory"].prepare(asked))
+    (finding,) = refusing(0)(MEMORY, asked, MEMORY.prepare(asked))
     assert finding.message == "raised ValueError: strides"

@@ -21,6 +21,7 @@ from conformance.bounds import bound
 from conformance.cases.arguments import arguments
 from conformance.cases.case import Case
 from conformance.cases.features import within
+from conformance.checks.catalogue import AGREEMENT
 from conformance.oracle.reference import oracle
 from conformance.peers import PEERS, heads
 from conformance.peers.cells import ACCEPTS, CONFORMS, NOT_ASKED, VIOLATED, state
@@ -123,7 +124,7 @@ def judged(peer: Peer) -> dict[str, float]:
     examiner = examiner_of(peer)
     try:
         return {
-            repr(case): max(f.ratio for f in examiner("agreement", case, (oracle(case), bound(case))))
+            repr(case): max(f.ratio for f in examiner(AGREEMENT, case, (oracle(case), bound(case))))
             for case in cases_of(peer, examiner)
         }
     finally:

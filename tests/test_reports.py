@@ -19,6 +19,7 @@ import conformance
 import reference_numpy
 from conformance.cases.case import Case, shortest
 from conformance.cases.declaration import EVERYTHING
+from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.tally import Cell, Violation
 from conformance.checks.verdict import Finding
 from conformance.models.real import RealFinding, RealResult
@@ -51,7 +52,7 @@ SIZES = "first wrong at 17 keys (16 are right)"
 def violation(finding: Finding, target: Target, rule: str = "ATT-1") -> Violation:
     told: dict[str, Any] = {"title": "a probe", "diagnosis": ("scale is left out",), "target": target}
     told |= {"threshold": SIZES}
-    return Violation(rule, target.title, finding, examined_by="agreement", material=case(), **told)
+    return Violation(rule, target.title, finding, check=AGREEMENT, material=case(), **told)
 
 
 OFF = Finding("output", 12.5, (0, 2, 1, 1), 0.75, 0.5, 0.02)

@@ -13,7 +13,8 @@ import reference_numpy
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.cases.features import features_of
-from conformance.checks.examinations import EXAMINATIONS
+from conformance.checks.catalogue import AGREEMENT, PLANTED, TWIN
+from conformance.checks.check import Check
 from conformance.checks.tally import Violation
 from conformance.judge.run import asking, breaks, cut_down, violation
 from conformance.judge.thresholds import rule, threshold
@@ -44,11 +45,13 @@ def norm_case(*shape: int, gradients: bool = False) -> Case:
     return Case("layer_norm", "float32", inputs, {}, {"output": numbers(*shape)} if gradients else {})
 
 
-def smallest(function: Function, material: Material, by: str = "agreement", **given: Any) -> tuple[Violation, Examiner]:
+def smallest(
+    function: Function, material: Material, by: Check[Any, Any] = AGREEMENT, **given: Any
+) -> tuple[Violation, Examiner]:
     """The violation on its smallest case."""
-    case = EXAMINATIONS[by].case_of(material)
+    case = by.case_of(material)
     examiner = Examiner(Target(function, case.operation, given=given).make())
-    findings = examiner(by, material, EXAMINATIONS[by].prepare(material))
+    findings = examiner(by, material, by.prepare(material))
     assert breaks(findings)
     return cut_down(violation("ATT-1", "a probe", by, examiner, material, findings), examiner, 60), examiner
 
@@ -333,7 +336,7 @@ def test_twins_stay_twins() -> None:
         output = reference_numpy.attention(query, key, value, mask=mask)
         return output * np.float32(np.nan) if np.isnan(key).any() and query.shape[2] > 1 else output
 
-    found, _ = smallest(leaks, (dirty, clean), "twin", conventions={"isolation": "strict"})
+    found, _ = smallest(leaks, (dirty, clean), TWIN, conventions={"isolation": "strict"})
     dirty, clean = found.material
     assert np.isnan(dirty.inputs["key"]).any()
     assert sizes_of(dirty) == sizes_of(clean)
@@ -352,7 +355,7 @@ def test_planted_cases_keep_what_is_planted() -> None:
         return reference_numpy.attention(query, key, np.nan_to_num(value), mask=mask)
 
     material = Planted(clean, planted, allowed_pairs(clean), marks)
-    found, _ = smallest(swallows, material, "planted")
+    found, _ = smallest(swallows, material, PLANTED)
     assert sum(mark.sum() for mark in found.material.marks.values()) == 1
     assert max(sizes_of(found.case).values()) <= 2
 

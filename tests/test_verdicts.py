@@ -18,6 +18,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.expectations import Planted
 from conformance.cases.signatures import signature_of
+from conformance.checks.catalogue import PLANTED
 from conformance.checks.tally import Violation
 from conformance.checks.verdict import Finding
 from conformance.judge.session import NotAsked, Trial
@@ -215,7 +216,7 @@ def test_a_violation_is_asked_for_again_in_a_new_process(hidden: bool) -> None:
     planted = replace(clean, inputs=clean.inputs | {"value": np.where(marks["value"], np.nan, value)}, special=True)
     material = Planted(clean, planted, np.array([[[[True, False]]]]), marks)
     finding = Finding("output", float("inf"), message="a NaN where none belongs")
-    seen = Violation("MASK-7", "reference_numpy", finding, "hidden NaN", "planted", material)
+    seen = Violation("MASK-7", "reference_numpy", finding, "hidden NaN", PLANTED, material)
     assert asked_again(seen).diagnosis == ((ONLY_THERE,) if hidden else ())
     assert ONLY_THERE not in violation_lines(seen).plain
     assert ONLY_THERE in violation_lines(replace(seen, diagnosis=(ONLY_THERE,))).plain

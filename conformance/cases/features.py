@@ -179,8 +179,3 @@ def within(case: Case, declaration: Declaration) -> bool:
     if any(size > declaration.limits.get(name, size) for name, size in dimensions(case).items()):
         return False
     return not has_masks(case.operation) or all(width % declaration.width_multiple == 0 for width in widths_of(case))
-
-
-def taken_as_array(examined_by: str, declaration: Declaration) -> bool:
-    """Whether the subject takes what the examination makes of a case: of a description the array that it means."""
-    return examined_by != "description" or "dense" in declaration or "structured" not in declaration

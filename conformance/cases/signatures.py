@@ -137,3 +137,8 @@ def signature_of(function: Callable[..., Any], operation: str) -> Signature:
 def is_foreign(parameter: inspect.Parameter, operation: str) -> bool:
     """Whether the parameter has a name that is none of the operation's."""
     return parameter.kind not in VARIADIC and parameter.name not in definition(operation)
+
+
+def parameters_never_given(names: Iterable[str], operation: str) -> str:
+    how = f"no parameters of {operation}; what they do can be judged in a function that sets them"
+    return f"never given: {', '.join(names)} ({how})"

@@ -11,9 +11,9 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact, allowed_pairs
-from conformance.checks.examinations import EXAMINATIONS
+from conformance.checks.catalogue import REFUSAL
+from conformance.checks.check import Check
 from conformance.checks.verdict import Finding, units_in_the_last_place
-from conformance.diagnosis import WRONG_IN
 from conformance.subjects.targets import Target
 from reference_numpy import attention_weights
 from specification import Dense
@@ -23,6 +23,9 @@ FEW = 64
 
 DEPENDS, CHANGES = "depends on earlier calls", "is not reproducible"
 """How messages about state and chance begin."""
+
+WRONG_IN = "wrong in: "
+"""How the line of a diagnosis begins that says which results are wrong, and names no mistake."""
 
 
 @dataclass
@@ -57,7 +60,7 @@ class Cell:
 class Violation:
     """A rule that a subject breaks, and the smallest case found that shows it.
 
-    title: of the probe that found it. examined_by: the name of the examination, and material: what it was done on;
+    title: of the probe that found it. check: by which it was found, and material: what it was done on;
     with these two the violation can be seen again, on the target, where it is known. uncut: the material before its
     case was cut down, where it was; a larger case tells mistakes apart that look alike on a small one. diagnosis: known
     mistakes that give the same answers. threshold: at which sizes it fails, and at which not, in a sentence.
@@ -70,7 +73,7 @@ class Violation:
     subject: str
     finding: Finding
     title: str
-    examined_by: str
+    check: Check[Any, Any]
     material: Any
     uncut: Any = None
     diagnosis: tuple[str, ...] = ()
@@ -112,7 +115,7 @@ class Violation:
         Of numbers the first is as good as any: where digits cancel, a rounding too many may leave none that is right.
         That a call is answered which should be refused says nothing of the answers to others.
         """
-        return other is None or (other.loses_digits and not self.of_numbers and self.examined_by != "refusal")
+        return other is None or (other.loses_digits and not self.of_numbers and self.check != REFUSAL)
 
     @property
     def mistakes(self) -> tuple[str, ...]:
@@ -133,7 +136,7 @@ class Violation:
     @property
     def case(self) -> Case:
         """The call in question; None for what is no matter of one call."""
-        return EXAMINATIONS[self.examined_by].case_of(self.material)
+        return self.check.case_of(self.material)
 
 
 SAMPLE = 2**16

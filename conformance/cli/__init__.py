@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from conformance.cli import check, compare, definition, port, replay, rules, run, selftest, show, trace
+from conformance.cli import check, compare, definition, dev, port, replay, rules, run, selftest, show, trace
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Does an implementation compute what SPEC.md says?")
 
@@ -18,3 +18,4 @@ app.command("selftest")(selftest.selftest)
 app.command("definition")(definition.definition)
 app.command("rules")(rules.rules)
 app.command("show")(show.show)
+app.add_typer(dev.app, name="dev")

@@ -15,7 +15,8 @@ import numpy as np
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
 from conformance.cases.features import FEATURE_RULES, features_of, heads_and_keys, mask_kinds, rule_of
-from conformance.checks.examinations import EXAMINATIONS
+from conformance.checks.catalogue import AGREEMENT, MEMORY
+from conformance.checks.check import Check
 from conformance.checks.verdict import Finding, breaks
 from conformance.diagnosis.memory import because_of_memory, contiguous
 from conformance.runner.in_process import Examiner
@@ -25,25 +26,25 @@ class Failure(NamedTuple):
     """A failing case: the rule it speaks of, the check by which it fails, its material and what was found."""
 
     rule: str
-    examined_by: str
+    check: Check[Any, Any]
     material: Any
     findings: list[Finding]
 
 
 def attributed(examiner: Examiner, failure: Failure) -> Failure:
     """The failure under the rule that it speaks of, with the case that shows it."""
-    if because_of_memory(examiner, failure.examined_by, failure.material):
+    if because_of_memory(examiner, failure.check, failure.material):
         return failure._replace(rule="ATT-13")
-    if failure.rule == "ATT-13" and failure.examined_by in ("agreement", "memory"):
+    if failure.rule == "ATT-13" and failure.check in (AGREEMENT, MEMORY):
         plain = contiguous(failure.material)
         findings = asked(examiner, plain)
         if breaks(findings):
-            return Failure(rule_shown(examiner, plain, findings), "agreement", plain, findings)
+            return Failure(rule_shown(examiner, plain, findings), AGREEMENT, plain, findings)
     if isinstance(failure.material, Planted) and of_numbers(failure.findings):
         clean = failure.material.clean
         findings = asked(examiner, clean)
         if breaks(findings):
-            return Failure(rule_shown(examiner, clean, findings), "agreement", clean, findings)
+            return Failure(rule_shown(examiner, clean, findings), AGREEMENT, clean, findings)
     return failure
 
 
@@ -54,7 +55,7 @@ def of_numbers(findings: list[Finding]) -> bool:
 
 
 def asked(examiner: Examiner, case: Case) -> list[Finding]:
-    return examiner("agreement", case, EXAMINATIONS["agreement"].prepare(case))
+    return examiner(AGREEMENT, case, AGREEMENT.prepare(case))
 
 
 def rule_shown(examiner: Examiner, case: Case, findings: list[Finding]) -> str:

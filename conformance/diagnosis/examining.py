@@ -14,8 +14,11 @@ from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
 from conformance.cases.features import NORMS
+from conformance.checks.catalogue import SPOILED_ROWS, TOWERING, TWIN
+from conformance.checks.check import Check, nothing
+from conformance.checks.tally import WRONG_IN
+from conformance.diagnosis import attention, backward, blocks, extents, layers, norms
 from conformance.checks.verdict import Finding
-from conformance.diagnosis import WRONG_IN, attention, backward, blocks, extents, layers, norms
 from conformance.diagnosis.larger import larger_cases, ordinary
 from conformance.diagnosis.matching import Failing, Mistake, matching, told_from
 from conformance.diagnosis.precision import MISTAKES as ROUNDED
@@ -32,13 +35,13 @@ def examine_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shar
 
     None where the answers are now right: asked in this way, or this time, the subject makes no mistake.
     """
-    examined_by, failing, finding = material
+    check, failing, finding = material
     if isinstance(failing, Planted):  # a mistake in numbers says more than what becomes of NaN
-        plain = examine_diagnosis(subject, (examined_by, failing.clean, finding), shared)
+        plain = examine_diagnosis(subject, (check, failing.clean, finding), shared)
         return plain or [named(name) for name in of_planted(failing, finding)]
     parts = failing if isinstance(failing, tuple) else (failing,)
-    asked, judged = parts[0], parts[1] if examined_by in ("twin", "towering") else parts[0]
-    if examined_by == "spoiled rows":  # what is wrong in the other rows is wrong without them, too
+    asked, judged = parts[0], parts[1] if check in (TWIN, TOWERING) else parts[0]
+    if check == SPOILED_ROWS:  # what is wrong in the other rows is wrong without them, too
         asked = judged = parts[1]
     if not isinstance(asked, Case) or asked.special or finding.name not in ("output", *gradients(asked)):
         return []
@@ -185,3 +188,6 @@ def of_planted(planted: Planted, finding: Finding) -> list[str]:
     if np.isfinite(finding.expected) and not np.isfinite(finding.got):
         return ["what stands behind a mask is multiplied by a weight of 0, and 0 * NaN and 0 * inf are NaN"]
     return ["NaN is swallowed"] if np.isnan(finding.expected) else []
+
+
+DIAGNOSIS = Check("diagnosis", nothing, examine_diagnosis, tells_size=False)

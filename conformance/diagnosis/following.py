@@ -13,6 +13,7 @@ from conformance.cases.arguments import result_names
 from conformance.cases.declaration import FEATURES, MASK_KINDS
 from conformance.cases.expectations import empty_rows
 from conformance.cases.features import OPERATION_RULES, features_of, rule_of
+from conformance.checks.catalogue import NOTHING, PLANTED, REFUSAL, UNSUPPORTED
 from conformance.checks.tally import Violation
 from conformance.diagnosis.memory import STRIDES
 from conformance.diagnosis.precision import AT_MOST
@@ -27,7 +28,7 @@ OF_MANY = ("offset",)
 """Features that masks of several rules have."""
 OF_SIZES = frozenset({"cross", "value_width"})
 """Features that say no more than that two sizes differ."""
-ASKED_BEYOND = ("refusal", "unsupported", "nothing")
+ASKED_BEYOND = (REFUSAL, UNSUPPORTED, NOTHING)
 """Examinations by which nothing is found but what they ask for."""
 OF_CALLS = "ATT-13"
 """The rule of how it is called: from what breaks it no wrong numbers follow."""
@@ -43,7 +44,7 @@ def about(rule: str, operation: str) -> frozenset[str]:
 
 def used(violation: Violation) -> set[str]:
     """Features of its smallest case; without gradients, where it is the output that is wrong."""
-    if violation.case is None or violation.examined_by == "refusal":
+    if violation.case is None or violation.check == REFUSAL:
         return set()
     beside = violation.finding.name in result_names(violation.case.operation)
     return features_of(violation.case) - ({"gradients"} if beside else set())
@@ -51,11 +52,11 @@ def used(violation: Violation) -> set[str]:
 
 def shows_its_rule(violation: Violation) -> bool:
     """Whether its smallest case has what its rule is about."""
-    if violation.rule == "CALL" or violation.case is None or violation.examined_by in ASKED_BEYOND:
+    if violation.rule == "CALL" or violation.case is None or violation.check in ASKED_BEYOND:
         return True
     if violation.rule == OF_CALLS and violation.case.memory and not violation.finding.message:
         return STRIDES in violation.diagnosis
-    if violation.examined_by == "planted" and violation.loses_digits:  # NaN and infinity have no part in that
+    if violation.check == PLANTED and violation.loses_digits:  # NaN and infinity have no part in that
         return False
     if violation.rule == "ATT-6" and violation.case.operation.startswith("attention"):
         return bool(empty_rows(violation.case).any())
@@ -72,7 +73,7 @@ def simplest_first(violations: Sequence[Violation]) -> list[Violation]:
 
     def complexity(violation: Violation) -> tuple[bool, bool, bool, bool, int, int, bool]:
         inputs = {} if violation.case is None else violation.case.inputs
-        beyond, size = violation.examined_by in ("refusal", "unsupported"), sum(a.size for a in inputs.values())
+        beyond, size = violation.check in (REFUSAL, UNSUPPORTED), sum(a.size for a in inputs.values())
         general = violation.case is None or not about(violation.rule, violation.case.operation)
         first = violation.rule != "CALL", not violation.of_state
         return *first, beyond, violation.loses_digits, len(used(violation)), size, general
@@ -108,7 +109,7 @@ def shows_the_same(other: Violation, violation: Violation) -> bool:
 
 def explains(other: Violation, violation: Violation) -> bool:
     """Whether a violation may follow from another one."""
-    if other.case is None or other.rule == OF_CALLS or other.examined_by in ASKED_BEYOND:
+    if other.case is None or other.rule == OF_CALLS or other.check in ASKED_BEYOND:
         return False
     if violation.finding.message and not other.finding.message:  # no wrong number makes a call fail
         return False

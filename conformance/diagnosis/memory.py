@@ -7,20 +7,20 @@ from typing import Any
 
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
-from conformance.checks.examinations import EXAMINATIONS
+from conformance.checks.check import Check
 from conformance.checks.verdict import breaks
 from conformance.runner.in_process import Examiner
 
 STRIDES = "strides are ignored: in contiguous arrays the same numbers are answered rightly"
 
 
-def because_of_memory(examiner: Examiner, examined_by: str, material: Any) -> bool:
+def because_of_memory(examiner: Examiner, check: Check[Any, Any], material: Any) -> bool:
     """Ask once more, and with contiguous arrays: whether the violation, of whatever rule, is one of ATT-13.
 
     Args:
         examiner: of the subject.
-        examined_by: name of the examination by which the material fails.
-        material: as the examination takes it.
+        check: by which the material fails.
+        material: as the check takes it.
 
     Returns:
         whether the material fails again, but not with contiguous arrays; False where its arrays are contiguous.
@@ -30,7 +30,7 @@ def because_of_memory(examiner: Examiner, examined_by: str, material: Any) -> bo
         return False
 
     def right(material: Any) -> bool:
-        findings = examiner(examined_by, material, EXAMINATIONS[examined_by].prepare(material))
+        findings = examiner(check, material, check.prepare(material))
         return not breaks(findings)
 
     return right(contiguous(material)) and not right(material)

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from conformance.checks.tally import Tally, Violation
-from conformance.diagnosis import WRONG_IN
+from conformance.checks.tally import WRONG_IN, Tally, Violation
+from conformance.diagnosis.examining import DIAGNOSIS
 from conformance.diagnosis.matching import MOST
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.runner.in_process import Examiner
@@ -41,7 +41,7 @@ def diagnosis(violation: Violation, examiner: Examiner) -> tuple[str, ...]:
     """
     if violation.finding.message or violation.material is None:  # no numbers that could be compared
         return ()
-    if because_of_memory(examiner, violation.examined_by, violation.material):
+    if because_of_memory(examiner, violation.check, violation.material):
         return (STRIDES,)
     found = asked(violation, violation.material, examiner)
     names = tuple(line for line in found if not line.startswith(WRONG_IN))
@@ -71,5 +71,5 @@ def in_families(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def asked(violation: Violation, material: Any, examiner: Examiner) -> tuple[str, ...]:
-    found = examiner("diagnosis", (violation.examined_by, material, violation.finding), None)
+    found = examiner(DIAGNOSIS, (violation.check, material, violation.finding), None)
     return tuple(finding.message for finding in found if finding.name == "diagnosis")

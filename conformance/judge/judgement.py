@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 from conformance.cases.case import Case
 from conformance.cases.declaration import FEATURES, UNCLAIMED, Declaration
 from conformance.cases.features import NORMS, features_of, has_masks, rule_of, widths_of
+from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, ANSWERS, CALLS_IN_ORDER, NOTHING, UNSUPPORTED
 from conformance.checks.tally import Tally, Violation
 from conformance.checks.verdict import Finding
 from conformance.diagnosis.naming import diagnosed
-from conformance.judge.reproduction import HISTORY, Reproduction
-from conformance.judge.run import IN_ORDER, STUCK, Progress, Tried, run_corpus, run_probe, run_refusals, violation
+from conformance.judge.reproduction import Reproduction
+from conformance.judge.run import STUCK, Progress, Tried, run_corpus, run_probe, run_refusals, violation
 from conformance.judge.thresholds import with_thresholds
 from conformance.judge.worker_processes import Order, WorkerProcesses
 from conformance.operations.corpus import Entry, entries_for
@@ -167,19 +168,19 @@ class Judgement:
         settled = self.reproduction.settle(found)
         if settled is None or (found.uncut is None and self.examiner.sizes.again(settled.finding)):
             return None
-        alone = found.examined_by == HISTORY and settled.examined_by == "agreement" and not settled.of_state
+        alone = found.check == AFTER_OTHER_CALLS and settled.check == AGREEMENT and not settled.of_state
         return None if alone and self.tally.violations else settled
 
     def include(self, tally: Tally) -> None:
         """Calls in order, which can be seen again, stand before what cannot."""
         for key, found in tally.violations.items():
             known = self.tally.violations.get(key)
-            if known is not None and found.examined_by == IN_ORDER != known.examined_by:
+            if known is not None and found.check == CALLS_IN_ORDER != known.check:
                 del self.tally.violations[key]
         self.tally.include(tally)
 
     def found(self, rule: str, title: str, message: str) -> None:
-        self.tally.violate(violation(rule, title, "nothing", self.examiner, None, broken(message)))
+        self.tally.violate(violation(rule, title, NOTHING, self.examiner, None, broken(message)))
 
     # --- what it takes at all ---
 
@@ -191,7 +192,7 @@ class Judgement:
 
     def takes(self, rule: str, title: str, cases: st.SearchStrategy[Case], unsure: bool = False) -> bool:
         """Whether the subject answers a case at all; how well is asked later. unsure: it may say that it does not."""
-        probe = Probe(rule, title, (self.operation,), cases, "answers")
+        probe = Probe(rule, title, (self.operation,), cases, ANSWERS)
         tally = run_probe(probe, [self.examiner], 1, self.seed, self.progress, 0)
         if unsure and any(says_no(violation.finding) for violation in tally.violations.values()):
             return False
@@ -276,14 +277,14 @@ def unsupported(operation: str, examiner: Examiner, declaration: Declaration) ->
         cases = None if feature == "gradients" else showing(feature, operation, wider, declaration.dtypes[0])
         if cases is not None:
             title = f"{feature} is not supported"
-            yield Probe(rule_of(feature, operation), title, (operation,), cases, "unsupported", weight=0.5)
+            yield Probe(rule_of(feature, operation), title, (operation,), cases, UNSUPPORTED, weight=0.5)
     for dtype in said.refused_dtypes:
         if dtype != "float64" or balls_available():
             cases = plain(operation, replace(declaration, dtypes=(dtype,)), dtype)
             title = f"{dtype} is not supported"
-            yield Probe(rule_of("dtype", operation), title, (operation,), cases, "unsupported", weight=0.3)
+            yield Probe(rule_of("dtype", operation), title, (operation,), cases, UNSUPPORTED, weight=0.3)
     if said.width_multiple > 1 and has_masks(operation):
         cases = plain(operation, replace(declaration, width_multiple=1), declaration.dtypes[0])
         odd = cases.filter(lambda case: any(width % said.width_multiple for width in widths_of(case)))
         title = f"a width that is no multiple of {said.width_multiple}"
-        yield Probe(rule_of("cross", operation), title, (operation,), odd, "unsupported", weight=0.5)
+        yield Probe(rule_of("cross", operation), title, (operation,), odd, UNSUPPORTED, weight=0.5)

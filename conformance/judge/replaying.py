@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from conformance.cases.case import Case
+from conformance.checks.catalogue import CHECKS
 from conformance.checks.encoding import decode, encode
-from conformance.checks.examinations import EXAMINATIONS
 from conformance.checks.tally import Violation
 from conformance.checks.verdict import Finding
 from conformance.oracle.reference import balls_available
@@ -36,7 +36,7 @@ def save(violation: Violation, path: str | Path) -> None:
         "target": encode_target(target),
         "own_gradients": "vjp" in target.given,
         "time_limit": violation.time_limit,
-        "examined_by": violation.examined_by,
+        "examined_by": violation.check.name,
         "material": encode(violation.material),
     }
     Path(path).write_text(json.dumps(content, indent=1) + "\n")
@@ -69,7 +69,7 @@ def replay(
     content = read(path)
     target = target_of(content, path, subject, vjp)
     limit = next(limit for limit in (time_limit, content.get("time_limit"), TIME_LIMIT) if limit is not None)
-    examined_by, material = content["examined_by"], decode(content["material"])
+    check, material = CHECKS[content["examined_by"]], decode(content["material"])
     judged = target.make()
     differentiated = judged.declaration.vjp is not None or (subject is not None and target.arrays != "numpy")
     if content.get("own_gradients") and not differentiated:
@@ -77,8 +77,8 @@ def replay(
     examiner = Examiner(judged, limit)
     try:
         with judging():
-            judgeable(EXAMINATIONS[examined_by].case_of(material))
-            return examiner(examined_by, material, EXAMINATIONS[examined_by].prepare(material))
+            judgeable(check.case_of(material))
+            return examiner(check, material, check.prepare(material))
     finally:
         examiner.close()
 

@@ -12,20 +12,34 @@ from typing import Any
 
 from conformance.cases.case import Case
 from conformance.cases.features import rule_of
-from conformance.checks.examinations import EXAMINATIONS
+from conformance.checks.catalogue import (
+    AFTER_OTHER_CALLS,
+    AGREEMENT,
+    ANSWERS,
+    CALLS_IN_ORDER,
+    DETERMINISM,
+    INTERLEAVED,
+    MEMORY,
+    NOTHING,
+    REFUSAL,
+    REPETITIONS,
+    THREADS,
+    UNSUPPORTED,
+)
+from conformance.checks.check import Check
 from conformance.checks.tally import CHANGES, DEPENDS, Violation
 from conformance.checks.verdict import Finding
-from conformance.judge.run import IN_ORDER, breaks
+from conformance.judge.run import breaks
 from conformance.runner.fresh import FreshProcesses
 from conformance.runner.in_process import Examiner, Logged, Step
 from conformance.subjects.targets import Target
 
-RULE, HISTORY = "ATT-13", "after other calls"
+RULE = "ATT-13"
 TIMES = 3
 """How often a case is asked again."""
 BY_ITSELF = (
-    *("nothing", "refusal", "unsupported", "answers", IN_ORDER),
-    *("determinism", "repetitions", "interleaved", "threads", "memory"),
+    *(NOTHING, REFUSAL, UNSUPPORTED, ANSWERS, CALLS_IN_ORDER),
+    *(DETERMINISM, REPETITIONS, INTERLEAVED, THREADS, MEMORY),
 )
 """Examinations whose findings stand: they are about no numbers, or compare calls of their own."""
 TOOK_TOO_LONG = "took longer than"
@@ -43,11 +57,11 @@ class Reproduction:
 
     def settle(self, found: Violation) -> Violation | None:
         """The violation itself, one of ATT-13 if its case is not wrong alone, or None if other rules speak of it."""
-        if found.examined_by in BY_ITSELF or found.finding.message.startswith(TOOK_TOO_LONG):
+        if found.check in BY_ITSELF or found.finding.message.startswith(TOOK_TOO_LONG):
             return found
-        if found.examined_by == HISTORY:
+        if found.check == AFTER_OTHER_CALLS:
             return self.of_history(found)
-        last = step(found.examined_by, found.material)
+        last = step(found.check, found.material)
         answers, where = self.alone(last)
         if all(map(breaks, answers)):
             return found
@@ -84,7 +98,7 @@ class Reproduction:
     def of_history(self, found: Violation) -> Violation | None:
         """Of several calls that were judged one by one: the first that is wrong in this order only."""
         cases: tuple[Case, ...] = found.material
-        steps = [step("agreement", case) for case in cases]
+        steps = [step(AGREEMENT, case) for case in cases]
         answers = self.fresh.ask(steps) or [self.examiner(*one) for one in steps]
         broken = [number for number, findings in enumerate(answers) if breaks(findings)]
         if not broken:
@@ -102,8 +116,8 @@ class Reproduction:
         return replace(replaced(found, steps[first]), rule=rule, finding=worst)
 
 
-def step(examined_by: str, material: Any) -> Step:
-    return examined_by, material, EXAMINATIONS[examined_by].prepare(material)
+def step(check: Check[Any, Any], material: Any) -> Step:
+    return check, material, check.prepare(material)
 
 
 def worst_of(findings: list[Finding]) -> Finding:
@@ -111,7 +125,7 @@ def worst_of(findings: list[Finding]) -> Finding:
 
 
 def replaced(found: Violation, last: Step) -> Violation:
-    return replace(found, examined_by=last[0], material=last[1], uncut=None)
+    return replace(found, check=last[0], material=last[1], uncut=None)
 
 
 def of_state(found: Violation, message: str) -> Violation:
@@ -122,8 +136,8 @@ def of_state(found: Violation, message: str) -> Violation:
 
 def in_order(found: Violation, steps: list[Step], worst: Finding) -> Violation:
     """A violation whose material is the calls that show it, in order."""
-    name, material, _ = steps[-2]
+    check, material, _ = steps[-2]
     more = f" and {len(steps) - 2} calls before that" if len(steps) > 2 else ""
-    message = f"{DEPENDS}: right in a fresh process, wrong after {EXAMINATIONS[name].case_of(material)}"
+    message = f"{DEPENDS}: right in a fresh process, wrong after {check.case_of(material)}"
     shown = of_state(replace(found, finding=worst), f"{message}{more}: {worst}")
-    return replace(shown, examined_by=IN_ORDER, material=tuple((name, material) for name, material, _ in steps))
+    return replace(shown, check=CALLS_IN_ORDER, material=tuple((check.name, material) for check, material, _ in steps))

@@ -14,7 +14,8 @@ import hypothesis.errors
 from hypothesis import Phase
 
 from conformance.cases.declaration import Declaration
-from conformance.checks.examinations import EXAMINATIONS
+from conformance.checks.catalogue import AGREEMENT, CALLS_IN_ORDER, DESCRIPTION, REFUSAL, SHAPES
+from conformance.checks.check import Check
 from conformance.checks.refusals import Refusal, refusals_of
 from conformance.checks.tally import Tally, Violation
 from conformance.checks.verdict import Finding, breaks
@@ -33,8 +34,6 @@ SHRINKING = 20.0
 """Seconds spent at most on making one failing case smaller."""
 WHOLE_PLAN = 10
 NOTHING_KNOWN: Mapping[tuple[str, str], Violation] = MappingProxyType({})
-IN_ORDER = "calls in order"
-"""The examination of several calls, which leaves a wrong answer only after the others."""
 STUCK = 3
 """A subject that exceeds its time limit so often is not asked any more."""
 
@@ -146,9 +145,9 @@ def run_refusals(
 
 
 def run_refusal(refusal: Refusal, examiner: Examiner, tally: Tally) -> None:
-    findings = examiner("refusal", refusal, None)
+    findings = examiner(REFUSAL, refusal, None)
     if breaks(findings):
-        tally.violate(violation(refusal.rule, refusal.title, "refusal", examiner, refusal, findings))
+        tally.violate(violation(refusal.rule, refusal.title, REFUSAL, examiner, refusal, findings))
     tally.add(refusal.rule, examiner.name, findings, refusal.case)
 
 
@@ -164,18 +163,18 @@ def run_corpus(
     tally, by_name = Tally(), {examiner.name: examiner for examiner in examiners}
     for entry in frozen:
         examiners = [examiner for examiner in examiners if examiner.overrun < STUCK]
-        shared = EXAMINATIONS[entry.examined_by].prepare(entry.material)
+        shared = entry.check.prepare(entry.material)
         for examiner in examiners:
-            findings, rule = examiner(entry.examined_by, entry.material, shared), entry.rule
+            findings, rule = examiner(entry.check, entry.material, shared), entry.rule
             if breaks(findings):
                 before = before_last(examiner)
-                failure = attributed(examiner, Failure(rule, entry.examined_by, entry.material, findings))
+                failure = attributed(examiner, Failure(rule, entry.check, entry.material, findings))
                 rule, findings = failure.rule, failure.findings
                 tally.violate(violation_of(failure, f"frozen: {entry.shows}", examiner, before))
             tally.add(rule, examiner.name, findings, entry.case)
     settled(tally, settle)
     for key, found in tally.violations.items():
-        if shrinking and found.examined_by != IN_ORDER and not by_name[found.subject].overrun:
+        if shrinking and found.check != CALLS_IN_ORDER and not by_name[found.subject].overrun:
             smaller = cut_down(found, by_name[found.subject], shrinking)
             tally.violations[key] = smaller if settle(smaller) is smaller else found
     return tally
@@ -190,23 +189,23 @@ class Tried(NamedTuple):
 
 def try_probe(probe: Probe, examiners: Sequence[Examiner], examples: int, seed: int, progress: Progress) -> Tried:
     """Run a probe's cases and tally what is found."""
-    examination, agreement = probe.examination, probe.examined_by == "agreement"
+    agreement = probe.check == AGREEMENT
     tally, failing = Tally(), dict[tuple[str, str], int]()
     for number, material in drawn(probe.material, cases_of(probe, examples), seed_of(probe, seed)):
         asked = [examiner for examiner in examiners if examiner.overrun < STUCK]
         if not asked:
             break
-        case = examination.case_of(material)
+        case = probe.check.case_of(material)
         asked = [examiner for examiner in asked if not examiner.sizes.beyond(case)]
         if not asked:
             continue
-        shared = examination.prepare(material)
+        shared = probe.check.prepare(material)
         tally.generated[probe.rule] += 1
         for examiner in asked:
-            findings, rule = examiner(probe.examined_by, material, shared), probe.rule
+            findings, rule = examiner(probe.check, material, shared), probe.rule
             if breaks(findings):
                 before = before_last(examiner)
-                failure = attributed(examiner, Failure(rule, probe.examined_by, material, findings))
+                failure = attributed(examiner, Failure(rule, probe.check, material, findings))
                 rule, findings = failure.rule, failure.findings
                 found = violation_of(failure, probe.title, examiner, before)
                 if not examiner.sizes.known(found.finding):
@@ -221,10 +220,10 @@ def try_probe(probe: Probe, examiners: Sequence[Examiner], examples: int, seed: 
 
 
 def violation(
-    rule: str, title: str, examined_by: str, examiner: Examiner, material: Any, findings: list[Finding]
+    rule: str, title: str, check: Check[Any, Any], examiner: Examiner, material: Any, findings: list[Finding]
 ) -> Violation:
     worst = max(findings, key=lambda finding: finding.ratio)
-    return Violation(rule, examiner.name, worst, title, examined_by, material, before=before_last(examiner))
+    return Violation(rule, examiner.name, worst, title, check, material, before=before_last(examiner))
 
 
 def before_last(examiner: Examiner) -> tuple[Any, ...]:
@@ -233,8 +232,8 @@ def before_last(examiner: Examiner) -> tuple[Any, ...]:
 
 
 def violation_of(failure: Failure, title: str, examiner: Examiner, before: tuple[Any, ...]) -> Violation:
-    _, examined_by, material, findings = failure
-    return replace(violation(failure.rule, title, examined_by, examiner, material, findings), before=before)
+    _, check, material, findings = failure
+    return replace(violation(failure.rule, title, check, examiner, material, findings), before=before)
 
 
 class Broken(Exception):
@@ -271,9 +270,9 @@ def smallest(
         material = drawn[1]
         if found and time.monotonic() > end:
             raise Enough
-        findings = examiner(probe.examined_by, material, probe.examination.prepare(material))
+        findings = examiner(probe.check, material, probe.check.prepare(material))
         if breaks(findings):
-            new = violation(first.rule, probe.title, probe.examined_by, examiner, material, findings)
+            new = violation(first.rule, probe.title, probe.check, examiner, material, findings)
             if not first.stands_before(new):
                 found.append(new)
                 raise Broken
@@ -299,11 +298,11 @@ def cut_down(least: Violation, examiner: Examiner, seconds: float) -> Violation:
         findings = wrong(material)
         if findings is None:
             return False
-        new = violation(least.rule, least.title, least.examined_by, examiner, material, findings)
+        new = violation(least.rule, least.title, least.check, examiner, material, findings)
         failures.setdefault(id(material), new)
         return not least.stands_before(new)
 
-    masked = least.examined_by in ("description", "shapes") or least.rule == "MASK-7"
+    masked = least.check in (DESCRIPTION, SHAPES) or least.rule == "MASK-7"
     found = reduced(
         least.material, examiner.declaration, fails, seconds, masked, least.rule in OF_DTYPES, least.loses_digits
     )
@@ -320,16 +319,16 @@ def asking(found: Violation, examiner: Examiner) -> Callable[[Material], list[Fi
     What is made from a material may no longer be what its examination takes for granted (rows that are constant, two
     cases with one answer). Then the definition fails too, and nothing is wrong.
     """
-    examination, definition = EXAMINATIONS[found.examined_by], Examiner(NumpySubject())
+    definition = Examiner(NumpySubject())
     prepared: list[Any] = [None, None]
 
     def wrong(material: Material) -> list[Finding] | None:
         if prepared[0] is not material:
-            prepared[:] = material, examination.prepare(material)
-        findings = examiner(found.examined_by, material, prepared[1])
+            prepared[:] = material, found.check.prepare(material)
+        findings = examiner(found.check, material, prepared[1])
         if not breaks(findings):
             return None
-        sure = found.examined_by == "agreement" or not breaks(definition(found.examined_by, material, prepared[1]))
+        sure = found.check == AGREEMENT or not breaks(definition(found.check, material, prepared[1]))
         return findings if sure else None
 
     return wrong

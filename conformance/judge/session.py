@@ -13,6 +13,7 @@ from functools import cache, cached_property
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, known
+from conformance.cases.signatures import parameters_never_given
 from conformance.checks.refusals import refusals_of
 from conformance.checks.tally import Tally, Violation
 from conformance.diagnosis.naming import diagnosed
@@ -84,8 +85,6 @@ class Trial:
     @property
     def never_given(self) -> str:
         """Which parameters of the function no case gives; empty where there are none."""
-        from conformance.reports.blocks import parameters_never_given
-
         names = self.examiner.never_given
         return parameters_never_given(names, self.operation) if names else ""
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.features import within
+from conformance.checks.catalogue import DESCRIPTION
 from conformance.checks.tally import Tally, Violation
 from conformance.diagnosis.following import separated
 from conformance.judge.judged_rules import JUDGED
@@ -77,7 +78,7 @@ class Probing:
         self.material, self.end, self.declaration = violation.material, end, examiner.declaration
         self.case, self.findings = call(violation.material), asking(violation, examiner)
         self.ratio, self.rounds = violation.ratio, violation.loses_digits
-        slow = (self.case.dtype == "float64" and not self.case.special) or violation.examined_by == "description"
+        slow = (self.case.dtype == "float64" and not self.case.special) or violation.check == DESCRIPTION
         self.most = MOST_OF_SLOW if slow else MOST
         self.costs: list[tuple[int, float]] = []
         """Of the cases that were asked: about how many multiplications, and how many seconds."""

@@ -8,7 +8,6 @@ import threading
 from itertools import count
 from pathlib import Path
 
-from conformance.__main__ import keep_compiled_code
 from conformance.judge.judgement import Judgement
 from conformance.judge.run import STUCK, try_probe
 from conformance.judge.worker_processes import (
@@ -24,7 +23,7 @@ from conformance.judge.worker_processes import (
 )
 from conformance.operations.probes import Probe
 from conformance.oracle.reference import balls_available
-from conformance.runner.compiled_code import forget_compiled_code, share_of_memory
+from conformance.runner.compiled_code import forget_compiled_code, keep_compiled_code, share_of_memory
 from conformance.runner.in_process import Examiner, judging
 from conformance.runner.process_lifetime import end_after
 

@@ -11,9 +11,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any
 
-from conformance.__main__ import keep_compiled_code
 from conformance.cases.declaration import EVERYTHING
-from conformance.checks.examinations import EXAMINATIONS
+from conformance.checks.check import Check
 from conformance.checks.tally import Tally, Violation
 from conformance.checks.verdict import Finding
 from conformance.judge.run import SHRINKING, Progress, breaks, cases_of, run_corpus, run_probe, run_refusals, silent
@@ -21,7 +20,7 @@ from conformance.models.real import RealResult, batches, judge_batch
 from conformance.operations.corpus import entries_for
 from conformance.operations.probes import PROBES, agreement
 from conformance.oracle.reference import balls_available
-from conformance.runner.compiled_code import forget_compiled_code, share_of_memory
+from conformance.runner.compiled_code import forget_compiled_code, keep_compiled_code, share_of_memory
 from conformance.runner.in_process import Examiner
 from conformance.runner.process_lifetime import end_with_parent
 from conformance.sampling.strategies import OPERATIONS, operation_cases
@@ -70,8 +69,8 @@ def work_definition(operation: str, examples: int, seed: int) -> Tally:
     return run_probe(probe, examiners, examples, seed, silent, SHRINKING)
 
 
-def ask_again(examined_by: str, material: Any) -> list[Finding]:
-    return examiners[0](examined_by, material, EXAMINATIONS[examined_by].prepare(material))
+def ask_again(check: Check[Any, Any], material: Any) -> list[Finding]:
+    return examiners[0](check, material, check.prepare(material))
 
 
 def work_real(batch: int) -> RealResult:
@@ -88,7 +87,7 @@ def asked_again(violation: Violation, device: str = "cpu") -> Violation:
     context = multiprocessing.get_context("spawn")
     names = (violation.subject,)
     with ProcessPoolExecutor(1, mp_context=context, initializer=start, initargs=(names, device)) as pool:
-        findings = pool.submit(ask_again, violation.examined_by, violation.material).result()
+        findings = pool.submit(ask_again, violation.check, violation.material).result()
     return violation if breaks(findings) else replace(violation, diagnosis=(*violation.diagnosis, ONLY_THERE))
 
 

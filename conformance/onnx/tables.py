@@ -1,4 +1,4 @@
-"""What `python -m conformance.onnx` prints."""
+"""What `conformance dev onnx` prints."""
 
 from __future__ import annotations
 

@@ -13,10 +13,28 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
-from conformance.cases.features import taken_as_array
 from conformance.cases.layouts import LAYOUTS, OF_HEADS, REFUSABLE
 from conformance.cases.sizes import Sizes, adapted
-from conformance.checks.examinations import EXAMINATIONS, Examination
+from conformance.checks.catalogue import (
+    AFTER_OTHER_CALLS,
+    AGREEMENT,
+    CONSTANT_ROWS,
+    DESCRIPTION,
+    DETERMINISM,
+    EMPTY_ROWS,
+    INTERLEAVED,
+    MEMORY,
+    PLANTED,
+    REPETITIONS,
+    SHAPES,
+    SPLIT,
+    SPOILED_ROWS,
+    THREADS,
+    TOWERING,
+    TWIN,
+    taken_as_array,
+)
+from conformance.checks.check import Check
 from conformance.checks.histories import asking_gradients, histories, repeatable
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
@@ -51,20 +69,16 @@ LOWEST = -3.4028234663852886e38
 class Probe:
     """What tests one rule.
 
-    operations: those that a subject must have. material: draws what the examination, a name in `EXAMINATIONS`, works
-    on. weight: its share of the cases, relative to other probes.
+    operations: those that a subject must have. material: draws what the check works on. weight: its share
+    of the cases, relative to other probes.
     """
 
     rule: str
     title: str
     operations: tuple[str, ...]
     material: Material
-    examined_by: str = "agreement"
+    check: Check[Any, Any] = AGREEMENT
     weight: float = 1.0
-
-    @property
-    def examination(self) -> Examination:
-        return EXAMINATIONS[self.examined_by]
 
 
 def agreement(rule: str, title: str, operation: str, cases: Material, weight: float = 1.0) -> Probe:
@@ -80,7 +94,7 @@ def catalogue(declaration: Declaration = EVERYTHING) -> list[Probe]:
         *size_probes(declaration),
     ]
     probes += [probe for name in OPERATIONS for probe in state_probes(name, declaration)]
-    return [probe for probe in probes if taken_as_array(probe.examined_by, declaration)]
+    return [probe for probe in probes if taken_as_array(probe.check, declaration)]
 
 
 def probes_of(rule: str, operation: str, declaration: Declaration) -> list[Probe]:
@@ -135,7 +149,9 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
     def agree(rule: str, title: str, cases: st.SearchStrategy[Case], weight: float = 1.0) -> Probe:
         return agreement(rule, title, "attention", cases, weight)
 
-    def twin(rule: str, title: str, material: st.SearchStrategy[Any], by: str = "twin", weight: float = 1.0) -> Probe:
+    def twin(
+        rule: str, title: str, material: st.SearchStrategy[Any], by: Check[Any, Any] = TWIN, weight: float = 1.0
+    ) -> Probe:
         return Probe(rule, title, operations, material, by, weight)
 
     return [
@@ -145,7 +161,7 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
             "MASK-1", "a mask for each of grouped heads", alone(mask="dense", grouped=True).filter(by_head), weight=0.5
         ),
         *(
-            Probe("MASK-2", f"{kind} and its array", operations, alone(mask=kind), "description", weight=0.3)
+            Probe("MASK-2", f"{kind} and its array", operations, alone(mask=kind), DESCRIPTION, weight=0.3)
             for kind in (*MASKS, "combined")
         ),
         *(agree("MASK-2", kind, alone(mask=kind), weight=0.4) for kind in MASKS if "structured" in declaration),
@@ -158,18 +174,18 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
         agree("MASK-4", "window", alone(mask="window").filter(special.narrow), weight=2.0),
         agree("MASK-4", "window, many keys", alone(mask="window", plans=LONG)),
         *(
-            Probe("MASK-5", title, operations, special.flat_masks(plans, declaration), "shapes", weight=0.5)
+            Probe("MASK-5", title, operations, special.flat_masks(plans, declaration), SHAPES, weight=0.5)
             for title, plans in (("forms of one mask", None), ("as many queries as batch elements", ALIKE))
         ),
         agree("MASK-6", "combinations", alone(mask="combined")),
         agree("MASK-6", "mask and bias", alone(mask="any", focus=("bias",)), weight=2.0),
-        Probe("MASK-7", "hidden NaN and infinity", operations, special.planted_cases("hidden", declaration), "planted"),
+        Probe("MASK-7", "hidden NaN and infinity", operations, special.planted_cases("hidden", declaration), PLANTED),
         Probe(
             "MASK-7",
             "hidden infinities in the values",
             operations,
             special.planted_cases("hidden", declaration, ("value",), poisons=(np.inf, -np.inf)),
-            "planted",
+            PLANTED,
             weight=0.8,
         ),
         Probe(
@@ -177,7 +193,7 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
             "hidden NaN in thousands of values",
             operations,
             special.planted_cases("hidden", declaration, ("value",), poisons=(np.nan,), plans=THOUSANDS),
-            "planted",
+            PLANTED,
             weight=0.5,
         ),
         agree("ATT-1", "scale", alone(focus=("scale",)), weight=1.5),
@@ -199,9 +215,9 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
         agree("ATT-5", "sinks far from the scores", far(("sinks",)), weight=0.3),
         *(agree("ATT-5", f"sinks beside {f}", alone(focus=(f, "sinks")), weight=0.6) for f in ("scale", "softcap")),
         twin("ATT-5", "sinks of -inf", special.absent_sinks("attention", declaration)),
-        Probe("ATT-6", "empty rows", operations, special.empty_row_cases(declaration=declaration), "empty rows"),
+        Probe("ATT-6", "empty rows", operations, special.empty_row_cases(declaration=declaration), EMPTY_ROWS),
         *(
-            Probe("ATT-6", f"empty rows beside {feature}", operations, material, "empty rows", weight=0.5)
+            Probe("ATT-6", f"empty rows beside {feature}", operations, material, EMPTY_ROWS, weight=0.5)
             for feature in ("bias", "sinks")
             for material in (special.empty_row_cases(declaration=declaration, focus=(feature,)),)
         ),
@@ -225,7 +241,7 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
             "an attended NaN",
             operations,
             special.planted_cases("attended", declaration),
-            "planted",
+            PLANTED,
             weight=2.0,
         ),
         Probe(
@@ -233,19 +249,19 @@ def attention_probes(declaration: Declaration) -> list[Probe]:
             "an attended NaN in a value",
             operations,
             special.planted_cases("attended", declaration, ("value",)),
-            "planted",
+            PLANTED,
         ),
         Probe(
             "ATT-10",
             "an attended NaN that is dropped",
             operations,
             special.planted_cases("attended", declaration, ("value",), focus=("dropout",)),
-            "planted",
+            PLANTED,
             weight=0.5,
         ),
         twin("ATT-10", "scores of -inf", special.infinite_scores(declaration), weight=0.5),
         *(
-            twin("ATT-10", f"towering logits{of}", special.towering_cases(scales, declaration), "towering")
+            twin("ATT-10", f"towering logits{of}", special.towering_cases(scales, declaration), TOWERING)
             for of, scales in (("", (2.0**14, 2.0**100)), (" of a negative scale", (-(2.0**14), -(2.0**40))))
         ),
         agree("ATT-10", "scores far from 0", far(), weight=0.5),
@@ -268,7 +284,7 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
     weights, logsumexp, featured = "attention_weights", "attention_logsumexp", featured_in(declaration)
     return [
         *(
-            Probe("MASK-7", f"hidden in {name}", (name,), special.hidden_cases(name, declaration), "twin", weight=0.8)
+            Probe("MASK-7", f"hidden in {name}", (name,), special.hidden_cases(name, declaration), TWIN, weight=0.8)
             for name in (weights, logsumexp, "merge_attention")
         ),
         agreement("ATT-5", "weights", weights, cases(weights, others=False)),
@@ -278,14 +294,14 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
             "log-sum-exp beside sinks of -inf",
             (logsumexp,),
             special.absent_sinks(logsumexp, declaration),
-            "twin",
+            TWIN,
             weight=0.5,
         ),
-        Probe("ATT-6", "empty rows of weights", (weights,), empty(weights), "empty rows"),
-        Probe("ATT-6", "empty rows of log-sum-exp", (logsumexp,), empty(logsumexp), "empty rows"),
-        Probe("ATT-6", "empty rows with a sink", (logsumexp,), empty(logsumexp, focus=("sinks",)), "empty rows", 0.5),
+        Probe("ATT-6", "empty rows of weights", (weights,), empty(weights), EMPTY_ROWS),
+        Probe("ATT-6", "empty rows of log-sum-exp", (logsumexp,), empty(logsumexp), EMPTY_ROWS),
+        Probe("ATT-6", "empty rows with a sink", (logsumexp,), empty(logsumexp, focus=("sinks",)), EMPTY_ROWS, 0.5),
         *(
-            Probe("ATT-6", f"empty rows as {mode}", (name,), empty(name, modes=(mode,)), "empty rows", weight=0.8)
+            Probe("ATT-6", f"empty rows as {mode}", (name,), empty(name, modes=(mode,)), EMPTY_ROWS, weight=0.8)
             for name in ("attention", weights)
             for mode in ("mean", "nan")
             if "empty_rows" in declaration
@@ -296,7 +312,7 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
                 name,
                 (name,),
                 generation.operation_cases(name, declaration=declaration),
-                "determinism",
+                DETERMINISM,
                 weight=0.4,
             )
             for name in OPERATIONS
@@ -308,10 +324,10 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
             if name != "sinusoidal_positions" and declaration.strides
             if layout not in OF_HEADS or "attention" in name
             for material in (memory_cases(memory_plans(name, declaration), layout, declaration),)
-            for by in ("memory" if layout in REFUSABLE else "agreement",)
+            for by in (MEMORY if layout in REFUSABLE else AGREEMENT,)
         ),
         *(
-            Probe("ATT-13", f"attention, {title}", ("attention",), material, "determinism")
+            Probe("ATT-13", f"attention, {title}", ("attention",), material, DETERMINISM)
             for title, material in (
                 ("bias and mask", cases(focus=("bias",), mask="dense").filter(forbidding)),
                 ("dropout and mask", alone(focus=("dropout",), mask="dense")),
@@ -338,7 +354,7 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
             "split and merged",
             ("attention", logsumexp, "merge_attention"),
             special.splits(declaration),
-            "split",
+            SPLIT,
         ),
     ]
 
@@ -348,13 +364,13 @@ def state_probes(name: str, declaration: Declaration) -> list[Probe]:
     few = st.one_of(*histories(name, declaration, 3).values())
     few_shapes = 0.1 if declaration.compiled else 1.0
     found = [
-        (f"after other {kind} in {name}", calls, "after other calls", 0.2 * few_shapes)
+        (f"after other {kind} in {name}", calls, AFTER_OTHER_CALLS, 0.2 * few_shapes)
         for kind, calls in histories(name, declaration).items()
     ]
-    found.append((f"many equal calls of {name}", repeatable(name, declaration), "repetitions", 1.0 * few_shapes))
+    found.append((f"many equal calls of {name}", repeatable(name, declaration), REPETITIONS, 1.0 * few_shapes))
     if "gradients" in declaration and name != "sinusoidal_positions":
-        found.append((f"alternating passes of {name}", asking_gradients(few, 2), "interleaved", 0.3))
-    found.append((f"several threads in {name}", few, "threads", 0.3))
+        found.append((f"alternating passes of {name}", asking_gradients(few, 2), INTERLEAVED, 0.3))
+    found.append((f"several threads in {name}", few, THREADS, 0.3))
     return [Probe("ATT-13", title, (name,), material, by, weight) for title, material, by, weight in found]
 
 
@@ -375,18 +391,18 @@ def layer_probes(declaration: Declaration) -> list[Probe]:
         ),
         agreement("NORM-1", "eps left out", "layer_norm", norms(spreads=(3e-3, 0.03), default_eps=True), weight=0.5),
         agreement("NORM-2", "16-bit inputs", "layer_norm", norms(gradients=False, dtypes=HALF), weight=2.0),
-        Probe("NORM-3", "constant rows", ("layer_norm",), constant(), "constant rows", 2.5),
+        Probe("NORM-3", "constant rows", ("layer_norm",), constant(), CONSTANT_ROWS, 2.5),
         agreement("NORM-4", "far from zero", "layer_norm", norms(means=(1e3, -1e4), gradients=False, dtypes=WIDE)),
         agreement("NORM-4", "a first element far from the others", "layer_norm", special.outlying_rows(declaration)),
         *(
-            Probe("NORM-5", f"NaN and infinity in {name}", (name,), material, "spoiled rows", weight=0.5)
+            Probe("NORM-5", f"NaN and infinity in {name}", (name,), material, SPOILED_ROWS, weight=0.5)
             for name in ("layer_norm", "rms_norm")
             for material in (special.spoiled_rows(name, declaration),)
         ),
         agreement("NORM-6", "gradients", "layer_norm", norms(focus=("gradients",)), weight=2.0),
         agreement("NORM-7", "rms_norm", "rms_norm", norms("rms_norm"), weight=2.0),
         agreement("NORM-7", deviation, deviation, norms(deviation), weight=2.0),
-        Probe("NORM-7", f"constant rows of {deviation}", (deviation,), constant(deviation), "constant rows", 1.5),
+        Probe("NORM-7", f"constant rows of {deviation}", (deviation,), constant(deviation), CONSTANT_ROWS, 1.5),
         agreement(
             "NORM-7",
             f"gradients in constant rows of {deviation}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from conformance.checks.catalogue import REFUSAL
 from conformance.checks.tally import Violation
 from conformance.judge.judged_rules import JUDGED
 from conformance.peers.matrix import PeerReport
@@ -39,7 +40,7 @@ def state(report: PeerReport, rule: str) -> str:
     """CONFORMS, VIOLATED, ACCEPTS or NOT_ASKED."""
     violation = violation_of(report, rule)
     if violation is not None:
-        return ACCEPTS if violation.examined_by == "refusal" else VIOLATED
+        return ACCEPTS if violation.check == REFUSAL else VIOLATED
     return CONFORMS if rule in report.rules else NOT_ASKED
 
 
@@ -70,7 +71,7 @@ def remark(report: PeerReport, rule: str) -> str:
     """What else is known: in which dtypes, which mistake explains it, and what it accepts."""
     violation = violation_of(report, rule)
     parts = [report.remarks.get(rule, "")]
-    if violation is not None and violation.examined_by != "refusal":
+    if violation is not None and violation.check != REFUSAL:
         parts += [] if rule in PRECISION else violation.mistakes[:1]
         cell = report.rules[rule]
         parts += ["float32 and float64 conform"] if 0 <= cell.wide <= 1 and not parts[0] else []

@@ -1,4 +1,4 @@
-"""`python -m conformance.peers.engines`: the judge on every engine of the ports, by name and in pieces of two sizes.
+"""`conformance dev engines`: the judge on every engine of the ports, by name and in pieces of two sizes.
 
 The run over the implementations judges what a call gets by default. Here an engine is asked for by name, so that it is
 judged on small cases too, where the default would be another; and with blocks and pieces of a few rows, so that these
@@ -9,23 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
-import secrets
 from collections.abc import Callable, Iterator
-from typing import Annotated, Any, NamedTuple
-
-import typer
-from rich.console import Console
-from rich.table import Table
+from typing import Any, NamedTuple
 
 from conformance.cases.declaration import declare
-from conformance.cli.options import Effort, Seed
 from conformance.judge.checking import check
 from conformance.judge.report import Report
-from conformance.peers.peer import gpu_of
-from conformance.reports.tables import violation_lines
-
-console = Console()
 
 
 class Engine(NamedTuple):
@@ -107,40 +96,3 @@ def judge(engine: Engine, **options: Any) -> Report:
     options.setdefault("time_limit", TIME_LIMIT)
     function = attention_by(engine, options.get("device", "cpu"))
     return check(function, "attention", arrays=engine.arrays, name=engine.title, **options)
-
-
-def main(
-    effort: Effort = "default",
-    seed: Seed = None,
-    only: Annotated[list[str] | None, typer.Option(help="a word in the title; may be given again")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-) -> None:
-    """Judge every engine, and print the worst error of each in units of its bound."""
-    first = secrets.randbelow(2**32) if seed is None else seed
-    chosen = [e for e in ENGINES if not only or any(word in e.title for word in only)]
-    if not chosen:
-        console.print(f"no engine has that in its title; there are: {'; '.join(e.title for e in ENGINES)}")
-        raise typer.Exit(2)
-    table = Table(title=f"Engines, seed {first}", title_justify="left")
-    for heading in ("engine", "cases", "rules", "worst error in bounds", "violations"):
-        table.add_column(heading, justify="left" if heading == "engine" else "right")
-    conforms = True
-    for engine in chosen:
-        if importlib.util.find_spec(engine.arrays) is None:
-            console.print(f"{engine.title} is left out: {engine.arrays} is not installed")
-            continue
-        if device == "cuda" and not gpu_of(engine.arrays):
-            console.print(f"{engine.title} is left out: {engine.arrays} sees no GPU")
-            continue
-        report = judge(engine, effort=effort, seed=first, device=device)
-        console.print(*map(violation_lines, report.violations), sep="\n", end="")
-        conforms &= report.conforms
-        worst = max((rule.worst for rule in report.rules.values()), default=0.0)
-        cases = sum(rule.cases for rule in report.rules.values())
-        table.add_row(engine.title, str(cases), str(len(report.rules)), f"{worst:.2f}", str(len(report.violations)))
-    console.print(table)
-    raise typer.Exit(0 if conforms else 1)
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
+from conformance.checks.catalogue import AFTER_OTHER_CALLS, INTERLEAVED, REFUSAL, THREADS
+from conformance.checks.check import Check
 from conformance.checks.refusals import refusals_of
 from conformance.checks.tally import Tally
 from conformance.checks.verdict import Finding
@@ -34,8 +36,8 @@ DESCRIBED = ("MASK-2", "MASK-3", "MASK-4", "MASK-6")
 """Rules about descriptions: who takes boolean arrays only has no part in them."""
 
 
-OF_SEVERAL = ("after other calls", "threads", "interleaved")
-"""Examinations of several cases, all of which are asked as they are."""
+OF_SEVERAL = (AFTER_OTHER_CALLS, THREADS, INTERLEAVED)
+"""Checks of several cases, all of which are asked as they are."""
 FEATURES = {"ATT-2": "softcap", "ATT-3": "bias"}
 """Features that are not asked for in other rules' cases by who breaks their own."""
 
@@ -43,12 +45,12 @@ FEATURES = {"ATT-2": "softcap", "ATT-3": "bias"}
 class Patient(Examiner):
     """Asks once more what took too long: a busy machine is no divergence."""
 
-    def __call__(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
+    def __call__(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
         before = self.overrun
-        findings = super().__call__(examined_by, material, shared)
+        findings = super().__call__(check, material, shared)
         if self.overrun > before:
             self.overrun = before
-            findings = super().__call__(examined_by, material, shared)
+            findings = super().__call__(check, material, shared)
         return findings
 
 
@@ -180,13 +182,13 @@ class PeerJudgement(Judgement):
         return super().takes(rule, title, self.path(cases), unsure)
 
     def within(self, probe: Probe) -> Probe:
-        case_of = probe.examination.case_of
+        case_of = probe.check.case_of
         material = probe.material.map(self.fitted)
         if self.operation == "layer_norm" and probe.title != own.EPS_LEFT_OUT:
             material = material.map(self.with_eps)
 
         def cases_in(material: Any) -> tuple[Case, ...]:
-            return material if probe.examined_by in OF_SEVERAL else (case_of(material),)
+            return material if probe.check in OF_SEVERAL else (case_of(material),)
 
         material = material.filter(lambda m: all(self.peer.takes(c) and self.answered(c) for c in cases_in(m)))
         return replace(probe, material=material)
@@ -225,10 +227,10 @@ class PeerJudgement(Judgement):
             wanted = self.rules is None or refusal.rule in self.rules
             if wanted and refusal.title not in self.peer.documented:
                 asked = refusal._replace(case=self.sized(refusal.case))
-                findings = [f for f in self.examiner("refusal", asked, None) if not f.message.startswith("raised")]
+                findings = [f for f in self.examiner(REFUSAL, asked, None) if not f.message.startswith("raised")]
                 self.tally.add(refusal.rule, self.examiner.name, findings, refusal.case)
                 if any(finding.ratio > 1 for finding in findings):
-                    found = violation(refusal.rule, refusal.title, "refusal", self.examiner, asked, findings)
+                    found = violation(refusal.rule, refusal.title, REFUSAL, self.examiner, asked, findings)
                     self.tally.violate(found)
                     self.accepted.setdefault(refusal.rule, []).append(refusal.title)
 

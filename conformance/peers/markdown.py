@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from conformance.checks.catalogue import REFUSAL
 from conformance.judge.judged_rules import JUDGED
 from conformance.peers import cells
 from conformance.peers.matrix import PeerReport
@@ -18,7 +19,7 @@ always from the library's own documentation: where an empty row gives the mean o
 that. What one cause breaks is told once, under the rule that it belongs to, and left out of the cases of the others.
 
 Written by `make peers`; compiled FlexAttention, which compiles for every shape, by
-`python -m conformance.peers "FlexAttention, compiled"`. [tests/test_divergences.py](../tests/test_divergences.py) shows
+`conformance dev peers "FlexAttention, compiled"`. [tests/test_divergences.py](../tests/test_divergences.py) shows
 the weightiest of it once more, in plain calls of the libraries and without the judge.
 
 """
@@ -81,7 +82,7 @@ def divergences(reports: Sequence[PeerReport], heading: str) -> Iterator[str]:
 def divergence(report: PeerReport, rule: str) -> Iterator[str]:
     """Two lines: what came of it, and the call."""
     violation = cells.violation_of(report, rule)
-    if violation is None or violation.examined_by == "refusal":
+    if violation is None or violation.check == REFUSAL:
         return
     remark = cells.remark(report, rule)
     yield f"- **{rule}** {JUDGED[rule].title}: {escaped(cells.seen(violation))}." + (f" ({remark})" if remark else "")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
+from conformance.checks.catalogue import TWIN
 from conformance.operations.probes import Probe
 from conformance.sampling import strategies as generation
 from reference_numpy import materialize
@@ -55,7 +56,7 @@ def probes(operation: str, declaration: Declaration) -> Iterator[Probe]:
             yield Probe("ATT-6", "empty rows in multi-head attention", (HEADS,), heads.filter(has_empty_rows))
         if declaration.convention("isolation") == "strict":
             whole = generation.multi_head_cases(declaration=declaration.promising(empty_rows="any"))
-            yield Probe("MASK-7", "hidden NaN in multi-head attention", (HEADS,), hidden_tokens(whole), "twin")
+            yield Probe("MASK-7", "hidden NaN in multi-head attention", (HEADS,), hidden_tokens(whole), TWIN)
 
 
 def allowed(case: Case) -> np.ndarray:

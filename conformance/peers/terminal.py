@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from conformance.checks.catalogue import REFUSAL
 from conformance.judge.judged_rules import JUDGED
 from conformance.peers import cells
 from conformance.peers.matrix import PeerReport
@@ -46,7 +47,7 @@ def sign(state: str) -> Text:
 def divergences(report: PeerReport) -> RenderableType:
     found = Text()
     for violation in report.violations:
-        if violation.examined_by == "refusal":
+        if violation.check == REFUSAL:
             continue
         rule, remark = violation.rule, cells.remark(report, violation.rule)
         found.append(f"{report.subject} breaks {rule} ({JUDGED[rule].title}): ", style="bold red")

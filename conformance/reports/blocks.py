@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from conformance.cases.signatures import parameters_never_given
 from conformance.judge.judged_rules import CONTRACT
 from conformance.reports.content import Content, real
 
@@ -51,11 +51,6 @@ def never_given(subject: Content) -> str:
     """Parameters that no case gave; empty where there are none, as in older reports."""
     names = subject.get("never_given") or ()
     return parameters_never_given(names, subject["operations"][0]) if names else ""
-
-
-def parameters_never_given(names: Iterable[str], operation: str) -> str:
-    how = f"no parameters of {operation}; what they do can be judged in a function that sets them"
-    return f"never given: {', '.join(names)} ({how})"
 
 
 def rules_not_tried(subject: Content) -> str:

@@ -46,12 +46,11 @@ class Picture:
 def pictures(violation: Content) -> list[Picture]:
     """Of the inputs and the mask of the violation's case; none where it is about no case, or cannot be read."""
     from conformance.checks.encoding import decode
-    from conformance.checks.examinations import EXAMINATIONS
 
     replay = violation["replay"]
     if replay is None:
         return []
-    case = EXAMINATIONS[replay["examined_by"]].case_of(decode(replay["material"]))
+    case = CHECKS[replay["examined_by"]].case_of(decode(replay["material"]))
     return [] if case is None else case_pictures(case, violation["result"], violation["index"] or [])
 
 

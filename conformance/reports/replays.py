@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from conformance.checks.catalogue import NOTHING
 from conformance.checks.tally import Violation
 from conformance.judge.replaying import save
 
@@ -32,7 +33,7 @@ def write_replay(violation: Violation, folder: Path, *, titled: bool = False) ->
 
 def askable(violation: Violation) -> bool:
     """Whether it was found by one question, and not by the way, over all of them."""
-    return violation.examined_by != "nothing"
+    return violation.check != NOTHING
 
 
 def slug(name: str) -> str:

@@ -8,6 +8,7 @@ import gc
 import math
 import os
 import sys
+import warnings
 from pathlib import Path
 
 MAPPINGS = 30_000
@@ -19,6 +20,21 @@ GROUPS, MOUNTED = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 
 LEAST = 1e9
 """Bytes that a process may hold however small the machine is: the frameworks and a few hundred shapes."""
+
+
+def cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "transformer-conformance"
+
+
+def keep_compiled_code() -> None:
+    """JAX compiles for every new shape; the next run finds it all compiled. Set before JAX is imported.
+
+    JAX writes its files in place, so a process may read one that another is still writing: it says so and compiles.
+    """
+    warnings.filterwarnings("ignore", message="Error reading persistent compilation cache entry")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache() / "jax"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 
 def share_of_memory(processes: int) -> float:

@@ -28,7 +28,7 @@ def together(kinds: Sequence[Hashable]) -> list[list[int]]:
 
 def start() -> None:
     """A process begins: compiled code is kept, and it shares the cores with others."""
-    from conformance.__main__ import keep_compiled_code
+    from conformance.runner.compiled_code import keep_compiled_code
 
     end_with_parent()
     keep_compiled_code()

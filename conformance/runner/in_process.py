@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.checks.examinations import EXAMINATIONS
+from conformance.checks.check import Check
 from conformance.checks.size_limits import SizeLimits
 from conformance.checks.verdict import Finding
 from conformance.runner.compiled_code import forget_compiled_code
@@ -33,16 +33,10 @@ LOOKING = 10
 LOGGED = 20
 """So many of the latest examinations are remembered, for what depends on earlier calls."""
 
-NO_SINGLE_CALL = (
-    *("nothing", "diagnosis", "refusal", "unsupported"),
-    *("after other calls", "calls in order", "threads", "interleaved"),
-)
-"""Examinations that say nothing of the sizes that a subject takes."""
-
-Step = tuple[str, Any, Any]
-"""(examination by name, its material, what it has prepared)."""
-Logged = tuple[str, Any]
-"""(examination by name, its material)."""
+Step = tuple[Check[Any, Any], Any, Any]
+"""(check, its material, what it has prepared)."""
+Logged = tuple[Check[Any, Any], Any]
+"""(check, its material)."""
 
 
 class JudgeError(BaseException):
@@ -86,22 +80,20 @@ class Examiner:
         self.output: Output | None = None
         self.log, self.sizes = new_log(), SizeLimits()
 
-    def __call__(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
+    def __call__(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
         """The findings; an exception that the subject raises is a finding like any other."""
-        self.log.append((examined_by, material))
-        findings = self.examined(examined_by, material, shared)
-        known = None if examined_by in NO_SINGLE_CALL else EXAMINATIONS.get(examined_by)
-        case = None if known is None else known.case_of(material)
-        return findings if case is None else self.sizes.learned(case, findings)
+        self.log.append((check, material))
+        findings = self.examined(check, material, shared)
+        return self.sizes.learned(check.case_of(material), findings) if check.tells_size else findings
 
-    def examined(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
+    def examined(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
         self.asked += 1
         if self.asked % LOOKING == 0:
             forget_compiled_code()
         limit = limited(self.time_limit)
         try:
             with self.capturing(), limit:
-                return EXAMINATIONS[examined_by].examine(self.subject, material, shared)
+                return check.run(self.subject, material, shared)
         except BaseException as error:
             if error is limit.raised_by_another or isinstance(error, KeyboardInterrupt):
                 raise

@@ -16,6 +16,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from conformance.cases.declaration import Declaration
+from conformance.checks.check import Check
 from conformance.checks.size_limits import SizeLimits
 from conformance.checks.verdict import Finding
 from conformance.runner.in_process import Examiner, JudgeError, broken, judging, new_log
@@ -66,14 +67,14 @@ class ChildExaminer(Examiner):
         self.close()
         raise ValueError(loaded)
 
-    def examined(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
+    def examined(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
         if self.process is None:
             try:
                 self.start()
             except ValueError as error:
                 raise JudgeError(f"the function could not be loaded again: {error}") from error
         try:
-            question = ForkingPickler.dumps((examined_by, material, shared))
+            question = ForkingPickler.dumps((check, material, shared))
         except Exception as error:
             raise JudgeError(f"the judge failed: {type(error).__name__}: {first_line(error)}") from error
         # The child ends what Python can end itself; a little later only ending the child is left.
@@ -90,7 +91,7 @@ class ChildExaminer(Examiner):
             if not self.answered:
                 raise answer
             self.close()  # something in that process is spoilt, as a GPU is after a bad access: once more in a new one
-            return self.examined(examined_by, material, shared)
+            return self.examined(check, material, shared)
         findings, printed, overrun = answer
         self.printed, self.overrun = self.printed or printed, self.overrun + overrun
         self.answered += 1
@@ -180,7 +181,7 @@ def died(code: int) -> str:
 
 def serve(pipe: Connection, target: Target, time_limit: float) -> None:
     """The child: what is asked is examined, until nobody asks any more."""
-    from conformance.__main__ import keep_compiled_code
+    from conformance.runner.compiled_code import keep_compiled_code
 
     end_with_parent()
     keep_compiled_code()

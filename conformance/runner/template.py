@@ -105,7 +105,7 @@ def answers_in(written: bytes) -> list[Any]:
 
 def answer(request: Request, writer: int) -> None:
     """The fresh process: load the target, take the steps in order, and write the findings of each at once."""
-    from conformance.__main__ import keep_compiled_code
+    from conformance.runner.compiled_code import keep_compiled_code
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.path[:] = request.path

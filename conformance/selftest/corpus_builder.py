@@ -1,4 +1,4 @@
-"""`python -m conformance.selftest.corpus_builder`: draw a new version of the frozen corpus.
+"""`conformance dev corpus`: draw a new version of the frozen corpus.
 
 For every planted fault, the smallest case that shows it by the rule it names; each case once. Cases of the version
 before are kept. With `--harvest` only what attention is given in a trained model is added.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.case import Case
+from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.encoding import encode
 from conformance.checks.tally import Violation
 from conformance.judge.run import run_probe, silent
@@ -63,7 +63,7 @@ def harvested() -> Iterator[dict[str, Any]]:
         inputs = {name: np.ascontiguousarray(array.astype(dtype)) for name, array in heads.items()}
         cotangent = generator.normal(size=heads["query"].shape).astype(dtype)
         case = Case("attention", dtype, inputs, {"mask": KeyPadding(batch.keep)}, {"output": cotangent})
-        fields = {"rule": "ATT-5", "title": REAL, "operations": ["attention"], "examined_by": "agreement"}
+        fields = {"rule": "ATT-5", "title": REAL, "operations": ["attention"], "examined_by": AGREEMENT.name}
         yield fields | {"shows": f"attention {layer} of all-MiniLM-L6-v2 in {dtype}", "material": encode(case)}
 
 
@@ -71,12 +71,12 @@ def line(shows: str, operations: tuple[str, ...], violation: Violation) -> dict[
     # Uncut: its sizes are then those of generated cases, for which JAX has compiled.
     material = violation.material if violation.uncut is None else violation.uncut
     fields = {"rule": violation.rule, "title": violation.title, "operations": list(operations)}
-    return fields | {"examined_by": violation.examined_by, "shows": shows, "material": encode(material)}
+    return fields | {"examined_by": violation.check.name, "shows": shows, "material": encode(material)}
 
 
 def build(harvest: bool) -> None:
     old = [
-        {"rule": e.rule, "title": e.title, "operations": list(e.operations), "examined_by": e.examined_by,
+        {"rule": e.rule, "title": e.title, "operations": list(e.operations), "examined_by": e.check.name,
          "shows": e.shows, "material": encode(e.material)}
         for e in (entries() if (FOLDER / "cases.jsonl").exists() else ())
     ]  # fmt: skip
@@ -91,7 +91,3 @@ def build(harvest: bool) -> None:
     content = {"version": version, "cases": len(found), "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
     (FOLDER / "manifest.json").write_text(json.dumps(content, indent=1) + "\n")
     print(content)
-
-
-if __name__ == "__main__":
-    build(harvest="--harvest" in sys.argv[1:])

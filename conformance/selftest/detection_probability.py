@@ -1,6 +1,6 @@
 """How surely the planted faults are caught: the chance that a run with a fresh seed misses one.
 
-    python -m conformance.selftest.detection_probability [--cases 60] [--only MASK-1]
+    conformance dev detection-probability [--cases 60] [--only MASK-1]
 
 A self-test that catches all of them says little of the next one with another seed. Cases are drawn independently, each
 by a seed of its own (`drawing.py`), so their chances multiply: a fault that shows in the share p of a probe's cases is
@@ -14,7 +14,6 @@ rows out of n, each set of m is as likely as any other: the chance is the mean o
 
 from __future__ import annotations
 
-import argparse
 import json
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -24,14 +23,12 @@ from math import prod
 from typing import Any
 
 from hypothesis.strategies import SearchStrategy
-from rich.console import Console
 from rich.table import Table
 
 from conformance.checks.encoding import encode
 from conformance.judge.checking import EFFORTS
 from conformance.judge.run import breaks, cases_of, run_refusals, seed_of
 from conformance.operations.probes import Probe, probes_of
-from conformance.runner.cores import start
 from conformance.runner.in_process import TIME_LIMIT, Examiner
 from conformance.sampling.drawing import Rows, drawn, of_seed, own_seed
 from conformance.selftest.faults import Fault
@@ -149,7 +146,7 @@ def after_probe(probe: Probe, before: Sequence[tuple[Odds, Examiner]], cases: in
         shared = probe.examination.prepare(material)
         for index in asked:
             odds, examiner = before[index]
-            shows[index].append(breaks(examiner(probe.examined_by, material, shared)))
+            shows[index].append(breaks(examiner(probe.check, material, shared)))
             now[index] = odds.after(probe, shows[index], settled)
     return now
 
@@ -168,7 +165,7 @@ def after_plan(probe: Probe, plan: Rows, before: Sequence[tuple[Odds, Examiner]]
             shared = probe.examination.prepare(material)
             for index in asked:
                 odds, examiner = before[index]
-                shows[index][row].append(breaks(examiner(probe.examined_by, material, shared)))
+                shows[index][row].append(breaks(examiner(probe.check, material, shared)))
                 now[index] = odds.after_plan(probe, shows[index], len(plan.strategies))
     return now
 
@@ -201,21 +198,3 @@ def odds_table(odds: Sequence[Odds]) -> Table:
     sums = [sum(found.missed[effort] for found in odds) for effort in EFFORTS]
     table.add_row(f"missed of {len(odds)}, expected", "", *(f"{total:.1e}" for total in sums), style="bold")
     return table
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m conformance.selftest.detection_probability", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("--cases", type=int, default=CASES, help="for each probe, or each row of a plan")
-    parser.add_argument("--seed", type=int, default=SEED)
-    parser.add_argument("--only", action="append", help="a rule or a fault; may be given again")
-    given = parser.parse_args()
-    if given.cases < 2:
-        parser.error("--cases must be 2 or more: of one case alone nobody knows whether it is the simplest")
-    start()
-    Console(width=140).print(odds_table(list(measure(given.only, given.cases, given.seed))))
-
-
-if __name__ == "__main__":
-    main()

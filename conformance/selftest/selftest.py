@@ -17,6 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from conformance.checks.check import Check
 from conformance.checks.tally import Tally
 from conformance.checks.verdict import Finding
 from conformance.judge.checking import EFFORTS
@@ -69,8 +70,8 @@ class Score:
 class Suspect(Examiner):
     """Is asked no more once a violation has been seen."""
 
-    def __call__(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
-        findings = super().__call__(examined_by, material, shared)
+    def __call__(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
+        findings = super().__call__(check, material, shared)
         if breaks(findings):
             self.overrun = STUCK
         return findings

@@ -1,8 +1,8 @@
 """How tight the bounds are, and what they let pass.
 
-    python -m conformance.selftest.tightness [--seconds 900] [--operation attention] [--dtype float32]
-    python -m conformance.selftest.tightness --faults
-    python -m conformance.selftest.tightness --markdown docs/tightness.md
+    conformance dev tightness [--seconds 900] [--operation attention] [--dtype float32]
+    conformance dev tightness --faults
+    conformance dev tightness --markdown docs/tightness.md
 
 The first climbs (`hypothesis.target`) towards the largest error that honest implementations make, in units of its
 bound: this project's three and the variants, for every operation, dtype and result. A ratio above 1 would be a wrong
@@ -12,7 +12,6 @@ catch attention which is slightly wrong. The third writes both tables to a file.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import re
@@ -20,13 +19,11 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import hypothesis
 import hypothesis.errors
 from hypothesis import Phase
 from hypothesis import strategies as st
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -36,10 +33,10 @@ from conformance.cases.features import within
 from conformance.checks.verdict import judge
 from conformance.judge.run import Enough
 from conformance.operations.probes import WIDE
-from conformance.oracle.reference import balls_available, oracle
+from conformance.oracle.reference import oracle
 from conformance.reports.markdown import as_markdown
 from conformance.sampling.drawing import drawing
-from conformance.sampling.strategies import DTYPES, OPERATIONS, norm_cases, operation_cases
+from conformance.sampling.strategies import DTYPES, norm_cases, operation_cases
 from conformance.selftest import sensitivity
 from conformance.selftest.variants import VARIANTS, Variant
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject
@@ -58,7 +55,7 @@ PAGE = """\
 # How tight the bounds are
 
 A bound that no honest implementation exceeds is easily had: a large one. So both sides are measured. Written by
-`python -m conformance.selftest.tightness --markdown docs/tightness.md`.
+`conformance dev tightness --markdown docs/tightness.md`.
 
 ## What they catch
 
@@ -215,32 +212,3 @@ def page(tightness: Tightness, sensitivities: Sequence[sensitivity.Sensitivity])
     low, high = WANTED
     wrong, honest = sensitivity.sensitivity_table(sensitivities), tightness_table(tightness)
     return PAGE.format(low=low, high=high, wrong=as_markdown(wrong), honest=as_markdown(honest))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m conformance.selftest.tightness", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("--seconds", type=float, default=900.0, help="of processor time, for each group and dtype")
-    parser.add_argument("--cases", type=int, default=CASES, help="to begin with, of which half climb")
-    parser.add_argument("--operation", action="append", choices=list(OPERATIONS))
-    parser.add_argument("--dtype", action="append", choices=DTYPES)
-    parser.add_argument("--jax", action="store_true", help="JAX too, which compiles for every new shape")
-    parser.add_argument("--faults", action="store_true", help="what the bounds catch, in place of how tight they are")
-    parser.add_argument("--markdown", type=Path, help="a file for both tables")
-    given = parser.parse_args()
-    console = Console(width=140)
-    if given.faults:
-        console.print(sensitivity.sensitivity_table(sensitivity.measure()))
-        return
-    dtypes = [d for d in given.dtype or DTYPES if d != "float64" or balls_available()]
-    tightness = measure(given.seconds, given.operation or OPERATIONS, dtypes, given.cases, given.jax)
-    console.print(tightness_table(tightness))
-    low, high = WANTED
-    console.print(f"{len(tightness.unwanted)} figures are outside {low:g} to {high:g}.")
-    if given.markdown is not None:
-        given.markdown.write_text(page(tightness, sensitivity.measure()))
-
-
-if __name__ == "__main__":
-    main()

@@ -2,8 +2,8 @@
 
 Each is the smallest case that showed some mistake, a planted one or a real one; or it is what attention is given in a
 trained model (all-MiniLM-L6-v2) on real sentences, because kernels never meet random normal numbers. The cases lie in
-`cases.jsonl`, one to a line, as `conformance.checks.encoding` writes them, and `manifest.json` holds the version and the
-SHA-256 of that file: they stay the same whatever is installed. `build.py` writes a new version.
+`cases.jsonl`, one to a line, as `conformance.checks.encoding` writes them, and `manifest.json` holds the version
+and the SHA-256 of that file: they stay the same whatever is installed. `build.py` writes a new version.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.expectations import Planted, allowed_pairs
-from conformance.cases.features import taken_as_array, within
+from conformance.cases.features import within
+from conformance.checks.catalogue import CHECKS, taken_as_array
+from conformance.checks.check import Check
 from conformance.checks.encoding import decode
-from conformance.checks.examinations import EXAMINATIONS
 from conformance.oracle.reference import balls_available
 from conformance.sampling.strategies import roundings
 
@@ -33,13 +34,13 @@ class Entry(NamedTuple):
     rule: str
     title: str
     operations: tuple[str, ...]
-    examined_by: str
+    check: Check[Any, Any]
     shows: str
     material: Any
 
     @property
     def case(self) -> Case:
-        return EXAMINATIONS[self.examined_by].case_of(self.material)
+        return self.check.case_of(self.material)
 
 
 def manifest() -> dict[str, Any]:
@@ -57,7 +58,8 @@ def entries() -> tuple[Entry, ...]:
 
 
 def entry(line: dict[str, Any]) -> Entry:
-    return Entry(**(line | {"operations": tuple(line["operations"]), "material": decode(line["material"])}))
+    operations, check = tuple(line["operations"]), CHECKS[line["examined_by"]]
+    return Entry(line["rule"], line["title"], operations, check, line["shows"], decode(line["material"]))
 
 
 def entries_for(operations: set[str], declaration: Declaration) -> list[Entry]:
@@ -67,7 +69,7 @@ def entries_for(operations: set[str], declaration: Declaration) -> list[Entry]:
         for entry in entries()
         if set(entry.operations) <= operations
         and within(entry.case, declaration)
-        and taken_as_array(entry.examined_by, declaration)
+        and taken_as_array(entry.check, declaration)
         and promised(entry.case, declaration)
         and (entry.case.dtype != "float64" or balls_available())
     ]

@@ -1,7 +1,7 @@
 """Planted faults: wrong implementations, each with the rule that must catch it, and the right ones they are made from.
 
 A fault is one step of a right implementation replaced by a wrong one that somebody could have written. They test the
-judge: `conformance.selftest.selftest` holds that each is caught by its own rule, and that what it was made from conforms.
+judge: `conformance selftest` holds that each is caught by its own rule, and that what it was made from conforms.
 """
 
 from __future__ import annotations

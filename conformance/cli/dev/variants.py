@@ -1,22 +1,22 @@
-"""`python -m conformance.selftest.variants`: the judge on every honest variant, in which it may find nothing."""
+"""`conformance dev variants`: the judge on every honest variant, in which it may find nothing."""
 
 from __future__ import annotations
 
 import importlib.util
 import secrets
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from conformance.checks.tally import Tally
+from conformance.cli.console import console
 from conformance.cli.options import CORES, Effort, Seed, Workers
 
-console = Console()
+if TYPE_CHECKING:
+    from conformance.checks.tally import Tally
 
 
-def main(
+def variants(
     effort: Effort = "default",
     repeat: Annotated[int, typer.Option(help="that many runs, each with the next seed", min=1)] = 1,
     seed: Seed = None,
@@ -25,6 +25,7 @@ def main(
     workers: Workers = CORES,
 ) -> None:
     """Judge implementations that are right but written differently, and print what is found in them."""
+    from conformance.checks.tally import Tally
     from conformance.reports.tables import violation_lines
     from conformance.selftest.variants.judging import chosen, runs
 
@@ -59,7 +60,3 @@ def table(tally: Tally, indices: list[int]) -> Table:
         shown = (f"{error:.2f}" if error >= 0 else "-" for error in errors)
         made.add_row(variant.operation, variant.name, variant.arrays, *shown, str(count))
     return made
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,13 +1,12 @@
-"""Examinations: what is asked of a subject on given material, and what is found. Nothing here draws anything.
+"""Every check: what a subject is called with, and what its answers are compared with. Nothing here draws cases.
 
-An examination prepares what all subjects share (truth and bounds are computed once), and examines one subject at a
+A check prepares what all subjects share (exact results and bounds are computed once), and runs on one subject at a
 time. It returns findings; a finding with a ratio above 1 is a violation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -16,8 +15,10 @@ import numpy as np
 from conformance.bounds import bound, merged_bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
 from conformance.cases.expectations import Planted, empty_rows, expectation
 from conformance.cases.mask_predicate import dense_meaning
+from conformance.checks.check import Check, Findings, first, nothing
 from conformance.checks.independence import examine_determinism, examine_memory
 from conformance.checks.refusals import Refusal, refused
 from conformance.checks.state import (
@@ -28,13 +29,9 @@ from conformance.checks.state import (
     prepare_all,
 )
 from conformance.checks.verdict import Finding, judge
-from conformance.diagnosis.examining import examine_diagnosis
 from conformance.oracle.reference import oracle
 from conformance.subjects.subject import Subject, WrongAnswer
 from specification import Dense
-
-Findings = list[Finding]
-
 
 # --- agreement with the oracle ----------------------------------------------------------------------------------------
 
@@ -234,81 +231,78 @@ def examine_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -
 # --- calls in order ---------------------------------------------------------------------------------------------------
 
 Steps = tuple[tuple[str, Any], ...]
-"""Examinations by name, each with its material."""
+"""Checks by name, each with its material, as replay files hold them."""
 
 
 def prepare_steps(steps: Steps) -> list[Any]:
-    return [EXAMINATIONS[name].prepare(material) for name, material in steps]
+    return [CHECKS[name].prepare(material) for name, material in steps]
 
 
 def examine_steps(subject: Subject, steps: Steps, shared: list[Any]) -> Findings:
     """The findings of the last; those before it are only called, whatever comes of it."""
     for (name, material), own in zip(steps[:-1], shared[:-1], strict=True):
         try:
-            EXAMINATIONS[name].examine(subject, material, own)
+            CHECKS[name].run(subject, material, own)
         except Exception as error:
             if not isinstance(error, WrongAnswer) and error is not subject.answering.raised:
                 raise
     name, material = steps[-1]
-    return EXAMINATIONS[name].examine(subject, material, shared[-1])
+    return CHECKS[name].run(subject, material, shared[-1])
 
 
 def last_case(steps: Steps) -> Case:
     name, material = steps[-1]
-    return EXAMINATIONS[name].case_of(material)
+    return CHECKS[name].case_of(material)
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
-
-
-def nothing(material: Any) -> None:
-    """Nothing is shared."""
-
-
-def itself(material: Any) -> Case:
-    return material
-
-
-def first(materials: tuple[Any, ...]) -> Case:
-    """The case that the subject is asked, of two or more."""
-    return materials[0]
 
 
 def planted_case(planted: Planted) -> Case:
     return planted.planted
 
 
-@dataclass(frozen=True)
-class Examination:
-    """prepare(material) -> shared; examine(subject, material, shared) -> findings; case_of(material) -> the case."""
-
-    prepare: Callable[[Any], Any]
-    examine: Callable[[Subject, Any, Any], Findings]
-    case_of: Callable[[Any], Case] = itself
+def refused_case(refusal: Refusal) -> Case:
+    return refusal.case
 
 
-EXAMINATIONS = {
-    "agreement": Examination(truth_and_bounds, examine_agreement),
-    "description": Examination(prepare_description, examine_description),
-    "shapes": Examination(truth_and_bounds, examine_shapes),
-    "planted": Examination(prepare_planted, examine_planted, planted_case),
-    "empty rows": Examination(truth_and_bounds, examine_empty_rows),
-    "twin": Examination(prepare_twin, examine_twin, first),
-    "towering": Examination(prepare_towering, examine_towering, first),
-    "determinism": Examination(nothing, examine_determinism),
-    "memory": Examination(truth_and_bounds, examine_memory),
-    "after other calls": Examination(prepare_all, examine_history, first),
-    "repetitions": Examination(nothing, examine_repetitions),
-    "interleaved": Examination(prepare_all, examine_interleaved, first),
-    "threads": Examination(prepare_all, examine_threads, first),
-    "calls in order": Examination(prepare_steps, examine_steps, last_case),
-    "split": Examination(prepare_split, examine_split, first),
-    "constant rows": Examination(nothing, examine_constant_rows),
-    "spoiled rows": Examination(prepare_twin, examine_spoiled_rows, first),
-    "answers": Examination(oracle, examine_answers),
-    "diagnosis": Examination(nothing, examine_diagnosis),
-    "nothing": Examination(nothing, lambda subject, material, shared: []),
-    "refusal": Examination(nothing, examine_refusal, lambda refusal: refusal.case),
-    "unsupported": Examination(truth_and_bounds, examine_unsupported),
+def asks_nothing(subject: Subject, material: Any, shared: None) -> Findings:
+    return []
+
+
+AGREEMENT = Check("agreement", truth_and_bounds, examine_agreement)
+DESCRIPTION = Check("description", prepare_description, examine_description)
+SHAPES = Check("shapes", truth_and_bounds, examine_shapes)
+PLANTED = Check("planted", prepare_planted, examine_planted, planted_case)
+EMPTY_ROWS = Check("empty rows", truth_and_bounds, examine_empty_rows)
+TWIN = Check("twin", prepare_twin, examine_twin, first)
+TOWERING = Check("towering", prepare_towering, examine_towering, first)
+DETERMINISM = Check("determinism", nothing, examine_determinism)
+MEMORY = Check("memory", truth_and_bounds, examine_memory)
+AFTER_OTHER_CALLS = Check("after other calls", prepare_all, examine_history, first, tells_size=False)
+REPETITIONS = Check("repetitions", nothing, examine_repetitions)
+INTERLEAVED = Check("interleaved", prepare_all, examine_interleaved, first, tells_size=False)
+THREADS = Check("threads", prepare_all, examine_threads, first, tells_size=False)
+CALLS_IN_ORDER = Check("calls in order", prepare_steps, examine_steps, last_case, tells_size=False)
+SPLIT = Check("split", prepare_split, examine_split, first)
+CONSTANT_ROWS = Check("constant rows", nothing, examine_constant_rows)
+SPOILED_ROWS = Check("spoiled rows", prepare_twin, examine_spoiled_rows, first)
+ANSWERS = Check("answers", oracle, examine_answers)
+NOTHING = Check("nothing", nothing, asks_nothing, tells_size=False)
+REFUSAL = Check("refusal", nothing, examine_refusal, refused_case, tells_size=False)
+UNSUPPORTED = Check("unsupported", truth_and_bounds, examine_unsupported, tells_size=False)
+
+CHECKS: dict[str, Check[Any, Any]] = {
+    check.name: check
+    for check in (
+        *(AGREEMENT, DESCRIPTION, SHAPES, PLANTED, EMPTY_ROWS, TWIN, TOWERING, DETERMINISM, MEMORY, AFTER_OTHER_CALLS),
+        *(REPETITIONS, INTERLEAVED, THREADS, CALLS_IN_ORDER, SPLIT, CONSTANT_ROWS, SPOILED_ROWS, ANSWERS, NOTHING),
+        *(REFUSAL, UNSUPPORTED),
+    )
 }
-"""By the names under which replay files know them."""
+"""By the names under which replay files and the frozen corpus know them."""
+
+
+def taken_as_array(check: Check[Any, Any], declaration: Declaration) -> bool:
+    """Whether the subject takes the arrays for which descriptions stand, where the check asks for them."""
+    return check != DESCRIPTION or "dense" in declaration or "structured" not in declaration

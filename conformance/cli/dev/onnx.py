@@ -1,40 +1,34 @@
-"""`python -m conformance.onnx`: ONNX's cases against the three implementations, and against planted faults."""
+"""`conformance dev onnx`: ONNX's cases against the three implementations, and against planted faults."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Collection, Iterator
 from importlib.metadata import version
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from conformance.__main__ import keep_compiled_code
-from conformance.onnx.cases import expansions, node_cases
-from conformance.onnx.deviations import DEVIATIONS, found
-from conformance.onnx.faults_caught import catches
-from conformance.onnx.running import Bridged, bridged, outcome
-from conformance.onnx.tables import (
-    cases_table,
-    deviations_table,
-    faults_table,
-    total_line,
-    violation_lines,
-)
-from conformance.selftest.faults import planted
-from conformance.subjects.subject import IMPLEMENTATIONS, Subject
+from conformance.cli.console import console
 
-console = Console()
+if TYPE_CHECKING:
+    from conformance.onnx.running import Bridged
+    from conformance.subjects.subject import Subject
 
 
-def main(
+def onnx(
     faults: Annotated[bool, typer.Option(help="also count which planted faults ONNX's cases catch")] = False,
 ) -> None:
     """Put ONNX's own cases to the three implementations."""
     if importlib.util.find_spec("onnx") is None:
         console.print("onnx is not installed")
         raise typer.Exit(2)
+    from conformance.onnx.cases import expansions, node_cases
+    from conformance.onnx.faults_caught import catches
+    from conformance.onnx.running import bridged
+    from conformance.onnx.tables import faults_table, total_line
+    from conformance.selftest.faults import planted
+
     nodes = node_cases()
     console.print(f"onnx {version('onnx')}: {len(nodes)} cases; {len(expansions())} more are expansions of these.")
     cases = [bridged(node) for node in nodes]
@@ -47,6 +41,10 @@ def main(
 
 def implementations_agree(cases: Collection[Bridged]) -> bool:
     """Whether every implementation is accepted and within the bounds, and ONNX departs just where it is known to."""
+    from conformance.onnx.deviations import DEVIATIONS, found
+    from conformance.onnx.running import outcome
+    from conformance.onnx.tables import cases_table, deviations_table, violation_lines
+
     outcomes = {subject.name: [outcome(subject, case) for case in cases] for subject in implementations()}
     departures = found(cases)
     console.print(cases_table(outcomes), deviations_table(departures), sep="\n")
@@ -57,13 +55,10 @@ def implementations_agree(cases: Collection[Bridged]) -> bool:
 
 def implementations() -> Iterator[Subject]:
     """Those whose framework is installed."""
+    from conformance.subjects.subject import IMPLEMENTATIONS
+
     for name, make in IMPLEMENTATIONS.items():
         try:
             yield make()
         except ImportError as error:
             console.print(f"{name} is left out: {error}")
-
-
-if __name__ == "__main__":
-    keep_compiled_code()
-    typer.run(main)

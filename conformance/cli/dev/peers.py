@@ -1,4 +1,4 @@
-"""`python -m conformance.peers`: judge what is installed, and print the divergence matrix."""
+"""`conformance dev peers`: judge what is installed, and print the divergence matrix."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from conformance.__main__ import keep_compiled_code
-
-console = Console()
+from conformance.cli.console import console
 
 
-def main(
+def peers(
     only: Annotated[
         list[str] | None, typer.Argument(help="parts of names; all peers that are not slow if none")
     ] = None,
@@ -30,8 +27,3 @@ def main(
     console.print(as_table(reports))
     if markdown is not None:
         markdown.write_text(as_page(reports))
-
-
-if __name__ == "__main__":
-    keep_compiled_code()
-    typer.run(main)

@@ -1,0 +1,50 @@
+"""`conformance dev engines`."""
+
+from __future__ import annotations
+
+import importlib.util
+import secrets
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from conformance.cli.console import console
+from conformance.cli.options import Effort, Seed
+
+
+def engines(
+    effort: Effort = "default",
+    seed: Seed = None,
+    only: Annotated[list[str] | None, typer.Option(help="a word in the title; may be given again")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+) -> None:
+    """Judge every engine of the ports, and print the worst error of each in units of its bound."""
+    from conformance.peers.engines import ENGINES, judge
+    from conformance.peers.peer import gpu_of
+    from conformance.reports.tables import violation_lines
+
+    first = secrets.randbelow(2**32) if seed is None else seed
+    chosen = [e for e in ENGINES if not only or any(word in e.title for word in only)]
+    if not chosen:
+        console.print(f"no engine has that in its title; there are: {'; '.join(e.title for e in ENGINES)}")
+        raise typer.Exit(2)
+    table = Table(title=f"Engines, seed {first}", title_justify="left")
+    for heading in ("engine", "cases", "rules", "worst error in bounds", "violations"):
+        table.add_column(heading, justify="left" if heading == "engine" else "right")
+    conforms = True
+    for engine in chosen:
+        if importlib.util.find_spec(engine.arrays) is None:
+            console.print(f"{engine.title} is left out: {engine.arrays} is not installed")
+            continue
+        if device == "cuda" and not gpu_of(engine.arrays):
+            console.print(f"{engine.title} is left out: {engine.arrays} sees no GPU")
+            continue
+        report = judge(engine, effort=effort, seed=first, device=device)
+        console.print(*map(violation_lines, report.violations), sep="\n", end="")
+        conforms &= report.conforms
+        worst = max((rule.worst for rule in report.rules.values()), default=0.0)
+        cases = sum(rule.cases for rule in report.rules.values())
+        table.add_row(engine.title, str(cases), str(len(report.rules)), f"{worst:.2f}", str(len(report.violations)))
+    console.print(table)
+    raise typer.Exit(0 if conforms else 1)
