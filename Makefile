@@ -35,6 +35,7 @@ mutants: $(MUTATION_INSTALLED)
 lint: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
 
 format: $(INSTALLED)

@@ -75,9 +75,9 @@ def run(
     from benchmarks import cases as every_case
     from benchmarks import rounds
     from benchmarks.environment import environment, has_gpu
+    from benchmarks.registry import subject_at, subjects
     from benchmarks.result import empty, refusal
     from benchmarks.running import Plan
-    from benchmarks.subjects import subject_at, subjects
     from benchmarks.workers import processors
 
     if device not in DEVICES:

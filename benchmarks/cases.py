@@ -17,6 +17,9 @@ import numpy as np
 from reference_numpy.masks import allowed_pairs
 from specification import Causal, KeyLengths, Segments, SlidingWindow
 
+WARM_UP, BEFORE, TRIAL, AFTER, MEMORY = range(5)
+"""What a call is for: the first word of its seed."""
+
 Arrays = dict[str, np.ndarray]
 
 FORWARD, BOTH = "forward", "forward + backward"

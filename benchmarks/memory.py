@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import cases as timed
-from benchmarks.cases import Case
-from benchmarks.station import MEMORY
+from benchmarks.cases import MEMORY, Case
 from benchmarks.subjects import Subject
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")

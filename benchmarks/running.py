@@ -11,13 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from benchmarks import memory
-from benchmarks.cases import Case
+from benchmarks.cases import AFTER, BEFORE, Case
 from benchmarks.ceilings import CeilingStation, Measured, best_copy, best_product
 from benchmarks.gate import GOOD, Call, Verdict, all_rows_judged, worst
 from benchmarks.memory import MemoryStation
 from benchmarks.places import BY_ROW, draw, place_random
 from benchmarks.rounds import Budget, calls_in_trial, rounds
-from benchmarks.station import AFTER, BEFORE, Start, Station, Trial
+from benchmarks.station import Start, Station, Trial
 from benchmarks.statistics import Interval, interval
 from benchmarks.stolen import TOLERATED
 from benchmarks.subjects import Subject

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import cases as timed
-from benchmarks.cases import Arrays, Case
+from benchmarks.cases import TRIAL, WARM_UP, Arrays, Case
 from benchmarks.clocks import clock_for
 from benchmarks.gate import all_rows_judged
 from benchmarks.places import BY_ROW, Place, Sample, draw, only_there, taken
@@ -27,9 +27,6 @@ from benchmarks.stolen import share, stolen_so_far
 from benchmarks.subjects import Prepared, Results, Subject
 from conformance.runner.compiled_code import give_back_freed_memory
 from specification.dtypes import dtype_name
-
-WARM_UP, BEFORE, TRIAL, AFTER, MEMORY = range(5)
-"""What a call is for: the first word of its seed."""
 
 ROWS_OF_TRIAL = 6
 WARM_CALLS = 2

@@ -14,11 +14,12 @@ from benchmarks.cases import BOTH, Case, dense_mask, inputs, mask
 from benchmarks.gate import Call
 from benchmarks.memory import MemoryStation, extra_peak, hindrance, needed
 from benchmarks.places import Place, small_case
+from benchmarks.registry import subjects
 from benchmarks.rounds import INPUTS, MOST, Budget, calls_in_trial, order, rounds
 from benchmarks.running import Entry, impossible
 from benchmarks.station import Start, Station, Trial, call_to_judge
 from benchmarks.statistics import interval, paired
-from benchmarks.subjects import Prepared, Subject, subjects
+from benchmarks.subjects import Prepared, Subject
 from benchmarks.work import Work, work
 from conformance.bounds import bound
 from conformance.oracle.reference import oracle

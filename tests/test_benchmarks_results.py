@@ -21,10 +21,11 @@ from benchmarks.__main__ import app
 from benchmarks.cases import Case
 from benchmarks.compare import FASTER, NOISE, SLOWER, compare
 from benchmarks.environment import environment, has_gpu
+from benchmarks.registry import subjects
 from benchmarks.result import case_result, empty, read, refusal, save
 from benchmarks.rounds import Budget
 from benchmarks.running import FAILED, Plan, Run
-from benchmarks.subjects import Subject, subjects, without
+from benchmarks.subjects import Subject, without
 from benchmarks.work import Work
 from benchmarks.workers import Failed
 from tests.test_benchmarks import CEILINGS, SIZES, entry

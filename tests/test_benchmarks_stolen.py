@@ -13,10 +13,10 @@ import pytest
 from benchmarks import station, stolen
 from benchmarks.cases import Case
 from benchmarks.places import Place
+from benchmarks.registry import subjects
 from benchmarks.rounds import Budget
 from benchmarks.running import Entry, Plan, Run
 from benchmarks.station import Start, Station, Trial
-from benchmarks.subjects import subjects
 from benchmarks.tables import line_of_the_host
 from benchmarks.workers import Failed
 

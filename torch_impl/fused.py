@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from specification.masks import Causal
+from torch_impl import fused_gpu
 from torch_impl.blocked import (
     KEYS,
     QUERIES,
@@ -35,6 +36,7 @@ from torch_impl.blocked import (
     several,
     wide,
 )
+from torch_impl.kernel_inputs import bounded, dense, recomputed_alike, scale_of, scores_bounded, size
 from torch_impl.masks import allowed_pairs
 
 forward_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -44,8 +46,6 @@ backward_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 def fused_attention(literal: Literal, inputs: Inputs) -> torch.Tensor:
     """Output [B, H, Q, V] in the dtype in which everything is computed. Nothing may have size 0; on a CPU V is D."""
     if inputs.query.is_cuda:
-        from torch_impl import fused_gpu  # here, because it takes some of this file's functions
-
         return fused_gpu.fused_attention(literal, inputs)
     plain = inputs.mask is None or upper_left(inputs)
     work = WHOLE if plain else blocks(inputs, literal.limits.block, merge=True)
@@ -61,36 +61,6 @@ def fused_attention(literal: Literal, inputs: Inputs) -> torch.Tensor:
     if not masked and not (finite(output) and torch.count_nonzero(logsumexp).item() == logsumexp.numel()):
         return blocked_attention(literal, inputs)
     return output
-
-
-def size(tensor: torch.Tensor) -> float:
-    """The root of the sum of all squares; infinity or NaN if one of the numbers is, or some are very large."""
-    dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-    return float(torch.linalg.vector_norm(tensor.detach(), dtype=dtype))
-
-
-def bounded(first: torch.Tensor, second: torch.Tensor, factor: float = 1.0) -> bool:
-    """Whether no product of a row of each, times the factor, leaves float32: |a . b| is at most |a| |b|.
-
-    Nor does the difference of two such products, as the backward pass takes it.
-    """
-    return size(first) * size(second) * factor < torch.finfo(torch.float32).max / 4
-
-
-def scores_bounded(inputs: Inputs) -> bool:
-    return bounded(inputs.query, inputs.key, max(1.0, abs(scale_of(inputs))))
-
-
-def recomputed_alike(inputs: Inputs) -> bool:
-    """Whether scores that are computed again differ by little in comparison with 1, so that weights have no other size.
-
-    The kernel's backward pass takes exp(score - logsumexp), and rounds these scores otherwise than the forward pass
-    did: each is off by at most (D + 4) u |query| |key| |scale|.
-    """
-    unit = torch.finfo(wide(inputs)).eps / 2
-    rows = (torch.linalg.vector_norm(t.detach(), dim=-1, dtype=wide(inputs)) for t in (inputs.query, inputs.key))
-    query, key = (float(lengths.max()) for lengths in rows)
-    return query * key * abs(scale_of(inputs)) * (inputs.query.shape[-1] + 4) * unit < 1 / 16
 
 
 def finite(tensor: torch.Tensor) -> bool:
@@ -133,10 +103,6 @@ def upper_left(inputs: Inputs) -> bool:
     mask, (_, H, Q, _), (_, G, K, _) = inputs.mask, inputs.query.shape, inputs.key.shape
     plain = isinstance(mask, Causal) and (mask.offset is None or (isinstance(mask.offset, int) and mask.offset == 0))
     return plain and Q == K and H == G and scale_of(inputs) > 0
-
-
-def scale_of(inputs: Inputs) -> float:
-    return 1 / math.sqrt(inputs.query.shape[-1]) if inputs.scale is None else float(inputs.scale)
 
 
 # --- the kernel, block by block ---------------------------------------------------------------------------------------
@@ -204,11 +170,6 @@ def stacked(rows: torch.Tensor, groups: int) -> torch.Tensor:
 def as_read(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     tensor = dense(tensor)
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
-
-
-def dense(tensor: torch.Tensor) -> torch.Tensor:
-    """The kernel reads the last axis as if its elements stood side by side."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def numbers(inputs: Inputs, block: Block) -> torch.Tensor | None:

@@ -23,7 +23,7 @@ from torch_impl.blocked import (
     joined,
     several,
 )
-from torch_impl.fused import bounded, dense, recomputed_alike, scale_of, size
+from torch_impl.kernel_inputs import bounded, dense, recomputed_alike, scale_of, size
 from torch_impl.triton_masks import Marks, TileRanges, Tiles, marks_of, ranges_of
 
 WIDEST = 256
