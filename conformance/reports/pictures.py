@@ -45,6 +45,7 @@ class Picture:
 
 def pictures(violation: Content) -> list[Picture]:
     """Of the inputs and the mask of the violation's case; none where it is about no case, or cannot be read."""
+    from conformance.checks.catalogue import CHECKS
     from conformance.checks.encoding import decode
 
     replay = violation["replay"]

@@ -143,7 +143,7 @@ def after_probe(probe: Probe, before: Sequence[tuple[Odds, Examiner]], cases: in
         asked = [index for index, odds in enumerate(now) if number < ENOUGH or not odds.sure]
         if not asked:
             break
-        shared = probe.examination.prepare(material)
+        shared = probe.check.prepare(material)
         for index in asked:
             odds, examiner = before[index]
             shows[index].append(breaks(examiner(probe.check, material, shared)))
@@ -162,7 +162,7 @@ def after_plan(probe: Probe, plan: Rows, before: Sequence[tuple[Odds, Examiner]]
         ]
         drawn_now = of_seed(rows[row], own_seed(of_probe, turn * len(rows) + row), False) if asked else []
         for material in drawn_now[-1:]:
-            shared = probe.examination.prepare(material)
+            shared = probe.check.prepare(material)
             for index in asked:
                 odds, examiner = before[index]
                 shows[index][row].append(breaks(examiner(probe.check, material, shared)))
