@@ -10,7 +10,9 @@ from typing import Any
 
 __all__ = ["Report", "check", "declare", "replay"]
 
-HOMES = {"check": "checking", "Report": "result", "declare": "declaration", "replay": "replaying"}
+HOMES = {
+    "check": "judge.checking", "Report": "judge.report", "declare": "cases.declaration", "replay": "judge.replaying",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

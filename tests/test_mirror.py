@@ -29,7 +29,7 @@ and which of its algorithms to take."""
 PORT_NAMES = {"explain_engine", "explain_layer_norm_engine"}
 """Public names that a port may have beyond the definition's."""
 
-PORT_FILES = {"blocked.py", "engines.py", "fused.py", "fused_gpu.py", "fused_norm.py"}
+PORT_FILES = {"blocked.py", "engines.py", "fused.py", "fused_gpu.py", "fused_norm.py", "kernel_inputs.py"}
 PORT_FILES |= {f"triton_{part}.py" for part in ("masks", "tiles", "forward", "backward")}
 """Files that a port may have beyond the definition's: its fast engines, and the choice among them."""
 
