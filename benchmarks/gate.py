@@ -21,11 +21,11 @@ import numpy as np
 
 from benchmarks import cases as timed
 from benchmarks.cases import Arrays, Case
-from benchmarks.places import BY_ROW, Place, Sample, as_answers, count_rows, only_there, small_case
+from benchmarks.row_sampling import BY_ROW, Place, Sample, as_answers, count_rows, only_there, small_case
 from conformance.bounds import bound
 from conformance.bounds.arithmetic import Precision
 from conformance.cases.expectations import Exact
-from conformance.checks.verdict import Finding, compare, judge
+from conformance.checks.comparison import Finding, compare, judge
 from conformance.oracle.reference import oracle
 
 BLOCK = 256

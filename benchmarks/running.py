@@ -15,12 +15,12 @@ from benchmarks.cases import AFTER, BEFORE, Case
 from benchmarks.ceilings import CeilingStation, Measured, best_copy, best_product
 from benchmarks.gate import GOOD, Call, Verdict, all_rows_judged, worst
 from benchmarks.memory import MemoryStation
-from benchmarks.places import BY_ROW, draw, place_random
 from benchmarks.rounds import Budget, calls_in_trial, rounds
-from benchmarks.station import Start, Station, Trial
+from benchmarks.row_sampling import BY_ROW, draw, place_random
 from benchmarks.statistics import Interval, interval
-from benchmarks.stolen import TOLERATED
+from benchmarks.steal_time import TOLERATED
 from benchmarks.subjects import Subject
+from benchmarks.timing_worker import Start, Station, Trial
 from benchmarks.work import Work, work
 from benchmarks.workers import Failed, Worker
 

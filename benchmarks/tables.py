@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.memory import gigabytes
-from benchmarks.stolen import TOLERATED
+from benchmarks.steal_time import TOLERATED
 
 Result = dict[str, Any]
 

@@ -64,7 +64,7 @@ def context() -> Any:
         return multiprocessing.get_context("spawn")
     found = multiprocessing.get_context("forkserver")
     there = [name for name in FRAMEWORKS if importlib.util.find_spec(name)]
-    found.set_forkserver_preload([*there, "benchmarks.station"])
+    found.set_forkserver_preload([*there, "benchmarks.timing_worker"])
     return found
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 import conformance
-from conformance.checks.verdict import compare
+from conformance.checks.comparison import compare
 from conformance.models.agreement import agreement
-from conformance.models.carried import carried_bound
+from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
 from conformance.oracle.reference import Exact
 from specification import Causal, Configuration

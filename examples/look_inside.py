@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from conformance.checks.verdict import compare
+from conformance.checks.comparison import compare
 from conformance.models import real
-from conformance.models.forced import Oracle
+from conformance.models.stepwise import Oracle
 from conformance.oracle.reference import Exact
 from reference_numpy import Model, attention_weights, pool
 from reference_numpy.attention import concatenate_heads, linear, split_heads

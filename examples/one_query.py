@@ -14,8 +14,8 @@ import conformance
 import reference_numpy
 from conformance.bounds import bound
 from conformance.cases.case import Case
-from conformance.checks.verdict import compare, judge
-from conformance.models.carried import carried_bound
+from conformance.checks.comparison import compare, judge
+from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
 from conformance.oracle.reference import Exact, oracle
 from specification import Causal, Configuration

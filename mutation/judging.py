@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from conformance.cases.declaration import EVERYTHING
 from conformance.checks.check import Check
-from conformance.checks.verdict import Finding
+from conformance.checks.comparison import Finding
 from conformance.judge.run import breaks, run_probe, run_refusals, silent
 from conformance.operations.probes import PROBES
 from conformance.oracle.reference import balls_available

@@ -14,8 +14,8 @@ import numpy as np
 import reference_numpy
 from conformance.cli.run import FRAMEWORKS
 from conformance.models.agreement import called, exactly
-from conformance.models.carried import carried_bound
-from conformance.models.forced import framework_of
+from conformance.models.error_propagation import carried_bound
+from conformance.models.stepwise import framework_of
 from conformance.models.structures import as_float64
 from reference_numpy import Model
 from specification.configuration import Configuration

@@ -15,7 +15,7 @@ from benchmarks.result import case_result, empty
 from benchmarks.running import FAILED, LEFT_OUT, Entry
 from benchmarks.scaling import scaling
 from benchmarks.work import work
-from conformance.checks.tally import Cell, Tally
+from conformance.checks.results import Cell, Tally
 from conformance.reports.content import document
 from conformance.reports.subjects import tallied
 from conformance.reports.writing import as_json

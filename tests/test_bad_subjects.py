@@ -25,8 +25,8 @@ from conformance.cases.case import Case
 from conformance.checks import examinations
 from conformance.checks.catalogue import AGREEMENT, DESCRIPTION, DETERMINISM
 from conformance.checks.check import Check
-from conformance.checks.tally import Violation
-from conformance.checks.verdict import Finding
+from conformance.checks.comparison import Finding
+from conformance.checks.results import Violation
 from conformance.judge.report import NO_ORACLE
 from conformance.judge.run import run_probe, silent
 from conformance.operations.probes import probes_of

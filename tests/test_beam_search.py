@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from conformance.bounds.arithmetic import EXP, LOG, Approx, Precision, total
-from conformance.checks.verdict import compare
+from conformance.checks.comparison import compare
 from conformance.models.local import local_bound
 from conformance.oracle.reference import Exact
 from tests.helpers import REFERENCE, Implementation

@@ -13,13 +13,13 @@ from benchmarks import gate, numpy_subjects, scaling
 from benchmarks.cases import BOTH, Case, dense_mask, inputs, mask
 from benchmarks.gate import Call
 from benchmarks.memory import MemoryStation, extra_peak, hindrance, needed
-from benchmarks.places import Place, small_case
 from benchmarks.registry import subjects
 from benchmarks.rounds import INPUTS, MOST, Budget, calls_in_trial, order, rounds
+from benchmarks.row_sampling import Place, small_case
 from benchmarks.running import Entry, impossible
-from benchmarks.station import Start, Station, Trial, call_to_judge
 from benchmarks.statistics import interval, paired
 from benchmarks.subjects import Prepared, Subject
+from benchmarks.timing_worker import Start, Station, Trial, call_to_judge
 from benchmarks.work import Work, work
 from conformance.bounds import bound
 from conformance.oracle.reference import oracle
@@ -150,7 +150,7 @@ def test_the_clock_runs_until_every_result_is_there(monkeypatch: pytest.MonkeyPa
 
     station.prepared.call, station.prepared.wait = slow, lambda results: passed(100.0 * len(results))
     monkeypatch.setattr("benchmarks.clocks.perf_counter", lambda: now)
-    monkeypatch.setattr("benchmarks.station.array_classes", lambda: {Late})
+    monkeypatch.setattr("benchmarks.timing_worker.array_classes", lambda: {Late})
     assert station.trial(case, 1, (0,), 3, 1.0).seconds == pytest.approx(111.0)  # for each of 3 calls
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 import reference_numpy
 from conformance.bounds import bound
 from conformance.cases.case import Case
-from conformance.checks.verdict import judge
+from conformance.checks.comparison import judge
 from conformance.oracle.reference import by_definition
 from conformance.sampling.strategies import attention_cases
 from conformance.subjects.subject import NumpySubject

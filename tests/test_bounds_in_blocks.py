@@ -14,7 +14,7 @@ from conformance.bounds import bound
 from conformance.bounds.arithmetic import Sums
 from conformance.cases.case import Case
 from conformance.cases.expectations import allowed_pairs
-from conformance.checks import tally
+from conformance.checks import results as tally
 from reference_numpy import attention_weights
 from specification.masks import Causal, KeyLengths, SlidingWindow
 

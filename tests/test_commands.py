@@ -16,8 +16,8 @@ import pytest
 
 from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.tally import Tally, Violation
-from conformance.checks.verdict import Finding
+from conformance.checks.comparison import Finding
+from conformance.checks.results import Tally, Violation
 from conformance.cli import replay as replay_command
 from conformance.judge import replaying
 from conformance.models.real import RealFinding, RealResult
@@ -507,8 +507,8 @@ MASKED = Case("attention", "float32", {n: np.ones((1, 1, 1, 1), "float32") for n
 @pytest.fixture
 def judged_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
     """`conformance run` with workers that find what they are told to, and its three reports."""
-    monkeypatch.setattr("conformance.judge.workers.Workers", Pool)
-    monkeypatch.setattr("conformance.judge.workers.asked_again", lambda violation, device: violation)
+    monkeypatch.setattr("conformance.judge.pool.Workers", Pool)
+    monkeypatch.setattr("conformance.judge.pool.asked_again", lambda violation, device: violation)
     monkeypatch.setattr("conformance.models.real.missing", list)
     monkeypatch.setattr("conformance.models.real.batches", lambda: [None] * 8)
 
@@ -630,7 +630,7 @@ def test_error_when_a_violation_is_asked_again(judged_by: Callable[..., Run], mo
     def broken(violation: Any, device: str) -> None:
         raise RuntimeError("a worker died")
 
-    monkeypatch.setattr("conformance.judge.workers.asked_again", broken)
+    monkeypatch.setattr("conformance.judge.pool.asked_again", broken)
     found = judged_by(runs=(3.0,))
     assert found.code == 2
     assert found.report["error"] == "a worker died"

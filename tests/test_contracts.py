@@ -26,13 +26,13 @@ from conformance.checks.refusals import REFUSALS, refusals_of
 from conformance.judge.session import NotAsked, Question, Trial
 from conformance.operations.corpus import entries_for
 from conformance.operations.probes import catalogue
-from conformance.sampling.drawing import drawing
+from conformance.sampling.draws import drawing
 from conformance.sampling.special import planted_cases
 from conformance.sampling.strategies import multi_head_cases
 from conformance.subjects.callables import CallableSubject, load
 from conformance.subjects.conventions import inputs_moved, tiled_order
 from conformance.subjects.frameworks import NumpyArrays
-from conformance.subjects.pullbacks import gradients_by_name
+from conformance.subjects.gradients import gradients_by_name
 from conformance.subjects.subject import NumpySubject, WrongAnswer
 from conformance.subjects.targets import Target
 from specification import And, Causal, Dense, KeyLengths, Linear, MultiHeadAttention, Or

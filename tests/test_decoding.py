@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from conformance.checks.verdict import compare
-from conformance.models.carried import carried_bound
+from conformance.checks.comparison import compare
+from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
 from conformance.oracle.reference import Exact
 from reference_numpy.transformer import target_mask

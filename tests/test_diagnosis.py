@@ -17,8 +17,8 @@ from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT, DETERMINISM, TWIN
 from conformance.checks.check import Check
-from conformance.checks.tally import Tally, Violation
-from conformance.checks.verdict import judge
+from conformance.checks.comparison import judge
+from conformance.checks.results import Tally, Violation
 from conformance.diagnosis.blocks import online, padded_tail
 from conformance.diagnosis.examining import known, wrong_in
 from conformance.diagnosis.following import about, separated

@@ -16,7 +16,7 @@ import jax_impl
 import reference_numpy
 from conformance.bounds import bound as operation_bound
 from conformance.cases.case import Case
-from conformance.models.carried import carried_bound
+from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
 from specification import Causal, KeyPadding, dialects
 from tests import tutorials

@@ -13,7 +13,7 @@ from conformance.cases.case import Case
 from conformance.judge.run import run_probe, silent
 from conformance.operations.probes import PROBES, Probe
 from conformance.runner.in_process import Examiner
-from conformance.sampling.drawing import HOPELESS, drawn, of_seed, own_seed
+from conformance.sampling.draws import HOPELESS, drawn, of_seed, own_seed
 from conformance.subjects.targets import Target
 
 NUMBERS = st.integers(0, 2**60)

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from conformance.checks.examinations import truth_and_bounds
 
 from conformance.cases.case import Case
-from conformance.checks.examinations import truth_and_bounds
+from conformance.checks.comparison import Finding
+from conformance.checks.comparison import judge as judged
 from conformance.checks.independence import examine_determinism
-from conformance.checks.verdict import Finding
-from conformance.checks.verdict import judge as judged
 from conformance.peers.engines import Engine
 from specification.engines import Choice
 from tests import test_engine_inputs, test_engine_transformations

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conformance.checks.examinations import truth_and_bounds
 
 import torch_impl
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact
-from conformance.checks.examinations import truth_and_bounds
+from conformance.checks.comparison import Finding
+from conformance.checks.comparison import judge as judged
 from conformance.checks.independence import examine_determinism
-from conformance.checks.verdict import Finding
-from conformance.checks.verdict import judge as judged
 from conformance.peers.engines import judge
 from tests.engine_cases import agreement, module_of, subject, worst
 from tests.test_engine_isolation import HIDING, SPECIAL, spoiled, truth_of_hiding

@@ -16,7 +16,7 @@ from conformance.checks.examinations import truth_and_bounds
 
 from conformance.cases.case import Case
 from conformance.cases.sizes import Sizes
-from conformance.checks.verdict import judge as judged
+from conformance.checks.comparison import judge as judged
 from conformance.peers.engines import Engine, judge
 from specification import Causal, KeyLengths, SlidingWindow
 from tests.engine_cases import (

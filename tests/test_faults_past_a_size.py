@@ -13,7 +13,7 @@ from conformance.cases.sizes import Sizes
 from conformance.checks.catalogue import AGREEMENT
 from conformance.judge.run import breaks
 from conformance.runner.in_process import Examiner
-from conformance.sampling.drawing import of_seed
+from conformance.sampling.draws import of_seed
 from conformance.sampling.strategies import attention_cases, norm_cases
 from conformance.selftest.faults import Fault, planted
 from conformance.selftest.faults.thresholds import gradients, heads, keys, masks

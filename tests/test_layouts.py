@@ -28,14 +28,14 @@ from conformance.cases.layouts import (
 )
 from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
 from conformance.checks.encoding import decode, encode
-from conformance.checks.tally import Violation
+from conformance.checks.results import Violation
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.diagnosis.naming import diagnosis
 from conformance.judge.run import run_probe, silent
 from conformance.operations.corpus import entries
 from conformance.operations.probes import catalogue
 from conformance.runner.in_process import Examiner
-from conformance.sampling.drawing import drawn
+from conformance.sampling.draws import drawn
 from conformance.sampling.layouts import in_memory, with_memory
 from conformance.subjects.frameworks import JaxArrays, NumpyArrays, TorchArrays
 from conformance.subjects.targets import Target

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import reference_numpy
-from conformance.models.carried import carried_bound
+from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
 from reference_numpy.blocks_vjp import attend_vjp
 from specification import Configuration

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import reference_numpy
-from conformance.models.carried import carried_bound
+from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
 from specification import Configuration, Embedding
 from specification.dialects import read

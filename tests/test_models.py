@@ -19,8 +19,8 @@ import jax_impl
 import reference_numpy
 import torch_impl
 import torch_impl.models as torch_models
-from conformance.models.carried import carried_bound
-from conformance.models.forced import Oracle, StepFinding, forced_steps, framework_of
+from conformance.models.error_propagation import carried_bound
+from conformance.models.stepwise import Oracle, StepFinding, forced_steps, framework_of
 from conformance.models.structures import as_float64
 from conformance.subjects.frameworks import TorchArrays
 from reference_numpy import (

@@ -15,7 +15,7 @@ from conformance.cases.declaration import DIMENSIONS, EVERYTHING, Declaration
 from conformance.cases.features import dimensions, within
 from conformance.judge.run import cases_of
 from conformance.operations.probes import catalogue
-from conformance.sampling.drawing import Rows, drawn, of_seed
+from conformance.sampling.draws import Rows, drawn, of_seed
 from conformance.sampling.plan import attention as plan
 from conformance.sampling.plan import layers
 from conformance.sampling.plan.covering import covering, smallest_with, with_sizes

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from conformance.models import real
-from conformance.models.carried import carried_bound
-from conformance.models.forced import Oracle, framework_of
+from conformance.models.error_propagation import carried_bound
+from conformance.models.stepwise import Oracle, framework_of
 from specification.parameters import mapped
 from tests.helpers import PACKAGES
 

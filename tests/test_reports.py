@@ -20,8 +20,8 @@ import reference_numpy
 from conformance.cases.case import Case, shortest
 from conformance.cases.declaration import EVERYTHING
 from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.tally import Cell, Violation
-from conformance.checks.verdict import Finding
+from conformance.checks.comparison import Finding
+from conformance.checks.results import Cell, Violation
 from conformance.models.real import RealFinding, RealResult
 from conformance.reports.blocks import block, expected, got
 from conformance.reports.comparison import changes, circumstances, read_report

@@ -15,7 +15,7 @@ from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.cases.features import features_of
 from conformance.checks.catalogue import AGREEMENT, PLANTED, TWIN
 from conformance.checks.check import Check
-from conformance.checks.tally import Violation
+from conformance.checks.results import Violation
 from conformance.judge.run import asking, breaks, cut_down, violation
 from conformance.judge.thresholds import rule, threshold
 from conformance.oracle.reference import oracle
@@ -283,7 +283,7 @@ def test_every_operation_is_cut(operation: str) -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_cases_of_other_sizes_are_cases(operation: str) -> None:
     """The definition takes them, and gives results of their sizes."""
-    from conformance.sampling.drawing import drawn
+    from conformance.sampling.draws import drawn
 
     for _, case in drawn(OPERATIONS[operation](dtypes=("float32", "bfloat16")), 5, 3):
         sizes = sizes_of(case)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.models.forced import Oracle
 from conformance.models.inside import pieces_of
+from conformance.models.stepwise import Oracle
 from conformance.models.structures import as_float64
 from conformance.reports.models import draw_weights, grid_columns, in_bounds
 from reference_numpy import Model

@@ -19,11 +19,11 @@ from conformance.cases.declaration import Declaration
 from conformance.cases.expectations import Planted
 from conformance.cases.signatures import signature_of
 from conformance.checks.catalogue import PLANTED
-from conformance.checks.tally import Violation
-from conformance.checks.verdict import Finding
+from conformance.checks.comparison import Finding
+from conformance.checks.results import Violation
+from conformance.judge.pool import ONLY_THERE, asked_again
 from conformance.judge.session import NotAsked, Trial
 from conformance.judge.skipped import missing, some_cases
-from conformance.judge.workers import ONLY_THERE, asked_again
 from conformance.reports.blocks import never_given, only_refused, rules_not_tried
 from conformance.reports.content import document
 from conformance.reports.junit import junit

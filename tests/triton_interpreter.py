@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conformance.checks.examinations import truth_and_bounds
 
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact
 from conformance.cases.sizes import Sizes
-from conformance.checks.examinations import truth_and_bounds
-from conformance.checks.verdict import Finding
-from conformance.checks.verdict import judge as judged
+from conformance.checks.comparison import Finding
+from conformance.checks.comparison import judge as judged
 from conformance.peers.engines import GPU_KERNEL_DTYPES, Engine
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from tests.engine_cases import RNG, drawn, module_of, subject, worst

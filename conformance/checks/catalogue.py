@@ -19,6 +19,7 @@ from conformance.cases.declaration import Declaration
 from conformance.cases.expectations import Planted, empty_rows, expectation
 from conformance.cases.mask_predicate import dense_meaning
 from conformance.checks.check import Check, Findings, first, nothing
+from conformance.checks.comparison import Finding, judge
 from conformance.checks.independence import examine_determinism, examine_memory
 from conformance.checks.refusals import Refusal, refused
 from conformance.checks.state import (
@@ -28,7 +29,6 @@ from conformance.checks.state import (
     examine_threads,
     prepare_all,
 )
-from conformance.checks.verdict import Finding, judge
 from conformance.oracle.reference import oracle
 from conformance.subjects.subject import Subject, WrongAnswer
 from specification import Dense

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from conformance.cases.case import Case
-from conformance.checks.verdict import Finding
+from conformance.checks.comparison import Finding
 from conformance.subjects.subject import Subject
 
 Findings = list[Finding]

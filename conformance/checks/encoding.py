@@ -19,8 +19,8 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
+from conformance.checks.comparison import Finding
 from conformance.checks.refusals import Refusal
-from conformance.checks.verdict import Finding
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
 

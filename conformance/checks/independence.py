@@ -13,7 +13,7 @@ import numpy as np
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.layouts import REFUSABLE
-from conformance.checks.verdict import Finding, judge
+from conformance.checks.comparison import Finding, judge
 from conformance.subjects.frameworks import Arrays, Framework, NoGradients
 from conformance.subjects.subject import Answers, Subject, WrongAnswer, differentiable
 from specification.masks import map_arrays

@@ -5,7 +5,7 @@ from __future__ import annotations
 from conformance.cases.case import Case
 from conformance.cases.declaration import DIMENSIONS
 from conformance.cases.features import dimensions
-from conformance.checks.verdict import Finding
+from conformance.checks.comparison import Finding
 
 LARGE = 128
 """Sizes up to this one are ordinary: a call that fails there fails for another reason."""

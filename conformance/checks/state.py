@@ -15,7 +15,7 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
-from conformance.checks.verdict import Finding, judge
+from conformance.checks.comparison import Finding, judge
 from conformance.oracle.reference import oracle
 from conformance.subjects.frameworks import NoGradients
 from conformance.subjects.subject import Answering, Answers, Subject, WrongAnswer, differentiable, first_line

@@ -17,7 +17,7 @@ def definition(
     workers: Workers = CORES,
 ) -> None:
     """Hold the definition itself to its bound of ball arithmetic, which shares no code with it."""
-    from conformance.judge.workers import Workers as Pool
+    from conformance.judge.pool import Workers as Pool
     from conformance.oracle.reference import balls_available
     from conformance.reports.tables import results_table, violation_lines
     from conformance.sampling.strategies import OPERATIONS

@@ -100,8 +100,8 @@ def loaded(
     checkpoint: Path, dialect: str, settings: list[str] | None, packages: list[str], dtype: str
 ) -> dict[str, Any]:
     """The model of every package, by its own `load`: of the file as it is, or widened to float64."""
-    from conformance.models.forced import framework_of
     from conformance.models.local import cast
+    from conformance.models.stepwise import framework_of
     from specification.checkpoints import read_safetensors
 
     given: Any = checkpoint

@@ -18,7 +18,7 @@ from conformance.cli.options import CORES, Effort, Html, Json, Junit, Seed, Work
 from specification import MODEL_RULES, RULES
 
 if TYPE_CHECKING:
-    from conformance.checks.tally import Tally
+    from conformance.checks.results import Tally
 
 FRAMEWORKS = {"reference_numpy": "numpy", "torch_impl": "torch", "jax_impl": "jax"}
 INTERRUPTED = "interrupted"
@@ -69,7 +69,7 @@ def run(
 
     Exit code 0: they conform. 1: one does not. 2: wrong usage, or not judged to the end. 130: interrupted.
     """
-    from conformance.checks.tally import Tally
+    from conformance.checks.results import Tally
     from conformance.reports.content import document
 
     files = {"json": json, "junit": junit, "html": html}
@@ -165,7 +165,7 @@ def ended(found: Found) -> Iterator[None]:
 
 def judge(plan: Plan, workers: int, found: Found) -> None:
     """Every run, and the trained model, into `found`."""
-    from conformance.judge.workers import Workers as Pool
+    from conformance.judge.pool import Workers as Pool
 
     pool = Pool(plan.names, workers, plan.device)
     try:
@@ -179,7 +179,7 @@ def judge(plan: Plan, workers: int, found: Found) -> None:
 
 def one_run(pool: Any, plan: Plan, seed: int, found: Found) -> None:
     """Its violations are asked for again, and printed at once."""
-    from conformance.judge.workers import asked_again
+    from conformance.judge.pool import asked_again
     from conformance.operations.probes import PROBES
     from conformance.reports.tables import violation_lines
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.case import Case
-from conformance.checks.verdict import LARGEST, PRECISION
+from conformance.checks.comparison import LARGEST, PRECISION
 from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, resulting
 from conformance.diagnosis.steps import (
     Steps,

@@ -17,7 +17,7 @@ from conformance.cases.expectations import Planted
 from conformance.cases.features import FEATURE_RULES, features_of, heads_and_keys, mask_kinds, rule_of
 from conformance.checks.catalogue import AGREEMENT, MEMORY
 from conformance.checks.check import Check
-from conformance.checks.verdict import Finding, breaks
+from conformance.checks.comparison import Finding, breaks
 from conformance.diagnosis.memory import because_of_memory, contiguous
 from conformance.runner.in_process import Examiner
 

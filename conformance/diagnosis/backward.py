@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.case import expected_dtype
-from conformance.checks.verdict import PRECISION
+from conformance.checks.comparison import PRECISION
 from conformance.diagnosis.attention import CHANGES, Change
 from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, agrees, loose
 from conformance.diagnosis.steps import Parts, Steps, added_up, forward, over_broadcast, pulled_back, scores_of

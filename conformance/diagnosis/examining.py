@@ -16,8 +16,8 @@ from conformance.cases.expectations import Planted
 from conformance.cases.features import NORMS
 from conformance.checks.catalogue import SPOILED_ROWS, TOWERING, TWIN
 from conformance.checks.check import Check, nothing
-from conformance.checks.tally import WRONG_IN
-from conformance.checks.verdict import Finding
+from conformance.checks.comparison import Finding
+from conformance.checks.results import WRONG_IN
 from conformance.diagnosis import attention, backward, blocks, extents, layers, norms
 from conformance.diagnosis.larger import larger_cases, ordinary
 from conformance.diagnosis.matching import Failing, Mistake, matching, told_from

@@ -14,7 +14,7 @@ from conformance.cases.declaration import FEATURES, MASK_KINDS
 from conformance.cases.expectations import empty_rows
 from conformance.cases.features import OPERATION_RULES, features_of, rule_of
 from conformance.checks.catalogue import NOTHING, PLANTED, REFUSAL, UNSUPPORTED
-from conformance.checks.tally import Violation
+from conformance.checks.results import Violation
 from conformance.diagnosis.memory import STRIDES
 from conformance.diagnosis.precision import AT_MOST
 

@@ -13,7 +13,7 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases.case import Case, expected_dtype
 from conformance.cases.expectations import Exact
-from conformance.checks.verdict import PRECISION, Finding, compare, judge
+from conformance.checks.comparison import PRECISION, Finding, compare, judge
 from conformance.diagnosis.steps import Forward, Parts, Steps, forward, pulled_back, steps_of
 from conformance.oracle.reference import oracle
 from conformance.subjects.subject import Answers

@@ -8,7 +8,7 @@ from typing import Any
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
 from conformance.checks.check import Check
-from conformance.checks.verdict import breaks
+from conformance.checks.comparison import breaks
 from conformance.runner.in_process import Examiner
 
 STRIDES = "strides are ignored: in contiguous arrays the same numbers are answered rightly"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from conformance.checks.tally import WRONG_IN, Tally, Violation
+from conformance.checks.results import WRONG_IN, Tally, Violation
 from conformance.diagnosis.examining import DIAGNOSIS
 from conformance.diagnosis.matching import MOST
 from conformance.diagnosis.memory import STRIDES, because_of_memory

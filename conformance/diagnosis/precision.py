@@ -12,7 +12,7 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
-from conformance.checks.verdict import PRECISION
+from conformance.checks.comparison import PRECISION
 from conformance.diagnosis.extents import in_row, worst_row
 from conformance.diagnosis.matching import Bounds, Failing, Mistake, agrees, loose, resulting
 from conformance.diagnosis.norms import rows_of

@@ -16,8 +16,8 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import FEATURES, UNCLAIMED, Declaration
 from conformance.cases.features import NORMS, features_of, has_masks, rule_of, widths_of
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, ANSWERS, CALLS_IN_ORDER, NOTHING, UNSUPPORTED
-from conformance.checks.tally import Tally, Violation
-from conformance.checks.verdict import Finding
+from conformance.checks.comparison import Finding
+from conformance.checks.results import Tally, Violation
 from conformance.diagnosis.naming import diagnosed
 from conformance.judge.reproduction import Reproduction
 from conformance.judge.run import STUCK, Progress, Tried, run_corpus, run_probe, run_refusals, violation

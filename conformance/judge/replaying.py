@@ -10,9 +10,9 @@ from typing import Any
 
 from conformance.cases.case import Case
 from conformance.checks.catalogue import CHECKS
+from conformance.checks.comparison import Finding
 from conformance.checks.encoding import decode, encode
-from conformance.checks.tally import Violation
-from conformance.checks.verdict import Finding
+from conformance.checks.results import Violation
 from conformance.oracle.reference import balls_available
 from conformance.runner.in_process import TIME_LIMIT, Examiner, judging
 from conformance.subjects.callables import load

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from conformance.cases.declaration import Declaration
-from conformance.checks.tally import Cell, Tally, Violation
+from conformance.checks.results import Cell, Tally, Violation
 from conformance.diagnosis.following import separated
 from conformance.diagnosis.precision import AT_MOST
 from conformance.judge.judged_rules import JUDGED

@@ -27,8 +27,8 @@ from conformance.checks.catalogue import (
     UNSUPPORTED,
 )
 from conformance.checks.check import Check
-from conformance.checks.tally import CHANGES, DEPENDS, Violation
-from conformance.checks.verdict import Finding
+from conformance.checks.comparison import Finding
+from conformance.checks.results import CHANGES, DEPENDS, Violation
 from conformance.judge.run import breaks
 from conformance.runner.fresh import FreshProcesses
 from conformance.runner.in_process import Examiner, Logged, Step

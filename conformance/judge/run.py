@@ -16,15 +16,15 @@ from hypothesis import Phase
 from conformance.cases.declaration import Declaration
 from conformance.checks.catalogue import AGREEMENT, CALLS_IN_ORDER, DESCRIPTION, REFUSAL, SHAPES
 from conformance.checks.check import Check
+from conformance.checks.comparison import Finding, breaks
 from conformance.checks.refusals import Refusal, refusals_of
-from conformance.checks.tally import Tally, Violation
-from conformance.checks.verdict import Finding, breaks
+from conformance.checks.results import Tally, Violation
 from conformance.diagnosis.attribution import Failure, attributed
 from conformance.operations.corpus import Entry
 from conformance.operations.probes import Probe
 from conformance.runner.in_process import Examiner
 from conformance.runner.shrinking import Material, cuttable, reduced
-from conformance.sampling.drawing import EACH, Rows, drawing, drawn, own_seed, strategy_of, with_lot
+from conformance.sampling.draws import EACH, Rows, drawing, drawn, own_seed, strategy_of, with_lot
 from conformance.subjects.subject import NumpySubject, Subject
 
 Progress = Callable[[str, str], None]

@@ -15,7 +15,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, known
 from conformance.cases.signatures import parameters_never_given
 from conformance.checks.refusals import refusals_of
-from conformance.checks.tally import Tally, Violation
+from conformance.checks.results import Tally, Violation
 from conformance.diagnosis.naming import diagnosed
 from conformance.judge.checking import EFFORTS, SHRINKING
 from conformance.judge.judged_rules import JUDGED

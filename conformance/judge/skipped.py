@@ -9,7 +9,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import FEATURES, MASK_KINDS, SIMPLEST_FIRST, Declaration
 from conformance.cases.features import features_of
 from conformance.operations.probes import Probe
-from conformance.sampling.drawing import drawn
+from conformance.sampling.draws import drawn
 
 DRAWN = 5
 """Cases from which is told what all of a probe's cases need."""

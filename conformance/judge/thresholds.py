@@ -19,7 +19,7 @@ import numpy as np
 from conformance.cases.case import Case
 from conformance.cases.features import within
 from conformance.checks.catalogue import DESCRIPTION
-from conformance.checks.tally import Tally, Violation
+from conformance.checks.results import Tally, Violation
 from conformance.diagnosis.following import separated
 from conformance.judge.judged_rules import JUDGED
 from conformance.judge.run import asking

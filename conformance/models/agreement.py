@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.checks.verdict import compare
-from conformance.models.carried import carried_bound
-from conformance.models.forced import Oracle, forced_steps, framed, framework_of, substantial, without_nan
+from conformance.checks.comparison import compare
+from conformance.models.error_propagation import carried_bound
 from conformance.models.local import cast
+from conformance.models.stepwise import Oracle, forced_steps, framed, framework_of, substantial, without_nan
 from conformance.models.structures import as_float64
 from conformance.oracle.reference import Exact
 from reference_numpy import Model

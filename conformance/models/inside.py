@@ -18,11 +18,11 @@ from conformance.bounds import bound
 from conformance.bounds.arithmetic import Precision, exact, stored
 from conformance.bounds.attention import scores_and_slope
 from conformance.bounds.layers import activation as activation_bound
-from conformance.checks.verdict import compare
+from conformance.checks.comparison import compare
 from conformance.models.agreement import Agreement, StepAgreement, compared, extent
-from conformance.models.forced import Oracle, framed, framework_of, substantial, without_nan
 from conformance.models.local import case_of, cast
 from conformance.models.local import linear as linear_bound
+from conformance.models.stepwise import Oracle, framed, framework_of, substantial, without_nan
 from conformance.oracle.reference import Exact
 from conformance.subjects.frameworks import Framework
 from reference_numpy.attention import join_heads, repeat_heads, resolve_scale, split_heads

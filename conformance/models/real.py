@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.bounds.arithmetic import Precision
-from conformance.checks.verdict import compare
-from conformance.models.carried import carried_bound
-from conformance.models.forced import Oracle, forced_steps, framework_of
+from conformance.checks.comparison import compare
+from conformance.models.error_propagation import carried_bound
 from conformance.models.local import cast, local_bound
 from conformance.models.naming import EMBEDDINGS, WIDE
+from conformance.models.stepwise import Oracle, forced_steps, framework_of
 from conformance.models.structures import as_float64
 from conformance.oracle.reference import Exact
 from conformance.subjects.frameworks import Framework

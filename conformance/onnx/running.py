@@ -10,7 +10,7 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact
-from conformance.checks.verdict import ratio
+from conformance.checks.comparison import ratio
 from conformance.onnx.attention import attention
 from conformance.onnx.cases import Arrays, NodeCase
 from conformance.onnx.normalization import layer_normalization, rms_normalization

@@ -38,7 +38,7 @@ from conformance.checks.check import Check
 from conformance.checks.histories import asking_gradients, histories, repeatable
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
-from conformance.sampling.drawing import Material, Rows
+from conformance.sampling.draws import Material, Rows
 from conformance.sampling.layouts import memory_cases
 from conformance.sampling.plan import attention as attention_plan
 from conformance.sampling.plan import layers as layer_plan

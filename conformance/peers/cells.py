@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from conformance.checks.catalogue import REFUSAL
-from conformance.checks.tally import Violation
+from conformance.checks.results import Violation
 from conformance.judge.judged_rules import JUDGED
 from conformance.peers.matrix import PeerReport
 from conformance.reports.blocks import error

@@ -21,9 +21,9 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, INTERLEAVED, REFUSAL, THREADS
 from conformance.checks.check import Check
+from conformance.checks.comparison import Finding
 from conformance.checks.refusals import refusals_of
-from conformance.checks.tally import Tally
-from conformance.checks.verdict import Finding
+from conformance.checks.results import Tally
 from conformance.judge.judgement import Judgement
 from conformance.judge.run import run_probe, violation
 from conformance.operations.probes import Probe

@@ -16,8 +16,8 @@ from typing import Any
 
 from conformance.cases.case import expected_dtype
 from conformance.cases.declaration import CONVENTIONS, Declaration
-from conformance.checks.tally import Cell, Violation
-from conformance.checks.verdict import Finding
+from conformance.checks.comparison import Finding
+from conformance.checks.results import Cell, Violation
 from conformance.judge.judged_rules import JUDGED
 from conformance.judge.report import versions
 from conformance.reports.replays import askable, replay_command

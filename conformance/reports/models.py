@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.models.agreement import Agreement, StepAgreement
-from conformance.models.forced import framework_of
+from conformance.models.stepwise import framework_of
 from specification.checkpoints import flatten
 from specification.masks import And, Dense, KeyPadding
 

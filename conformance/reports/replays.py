@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.checks.catalogue import NOTHING
-from conformance.checks.tally import Violation
+from conformance.checks.results import Violation
 from conformance.judge.replaying import save
 
 

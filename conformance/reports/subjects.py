@@ -8,7 +8,7 @@ from pathlib import Path
 
 from conformance.cases.arguments import POSITIONAL
 from conformance.cases.declaration import EVERYTHING
-from conformance.checks.tally import Tally, Violation
+from conformance.checks.results import Tally, Violation
 from conformance.judge.report import Report
 from conformance.reports.content import Content, subject_content, violation_content
 from conformance.reports.replays import write_replay

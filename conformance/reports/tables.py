@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from conformance.checks.tally import Cell, Substance, Tally, Violation
+from conformance.checks.results import Cell, Substance, Tally, Violation
 from conformance.reports.blocks import follow, never_given, only_refused, rows, rules_not_tried
 from conformance.reports.content import Content, real
 from specification import RULES

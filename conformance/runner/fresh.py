@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection
 from types import FunctionType
 from typing import Any
 
-from conformance.checks.verdict import Finding
+from conformance.checks.comparison import Finding
 from conformance.runner.in_process import Step, broken
 from conformance.runner.in_subprocess import died
 from conformance.runner.template import Reply, Request

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from conformance.checks.check import Check
+from conformance.checks.comparison import Finding
 from conformance.checks.size_limits import SizeLimits
-from conformance.checks.verdict import Finding
 from conformance.runner.compiled_code import forget_compiled_code
 from conformance.runner.limits import TooSlow, limited, valid_limit
 from conformance.subjects.subject import Subject, WrongAnswer, first_line

@@ -17,8 +17,8 @@ from typing import Any
 
 from conformance.cases.declaration import Declaration
 from conformance.checks.check import Check
+from conformance.checks.comparison import Finding
 from conformance.checks.size_limits import SizeLimits
-from conformance.checks.verdict import Finding
 from conformance.runner.in_process import Examiner, JudgeError, broken, judging, new_log
 from conformance.runner.limits import valid_limit
 from conformance.runner.process_lifetime import end_with_parent

@@ -18,10 +18,10 @@ import numpy as np
 from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.encoding import encode
-from conformance.checks.tally import Violation
+from conformance.checks.results import Violation
 from conformance.judge.run import run_probe, silent
 from conformance.models import real
-from conformance.models.forced import taken_steps
+from conformance.models.stepwise import taken_steps
 from conformance.operations.corpus import entries
 from conformance.operations.probes import probes_of
 from conformance.runner.in_process import Examiner

@@ -3,7 +3,7 @@
     conformance dev detection-probability [--cases 60] [--only MASK-1]
 
 A self-test that catches all of them says little of the next one with another seed. Cases are drawn independently, each
-by a seed of its own (`drawing.py`), so their chances multiply: a fault that shows in the share p of a probe's cases is
+by a seed of its own (`sampling/draws.py`), so their chances multiply: a fault that shows in the share p of a probe's cases is
 missed by all c of them with probability (1 - p)^c. The first case of most probes is the same in every run, and shows it
 always or never; where a filter rejects the simplest of all, it is drawn like the others.
 
@@ -30,7 +30,7 @@ from conformance.judge.checking import EFFORTS
 from conformance.judge.run import breaks, cases_of, run_refusals, seed_of
 from conformance.operations.probes import Probe, probes_of
 from conformance.runner.in_process import TIME_LIMIT, Examiner
-from conformance.sampling.drawing import Rows, drawn, of_seed, own_seed
+from conformance.sampling.draws import Rows, drawn, of_seed, own_seed
 from conformance.selftest.faults import Fault
 from conformance.selftest.selftest import chosen, companies
 

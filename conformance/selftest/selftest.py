@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from conformance.checks.check import Check
-from conformance.checks.tally import Tally
-from conformance.checks.verdict import Finding
+from conformance.checks.comparison import Finding
+from conformance.checks.results import Tally
 from conformance.judge.checking import EFFORTS
 from conformance.judge.run import STUCK, breaks, run_probe, run_refusals, silent
 from conformance.operations.probes import probes_of

@@ -11,13 +11,13 @@ from rich.table import Table
 from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.cases.features import within
-from conformance.checks.verdict import judge
+from conformance.checks.comparison import judge
 from conformance.judge.checking import EFFORTS
 from conformance.judge.run import run_probe, silent
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import oracle
 from conformance.runner.in_process import Examiner
-from conformance.sampling.drawing import drawn
+from conformance.sampling.draws import drawn
 from conformance.sampling.strategies import attention_cases
 from conformance.selftest.faults import Fault, planted
 from conformance.subjects.subject import Subject

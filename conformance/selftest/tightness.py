@@ -30,12 +30,12 @@ from rich.text import Text
 from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.cases.features import within
-from conformance.checks.verdict import judge
+from conformance.checks.comparison import judge
 from conformance.judge.run import Enough
 from conformance.operations.probes import WIDE
 from conformance.oracle.reference import oracle
 from conformance.reports.markdown import as_markdown
-from conformance.sampling.drawing import drawing
+from conformance.sampling.draws import drawing
 from conformance.sampling.strategies import DTYPES, norm_cases, operation_cases
 from conformance.selftest import sensitivity
 from conformance.selftest.variants import VARIANTS, Variant

@@ -34,7 +34,7 @@ from conformance.subjects.conventions import (
     without_offset,
 )
 from conformance.subjects.frameworks import Arrays, Framework, NoGradients
-from conformance.subjects.pullbacks import described, gradients_by_name
+from conformance.subjects.gradients import described, gradients_by_name
 from conformance.subjects.subject import Answers, NumpySubject, Subject, WrongAnswer, differentiable, without_promise
 from reference_numpy import materialize
 from specification.masks import Dense, as_mask

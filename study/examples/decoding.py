@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.models.carried import carried_bound
+from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
 from specification.checkpoints import flatten
 from specification.configuration import Configuration

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.models.agreement import Agreement, StepAgreement, agreement
-from conformance.models.carried import carried_bound
+from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
 from conformance.reports.models import weights_of
 from specification.checkpoints import flatten

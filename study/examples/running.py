@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from conformance.checks.verdict import compare
-from conformance.models.forced import framework_of
+from conformance.checks.comparison import compare
+from conformance.models.stepwise import framework_of
 from conformance.oracle.reference import Exact
 from conformance.subjects.frameworks import Framework
 from study.examples.parts import of_bound

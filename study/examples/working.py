@@ -12,7 +12,7 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.cases.case import Case
-from conformance.checks.verdict import compare
+from conformance.checks.comparison import compare
 from conformance.oracle.reference import oracle
 from conformance.subjects.subject import IMPLEMENTATIONS
 from study.capturing import Captured, watching

@@ -13,7 +13,7 @@ from conformance.cli.console import console
 from conformance.cli.options import CORES, Effort, Seed, Workers
 
 if TYPE_CHECKING:
-    from conformance.checks.tally import Tally
+    from conformance.checks.results import Tally
 
 
 def variants(
@@ -25,7 +25,7 @@ def variants(
     workers: Workers = CORES,
 ) -> None:
     """Judge implementations that are right but written differently, and print what is found in them."""
-    from conformance.checks.tally import Tally
+    from conformance.checks.results import Tally
     from conformance.reports.tables import violation_lines
     from conformance.selftest.variants.judging import chosen, runs
 

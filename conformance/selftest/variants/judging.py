@@ -6,7 +6,7 @@ import multiprocessing
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from conformance.checks.tally import Tally
+from conformance.checks.results import Tally
 from conformance.judge.checking import EFFORTS
 from conformance.judge.run import SHRINKING, run_corpus, run_probe, run_refusals, silent
 from conformance.operations.corpus import entries_for

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.checks.verdict import Finding, compare
+from conformance.checks.comparison import Finding, compare
+from conformance.models.instrumentation import visited
 from conformance.models.local import cast, local_bound
 from conformance.models.naming import Namer
-from conformance.models.twins import visited
 from conformance.oracle.reference import Exact
 from conformance.subjects.frameworks import Framework
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject

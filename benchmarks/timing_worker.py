@@ -22,8 +22,8 @@ from benchmarks import cases as timed
 from benchmarks.cases import TRIAL, WARM_UP, Arrays, Case
 from benchmarks.clocks import clock_for
 from benchmarks.gate import all_rows_judged
-from benchmarks.places import BY_ROW, Place, Sample, draw, only_there, taken
-from benchmarks.stolen import share, stolen_so_far
+from benchmarks.row_sampling import BY_ROW, Place, Sample, draw, only_there, taken
+from benchmarks.steal_time import share, stolen_so_far
 from benchmarks.subjects import Prepared, Results, Subject
 from conformance.runner.compiled_code import give_back_freed_memory
 from specification.dtypes import dtype_name

@@ -15,7 +15,7 @@ from rich.console import Console
 from conformance.judge.checking import EFFORTS
 from conformance.operations.probes import PROBES, Probe
 from conformance.runner.in_process import Examiner
-from conformance.sampling.drawing import Rows
+from conformance.sampling.draws import Rows
 from conformance.sampling.strategies import norm_cases
 from conformance.selftest.detection_probability import (
     Odds,

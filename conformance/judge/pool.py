@@ -13,8 +13,8 @@ from typing import Any
 
 from conformance.cases.declaration import EVERYTHING
 from conformance.checks.check import Check
-from conformance.checks.tally import Tally, Violation
-from conformance.checks.verdict import Finding
+from conformance.checks.comparison import Finding
+from conformance.checks.results import Tally, Violation
 from conformance.judge.run import SHRINKING, Progress, breaks, cases_of, run_corpus, run_probe, run_refusals, silent
 from conformance.models.real import RealResult, batches, judge_batch
 from conformance.operations.corpus import entries_for

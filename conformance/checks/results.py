@@ -13,7 +13,7 @@ from conformance.cases.case import Case
 from conformance.cases.expectations import Exact, allowed_pairs
 from conformance.checks.catalogue import REFUSAL
 from conformance.checks.check import Check
-from conformance.checks.verdict import Finding, units_in_the_last_place
+from conformance.checks.comparison import Finding, units_in_the_last_place
 from conformance.subjects.targets import Target
 from reference_numpy import attention_weights
 from specification import Dense

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds.arithmetic import Precision
+from conformance.models.instrumentation import Visit, visited
 from conformance.models.local import local_bound
-from conformance.models.twins import Visit, visited
 from specification.parameters import mapped
 
 SAMPLES = 64

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks import station, stolen
+from benchmarks import steal_time as stolen
+from benchmarks import timing_worker as station
 from benchmarks.cases import Case
-from benchmarks.places import Place
 from benchmarks.registry import subjects
 from benchmarks.rounds import Budget
+from benchmarks.row_sampling import Place
 from benchmarks.running import Entry, Plan, Run
-from benchmarks.station import Start, Station, Trial
 from benchmarks.tables import line_of_the_host
+from benchmarks.timing_worker import Start, Station, Trial
 from benchmarks.workers import Failed
 
 CASE = Case("causal", kind="causal", B=1, H=2, G=2, Q=32, K=32, D=8, V=8)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 PARENTS = {
     "workers of a run": """
-        from conformance.judge.workers import Workers
+        from conformance.judge.pool import Workers
         pool = Workers(["reference_numpy"], 1).pool
         """,
     "workers of the self-test": """
