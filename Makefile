@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 MUTATION_INSTALLED := $(VENV)/.mutation-installed
 PROCESSES ?= 1
 
-.PHONY: conformance peers bench study test mutants lint format clean
+.PHONY: conformance peers bench study test test-all selftest mutants lint format clean
 
 conformance: $(INSTALLED)
 	$(BIN)/python -m conformance run --cases 3
@@ -26,7 +26,15 @@ study: $(INSTALLED)
 	$(BIN)/python -m study --out build/study
 
 test: $(INSTALLED)
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+# The slow ones too: long runs of the judge, other libraries, whole sites.
+test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2
+
+# Every planted fault, caught by its own rule.
+selftest: $(INSTALLED)
+	$(BIN)/python -m conformance selftest
 
 # Resumes where it was broken off; `make mutants PROCESSES=4` for more cores.
 mutants: $(MUTATION_INSTALLED)

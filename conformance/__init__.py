@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Report", "check", "declare", "replay"]
+__all__ = ["Report", "__version__", "check", "declare", "replay"]
 
 HOMES = {
     "check": "judge.checking", "Report": "judge.report", "declare": "cases.declaration", "replay": "judge.replaying",
@@ -17,8 +17,20 @@ HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Each is loaded when it is first asked for: replaying needs nothing that draws cases."""
+    if name == "__version__":
+        return version()
     if name not in HOMES:
         raise AttributeError(f"module 'conformance' has no attribute {name!r}")
     import importlib
 
     return getattr(importlib.import_module(f"conformance.{HOMES[name]}"), name)
+
+
+def version() -> str:
+    """Return the installed distribution's version, or "0+source" where only the source tree is there."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("transformer-conformance")
+    except metadata.PackageNotFoundError:
+        return "0+source"

@@ -179,7 +179,7 @@ def test_no_rule_is_mentioned_that_does_not_exist() -> None:
     assert set(RULE_ID.findall(SPEC)) - set(TITLES) == set()
 
 
-@pytest.mark.parametrize("document", ["SPEC.md", "README.md"])
+@pytest.mark.parametrize("document", ["SPEC.md", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_links_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text()
     assert links(text)

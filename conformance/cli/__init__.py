@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+import conformance
 from conformance.cli import check, compare, definition, dev, port, replay, rules, run, selftest, show, trace
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Does an implementation compute what SPEC.md says?")
+
+
+def version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(conformance.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="show it and exit")] = False,
+) -> None:
+    """Does an implementation compute what SPEC.md says?"""
+
 
 app.command("check")(check.check)
 app.command("replay")(replay.replay)
