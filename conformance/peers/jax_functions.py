@@ -140,6 +140,7 @@ PEERS = (
         "jax",
         ("jax",),
         given=WIDE,
+        shrinking=40.0,
     ),
     norm("fast"),
     norm("stable"),

@@ -18,8 +18,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from conformance.cases import Case
+from conformance.checking import SHRINKING
 from conformance.child import ChildExaminer
 from conformance.declaration import Declaration
+from conformance.drawing import Rows
 from conformance.guard import Examiner
 from conformance.judgement import Judgement
 from conformance.peers import probes as own
@@ -27,6 +29,7 @@ from conformance.peers.peer import Peer
 from conformance.probes import Probe
 from conformance.refusals import refusals_of
 from conformance.run import run_probe, violation
+from conformance.runner.thresholds import with_thresholds
 from conformance.tally import Tally
 from conformance.verdict import Finding
 
@@ -36,6 +39,8 @@ DESCRIBED = ("MASK-2", "MASK-3", "MASK-4", "MASK-6")
 
 OF_SEVERAL = ("after other calls", "threads", "interleaved")
 """Examinations of several cases, all of which are asked as they are."""
+SHARE_OF_PLAN = 1 / 3
+"""Of the planned sizes, for what compiles for every shape or answers from a process of its own."""
 FEATURES = {"ATT-2": "softcap", "ATT-3": "bias"}
 """Features that are not asked for in other rules' cases by who breaks their own."""
 
@@ -94,6 +99,12 @@ class PeerJudgement(Judgement):
     @property
     def skipped(self) -> tuple[str, ...]:
         return () if "structured" in self.examiner.declaration else DESCRIBED
+
+    def run(self) -> None:
+        """What takes long to compile gets the time to find its sizes once more."""
+        super().run()
+        if self.shrinking > SHRINKING:
+            with_thresholds(self.tally, self.examiner, self.shrinking)
 
     def judge(self, declaration: Declaration) -> None:
         declaration = self.precise(declaration)
@@ -189,7 +200,11 @@ class PeerJudgement(Judgement):
             return material if probe.examined_by in OF_SEVERAL else (case_of(material),)
 
         material = material.filter(lambda m: all(self.peer.takes(c) and self.answered(c) for c in cases_in(m)))
-        return replace(probe, material=material)
+        return replace(probe, material=material, weight=probe.weight * self.share(probe))
+
+    def share(self, probe: Probe) -> float:
+        slow = self.examiner.declaration.compiled or isinstance(self.examiner, ChildExaminer)
+        return SHARE_OF_PLAN if slow and isinstance(probe.material, Rows) else 1.0
 
     def fitted(self, material: Any) -> Any:
         """Every case in it, alone or one of several, in the sizes of the path."""
