@@ -23,8 +23,8 @@ PRECISION = ("ATT-9", "NORM-2")
 """Rules whose remark says in which dtypes they are broken, and under which convention they are not."""
 LONG = re.compile(r"-?\d+\.\d{6,}(e[+-]\d+)?")
 """A number that is written with more digits than anybody reads."""
-FIRST_WRONG = re.compile(r"first wrong at [^()]+ \([^()]+\)")
-EXAMPLES = re.compile(r" \([^()]*\)")
+OF_SIZES = re.compile(r"first wrong at [^();]+ \([^()]+\)|wrong where [^();]+\b")
+"""What is said of sizes, without the examples."""
 OPERATIONS = {
     "attention": "Attention",
     "multi_head_attention": "Multi-head attention",
@@ -69,9 +69,8 @@ def seen(violation: Violation) -> str:
 
 
 def at_sizes(violation: Violation) -> str:
-    """At which sizes it is seen, in one phrase; empty where that depends on none."""
-    firsts = FIRST_WRONG.findall(violation.threshold)
-    return firsts[0] if firsts else EXAMPLES.sub("", violation.threshold)
+    """At which sizes it is seen, in one phrase; empty where no simple rule says so."""
+    return " and ".join(OF_SIZES.findall(violation.threshold))
 
 
 def remark(report: PeerReport, rule: str) -> str:

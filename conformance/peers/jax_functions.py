@@ -140,7 +140,7 @@ PEERS = (
         "jax",
         ("jax",),
         given=WIDE,
-        shrinking=40.0,
+        shrinking=120.0,
     ),
     norm("fast"),
     norm("stable"),
