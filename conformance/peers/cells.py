@@ -23,8 +23,8 @@ PRECISION = ("ATT-9", "NORM-2")
 """Rules whose remark says in which dtypes they are broken, and under which convention they are not."""
 LONG = re.compile(r"-?\d+\.\d{6,}(e[+-]\d+)?")
 """A number that is written with more digits than anybody reads."""
-OF_SIZES = re.compile(r"first wrong at [^();]+ \([^()]+\)|wrong where [^();]+\b")
-"""What is said of sizes, without the examples."""
+OF_SIZES = re.compile(r"first wrong at [\d,]{2,} [^();]+ \([^()]+\)|wrong where [^();]+\b")
+"""What is said of sizes, without the examples; of first ones below ten nothing, for they are no kernel's."""
 OPERATIONS = {
     "attention": "Attention",
     "multi_head_attention": "Multi-head attention",
