@@ -22,6 +22,7 @@ from conformance.bounds import bound
 from conformance.callables import load
 from conformance.cases import Case
 from conformance.drawing import Rows
+from conformance.examinations import EXAMINATIONS
 from conformance.features import within
 from conformance.guard import Examiner
 from conformance.oracle import oracle
@@ -300,3 +301,26 @@ def test_what_is_slow_gets_a_share_of_the_planned_sizes() -> None:
     fewer = [probe for probe in probes if judgement.within(probe).weight < probe.weight]
     assert fewer == [probe for probe in probes if isinstance(probe.material, Rows)] != []
     assert all(0 < run.cases_of(judgement.within(probe), 10) < run.cases_of(probe, 10) for probe in fewer)
+
+
+def test_a_case_that_is_made_smaller_stays_within_the_path() -> None:
+    """What an adapter would have to refuse is nobody's mistake."""
+    peer = next(peer for peer in PEERS if peer.name == "torch SDPA, math, is_causal")
+    examiner = examiner_of(peer)
+    judgement = PeerJudgement(examiner, peer.operation, 10, 0, None, run.silent, 0.0, peer=peer)
+    within_path, beyond = attention(Causal(0), Q=7), attention(Causal(-6), Q=7)
+    assert judgement.asks(within_path)
+    assert not judgement.asks(beyond)
+    asked = EXAMINATIONS["agreement"]
+    assert examiner("agreement", within_path, asked.prepare(within_path)) != []
+    assert examiner("agreement", beyond, asked.prepare(beyond)) == []
+    del examiner.asks
+    refused = examiner("agreement", beyond, asked.prepare(beyond))
+    assert "raised NotImplementedError" in refused[0].message
+
+
+def test_a_case_that_is_made_smaller_stays_in_sizes_of_the_path() -> None:
+    peer = next(peer for peer in PEERS if peer.name == "torch nn.MultiheadAttention, slow path")
+    judgement = PeerJudgement(examiner_of(peer), peer.operation, 10, 0, None, run.silent, 0.0, peer=peer)
+    assert not judgement.asks(multi_head())
+    assert judgement.asks(peer.fitted(multi_head()))

@@ -19,8 +19,8 @@ that. What one cause breaks is told once, under the rule that it belongs to, and
 
 Cases are small, or have the [sizes that kernels have](judging.md) in one or two dimensions. What compiles for every
 shape, or answers from a process of its own, gets a third of the large ones. Where a divergence depends on a size, it
-says so: "first wrong at 257 keys (256 are right)". The row of `jax.numpy.einsum` is no library's function, but attention
-as many write it, compiled as a whole and differentiated from outside.
+says so: "first wrong at 257 keys (256 are right)". The row of `jax.numpy.einsum` is no library's function, but
+attention as many write it, compiled as a whole and differentiated from outside.
 
 Written by `make peers`; compiled FlexAttention, which compiles for every shape, by
 `python -m conformance.peers "FlexAttention, compiled"`. [tests/test_divergences.py](../tests/test_divergences.py) shows
