@@ -314,8 +314,7 @@ def test_a_case_that_is_made_smaller_stays_within_the_path() -> None:
     asked = EXAMINATIONS["agreement"]
     assert examiner("agreement", within_path, asked.prepare(within_path)) != []
     assert examiner("agreement", beyond, asked.prepare(beyond)) == []
-    del examiner.asks
-    refused = examiner("agreement", beyond, asked.prepare(beyond))
+    refused = examiner_of(peer)("agreement", beyond, asked.prepare(beyond))
     assert "raised NotImplementedError" in refused[0].message
 
 
