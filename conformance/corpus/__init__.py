@@ -1,7 +1,8 @@
 """The frozen corpus: hard cases, written out in full, that are tried before any generated ones.
 
 Each is the smallest case that showed some mistake, a planted one or a real one; or it is what attention is given in a
-trained model (all-MiniLM-L6-v2) on real sentences, because kernels never meet random normal numbers. The cases lie in
+trained model (all-MiniLM-L6-v2) on real sentences, because kernels never meet random normal numbers. `chosen.py` draws
+those past a size of each dimension, of memory layouts, of special numbers and of several calls. The cases lie in
 `cases.jsonl`, one to a line, as `conformance.encoding` writes them, and `manifest.json` holds the version and the
 SHA-256 of that file: they stay the same whatever is installed. `build.py` writes a new version.
 """
@@ -25,6 +26,7 @@ from conformance.generation import roundings
 from conformance.oracle import balls_available
 
 HERE = files("conformance.corpus")
+HISTORY = "after other calls"
 
 
 class Entry(NamedTuple):
@@ -40,6 +42,11 @@ class Entry(NamedTuple):
     @property
     def case(self) -> Case:
         return EXAMINATIONS[self.examined_by].case_of(self.material)
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """All that the subject is asked, one after the other."""
+        return self.material if self.examined_by == HISTORY else (self.case,)
 
 
 def manifest() -> dict[str, Any]:
@@ -66,11 +73,16 @@ def entries_for(operations: set[str], declaration: Declaration) -> list[Entry]:
         entry._replace(material=as_declared(entry.material, declaration))
         for entry in entries()
         if set(entry.operations) <= operations
-        and within(entry.case, declaration)
         and taken_as_array(entry.examined_by, declaration)
-        and promised(entry.case, declaration)
-        and (entry.case.dtype != "float64" or balls_available())
+        and all(taken(case, declaration) for case in entry.cases)
     ]
+
+
+def taken(case: Case, declaration: Declaration) -> bool:
+    """Whether the subject takes the case, and it can be judged here."""
+    lies = declaration.strides or not case.memory
+    judged = case.dtype != "float64" or balls_available()
+    return lies and judged and within(case, declaration) and promised(case, declaration)
 
 
 def as_declared(material: Any, declaration: Declaration) -> Any:

@@ -1,7 +1,8 @@
 """`python -m conformance.corpus.build`: draw a new version of the frozen corpus.
 
 For every planted fault, the smallest case that shows it by the rule it names; each case once. Cases of the version
-before are kept. With `--harvest` only what attention is given in a trained model is added.
+before are kept. With `--harvest` only what attention is given in a trained model is added, with `--chosen` only the
+cases of `chosen.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases import Case
-from conformance.corpus import entries
+from conformance.corpus import chosen
 from conformance.encoding import encode
 from conformance.faults import Fault, planted
 from conformance.guard import Examiner
@@ -67,6 +68,13 @@ def harvested() -> Iterator[dict[str, Any]]:
         yield fields | {"shows": f"attention {layer} of all-MiniLM-L6-v2 in {dtype}", "material": encode(case)}
 
 
+def drawn() -> Iterator[dict[str, Any]]:
+    """The cases of `chosen.py`."""
+    for one, fault, material in chosen.drawn():
+        fields = {"rule": fault.rule, "title": one.title, "operations": [fault.operation]}
+        yield fields | {"examined_by": one.examined_by, "shows": fault.name, "material": encode(material)}
+
+
 def line(shows: str, operations: tuple[str, ...], violation: Violation) -> dict[str, Any]:
     # Uncut: its sizes are then those of generated cases, for which JAX has compiled.
     material = violation.material if violation.uncut is None else violation.uncut
@@ -74,19 +82,19 @@ def line(shows: str, operations: tuple[str, ...], violation: Violation) -> dict[
     return fields | {"examined_by": violation.examined_by, "shows": shows, "material": encode(material)}
 
 
-def build(harvest: bool) -> None:
-    old = [
-        {"rule": e.rule, "title": e.title, "operations": list(e.operations), "examined_by": e.examined_by,
-         "shows": e.shows, "material": encode(e.material)}
-        for e in (entries() if (FOLDER / "cases.jsonl").exists() else ())
-    ]  # fmt: skip
+SOURCES = {"--harvest": harvested, "--chosen": drawn}
+
+
+def build(new: Iterable[dict[str, Any]]) -> None:
+    path = FOLDER / "cases.jsonl"
+    old = [json.loads(entry) for entry in path.read_bytes().splitlines()] if path.exists() else []
     found: dict[str, dict[str, Any]] = {}
-    for entry in [*old, *(harvested() if harvest else (line(*part) for part in failing()))]:
+    for entry in [*old, *new]:
         material = json.dumps(entry["material"], sort_keys=True)
         if entry["title"] == REAL or len(material) <= LARGEST:
             found.setdefault(entry["examined_by"] + material, entry)
     raw = "".join(json.dumps(entry) + "\n" for entry in found.values()).encode()
-    (FOLDER / "cases.jsonl").write_bytes(raw)
+    path.write_bytes(raw)
     version = 1 + (json.loads((FOLDER / "manifest.json").read_text())["version"] if old else 0)
     content = {"version": version, "cases": len(found), "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
     (FOLDER / "manifest.json").write_text(json.dumps(content, indent=1) + "\n")
@@ -94,4 +102,4 @@ def build(harvest: bool) -> None:
 
 
 if __name__ == "__main__":
-    build(harvest="--harvest" in sys.argv[1:])
+    build(SOURCES[sys.argv[1]]() if len(sys.argv) > 1 else (line(*part) for part in failing()))
