@@ -454,17 +454,17 @@ def add_features(
 def merge_cases(
     draw: st.DrawFn,
     dtypes: tuple[str, ...] = DTYPES,
-    fewest: int = 1,
+    parts: tuple[int, ...] = (1, 2, 3, 4),
     spread: float = 3.0,
     plans: tuple[Sizes, ...] | None = None,
     declaration: Declaration = EVERYTHING,
 ) -> Case:
-    """fewest: parts, of which there are 4 at most. spread: of the log-sum-exps. plans: as for attention."""
+    """parts: the choices for their number. spread: of the log-sum-exps. plans: as for attention."""
     dtype, s = draw(dtype_and_sizes(dtypes, declaration, plans))
-    d, parts = Draw(draw(seeds), dtype), draw(st.integers(fewest, 4))
+    d, count = Draw(draw(seeds), dtype), draw(st.sampled_from(parts))
     wide = compute_dtype_name(dtype)
-    inputs = {f"outputs[{i}]": d.normal(s.B, s.H, s.Q, s.V) for i in range(parts)}
-    for i in range(parts):
+    inputs = {f"outputs[{i}]": d.normal(s.B, s.H, s.Q, s.V) for i in range(count)}
+    for i in range(count):
         logsumexp = d.normal(s.B, s.H, s.Q, scale=spread, mean=2.0, dtype=wide)
         logsumexp[d.booleans(s.B, s.H, s.Q, share=0.2)] = -np.inf
         inputs[f"logsumexps[{i}]"] = logsumexp

@@ -330,8 +330,8 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
             for title, focus in (("log-sum-exp far from 0", ()), ("log-sum-exp of sinks far from 0", ("sinks",)))
         ),
         agreement("ATT-14", "merge", "merge_attention", merges(), weight=1.5),
-        agreement("ATT-14", "merge of far parts", "merge_attention", merges(("float32", *HALF), 2, 100.0), weight=0.5),
-        agreement("ATT-14", "merge in 16 bits", "merge_attention", merges(HALF, 3), weight=0.5),
+        agreement("ATT-14", "merge of far parts", "merge_attention", merges(("float32", *HALF), (2, 3, 4), 100.0), weight=0.5),
+        agreement("ATT-14", "merge in 16 bits", "merge_attention", merges(HALF, (3, 4)), weight=0.5),
         Probe(
             "ATT-14",
             "split and merged",
@@ -476,8 +476,18 @@ def companions_at_sizes(declaration: Declaration) -> list[Probe]:
             for title, name in (("weights", "attention_weights"), ("log-sum-exp", "attention_logsumexp"))
             for plan in ("features", "lengths")
         ),
-        agreement("ATT-14", "merge, lengths", "merge_attention", rows_of(merges, "lengths", "merge", declaration)),
+        agreement("ATT-14", "merge, sizes", "merge_attention", rows_of(merges, "merges", "merge", declaration)),
+        agreement("ATT-14", "merge of many parts", "merge_attention", of_many_parts(merges, declaration)),
     ]
+
+
+MANY_PARTS = (5, 8, 9, 16, 17, 33, 64, 65, 129)
+
+
+def of_many_parts(merges: Cases, declaration: Declaration) -> Rows:
+    """Where shapes are compiled, two numbers of parts stand for all."""
+    counts = (9, 65) if declaration.compiled else MANY_PARTS
+    return Rows(lambda: tuple(merges(parts=(count,), plans=SHORT) for count in counts))
 
 
 def planned(
@@ -572,7 +582,10 @@ def layers_at_sizes(declaration: Declaration) -> list[Probe]:
         *(agreement(rule, "sizes", name, rows_of_layers(name, cases, declaration)) for rule, name, cases in others),
         agreement("MHA-1", "heads", "multi_head_attention", heads("MHA-1", "heads")),
         agreement("MHA-1", "widths", "multi_head_attention", heads("MHA-1", "widths")),
-        agreement("MHA-2", "heads", "multi_head_attention", heads("MHA-2", "heads", separate=True)),
+        *(
+            agreement("MHA-2", plan, "multi_head_attention", heads("MHA-2", plan, separate=True))
+            for plan in ("heads", "widths")
+        ),
         *(
             agreement(rule, "model widths", "multi_head_attention", wide_models(declaration, rule == "MHA-2"))
             for rule in ("MHA-1", "MHA-2")
