@@ -423,11 +423,38 @@ def attention_inputs(
         value = value / size * (TINY if kind == "tiny" else HUGE)[d.dtype]
     if s.K > MANY_KEYS and kind != "ties":
         standing_out = edges(s.K, d)
-        key[:, :, standing_out] *= max(2.0, 0.6 * np.log(s.K)) / max(spread, 1.0)
+        peak = max(2.0, 0.6 * np.log(s.K), 2 * spread)
+        key[:, :, standing_out] *= peak / max(spread, 1.0)
+        score = 2.2 * peak * (60 if kind == "saturated" else 1)
+        key[:, :, -2:] = sought(query[:, :: max(s.H // max(s.G, 1), 1), -1:], key[:, :, -2:], score)
         if value is not None and kind != "huge":
             value[:, :, standing_out] *= 8
     inputs = {"query": d.cast(query), "key": d.cast(key)}
     return inputs | ({} if value is None else {"value": d.cast(value)}), {}
+
+
+def sought(query: np.ndarray, key: np.ndarray, score: float) -> np.ndarray:
+    """Keys [B, G, 2, D] turned so that a query [B, G, 1, D], by the default scale, gives them about this score.
+
+    Random keys, however large, have a score below 0 half of the time, and nobody misses them.
+    """
+    length = np.sqrt(np.sum(query**2, axis=-1, keepdims=True))
+    along = query / np.maximum(length, 1e-300)
+    across = np.clip(key - np.sum(key * along, axis=-1, keepdims=True) * along, -3, 3)
+    wanted = (score - np.array([[1.0], [0.0]])) * np.sqrt(query.shape[-1])
+    return np.where(length > 1e-3, across + along * wanted / np.maximum(length, 1e-3), key)
+
+
+def logsumexp_of_heads(inputs: dict[str, np.ndarray], options: dict[str, Any]) -> np.ndarray:
+    """Of the last query in each head, without a mask: a sink of about this weighs as much as all keys together."""
+    query, key = inputs["query"][0, :, -1].astype(float), inputs["key"][0].astype(float)
+    scale = options["scale"] if options.get("scale") is not None else query.shape[-1] ** -0.5
+    groups = query.reshape(len(key), -1, query.shape[-1])
+    scores = (groups @ np.swapaxes(key, -1, -2) * scale).reshape(len(query), -1)
+    if options.get("softcap") is not None:
+        scores = options["softcap"] * np.tanh(scores / options["softcap"])
+    largest = scores.max(axis=-1)
+    return largest + np.log(np.sum(np.exp(scores - largest[:, None]), axis=-1))
 
 
 def add_features(
@@ -443,8 +470,8 @@ def add_features(
         if draw(st.booleans()):
             inputs["bias"][d.booleans(*inputs["bias"].shape, share=0.15)] = -np.inf
     if "sinks" in features:
-        many = float(np.log(s.K)) if s.K > MANY_KEYS else 0.0  # so that a sink weighs something beside all of them
-        inputs["sinks"] = d.normal(s.H, scale=2.0, mean=many, dtype=companion)
+        beside = logsumexp_of_heads(inputs, options) if s.K > MANY_KEYS and s.Q and inputs["query"].ndim == 4 else 0.0
+        inputs["sinks"] = d.cast(d.numbers(s.H) * 2.0 + beside, companion)
     if "dropout" in features:
         options["dropout_rate"] = draw(st.sampled_from((0.1, 0.5)))
         options["dropout_keep"] = d.booleans(s.B, s.H, s.Q, s.K, share=1 - options["dropout_rate"])
@@ -530,6 +557,7 @@ NORM_SHAPES: tuple[NormShape, ...] = (
 )
 
 NORM_NUMBERS = ("usual", "usual", "usual", "by row", "zeros", "small", "large")
+WIDE_ROW = 256
 LARGE = {"float16": 2.0**15, "bfloat16": 2.0**40, "float32": 2.0**40, "float64": 2.0**330}
 """Squares leave 16 bits, but the cube of a reciprocal, which the gradient of rsqrt has, stays in range."""
 
@@ -545,24 +573,30 @@ def norm_cases(
     focus: tuple[str, ...] = (),
     plans: tuple[NormShape, ...] = NORM_SHAPES,
     dtypes: tuple[str, ...] = DTYPES,
+    far: bool = False,
     declaration: Declaration = EVERYTHING,
 ) -> Case:
-    """plans: the shapes of x to draw from, each with the number of axes that are normalised."""
+    """plans: the shapes of x to draw from, each with the number of axes that are normalised. far: the means are, which
+    in wide rows only float64 resolves; there they grow with the width, as bounds do.
+    """
     assume(set(focus) <= declaration.features)
     shapes = [s for s in plans if operation != "standard_deviation_norm" or s[0][-1] > 1]
     shape, axes = draw(st.sampled_from(some(s for s in shapes if s[1] == 1 or "axes" in declaration)))
     sizes = {"rows": prod(shape[:-axes]), "width": prod(shape[-axes:])}
-    cheap = ball_work(operation, gradients=gradients, **sizes) <= EXACTLY
-    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
+    cheap = ball_work(operation, gradients=gradients, **sizes) <= EXACTLY * (4 if far else 1)
+    able = some(d for d in judged(dtypes, declaration) if cheap or d != "float64")
+    wide = far and sizes["width"] > WIDE_ROW and "float64" in able
+    dtype = draw(st.sampled_from(("float64",) if wide else able))
     d, scale = Draw(draw(seeds), dtype), draw(st.sampled_from(spreads))
     names = shape[-axes:]
     companion = draw(st.sampled_from((dtype, compute_dtype_name(dtype))))
     x, weight, kind = d.numbers(*shape) * scale, d.numbers(*names), draw(st.sampled_from(NORM_NUMBERS))
     if shape[-1] > MANY_KEYS:
         standing_out = edges(shape[-1], d)
-        x[..., standing_out] *= 3
+        x[..., standing_out] *= max(3, np.sqrt(shape[-1] / 64))  # together as much of the variance as all others
+        x[..., -2:] += np.sign(x[..., -2:]) * np.sqrt(shape[-1] / 8) * scale
         weight[..., standing_out] *= 3
-    x = x + draw(st.sampled_from(means)) * scale
+    x = x + draw(st.sampled_from(means)) * scale * (sizes["width"] / 16 if wide else 1)
     rows = (*shape[:-axes], *(1 for _ in names))
     if kind == "by row":
         x = x * d.choice((1e-3, 0.1, 1.0, 1e2), *rows)

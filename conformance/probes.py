@@ -572,7 +572,7 @@ def layers_at_sizes(declaration: Declaration) -> list[Probe]:
         ("POS-1", "sinusoidal_positions", positions),
     )
     deviation, narrow = "standard_deviation_norm", {"gradients": False, "dtypes": HALF}
-    far = {"gradients": False, "dtypes": WIDE, "means": (1e3, -1e4)}
+    far = {"gradients": False, "dtypes": WIDE, "means": (1e3, -1e4), "far": True}
     return [
         agreement("NORM-1", "layer norm, sizes", "layer_norm", norms("layer_norm", "output", gradients=False)),
         agreement("NORM-2", "16-bit inputs, sizes", "layer_norm", norms("layer_norm", "16 bits", **narrow), 0.3),
