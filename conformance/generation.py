@@ -220,6 +220,8 @@ def pair_shapes(s: Sizes) -> list[tuple[int, ...]]:
 
 def dense(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     array = d.booleans(*draw(st.sampled_from(pair_shapes(s))))
+    if s.K > MANY_KEYS:  # of the last keys, which the last query seeks, it may not see both
+        array[..., -1:, -2:] &= (np.arange(2) == d.integers(0, 1, *array.shape[:-2], 1, 1)) & d.booleans(1, share=0.7)
     return array if draw(st.booleans()) else Dense(array)
 
 
@@ -359,7 +361,7 @@ def cotangent(
     if kind == 5:
         array[d.booleans(*shape, share=0.5)] = 0
     elif kind == 4:
-        rows[d.booleans(len(rows), share=0.5)] = 0
+        rows[:-1][d.booleans(max(len(rows) - 1, 0), share=0.5)] = 0
     return array
 
 
@@ -523,7 +525,7 @@ def multi_head_cases(
     E, E_key, E_value, E_out = model_widths
     widths = {"query": (E, s.H * s.D), "key": (E_key, s.G * s.D), "value": (E_value, s.G * s.V)}
     inputs = {"query": d.normal(s.B, s.Q, E), "key": d.normal(s.B, s.K, E_key), "value": d.normal(s.B, s.K, E_value)}
-    biased = draw(st.booleans())
+    biased = draw(st.integers(0, 3)) > 0
     counts = {"query": s.H, "key": s.G, "value": s.G}
     for name, (inner, outer) in widths.items():
         heads = counts[name] if separate else 1
@@ -557,6 +559,7 @@ NORM_SHAPES: tuple[NormShape, ...] = (
 )
 
 NORM_NUMBERS = ("usual", "usual", "usual", "by row", "zeros", "small", "large")
+EPSILONS = (1e-5, 1e-6, 1e-12, 1e-3, 0.5)
 WIDE_ROW = 256
 LARGE = {"float16": 2.0**15, "bfloat16": 2.0**40, "float32": 2.0**40, "float64": 2.0**330}
 """Squares leave 16 bits, but the cube of a reciprocal, which the gradient of rsqrt has, stays in range."""
@@ -574,9 +577,11 @@ def norm_cases(
     plans: tuple[NormShape, ...] = NORM_SHAPES,
     dtypes: tuple[str, ...] = DTYPES,
     far: bool = False,
+    epsilons: tuple[float, ...] = (),
     declaration: Declaration = EVERYTHING,
 ) -> Case:
-    """plans: the shapes of x to draw from, each with the number of axes that are normalised. far: the means are, which
+    """plans: the shapes of x to draw from, each with the number of axes that are normalised. epsilons: the choices,
+    instead of the usual ones, of which those that hide the variance of a wide row are left out. far: the means are, which
     in wide rows only float64 resolves; there they grow with the width, as bounds do.
     """
     assume(set(focus) <= declaration.features)
@@ -594,7 +599,7 @@ def norm_cases(
     if shape[-1] > MANY_KEYS:
         standing_out = edges(shape[-1], d)
         x[..., standing_out] *= max(3, np.sqrt(shape[-1] / 64))  # together as much of the variance as all others
-        x[..., -2:] += np.sign(x[..., -2:]) * np.sqrt(shape[-1] / 8) * scale
+        x[..., -2:] += np.sign(x[..., -2:]) * np.sqrt(shape[-1] / 4) * scale
         weight[..., standing_out] *= 3
     x = x + draw(st.sampled_from(means)) * scale * (sizes["width"] / 16 if wide else 1)
     rows = (*shape[:-axes], *(1 for _ in names))
@@ -610,17 +615,20 @@ def norm_cases(
     if operation != "rms_norm" and draw(st.integers(0, 4)) > 0 and "bias" not in declaration.lacking:
         inputs["bias"] = d.normal(*names, dtype=companion)
     options: dict[str, Any] = {}
-    if operation != "layer_norm" or (not default_eps and draw(st.booleans())):
-        options["eps"] = draw(st.sampled_from((1e-5, 1e-6, 1e-12, 1e-3, 0.5)))
+    if operation != "layer_norm" or epsilons or (not default_eps and draw(st.booleans())):
+        usual = [eps for eps in EPSILONS if shape[-1] <= MANY_KEYS or eps <= scale**2]
+        options["eps"] = draw(st.sampled_from(epsilons or usual))
     options = without_lacking(operation, options, declaration)
     cotangents = wanted({"output": cotangent(draw, d, shape, 0)}, declaration) if gradients else {}
     return with_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
 
 
 def norm_shapes(rows: int, width: int) -> tuple[NormShape, ...]:
-    """Shapes of x with so many rows and numbers in a row: rows in one axis or two, a row in one axis or two."""
+    """Shapes of x with so many rows and numbers in a row: rows in one axis or two, a row in one axis or, less often,
+    in two.
+    """
     leading = [(rows,), *((part, rows // part) for part in (2, 3) if rows % part == 0 and rows > part)]
-    inner = [(width,), *((part, width // part) for part in (2, 3) if width % part == 0 and width > part)]
+    inner = [*[(width,)] * 4, *((part, width // part) for part in (2, 3) if width % part == 0 and width > part)]
     return tuple(((*front, *back), len(back)) for front in leading for back in inner if len(back) == 1 or back[1] > 1)
 
 

@@ -25,12 +25,12 @@ BATCHES = (1, 2, 3, 5, *around(3, 4, 5, 6, 7, 8, 10, 12, 15, 16))
 ROWS = (2, 3, 5, 6, 7, 12, *around(*range(4, 17)), 40, 48, 50, 100, 300)
 """Of norms, and of all that works on rows."""
 NORM_WIDTHS = (
-    *(2, 3, 5, 7, 12, *around(*range(4, 17))),
+    *(3, 5, 7, 12, *around(*range(4, 17))),
     *(40, 100, 320, 576, 768, 1000, 1600, 3072, 5120, 8200, 12288, 20480),
 )
-MODEL_WIDTHS = (2, 3, 5, 8, 12, *around(*range(4, 15)), 24, 40, 100, 320, 576, 768, 1000, 1600, 3072)
-VOCABULARIES = (5, 11, *around(6, 8, 10, 12, 15, 16), 30522, 50257)
-POSITIONS = (5, 12, *around(6, 8, 10, 12, 13, 15, 16))
+MODEL_WIDTHS = (2, 3, 5, 8, 12, *around(*range(4, 15)), 24, 40, 100, 320, 576, 768, 1000, 1600, 3072, 28672)
+VOCABULARIES = (5, 11, *around(6, 8, 10, 12, 15, 16), 30522, 50257, 100277)
+POSITIONS = (5, 12, *around(6, 8, 10, 12, 13, 15, 16), 131072)
 
 
 def classes(values: Iterable[int], *bounds: int) -> tuple[tuple[int, ...], ...]:
