@@ -580,9 +580,10 @@ def norm_cases(
     epsilons: tuple[float, ...] = (),
     declaration: Declaration = EVERYTHING,
 ) -> Case:
-    """plans: the shapes of x to draw from, each with the number of axes that are normalised. epsilons: the choices,
-    instead of the usual ones, of which those that hide the variance of a wide row are left out. far: the means are, which
-    in wide rows only float64 resolves; there they grow with the width, as bounds do.
+    """plans: the shapes of x to draw from, each with the number of axes that are normalised.
+
+    far: the means are, which in wide rows only float64 resolves; there they grow with the width, as bounds do.
+    epsilons: the choices, instead of the usual ones, of which those that hide a wide row's variance are left out.
     """
     assume(set(focus) <= declaration.features)
     shapes = [s for s in plans if operation != "standard_deviation_norm" or s[0][-1] > 1]

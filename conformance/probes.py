@@ -488,9 +488,9 @@ def companions_at_sizes(declaration: Declaration) -> list[Probe]:
     merges = partial(generation.merge_cases, declaration=declaration)
     return [
         *(
-            planned("ATT-14", f"{title}, {plan}", plan, name, declaration, others=True, rate=OFTEN)
+            planned("ATT-14", f"{title}, {plan}", plan, name, declaration, others=True, rate=OFTEN, mask=mask)
             for title, name in (("weights", "attention_weights"), ("log-sum-exp", "attention_logsumexp"))
-            for plan in ("features", "lengths")
+            for plan, mask in (("features", "none"), ("lengths", "maybe"))
         ),
         agreement("ATT-14", "merge, sizes", "merge_attention", rows_of(merges, "merges", "merge", declaration)),
         agreement("ATT-14", "merge of many parts", "merge_attention", of_many_parts(merges, declaration)),
@@ -609,7 +609,10 @@ def layers_at_sizes(declaration: Declaration) -> list[Probe]:
     ]
 
 
-MODELS = ((65, 5, 4, 3), (6, 129, 4, 3), (6, 5, 257, 3), (6, 5, 4, 576), (33, 33, 33, 33), (1025, 40, 24, 1025))
+MODELS = (
+    *((65, 5, 4, 3), (6, 129, 4, 3), (6, 5, 257, 3), (6, 5, 4, 576), (33, 33, 33, 33)),
+    *((1025, 40, 24, 1025), (300, 70, 6, 5), (2000, 7, 300, 40)),
+)
 """Widths of query, key, value and output of multi-head attention."""
 
 
