@@ -196,7 +196,7 @@ def lengths(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     low = draw(st.sampled_from((0, 1)))
     found = d.integers(min(low, s.K), s.K, s.B)
     if s.K > MANY_KEYS:
-        found[-1:] = s.K - draw(st.integers(0, 2))
+        found[-1:] = s.K - draw(st.integers(0, 3))
     if low == 0 and (s.B > 1 or (s.K <= MANY_KEYS and draw(st.booleans()))):
         found[:1] = 0
     return KeyLengths(found)

@@ -460,8 +460,7 @@ def attention_at_sizes(declaration: Declaration) -> list[Probe]:
     gradients = ("gradients",)
     return [
         *(at("MASK-1", "dense", plan, mask="dense") for plan in ("lengths", "features")),
-        *(at("MASK-2", kind, "lengths", mask=kind) for kind in ("lengths", "padding")),
-        at("MASK-2", "segments", "lengths", 0.5, mask="segments"),
+        *(at("MASK-2", kind, "lengths", mask=kind) for kind in ("lengths", "padding", "segments")),
         at("MASK-3", "causal", "lengths", mask="causal"),
         at("MASK-4", "window", "lengths", mask="window"),
         at("MASK-6", "combined", "lengths", 0.5, mask="combined"),
@@ -486,11 +485,12 @@ def attention_at_sizes(declaration: Declaration) -> list[Probe]:
 
 def companions_at_sizes(declaration: Declaration) -> list[Probe]:
     merges = partial(generation.merge_cases, declaration=declaration)
+    plain, rich = dict[str, Any](mask="none"), dict[str, Any](others=True, rate=OFTEN)
     return [
         *(
-            planned("ATT-14", f"{title}, {plan}", plan, name, declaration, others=True, rate=OFTEN, mask=mask)
+            planned("ATT-14", f"{title}, {plan}", plan, name, declaration, **given)
             for title, name in (("weights", "attention_weights"), ("log-sum-exp", "attention_logsumexp"))
-            for plan, mask in (("features", "none"), ("lengths", "maybe"))
+            for plan, given in (("features", plain), ("lengths", rich))
         ),
         agreement("ATT-14", "merge, sizes", "merge_attention", rows_of(merges, "merges", "merge", declaration)),
         agreement("ATT-14", "merge of many parts", "merge_attention", of_many_parts(merges, declaration)),
