@@ -94,6 +94,9 @@ class Examiner:
         case = None if known is None else known.case_of(material)
         return findings if case is None else self.sizes.learned(case, findings)
 
+    def violates(self, rule: str) -> None:
+        """Hear which rule a failing case speaks of."""
+
     def examined(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
         self.asked += 1
         if self.asked % LOOKING == 0:

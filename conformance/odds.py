@@ -29,6 +29,7 @@ from rich.table import Table
 
 from conformance.checking import EFFORTS
 from conformance.companies import start
+from conformance.diagnosis.attribution import Failure, attributed
 from conformance.drawing import Rows, drawn, of_seed, own_seed
 from conformance.encoding import encode
 from conformance.faults import Fault
@@ -149,7 +150,7 @@ def after_probe(probe: Probe, before: Sequence[tuple[Odds, Examiner]], cases: in
         shared = probe.examination.prepare(material)
         for index in asked:
             odds, examiner = before[index]
-            shows[index].append(breaks(examiner(probe.examined_by, material, shared)))
+            shows[index].append(shown_by(probe, examiner, material, shared))
             now[index] = odds.after(probe, shows[index], settled)
     return now
 
@@ -168,9 +169,16 @@ def after_plan(probe: Probe, plan: Rows, before: Sequence[tuple[Odds, Examiner]]
             shared = probe.examination.prepare(material)
             for index in asked:
                 odds, examiner = before[index]
-                shows[index][row].append(breaks(examiner(probe.examined_by, material, shared)))
+                shows[index][row].append(shown_by(probe, examiner, material, shared))
                 now[index] = odds.after_plan(probe, shows[index], len(plan.strategies))
     return now
+
+
+def shown_by(probe: Probe, examiner: Examiner, material: Any, shared: Any) -> bool:
+    """Whether a case is a violation of the probe's own rule."""
+    findings = examiner(probe.examined_by, material, shared)
+    failure = Failure(probe.rule, probe.examined_by, material, findings)
+    return breaks(findings) and attributed(examiner, failure).rule == probe.rule
 
 
 def starts_the_same(material: SearchStrategy[Any], seed: int) -> bool:

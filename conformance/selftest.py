@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -23,9 +22,8 @@ from conformance.faults import Fault, absent, planted
 from conformance.guard import TIME_LIMIT, Examiner
 from conformance.oracle import balls_available
 from conformance.probes import probes_of
-from conformance.run import STUCK, breaks, run_probe, run_refusals, silent
+from conformance.run import STUCK, run_probe, run_refusals, silent
 from conformance.tally import Tally
-from conformance.verdict import Finding
 
 WORKERS = 2
 
@@ -67,13 +65,16 @@ class Score:
 
 
 class Suspect(Examiner):
-    """Is asked no more once a violation has been seen."""
+    """Examines a fault until a violation of its own rule has been seen."""
 
-    def __call__(self, examined_by: str, material: Any, shared: Any) -> list[Finding]:
-        findings = super().__call__(examined_by, material, shared)
-        if breaks(findings):
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.target().make(), TIME_LIMIT)
+        self.rule = fault.rule
+
+    def violates(self, rule: str) -> None:
+        """Stop at the fault's own rule."""
+        if rule == self.rule:
             self.overrun = STUCK
-        return findings
 
 
 # --- faults that are asked together -----------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ def companies(faults: Collection[Fault]) -> list[list[int]]:
 def judged(faults: Collection[Fault], effort: str, seed: int) -> Outcome:
     """Of faults that are asked together."""
     first = next(iter(faults))
-    suspects = {fault.title: Suspect(fault.target().make(), TIME_LIMIT) for fault in faults}
+    suspects = {fault.title: Suspect(fault) for fault in faults}
     right = [Examiner(target.make(), TIME_LIMIT) for target in {f.right: f.right_target() for f in faults}.values()]
     tally = Tally()
     with warnings.catch_warnings():
