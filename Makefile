@@ -12,7 +12,7 @@ PROCESSES ?= 1
 conformance: $(INSTALLED)
 	$(BIN)/python -m conformance run --cases 3
 
-# What other libraries compute: the divergence matrix, with every divergence's smallest case. About half an hour.
+# What other libraries compute: the divergence matrix, with every divergence's smallest case. About an hour.
 peers: $(INSTALLED)
 	$(BIN)/python -m conformance dev peers --seed 2026 --markdown docs/divergences.md
 

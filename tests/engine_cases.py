@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conformance.checks.examinations import truth_and_bounds
 
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact
 from conformance.cases.sizes import Sizes
+from conformance.checks.catalogue import truth_and_bounds
 from conformance.checks.comparison import Finding
 from conformance.checks.comparison import judge as judged
 from conformance.peers.engines import KERNEL_LACKS, Engine, attention_by

@@ -22,7 +22,7 @@ import reference_numpy
 import torch_impl
 from conformance.cases import expectations
 from conformance.cases.case import Case
-from conformance.checks import examinations
+from conformance.checks import catalogue as examinations
 from conformance.checks.catalogue import AGREEMENT, DESCRIPTION, DETERMINISM
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from conformance.judge.checking import EFFORTS
-from conformance.operations.probes import PROBES, Probe
+from conformance.operations.probes import PROBES, Probe, probes_of
 from conformance.runner.in_process import Examiner
 from conformance.sampling.draws import Rows
 from conformance.sampling.strategies import norm_cases
@@ -27,7 +27,6 @@ from conformance.selftest.detection_probability import (
     odds_table,
     starts_the_same,
 )
-from conformance.selftest.faults import Fault, planted
 from conformance.selftest.selftest import judged
 
 SEED = 20260101
@@ -111,6 +110,14 @@ def test_a_rejected_simplest_case_is_no_first_of_every_run() -> None:
         if odds.shown[probe.title] == (2, 2):  # the first shows it, here
             break
     assert 0.0 < odds.missed["default"] < 1.0
+
+
+def test_a_violation_of_another_rule_does_not_count() -> None:
+    """Wrong in contiguous arrays too: no layout shows that it is one of ATT-13."""
+    examiner = Examiner(TILED.target().make())
+    memory = next(p for p in probes_of("ATT-13", "attention", examiner.declaration) if "transposed" in p.title)
+    [odds] = after_probe(memory, [(Odds(TILED.title), examiner)], 6, SEED)
+    assert odds.shown[memory.title] == (0, 6)
 
 
 def test_what_always_shows_is_never_missed() -> None:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from conformance.checks.examinations import truth_and_bounds
 
 from conformance.cases.case import Case
+from conformance.checks.catalogue import truth_and_bounds
 from conformance.checks.comparison import Finding
 from conformance.checks.comparison import judge as judged
 from conformance.checks.independence import examine_determinism

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conformance.checks.examinations import truth_and_bounds
 
 import torch_impl
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact
+from conformance.checks.catalogue import truth_and_bounds
 from conformance.checks.comparison import Finding
 from conformance.checks.comparison import judge as judged
 from conformance.checks.independence import examine_determinism

@@ -12,10 +12,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conformance.checks.examinations import truth_and_bounds
 
 from conformance.cases.case import Case
 from conformance.cases.sizes import Sizes
+from conformance.checks.catalogue import truth_and_bounds
 from conformance.checks.comparison import judge as judged
 from conformance.peers.engines import Engine, judge
 from specification import Causal, KeyLengths, SlidingWindow

@@ -18,20 +18,21 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from conformance.bounds import bound
-from conformance.cases.arguments import arguments
 from conformance.cases.case import Case
 from conformance.cases.features import within
-from conformance.checks.catalogue import AGREEMENT
+from conformance.checks.catalogue import EXAMINATIONS
+from conformance.judge import run
 from conformance.oracle.reference import oracle
 from conformance.peers import PEERS, heads
-from conformance.peers.cells import ACCEPTS, CONFORMS, NOT_ASKED, VIOLATED, state
-from conformance.peers.judging import examiner_of
+from conformance.peers.cells import ACCEPTS, CONFORMS, NOT_ASKED, VIOLATED, at_sizes, state
+from conformance.peers.judging import PeerJudgement, examiner_of
 from conformance.peers.markdown import as_markdown, as_tables
 from conformance.peers.matrix import chosen, matrix
 from conformance.peers.peer import Peer
 from conformance.peers.probes import hidden_tokens, level
 from conformance.peers.terminal import as_table
 from conformance.runner.in_process import Examiner
+from conformance.sampling.draws import Rows
 from conformance.subjects.callables import load
 from conformance.subjects.subject import NumpySubject
 from specification import Causal, Dense, KeyLengths, KeyPadding, SlidingWindow
@@ -238,6 +239,14 @@ def one_pass(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-6) -> Any
     return (normalised if bias is None else normalised + bias).astype(x.dtype)
 
 
+def columns_up_to_256(x: Any, weight: Any, *, eps: float = 1e-5) -> Any:
+    """RMS norm that leaves wider rows unfinished."""
+    wide = x.astype(np.float64)
+    output = wide / np.sqrt((wide * wide).mean(-1, keepdims=True) + eps) * weight
+    output[..., 256:] = 0
+    return output.astype(x.dtype)
+
+
 def last_axis(case: Case) -> bool:
     return "weight" not in case.inputs or case.inputs["weight"].ndim == 1
 
@@ -265,3 +274,51 @@ def test_a_divergence_stands_under_its_own_rule(monkeypatch: pytest.MonkeyPatch)
     console = Console(file=io.StringIO(), width=200)
     console.print(as_table([report]))
     assert "one pass breaks NORM-4 (conditioning)" in console.file.getvalue()
+
+
+def test_what_is_wrong_past_a_size_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = Peer("a block", f"{__name__}:columns_up_to_256", "rms_norm", "numpy", ("numpy",), takes=last_axis)
+    peer = replace(peer, given={"supports": [], "dtypes": ("float32",)})
+    monkeypatch.setattr("conformance.peers.matrix.PEERS", (peer,))
+    (report,) = matrix("quick", 1, say=lambda line: None)
+    assert [violation.rule for violation in report.violations] == ["NORM-7"]
+    assert "(first wrong at 257 columns of a row (256 are right)" in as_markdown([report])
+    assert at_sizes(replace(report.violations[0], threshold="")) == ""
+    odd = "wrong where the number of keys is odd (3, 5 wrong; 4 right)"
+    assert at_sizes(replace(report.violations[0], threshold=odd)) == "wrong where the number of keys is odd"
+
+
+def test_what_is_slow_gets_a_share_of_the_planned_sizes() -> None:
+    """At least one case of each probe; small ones as many as ever."""
+    peer = next(peer for peer in PEERS if peer.name == "torch F.rms_norm")
+    examiner = Examiner(peer.target.make())
+    judgement = PeerJudgement(examiner, peer.operation, 10, 0, None, run.silent, 0.0, peer=peer)
+    declaration = examiner.declaration
+    probes = list(judgement.probes(declaration))
+    assert all(judgement.within(probe).weight == probe.weight for probe in probes)
+    examiner.declaration = replace(declaration, compiled=True)
+    fewer = [probe for probe in probes if judgement.within(probe).weight < probe.weight]
+    assert fewer == [probe for probe in probes if isinstance(probe.material, Rows)] != []
+    assert all(0 < run.cases_of(judgement.within(probe), 10) < run.cases_of(probe, 10) for probe in fewer)
+
+
+def test_a_case_that_is_made_smaller_stays_within_the_path() -> None:
+    """What an adapter would have to refuse is nobody's mistake."""
+    peer = next(peer for peer in PEERS if peer.name == "torch SDPA, math, is_causal")
+    examiner = examiner_of(peer)
+    judgement = PeerJudgement(examiner, peer.operation, 10, 0, None, run.silent, 0.0, peer=peer)
+    within_path, beyond = attention(Causal(0), Q=7), attention(Causal(-6), Q=7)
+    assert judgement.asks(within_path)
+    assert not judgement.asks(beyond)
+    asked = EXAMINATIONS["agreement"]
+    assert examiner("agreement", within_path, asked.prepare(within_path)) != []
+    assert examiner("agreement", beyond, asked.prepare(beyond)) == []
+    refused = examiner_of(peer)("agreement", beyond, asked.prepare(beyond))
+    assert "raised NotImplementedError" in refused[0].message
+
+
+def test_a_case_that_is_made_smaller_stays_in_sizes_of_the_path() -> None:
+    peer = next(peer for peer in PEERS if peer.name == "torch nn.MultiheadAttention, slow path")
+    judgement = PeerJudgement(examiner_of(peer), peer.operation, 10, 0, None, run.silent, 0.0, peer=peer)
+    assert not judgement.asks(multi_head())
+    assert judgement.asks(peer.fitted(multi_head()))

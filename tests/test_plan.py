@@ -13,6 +13,7 @@ import torch_impl
 from conformance import check
 from conformance.cases.declaration import DIMENSIONS, EVERYTHING, Declaration
 from conformance.cases.features import dimensions, within
+from conformance.cases.sizes import Sizes
 from conformance.judge.run import cases_of
 from conformance.operations.probes import catalogue
 from conformance.sampling.draws import Rows, drawn, of_seed
@@ -20,6 +21,8 @@ from conformance.sampling.plan import attention as plan
 from conformance.sampling.plan import layers
 from conformance.sampling.plan.covering import covering, smallest_with, with_sizes
 from conformance.sampling.plan.values import LENGTHS, WIDTHS, around, classes
+from conformance.sampling.strategies import attention_cases
+from reference_numpy import attention_weights
 
 KERNEL = Declaration(limits={"keys": 100, "key_width": 64, "heads": 8, "batch": 3}, width_multiple=8)
 
@@ -66,6 +69,26 @@ def test_norms_reach_65537_both_ways() -> None:
     rows = layers.rows("norm", False)
     assert {65537} <= {row["norm_width"] for row in rows}
     assert {65537} <= {row["rows"] for row in rows}
+
+
+def test_the_largest_sizes_have_a_row_each() -> None:
+    for name, varied in plan.RANGES.items():
+        rows = plan.rows(name, False, None)
+        for dimension in varied:
+            largest = sorted(set(plan.VALUES[dimension]))[-3:]
+            assert set(largest) <= {row[dimension] for row in rows}, (name, dimension)
+
+
+@pytest.mark.parametrize("keys", [65, 300, 65537])
+def test_a_query_seeks_the_last_keys(keys: int) -> None:
+    """Its weight on them is seen beside all others, whatever the spread, as far as the numbers have any."""
+    sizes, found = Sizes(1, 2, 1, 3, keys, 2, 2), []
+    for number in range(20):
+        cases = attention_cases(mask="none", others=False, dtypes=("float32",), plans=(sizes,), gradients=False)
+        [case] = of_seed(cases, number, False)
+        found.append(attention_weights(case.inputs["query"][:, :1], case.inputs["key"])[0, 0, -1, -2:].max())
+    assert np.median(found) > 0.1
+    assert np.mean(np.array(found) > 0.01) > 0.75
 
 
 def test_each_row_gives_one_case_before_any_gives_another() -> None:

@@ -10,9 +10,9 @@ from functools import cache
 import pytest
 from rich.console import Console
 
-from conformance.selftest import selftest
+from conformance.judge.run import STUCK
 from conformance.selftest.faults import Fault, planted
-from conformance.selftest.selftest import Outcome, Score, companies, judged, show
+from conformance.selftest.selftest import Outcome, Score, Suspect, companies, judged, selftest, show
 from specification import RULES
 
 SEED = 20260101
@@ -64,6 +64,14 @@ def test_a_wrong_one_to_stand_on_is_a_false_alarm() -> None:
     assert found.missed == (fault.title,)
     assert len(found.false_alarms) == 1
     assert "MASK-1" in found.false_alarms[0]
+
+
+def test_a_suspect_is_asked_until_its_own_rule_is_broken() -> None:
+    suspect = Suspect(FAULTS[0])
+    suspect.violates("no such rule")
+    assert suspect.overrun < STUCK
+    suspect.violates(FAULTS[0].rule)
+    assert suspect.overrun == STUCK
 
 
 def test_score_is_shown() -> None:

@@ -26,7 +26,7 @@ WIDTHS = (24, 40, 48, 56, 72, 80, 88, 104)
 """Widths that other cases do not have, one for each history: nothing has been kept for them yet."""
 NORM_WIDTHS = (24, 40, 48, 72, 80, 96, 120, 200, 264)
 OTHER: dict[str, tuple[int, ...]] = {"B": (1, 3), "Q": (1, 3, 17), "D": (8, 32, 64), "V": (8, 32)}
-FEWER, MORE = (3, 16, 33), (70, 130)
+FEWER, MORE, MANY = (3, 16, 33), (70, 130), (520, 1030)
 """Keys, where the plain case has 40: more than one block of 32."""
 HEADS = ((8, 2), (2, 2), (2, 1), (4, 4), (4, 1))
 ROWS = (1, 2, 5, 130)
@@ -94,7 +94,8 @@ def other_sizes(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[
     """Every axis is another one once; between two of them comes the plain call."""
     H, G = draw(st.sampled_from(HEADS))
     plans = [plain.plan._replace(**{axis: draw(st.sampled_from(sizes))}) for axis, sizes in OTHER.items()]
-    plans += [plain.plan._replace(K=draw(st.sampled_from(sizes))) for sizes in (FEWER, MORE)]
+    lengths = (FEWER, MORE) if declaration.compiled else (FEWER, MORE, MANY)  # each length is one more to compile
+    plans += [plain.plan._replace(K=draw(st.sampled_from(sizes))) for sizes in lengths]
     plans.append(plain.plan._replace(H=H, G=G))
     mask = draw(st.sampled_from(("none", "none", *sorted(declaration.masks))))
     others = draw(st.permutations(plans))

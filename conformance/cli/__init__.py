@@ -20,7 +20,9 @@ def version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=version, is_eager=True, help="show it and exit")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=version, is_eager=True, help="show it and exit")
+    ] = False,
 ) -> None:
     """Does an implementation compute what SPEC.md says?"""
 

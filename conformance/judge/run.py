@@ -207,6 +207,7 @@ def try_probe(probe: Probe, examiners: Sequence[Examiner], examples: int, seed: 
                 before = before_last(examiner)
                 failure = attributed(examiner, Failure(rule, probe.check, material, findings))
                 rule, findings = failure.rule, failure.findings
+                examiner.violates(rule)
                 found = violation_of(failure, probe.title, examiner, before)
                 if not examiner.sizes.known(found.finding):
                     tally.violate(found)

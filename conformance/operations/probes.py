@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
+from conformance.cases.features import NORMS
 from conformance.cases.layouts import LAYOUTS, OF_HEADS, REFUSABLE
 from conformance.cases.sizes import Sizes, adapted
 from conformance.checks.catalogue import (
@@ -56,6 +57,7 @@ from conformance.sampling.strategies import (
     OPERATIONS,
     SHORT,
     THOUSANDS,
+    NormShape,
 )
 from specification import Dense
 
@@ -129,8 +131,14 @@ def forbidding(case: Case) -> bool:
     return bool(np.isneginf(case.inputs["bias"].astype(float)).any())
 
 
+VECTOR_WIDTHS: tuple[NormShape, ...] = tuple(((3, width), 1) for width in (4, 8, 16, 32, 64, 96, 128, 256))
+"""Rows of norms that kernels read in vectors of 16 bytes."""
+
+
 def memory_plans(operation: str, declaration: Declaration) -> st.SearchStrategy[Case]:
     """Cases of an operation in the sizes for which kernels read arrays in their own way, mostly with all arrays."""
+    if operation in NORMS:
+        return generation.norm_cases(operation, plans=(*NORM_SHAPES, *VECTOR_WIDTHS), declaration=declaration)
     if not operation.startswith("attention"):
         return generation.operation_cases(operation, declaration=declaration)
     cases = partial(generation.attention_cases, operation, plans=(*SHORT, *KERNEL_WIDTHS), declaration=declaration)
@@ -318,7 +326,7 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
             for name in OPERATIONS
         ),
         *(
-            Probe("ATT-13", f"memory of {name}: {layout}", (name,), material, by, weight=0.5)
+            Probe("ATT-13", f"memory of {name}: {layout}", (name,), material, by, 1.0 if name in NORMS else 0.5)
             for name in OPERATIONS
             for layout in LAYOUTS
             if name != "sinusoidal_positions" and declaration.strides
@@ -347,8 +355,10 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
             for title, focus in (("log-sum-exp far from 0", ()), ("log-sum-exp of sinks far from 0", ("sinks",)))
         ),
         agreement("ATT-14", "merge", "merge_attention", merges(), weight=1.5),
-        agreement("ATT-14", "merge of far parts", "merge_attention", merges(("float32", *HALF), 2, 100.0), weight=0.5),
-        agreement("ATT-14", "merge in 16 bits", "merge_attention", merges(HALF, 3), weight=0.5),
+        agreement(
+            "ATT-14", "merge of far parts", "merge_attention", merges(("float32", *HALF), (2, 3, 4), 100.0), weight=0.5
+        ),
+        agreement("ATT-14", "merge in 16 bits", "merge_attention", merges(HALF, (3, 4)), weight=0.5),
         Probe(
             "ATT-14",
             "split and merged",
@@ -362,15 +372,15 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
 def state_probes(name: str, declaration: Declaration) -> list[Probe]:
     """What an operation keeps between calls, or shares among them."""
     few = st.one_of(*histories(name, declaration, 3).values())
-    few_shapes = 0.1 if declaration.compiled else 1.0
+    few_shapes, cheap = 0.1 if declaration.compiled else 1.0, name in NORMS and not declaration.compiled
     found = [
-        (f"after other {kind} in {name}", calls, AFTER_OTHER_CALLS, 0.2 * few_shapes)
+        (f"after other {kind} in {name}", calls, AFTER_OTHER_CALLS, (0.4 if cheap else 0.2) * few_shapes)
         for kind, calls in histories(name, declaration).items()
     ]
     found.append((f"many equal calls of {name}", repeatable(name, declaration), REPETITIONS, 1.0 * few_shapes))
     if "gradients" in declaration and name != "sinusoidal_positions":
         found.append((f"alternating passes of {name}", asking_gradients(few, 2), INTERLEAVED, 0.3))
-    found.append((f"several threads in {name}", few, THREADS, 0.3))
+    found.append((f"several threads in {name}", few, THREADS, 0.8 if cheap else 0.3))
     return [Probe("ATT-13", title, (name,), material, by, weight) for title, material, by, weight in found]
 
 
@@ -390,6 +400,13 @@ def layer_probes(declaration: Declaration) -> list[Probe]:
             for x, n in NORM_SHAPES
         ),
         agreement("NORM-1", "eps left out", "layer_norm", norms(spreads=(3e-3, 0.03), default_eps=True), weight=0.5),
+        agreement(
+            "NORM-1",
+            "a tiny eps",
+            "layer_norm",
+            norms(means=(0.0,), spreads=(1e-4, 1e-3), epsilons=(1e-12,)),
+            weight=0.4,
+        ),
         agreement("NORM-2", "16-bit inputs", "layer_norm", norms(gradients=False, dtypes=HALF), weight=2.0),
         Probe("NORM-3", "constant rows", ("layer_norm",), constant(), CONSTANT_ROWS, 2.5),
         agreement("NORM-4", "far from zero", "layer_norm", norms(means=(1e3, -1e4), gradients=False, dtypes=WIDE)),
@@ -460,13 +477,12 @@ def attention_at_sizes(declaration: Declaration) -> list[Probe]:
 
     gradients = ("gradients",)
     return [
-        at("MASK-1", "dense", "lengths", mask="dense"),
-        *(at("MASK-2", kind, "lengths", mask=kind) for kind in ("lengths", "padding")),
-        at("MASK-2", "segments", "lengths", 0.5, mask="segments"),
+        *(at("MASK-1", "dense", plan, mask="dense") for plan in ("lengths", "features")),
+        *(at("MASK-2", kind, "lengths", mask=kind) for kind in ("lengths", "padding", "segments")),
         at("MASK-3", "causal", "lengths", mask="causal"),
         at("MASK-4", "window", "lengths", mask="window"),
         at("MASK-6", "combined", "lengths", 0.5, mask="combined"),
-        at("ATT-1", "scale", "widths", focus=("scale",)),
+        *(at("ATT-1", "scale", plan, focus=("scale",)) for plan in ("widths", "features")),
         at("ATT-1", "default scale", "widths", mask="none"),
         at("ATT-2", "softcap", "features", focus=("softcap",)),
         at("ATT-3", "bias", "features", focus=("bias",)),
@@ -487,14 +503,25 @@ def attention_at_sizes(declaration: Declaration) -> list[Probe]:
 
 def companions_at_sizes(declaration: Declaration) -> list[Probe]:
     merges = partial(generation.merge_cases, declaration=declaration)
+    plain, rich = dict[str, Any](mask="none"), dict[str, Any](others=True, rate=OFTEN)
     return [
         *(
-            planned("ATT-14", f"{title}, {plan}", plan, name, declaration, others=True, rate=OFTEN)
+            planned("ATT-14", f"{title}, {plan}", plan, name, declaration, **given)
             for title, name in (("weights", "attention_weights"), ("log-sum-exp", "attention_logsumexp"))
-            for plan in ("features", "lengths")
+            for plan, given in (("features", plain), ("lengths", rich))
         ),
-        agreement("ATT-14", "merge, lengths", "merge_attention", rows_of(merges, "lengths", "merge", declaration)),
+        agreement("ATT-14", "merge, sizes", "merge_attention", rows_of(merges, "merges", "merge", declaration)),
+        agreement("ATT-14", "merge of many parts", "merge_attention", of_many_parts(merges, declaration)),
     ]
+
+
+MANY_PARTS = (5, 8, 9, 16, 17, 33, 64, 65, 129)
+
+
+def of_many_parts(merges: Cases, declaration: Declaration) -> Rows:
+    """Where shapes are compiled, two numbers of parts stand for all."""
+    counts = (9, 65) if declaration.compiled else MANY_PARTS
+    return Rows(lambda: tuple(merges(parts=(count,), plans=SHORT) for count in counts))
 
 
 def planned(
@@ -579,7 +606,7 @@ def layers_at_sizes(declaration: Declaration) -> list[Probe]:
         ("POS-1", "sinusoidal_positions", positions),
     )
     deviation, narrow = "standard_deviation_norm", {"gradients": False, "dtypes": HALF}
-    far = {"gradients": False, "dtypes": WIDE, "means": (1e3, -1e4)}
+    far = {"gradients": False, "dtypes": WIDE, "means": (1e3, -1e4), "far": True}
     return [
         agreement("NORM-1", "layer norm, sizes", "layer_norm", norms("layer_norm", "output", gradients=False)),
         agreement("NORM-2", "16-bit inputs, sizes", "layer_norm", norms("layer_norm", "16 bits", **narrow), 0.3),
@@ -589,7 +616,10 @@ def layers_at_sizes(declaration: Declaration) -> list[Probe]:
         *(agreement(rule, "sizes", name, rows_of_layers(name, cases, declaration)) for rule, name, cases in others),
         agreement("MHA-1", "heads", "multi_head_attention", heads("MHA-1", "heads")),
         agreement("MHA-1", "widths", "multi_head_attention", heads("MHA-1", "widths")),
-        agreement("MHA-2", "heads", "multi_head_attention", heads("MHA-2", "heads", separate=True)),
+        *(
+            agreement("MHA-2", plan, "multi_head_attention", heads("MHA-2", plan, separate=True))
+            for plan in ("heads", "widths")
+        ),
         *(
             agreement(rule, "model widths", "multi_head_attention", wide_models(declaration, rule == "MHA-2"))
             for rule in ("MHA-1", "MHA-2")
@@ -597,7 +627,10 @@ def layers_at_sizes(declaration: Declaration) -> list[Probe]:
     ]
 
 
-MODELS = ((65, 5, 4, 3), (6, 129, 4, 3), (6, 5, 257, 3), (6, 5, 4, 576), (33, 33, 33, 33), (1025, 40, 24, 1025))
+MODELS = (
+    *((65, 5, 4, 3), (6, 129, 4, 3), (6, 5, 257, 3), (6, 5, 4, 576), (33, 33, 33, 33)),
+    *((1025, 40, 24, 1025), (300, 70, 6, 5), (2000, 7, 300, 40)),
+)
 """Widths of query, key, value and output of multi-head attention."""
 
 

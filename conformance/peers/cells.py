@@ -24,6 +24,8 @@ PRECISION = ("ATT-9", "NORM-2")
 """Rules whose remark says in which dtypes they are broken, and under which convention they are not."""
 LONG = re.compile(r"-?\d+\.\d{6,}(e[+-]\d+)?")
 """A number that is written with more digits than anybody reads."""
+OF_SIZES = re.compile(r"first wrong at [\d,]{2,} [^();]+ \([^()]+\)|wrong where [^();]+\b")
+"""What is said of sizes, without the examples; of first ones below ten nothing, for they are no kernel's."""
 OPERATIONS = {
     "attention": "Attention",
     "multi_head_attention": "Multi-head attention",
@@ -67,10 +69,15 @@ def seen(violation: Violation) -> str:
     return f"{content['result']}{content['index']} is {got}, expected {expected}: {error(content)}"
 
 
+def at_sizes(violation: Violation) -> str:
+    """At which sizes it is seen, in one phrase; empty where no simple rule says so."""
+    return " and ".join(OF_SIZES.findall(violation.threshold))
+
+
 def remark(report: PeerReport, rule: str) -> str:
-    """What else is known: in which dtypes, which mistake explains it, and what it accepts."""
+    """What else is known: in which dtypes, at which sizes, which mistake explains it, and what it accepts."""
     violation = violation_of(report, rule)
-    parts = [report.remarks.get(rule, "")]
+    parts = [report.remarks.get(rule, ""), "" if violation is None else at_sizes(violation)]
     if violation is not None and violation.check != REFUSAL:
         parts += [] if rule in PRECISION else violation.mistakes[:1]
         cell = report.rules[rule]

@@ -1,7 +1,11 @@
-"""`jax.nn.dot_product_attention`, by the parameter that holds the mask, and layer norm by `jax.nn.standardize`."""
+"""`jax.nn.dot_product_attention`, by the parameter that holds the mask, and layer norm by `jax.nn.standardize`.
+
+Beside them stands attention as many write it, of which `jax.jit` makes one program.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +76,25 @@ xla_mask, xla_causal, xla_lengths, xla_window = masked("xla"), causal("xla"), le
 cudnn_mask, cudnn_causal = masked("cudnn"), causal("cudnn")
 
 
+@functools.cache
+def compiled_einsum() -> Callable[..., Any]:
+    import jax
+
+    @jax.jit
+    def attention(query: Any, key: Any, value: Any, scale: float) -> Any:
+        key, value = (jax.numpy.repeat(a, query.shape[1] // a.shape[1], 1) for a in (key, value))
+        weights = jax.nn.softmax(jax.numpy.einsum("bhqd,bhkd->bhqk", query, key) * scale, -1)
+        return jax.numpy.einsum("bhqk,bhkv->bhqv", weights, value)
+
+    return attention
+
+
+@declare({"scale", "cross", "gqa", "value_width", "gradients"})
+def einsum(query: Any, key: Any, value: Any, *, scale: float | None = None) -> Any:
+    """Key heads repeated, then einsum, softmax, einsum: compiled as a whole, and differentiated from outside."""
+    return compiled_einsum()(query, key, value, query.shape[-1] ** -0.5 if scale is None else scale)
+
+
 def standardized(algorithm: str) -> Callable[..., Any]:
     def layer_norm(x: Any, weight: Any, bias: Any = None, *, eps: float | None = None) -> Any:
         """`jax.nn.standardize`, times weight, plus bias."""
@@ -89,7 +112,7 @@ standardize_fast, standardize_stable = standardized("fast"), standardized("stabl
 
 WIDE = {"dtypes": ("float32", "float64")}
 """Multiplying what `standardize` returned is the adapter's doing, and in 16 bits it would round once more; nor is it
-`standardize` that is given a weight of another dtype."""
+`standardize` that is given a weight of another dtype. The einsums of 16 bits round their scores too."""
 HALF = {"dtypes": ("bfloat16", "float16"), "width_multiple": 8}
 
 
@@ -110,6 +133,15 @@ PEERS = (
     peer("xla", "xla_window", "local_window_size", takes=plain_window),
     peer("cudnn", "cudnn_mask", "mask and bias", device="cuda", given=HALF, documented=BROADCAST),
     peer("cudnn", "cudnn_causal", "is_causal", takes=top_left, device="cuda", given=HALF),
+    Peer(
+        "jax.numpy.einsum, repeated key heads, under jax.jit",
+        f"{__name__}:einsum",
+        "attention",
+        "jax",
+        ("jax",),
+        given=WIDE,
+        shrinking=120.0,
+    ),
     norm("fast"),
     norm("stable"),
 )

@@ -19,18 +19,30 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.checks.catalogue import AFTER_OTHER_CALLS, INTERLEAVED, REFUSAL, THREADS
+from conformance.checks.catalogue import (
+    AFTER_OTHER_CALLS,
+    CALLS_IN_ORDER,
+    INTERLEAVED,
+    NOTHING,
+    REFUSAL,
+    THREADS,
+    UNSUPPORTED,
+)
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding
 from conformance.checks.refusals import refusals_of
 from conformance.checks.results import Tally
+from conformance.diagnosis.examining import DIAGNOSIS
+from conformance.judge.checking import SHRINKING
 from conformance.judge.judgement import Judgement
 from conformance.judge.run import run_probe, violation
+from conformance.judge.thresholds import with_thresholds
 from conformance.operations.probes import Probe
 from conformance.peers import probes as own
-from conformance.peers.peer import Peer
+from conformance.peers.peer import Peer, anything, as_it_is
 from conformance.runner.in_process import Examiner
 from conformance.runner.in_subprocess import ChildExaminer
+from conformance.sampling.draws import Rows
 
 DESCRIBED = ("MASK-2", "MASK-3", "MASK-4", "MASK-6")
 """Rules about descriptions: who takes boolean arrays only has no part in them."""
@@ -38,14 +50,31 @@ DESCRIBED = ("MASK-2", "MASK-3", "MASK-4", "MASK-6")
 
 OF_SEVERAL = (AFTER_OTHER_CALLS, THREADS, INTERLEAVED)
 """Checks of several cases, all of which are asked as they are."""
+BEYOND = (REFUSAL, UNSUPPORTED, NOTHING, DIAGNOSIS, CALLS_IN_ORDER)
+"""Checks of what the path does not take, of no case of its own, and of calls that were all asked before."""
+SHARE_OF_PLAN = 1 / 3
+"""Of the planned sizes, for what compiles for every shape or answers from a process of its own."""
 FEATURES = {"ATT-2": "softcap", "ATT-3": "bias"}
 """Features that are not asked for in other rules' cases by who breaks their own."""
 
 
+def cases_in(check: Check[Any, Any], material: Any) -> tuple[Case, ...]:
+    """Every case that the subject is asked."""
+    return material if check in OF_SEVERAL else (check.case_of(material),)
+
+
 class Patient(Examiner):
-    """Asks once more what took too long: a busy machine is no divergence."""
+    """Asks once more what took too long: a busy machine is no divergence.
+
+    asks: whether the path is asked for a case. Of what it is not asked for, nothing is found: a failing case that is
+    made smaller stays within the path.
+    """
+
+    asks: Callable[[Case], bool] = staticmethod(anything)
 
     def __call__(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
+        if check not in BEYOND and not all(map(self.asks, cases_in(check, material))):
+            return []
         before = self.overrun
         findings = super().__call__(check, material, shared)
         if self.overrun > before:
@@ -93,9 +122,20 @@ class PeerJudgement(Judgement):
     positive_scales: bool = field(default=False, kw_only=True)
     nothing_hidden: bool = field(default=False, kw_only=True)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.examiner, Patient):
+            self.examiner.asks = self.asks
+
     @property
     def skipped(self) -> tuple[str, ...]:
         return () if "structured" in self.examiner.declaration else DESCRIBED
+
+    def run(self) -> None:
+        """What takes long to compile gets the time to find its sizes once more."""
+        super().run()
+        if self.shrinking > SHRINKING:
+            with_thresholds(self.tally, self.examiner, self.shrinking)
 
     def judge(self, declaration: Declaration) -> None:
         declaration = self.precise(declaration)
@@ -115,6 +155,7 @@ class PeerJudgement(Judgement):
         for one in declared:
             self.ask(probe for probe in self.probes(one) if probe.rule not in asked)
         self.refusals()
+        self.level_rows = self.positive_scales = False  # sizes of what was found are looked for with its own numbers
 
     # --- what is asked first ---
 
@@ -182,16 +223,16 @@ class PeerJudgement(Judgement):
         return super().takes(rule, title, self.path(cases), unsure)
 
     def within(self, probe: Probe) -> Probe:
-        case_of = probe.check.case_of
         material = probe.material.map(self.fitted)
         if self.operation == "layer_norm" and probe.title != own.EPS_LEFT_OUT:
             material = material.map(self.with_eps)
 
-        def cases_in(material: Any) -> tuple[Case, ...]:
-            return material if probe.check in OF_SEVERAL else (case_of(material),)
+        material = material.filter(lambda m: all(map(self.asks, cases_in(probe.check, m))))
+        return replace(probe, material=material, weight=probe.weight * self.share(probe))
 
-        material = material.filter(lambda m: all(self.peer.takes(c) and self.answered(c) for c in cases_in(m)))
-        return replace(probe, material=material)
+    def share(self, probe: Probe) -> float:
+        slow = self.examiner.declaration.compiled or isinstance(self.examiner, ChildExaminer)
+        return SHARE_OF_PLAN if slow and isinstance(probe.material, Rows) else 1.0
 
     def fitted(self, material: Any) -> Any:
         """Every case in it, alone or one of several, in the sizes of the path."""
@@ -207,6 +248,18 @@ class PeerJudgement(Judgement):
 
     def path(self, cases: st.SearchStrategy[Case]) -> st.SearchStrategy[Case]:
         return cases.map(self.peer.fitted).filter(self.peer.takes)
+
+    def asks(self, case: Case) -> bool:
+        """Whether the path takes the case, in its own sizes, and its answer is not already known to be wrong."""
+        return self.peer.takes(case) and self.answered(case) and self.fits(case)
+
+    def fits(self, case: Case) -> bool:
+        if self.peer.fitted is as_it_is:
+            return True
+        with contextlib.suppress(ValueError, IndexError):
+            fitted = self.peer.fitted(case).inputs
+            return {n: a.shape for n, a in fitted.items()} == {n: a.shape for n, a in case.inputs.items()}
+        return False
 
     def answered(self, case: Case) -> bool:
         """Whether the call is within what it has not already been seen to get wrong."""

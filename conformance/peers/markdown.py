@@ -18,6 +18,11 @@ within what the path has parameters for. A rule that is not kept is a departure 
 always from the library's own documentation: where an empty row gives the mean of the values, somebody may have wanted
 that. What one cause breaks is told once, under the rule that it belongs to, and left out of the cases of the others.
 
+Cases are small, or have the [sizes that kernels have](judging.md) in one or two dimensions. What compiles for every
+shape, or answers from a process of its own, gets a third of the large ones. Where a divergence depends on a size, it
+says so: "first wrong at 257 keys (256 are right)". The row of `jax.numpy.einsum` is no library's function, but
+attention as many write it, compiled as a whole and differentiated from outside.
+
 Written by `make peers`; compiled FlexAttention, which compiles for every shape, by
 `conformance dev peers "FlexAttention, compiled"`. [tests/test_divergences.py](../tests/test_divergences.py) shows
 the weightiest of it once more, in plain calls of the libraries and without the judge.

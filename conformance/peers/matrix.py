@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields
 
-from conformance.judge.checking import EFFORTS, SHRINKING
+from conformance.judge.checking import EFFORTS
 from conformance.judge.report import Report, report_of
 from conformance.judge.run import Progress, silent
 from conformance.peers import PEERS
@@ -64,7 +64,8 @@ def judged(peer: Peer, effort: str, seed: int, progress: Progress = silent) -> P
     """One peer's report, as `conformance.check` gives it, within what its path has parameters for."""
     start, examiner = time.monotonic(), examiner_of(peer)
     try:
-        judgement = PeerJudgement(examiner, peer.operation, EFFORTS[effort], seed, None, progress, SHRINKING, peer=peer)
+        given = examiner, peer.operation, EFFORTS[effort], seed, None, progress, peer.shrinking
+        judgement = PeerJudgement(*given, peer=peer)
         judgement.run()
     finally:
         examiner.close()

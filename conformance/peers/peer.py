@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from conformance.cases.case import Case
+from conformance.judge.checking import SHRINKING
 from conformance.subjects.targets import Target
 from specification import Causal, Dense
 
@@ -38,7 +39,8 @@ class Peer:
     given: what is said of it beyond its adapter's declaration; see `conformance.check`.
     takes: whether the path has parameters for a call; what it has none for is not asked. fitted: the same kind of call
     in the sizes that the path can be given. documented: titles of refusals to which its documentation gives a meaning.
-    slow: why it is left out unless it is named.
+    slow: why it is left out unless it is named. shrinking: seconds for making a failing case smaller, and for finding
+    the sizes at which it fails.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Peer:
     documented: tuple[str, ...] = ()
     slow: str = ""
     time_limit: float = 60.0
+    shrinking: float = SHRINKING
 
     @property
     def target(self) -> Target:

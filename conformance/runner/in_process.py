@@ -86,6 +86,9 @@ class Examiner:
         findings = self.examined(check, material, shared)
         return self.sizes.learned(check.case_of(material), findings) if check.tells_size else findings
 
+    def violates(self, rule: str) -> None:
+        """Hear which rule a failing case speaks of."""
+
     def examined(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
         self.asked += 1
         if self.asked % LOOKING == 0:

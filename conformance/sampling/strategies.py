@@ -196,7 +196,7 @@ def lengths(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     low = draw(st.sampled_from((0, 1)))
     found = d.integers(min(low, s.K), s.K, s.B)
     if s.K > MANY_KEYS:
-        found[-1:] = s.K - draw(st.integers(0, 2))
+        found[-1:] = s.K - draw(st.integers(0, 3))
     if low == 0 and (s.B > 1 or (s.K <= MANY_KEYS and draw(st.booleans()))):
         found[:1] = 0
     return KeyLengths(found)
@@ -220,6 +220,8 @@ def pair_shapes(s: Sizes) -> list[tuple[int, ...]]:
 
 def dense(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     array = d.booleans(*draw(st.sampled_from(pair_shapes(s))))
+    if s.K > MANY_KEYS:  # of the last keys, which the last query seeks, it may not see both
+        array[..., -1:, -2:] &= (np.arange(2) == d.integers(0, 1, *array.shape[:-2], 1, 1)) & d.booleans(1, share=0.7)
     return array if draw(st.booleans()) else Dense(array)
 
 
@@ -359,7 +361,7 @@ def cotangent(
     if kind == 5:
         array[d.booleans(*shape, share=0.5)] = 0
     elif kind == 4:
-        rows[d.booleans(len(rows), share=0.5)] = 0
+        rows[:-1][d.booleans(max(len(rows) - 1, 0), share=0.5)] = 0
     return array
 
 
@@ -423,11 +425,38 @@ def attention_inputs(
         value = value / size * (TINY if kind == "tiny" else HUGE)[d.dtype]
     if s.K > MANY_KEYS and kind != "ties":
         standing_out = edges(s.K, d)
-        key[:, :, standing_out] *= max(2.0, 0.6 * np.log(s.K)) / max(spread, 1.0)
+        peak = max(2.0, 0.6 * np.log(s.K), 2 * spread)
+        key[:, :, standing_out] *= peak / max(spread, 1.0)
+        score = 2.2 * peak * (60 if kind == "saturated" else 1)
+        key[:, :, -2:] = sought(query[:, :: max(s.H // max(s.G, 1), 1), -1:], key[:, :, -2:], score)
         if value is not None and kind != "huge":
             value[:, :, standing_out] *= 8
     inputs = {"query": d.cast(query), "key": d.cast(key)}
     return inputs | ({} if value is None else {"value": d.cast(value)}), {}
+
+
+def sought(query: np.ndarray, key: np.ndarray, score: float) -> np.ndarray:
+    """Keys [B, G, 2, D] turned so that a query [B, G, 1, D], by the default scale, gives them about this score.
+
+    Random keys, however large, have a score below 0 half of the time, and nobody misses them.
+    """
+    length = np.sqrt(np.sum(query**2, axis=-1, keepdims=True))
+    along = query / np.maximum(length, 1e-300)
+    across = np.clip(key - np.sum(key * along, axis=-1, keepdims=True) * along, -3, 3)
+    wanted = (score - np.array([[1.0], [0.0]])) * np.sqrt(query.shape[-1])
+    return np.where(length > 1e-3, across + along * wanted / np.maximum(length, 1e-3), key)
+
+
+def logsumexp_of_heads(inputs: dict[str, np.ndarray], options: dict[str, Any]) -> np.ndarray:
+    """Of the last query in each head, without a mask: a sink of about this weighs as much as all keys together."""
+    query, key = inputs["query"][0, :, -1].astype(float), inputs["key"][0].astype(float)
+    scale = options["scale"] if options.get("scale") is not None else query.shape[-1] ** -0.5
+    groups = query.reshape(len(key), -1, query.shape[-1])
+    scores = (groups @ np.swapaxes(key, -1, -2) * scale).reshape(len(query), -1)
+    if options.get("softcap") is not None:
+        scores = options["softcap"] * np.tanh(scores / options["softcap"])
+    largest = scores.max(axis=-1)
+    return largest + np.log(np.sum(np.exp(scores - largest[:, None]), axis=-1))
 
 
 def add_features(
@@ -443,8 +472,8 @@ def add_features(
         if draw(st.booleans()):
             inputs["bias"][d.booleans(*inputs["bias"].shape, share=0.15)] = -np.inf
     if "sinks" in features:
-        many = float(np.log(s.K)) if s.K > MANY_KEYS else 0.0  # so that a sink weighs something beside all of them
-        inputs["sinks"] = d.normal(s.H, scale=2.0, mean=many, dtype=companion)
+        beside = logsumexp_of_heads(inputs, options) if s.K > MANY_KEYS and s.Q and inputs["query"].ndim == 4 else 0.0
+        inputs["sinks"] = d.cast(d.numbers(s.H) * 2.0 + beside, companion)
     if "dropout" in features:
         options["dropout_rate"] = draw(st.sampled_from((0.1, 0.5)))
         options["dropout_keep"] = d.booleans(s.B, s.H, s.Q, s.K, share=1 - options["dropout_rate"])
@@ -454,17 +483,17 @@ def add_features(
 def merge_cases(
     draw: st.DrawFn,
     dtypes: tuple[str, ...] = DTYPES,
-    fewest: int = 1,
+    parts: tuple[int, ...] = (1, 2, 3, 4),
     spread: float = 3.0,
     plans: tuple[Sizes, ...] | None = None,
     declaration: Declaration = EVERYTHING,
 ) -> Case:
-    """fewest: parts, of which there are 4 at most. spread: of the log-sum-exps. plans: as for attention."""
+    """parts: the choices for their number. spread: of the log-sum-exps. plans: as for attention."""
     dtype, s = draw(dtype_and_sizes(dtypes, declaration, plans))
-    d, parts = Draw(draw(seeds), dtype), draw(st.integers(fewest, 4))
+    d, count = Draw(draw(seeds), dtype), draw(st.sampled_from(parts))
     wide = compute_dtype_name(dtype)
-    inputs = {f"outputs[{i}]": d.normal(s.B, s.H, s.Q, s.V) for i in range(parts)}
-    for i in range(parts):
+    inputs = {f"outputs[{i}]": d.normal(s.B, s.H, s.Q, s.V) for i in range(count)}
+    for i in range(count):
         logsumexp = d.normal(s.B, s.H, s.Q, scale=spread, mean=2.0, dtype=wide)
         logsumexp[d.booleans(s.B, s.H, s.Q, share=0.2)] = -np.inf
         inputs[f"logsumexps[{i}]"] = logsumexp
@@ -496,7 +525,7 @@ def multi_head_cases(
     E, E_key, E_value, E_out = model_widths
     widths = {"query": (E, s.H * s.D), "key": (E_key, s.G * s.D), "value": (E_value, s.G * s.V)}
     inputs = {"query": d.normal(s.B, s.Q, E), "key": d.normal(s.B, s.K, E_key), "value": d.normal(s.B, s.K, E_value)}
-    biased = draw(st.booleans())
+    biased = draw(st.integers(0, 3)) > 0
     counts = {"query": s.H, "key": s.G, "value": s.G}
     for name, (inner, outer) in widths.items():
         heads = counts[name] if separate else 1
@@ -530,6 +559,8 @@ NORM_SHAPES: tuple[NormShape, ...] = (
 )
 
 NORM_NUMBERS = ("usual", "usual", "usual", "by row", "zeros", "small", "large")
+EPSILONS = (1e-5, 1e-6, 1e-12, 1e-3, 0.5)
+WIDE_ROW = 256
 LARGE = {"float16": 2.0**15, "bfloat16": 2.0**40, "float32": 2.0**40, "float64": 2.0**330}
 """Squares leave 16 bits, but the cube of a reciprocal, which the gradient of rsqrt has, stays in range."""
 
@@ -545,24 +576,33 @@ def norm_cases(
     focus: tuple[str, ...] = (),
     plans: tuple[NormShape, ...] = NORM_SHAPES,
     dtypes: tuple[str, ...] = DTYPES,
+    far: bool = False,
+    epsilons: tuple[float, ...] = (),
     declaration: Declaration = EVERYTHING,
 ) -> Case:
-    """plans: the shapes of x to draw from, each with the number of axes that are normalised."""
+    """plans: the shapes of x to draw from, each with the number of axes that are normalised.
+
+    far: the means are, which in wide rows only float64 resolves; there they grow with the width, as bounds do.
+    epsilons: the choices, instead of the usual ones, of which those that hide a wide row's variance are left out.
+    """
     assume(set(focus) <= declaration.features)
     shapes = [s for s in plans if operation != "standard_deviation_norm" or s[0][-1] > 1]
     shape, axes = draw(st.sampled_from(some(s for s in shapes if s[1] == 1 or "axes" in declaration)))
     sizes = {"rows": prod(shape[:-axes]), "width": prod(shape[-axes:])}
-    cheap = ball_work(operation, gradients=gradients, **sizes) <= EXACTLY
-    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
+    cheap = ball_work(operation, gradients=gradients, **sizes) <= EXACTLY * (4 if far else 1)
+    able = some(d for d in judged(dtypes, declaration) if cheap or d != "float64")
+    wide = far and sizes["width"] > WIDE_ROW and "float64" in able
+    dtype = draw(st.sampled_from(("float64",) if wide else able))
     d, scale = Draw(draw(seeds), dtype), draw(st.sampled_from(spreads))
     names = shape[-axes:]
     companion = draw(st.sampled_from((dtype, compute_dtype_name(dtype))))
     x, weight, kind = d.numbers(*shape) * scale, d.numbers(*names), draw(st.sampled_from(NORM_NUMBERS))
     if shape[-1] > MANY_KEYS:
         standing_out = edges(shape[-1], d)
-        x[..., standing_out] *= 3
+        x[..., standing_out] *= max(3, np.sqrt(shape[-1] / 64))  # together as much of the variance as all others
+        x[..., -2:] += np.sign(x[..., -2:]) * np.sqrt(shape[-1] / 4) * scale
         weight[..., standing_out] *= 3
-    x = x + draw(st.sampled_from(means)) * scale
+    x = x + draw(st.sampled_from(means)) * scale * (sizes["width"] / 16 if wide else 1)
     rows = (*shape[:-axes], *(1 for _ in names))
     if kind == "by row":
         x = x * d.choice((1e-3, 0.1, 1.0, 1e2), *rows)
@@ -576,17 +616,20 @@ def norm_cases(
     if operation != "rms_norm" and draw(st.integers(0, 4)) > 0 and "bias" not in declaration.lacking:
         inputs["bias"] = d.normal(*names, dtype=companion)
     options: dict[str, Any] = {}
-    if operation != "layer_norm" or (not default_eps and draw(st.booleans())):
-        options["eps"] = draw(st.sampled_from((1e-5, 1e-6, 1e-12, 1e-3, 0.5)))
+    if operation != "layer_norm" or epsilons or (not default_eps and draw(st.booleans())):
+        usual = [eps for eps in EPSILONS if shape[-1] <= MANY_KEYS or eps <= scale**2]
+        options["eps"] = draw(st.sampled_from(epsilons or usual))
     options = without_lacking(operation, options, declaration)
     cotangents = wanted({"output": cotangent(draw, d, shape, 0)}, declaration) if gradients else {}
     return with_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
 
 
 def norm_shapes(rows: int, width: int) -> tuple[NormShape, ...]:
-    """Shapes of x with so many rows and numbers in a row: rows in one axis or two, a row in one axis or two."""
+    """Shapes of x with so many rows and numbers in a row: rows in one axis or two, a row in one axis or, less often,
+    in two.
+    """
     leading = [(rows,), *((part, rows // part) for part in (2, 3) if rows % part == 0 and rows > part)]
-    inner = [(width,), *((part, width // part) for part in (2, 3) if width % part == 0 and width > part)]
+    inner = [*[(width,)] * 4, *((part, width // part) for part in (2, 3) if width % part == 0 and width > part)]
     return tuple(((*front, *back), len(back)) for front in leading for back in inner if len(back) == 1 or back[1] > 1)
 
 

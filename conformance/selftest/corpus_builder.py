@@ -1,7 +1,8 @@
 """`conformance dev corpus`: draw a new version of the frozen corpus.
 
 For every planted fault, the smallest case that shows it by the rule it names; each case once. Cases of the version
-before are kept. With `--harvest` only what attention is given in a trained model is added.
+before are kept. With `--harvest` only what attention is given in a trained model is added, with `--chosen` only the
+cases of `corpus_cases.py`.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from conformance.checks.results import Violation
 from conformance.judge.run import run_probe, silent
 from conformance.models import real
 from conformance.models.stepwise import taken_steps
-from conformance.operations.corpus import entries
+from conformance.operations.corpus import HERE
 from conformance.operations.probes import probes_of
 from conformance.runner.in_process import Examiner
+from conformance.selftest import corpus_cases
 from conformance.selftest.faults import Fault, planted
 from reference_numpy.attention import linear, split_heads
 from specification import KeyPadding
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(str(HERE))
 EXAMPLES, SEED, SHRINKING = 10, 1, 1.0
 """Cases for each probe; seconds for making one smaller."""
 REAL = "real inputs"
@@ -67,6 +69,13 @@ def harvested() -> Iterator[dict[str, Any]]:
         yield fields | {"shows": f"attention {layer} of all-MiniLM-L6-v2 in {dtype}", "material": encode(case)}
 
 
+def drawn() -> Iterator[dict[str, Any]]:
+    """The cases of `corpus_cases.py`."""
+    for one, fault, material in corpus_cases.drawn():
+        fields = {"rule": fault.rule, "title": one.title, "operations": [fault.operation]}
+        yield fields | {"examined_by": one.check.name, "shows": fault.name, "material": encode(material)}
+
+
 def line(shows: str, operations: tuple[str, ...], violation: Violation) -> dict[str, Any]:
     # Uncut: its sizes are then those of generated cases, for which JAX has compiled.
     material = violation.material if violation.uncut is None else violation.uncut
@@ -74,19 +83,18 @@ def line(shows: str, operations: tuple[str, ...], violation: Violation) -> dict[
     return fields | {"examined_by": violation.check.name, "shows": shows, "material": encode(material)}
 
 
-def build(harvest: bool) -> None:
-    old = [
-        {"rule": e.rule, "title": e.title, "operations": list(e.operations), "examined_by": e.check.name,
-         "shows": e.shows, "material": encode(e.material)}
-        for e in (entries() if (FOLDER / "cases.jsonl").exists() else ())
-    ]  # fmt: skip
+def build(harvest: bool, chosen: bool) -> None:
+    """Add cases to the corpus, and write the file and its manifest."""
+    new = harvested() if harvest else drawn() if chosen else (line(*part) for part in failing())
+    path = FOLDER / "cases.jsonl"
+    old = [json.loads(entry) for entry in path.read_bytes().splitlines()] if path.exists() else []
     found: dict[str, dict[str, Any]] = {}
-    for entry in [*old, *(harvested() if harvest else (line(*part) for part in failing()))]:
+    for entry in [*old, *new]:
         material = json.dumps(entry["material"], sort_keys=True)
         if entry["title"] == REAL or len(material) <= LARGEST:
             found.setdefault(entry["examined_by"] + material, entry)
     raw = "".join(json.dumps(entry) + "\n" for entry in found.values()).encode()
-    (FOLDER / "cases.jsonl").write_bytes(raw)
+    path.write_bytes(raw)
     version = 1 + (json.loads((FOLDER / "manifest.json").read_text())["version"] if old else 0)
     content = {"version": version, "cases": len(found), "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()}
     (FOLDER / "manifest.json").write_text(json.dumps(content, indent=1) + "\n")

@@ -3,9 +3,9 @@
     conformance dev detection-probability [--cases 60] [--only MASK-1]
 
 A self-test that catches all of them says little of the next one with another seed. Cases are drawn independently, each
-by a seed of its own (`sampling/draws.py`), so their chances multiply: a fault that shows in the share p of a probe's cases is
-missed by all c of them with probability (1 - p)^c. The first case of most probes is the same in every run, and shows it
-always or never; where a filter rejects the simplest of all, it is drawn like the others.
+by a seed of its own (`sampling/draws.py`), so their chances multiply: a fault that shows in the share p of a probe's
+cases is missed by all c of them with probability (1 - p)^c. The first case of most probes is the same in every run, and
+shows it always or never; where a filter rejects the simplest of all, it is drawn like the others.
 
 A plan's rows are other distributions each, and a run draws every row once, or some of them, chosen by its seed. A fault
 that shows in the share p_r of row r's cases is missed by one cycle of all rows with probability prod (1 - p_r). Of m
@@ -26,6 +26,7 @@ from hypothesis.strategies import SearchStrategy
 from rich.table import Table
 
 from conformance.checks.encoding import encode
+from conformance.diagnosis.attribution import Failure, attributed
 from conformance.judge.checking import EFFORTS
 from conformance.judge.run import breaks, cases_of, run_refusals, seed_of
 from conformance.operations.probes import Probe, probes_of
@@ -146,7 +147,7 @@ def after_probe(probe: Probe, before: Sequence[tuple[Odds, Examiner]], cases: in
         shared = probe.check.prepare(material)
         for index in asked:
             odds, examiner = before[index]
-            shows[index].append(breaks(examiner(probe.check, material, shared)))
+            shows[index].append(shown_by(probe, examiner, material, shared))
             now[index] = odds.after(probe, shows[index], settled)
     return now
 
@@ -165,9 +166,16 @@ def after_plan(probe: Probe, plan: Rows, before: Sequence[tuple[Odds, Examiner]]
             shared = probe.check.prepare(material)
             for index in asked:
                 odds, examiner = before[index]
-                shows[index][row].append(breaks(examiner(probe.check, material, shared)))
+                shows[index][row].append(shown_by(probe, examiner, material, shared))
                 now[index] = odds.after_plan(probe, shows[index], len(plan.strategies))
     return now
+
+
+def shown_by(probe: Probe, examiner: Examiner, material: Any, shared: Any) -> bool:
+    """Whether a case is a violation of the probe's own rule."""
+    findings = examiner(probe.check, material, shared)
+    failure = Failure(probe.rule, probe.check, material, findings)
+    return breaks(findings) and attributed(examiner, failure).rule == probe.rule
 
 
 def starts_the_same(material: SearchStrategy[Any], seed: int) -> bool:

@@ -12,16 +12,13 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from conformance.checks.check import Check
-from conformance.checks.comparison import Finding
 from conformance.checks.results import Tally
 from conformance.judge.checking import EFFORTS
-from conformance.judge.run import STUCK, breaks, run_probe, run_refusals, silent
+from conformance.judge.run import STUCK, run_probe, run_refusals, silent
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import balls_available
 from conformance.runner.cores import kind, start, together
@@ -68,13 +65,16 @@ class Score:
 
 
 class Suspect(Examiner):
-    """Is asked no more once a violation has been seen."""
+    """Examines a fault until a violation of its own rule has been seen."""
 
-    def __call__(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
-        findings = super().__call__(check, material, shared)
-        if breaks(findings):
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.target().make(), TIME_LIMIT)
+        self.rule = fault.rule
+
+    def violates(self, rule: str) -> None:
+        """Stop at the fault's own rule."""
+        if rule == self.rule:
             self.overrun = STUCK
-        return findings
 
 
 # --- faults that are asked together -----------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def companies(faults: Collection[Fault]) -> list[list[int]]:
 def judged(faults: Collection[Fault], effort: str, seed: int) -> Outcome:
     """Of faults that are asked together."""
     first = next(iter(faults))
-    suspects = {fault.title: Suspect(fault.target().make(), TIME_LIMIT) for fault in faults}
+    suspects = {fault.title: Suspect(fault) for fault in faults}
     right = [Examiner(target.make(), TIME_LIMIT) for target in {f.right: f.right_target() for f in faults}.values()]
     tally = Tally()
     with warnings.catch_warnings():

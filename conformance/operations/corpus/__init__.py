@@ -1,9 +1,10 @@
 """The frozen corpus: hard cases, written out in full, that are tried before any generated ones.
 
 Each is the smallest case that showed some mistake, a planted one or a real one; or it is what attention is given in a
-trained model (all-MiniLM-L6-v2) on real sentences, because kernels never meet random normal numbers. The cases lie in
-`cases.jsonl`, one to a line, as `conformance.checks.encoding` writes them, and `manifest.json` holds the version
-and the SHA-256 of that file: they stay the same whatever is installed. `build.py` writes a new version.
+trained model (all-MiniLM-L6-v2) on real sentences, because kernels never meet random normal numbers. Some lie past a
+size of each dimension, in memory layouts, among special numbers, or follow other calls. The cases lie in `cases.jsonl`,
+one to a line, as `conformance.checks.encoding` writes them. `manifest.json` holds the version and the SHA-256 of that
+file: they stay the same whatever is installed. `conformance dev corpus` writes a new version.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.cases.features import within
-from conformance.checks.catalogue import CHECKS, taken_as_array
+from conformance.checks.catalogue import AFTER_OTHER_CALLS, CHECKS, taken_as_array
 from conformance.checks.check import Check
 from conformance.checks.encoding import decode
 from conformance.oracle.reference import balls_available
@@ -41,6 +42,11 @@ class Entry(NamedTuple):
     @property
     def case(self) -> Case:
         return self.check.case_of(self.material)
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """All that the subject is asked, one after the other."""
+        return self.material if self.check == AFTER_OTHER_CALLS else (self.case,)
 
 
 def manifest() -> dict[str, Any]:
@@ -68,11 +74,16 @@ def entries_for(operations: set[str], declaration: Declaration) -> list[Entry]:
         entry._replace(material=as_declared(entry.material, declaration))
         for entry in entries()
         if set(entry.operations) <= operations
-        and within(entry.case, declaration)
         and taken_as_array(entry.check, declaration)
-        and promised(entry.case, declaration)
-        and (entry.case.dtype != "float64" or balls_available())
+        and all(taken(case, declaration) for case in entry.cases)
     ]
+
+
+def taken(case: Case, declaration: Declaration) -> bool:
+    """Whether the subject takes the case, and it can be judged here."""
+    lies = declaration.strides or not case.memory
+    judged = case.dtype != "float64" or balls_available()
+    return lies and judged and within(case, declaration) and promised(case, declaration)
 
 
 def as_declared(material: Any, declaration: Declaration) -> Any:

@@ -89,6 +89,7 @@ RANGES = {
         "key_heads": (2,),
         "group_ratio": (1, 2),
     },
+    "merges": {"batch": (5, 300), "key_heads": (8, 32), "queries": (16, 128, 1024), "value_width": (16, 64, 128, 256)},
 }
 """Plans by name: the dimensions that each varies, with the ends of the ranges whose pairs must meet."""
 

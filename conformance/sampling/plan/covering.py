@@ -40,12 +40,12 @@ def covering(levels: Levels, fits: Fits, strength: int = 2) -> list[LevelRow]:
 def with_sizes(
     level_rows: Sequence[LevelRow], levels: Levels, fits: Fits, every: Collection[str], seed: int = 0
 ) -> list[Row]:
-    """Choose a size of each level: one that no row has yet, if there is one. More rows have the largest size of each
-    dimension, and all sizes of those in `every`, as far as no row has them yet.
+    """Choose a size of each level: one that no row has yet, if there is one. More rows have the three largest sizes of
+    each dimension, and all sizes of those in `every`, as far as no row has them yet.
     """
     rng = np.random.default_rng(seed)
     unused = {(name, size) for name in levels for level in levels[name] for size in level}
-    largest = {(name, levels[name][-1][-1]) for name in levels}
+    largest = {(name, size) for name in levels for size in levels[name][-1][-3:]}
     rows = [sized(row, levels, fits, unused, rng) for row in level_rows]
     while wanted := {pair for pair in unused if pair in largest or pair[0] in every}:
         rows.append(packed(levels, fits, unused, max(wanted, key=lambda pair: (pair[1], pair[0])), rng))
