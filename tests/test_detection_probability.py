@@ -27,6 +27,7 @@ from conformance.selftest.detection_probability import (
     odds_table,
     starts_the_same,
 )
+from conformance.selftest.faults import Fault, planted
 from conformance.selftest.selftest import judged
 
 SEED = 20260101

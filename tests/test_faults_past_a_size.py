@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.sizes import Sizes
-from conformance.checks.catalogue import AGREEMENT
+from conformance.checks.catalogue import AGREEMENT, truth_and_bounds
 from conformance.judge.run import breaks
 from conformance.runner.in_process import Examiner
 from conformance.sampling.draws import of_seed

@@ -26,6 +26,9 @@ from conformance.cases.layouts import (
     shared_axes,
     strided,
 )
+from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
+from conformance.checks.encoding import decode, encode
+from conformance.checks.results import Violation
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.diagnosis.naming import diagnosis
 from conformance.judge.run import run_probe, silent

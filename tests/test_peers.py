@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from conformance.bounds import bound
+from conformance.cases.arguments import arguments
 from conformance.cases.case import Case
 from conformance.cases.features import within
-from conformance.checks.catalogue import EXAMINATIONS
+from conformance.checks.catalogue import AGREEMENT
 from conformance.judge import run
 from conformance.oracle.reference import oracle
 from conformance.peers import PEERS, heads
@@ -310,10 +311,10 @@ def test_a_case_that_is_made_smaller_stays_within_the_path() -> None:
     within_path, beyond = attention(Causal(0), Q=7), attention(Causal(-6), Q=7)
     assert judgement.asks(within_path)
     assert not judgement.asks(beyond)
-    asked = EXAMINATIONS["agreement"]
-    assert examiner("agreement", within_path, asked.prepare(within_path)) != []
-    assert examiner("agreement", beyond, asked.prepare(beyond)) == []
-    refused = examiner_of(peer)("agreement", beyond, asked.prepare(beyond))
+    asked = AGREEMENT
+    assert examiner(AGREEMENT, within_path, asked.prepare(within_path)) != []
+    assert examiner(AGREEMENT, beyond, asked.prepare(beyond)) == []
+    refused = examiner_of(peer)(AGREEMENT, beyond, asked.prepare(beyond))
     assert "raised NotImplementedError" in refused[0].message
 
 
