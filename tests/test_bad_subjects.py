@@ -22,7 +22,7 @@ import reference_numpy
 import torch_impl
 from conformance.cases import expectations
 from conformance.cases.case import Case
-from conformance.checks import catalogue as examinations
+from conformance.checks import catalogue as checks
 from conformance.checks.catalogue import AGREEMENT, DESCRIPTION, DETERMINISM
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding
@@ -218,8 +218,8 @@ def failing_judge(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyError("lost")
         return judge(case, *arguments)
 
-    judge = examinations.judge
-    monkeypatch.setattr(examinations, "judge", fails)
+    judge = checks.judge
+    monkeypatch.setattr(checks, "judge", fails)
 
 
 @pytest.mark.usefixtures("failing_judge")
@@ -663,8 +663,8 @@ def test_gradients_of_ids_are_of_no_account() -> None:
     inputs = {"table": np.ones((3, 2), np.float32), "ids": np.array([0, 2, 2])}
     case = Case("embedding", "float32", inputs, {"scaled": False}, {"output": np.ones((3, 2), np.float32)})
     examiner = Examiner(Target(reference_numpy.embedding, "embedding", given={"vjp": gradients}).make())
-    for examination in (AGREEMENT, DETERMINISM):
-        findings = examiner(examination, case, examination.prepare(case))
+    for check in (AGREEMENT, DETERMINISM):
+        findings = examiner(check, case, check.prepare(case))
         assert all(finding.ratio <= 1 for finding in findings)
 
 
@@ -717,7 +717,7 @@ ATTENTION = Case(
 
 
 def ratio(function: Callable[..., Any], check: Check[Any, Any], case: Case, arrays: str = "torch") -> tuple[float, str]:
-    """The worst of an examination, and what it says."""
+    """The worst of a check, and what it says."""
     examiner = Examiner(Target(function, case.operation, arrays).make(), 10)
     worst = max(examiner(check, case, check.prepare(case)), key=lambda found: found.ratio)
     return worst.ratio, worst.message

@@ -15,7 +15,7 @@ from conformance.cases.case import Case
 from conformance.checks.catalogue import truth_and_bounds
 from conformance.checks.comparison import Finding
 from conformance.checks.comparison import judge as judged
-from conformance.checks.independence import examine_determinism
+from conformance.checks.independence import check_determinism
 from conformance.peers.engines import Engine
 from specification.engines import Choice
 from tests import test_engine_inputs, test_engine_transformations
@@ -220,7 +220,7 @@ WRONG: dict[str, Wrong] = {
     ),
     "another engine than the explained one": Wrong(lambda patch: explained("torch_impl", patch), always_literal),
     "inputs changed": Wrong(
-        lambda _: conforms(worst(examine_determinism(subject(BLOCKED), forward_only("all"), None))), changing_the_query
+        lambda _: conforms(worst(check_determinism(subject(BLOCKED), forward_only("all"), None))), changing_the_query
     ),
     "strides not looked at": Wrong(
         lambda _: test_engine_inputs.test_strides_do_not_matter(FUSED, "none"),

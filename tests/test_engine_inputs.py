@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from conformance.cases.layouts import LAYOUTS, SHARED
-from conformance.checks.independence import examine_determinism, examine_memory
+from conformance.checks.independence import check_determinism, check_memory
 from conformance.peers.engines import Engine, limited
 from conformance.sampling.layouts import in_memory
 from conformance.subjects.frameworks import TorchArrays
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 def test_same_bits_and_inputs_as_they_were(engine: Engine, name: str) -> None:
     if engine is PIECES and name == "upper left":
         pytest.skip("has no special case of it")
-    finding = worst(examine_determinism(subject(engine), CASES[name], None))
+    finding = worst(check_determinism(subject(engine), CASES[name], None))
     assert finding.ratio <= 1, str(finding)
 
 
@@ -39,7 +39,7 @@ def test_same_bits_and_inputs_as_they_were(engine: Engine, name: str) -> None:
 def test_strides_do_not_matter(engine: Engine, name: str) -> None:
     for layout in set(LAYOUTS) - set(SHARED):
         case = in_memory(CASES[name], dict.fromkeys((*CASES[name].inputs, "mask", "cotangent"), layout))
-        finding = worst(examine_memory(subject(engine), case, truth(name)))
+        finding = worst(check_memory(subject(engine), case, truth(name)))
         assert finding.ratio <= 1, f"{layout}: {finding}"
 
 

@@ -24,7 +24,7 @@ from conformance.cases.expectations import Exact
 from conformance.checks.catalogue import truth_and_bounds
 from conformance.checks.comparison import Finding
 from conformance.checks.comparison import judge as judged
-from conformance.checks.independence import examine_determinism
+from conformance.checks.independence import check_determinism
 from conformance.peers.engines import judge
 from tests.engine_cases import agreement, module_of, subject, worst
 from tests.test_engine_isolation import HIDING, SPECIAL, spoiled, truth_of_hiding
@@ -145,7 +145,7 @@ def test_nothing_beside_the_inputs_is_read(tiles_of_16: None) -> None:
 
 @pytest.mark.rule("ATT-13")
 def test_same_bits_again(tiles_of_16: None) -> None:
-    finding = worst(examine_determinism(subject(TRITON), LARGE_CASES["causal in segments, bfloat16"], None))
+    finding = worst(check_determinism(subject(TRITON), LARGE_CASES["causal in segments, bfloat16"], None))
     assert finding.ratio <= 1, str(finding)
 
 

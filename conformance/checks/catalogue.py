@@ -20,13 +20,13 @@ from conformance.cases.expectations import Planted, empty_rows, expectation
 from conformance.cases.mask_predicate import dense_meaning
 from conformance.checks.check import Check, Findings, first, nothing
 from conformance.checks.comparison import Finding, judge
-from conformance.checks.independence import examine_determinism, examine_memory
+from conformance.checks.independence import check_determinism, check_memory
 from conformance.checks.refusals import Refusal, refused
 from conformance.checks.state import (
-    examine_history,
-    examine_interleaved,
-    examine_repetitions,
-    examine_threads,
+    check_history,
+    check_interleaved,
+    check_repetitions,
+    check_threads,
     prepare_all,
 )
 from conformance.oracle.reference import oracle
@@ -40,7 +40,7 @@ def truth_and_bounds(case: Case) -> tuple[Any, Any]:
     return oracle(case), bound(case)
 
 
-def examine_agreement(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
+def check_agreement(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
     return judge(case, subject(case), *shared)
 
 
@@ -51,7 +51,7 @@ def prepare_description(case: Case) -> tuple[Any, Any, Any]:
     return dense_meaning(case), *truth_and_bounds(case)
 
 
-def examine_description(subject: Subject, case: Case, shared: tuple[Any, Any, Any]) -> Findings:
+def check_description(subject: Subject, case: Case, shared: tuple[Any, Any, Any]) -> Findings:
     """The array is the description's meaning exactly, and attention by that array gives what the description gives."""
     meaning, truth, bounds = shared
     B, H, Q, K = meaning.shape
@@ -71,7 +71,7 @@ def stands_for(array: np.ndarray, meaning: np.ndarray) -> bool:
     return fits and np.array_equal(np.broadcast_to(array, meaning.shape), meaning)
 
 
-def examine_shapes(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
+def check_shapes(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
     """A mask [Q, K], also as [1, 1, Q, K] and as [B, H, Q, K], a bare array and `Dense` of it: all mean the same."""
     array = np.asarray(case.options["mask"].array)
     whole = np.broadcast_to(array, (*case.inputs["query"].shape[:2], *array.shape))
@@ -87,7 +87,7 @@ def prepare_planted(planted: Planted) -> tuple[Any, Any]:
     return expectation(planted, oracle(planted.clean)), bound(planted.clean)
 
 
-def examine_planted(subject: Subject, planted: Planted, shared: tuple[Any, Any]) -> Findings:
+def check_planted(subject: Subject, planted: Planted, shared: tuple[Any, Any]) -> Findings:
     """NaN where NaN is due, the clean case's answer elsewhere; a planted infinity may also show as an infinity."""
     answers = subject(planted.planted)
     if planted.infinite:
@@ -97,7 +97,7 @@ def examine_planted(subject: Subject, planted: Planted, shared: tuple[Any, Any])
     return judge(planted.planted, answers, *shared)
 
 
-def examine_empty_rows(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
+def check_empty_rows(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
     """Agreement, and exact zeros where a row allows nothing: for these no rounding is an excuse."""
     answers = subject(case)
     findings = judge(case, answers, *shared)
@@ -116,7 +116,7 @@ def prepare_twin(twins: tuple[Case, Case]) -> tuple[Any, Any]:
     return truth_and_bounds(twins[1])
 
 
-def examine_twin(subject: Subject, twins: tuple[Case, Case], shared: tuple[Any, Any]) -> Findings:
+def check_twin(subject: Subject, twins: tuple[Case, Case], shared: tuple[Any, Any]) -> Findings:
     """The first case must give what the second, harmless one gives, gradients included."""
     return judge(twins[0], subject(twins[0]), *shared)
 
@@ -129,7 +129,7 @@ def prepare_towering(twins: tuple[Case, Case]) -> tuple[Any, Any]:
     return truth, bounds | ({name: bound(twins[0])[name]} if name in bounds else {})
 
 
-def examine_towering(subject: Subject, twins: tuple[Case, Case], shared: tuple[Any, Any]) -> Findings:
+def check_towering(subject: Subject, twins: tuple[Case, Case], shared: tuple[Any, Any]) -> Findings:
     """Output and the values' gradient as in the harmless case; the others are as large as the scale, but no NaN."""
     truth, bounds = shared
     answers = subject(twins[0])
@@ -166,7 +166,7 @@ def prepare_split(split: tuple[Case, tuple[int, ...]]) -> tuple[Any, Any]:
     return truth, merged_bound(parts_of(case, cuts))
 
 
-def examine_split(subject: Subject, split: tuple[Case, tuple[int, ...]], shared: tuple[Any, Any]) -> Findings:
+def check_split(subject: Subject, split: tuple[Case, tuple[int, ...]], shared: tuple[Any, Any]) -> Findings:
     case, cuts = split
     named = {}
     for i, part in enumerate(parts_of(case, cuts)):
@@ -179,14 +179,14 @@ def examine_split(subject: Subject, split: tuple[Case, tuple[int, ...]], shared:
 # --- layer norm -------------------------------------------------------------------------------------------------------
 
 
-def examine_constant_rows(subject: Subject, case: Case, shared: Any) -> Findings:
+def check_constant_rows(subject: Subject, case: Case, shared: Any) -> Findings:
     bias = case.inputs.get("bias")
     expected = np.zeros_like(case.inputs["x"]) if bias is None else np.broadcast_to(bias, case.inputs["x"].shape)
     got = subject(case)["output"]
     return [zero("output - bias", got.astype(float) - expected.astype(case.inputs["x"].dtype).astype(float))]
 
 
-def examine_spoiled_rows(subject: Subject, material: Any, shared: tuple[Any, Any]) -> Findings:
+def check_spoiled_rows(subject: Subject, material: Any, shared: tuple[Any, Any]) -> Findings:
     """Non-finite where it must be; the clean case's answer in all other rows."""
     dirty, clean, reached, rows = material
     truth, bounds = shared
@@ -200,7 +200,7 @@ def examine_spoiled_rows(subject: Subject, material: Any, shared: tuple[Any, Any
 # --- answers at all ---------------------------------------------------------------------------------------------------
 
 
-def examine_answers(subject: Subject, case: Case, truth: dict[str, Any]) -> Findings:
+def check_answers(subject: Subject, case: Case, truth: dict[str, Any]) -> Findings:
     """Every result and gradient in its shape and dtype, whatever it holds."""
     anything = {name: np.full(exact.high.shape, np.inf) for name, exact in truth.items()}
     return [f._replace(ratio=0.0) if not f.message else f for f in judge(case, subject(case), truth, anything)]
@@ -209,12 +209,12 @@ def examine_answers(subject: Subject, case: Case, truth: dict[str, Any]) -> Find
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-def examine_refusal(subject: Subject, refusal: Refusal, shared: None) -> Findings:
+def check_refusal(subject: Subject, refusal: Refusal, shared: None) -> Findings:
     message = refused(subject, refusal)
     return [Finding(refusal.title, np.inf if message else 0.0, message=message)]
 
 
-def examine_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
+def check_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
     """A case beyond what the subject declares: refused, or answered rightly all the same, but not wrongly."""
     try:
         worst = max(judge(case, subject(case), *shared), key=lambda finding: finding.ratio)
@@ -238,7 +238,7 @@ def prepare_steps(steps: Steps) -> list[Any]:
     return [CHECKS[name].prepare(material) for name, material in steps]
 
 
-def examine_steps(subject: Subject, steps: Steps, shared: list[Any]) -> Findings:
+def check_steps(subject: Subject, steps: Steps, shared: list[Any]) -> Findings:
     """The findings of the last; those before it are only called, whatever comes of it."""
     for (name, material), own in zip(steps[:-1], shared[:-1], strict=True):
         try:
@@ -270,27 +270,27 @@ def asks_nothing(subject: Subject, material: Any, shared: None) -> Findings:
     return []
 
 
-AGREEMENT = Check("agreement", truth_and_bounds, examine_agreement)
-DESCRIPTION = Check("description", prepare_description, examine_description)
-SHAPES = Check("shapes", truth_and_bounds, examine_shapes)
-PLANTED = Check("planted", prepare_planted, examine_planted, planted_case)
-EMPTY_ROWS = Check("empty rows", truth_and_bounds, examine_empty_rows)
-TWIN = Check("twin", prepare_twin, examine_twin, first)
-TOWERING = Check("towering", prepare_towering, examine_towering, first)
-DETERMINISM = Check("determinism", nothing, examine_determinism)
-MEMORY = Check("memory", truth_and_bounds, examine_memory)
-AFTER_OTHER_CALLS = Check("after other calls", prepare_all, examine_history, first, tells_size=False)
-REPETITIONS = Check("repetitions", nothing, examine_repetitions)
-INTERLEAVED = Check("interleaved", prepare_all, examine_interleaved, first, tells_size=False)
-THREADS = Check("threads", prepare_all, examine_threads, first, tells_size=False)
-CALLS_IN_ORDER = Check("calls in order", prepare_steps, examine_steps, last_case, tells_size=False)
-SPLIT = Check("split", prepare_split, examine_split, first)
-CONSTANT_ROWS = Check("constant rows", nothing, examine_constant_rows)
-SPOILED_ROWS = Check("spoiled rows", prepare_twin, examine_spoiled_rows, first)
-ANSWERS = Check("answers", oracle, examine_answers)
+AGREEMENT = Check("agreement", truth_and_bounds, check_agreement)
+DESCRIPTION = Check("description", prepare_description, check_description)
+SHAPES = Check("shapes", truth_and_bounds, check_shapes)
+PLANTED = Check("planted", prepare_planted, check_planted, planted_case)
+EMPTY_ROWS = Check("empty rows", truth_and_bounds, check_empty_rows)
+TWIN = Check("twin", prepare_twin, check_twin, first)
+TOWERING = Check("towering", prepare_towering, check_towering, first)
+DETERMINISM = Check("determinism", nothing, check_determinism)
+MEMORY = Check("memory", truth_and_bounds, check_memory)
+AFTER_OTHER_CALLS = Check("after other calls", prepare_all, check_history, first, tells_size=False)
+REPETITIONS = Check("repetitions", nothing, check_repetitions)
+INTERLEAVED = Check("interleaved", prepare_all, check_interleaved, first, tells_size=False)
+THREADS = Check("threads", prepare_all, check_threads, first, tells_size=False)
+CALLS_IN_ORDER = Check("calls in order", prepare_steps, check_steps, last_case, tells_size=False)
+SPLIT = Check("split", prepare_split, check_split, first)
+CONSTANT_ROWS = Check("constant rows", nothing, check_constant_rows)
+SPOILED_ROWS = Check("spoiled rows", prepare_twin, check_spoiled_rows, first)
+ANSWERS = Check("answers", oracle, check_answers)
 NOTHING = Check("nothing", nothing, asks_nothing, tells_size=False)
-REFUSAL = Check("refusal", nothing, examine_refusal, refused_case, tells_size=False)
-UNSUPPORTED = Check("unsupported", truth_and_bounds, examine_unsupported, tells_size=False)
+REFUSAL = Check("refusal", nothing, check_refusal, refused_case, tells_size=False)
+UNSUPPORTED = Check("unsupported", truth_and_bounds, check_unsupported, tells_size=False)
 
 CHECKS: dict[str, Check[Any, Any]] = {
     check.name: check

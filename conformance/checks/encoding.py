@@ -1,4 +1,4 @@
-"""What an examination works on, as JSON and back: exact to the bit, and readable by any NumPy.
+"""What a check works on, as JSON and back: exact to the bit, and readable by any NumPy.
 
 Plain values are themselves. An array is {"array": dtype, "shape": [...], "data": base64 of its little-endian bytes,
 compressed by zlib}, a number that JSON lacks {"float": "nan"}, a tuple {"tuple": [...]}, a dictionary {"dict": {...}},

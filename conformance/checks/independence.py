@@ -1,4 +1,4 @@
-"""Examinations of what a result must not depend on: other calls, and how arrays lie in memory (ATT-13)."""
+"""Checks of what a result must not depend on: other calls, and how arrays lie in memory (ATT-13)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Ask = Callable[[Subject, Case, Arrays, dict[str, Any]], Arrays]
 """(subject, case, inputs, options) -> what it returns, by name, still the framework's own arrays."""
 
 
-def examine_determinism(subject: Subject, case: Case, shared: Any) -> Findings:
+def check_determinism(subject: Subject, case: Case, shared: Any) -> Findings:
     """The same bits twice, another call in between; arguments untouched; results that share no memory with anything.
 
     For the gradients first, where the case has cotangents: a function that keeps its answers may keep them without what
@@ -167,7 +167,7 @@ def laid_out(subject: Subject, lay: Callable[[str, Any], Any]) -> Subject:
     return other
 
 
-def examine_memory(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
+def check_memory(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
     """Agreement; a subject may refuse arrays whose last axis has another stride than 1 by an error."""
     try:
         answers = subject(case)

@@ -66,7 +66,7 @@ class Violation:
     mistakes that give the same answers. threshold: at which sizes it fails, and at which not, in a sentence.
     time_limit: seconds that the subject had for one case, where there was a limit. steady: the case failed each time
     it was asked; False where a smaller one, or the case itself, then passed. before:
-    the examinations before it, as far as they are remembered.
+    the checks before it, as far as they are remembered.
     """
 
     rule: str

@@ -59,7 +59,7 @@ def right(findings: Findings) -> bool:
 # --- one call after another -------------------------------------------------------------------------------------------
 
 
-def examine_history(subject: Subject, cases: Cases, shared: Shared) -> Findings:
+def check_history(subject: Subject, cases: Cases, shared: Shared) -> Findings:
     """Every answer is judged by its own exact values. Whether state is to blame, a fresh process tells."""
     findings = []
     for number, (case, own) in enumerate(zip(cases, shared, strict=True), 1):
@@ -73,7 +73,7 @@ def examine_history(subject: Subject, cases: Cases, shared: Shared) -> Findings:
 # --- many equal calls -------------------------------------------------------------------------------------------------
 
 
-def examine_repetitions(subject: Subject, case: Case, shared: Any) -> Findings:
+def check_repetitions(subject: Subject, case: Case, shared: Any) -> Findings:
     """The same bits in every one of many equal calls."""
     end, last, first, calls = time.thread_time() + SECONDS, time.monotonic() + LONGEST, bits(subject(case)), 1
     while calls < CALLS and time.thread_time() < end and time.monotonic() < last:
@@ -92,7 +92,7 @@ def bits(answers: Answers) -> dict[str, bytes]:
 # --- calls whose forward and backward passes alternate ----------------------------------------------------------------
 
 
-def examine_interleaved(subject: Subject, cases: Cases, shared: Shared) -> Findings:
+def check_interleaved(subject: Subject, cases: Cases, shared: Shared) -> Findings:
     """Forward passes of all cases, then their backward passes; then two backward passes of one forward pass.
 
     A case that is wrong by itself is not asked for here.
@@ -182,7 +182,7 @@ class Caller(threading.Thread):
             self.raised = error
 
 
-def examine_threads(subject: Subject, cases: Cases, shared: Shared) -> Findings:
+def check_threads(subject: Subject, cases: Cases, shared: Shared) -> Findings:
     """Right answers where several threads call at the same time. A case that is wrong by itself is not asked for."""
     asked = [(case, own) for case, own in zip(cases, shared, strict=True) if answered(subject, case, own).ratio <= 1]
     if len(asked) < 2:

@@ -30,14 +30,14 @@ SECONDS = 2.0
 """Spent at most on trying mistakes on one case."""
 
 
-def examine_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shared: None) -> list[Finding]:
-    """One finding for each mistake that matches; material: the violation's examination, material and finding.
+def check_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shared: None) -> list[Finding]:
+    """One finding for each mistake that matches; material: the violation's check, material and finding.
 
     None where the answers are now right: asked in this way, or this time, the subject makes no mistake.
     """
     check, failing, finding = material
     if isinstance(failing, Planted):  # a mistake in numbers says more than what becomes of NaN
-        plain = examine_diagnosis(subject, (check, failing.clean, finding), shared)
+        plain = check_diagnosis(subject, (check, failing.clean, finding), shared)
         return plain or [named(name) for name in of_planted(failing, finding)]
     parts = failing if isinstance(failing, tuple) else (failing,)
     asked, judged = parts[0], parts[1] if check in (TWIN, TOWERING) else parts[0]
@@ -190,4 +190,4 @@ def of_planted(planted: Planted, finding: Finding) -> list[str]:
     return ["NaN is swallowed"] if np.isnan(finding.expected) else []
 
 
-DIAGNOSIS = Check("diagnosis", nothing, examine_diagnosis, tells_size=False)
+DIAGNOSIS = Check("diagnosis", nothing, check_diagnosis, tells_size=False)

@@ -29,7 +29,7 @@ OF_MANY = ("offset",)
 OF_SIZES = frozenset({"cross", "value_width"})
 """Features that say no more than that two sizes differ."""
 ASKED_BEYOND = (REFUSAL, UNSUPPORTED, NOTHING)
-"""Examinations by which nothing is found but what they ask for."""
+"""Checks by which nothing is found but what they ask for."""
 OF_CALLS = "ATT-13"
 """The rule of how it is called: from what breaks it no wrong numbers follow."""
 

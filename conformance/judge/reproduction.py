@@ -41,7 +41,7 @@ BY_ITSELF = (
     *(NOTHING, REFUSAL, UNSUPPORTED, ANSWERS, CALLS_IN_ORDER),
     *(DETERMINISM, REPETITIONS, INTERLEAVED, THREADS, MEMORY),
 )
-"""Examinations whose findings stand: they are about no numbers, or compare calls of their own."""
+"""Checks whose findings stand: they are about no numbers, or compare calls of their own."""
 TOOK_TOO_LONG = "took longer than"
 NOT_ALONE = f"{DEPENDS}, or is not reproducible: right in a fresh process"
 NOT_AGAIN = f"{CHANGES}: right when the same is asked again"

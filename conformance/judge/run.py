@@ -228,7 +228,7 @@ def violation(
 
 
 def before_last(examiner: Examiner) -> tuple[Any, ...]:
-    """The examinations before the latest, as far as they are remembered."""
+    """The checks before the latest, as far as they are remembered."""
     return tuple(examiner.log)[:-1]
 
 
@@ -317,7 +317,7 @@ OF_DTYPES = ("ATT-9", "NORM-2")
 def asking(found: Violation, examiner: Examiner) -> Callable[[Material], list[Finding] | None]:
     """What the subject gets wrong of materials like the violation's; None where it gets nothing wrong.
 
-    What is made from a material may no longer be what its examination takes for granted (rows that are constant, two
+    What is made from a material may no longer be what its check takes for granted (rows that are constant, two
     cases with one answer). Then the definition fails too, and nothing is wrong.
     """
     definition = Examiner(NumpySubject())

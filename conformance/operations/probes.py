@@ -1,4 +1,4 @@
-"""Probes: for every rule, the cases that test it, and by which examination."""
+"""Probes: for every rule, the cases that test it, and by which check."""
 
 from __future__ import annotations
 

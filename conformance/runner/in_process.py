@@ -24,14 +24,14 @@ from conformance.runner.limits import TooSlow, limited, valid_limit
 from conformance.subjects.subject import Subject, WrongAnswer, first_line
 
 TIME_LIMIT = 30.0
-"""Seconds for one examination (one case, a few calls), compilation included."""
+"""Seconds for one check (one case, a few calls), compilation included."""
 
 LOOKING = 10
-"""After so many examinations a look whether too much code was compiled; each may compile for a shape of its own."""
+"""After so many checks a look whether too much code was compiled; each may compile for a shape of its own."""
 
 
 LOGGED = 20
-"""So many of the latest examinations are remembered, for what depends on earlier calls."""
+"""So many of the latest checks are remembered, for what depends on earlier calls."""
 
 Step = tuple[Check[Any, Any], Any, Any]
 """(check, its material, what it has prepared)."""
@@ -65,8 +65,8 @@ def new_log() -> deque[Logged]:
 
 
 class Examiner:
-    """Examines a subject here. `printed`: what it wrote to standard output. `overrun`: examinations that took too long.
-    `asked`: examinations. `log`: the latest of them. `sizes`: those that it takes.
+    """Examines a subject here. `printed`: what it wrote to standard output. `overrun`: checks that took too long.
+    `asked`: checks. `log`: the latest of them. `sizes`: those that it takes.
     `never_given`: parameters of a function that are none of the operation's.
 
     time_limit: None for no limit and no capture of what is printed. ValueError for one that cannot be kept.

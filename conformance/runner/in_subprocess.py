@@ -207,7 +207,7 @@ def serve(pipe: Connection, target: Target, time_limit: float) -> None:
 
 
 def answer(examiner: Examiner, *asked: Any) -> Any:
-    """(findings, what was printed, examinations that took too long), or what went wrong in the judge."""
+    """(findings, what was printed, checks that took too long), or what went wrong in the judge."""
     try:
         with judging():
             return examiner(*asked), examiner.printed, examiner.overrun
