@@ -135,13 +135,21 @@ VECTOR_WIDTHS: tuple[NormShape, ...] = tuple(((3, width), 1) for width in (4, 8,
 """Rows of norms that kernels read in vectors of 16 bytes."""
 
 
+KERNEL_TILES = (
+    *(Sizes(2, 4, 2, 5, 70, 128, 64), Sizes(2, 4, 2, 3, 70, 64, 128), Sizes(2, 2, 2, 4, 130, 128, 128)),
+    *(Sizes(2, 4, 2, 2, 70, 128, 96), Sizes(3, 2, 2, 6, 80, 64, 64)),
+)
+"""Widths for which kernels are made, and more than one tile of keys."""
+
+
 def memory_plans(operation: str, declaration: Declaration) -> st.SearchStrategy[Case]:
     """Cases of an operation in the sizes for which kernels read arrays in their own way, mostly with all arrays."""
     if operation in NORMS:
         return generation.norm_cases(operation, plans=(*NORM_SHAPES, *VECTOR_WIDTHS), declaration=declaration)
     if not operation.startswith("attention"):
         return generation.operation_cases(operation, declaration=declaration)
-    cases = partial(generation.attention_cases, operation, plans=(*SHORT, *KERNEL_WIDTHS), declaration=declaration)
+    plans = (*SHORT[:2], *KERNEL_WIDTHS, *KERNEL_TILES)
+    cases = partial(generation.attention_cases, operation, plans=plans, declaration=declaration)
     if not {"bias", "dense"} & declaration.features:
         return cases()
     every = cases("dense" if "dense" in declaration else "none", tuple({"bias"} & declaration.features))
@@ -326,7 +334,7 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
             for name in OPERATIONS
         ),
         *(
-            Probe("ATT-13", f"memory of {name}: {layout}", (name,), material, by, 1.0 if name in NORMS else 0.5)
+            Probe("ATT-13", f"memory of {name}: {layout}", (name,), material, by)
             for name in OPERATIONS
             for layout in LAYOUTS
             if name != "sinusoidal_positions" and declaration.strides
@@ -372,15 +380,15 @@ def companion_probes(declaration: Declaration) -> list[Probe]:
 def state_probes(name: str, declaration: Declaration) -> list[Probe]:
     """What an operation keeps between calls, or shares among them."""
     few = st.one_of(*histories(name, declaration, 3).values())
-    few_shapes, cheap = 0.1 if declaration.compiled else 1.0, name in NORMS and not declaration.compiled
+    few_shapes = 0.1 if declaration.compiled else 1.0
     found = [
-        (f"after other {kind} in {name}", calls, AFTER_OTHER_CALLS, (0.4 if cheap else 0.2) * few_shapes)
+        (f"after other {kind} in {name}", calls, AFTER_OTHER_CALLS, (0.4 if name in NORMS else 0.2) * few_shapes)
         for kind, calls in histories(name, declaration).items()
     ]
     found.append((f"many equal calls of {name}", repeatable(name, declaration), REPETITIONS, 1.0 * few_shapes))
     if "gradients" in declaration and name != "sinusoidal_positions":
         found.append((f"alternating passes of {name}", asking_gradients(few, 2), INTERLEAVED, 0.3))
-    found.append((f"several threads in {name}", few, THREADS, 0.8 if cheap else 0.3))
+    found.append((f"several threads in {name}", few, THREADS, 0.3 if declaration.compiled else 0.8))
     return [Probe("ATT-13", title, (name,), material, by, weight) for title, material, by, weight in found]
 
 
@@ -495,8 +503,8 @@ def attention_at_sizes(declaration: Declaration) -> list[Probe]:
         *(at("ATT-12", "gradients", plan, focus=gradients, others=True) for plan in ("features", "lengths", "heads")),
         at("ATT-12", "gradients", "widths", focus=gradients),
         *(
-            at("ATT-12", f"gradients beside {name}", "features", 0.5, focus=(*gradients, name))
-            for name in ("bias", "sinks", "softcap")
+            at("ATT-12", f"gradients beside {name}", "features", weight, focus=(*gradients, name))
+            for name, weight in (("bias", 2.0), ("sinks", 2.0), ("softcap", 0.5))
         ),
     ]
 
