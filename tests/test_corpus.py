@@ -12,7 +12,7 @@ from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT
 from conformance.judge.judged_rules import JUDGED
 from conformance.operations.corpus import Entry, entries, entries_for, manifest
 from conformance.selftest.faults import Fault, absent, planted
-from conformance.selftest.selftest import corpus_cases
+from conformance.selftest import corpus_cases
 
 if absent():
     pytest.skip(f"the faults need {', '.join(absent())}", allow_module_level=True)
