@@ -11,8 +11,8 @@ from conformance.cases.features import dimensions
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT
 from conformance.judge.judged_rules import JUDGED
 from conformance.operations.corpus import Entry, entries, entries_for, manifest
-from conformance.selftest.faults import Fault, absent, planted
 from conformance.selftest import corpus_cases
+from conformance.selftest.faults import Fault, absent, planted
 
 if absent():
     pytest.skip(f"the faults need {', '.join(absent())}", allow_module_level=True)

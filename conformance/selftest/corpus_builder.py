@@ -26,8 +26,8 @@ from conformance.models.stepwise import taken_steps
 from conformance.operations.corpus import HERE
 from conformance.operations.probes import probes_of
 from conformance.runner.in_process import Examiner
-from conformance.selftest.faults import Fault, planted
 from conformance.selftest import corpus_cases
+from conformance.selftest.faults import Fault, planted
 from reference_numpy.attention import linear, split_heads
 from specification import KeyPadding
 
