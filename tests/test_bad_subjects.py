@@ -71,11 +71,15 @@ def slow_with_masks(query, key, value, *, mask=None):
     return good(query, key, value, mask=mask)
 
 
+def spoilt():
+    raise RuntimeError("spoilt")
+
+
 def spoils_the_judge(query, key, value, *, mask=None):
     if mask is not None:
-        from conformance.checks import catalogue
+        from conformance.runner import in_subprocess
 
-        catalogue.judge = None
+        in_subprocess.judging = spoilt
     return good(query, key, value, mask=mask)
 
 
@@ -84,7 +88,7 @@ calls = []
 
 def interrupted(query, key, value, *, mask=None):
     calls.append(1)
-    if len(calls) > 18:
+    if len(calls) > 22:
         raise KeyboardInterrupt
     return unscaled(query, key, value, mask=mask)
 
@@ -760,7 +764,8 @@ def test_memory_is_compared_exactly(torch: Any) -> None:
 
 @pytest.fixture
 def no_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("generation", "judgement", "corpus", "result", "replaying", "oracle"):
+    modules = ("sampling.strategies", "judge.judgement", "operations.corpus", "judge.report", "judge.replaying")
+    for module in (*modules, "oracle.reference"):
         monkeypatch.setattr(f"conformance.{module}.balls_available", lambda: False)
 
 
