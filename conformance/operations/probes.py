@@ -500,7 +500,8 @@ def attention_at_sizes(declaration: Declaration) -> list[Probe]:
         at("ATT-8", "everything", "everything", others=True, rate=OFTEN),
         at("ATT-9", "16-bit inputs", "features", dtypes=HALF),
         at("ATT-11", "dropout", "features", focus=("dropout",)),
-        *(at("ATT-12", "gradients", plan, focus=gradients, others=True) for plan in ("features", "lengths", "heads")),
+        *(at("ATT-12", "gradients", plan, focus=gradients, others=True) for plan in ("features", "lengths")),
+        at("ATT-12", "gradients", "heads", mask="none", focus=gradients, others=True),
         at("ATT-12", "gradients", "widths", focus=gradients),
         *(
             at("ATT-12", f"gradients beside {name}", "features", weight, focus=(*gradients, name))
