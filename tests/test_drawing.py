@@ -77,7 +77,7 @@ def test_the_smallest_case_comes_from_the_one_that_failed() -> None:
     """And not from the first, which passes."""
     probe: Probe = next(probe for probe in PROBES if probe.title == "causal, many keys")
     examiner = Examiner(Target(wrong_when_long, "attention").make())
-    tally = run_probe(probe, [examiner], 10, 1, silent, 10)
+    tally = run_probe(probe, [examiner], 10, 1, silent, 60)
     (violation,) = tally.violations.values()
     case: Case = violation.case
     assert case.inputs["key"].shape[2] == 10
