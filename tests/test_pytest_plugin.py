@@ -179,7 +179,7 @@ def test_warnings_are_nothing_to_be_judged_by(run: Any) -> None:
 
 
 def test_declared_limits(run: Any) -> None:
-    plain = ("--conformance-rule", "ATT-1", "--conformance-dtypes", "float32")
+    plain = ("--conformance-dtypes", "float32", "-k", "ATT-1 and default and not widths")
     assert run("up_to_8_keys", *plain).parseoutcomes()["failed"]
     assert "failed" not in run("up_to_8_keys", *plain, "--conformance-limits", "keys=8").parseoutcomes()
 
