@@ -3,11 +3,20 @@
 Every floating-point operation returns exact * (1 + r) + t with |r| <= u, the unit roundoff, and |t| <= tiny, the
 smallest normal number (results below it may be flushed to 0, as XLA does on CPU and fast GPU modes do).
 
-A sum or dot product of n terms is off by at most gamma(n) = n u / (1 - n u) times the sum of absolute terms, in any
-order. Errors that are independent nearly cancel and stay within a multiple of sqrt(n) u, but those of a long sum are
-not: what is added to a sum 2^24 times as large is lost, each time with the same sign. A row of 31,000 float32 weights,
-one of them large, whose products with the values a matrix product for narrow values adds one after the other, is off by
-20 sqrt(n) u (torch 2.13.0 on a CPU).
+Sums. Adding n terms a_j one after the other, in any order, is off by at most gamma(n) = n u / (1 - n u) times the
+largest partial sum, besides the rounding of the terms themselves. That is at most the sum A of absolute terms. In an
+order that has nothing to do with the numbers, a partial sum differs from its share of the whole sum with a standard
+deviation of at most sqrt(sum a_j^2) / 2 (sampling without replacement); DEVIATIONS of these are exceeded with a
+probability below 2 n exp(-DEVIATIONS^2 / 2), which for n = 1000 is 5e-15. The smaller of A and |sum a_j| + DEVIATIONS
+sqrt(sum a_j^2) / 2 is taken for matrix products, whose terms have both signs, and A for sums of weights, squares and
+sizes. Rounding errors are not taken to be independent there: what is added to a sum 2^24 times as large is lost, each
+time with the same sign, and matrix units cut partial sums off towards zero. A row of 31,000 float32 weights, one of
+them large, whose products with the values a matrix product for narrow values adds one after the other, is off by 20
+sqrt(n) u A (torch 2.13.0 on a CPU).
+
+Linear layers. Their terms are products with weights of either sign that nobody chose, so that rounding errors are as
+good as independent: A is multiplied by gamma(DEVIATIONS sqrt(n)), where that is less (Higham and Mary, SIAM J. Sci.
+Comput. 41, 2019; Ipsen and Zhou, arXiv 1906.10465).
 """
 
 from __future__ import annotations
@@ -18,6 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+DEVIATIONS = 9.0
 EXP = 6.0
 """Error of exp and exp2 in units of u: 3 units in the last place (NumPy documents 2.5 for float32, CUDA 2)."""
 LOG = 8.0
@@ -121,6 +131,7 @@ class Sums(NamedTuple):
     value: np.ndarray
     error: np.ndarray | float  # what the sides' own errors become
     absolute: np.ndarray  # the sums of absolute terms
+    squares: np.ndarray  # at least the sums of squared terms
     left: np.ndarray  # the sums of either side's sizes
     right: np.ndarray
 
@@ -137,12 +148,25 @@ def sums(x: Approx, y: Approx) -> Sums:
     if y.error.any() or not np.isfinite(x.value).all():
         error = error + np.abs(x.value) @ y.error
     left, right = np.sum(x_size, axis=-1, keepdims=True), np.sum(y_size, axis=-2, keepdims=True)
-    return Sums(x.value @ y.value, error, x_size @ y_size, left, right)
+    absolute = x_size @ y_size
+    with np.errstate(over="ignore", invalid="ignore"):
+        # Of few terms the absolute ones decide anyway.
+        squares = x_size**2 @ y_size**2 if x.value.shape[-1] > DEVIATIONS**2 / 4 else absolute**2
+    return Sums(x.value @ y.value, error, absolute, squares, left, right)
 
 
-def added_up(s: Sums, n: int, p: Precision, roundings: int = 0, scale: float = 1.0) -> Approx:
-    """scale * the sums of n terms in all, with `roundings` more for putting the scale on either side or on the sum."""
-    error = (abs(scale) * p.gamma(n + roundings)) * s.absolute
+def added_up(
+    s: Sums, n: int, p: Precision, roundings: int = 0, scale: float = 1.0, independent: bool = False
+) -> Approx:
+    """scale * the sums of n terms in all, with `roundings` more for putting the scale on either side or on the sum.
+
+    independent: of a linear layer.
+    """
+    if independent:
+        error = abs(scale) * p.gamma(min(n, DEVIATIONS * np.sqrt(n)) + roundings) * s.absolute
+    else:
+        partial = np.fmin(s.absolute, np.abs(s.value) + s.error + DEVIATIONS / 2 * np.sqrt(s.squares))
+        error = abs(scale) * (p.gamma(n) * partial + p.gamma(1 + roundings) * s.absolute)
     error += abs(scale) * s.error
     # Numbers too small to be normal may be lost: products, and either side's entries once they are scaled.
     smallest = max(1.0, abs(scale)) * p.inner_tiny
@@ -151,9 +175,11 @@ def added_up(s: Sums, n: int, p: Precision, roundings: int = 0, scale: float = 1
     return Approx(s.value if scale == 1 else scale * s.value, error)
 
 
-def matmul(x: Approx, y: Approx, p: Precision, roundings: int = 0, scale: float = 1.0) -> Approx:
+def matmul(
+    x: Approx, y: Approx, p: Precision, roundings: int = 0, scale: float = 1.0, independent: bool = False
+) -> Approx:
     """scale * x @ y; see `added_up`."""
-    return added_up(sums(x, y), x.value.shape[-1], p, roundings, scale)
+    return added_up(sums(x, y), x.value.shape[-1], p, roundings, scale, independent)
 
 
 def total(x: Approx, axis: int | tuple[int, ...], p: Precision, keepdims: bool = False) -> Approx:

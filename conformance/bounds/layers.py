@@ -22,7 +22,7 @@ FREQUENCY = 2 * math.log(10000.0) + 6
 
 def linear(x: Approx, weight: Approx, bias: Approx | None, p: Precision) -> Approx:
     """x [..., in] @ weight + bias."""
-    output = matmul(side(x, p), side(weight, p), p, 1)
+    output = matmul(side(x, p), side(weight, p), p, 1, independent=True)
     if bias is None:
         return output
     value = output.value + bias.value
