@@ -12,7 +12,7 @@ from rich.console import Console
 
 from conformance.judge.run import STUCK
 from conformance.selftest.faults import Fault, planted
-from conformance.selftest.selftest import Outcome, Score, Suspect, companies, judged, selftest, show
+from conformance.selftest.selftest import Outcome, Score, Suspect, companies, judged, main, selftest, show
 from specification import RULES
 
 SEED = 20260101
@@ -85,7 +85,7 @@ def test_score_is_shown() -> None:
 
 
 def test_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    assert selftest.main("quick", SEED, 1, ["heads tiled, not repeated"]) == 0
-    assert selftest.main("quick", SEED, 1, ["no such fault"]) == 2
-    assert selftest.main("slow", SEED, 1, None) == 2
+    assert main("quick", SEED, 1, ["heads tiled, not repeated"]) == 0
+    assert main("quick", SEED, 1, ["no such fault"]) == 2
+    assert main("slow", SEED, 1, None) == 2
     assert "planted faults" in capsys.readouterr().out
