@@ -34,6 +34,8 @@ ROUNDINGS = {
     "products in bfloat16": {"products": "bfloat16", "weights": "bfloat16"},
 }
 """From the smallest loss to the largest."""
+BY_CHANCE = 6.0
+"""Standard deviations, 1 / sqrt(n), of the correlation of n unrelated pairs of numbers."""
 FEW = 6
 """Numbers below which any errors resemble any others."""
 LIKELY = 2.0**-6
@@ -215,8 +217,9 @@ def losses(failing: Failing) -> Iterator[tuple[str, Bounds]]:
 def resembles(failing: Failing, rounding: dict[str, str]) -> bool:
     """Whether the output's errors go along with those that rounding in one of some ways makes.
 
-    The last rounding, to 16 bits, is no error, and larger than most. Few numbers go along with anything: in 16 bits
-    their size decides, in wider dtypes nothing does.
+    They have about the same size, and are correlated by more than chance would have it: roundings that come in another
+    order differ in most places. The last rounding, to 16 bits, is no error, and larger than most. Few numbers go along
+    with anything: in 16 bits their size decides, in wider dtypes nothing does.
     """
     if failing.case.operation != "attention" or "output" not in failing.wrong:
         return True
@@ -232,7 +235,7 @@ def resembles(failing: Failing, rounding: dict[str, str]) -> bool:
     for output in roundings(failing, rounding):
         made = ((rounded(output, dtype) if dtype in FORMATS else output) - made_right).ravel()
         size = np.sqrt(np.sum(errors**2) * np.sum(made**2))
-        alike = few or float(errors @ made) > 0.75 * size
+        alike = few or float(errors @ made) > min(0.75, BY_CHANCE / np.sqrt(errors.size)) * size
         if size and alike and 0.25 < np.sqrt(np.sum(errors**2) / np.sum(made**2)) < 4:
             return True
     return False
