@@ -270,6 +270,7 @@ def told(entry: Entry) -> str:
     return f"{entry.status}: {entry.reason}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["forward", "backward", "norm"])
 @pytest.mark.parametrize("way", ["honest", "asked the same twice"])
 def test_the_honest_are_measured(request: pytest.FixtureRequest, name: str, way: str) -> None:
@@ -312,6 +313,7 @@ def test_wrong_gradients_fail(backward: dict[str, Entry], norm: dict[str, Entry]
         assert re.match(rf"{FAILED}: {when}.*: {name}\[", told(found[way]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", list(LINES))
 def test_one_line_for_what_falls_over(forward: dict[str, Entry], falling: dict[str, Entry], way: str) -> None:
     assert told((falling if way in falling else forward)[way]) == f"{FAILED}: {LINES[way]}"

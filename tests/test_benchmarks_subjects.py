@@ -37,6 +37,7 @@ def found() -> dict[str, list[Entry]]:
     return entries
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subject", KNOWN, ids=lambda subject: subject.name)
 def test_measured_or_left_out(found: dict[str, list[Entry]], subject: Subject) -> None:
     if subject.absent:

@@ -36,6 +36,7 @@ def test_blocks_cover_every_query_once() -> None:
         assert rows == list(range(queries))
 
 
+@pytest.mark.slow
 def test_long_sequences_need_no_square_array() -> None:
     """Q = K = 16,384: a boolean [Q, K] alone would be 268 MB, its scores 1 GB."""
     x = np.random.default_rng(0).normal(size=(1, 1, 16384, 8)).astype(np.float32)

@@ -109,6 +109,7 @@ def as_tuple(query: Any, key: Any, value: Any, cotangent: Any, **options: Any) -
     return tuple(g for g in reference_numpy.attention_vjp(query, key, value, cotangent, **options) if g is not None)
 
 
+@pytest.mark.slow
 def test_gradients_in_the_order_of_the_arguments() -> None:
     assert violated(attention, vjp=as_tuple, dtypes=["float32"]) == []
     assert "ATT-12" in violated(attention, vjp=lambda *a, **o: as_tuple(*a, **o)[::-1], dtypes=["float32"])
@@ -258,6 +259,7 @@ def plain_heads(parameters: Any, query: Any, key: Any, value: Any, num_heads: in
     return reference_numpy.multi_head_attention(parameters, query, key, value, num_heads=num_heads, mask=mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "operation"),
     [
@@ -293,6 +295,7 @@ def test_arguments_that_every_call_has_are_asked_for() -> None:
     assert "unexpected keyword argument 'eps'" in report.violations[0].message
 
 
+@pytest.mark.slow
 def test_any_keyword_is_found_out_by_asking() -> None:
     declaration = declaration_of(any_keyword, False)
     assert declaration.unsure >= {"softcap", "bias", "sinks", "scale", "causal"}
@@ -423,6 +426,7 @@ def with_flag(bottom: bool = False, refuses: bool = True) -> Function:
     return attention
 
 
+@pytest.mark.slow
 @pytest.mark.rule("MASK-3")
 @pytest.mark.parametrize("bottom", [False, True])
 def test_kernels_with_a_causal_flag(bottom: bool) -> None:
@@ -615,6 +619,7 @@ def widths_of_eight(query: Any, key: Any, value: Any, *, mask: Any = None) -> An
     return reference_numpy.attention(query, key, value, mask=mask)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "given"),
     [

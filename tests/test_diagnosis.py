@@ -136,6 +136,7 @@ def heads_widened_first(query: Any, key: Any, value: Any) -> Any:
     return torch_impl.attention(query.float(), key, value).to(query.dtype)
 
 
+@pytest.mark.slow
 def test_one_mistake_is_one_violation_and_others_follow() -> None:
     told: dict[str, Any] = {"arrays": "torch", "dtypes": ["bfloat16"], "seed": 3}
     rules = ["ATT-1", "ATT-5", "ATT-7", "ATT-9", "ATT-10", "ATT-12", "ATT-13"]

@@ -271,6 +271,7 @@ def by_keras(backend: str, lines: str) -> None:
     assert finished.returncode == 0, finished.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_keras(backend: str) -> None:
     """NaN through masks, the mean in empty rows, float64 norms in float32, and an eps of 1e-3."""

@@ -249,6 +249,7 @@ def after(right: Callable[..., Any], change: Callable[[Any], Any]) -> Callable[.
     return lambda *given: change(right(*given))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRONG)
 def test_planted_fault_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     WRONG[name].plant(monkeypatch)

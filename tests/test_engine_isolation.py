@@ -212,6 +212,7 @@ LARGE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("engine", "jit"), LARGE)
 @pytest.mark.parametrize("size", [3e3, 3e4, 1e8])
 @pytest.mark.rule("ATT-10", "ATT-12")

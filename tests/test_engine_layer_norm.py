@@ -101,6 +101,7 @@ def test_agrees_with_the_definition(name: str) -> None:
     assert finding.ratio <= 1, str(finding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["reference", "fused"])
 def test_every_rule(engine: str) -> None:
     @declare(())

@@ -65,6 +65,7 @@ def peak(package: str, engine: str, *limits: int) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 @needs_proc
 @pytest.mark.parametrize(
     ("package", "engine"), [("torch_impl", "blocked"), ("torch_impl", "fused"), ("jax_impl", "auto")]

@@ -77,6 +77,7 @@ def test_one_query_at_a_time_where_scores_are_many(name: str) -> None:
     assert finding.ratio <= 1, str(finding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", [BLOCKED, FUSED], ids=lambda engine: engine.name)
 def test_the_judge_finds_nothing(engine: Engine) -> None:
     report = judge(engine, effort="quick", seed=2026, shrink=False)

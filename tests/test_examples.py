@@ -19,6 +19,7 @@ def judged(folder: Path, text: str) -> conformance.Report:
     return conformance.check(f"{file}:attention", "attention", arrays="torch", effort="quick", seed=SEED)
 
 
+@pytest.mark.slow
 def test_the_mistake_is_found_and_named(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     report = judged(tmp_path, FILE.read_text())
@@ -26,6 +27,7 @@ def test_the_mistake_is_found_and_named(tmp_path: Path) -> None:
     assert "the running output is not rescaled when the maximum grows" in report.headline
 
 
+@pytest.mark.slow
 def test_mended_it_conforms(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     text = FILE.read_text()

@@ -25,6 +25,7 @@ def test_every_rule_has_a_probe() -> None:
     assert {probe.rule for probe in PROBES} == set(RULES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.rule} {fault.name}")
 def test_fault_is_caught(fault: Fault, tmp_path: Path) -> None:
     """By the rule that the fault names, with the default number of cases."""
@@ -34,6 +35,7 @@ def test_fault_is_caught(fault: Fault, tmp_path: Path) -> None:
     assert (fault.rule, subject.name) in tally.violations
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_definition_conforms(rule: str) -> None:
     probes = [probe for probe in PROBES if probe.rule == rule]

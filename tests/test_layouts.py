@@ -324,6 +324,7 @@ def test_ignored_strides_are_found(operation: str, name: str, way: str) -> None:
     assert found.rule == "ATT-13"
 
 
+@pytest.mark.slow
 def test_right_functions_are_not_accused() -> None:
     def sdpa(query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None) -> Any:
         options = {"scale": scale, "enable_gqa": query.shape[1] != key.shape[1]}

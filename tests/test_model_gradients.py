@@ -391,6 +391,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@pytest.mark.slow
 @pytest.mark.rule("TRF-1", "BLK-1", "BLK-2")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_gradient(name: str, dtype: str) -> None:

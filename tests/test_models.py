@@ -202,6 +202,7 @@ def autograd(package: str, parameters: Any, configuration: Configuration, cotang
         return {name: np.asarray(g) for name, g in flatten(gradients).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("order", CONFIGURATIONS)
 @pytest.mark.parametrize("kind", MODELS)

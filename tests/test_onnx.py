@@ -71,6 +71,7 @@ def test_collecting_leaves_numpys_generator_alone() -> None:
     assert np.random.get_state()[1].tolist() == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_every_case(name: str, cases: list[Bridged]) -> None:
     """Accepted by ONNX's tolerances, and within our bounds."""

@@ -133,6 +133,7 @@ def judged(peer: Peer) -> dict[str, float]:
         examiner.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("peer", HERE, ids=lambda peer: peer.name)
 def test_plain_cases_are_answered_rightly(peer: Peer) -> None:
     ratios = judged(peer)
@@ -252,6 +253,7 @@ def last_axis(case: Case) -> bool:
     return "weight" not in case.inputs or case.inputs["weight"].ndim == 1
 
 
+@pytest.mark.slow
 def test_a_divergence_stands_under_its_own_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """What only follows from another divergence is not laid to further rules, and accepting is no wrong answer."""
     peer = Peer("one pass", f"{__name__}:one_pass", "layer_norm", "numpy", ("numpy",), takes=last_axis)

@@ -213,6 +213,7 @@ def dropping(fault: str, right: Any) -> Any:
     return attend
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", PACKAGES[1:])
 @pytest.mark.parametrize("fault", DROPPED)
 def test_a_mask_that_is_dropped_is_found(fault: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,7 @@ def batches() -> list[real.Batch]:
     return [real.batch_of(texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)]
 
 
+@pytest.mark.slow
 def test_embeddings_of_all_sentences_in_float32() -> None:
     assert sum(len(batch.tokens) for batch in batches()) == 64
     for batch in batches():

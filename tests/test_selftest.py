@@ -12,7 +12,7 @@ from rich.console import Console
 
 from conformance.judge.run import STUCK
 from conformance.selftest.faults import Fault, planted
-from conformance.selftest.selftest import Outcome, Score, Suspect, companies, judged, main, selftest, show
+from conformance.selftest.selftest import Outcome, Score, Suspect, companies, judged, main, show
 from specification import RULES
 
 SEED = 20260101
@@ -34,6 +34,7 @@ def test_every_rule_has_some() -> None:
     assert {fault.rule for fault in planted()} == set(RULES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("company", "fault"),
     [

@@ -162,6 +162,7 @@ def test_kept_eps_is_told_as_state_by_the_call_before(tmp_path: Path, isolate: b
     assert all(finding.ratio <= 1 for finding in replay(alone))
 
 
+@pytest.mark.slow
 @pytest.mark.rule("ATT-13")
 @pytest.mark.parametrize(
     ("name", "operation"),

@@ -57,6 +57,7 @@ def broken_links(chromium: Any, folder: Path) -> list[str]:
 # --- every page -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "scheme"), [("laptop", "light"), ("small laptop", "dark"), ("phone", "dark")])
 def test_no_page_fails_or_fetches_or_scrolls_sideways(size: str, scheme: str, chromium: Any, whole_site: Path) -> None:
     assert faulty_pages(chromium, whole_site, size=SIZES[size], color_scheme=scheme) == {}

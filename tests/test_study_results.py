@@ -169,6 +169,7 @@ def test_what_cannot_be_shown_is_told(kind: str, content: tuple[str | None, str]
     assert ("grouped heads" in page) == (kind == "benchmarks")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "whole"), [("conformance", report(("jax_impl", "ATT-5"))), ("benchmarks", benchmark())]
 )

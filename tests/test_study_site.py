@@ -79,6 +79,7 @@ def test_there_is_a_page_for_each_operation(built: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_no_link_is_dead(built: Path, tmp_path: Path) -> None:
     assert dead_links(built) == []
     (tmp_path / "a.html").write_text('<a href="b.html">b</a><a href="#here">c</a><p id="there"></p>')

@@ -173,6 +173,7 @@ def test_a_model_of_one_sequence_takes_no_two() -> None:
     assert "this model takes one sequence" in output
 
 
+@pytest.mark.slow
 def test_a_picture_has_room_for_its_words(folder: Path) -> None:
     """Panels as nearly square as they fill rows; words of neighbouring tokens do not touch, nor panels each other."""
     from matplotlib import pyplot

@@ -19,6 +19,7 @@ SOME = ("MASK-3", "ATT-1", "ATT-6")
 """Rules that are enough for attention in JAX, which compiles for every shape."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=identifier)
 def test_variant_conforms(variant: Variant) -> None:
     rules = SOME if (variant.arrays, variant.operation) == ("jax", "attention") else None
@@ -26,6 +27,7 @@ def test_variant_conforms(variant: Variant) -> None:
     assert report.conforms, (report.untried, report.violations)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ROUNDED, ids=identifier)
 def test_rounding_has_to_be_declared(variant: Variant) -> None:
     """The same function conforms as it declares (above), and breaks rules of precision when judged as if it did not."""

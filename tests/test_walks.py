@@ -130,6 +130,7 @@ def cells(walk: str) -> list[str]:
     return [cell for cell in CELL.split((EXAMPLES / f"{walk}.py").read_text()) if cell.strip()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("walk", VERDICTS)
 def test_it_runs_and_says_what_it_claims(walk: str, tmp_path: Path) -> None:
     needs(walk)
@@ -140,6 +141,7 @@ def test_it_runs_and_says_what_it_claims(walk: str, tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.iterdir()} <= {".hypothesis"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_ends_it(name: str, tmp_path: Path) -> None:
     walk, old, new, message = FAULTS[name]

@@ -43,6 +43,7 @@ def test_where_it_is_miscompiled(Q: int, K: int, D: int) -> None:
     assert (off > 1e-3) == (jax.__version__ in MISCOMPILES)
 
 
+@pytest.mark.slow
 @pytest.mark.rule("ATT-12")
 @pytest.mark.parametrize(("Q", "K", "D"), SIZES)
 def test_the_port_does_not_meet_it(Q: int, K: int, D: int) -> None:
