@@ -1,7 +1,7 @@
 """The judge of a benchmark: no hand-made tolerance, the bounds and the oracle of `conformance`, at the real size.
 
 Before and after the timing a subject computes fresh inputs at the case's real size, and some rows of what it gives are
-judged (see `places`). Of every timed call some rows are kept the moment the clock stops, and judged later, by row:
+judged (see `row_sampling`). Of every timed call some rows are kept the moment the clock stops, and judged later by row:
 output, and gradients of queries. Gradients of keys, values and weights depend on all rows. They are judged for one
 timed trial, the same for all subjects and drawn after the timing, as the sum over blocks of rows: each block's
 gradients and their bounds are those of a small case. The errors of its terms add up over the blocks. The rounding of

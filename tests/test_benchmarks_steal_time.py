@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import steal_time as stolen
-from benchmarks import timing_worker as station
+from benchmarks import steal_time, timing_worker
 from benchmarks.cases import Case
 from benchmarks.registry import subjects
 from benchmarks.rounds import Budget
@@ -34,15 +33,15 @@ intr 4711 8 9 10 11 12 13 14 15
 @pytest.mark.parametrize(("of", "ticks"), [((0, 1), 60), ((1,), 20), ((10,), 10), ((0, 1, 10), 70)])
 def test_the_account_is_read_for_these_processors(monkeypatch: pytest.MonkeyPatch, of: Any, ticks: int) -> None:
     monkeypatch.setattr("os.sysconf", {"SC_CLK_TCK": 100}.__getitem__)
-    assert stolen.stolen_from(ACCOUNT, of) == ticks / 100
+    assert steal_time.stolen_from(ACCOUNT, of) == ticks / 100
 
 
 def test_a_system_that_tells_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(stolen, "ACCOUNT", tmp_path / "nowhere")
-    assert stolen.stolen_so_far() is None
-    assert stolen.stolen_from(["cpu0 1 2 3"], (0,)) is None
-    assert stolen.stolen_from(ACCOUNT, (1, 2)) is None  # a container is not told of all of them
-    assert stolen.share(None, None, 1.0) is None
+    monkeypatch.setattr(steal_time, "ACCOUNT", tmp_path / "nowhere")
+    assert steal_time.stolen_so_far() is None
+    assert steal_time.stolen_from(["cpu0 1 2 3"], (0,)) is None
+    assert steal_time.stolen_from(ACCOUNT, (1, 2)) is None  # a container is not told of all of them
+    assert steal_time.share(None, None, 1.0) is None
 
 
 def test_a_trial_tells_what_was_taken_while_it_ran(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,16 +59,16 @@ def test_a_trial_tells_what_was_taken_while_it_ran(monkeypatch: pytest.MonkeyPat
     place = Station(subjects()["reference_numpy"], "cpu")
     place.prepare(CASE, 1)
     place.prepared = replace(place.prepared, call=noted("call", place.prepared.call))
-    monkeypatch.setattr(station, "stolen_so_far", read)
-    monkeypatch.setattr(station, "taken", noted("rows", station.taken))
-    monkeypatch.setattr(station.time, "perf_counter", count(10.0, 0.5).__next__)
-    monkeypatch.setattr(stolen, "processors", lambda: [0, 1])
-    clock = noted("clock", station.clock_for)
-    monkeypatch.setattr(station, "clock_for", clock)
+    monkeypatch.setattr(timing_worker, "stolen_so_far", read)
+    monkeypatch.setattr(timing_worker, "taken", noted("rows", timing_worker.taken))
+    monkeypatch.setattr(timing_worker.time, "perf_counter", count(10.0, 0.5).__next__)
+    monkeypatch.setattr(steal_time, "processors", lambda: [0, 1])
+    clock = noted("clock", timing_worker.clock_for)
+    monkeypatch.setattr(timing_worker, "clock_for", clock)
     found = place.trial(CASE, 1, (3, 1), 1, 10.0)
     assert happened == ["clock", "account", "call", "rows", "account"]
     assert found.stolen == pytest.approx(0.25 / (0.5 * 2))
-    assert found.words == (station.TRIAL, 3, 1, 0)
+    assert found.words == (timing_worker.TRIAL, 3, 1, 0)
 
 
 class Scripted:

@@ -14,7 +14,7 @@ from conformance.bounds import bound
 from conformance.bounds.arithmetic import Sums
 from conformance.cases.case import Case
 from conformance.cases.expectations import allowed_pairs
-from conformance.checks import results as tally
+from conformance.checks import results
 from reference_numpy import attention_weights
 from specification.masks import Causal, KeyLengths, SlidingWindow
 
@@ -98,9 +98,9 @@ def test_a_block_that_counts_its_own_terms_shows(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ["plain", "all features", "bias by head", "bias by batch element"])
 @pytest.mark.parametrize("sample", [1, 2 * H * K, 3 * H * Q * K, 10**6])
 def test_sampled_weights_are_those_of_some_rows(name: str, sample: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tally, "SAMPLE", sample)
+    monkeypatch.setattr(results, "SAMPLE", sample)
     of = CASES[name]
-    weights, several = tally.sampled_weights(of, allowed_pairs(of))
+    weights, several = results.sampled_weights(of, allowed_pairs(of))
     options = {n: of.options[n] for n in ("mask", "softcap") if n in of.options}
     wide: dict[str, Any] = {n: a.astype(np.float64) for n, a in of.inputs.items() if n != "value"}
     whole = attention_weights(**wide, **options)

@@ -23,9 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+
+Count = TypeVar("Count", float, np.ndarray)
 
 DEVIATIONS = 9.0
 EXP = 6.0
@@ -79,7 +81,7 @@ class Precision:
         """Without the formats that a subject declares."""
         return replace(self, weights=None, products=None)
 
-    def gamma(self, n: int | float) -> float:
+    def gamma(self, n: Count) -> Count:
         """Relative error of a sum of n terms, or of n successive roundings."""
         return n * self.inner / (1 - n * self.inner)
 
@@ -139,8 +141,8 @@ class Sums(NamedTuple):
         return Sums(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
-def sums(x: Approx, y: Approx) -> Sums:
-    """Of x @ y."""
+def sums(x: Approx, y: Approx, squared: bool = True) -> Sums:
+    """Of x @ y. squared: whether the sums of squares are worth a product of their own."""
     x_size, y_size = x.size, y.size
     error: np.ndarray | float = 0.0
     if x.error.any() or not np.isfinite(y_size).all():  # what is exact costs no product
@@ -151,7 +153,7 @@ def sums(x: Approx, y: Approx) -> Sums:
     absolute = x_size @ y_size
     with np.errstate(over="ignore", invalid="ignore"):
         # Of few terms the absolute ones decide anyway.
-        squares = x_size**2 @ y_size**2 if x.value.shape[-1] > DEVIATIONS**2 / 4 else absolute**2
+        squares = x_size**2 @ y_size**2 if squared and x.value.shape[-1] > DEVIATIONS**2 / 4 else absolute**2
     return Sums(x.value @ y.value, error, absolute, squares, left, right)
 
 
@@ -179,7 +181,7 @@ def matmul(
     x: Approx, y: Approx, p: Precision, roundings: int = 0, scale: float = 1.0, independent: bool = False
 ) -> Approx:
     """scale * x @ y; see `added_up`."""
-    return added_up(sums(x, y), x.value.shape[-1], p, roundings, scale, independent)
+    return added_up(sums(x, y, squared=not independent), x.value.shape[-1], p, roundings, scale, independent)
 
 
 def total(x: Approx, axis: int | tuple[int, ...], p: Precision, keepdims: bool = False) -> Approx:

@@ -83,11 +83,6 @@ def online(keys: int, p: Precision) -> float:
     return 7 * max(0, -(-keys // 16) - 1) * p.inner
 
 
-def summation(n: np.ndarray, p: Precision) -> np.ndarray:
-    """`Precision.gamma` for an array of counts."""
-    return n * p.inner / (1 - n * p.inner)
-
-
 def scores_and_slope(
     query: Approx, key: Approx, bias: Approx | None, scale: float, softcap: float | None, p: Precision
 ) -> tuple[Approx, Approx | None]:
@@ -174,7 +169,7 @@ def times(array: np.ndarray, factor: np.ndarray | None) -> np.ndarray:
 
 
 def weights_approx(rows: Rows, p: Precision) -> Approx:
-    rounding = summation(rows.counts, p) + 4 * p.inner + by_logsumexp(rows, p)
+    rounding = p.gamma(rows.counts) + 4 * p.inner + by_logsumexp(rows, p)
     relative = product(rows.relative + rows.spread, margin(rows))
     relative += rounding
     error = product(rows.weights, relative)
@@ -191,7 +186,7 @@ def logsumexp_approx(rows: Rows, p: Precision) -> Approx:
     spread = np.where(rows.spread < 0.9, -np.log1p(-np.minimum(rows.spread, 0.9)), np.inf)
     logarithm = LOG * p.inner * np.log(np.maximum(rows.counts, 1))
     # exp2 keeps the logarithm and the maximum in base 2; turning them back rounds each once more.
-    error = spread + summation(rows.counts, p) + logarithm + 4 * p.inner * largest + 2 * p.inner
+    error = spread + p.gamma(rows.counts) + logarithm + 4 * p.inner * largest + 2 * p.inner
     return Approx(value, np.where(np.isfinite(value), error, 0))
 
 
@@ -228,7 +223,7 @@ def allowed_sum(rows: Rows, factor: np.ndarray | None, array: np.ndarray) -> np.
 def mean_rounding(rows: Rows, values: Approx, factor: np.ndarray | None, mean: np.ndarray, p: Precision) -> np.ndarray:
     """What the sums of `weighted_mean` add to its error, for themselves."""
     absolute = times(rows.weights, factor) @ values.size
-    error = (summation(rows.counts, p) + 6 * p.inner) * (absolute + np.abs(mean))
+    error = (p.gamma(rows.counts) + 6 * p.inner) * (absolute + np.abs(mean))
     lost = p.inner_tiny * (allowed_sum(rows, factor, values.size + 1) + rows.counts * np.abs(mean) + 1)
     return error + np.where(rows.counts > 0, lost, 0)
 
@@ -270,7 +265,7 @@ def softmax_gradient(
     absolute = np.sum(rows.weights * weights_bar.size, axis=-1, keepdims=True)
     mean_error = product(moved, margin(rows)) + np.sum(rows.weights * weights_bar.error, axis=-1, keepdims=True)
     mean_error = mean_error + by_logsumexp(rows, p) * np.abs(mean)
-    by_weights = 2 * (summation(rows.counts, p) + 4 * p.inner) * absolute
+    by_weights = 2 * (p.gamma(rows.counts) + 4 * p.inner) * absolute
     mean_error = mean_error + (by_weights if by_output is None else np.maximum(by_weights, by_output))
     form = weight_format(p)
     if form is not None:
@@ -304,7 +299,7 @@ class Terms(NamedTuple):
 
 def sink_terms(rows: Rows, sink: Approx, p: Precision) -> Terms:
     """The sums over batch and queries [H] that the gradient of the sinks is made of."""
-    relative = product(rows.sink_relative + rows.spread, margin(rows)) + summation(rows.counts, p) + 6 * p.inner
+    relative = product(rows.sink_relative + rows.spread, margin(rows)) + p.gamma(rows.counts) + 6 * p.inner
     relative = relative + 4 * p.inner * np.abs(np.where(np.isfinite(rows.logsumexp), rows.logsumexp, 0))
     weight = Approx(rows.sink_weight, rows.sink_weight * relative + 4 * p.inner_tiny)
     terms = multiply(weight, sink, p, 2)

@@ -243,7 +243,7 @@ def lookup(case: Case, p: Precision) -> dict[str, Approx]:
         np.add.at(value, rows.reshape(-1), cotangent * root)
         np.add.at(size, rows.reshape(-1), np.abs(cotangent) * root)
         np.add.at(count, rows.reshape(-1), 1)
-        steps = att.summation(np.maximum(count - 1, 0), p)[:, None] + unit
+        steps = p.gamma(np.maximum(count - 1, 0))[:, None] + unit
         results[gradient_name("table")] = Approx(value, steps * size)
     return results
 

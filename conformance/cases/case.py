@@ -1,4 +1,4 @@
-"""A case: one call of one operation, as data. Cases are drawn by `generation.py` and answered by subjects."""
+"""A case: one call of one operation, as data. Cases are drawn by `sampling/strategies.py` and answered by subjects."""
 
 from __future__ import annotations
 

@@ -224,16 +224,17 @@ def resembles(failing: Failing, rounding: dict[str, str]) -> bool:
     if failing.case.operation != "attention" or "output" not in failing.wrong:
         return True
     dtype = failing.case.dtype
-    right, made_right = (
-        rounded(output, dtype) if dtype in FORMATS else output
-        for output in (failing.right("output"), failing.forward.output)
-    )
-    errors = (failing.answer("output") - right).ravel()
+
+    def stored(output: np.ndarray) -> np.ndarray:
+        return rounded(output, dtype) if dtype in FORMATS else output
+
+    errors = (failing.answer("output") - stored(failing.right("output"))).ravel()
+    made_right = stored(failing.forward.output)
     few = errors.size < FEW
     if few and dtype not in FORMATS:
         return False
     for output in roundings(failing, rounding):
-        made = ((rounded(output, dtype) if dtype in FORMATS else output) - made_right).ravel()
+        made = (stored(output) - made_right).ravel()
         size = np.sqrt(np.sum(errors**2) * np.sum(made**2))
         alike = few or float(errors @ made) > min(0.75, BY_CHANCE / np.sqrt(errors.size)) * size
         if size and alike and 0.25 < np.sqrt(np.sum(errors**2) / np.sum(made**2)) < 4:

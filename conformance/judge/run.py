@@ -1,4 +1,4 @@
-"""A run: probes, their cases, every subject, one tally. `workers.py` spreads one over several processes."""
+"""A run: probes, their cases, every subject, one tally. `pool.py` spreads one over several processes."""
 
 from __future__ import annotations
 

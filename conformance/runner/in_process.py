@@ -1,7 +1,7 @@
 """How a subject is examined: in this process, under a time limit, with everything that goes wrong turned into findings.
 
-What goes wrong in the judge is no finding: it is raised. `child.py` does the same in a process of its own, for subjects
-that may hang in native code or crash.
+What goes wrong in the judge is no finding: it is raised. `in_subprocess.py` does the same in a process
+of its own, for subjects that may hang in native code or crash.
 """
 
 from __future__ import annotations

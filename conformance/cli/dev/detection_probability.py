@@ -7,17 +7,15 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-CASES = 60
-
 
 def detection_probability(
-    cases: Annotated[int, typer.Option(help="for each probe, or each row of a plan", min=2)] = CASES,
+    cases: Annotated[int | None, typer.Option(help="for each probe, or each row of a plan", min=2)] = None,
     seed: Annotated[int | None, typer.Option(help="draw the same cases again", min=0)] = None,
     only: Annotated[list[str] | None, typer.Option(help="a rule or a fault; may be given again")] = None,
 ) -> None:
     """Estimate for every planted fault the chance that no case of a run shows it."""
     from conformance.runner.cores import start
-    from conformance.selftest.detection_probability import SEED, measure, odds_table
+    from conformance.selftest.detection_probability import CASES, SEED, measure, odds_table
 
     start()
-    Console(width=140).print(odds_table(list(measure(only, cases, SEED if seed is None else seed))))
+    Console(width=140).print(odds_table(list(measure(only, cases or CASES, SEED if seed is None else seed))))

@@ -29,8 +29,11 @@ def tightness(
     if faults:
         console.print(sensitivity.sensitivity_table(sensitivity.measure()))
         return
-    known("operation", operation or (), OPERATIONS)
-    known("dtype", dtype or (), measuring.DTYPES)
+    try:
+        known("operation", operation or (), OPERATIONS)
+        known("dtype", dtype or (), measuring.DTYPES)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     dtypes = [d for d in dtype or measuring.DTYPES if d != "float64" or balls_available()]
     found = measuring.measure(seconds, operation or OPERATIONS, dtypes, cases or measuring.CASES, jax)
     console.print(measuring.tightness_table(found))

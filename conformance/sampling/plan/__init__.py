@@ -4,5 +4,5 @@ Kernels change their way at sizes: a second tile, another kernel past some width
 case makes one or two dimensions large and leaves all others tiny, so it stays cheap.
 
 `values.py` lists the sizes of each dimension, `covering.py` combines them so that every pair meets, `attention.py` and
-`layers.py` make rows of the plan from them. `generation.py` draws a test case for a row.
+`layers.py` make rows of the plan from them. `strategies.py` draws a test case for a row.
 """
