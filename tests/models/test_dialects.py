@@ -182,6 +182,7 @@ def tutorial(request: pytest.FixtureRequest) -> tuple[Source, Sizes, str, dict[s
 
 
 @pytest.mark.rule("TRF-1", "BLK-1")
+@pytest.mark.slow_where("jax_impl", unless="-1-float32")
 def test_implementations_agree(tutorial: Any, implementation: Implementation) -> None:
     source, sizes, dtype, checkpoint, inputs = tutorial
     given = source.hyperparameters(sizes)
@@ -210,6 +211,7 @@ OPTIONS = [(first, bias, act) for first in (False, True) for bias in (False, Tru
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("norm_first", "bias", "activation"), OPTIONS)
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.slow_where(unless=("True-True-gelu-float32", "False-False-relu-float32"))
 def test_torch_transformer(dtype: str, norm_first: bool, bias: bool, activation: str) -> None:
     sizes = SIZES[0]
     options = {"norm_first": norm_first, "activation": activation}
@@ -367,12 +369,14 @@ def assert_all_agree(dialect: str, name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", PRETRAINED)
+@pytest.mark.slow_where(unless="small-float32")
 def test_bert(name: str, dtype: str) -> None:
     assert_all_agree("bert", name, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", PRETRAINED)
+@pytest.mark.slow_where(unless="small-float32")
 def test_gpt2(name: str, dtype: str) -> None:
     assert_all_agree("gpt2", name, dtype)
 
@@ -438,6 +442,10 @@ ROBERTA: dict[str, Any] = {"num_heads": 3, "eps": 1e-5, "positions": "after_padd
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", LIKE_ROBERTA)
+@pytest.mark.slow_where("float64")
+@pytest.mark.slow_where("Data2VecText")
+@pytest.mark.slow_where("Camembert")
+@pytest.mark.slow_where("XLM")
 def test_roberta(kind: str, dtype: str) -> None:
     """With padding masked, and with padding that is attended to: positions skip it in either case."""
     module, ids = roberta_of(kind, dtype), padded_anywhere()
@@ -504,6 +512,7 @@ def test_what_may_be_a_roberta_is_told() -> None:
         dialects.read("bert", checkpoint, **ROBERTA)
 
 
+@pytest.mark.slow_where("jax_impl")
 def test_sequences_longer_than_positions_after_padding(implementation: Implementation) -> None:
     """Of 20 rows the first two are padding's and nobody's."""
     checkpoint = state(roberta_of("Roberta", "float32"))

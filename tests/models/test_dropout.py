@@ -114,6 +114,7 @@ def answer(implementation: Implementation, trained: Trained, configuration: Conf
 @pytest.mark.rule("BLK-2")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow_where("pre")
 def test_dropout_at_every_site(name: str, order: str) -> None:
     """Every model as it is called; and each site matters."""
     trained, configuration = MODELS[name](), ORDERS[order]
@@ -162,6 +163,7 @@ def autograd(
 @pytest.mark.rule("BLK-2")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", ["encoder", "attention"])
+@pytest.mark.slow_where("encoder")
 def test_gradients_with_dropout(name: str, order: str) -> None:
     """Of what takes padding as an array, and of attention alone; of all others in test_model_gradients."""
     trained, configuration = MODELS[name](), ORDERS[order]
