@@ -21,7 +21,7 @@ def subjects() -> list[Subject]:
 @pytest.mark.parametrize("examples", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rule", RULES)
 def test_all_three_keep_the_rule(rule: str, examples: int, subjects: list[Subject]) -> None:
-    """With four cases for each probe; where there is less time with one, and in JAX, which compiles it, for one probe."""
+    """Four cases for each probe; in the fast tier one, and in JAX, which compiles every shape, for one probe only."""
     probes = [probe for probe in PROBES if probe.rule == rule]
     *others, in_jax = subjects
     for asked, some in ((others, probes), ([in_jax], probes if examples > 1 else probes[:1])):
