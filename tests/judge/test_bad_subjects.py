@@ -778,7 +778,7 @@ def test_float64_is_not_left_out_silently() -> None:
     assert subject["declaration"]["dtypes"] == ["float32"]
     assert NO_ORACLE in as_json(document("check", [subject]))
     with pytest.raises(ValueError, match=r"nothing was tried: .*python-flint"):
-        check(good, dtypes=["float64"])
+        check(good, "ATT-9", dtypes=["float64"])
 
 
 @pytest.mark.parametrize(
