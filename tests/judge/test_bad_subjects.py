@@ -40,6 +40,7 @@ from conformance.subjects.frameworks import TorchArrays
 from conformance.subjects.subject import NumpySubject
 from conformance.subjects.targets import Target
 from specification import KeyLengths
+from tests.support.drawn_once import draw_anew
 from tests.support.helpers import command
 
 ROOT = Path(__file__).parents[2]
@@ -764,6 +765,7 @@ def test_memory_is_compared_exactly(torch: Any) -> None:
 
 @pytest.fixture
 def no_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_anew(monkeypatch)
     modules = ("sampling.strategies", "judge.judgement", "operations.corpus", "judge.report", "judge.replaying")
     for module in (*modules, "oracle.reference"):
         monkeypatch.setattr(f"conformance.{module}.balls_available", lambda: False)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from functools import wraps
 from typing import Any
 
 import numpy as np
+import pytest
 
 from conformance.judge import judgement, run
 from conformance.sampling.draws import Material, drawn
@@ -19,16 +21,27 @@ LARGEST = 100_000
 """Bytes of the arrays of a case that is kept."""
 
 
+STRATEGIES = ("catalogue", "plain", "showing")
+"""Functions of the judge that make strategies."""
+
+
 def draw_once() -> None:
-    for name in ("catalogue", "plain", "showing"):
+    for name in STRATEGIES:
         setattr(judgement, name, once(getattr(judgement, name)))
     run.drawn = drawn_once
+
+
+def draw_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test that changes what strategies are made from."""
+    for name in STRATEGIES:
+        monkeypatch.setattr(judgement, name, getattr(judgement, name).__wrapped__)
 
 
 def once(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same result for equal arguments, so that strategies can be told apart by identity."""
     known: dict[str, Any] = {}
 
+    @wraps(function)
     def kept(*arguments: Any) -> Any:
         key = repr(arguments)
         if key not in known:
