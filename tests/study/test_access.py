@@ -34,6 +34,7 @@ def test_axe_is_there(chromium: Any) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", browser.VIEWPORTS)
+@pytest.mark.slow
 def test_every_page_is_accessible(size: str, scheme: Any, chromium: Any, whole_site: Path) -> None:
     """axe-core finds nothing serious, with everything unfolded that can be."""
     if browser.axe() is None:

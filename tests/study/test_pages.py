@@ -63,6 +63,7 @@ def test_no_page_fails_or_fetches_or_scrolls_sideways(size: str, scheme: str, ch
     assert faulty_pages(chromium, whole_site, size=SIZES[size], color_scheme=scheme) == {}
 
 
+@pytest.mark.slow
 def test_every_page_fits_the_paper(chromium: Any, whole_site: Path) -> None:
     """On paper nothing scrolls: what a frame holds is shown, and fits."""
     assert cut_off(chromium, whole_site) == {}
@@ -77,10 +78,12 @@ def cut_off(chromium: Any, folder: Path) -> dict[str, list[str]]:
     return {name: parts for name, parts in found.items() if parts}
 
 
+@pytest.mark.slow
 def test_no_link_is_broken(chromium: Any, whole_site: Path) -> None:
     assert broken_links(chromium, whole_site) == []
 
 
+@pytest.mark.slow
 def test_every_page_can_be_read_without_javascript(chromium: Any, whole_site: Path) -> None:
     """Text, and nothing to press that would do nothing; what is chosen from a list filters by CSS alone."""
     for path in browser.pages_of(whole_site):
@@ -96,6 +99,7 @@ def unset(text: str) -> list[str]:
     return [one for one in shown if "\\" in one]
 
 
+@pytest.mark.slow
 def test_formulas_are_set_whole(whole_site: Path) -> None:
     assert [one for path in browser.pages_of(whole_site) for one in unset(path.read_text())] == []
     assert unset(str(formula(r"\arg\max_n x"))) != []

@@ -12,6 +12,8 @@ from study.operations import OPERATIONS
 from study.sources import LABELS
 from tests.support import browser
 
+pytestmark = pytest.mark.slow  # the whole site has to be built
+
 chromium, whole_site = browser.chromium, browser.whole_site
 
 # --- columns ----------------------------------------------------------------------------------------------------------
