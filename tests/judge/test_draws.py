@@ -10,11 +10,13 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from conformance.cases.case import Case
-from conformance.judge.run import run_probe, silent
+from conformance.judge.run import run_probe, seed_of, silent
 from conformance.operations.probes import PROBES, Probe
 from conformance.runner.in_process import Examiner
 from conformance.sampling.draws import HOPELESS, drawn, of_seed, own_seed
+from conformance.sampling.strategies import norm_cases
 from conformance.subjects.targets import Target
+from tests.support.drawn_once import drawn_once
 
 NUMBERS = st.integers(0, 2**60)
 
@@ -89,3 +91,23 @@ def test_numbers_of_one_probe_are_seeds_apart() -> None:
     assert one[0] == other[0] == 0
     assert one[1] != other[1]
     assert np.isfinite(one[1])
+
+
+def test_cases_that_tests_keep_are_those_that_are_drawn() -> None:
+    """Also after a function that overwrites what it was given."""
+
+    def overwrites(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> Any:
+        x[...] = 0
+        return x
+
+    probe = Probe("NORM-1", "kept", ("layer_norm",), norm_cases("layer_norm", dtypes=("float32",)))
+    seed = seed_of(probe, 1)
+    before = list(drawn_once(probe.material, 3, seed))
+    tally = run_probe(probe, [Examiner(Target(overwrites, "layer_norm").make())], 3, 1, silent, 0)
+    assert tally.violations
+    for number, kept in drawn_once(probe.material, 3, seed):
+        assert kept is before[number][1]
+    for (_, kept), (_, fresh) in zip(before, drawn(probe.material, 3, seed), strict=True):
+        assert kept.options == fresh.options
+        for name, array in fresh.inputs.items():
+            np.testing.assert_array_equal(kept.inputs[name], array)

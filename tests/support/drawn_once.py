@@ -18,9 +18,7 @@ from conformance.judge import judgement, run
 from conformance.sampling.draws import Material, drawn
 
 LARGEST = 100_000
-"""Bytes of the arrays of a case that is kept."""
-
-
+"""Bytes of the arrays of a series of cases that is kept."""
 STRATEGIES = ("catalogue", "plain", "showing")
 """Functions of the judge that make strategies."""
 
@@ -55,7 +53,7 @@ KNOWN: dict[tuple[int, int, int], tuple[Material, list[tuple[int, Any]]]] = {}
 
 
 def drawn_once(material: Material, count: int, seed: int) -> Iterator[tuple[int, Any]]:
-    """As `drawn`; kept are whole series of small cases."""
+    """The cases of `drawn`, kept where they are small."""
     key = id(material), count, seed
     if key in KNOWN:
         yield from KNOWN[key][1]
