@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +20,10 @@ from conformance.bounds import bound as operation_bound
 from conformance.cases.case import Case
 from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
+from conformance.reports import dialects as dialect_tables
 from specification import Causal, KeyPadding, dialects
+from specification.dialects import DIALECTS
+from specification.fitting import misfits
 from tests import tutorials
 from tests.helpers import IMPLEMENTATIONS, Implementation
 from tests.small_models import plant
@@ -273,6 +278,74 @@ def test_parts_of_torch(name: str, implementation: Implementation) -> None:
     exact, bound = expected("pytorch", state(module), inputs, "float32", num_heads=4)
     assert_within(got, exact, bound, "float32")
     assert_within(answer(implementation, "pytorch", state(module), inputs, num_heads=4), exact, bound, "float32")
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+OPTIONAL = {
+    "Dialect": {"prefixes", "renamed", "ignored", "config", "families", "tutorial"},
+    "Variant": {"name", "marks", "counted", "padding", "check", "example"},
+    "Example": {"hyperparameters", "options", "about", "sizes", "without", "unread"},
+    "Tutorial": set(),
+}
+"""Fields that may be empty."""
+
+
+def empty_fields(record: Any) -> list[str]:
+    """Fields that must not be empty and are, of the record and all records in it."""
+    kind = type(record).__name__
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    found = [f"{kind}.{name}" for name, value in values.items() if not value and name not in OPTIONAL[kind]]
+    within = [*values.get("variants", ()), *(values.get(name) for name in ("example", "tutorial"))]
+    return found + [name for one in within if one is not None for name in empty_fields(one)]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_record_is_complete(dialect: str) -> None:
+    record = DIALECTS[dialect]
+    assert record.name == dialect
+    assert empty_fields(record) == []
+    assert Path(dialects.__path__[0], f"{dialect.replace('-', '_')}.py").is_file()
+    assert set(record.config) <= set(record.hyperparameters)
+    assert bool(record.config) == bool(record.families)
+    for variant in record.variants:
+        assert (variant.name == "") == (variant.marks == ()) or variant is record.variants[-1]
+        assert set(variant.padding) <= set(variant.hyperparameters)
+        assert set(record.example.hyperparameters) <= set(record.hyperparameters)
+
+
+def test_an_incomplete_record_is_noticed() -> None:
+    record = DIALECTS["dawn"]
+    assert record.tutorial is not None
+    without = replace(record, source="", variants=(replace(record.described, gives="", table=()),))
+    without = replace(without, tutorial=replace(record.tutorial, builds=""))
+    assert empty_fields(without) == ["Dialect.source", "Variant.table", "Variant.gives", "Tutorial.builds"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_an_example_is_read_and_every_entry_of_it_is_needed(dialect: str) -> None:
+    record = DIALECTS[dialect]
+    example = record.example
+    entries = {name: np.ones(shape, "float32") for name, (shape, _) in record.example_entries().items()}
+    prefix = (*record.prefixes, "")[0]
+    parameters, configuration = dialects.read(dialect, entries, **example.hyperparameters)
+    assert misfits(parameters, configuration) == []
+    for name in entries:
+        rest = {other: array for other, array in entries.items() if other != name}
+        if name.removeprefix(prefix) in example.unread:
+            dialects.read(dialect, rest, **example.hyperparameters)
+        elif not any(row.when for row in record.described.table if row.theirs.replace("{i}", "0") == name):
+            with pytest.raises(ValueError, match=f"{re.escape(name.removeprefix(prefix))} is missing"):
+                dialects.read(dialect, rest, **example.hyperparameters)
+
+
+def test_the_documents_list_every_dialect() -> None:
+    """`conformance dev dialects` has been called since the last change of a record."""
+    text = Path(dialect_tables.DOCUMENT).read_text()
+    assert dialect_tables.renewed(text) == text
+    assert all(f"| `{dialect}`" in text for dialect in DIALECTS)
+    with pytest.raises(ValueError, match="there is no place for the table"):
+        dialect_tables.renewed(text.replace("<!-- end of tutorials -->", ""))
 
 
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
