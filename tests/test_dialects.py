@@ -409,6 +409,21 @@ def bert_call(module: torch.nn.Module, ids: np.ndarray) -> tuple[np.ndarray, Arr
     return got, (ids,), {"key_padding": ids != 0, "token_types": types}
 
 
+def distilbert_options(made: Pretrained) -> dict[str, Any]:
+    """Its norms have an eps of their own, in no configuration."""
+    width, heads, inner, depth, *_ = made.sizes
+    return {
+        "vocab_size": VOCABULARY[1], "dim": width, "n_heads": heads, "hidden_dim": inner, "n_layers": depth,
+        "max_position_embeddings": LONGEST, "activation": made.activation, "tie_word_embeddings": made.tied,
+    }  # fmt: skip
+
+
+def distilbert_call(module: torch.nn.Module, ids: np.ndarray) -> tuple[np.ndarray, Arrays, dict[str, Any]]:
+    """Padding of differing lengths, in the last sequence everything."""
+    got = module(torch.from_numpy(ids), torch.from_numpy((ids != 0).astype(int))).last_hidden_state.numpy()
+    return got, (ids,), {"key_padding": ids != 0}
+
+
 def gpt2_options(made: Pretrained) -> dict[str, Any]:
     width, heads, inner, depth, *_ = made.sizes
     return {
@@ -431,6 +446,12 @@ ORIGINS = {
         bert_options,
         bert_call,
         heads=("ForPreTraining", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering"),
+    ),
+    "distilbert": Origin(
+        "DistilBert",
+        distilbert_options,
+        distilbert_call,
+        heads=("ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering", "ForTokenClassification"),
     ),
     "gpt2": Origin("GPT2", gpt2_options, gpt2_call, kind="LMHeadModel"),
 }
