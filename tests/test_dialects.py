@@ -286,9 +286,10 @@ def test_parts_of_torch(name: str, implementation: Implementation) -> None:
 # --- records ----------------------------------------------------------------------------------------------------------
 
 OPTIONAL = {
-    "Dialect": {"prefixes", "renamed", "ignored", "config", "families", "tutorial"},
+    "Dialect": {"prefixes", "renamed", "ignored", "config", "tutorial"},
     "Variant": {"name", "marks", "counted", "padding", "check", "example"},
     "Example": {"hyperparameters", "options", "about", "sizes", "without", "unread"},
+    "ConfigFile": {"fixed"},
     "Tutorial": set(),
 }
 """Fields that may be empty."""
@@ -299,7 +300,7 @@ def empty_fields(record: Any) -> list[str]:
     kind = type(record).__name__
     values = {field.name: getattr(record, field.name) for field in fields(record)}
     found = [f"{kind}.{name}" for name, value in values.items() if not value and name not in OPTIONAL[kind]]
-    within = [*values.get("variants", ()), *(values.get(name) for name in ("example", "tutorial"))]
+    within = [*values.get("variants", ()), *(values.get(name) for name in ("example", "config", "tutorial"))]
     return found + [name for one in within if one is not None for name in empty_fields(one)]
 
 
@@ -309,8 +310,8 @@ def test_a_record_is_complete(dialect: str) -> None:
     assert record.name == dialect
     assert empty_fields(record) == []
     assert Path(dialects.__path__[0], f"{dialect.replace('-', '_')}.py").is_file()
-    assert set(record.config) <= set(record.hyperparameters)
-    assert bool(record.config) == bool(record.families)
+    if record.config is not None:
+        assert set(record.config.keys) <= set(record.hyperparameters)
     for variant in record.variants:
         assert (variant.name == "") == (variant.marks == ()) or variant is record.variants[-1]
         assert set(variant.padding) <= set(variant.hyperparameters)
