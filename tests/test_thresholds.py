@@ -18,11 +18,11 @@ from conformance.checks.check import Check
 from conformance.checks.results import Violation
 from conformance.judge.run import asking, breaks, cut_down, violation
 from conformance.judge.thresholds import rule, threshold
+from conformance.operations import OPERATIONS
 from conformance.oracle.reference import oracle
 from conformance.runner.dimensions import Part, sizes_of, taken
 from conformance.runner.in_process import Examiner
 from conformance.runner.shrinking import Material, cuttable
-from conformance.sampling.strategies import OPERATIONS
 from conformance.subjects.targets import Target
 from specification import Causal, Dense
 

@@ -229,7 +229,7 @@ def with_keys(c: Call, keys: Any) -> Call:
 
 def with_queries(c: Call, queries: Any) -> Call:
     """The call on some of the queries."""
-    several = {name: None if array is None else array[..., queries, :] for name, array in pairs(c).items()}
+    several: dict[str, Any] = {n: None if array is None else array[..., queries, :] for n, array in pairs(c).items()}
     return replace(c, query=c.query[:, :, queries], **several)
 
 
