@@ -20,7 +20,7 @@ from conformance.cases.signatures import definition
 from conformance.operations import OPERATIONS
 from conformance.operations.probes import catalogue
 from conformance.oracle.reference import by_definition
-from conformance.runner.dimensions import dimensions, layout_of, taken
+from conformance.runner.dimensions import layout_of
 from conformance.sampling.draws import drawn
 from conformance.selftest.faults import planted
 from specification.rules import RULES
@@ -90,14 +90,3 @@ def differentiated(case: Case, operation: Operation) -> list[str]:
     """The case's inputs that have gradients, where it asks for any."""
     names = [n for n, array in case.inputs.items() if np.issubdtype(array.dtype, np.floating)]
     return names if case.cotangents and operation.differentiated else []
-
-
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_every_dimension_can_be_cut(name: str) -> None:
-    """A case cut to one of everything is still a case of the operation."""
-    material = OPERATIONS[name].cases(dtypes=("float32",), declaration=EVERYTHING)
-    for _, case in drawn(material, 3, 1):
-        for dimension in dimensions(case, EVERYTHING):
-            smaller = taken(case, dimension.parts(dimension.least))
-            names = set(OPERATIONS[name].results) if smaller is None else set(by_definition(smaller))
-            assert set(OPERATIONS[name].results) <= names <= set(by_definition(case))

@@ -28,6 +28,8 @@ from specification import MultiHeadAttention
 NAME = "multi_head_attention"
 SIZES = Sizes(B=2, H=2, G=2, Q=3, K=5, D=4, V=4)
 """Of calls that must be refused."""
+SQUARE = Sizes(B=2, H=3, G=3, Q=5, K=7, D=4, V=4)
+"""Of projections with as many rows as columns, as most models have, so that a transposed one fits too."""
 MODELS = (
     *((65, 5, 4, 3), (6, 129, 4, 3), (6, 5, 257, 3), (6, 5, 4, 576), (33, 33, 33, 33)),
     *((1025, 40, 24, 1025), (300, 70, 6, 5), (2000, 7, 300, 40)),
@@ -75,6 +77,7 @@ def probes(declaration: Declaration) -> list[Probe]:
 
     return [
         agreement("MHA-1", "fused projections", NAME, heads(), weight=2.0),
+        agreement("MHA-1", "square weights", NAME, heads(plans=(SQUARE,), model_widths=(SQUARE.H * SQUARE.D,) * 4)),
         agreement("MHA-2", "separate heads", NAME, heads(separate=True), weight=2.0),
         *(
             agreement(rule, plan, NAME, planned(rule, plan))

@@ -72,10 +72,6 @@ def has_empty_rows(case: Case) -> bool:
     return not allowed(case).any(-1).all()
 
 
-def hides_by_bias(case: Case) -> bool:
-    return "bias" in case.inputs and bool((case.inputs["bias"].astype(float) == -np.inf).any())
-
-
 @st.composite
 def hidden_tokens(draw: st.DrawFn, cases: st.SearchStrategy[Case]) -> tuple[Case, Case]:
     """(with NaN or infinity in tokens that no query of any head may attend to, the clean case); no gradients."""

@@ -207,8 +207,9 @@ def padding(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
 
 
 def segments(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
-    rows = draw(st.sampled_from((1, s.B)))
-    return Segments(np.sort(d.integers(0, 2, rows, s.Q)), np.sort(d.integers(0, 2, s.B, s.K)))
+    """Ids in ascending order; in two cases of five so far apart that 8 or 16 bits do not hold them."""
+    rows, apart = draw(st.sampled_from((1, s.B))), draw(st.sampled_from((1, 1, 1, 2**8, 2**16)))
+    return Segments(np.sort(d.integers(0, 2, rows, s.Q)) * apart, np.sort(d.integers(0, 2, s.B, s.K)) * apart)
 
 
 def pair_shapes(s: Sizes) -> list[tuple[int, ...]]:
