@@ -1,0 +1,64 @@
+"""A checkpoint, read by the record of its dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specification.checkpoints import unflatten
+from specification.configuration import Configuration
+from specification.loading.hyperparameters import of_variant
+from specification.loading.reader import Reader
+from specification.loading.record import Dialect, Variant
+
+
+def mapped(dialect: Dialect, state_dict: Mapping[str, Any], given: dict[str, Any]) -> tuple[Any, Configuration]:
+    """Read a checkpoint by the record of its dialect.
+
+    Args:
+        dialect: the record.
+        state_dict: arrays by their names in the checkpoint.
+        given: all hyperparameters, as `checked` returns them.
+
+    Returns:
+        The parameters, of NumPy arrays, and the configuration.
+
+    Raises:
+        TypeError: for hyperparameters that a checkpoint of this kind does not take, or needs.
+        ValueError: for all at once that does not fit.
+    """
+    prefix = next((one for one in dialect.prefixes if any(name.startswith(one) for name in state_dict)), "")
+    read = Reader(with_new_names(dialect, state_dict), prefix)
+    for pattern in dialect.ignored:
+        read.ignore(pattern)
+    variant = variant_of(dialect, read)
+    hyperparameters = of_variant(dialect, variant, given)
+    arrays = read.arrays(variant.table)
+    if "num_heads" in hyperparameters:
+        read.heads(hyperparameters["num_heads"], variant.heads_share)
+    for name, vocabulary in variant.padding.items():
+        read.padding(name, hyperparameters[name], vocabulary)
+    if variant.check is not None:
+        variant.check(read, hyperparameters)
+    read.finish()
+    counted = {name: read.sizes[place] for name, place in variant.counted.items()}
+    return unflatten(variant.structure, arrays), variant.configuration(**hyperparameters, **counted)
+
+
+def with_new_names(dialect: Dialect, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries under the names that checkpoints have today. ValueError for entries that are there under both."""
+    names = {}
+    for name in state_dict:
+        names[name] = name
+        for old, new in dialect.renamed.items():
+            names[name] = names[name].replace(old, new)
+    twice = sorted(old for old, new in names.items() if old != new and new in state_dict)
+    if twice:
+        raise ValueError(f"the checkpoint does not fit: {', '.join(twice)} beside the newer names for the same")
+    return {names[name]: array for name, array in state_dict.items()}
+
+
+def variant_of(dialect: Dialect, read: Reader) -> Variant:
+    """The first variant whose marks the checkpoint has; the last where it has none's."""
+    found = (variant for variant in dialect.variants if all(read.has_any((mark,)) for mark in variant.marks))
+    return next(found, dialect.variants[-1])
