@@ -24,25 +24,25 @@ from mutation.recording import VARIABLE
 from mutation.results import Results
 
 FILES = (
-    "definition_details",
-    "special_values",
-    "bad_input",
-    "vjp",
-    "annotations",
-    "blocks",
-    "models",
-    "model_masks",
-    "model_dropout",
-    "model_gradients",
-    "model_fitting",
-    "caches",
-    "decoding",
-    "sampling",
-    "generation",
-    "beam_search",
-    "checkpoints",
-    "dialects",
-    "model_details",
+    "definition/test_details",
+    "definition/test_special_values",
+    "definition/test_bad_input",
+    "definition/test_vjp",
+    "definition/test_annotations",
+    "definition/test_blocks",
+    "models/test_models",
+    "models/test_masks",
+    "models/test_dropout",
+    "models/test_gradients",
+    "models/test_fitting",
+    "models/test_caches",
+    "models/test_decoding",
+    "models/test_sampling",
+    "models/test_generation",
+    "models/test_beam_search",
+    "models/test_checkpoints",
+    "models/test_dialects",
+    "models/test_details",
 )
 LEFT_OUT = "not torch_impl and not jax_impl and not ((fault or lost) and (caught or found))"
 """The ports, which do without the definition, and the tests of the tests."""
@@ -72,7 +72,7 @@ class Test(NamedTuple):
 
 def tests(slow: float) -> list[Test]:
     """The tests that run the definition and take less than `slow` seconds, quick ones first; all of them pass."""
-    names = [f"tests/test_{name}.py" for name in FILES]
+    names = [f"tests/{name}.py" for name in FILES]
     with tempfile.TemporaryDirectory() as folder:
         calls = Path(folder, "calls.json")
         answer = subprocess.run(

@@ -8,7 +8,7 @@ os.environ.setdefault("JAX_ENABLE_X64", "1")
 import pytest
 
 from jax_impl import engines
-from tests.helpers import IMPLEMENTATIONS, Implementation
+from tests.support.helpers import IMPLEMENTATIONS, Implementation
 
 
 @pytest.fixture(params=IMPLEMENTATIONS, ids=lambda implementation: implementation.package)

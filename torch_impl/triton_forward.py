@@ -29,13 +29,6 @@ class Sizes(NamedTuple):
     V: int
 
 
-class Widths(NamedTuple):
-    """D and V made up to powers of two, as a tile has them."""
-
-    keys: int
-    values: int
-
-
 def padded(width: int) -> int:
     """The narrowest that a tensor core takes, or the next power of two."""
     return max(16, triton.next_power_of_2(width))

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import FEATURES, UNCLAIMED, Declaration
-from conformance.cases.features import NORMS, features_of, has_masks, rule_of, widths_of
+from conformance.cases.features import features_of, has_masks, is_norm, rule_of, widths_of
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, ANSWERS, CALLS_IN_ORDER, NOTHING, UNSUPPORTED
 from conformance.checks.comparison import Finding
+from conformance.checks.probe import Probe
 from conformance.checks.results import Tally, Violation
 from conformance.diagnosis.naming import diagnosed
 from conformance.judge.reproduction import Reproduction
@@ -24,7 +25,7 @@ from conformance.judge.run import STUCK, Progress, Tried, run_corpus, run_probe,
 from conformance.judge.thresholds import with_thresholds
 from conformance.judge.worker_processes import Order, WorkerProcesses
 from conformance.operations.corpus import Entry, entries_for
-from conformance.operations.probes import Probe, catalogue
+from conformance.operations.probes import catalogue
 from conformance.oracle.reference import balls_available
 from conformance.runner.in_process import Examiner, broken
 from conformance.sampling import strategies as generation
@@ -248,7 +249,7 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
     if feature == "gradients":
         return generation.operation_cases(operation, (dtype,), bare)
     if feature == "axes":
-        if operation not in NORMS:
+        if not is_norm(operation):
             return None
         norms = generation.norm_cases(operation, gradients=False, dtypes=(dtype,), declaration=bare)
         return norms.filter(lambda case: feature in features_of(case))

@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, known
 from conformance.cases.signatures import parameters_never_given
-from conformance.checks.refusals import refusals_of
+from conformance.checks.probe import Probe
 from conformance.checks.results import Tally, Violation
 from conformance.diagnosis.naming import diagnosed
 from conformance.judge.checking import EFFORTS, SHRINKING
@@ -32,7 +32,7 @@ from conformance.judge.run import STUCK, run_refusal, silent
 from conformance.judge.skipped import missing, some_cases
 from conformance.judge.thresholds import FIRST, with_thresholds
 from conformance.operations.corpus import entries_for
-from conformance.operations.probes import Probe
+from conformance.operations.refusals import refusals_of
 from conformance.runner.in_process import TIME_LIMIT, Examiner, judging
 from conformance.runner.in_subprocess import ChildExaminer
 from conformance.subjects.targets import Target

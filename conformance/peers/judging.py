@@ -30,14 +30,14 @@ from conformance.checks.catalogue import (
 )
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding
-from conformance.checks.refusals import refusals_of
+from conformance.checks.probe import Probe
 from conformance.checks.results import Tally
 from conformance.diagnosis.examining import DIAGNOSIS
 from conformance.judge.checking import SHRINKING
 from conformance.judge.judgement import Judgement
 from conformance.judge.run import run_probe, violation
 from conformance.judge.thresholds import with_thresholds
-from conformance.operations.probes import Probe
+from conformance.operations.refusals import refusals_of
 from conformance.peers import probes as own
 from conformance.peers.peer import Peer, anything, as_it_is
 from conformance.runner.in_process import Examiner

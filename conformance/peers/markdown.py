@@ -24,8 +24,8 @@ says so: "first wrong at 257 keys (256 are right)". The row of `jax.numpy.einsum
 attention as many write it, compiled as a whole and differentiated from outside.
 
 Written by `make peers`; compiled FlexAttention, which compiles for every shape, by
-`conformance dev peers "FlexAttention, compiled"`. [tests/test_divergences.py](../tests/test_divergences.py) shows
-the weightiest of it once more, in plain calls of the libraries and without the judge.
+`conformance dev peers "FlexAttention, compiled"`. [test_divergences.py](../tests/peers/test_divergences.py) shows the
+weightiest of it once more, in plain calls of the libraries and without the judge.
 
 """
 

@@ -227,17 +227,6 @@ def with_keys(c: Call, keys: Any) -> Call:
     return found if c.mask is None else replace(found, mask=dense(c)[..., keys])
 
 
-def with_queries(c: Call, queries: Any) -> Call:
-    """The call on some of the queries."""
-    several = {name: None if array is None else array[..., queries, :] for name, array in pairs(c).items()}
-    return replace(c, query=c.query[:, :, queries], **several)
-
-
-def pairs(c: Call) -> dict[str, Any]:
-    """What has a number for every pair of a query and a key."""
-    return {"mask": None if c.mask is None else dense(c), "bias": c.bias, "keep": c.keep}
-
-
 class Altered(torch.autograd.Function):
     """The same array, whose gradient is changed on its way back."""
 

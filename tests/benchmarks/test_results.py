@@ -1,0 +1,289 @@
+"""The result of a benchmark: its file, its pictures, what two of them say, and the command."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from benchmarks import running, scaling
+from benchmarks.__main__ import app
+from benchmarks.cases import Case
+from benchmarks.compare import FASTER, NOISE, SLOWER, compare
+from benchmarks.environment import environment, has_gpu
+from benchmarks.registry import subjects
+from benchmarks.result import case_result, empty, read, refusal, save
+from benchmarks.rounds import Budget
+from benchmarks.running import FAILED, Plan, Run
+from benchmarks.subjects import Subject, without
+from benchmarks.work import Work
+from benchmarks.workers import Failed
+from tests.benchmarks.test_parts import CEILINGS, SIZES, entry
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "benchmarks.md"
+
+# --- the result -------------------------------------------------------------------------------------------------------
+
+
+class Inside:
+    """A subject's process that is none."""
+
+    def __init__(self, make: Callable[..., Any], given: tuple[Any, ...], variables: Any) -> None:
+        self.made = make(*given)
+
+    def ask(self, method: str, *given: Any, limit: float) -> Any:
+        try:
+            return getattr(self.made, method)(*given)
+        except Exception as error:
+            raise Failed(str(error)) from error
+
+    def end(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def result() -> dict[str, Any]:
+    """Of two lengths, with one subject that is left out and one that is not installed."""
+    absent = Subject("absent", "attention", "numpy", ("no_such_package",), "nowhere:make")
+    unable = replace(absent, name="unable", packages=(), takes=without("causal"))
+    known = [subjects()["reference_numpy"], subjects()["NumPy, naive"], absent, unable]
+    plan = Plan("cpu", 1, 7, Budget(6, 6), memory=lambda case: case.K == 64)
+    run = Run(plan, known, Inside)
+    run.ceilings = [one | {"rates": [1e12]} for one in CEILINGS]
+    found = empty(environment("cpu", 1), {"device": "cpu", "threads": 1, "seed": 7, "quick": True, "only": [],
+                                          "rounds": [6, 6]})  # fmt: skip
+    for length in (32, 64):
+        case = Case(
+            f"causal, T={length}", kind="causal", series="causal", **(SIZES | {"Q": length, "K": length, "G": 4})
+        )
+        found["cases"].append(case_result(case, *run.case(case), run.ceilings))
+    found |= {"ceilings": run.ceilings, "scaling": scaling.scaling(found["cases"]), "finished": True}
+    return found
+
+
+def test_result(result: dict[str, Any], tmp_path: Path) -> None:
+    save(result, tmp_path / "new" / "b.json")
+    assert read(tmp_path / "new" / "b.json") == result
+    assert not refusal(tmp_path / "new" / "b.json")
+    ours, naive, absent, unable = result["cases"][1]["subjects"]
+    assert (ours["status"], naive["status"]) == ("measured", "measured")
+    assert (absent["reason"], absent["seconds"]) == ("no_such_package is not installed", None)
+    assert unable["reason"] == "it has no parameter for a mask of kind 'causal'"
+    assert ours["ratios"]["reference_numpy"]["median"] == 1
+    expected = [a / b for a, b in zip(naive["trials"], ours["trials"], strict=True)]
+    assert naive["ratios"]["reference_numpy"]["median"] == pytest.approx(np.median(expected))
+    flops = result["cases"][1]["flops"]
+    assert naive["flops_per_second"]["median"] == pytest.approx(flops / naive["seconds"]["median"])
+    assert naive["memory"] > 0
+    assert result["cases"][0]["subjects"][0]["memory"] is None
+
+
+def test_what_failed_has_no_time() -> None:
+    failed, good = entry([1.0] * 6, base=True), entry([2.0] * 6)
+    failed.end(FAILED, "it is wrong")
+    case = Case("causal", kind="causal", **SIZES)
+    found = case_result(case, Work(1, 10, 10, 10), [failed, good], [])
+    shown = found["subjects"][0]
+    assert (shown["status"], shown["reason"]) == (FAILED, "it is wrong")
+    assert {shown[name] for name in ("seconds", "trials", "ratios", "flops_per_second", "judged")} == {None}
+    assert found["bases"] == ["mine"]
+    assert found["subjects"][1]["ratios"]["mine"]["median"] == 1
+
+
+def test_every_field_is_described(result: dict[str, Any]) -> None:
+    text = DOCUMENT.read_text()
+
+    def names(part: Any) -> Iterator[str]:
+        if isinstance(part, dict):
+            yield from part
+        for each in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
+            yield from names(each)
+
+    known = {subject["name"] for case in result["cases"] for subject in case["subjects"]}
+    known |= set(result["environment"]["versions"])
+    assert {name for name in names(result) if name not in known and f"`{name}`" not in text} == set()
+
+
+def test_pictures(result: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from benchmarks.plots import plot
+
+    written = plot(result, tmp_path / "pictures")
+    assert [path.name for path in written] == ["growth-causal.png", "ratios-reference-numpy.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+
+
+# --- two results ------------------------------------------------------------------------------------------------------
+
+
+def changed(result: dict[str, Any], ours: float, others: list[float], n: int = 9) -> tuple[Any, Any]:
+    """Two results: one of ours and some others, with what their medians are multiplied by in the second."""
+    base = result["cases"][0]["subjects"][0]
+
+    def of(name: str, is_ours: bool, median: float) -> dict[str, Any]:
+        seconds = {"median": median, "low": 0.98 * median, "high": 1.02 * median, "level": 1 - 2.0 ** (1 - n), "n": n}
+        return base | {"name": name, "ours": is_ours, "seconds": seconds}
+
+    def whole(factors: list[float]) -> dict[str, Any]:
+        listed = [of(f"subject {number}", number == 0, factor) for number, factor in enumerate(factors)]
+        return json.loads(json.dumps(result | {"cases": [result["cases"][0] | {"subjects": listed}]}))
+
+    return whole([1.0] * (1 + len(others))), whole([ours, *others])
+
+
+@pytest.mark.parametrize(
+    ("ours", "others", "n", "verdict"),
+    [
+        (1.2, [], 9, SLOWER),
+        (0.8, [], 9, FASTER),
+        (1.03, [], 9, NOISE),
+        (1.2, [1.0, 1.01, 0.99, 1.02], 9, SLOWER),
+        (1.2, [1.0, 1.1, 1.3, 1.02], 9, NOISE),
+        (1.2, [1.3], 9, SLOWER),  # one that is the same says too little of the rest
+        (1.2, [], 3, NOISE),
+    ],
+)
+def test_noise(result: dict[str, Any], ours: float, others: list[float], n: int, verdict: str) -> None:
+    found = compare(*changed(result, ours, others, n))
+    assert found.changes[0].verdict == verdict
+    assert found.changes[0].ratio == pytest.approx(ours)
+    assert not found.circumstances
+
+
+def test_what_else_differs_is_told(result: dict[str, Any]) -> None:
+    before, after = changed(result, 1.2, [1.0, 1.3, 1.1, 1.3, 1.3])
+    after["environment"] |= {"commit": "other", "versions": after["environment"]["versions"] | {"numpy": "0.1"}}
+    after["cases"][0]["subjects"][1] |= {"status": FAILED, "reason": "it is wrong"}
+    found = compare(before, after)
+    assert found.changes[0].verdict == SLOWER  # other versions: nothing is the same any more
+    assert any(line.startswith("numpy: ") and line.endswith("then 0.1") for line in found.circumstances)
+    assert any(line.startswith("commit: ") for line in found.circumstances)
+    assert any("subject 1: measured, then failed: it is wrong" in line for line in found.circumstances)
+    assert math.isclose(found.changes[1].ratio, 1.3)
+    assert not any("only in" in line for line in found.circumstances)
+
+
+def test_what_only_one_has_is_told(result: dict[str, Any]) -> None:
+    after = copy.deepcopy(result)
+    gone, lost = after["cases"][0], after["cases"][1]["subjects"].pop()
+    after["cases"][0] = gone | {"name": "another"}
+    told = [line for line in compare(result, after).circumstances if "only in" in line]
+    assert told == [
+        f"only in the first: {gone['name']}",
+        "only in the second: another",
+        f"only in the first: {after['cases'][1]['name']}: {lost['name']}",
+    ]
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without processes and ceilings."""
+    monkeypatch.setattr(running, "Worker", lambda make, given, threads, variables: Inside(make, given, variables))
+    monkeypatch.setattr(Run, "measure_ceilings", lambda run, dtypes: None)
+
+
+def command(*words: str | Path) -> tuple[int, str]:
+    """Exit code, and what was printed, without line breaks."""
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, " ".join(done.output.split())
+
+
+def test_a_run(inside: None, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "b.json"
+    words = ("run", "--quick", "--only", "short", "--only", "reference_numpy", "--threads", "1", "--seed", "5")
+    code, output = command(*words, "--json", path)
+    assert code == 0
+    assert "seed 5, 1 threads" in output
+    assert [one["name"] for one in read(path)["cases"][0]["subjects"]] == ["reference_numpy"]
+    assert read(path)["settings"]["only"] == ["short", "reference_numpy"]
+    assert command("compare", path, path)[0] == 0
+
+
+def test_an_interrupt_keeps_what_there_is(inside: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    case, path, pictures = Run.case, tmp_path / "b.json", tmp_path / "pictures"
+
+    def interrupted(run: Run, asked: Case) -> Any:
+        if asked.Q == 1:
+            assert len(read(path)["cases"]) == 1  # written as soon as it is there
+            raise KeyboardInterrupt
+        return case(run, asked)
+
+    monkeypatch.setattr(Run, "case", interrupted)
+    code, output = command(
+        "run", "--quick", "--only", "short", "--only", "decode", "--only", "reference_numpy", "--json", path,
+        "--plots", pictures,
+    )  # fmt: skip
+    found = read(path)
+    assert (code, "interrupted" in output, found["finished"]) == (130, True, False)
+    assert [one["name"] for one in found["cases"]] == ["short, T=64"]
+
+
+def test_a_subject_of_ones_own(inside: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    example = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert example is not None
+    (tmp_path / "my_attention.py").write_text(example[1])
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "b.json"
+    words = ("run", "--quick", "--only", "causal, T=256", "--only", "causal, T=512, forward + backward")
+    code, output = command(*words, "--with", "my_attention:MINE", "--only", "my attention", "--json", path)
+    assert (code, output.count("FAILED")) == (0, 0)
+    assert [one["subjects"][0]["status"] for one in read(path)["cases"]] == ["measured"] * 2
+    code, output = command(*words, *(2 * ("--with", "my_attention:MINE")))
+    assert (code, output) == (2, "--with: two subjects have the name 'my attention'")
+    del sys.modules["my_attention"]
+
+
+BAD = {
+    ("run", "--only", "no such"): "no case or subject has 'no such' in its name; there are: short, T=64; dense",
+    ("run", "--only", "dense", "--only", "F.layer_norm"): "none of the subjects that 'F.layer_norm' names is for these",
+    ("run", "--device", "tpu"): "--device must be one of cpu, cuda, got 'tpu'",
+    ("run", "--threads", "4096"): "--threads must be at most",
+    ("run", "--json", "FOLDER"): "FOLDER is a folder",
+    ("run", "--json", "FILE/b.json"): "FILE/b.json cannot be written: ",
+    ("run", "--with", "no_such_module:MINE"): "'no_such_module:MINE' cannot be loaded, expected module:NAME: No module",
+    ("run", "--with", "benchmarks.cases:CASES"): "'benchmarks.cases:CASES' is a tuple, expected a benchmarks.subjects",
+    ("compare", "FILE", "FILE"): "FILE is not JSON: ",
+    ("plot", "FOLDER/none.json"): "FOLDER/none.json cannot be read: No such file or directory",
+    ("plot", "OTHER"): "OTHER is no result of a benchmark",
+    ("plot", "LATER"): "LATER has version 2 of the format, and this reads 1",
+    ("compare", "TORN", "TORN"): "no result of this format: ",
+}
+
+
+@pytest.mark.parametrize(("words", "line"), list(BAD.items()), ids=lambda value: " ".join(value)[:30])
+def test_bad_input_is_refused_in_a_line(tmp_path: Path, words: tuple[str, ...], line: str) -> None:
+    schema = {"name": "transformer-conformance benchmark", "version": 1}
+    texts = {"FILE": "no", "OTHER": "[]", "LATER": json.dumps({"schema": schema | {"version": 2}}),
+             "TORN": json.dumps({"schema": schema})}  # fmt: skip
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    places = {name: str(tmp_path / name) for name in texts} | {"FOLDER": str(tmp_path)}
+
+    def placed(word: str) -> str:
+        for name, path in places.items():
+            word = word.replace(name, path)
+        return word
+
+    code, output = command(*(placed(word) for word in words))
+    assert code == 2
+    assert output.replace(" ", "").startswith(placed(line).replace(" ", "")) or placed(line) in output
+
+
+@pytest.mark.skipif(has_gpu(), reason="there is a GPU")
+def test_no_gpu() -> None:
+    code, output = command("run", "--device", "cuda")
+    assert (code, output) == (2, "--device cuda: neither torch nor JAX sees a GPU here")

@@ -1,0 +1,618 @@
+"""What is refused, with which words, and what is legal although it is empty.
+
+Each mistake is made in all three implementations, which must raise the same error with the same message. `shows` are
+the parts of the message that say what came and what was expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from specification import (
+    Causal,
+    Dense,
+    FeedForward,
+    KeyLengths,
+    KeyPadding,
+    Linear,
+    MultiHeadAttention,
+    Segments,
+    SlidingWindow,
+)
+from tests.support.helpers import REFERENCE, Implementation
+
+B, H, G, Q, K, D, V, E = 2, 6, 3, 4, 5, 8, 7, 12
+
+
+def floats(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(dtype)
+
+
+def integers(*numbers: Any) -> np.ndarray:
+    return np.array(numbers, np.int32)
+
+
+def ones(*shape: int) -> np.ndarray:
+    return np.ones(shape, bool)
+
+
+def arrays(**changed: np.ndarray) -> dict[str, np.ndarray]:
+    """query, key and value that fit together, but for those that are given."""
+    return {"query": floats(B, H, Q, D), "key": floats(B, G, K, D), "value": floats(B, G, K, V), **changed}
+
+
+def projections(**changed: Any) -> MultiHeadAttention:
+    """Six query heads of width 2, three key and value heads, of width 2 and 5."""
+    return MultiHeadAttention(
+        query=Linear(floats(E, 12), floats(12)),
+        key=Linear(floats(E, 6), floats(6)),
+        value=Linear(floats(E, 15)),
+        output=Linear(floats(30, E)),
+    )._replace(**changed)
+
+
+def networks(**changed: Any) -> FeedForward:
+    return FeedForward(Linear(floats(E, 9), floats(9)), Linear(floats(9, 3), floats(3)))._replace(**changed)
+
+
+class Mistake(NamedTuple):
+    id: str
+    rule: str
+    operation: str
+    error: type[Exception]
+    shows: tuple[str, ...]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+MISTAKES: list[Mistake] = []
+
+
+def bad(id: str, rule: str, error: type[Exception], *shows: str) -> Callable[..., None]:
+    def call(operation: str, *arguments: Any, **options: Any) -> None:
+        MISTAKES.append(Mistake(id, rule, operation, error, shows, arguments, options))
+
+    return call
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
+
+bad("query-rank", "ATT-8", ValueError, "query", "[batch, heads, queries, width]", "[6, 4, 8]")(
+    "attention", **arrays(query=floats(H, Q, D))
+)
+bad("key-rank", "ATT-8", ValueError, "key", "[batch, key heads, keys, width]", "[3, 5, 8]")(
+    "attention", **arrays(key=floats(G, K, D))
+)
+bad("value-rank", "ATT-8", ValueError, "value", "[batch, key heads, keys, value width]", "[5, 7]")(
+    "attention", **arrays(value=floats(K, V))
+)
+bad("batch-sizes", "ATT-8", ValueError, "batch size", "2 and 3")("attention", **arrays(key=floats(3, G, K, D)))
+bad("batch-of-one", "ATT-8", ValueError, "batch size", "2 and 1")("attention", **arrays(key=floats(1, G, K, D)))
+bad("widths", "ATT-8", ValueError, "width", "8 and 9")("attention", **arrays(key=floats(B, G, K, 9)))
+bad("value-length", "ATT-8", ValueError, "value", "[2, 3, 5, value width]", "[2, 3, 6, 7]")(
+    "attention", **arrays(value=floats(B, G, 6, V))
+)
+bad("value-heads", "ATT-8", ValueError, "value", "[2, 3, 5, value width]", "[2, 6, 5, 7]")(
+    "attention", **arrays(value=floats(B, 6, K, V))
+)
+bad("value-batch", "ATT-8", ValueError, "value", "[2, 3, 5, value width]", "[1, 3, 5, 7]")(
+    "attention", **arrays(value=floats(1, G, K, V))
+)
+bad("no-width", "ATT-1", ValueError, "width", "at least 1", "got 0")(
+    "attention", **arrays(query=floats(B, H, Q, 0), key=floats(B, G, K, 0))
+)
+bad("groups", "ATT-7", ValueError, "6 query heads", "multiple", "4 key heads")(
+    "attention", **arrays(key=floats(B, 4, K, D), value=floats(B, 4, K, V))
+)
+bad("more-key-heads", "ATT-7", ValueError, "6 query heads", "multiple", "12 key heads")(
+    "attention", **arrays(key=floats(B, 12, K, D), value=floats(B, 12, K, V))
+)
+bad("no-key-heads", "ATT-7", ValueError, "6 query heads", "multiple", "0 key heads")(
+    "attention", **arrays(key=floats(B, 0, K, D), value=floats(B, 0, K, V))
+)
+bad("list", "ATT-9", TypeError, "query", "array", "list")("attention", **arrays(query=[[[[1.0]]]]))
+for dtype in (np.int32, np.int64, bool, np.complex64):
+    name = np.dtype(dtype).name
+    bad(f"{name}-query", "ATT-9", TypeError, "query", "float16, bfloat16, float32, float64", f"got {name}")(
+        "attention", **arrays(query=floats(B, H, Q, D).astype(dtype))
+    )
+bad("mixed-dtypes", "ATT-9", TypeError, "query, key, value", "one dtype", "float32, float64, float32")(
+    "attention", **arrays(key=floats(B, G, K, D, dtype=np.float64))
+)
+bad("mixed-halves", "ATT-9", TypeError, "one dtype", "float16, bfloat16, float16")(
+    "attention",
+    query=floats(B, H, Q, D, dtype=np.float16),
+    key=floats(B, G, K, D, dtype=ml_dtypes.bfloat16),
+    value=floats(B, G, K, V, dtype=np.float16),
+)
+bad("wider-bias", "ATT-3", TypeError, "bias", "float32", "float64")(
+    "attention", **arrays(), bias=floats(Q, K, dtype=np.float64)
+)
+bad("narrower-bias", "ATT-3", TypeError, "bias", "float32", "float16")(
+    "attention", **arrays(), bias=floats(Q, K, dtype=np.float16)
+)
+bad("boolean-bias", "ATT-3", TypeError, "bias", "bool")("attention", **arrays(), bias=ones(Q, K))
+bad("bias-vector", "ATT-3", ValueError, "bias", "[queries, keys]", "got [5]")("attention", **arrays(), bias=floats(K))
+bad("bias-rank-3", "ATT-3", ValueError, "bias", "[queries, keys]", "[6, 4, 5]")(
+    "attention", **arrays(), bias=floats(H, Q, K)
+)
+bad("bias-shape", "ATT-3", ValueError, "bias", "[4, 5]", "[4, 1]")("attention", **arrays(), bias=floats(Q, 1))
+bad("bias-heads", "ATT-3", ValueError, "bias", "[2 or 1, 6 or 1, 4, 5]", "[1, 3, 4, 5]")(
+    "attention", **arrays(), bias=floats(1, G, Q, K)
+)
+for scale, shown in ((float("nan"), "nan"), (float("inf"), "inf"), (-np.inf, "-inf"), (np.float32("nan"), "nan")):
+    bad(f"scale-{shown}-{type(scale).__name__}", "ATT-1", ValueError, "scale", "finite", f"got {shown}")(
+        "attention", **arrays(), scale=scale
+    )
+bad("scale-text", "ATT-1", TypeError, "scale", "real number", "got str")("attention", **arrays(), scale="0.5")
+bad("scale-complex", "ATT-1", TypeError, "scale", "real number", "got complex")("attention", **arrays(), scale=1j)
+bad("scale-per-head", "ATT-1", TypeError, "scale", "real number", "float32 array of shape [6]")(
+    "attention", **arrays(), scale=floats(H)
+)
+for softcap, shown in ((0, "0"), (0.0, "0"), (-1.0, "-1"), (float("nan"), "nan"), (float("inf"), "inf")):
+    bad(f"softcap-{softcap}", "ATT-2", ValueError, "softcap", "positive and finite", f"got {shown}")(
+        "attention", **arrays(), softcap=softcap
+    )
+bad("softcap-flag", "ATT-2", TypeError, "softcap", "real number", "bool")("attention", **arrays(), softcap=True)
+bad("sinks-of-key-heads", "ATT-5", ValueError, "sinks", "[6]", "[3]")("attention", **arrays(), sinks=floats(G))
+bad("sinks-rank", "ATT-5", ValueError, "sinks", "[6]", "[2, 6]")("attention", **arrays(), sinks=floats(B, H))
+bad("sinks-dtype", "ATT-5", TypeError, "sinks", "float32", "int32")("attention", **arrays(), sinks=integers(*range(H)))
+bad("empty-rows", "ATT-6", ValueError, "empty_rows", "'zero', 'mean', 'nan'", "'average'")(
+    "attention", **arrays(), empty_rows="average"
+)
+bad("empty-rows-with-sinks", "ATT-6", ValueError, "empty_rows='mean'", "sinks")(
+    "attention", **arrays(), empty_rows="mean", sinks=floats(H)
+)
+
+# --- dropout ----------------------------------------------------------------------------------------------------------
+
+for rate, shown in ((1.0, "1.0"), (1.5, "1.5"), (-0.1, "-0.1"), (float("nan"), "nan")):
+    bad(f"dropout-rate-{rate}", "ATT-11", ValueError, "dropout_rate", "at least 0 and below 1", f"got {shown}")(
+        "attention", **arrays(), dropout_keep=ones(B, H, Q, K), dropout_rate=rate
+    )
+bad("dropout-without-keep", "ATT-11", ValueError, "0.1", "no dropout_keep")("attention", **arrays(), dropout_rate=0.1)
+bad("dropout-rate-none", "ATT-11", TypeError, "dropout_rate", "real number", "NoneType")(
+    "attention", **arrays(), dropout_keep=ones(B, H, Q, K), dropout_rate=None
+)
+bad("dropout-keep-dtype", "ATT-11", TypeError, "dropout_keep", "boolean", "float32")(
+    "attention", **arrays(), dropout_keep=floats(B, H, Q, K), dropout_rate=0.1
+)
+bad("dropout-keep-shape", "ATT-11", ValueError, "dropout_keep", "[2, 6, 4, 5]", "[4, 5]")(
+    "attention", **arrays(), dropout_keep=ones(Q, K), dropout_rate=0.1
+)
+
+# --- masks, through attention -----------------------------------------------------------------------------------------
+
+for id, rule, error, shows, mask in (
+    ("float-mask", "MASK-1", TypeError, ("boolean", "float32", "True = may attend"), floats(Q, K)),
+    ("integer-mask", "MASK-1", TypeError, ("boolean", "int32"), np.ones((Q, K), np.int32)),
+    ("byte-mask", "MASK-1", TypeError, ("boolean", "uint8"), np.ones((Q, K), np.uint8)),
+    ("float-keep", "MASK-1", TypeError, ("keep", "boolean", "float32"), KeyPadding(floats(B, K))),
+    ("text-mask", "MASK-2", TypeError, ("mask", "str"), "causal"),
+    ("flag-mask", "MASK-2", TypeError, ("mask", "bool"), True),
+    ("vector-mask", "MASK-5", ValueError, ("[queries, keys]", "[5]", "KeyLengths"), ones(K)),
+    ("scalar-mask", "MASK-5", ValueError, ("[queries, keys]", "got []"), ones()),
+    ("rank-3-mask", "MASK-5", ValueError, ("[queries, keys]", "[12, 4, 5]", "KeyPadding"), ones(B * H, Q, K)),
+    ("rank-5-mask", "MASK-5", ValueError, ("[queries, keys]", "[1, 1, 1, 4, 5]"), ones(1, 1, 1, Q, K)),
+    ("padding-as-mask", "MASK-5", ValueError, ("[2, 5]", "[4, 5]"), ones(B, K)),
+    ("transposed-mask", "MASK-5", ValueError, ("[5, 4]", "[4, 5]"), ones(K, Q)),
+    ("one-query-mask", "MASK-5", ValueError, ("[1, 5]", "[4, 5]"), ones(1, K)),
+    ("mask-of-key-heads", "MASK-5", ValueError, ("[2, 3, 4, 5]", "[2 or 1, 6 or 1, 4, 5]"), ones(B, G, Q, K)),
+    ("mask-of-batch", "MASK-5", ValueError, ("[3, 1, 4, 5]", "[2 or 1, 6 or 1, 4, 5]"), Dense(ones(3, 1, Q, K))),
+    ("causal", "MASK-3", ValueError, ("4 queries", "5 keys", "offset=0", "offset=1"), Causal()),
+    ("window", "MASK-3", ValueError, ("SlidingWindow", "4 queries", "5 keys", "offset=1"), SlidingWindow(1, 1)),
+    ("causal-inside", "MASK-3", ValueError, ("4 queries", "5 keys"), KeyLengths(integers(1, 2)) & Causal()),
+    ("causal-either", "MASK-3", ValueError, ("4 queries", "5 keys"), ones(Q, K) | Causal()),
+    ("offset-float", "MASK-3", TypeError, ("offset", "integer", "float"), Causal(1.0)),
+    ("offset-flag", "MASK-3", TypeError, ("offset", "integer", "bool"), Causal(True)),
+    ("offset-text", "MASK-3", TypeError, ("offset", "integer", "str"), Causal("top-left")),
+    ("offset-batch", "MASK-3", ValueError, ("offset", "[2]", "[3]"), Causal(integers(0, 1, 2))),
+    ("offset-floats", "MASK-3", TypeError, ("offset", "integer", "float32"), Causal(floats(B))),
+    ("offset-rank", "MASK-3", ValueError, ("offset", "[batch]", "[2, 1]"), Causal(np.zeros((2, 1), np.int32))),
+    ("window-left", "MASK-4", ValueError, ("left", "negative", "-1"), SlidingWindow(-1, 0, offset=0)),
+    ("window-right", "MASK-4", ValueError, ("right", "negative", "-2"), SlidingWindow(None, -2, offset=0)),
+    ("window-float", "MASK-4", TypeError, ("left", "integer", "float"), SlidingWindow(1.5, 0, offset=0)),
+    ("window-array", "MASK-4", TypeError, ("left", "int32 array of shape [2]"), SlidingWindow(integers(1, 2), 0, 0)),
+    ("lengths-beyond", "MASK-2", ValueError, ("between 0 and 5 keys", "[5, 6]"), KeyLengths(integers(5, 6))),
+    ("lengths-negative", "MASK-2", ValueError, ("between 0 and 5 keys", "[-1, 3]"), KeyLengths(integers(-1, 3))),
+    ("lengths-inside", "MASK-2", ValueError, ("between 0 and 5", "[9, 3]"), Causal(0) & KeyLengths(integers(9, 3))),
+    ("lengths-batch", "MASK-2", ValueError, ("lengths", "[2]", "[3]"), KeyLengths(integers(1, 2, 3))),
+    ("lengths-number", "MASK-2", TypeError, ("lengths", "array", "int"), KeyLengths(3)),
+    ("lengths-floats", "MASK-2", TypeError, ("lengths", "integer", "float32"), KeyLengths(floats(B))),
+    ("keep-shape", "MASK-2", ValueError, ("keep", "[2, 5]", "[2, 4]"), KeyPadding(ones(B, Q))),
+    ("keep-shared", "MASK-2", ValueError, ("keep", "[2, 5]", "[1, 5]"), KeyPadding(ones(1, K))),
+    ("keep-rank", "MASK-2", ValueError, ("keep", "[batch, positions]", "[5]"), KeyPadding(ones(K))),
+    (
+        "segments-query", "MASK-2", ValueError, ("query_ids", "[2 or 1, 4]", "[2, 5]"),
+        Segments(np.zeros((B, K), np.int32), np.zeros((B, K), np.int32)),
+    ),
+    (
+        "segments-key", "MASK-2", ValueError, ("key_ids", "[2 or 1, 5]", "[3, 5]"),
+        Segments(np.zeros((1, Q), np.int32), np.zeros((3, K), np.int32)),
+    ),
+    (
+        "segments-floats", "MASK-2", TypeError, ("key_ids", "integer", "float32"),
+        Segments(np.zeros((B, Q), np.int32), np.zeros((B, K), np.float32)),
+    ),
+):  # fmt: skip
+    bad(id, rule, error, *shows)("attention", **arrays(), mask=mask)
+
+bad("materialize-causal", "MASK-3", ValueError, "3 queries", "7 keys", "offset=4")("materialize", Causal(), 3, 7)
+bad("materialize-batch", "MASK-5", ValueError, "[3, 1, 4, 5]", "[2 or 1, any or 1, 4, 5]")(
+    "materialize", ones(3, 1, Q, K), Q, K, batch=2
+)
+bad("materialize-length", "MASK-2", ValueError, "query_length", "negative", "-1")("materialize", None, -1, 3)
+bad("materialize-length-float", "MASK-2", TypeError, "key_length", "integer", "float")("materialize", None, 1, 3.0)
+
+# --- companions -------------------------------------------------------------------------------------------------------
+
+for operation in ("attention_weights", "attention_logsumexp"):
+    bad(f"{operation}-groups", "ATT-14", ValueError, "6 query heads", "4 key heads")(
+        operation, query=floats(B, H, Q, D), key=floats(B, 4, K, D)
+    )
+    bad(f"{operation}-mask", "ATT-14", ValueError, "4 queries", "5 keys")(
+        operation, query=floats(B, H, Q, D), key=floats(B, G, K, D), mask=Causal()
+    )
+    bad(f"{operation}-dtype", "ATT-14", TypeError, "query, key", "float32, float64")(
+        operation, query=floats(B, H, Q, D), key=floats(B, G, K, D, dtype=np.float64)
+    )
+
+bad("merge-nothing", "ATT-14", ValueError, "at least one", "0 and 0")("merge_attention", [], [])
+bad("merge-counts", "ATT-14", ValueError, "as many", "2 and 1")(
+    "merge_attention", [floats(B, H, Q, V)] * 2, [floats(B, H, Q)]
+)
+bad("merge-shapes", "ATT-14", ValueError, "outputs[1]", "[2, 6, 4, 7]", "[2, 6, 5, 7]")(
+    "merge_attention", [floats(B, H, Q, V), floats(B, H, 5, V)], [floats(B, H, Q), floats(B, H, 5)]
+)
+bad("merge-logsumexp-shape", "ATT-14", ValueError, "logsumexps[0]", "[2, 6, 4]", "[2, 6, 4, 1]")(
+    "merge_attention", [floats(B, H, Q, V)], [floats(B, H, Q, 1)]
+)
+bad("merge-rank", "ATT-14", ValueError, "outputs[0]", "[batch, heads, queries, value width]", "[4, 7]")(
+    "merge_attention", [floats(Q, V)], [floats(Q)]
+)
+bad("merge-dtypes", "ATT-14", TypeError, "outputs[0], outputs[1]", "float32, float16")(
+    "merge_attention", [floats(B, H, Q, V), floats(B, H, Q, V, dtype=np.float16)], [floats(B, H, Q)] * 2
+)
+bad("merge-logsumexp-dtype", "ATT-14", TypeError, "logsumexps[0]", "float32", "float64")(
+    "merge_attention", [floats(B, H, Q, V)], [floats(B, H, Q, dtype=np.float64)]
+)
+bad("merge-list", "ATT-14", TypeError, "outputs[0]", "array", "list")("merge_attention", [[[[[1.0]]]]], [[[[1.0]]]])
+bad("merge-integers", "ATT-14", TypeError, "outputs[0]", "int32")(
+    "merge_attention", [integers([[[1]]])], [floats(1, 1, 1)]
+)
+
+# --- multi-head attention ---------------------------------------------------------------------------------------------
+
+
+def heads(id: str, rule: str, error: type[Exception], *shows: str, **changed: Any) -> None:
+    """A mistake in multi-head attention over a sequence of 4 tokens; `changed` are projections, inputs or options."""
+    given = {
+        name: changed.pop(name) for name in MultiHeadAttention._fields if isinstance(changed.get(name), Linear | list)
+    }
+    inputs = {name: changed.pop(name, floats(B, 4, E)) for name in ("query", "key", "value")}
+    options = {"num_heads": H, **changed}
+    bad(id, rule, error, *shows)("multi_head_attention", projections(**given), *inputs.values(), **options)
+
+
+heads("mha-no-heads", "MHA-1", ValueError, "num_heads", "at least 1", "got 0", num_heads=0)
+heads("mha-negative-heads", "MHA-1", ValueError, "num_heads", "negative", "-2", num_heads=-2)
+heads("mha-float-heads", "MHA-1", TypeError, "num_heads", "integer", "float", num_heads=6.0)
+heads("mha-rank", "MHA-1", ValueError, "query", "[batch, positions, width]", "[4, 12]", query=floats(4, E))
+heads("mha-batch", "MHA-1", ValueError, "batch", "[2, 4, 12], [3, 4, 12]", key=floats(3, 4, E))
+heads("mha-lengths", "MHA-1", ValueError, "key and value", "[2, 4, 12]", "[2, 5, 12]", value=floats(B, 5, E))
+heads("mha-dtypes", "MHA-1", TypeError, "query, key, value", "float64", key=floats(B, 4, E, dtype=np.float64))
+heads("mha-input-width", "MHA-1", ValueError, "query.weight", "[13, out]", "[12, 12]", query=floats(B, 4, 13))
+heads("mha-columns", "MHA-1", ValueError, "query.weight", "12 columns", "5 heads", num_heads=5)
+heads("mha-no-columns", "MHA-1", ValueError, "query.weight", "0 columns", query=Linear(floats(E, 0)))
+heads("mha-key-columns", "ATT-7", ValueError, "key.weight", "7 columns", "head width 2", key=Linear(floats(E, 7)))
+heads("mha-groups", "ATT-7", ValueError, "6 query heads", "4 key heads", key=Linear(floats(E, 8)))
+heads(
+    "mha-value-columns", "MHA-1", ValueError, "value.weight", "16 columns", "3 key heads", value=Linear(floats(E, 16))
+)
+heads("mha-output-rows", "MHA-1", ValueError, "output.weight", "[30, out]", "[31, 12]", output=Linear(floats(31, E)))
+heads("mha-weight-rank", "MHA-1", ValueError, "key.weight", "[in, out]", "[12]", key=Linear(floats(E)))
+heads("mha-weight-dtype", "MHA-1", TypeError, "float32, float64", key=Linear(floats(E, 6, dtype=np.float64)))
+heads("mha-bias", "MHA-1", ValueError, "query.bias", "[12]", "[6]", query=Linear(floats(E, 12), floats(6)))
+heads(
+    "mha-bias-dtype", "MHA-1", TypeError, "query.bias", "float32, float16",
+    query=Linear(floats(E, 12), floats(12, dtype=np.float16)),
+)  # fmt: skip
+heads("mha-no-separate", "MHA-2", ValueError, "at least one", "none", query=[])
+heads(
+    "mha-separate-bias", "MHA-2", ValueError, "bias", "heads[0]", "heads[1]",
+    query=[Linear(floats(E, 2), floats(2)), Linear(floats(E, 2))],
+)  # fmt: skip
+heads(
+    "mha-separate-rows", "MHA-2", ValueError, "heads[1].weight", "[12, out]", "[11, 2]",
+    query=[Linear(floats(E, 2)), Linear(floats(11, 2))],
+)  # fmt: skip
+heads("mha-separate-rank", "MHA-2", ValueError, "heads[0].weight", "[in, out]", "[12]", query=[Linear(floats(E))])
+heads("mha-separate-arrays", "MHA-2", TypeError, "heads[0]", "Linear", "[12, 2]", query=[floats(E, 2)])
+bad("mha-no-projection", "MHA-1", TypeError, "Linear", "NoneType")(
+    "multi_head_attention", projections(key=None), *(floats(B, 4, E),) * 3, num_heads=H
+)
+bad("mha-output", "MHA-1", TypeError, "output", "Linear", "[30, 12]")(
+    "multi_head_attention", projections(output=floats(30, E)), *(floats(B, 4, E),) * 3, num_heads=H
+)
+heads("mha-mask", "MASK-5", ValueError, "[5, 5]", "[4, 4]", mask=ones(5, 5))
+heads("mha-softcap", "ATT-2", ValueError, "softcap", "positive", softcap=0.0)
+
+# --- norms ------------------------------------------------------------------------------------------------------------
+
+NORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "layer_norm": ("NORM-1", {"bias": floats(E)}),
+    "rms_norm": ("NORM-7", {"eps": 1e-6}),
+    "standard_deviation_norm": ("NORM-7", {"bias": floats(E), "eps": 1e-6}),
+}
+for norm, (rule, options) in NORMS.items():
+    bad(f"{norm}-weight", rule, ValueError, "weight", "[11]", "[2, 12]")(
+        norm, floats(2, E), floats(11), **options | ({"bias": floats(11)} if "bias" in options else {})
+    )
+    bad(f"{norm}-weight-number", rule, ValueError, "weight", "got []")(norm, floats(2, E), floats(), **options)
+    bad(f"{norm}-weight-rank", rule, ValueError, "weight", "[2, 12]", "[12]")(norm, floats(E), floats(2, E), **options)
+    bad(f"{norm}-no-elements", rule, ValueError, "at least one", "[0]")(norm, floats(2, 0), floats(0), **options)
+    bad(f"{norm}-x-dtype", rule, TypeError, "x", "float32", "int32")(norm, integers(*range(E)), floats(E), **options)
+    bad(f"{norm}-weight-dtype", rule, TypeError, "weight", "float32", "float64")(
+        norm, floats(2, E), floats(E, dtype=np.float64), **options
+    )
+    for eps, shown in ((0.0, "0.0"), (-1e-5, "-1e-05"), (float("nan"), "nan"), (float("inf"), "inf"), (1e-40, "1e-40")):
+        bad(f"{norm}-eps-{eps}", rule, ValueError, "eps", "finite and at least 2**-126", f"got {shown}")(
+            norm, floats(2, E), floats(E), **options | {"eps": eps}
+        )
+    bad(f"{norm}-eps-text", rule, TypeError, "eps", "real number", "str")(
+        norm, floats(2, E), floats(E), **options | {"eps": "1e-5"}
+    )
+    if "bias" in options:
+        bad(f"{norm}-bias", rule, ValueError, "bias", "[12]", "[1]")(
+            norm, floats(2, E), floats(E), **options | {"bias": floats(1)}
+        )
+        bad(f"{norm}-bias-dtype", rule, TypeError, "bias", "float32", "float16")(
+            norm, floats(2, E), floats(E), **options | {"bias": floats(E, dtype=np.float16)}
+        )
+bad("one-element-deviation", "NORM-7", ValueError, "at least two elements", "got 1")(
+    "standard_deviation_norm", floats(3, 1), floats(1), floats(1), eps=1e-6
+)
+
+# --- positions, embedding, feed-forward -------------------------------------------------------------------------------
+
+for id, error, shows, arguments, options in (
+    ("length", ValueError, ("length", "negative", "-1"), (-1, 4), {}),
+    ("length-float", TypeError, ("length", "integer", "float"), (2.0, 4), {}),
+    ("width", ValueError, ("width", "negative", "-4"), (2, -4), {}),
+    ("offset", ValueError, ("offset", "negative", "-3"), (2, 4), {"offset": -3}),
+    ("offset-float", TypeError, ("offset", "integer", "float"), (2, 4), {"offset": 0.5}),
+    ("exponent", ValueError, ("exponent", "'shared', 'doubled'", "'half'"), (2, 4), {"exponent": "half"}),
+    ("dtype", TypeError, ("dtype", "float16, bfloat16, float32, float64", "int32"), (2, 4), {"dtype": "int32"}),
+):
+    bad(f"sinusoidal-{id}", "POS-1", error, *shows)("sinusoidal_positions", *arguments, **options)
+
+for id, error, shows, arguments, options in (
+    ("past", ValueError, ("8 positions", "8 rows", "got 7"), (floats(7, E), 8), {}),
+    ("past-by-offset", ValueError, ("3 positions from 5 on", "8 rows", "got 7"), (floats(7, E), 3), {"offset": 5}),
+    ("past-by-array", ValueError, ("3 positions from 5 on", "got 7"), (floats(7, E), 3), {"offset": np.int64(5)}),
+    ("offset", ValueError, ("offset", "negative", "-1"), (floats(7, E), 3), {"offset": -1}),
+    ("length", ValueError, ("length", "negative", "-3"), (floats(7, E), -3), {}),
+    ("rank", ValueError, ("table", "[positions, width]", "[7]"), (floats(7), 3), {}),
+    ("dtype", TypeError, ("table", "float32", "int32"), (integers([1, 2]), 1), {}),
+):
+    bad(f"learned-{id}", "POS-2", error, *shows)("learned_positions", *arguments, **options)
+
+for id, error, shows, arguments in (
+    ("past", ValueError, ("[0, 5)", "from 1 to 5"), (floats(5, E), integers(1, 5))),
+    ("negative", ValueError, ("[0, 5)", "from -1 to 3"), (floats(5, E), integers([3], [-1]))),
+    ("float-ids", TypeError, ("ids", "integer", "float32"), (floats(5, E), floats(2))),
+    ("boolean-ids", TypeError, ("ids", "integer", "bool"), (floats(5, E), ones(2))),
+    ("rank", ValueError, ("table", "[vocabulary, width]", "[5]"), (floats(5), integers(1))),
+    ("dtype", TypeError, ("table", "float32", "int32"), (integers([1, 2]), integers(0))),
+    ("no-vocabulary", ValueError, ("[0, 0)", "from 0 to 0"), (floats(0, E), integers(0))),
+):
+    bad(f"embedding-{id}", "EMB-1", error, *shows)("embedding", *arguments)
+
+for id, error, shows, arguments, options in (
+    (
+        "activation",
+        ValueError,
+        ("'relu', 'gelu', 'gelu_tanh'", "'swish'"),
+        (networks(), floats(2, E)),
+        {"activation": "swish"},
+    ),
+    ("width", ValueError, ("inner.weight", "[11, out]", "[12, 9]"), (networks(), floats(2, 11)), {}),
+    ("tuple", TypeError, ("parameters", "FeedForward", "tuple"), (tuple(networks()), floats(2, E)), {}),
+    ("array", TypeError, ("inner", "Linear", "[12, 9]"), (networks(inner=floats(E, 9)), floats(2, E)), {}),
+    (
+        "outer",
+        ValueError,
+        ("outer.weight", "[9, out]", "[8, 3]"),
+        (networks(outer=Linear(floats(8, 3))), floats(2, E)),
+        {},
+    ),
+    (
+        "bias",
+        ValueError,
+        ("inner.bias", "[9]", "[8]"),
+        (networks(inner=Linear(floats(E, 9), floats(8))), floats(2, E)),
+        {},
+    ),
+    ("rank", ValueError, ("x", "width", "got []"), (networks(), floats()), {}),
+    ("x-dtype", TypeError, ("x", "float32", "int32"), (networks(), integers(*range(E))), {}),
+    ("dtypes", TypeError, ("float64, float32",), (networks(), floats(2, E, dtype=np.float64)), {}),
+    (
+        "keep",
+        ValueError,
+        ("dropout_keep", "[2, 9]", "[2, 12]"),
+        (networks(), floats(2, E)),
+        {"dropout_keep": ones(2, E)},
+    ),
+    ("rate", ValueError, ("0.2", "no dropout_keep"), (networks(), floats(2, E)), {"dropout_rate": 0.2}),
+):
+    bad(f"feed-forward-{id}", "FFN-1", error, *shows)("feed_forward", *arguments, **options)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case.id, marks=pytest.mark.rule(case.rule)) for case in MISTAKES]
+)
+def test_refused(implementation: Implementation, case: Mistake) -> None:
+    with pytest.raises((TypeError, ValueError)) as refusal:
+        implementation.call(case.operation, *case.arguments, **case.options)
+    assert refusal.type is case.error
+    assert [part for part in case.shows if part not in str(refusal.value)] == []
+    with pytest.raises(case.error) as defined:
+        REFERENCE.call(case.operation, *case.arguments, **case.options)
+    assert str(refusal.value) == str(defined.value)
+
+
+def test_no_mistake_stands_for_another() -> None:
+    assert len({case.id for case in MISTAKES}) == len(MISTAKES)
+
+
+# --- legal although empty ---------------------------------------------------------------------------------------------
+
+SIZES = {
+    "none": {},
+    "batch": {"B": 0},
+    "heads": {"H": 0},
+    "queries": {"Q": 0},
+    "keys": {"K": 0},
+    "value width": {"V": 0},
+}
+
+
+def sized(empty: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    size = {"B": B, "H": H, "G": G, "Q": Q, "K": K, "V": V} | SIZES[empty]
+    key_heads = 0 if size["H"] == 0 else size["G"]
+    return (
+        floats(size["B"], size["H"], size["Q"], D),
+        floats(size["B"], key_heads, size["K"], D),
+        floats(size["B"], key_heads, size["K"], size["V"]),
+    )
+
+
+def masks(batch: int, queries: int, keys: int) -> dict[str, Any]:
+    return {
+        "none": None,
+        "causal": Causal(0),
+        "window": SlidingWindow(1, 1, offset=0),
+        "lengths": KeyLengths(np.full(batch, min(2, keys), np.int32)),
+        "padding": KeyPadding(ones(batch, keys)),
+        "dense": ones(queries, keys),
+    }
+
+
+@pytest.mark.rule("ATT-8", "ATT-6")
+@pytest.mark.parametrize("mask", list(masks(B, Q, K)))
+@pytest.mark.parametrize("empty", SIZES)
+def test_empty_sizes_are_legal(implementation: Implementation, empty: str, mask: str) -> None:
+    query, key, value = sized(empty)
+    batch, heads, queries, _ = query.shape
+    keys = key.shape[2]
+    options = {"mask": masks(batch, queries, keys)[mask]}
+    output = implementation.call("attention", query, key, value, **options)
+    weights = implementation.call("attention_weights", query, key, **options)
+    logsumexp = implementation.call("attention_logsumexp", query, key, **options)
+    assert output.shape == (batch, heads, queries, value.shape[-1])
+    assert weights.shape == (batch, heads, queries, keys)
+    assert logsumexp.shape == (batch, heads, queries)
+    assert output.dtype == weights.dtype == logsumexp.dtype == np.float32
+    if keys == 0:
+        assert (output == 0).all()
+        assert (logsumexp == -np.inf).all()
+
+
+@pytest.mark.rule("ATT-7", "ATT-8")
+def test_no_query_heads_read_any_number_of_key_heads(implementation: Implementation) -> None:
+    output = implementation.call("attention", floats(B, 0, Q, D), floats(B, G, K, D), floats(B, G, K, V))
+    assert output.shape == (B, 0, Q, V)
+
+
+@pytest.mark.rule("ATT-5", "ATT-6")
+def test_no_keys_with_sinks(implementation: Implementation) -> None:
+    query, key, value = sized("keys")
+    sinks = floats(H)
+    assert (implementation.call("attention", query, key, value, sinks=sinks) == 0).all()
+    logsumexp = implementation.call("attention_logsumexp", query, key, sinks=sinks)
+    np.testing.assert_array_equal(logsumexp, np.broadcast_to(sinks[:, None], (B, H, Q)))
+
+
+@pytest.mark.rule("ATT-6")
+@pytest.mark.parametrize(("empty_rows", "expected"), [("zero", 0.0), ("mean", 0.0), ("nan", 0.0)])
+def test_no_keys_give_zero_in_every_dialect(implementation: Implementation, empty_rows: str, expected: float) -> None:
+    """A sum over no values is 0, whatever the weights would have been."""
+    output = implementation.call("attention", *sized("keys"), empty_rows=empty_rows)
+    np.testing.assert_array_equal(output, np.full((B, H, Q, V), expected, np.float32))
+
+
+@pytest.mark.rule("MHA-1", "ATT-8")
+@pytest.mark.parametrize(("batch", "queries", "keys"), [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
+def test_empty_sequences_in_multi_head_attention(
+    implementation: Implementation, batch: int, queries: int, keys: int
+) -> None:
+    output_bias = floats(E)
+    parameters = projections(output=Linear(floats(30, E), output_bias))
+    inputs = floats(batch, queries, E), floats(batch, keys, E), floats(batch, keys, E)
+    output = implementation.call("multi_head_attention", parameters, *inputs, num_heads=H)
+    assert output.shape == (batch, queries, E)
+    if keys == 0:
+        np.testing.assert_array_equal(output, np.broadcast_to(output_bias, output.shape))
+
+
+@pytest.mark.rule("ATT-14")
+def test_merging_nothing_seen(implementation: Implementation) -> None:
+    outputs = [np.full((B, H, Q, V), np.nan, np.float32), floats(B, H, Q, V)]
+    logsumexps = [np.full((B, H, Q), -np.inf, np.float32)] * 2
+    output, logsumexp = implementation.call("merge_attention", outputs, logsumexps)
+    assert (output == 0).all()
+    assert (logsumexp == -np.inf).all()
+
+
+@pytest.mark.rule("NORM-1", "NORM-7")
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("shape", [(0, E), (3, 0, E)])
+def test_no_rows_to_normalise(implementation: Implementation, norm: str, shape: tuple[int, ...]) -> None:
+    output = implementation.call(norm, floats(*shape), floats(E), **NORMS[norm][1])
+    assert output.shape == shape
+    assert output.dtype == np.float32
+
+
+@pytest.mark.rule("POS-1", "POS-2", "EMB-1", "FFN-1")
+def test_nothing_to_look_up(implementation: Implementation) -> None:
+    assert implementation.call("sinusoidal_positions", 0, 4).shape == (0, 4)
+    assert implementation.call("sinusoidal_positions", 3, 0).shape == (3, 0)
+    assert implementation.call("learned_positions", floats(7, E), 0, offset=7).shape == (0, E)
+    assert implementation.call("embedding", floats(5, E), np.zeros((2, 0), np.int32)).shape == (2, 0, E)
+    assert implementation.call("feed_forward", networks(), floats(0, 4, E)).shape == (0, 4, 3)
+
+
+@pytest.mark.rule("ATT-1", "ATT-2", "ATT-11", "MASK-3", "MASK-4")
+@pytest.mark.parametrize(
+    ("unusual", "plain"),
+    [
+        ({"scale": 0}, {"scale": 0.0}),
+        ({"scale": np.float32(-0.5)}, {"scale": -0.5}),
+        ({"scale": np.array(0.5)}, {"scale": 0.5}),
+        ({"softcap": 30}, {"softcap": 30.0}),
+        ({"softcap": np.array(2.0, np.float32)}, {"softcap": 2.0}),
+        ({"dropout_keep": ones(B, H, Q, K)}, {"dropout_keep": ones(B, H, Q, K), "dropout_rate": 0}),
+        (
+            {"dropout_keep": ones(B, H, Q, K), "dropout_rate": np.float64(0.25)},
+            {"dropout_keep": ones(B, H, Q, K), "dropout_rate": 0.25},
+        ),
+        ({"mask": Causal(np.int64(1))}, {"mask": Causal(1)}),
+        ({"mask": Causal(np.array(1))}, {"mask": Causal(1)}),
+        ({"mask": Causal([0, 1])}, {"mask": Causal(integers(0, 1))}),
+        ({"mask": KeyLengths([2, 5])}, {"mask": KeyLengths(integers(2, 5))}),
+        ({"mask": SlidingWindow(np.array(1), None, offset=-1)}, {"mask": SlidingWindow(1, None, offset=-1)}),
+        ({"mask": [[True, False, True, False, True]] * Q}, {"mask": np.array([[True, False, True, False, True]] * Q)}),
+    ],
+)
+def test_numbers_and_lists_in_other_guises(
+    implementation: Implementation, unusual: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    """What a plain number may say, a NumPy number or an array of rank 0 may say too, and a list what an array says."""
+    output = implementation.call("attention", **arrays(), **unusual)
+    assert np.isfinite(output).all()
+    np.testing.assert_array_equal(output, implementation.call("attention", **arrays(), **plain))

@@ -1,0 +1,427 @@
+"""Details that drawn cases do not meet: defaults, roundings in between, every call's mistakes, blocks and pieces.
+
+Most of these, and of `test_special_values.py`, were found by mutation testing (`mutation/`): each kills an edit of the
+definition that all else let pass.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reference_numpy
+from conformance.cases.case import Case
+from specification import (
+    Causal,
+    FeedForward,
+    KeyLengths,
+    Linear,
+    MultiHeadAttention,
+    Segments,
+    SlidingWindow,
+)
+from tests.definition.test_bad_input import MISTAKES, Mistake
+from tests.definition.test_special_values import COTANGENTS, B, D, G, H, K, Q, V, arrays, floats
+from tests.definition.test_vjp import CASES, Function
+from tests.support.helpers import REFERENCE, Implementation
+
+# By its full name: `reference_numpy.attention` is also a function.
+pieces = importlib.import_module("reference_numpy.attention")
+gradients = importlib.import_module("reference_numpy.attention_vjp")
+masks = importlib.import_module("reference_numpy.masks")
+
+
+def refusal(call: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[type[BaseException], str]:
+    with pytest.raises((TypeError, ValueError)) as refused:
+        call(*arguments, **options)
+    return refused.type, str(refused.value)
+
+
+# --- how operations are called ----------------------------------------------------------------------------------------
+
+PUBLIC = [name for name in reference_numpy.__all__ if inspect.isfunction(getattr(reference_numpy, name))]
+
+
+def parameters(operation: str) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(getattr(reference_numpy, operation)).parameters)
+
+
+@pytest.mark.parametrize("operation", PUBLIC)
+def test_every_argument_may_be_given_by_name(operation: str) -> None:
+    assert inspect.Parameter.POSITIONAL_ONLY not in {parameter.kind for parameter in parameters(operation).values()}
+
+
+def linear(rows: int, columns: int) -> Linear:
+    return Linear(floats(rows, columns), floats(columns))
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments"),
+    [
+        ("materialize", {"mask": None, "query_length": Q, "key_length": K}),
+        ("rms_norm", {"x": floats(3, 4), "weight": floats(4), "eps": 1e-6}),
+        ("embedding", {"table": floats(5, 4), "ids": np.arange(3)}),
+        ("learned_positions", {"table": floats(5, 4), "length": 3}),
+        ("sinusoidal_positions", {"length": 3, "width": 4}),
+        ("feed_forward", {"parameters": FeedForward(linear(4, 6), linear(6, 4)), "x": floats(3, 4)}),
+        (
+            "multi_head_attention",
+            {"parameters": MultiHeadAttention(*(linear(4, 4) for _ in range(4))), "num_heads": 2}
+            | {name: floats(2, 3, 4) for name in ("query", "key", "value")},
+        ),
+    ],
+)
+def test_calls_by_name(operation: str, arguments: dict[str, Any]) -> None:
+    """Give what the same arguments give in their order."""
+    positional = [name for name, p in parameters(operation).items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    keywords = {name: value for name, value in arguments.items() if name not in positional}
+    call = getattr(reference_numpy, operation)
+    np.testing.assert_array_equal(call(**arguments), call(*(arguments[name] for name in positional), **keywords))
+
+
+@pytest.mark.rule("MHA-1")
+@pytest.mark.parametrize("operation", ["multi_head_attention", "multi_head_attention_vjp"])
+def test_parameters_of_another_structure_are_refused_by_name(operation: str) -> None:
+    x = floats(2, 3, 4)
+    cotangents = [x] if operation.endswith("_vjp") else []
+    kind, message = refusal(getattr(reference_numpy, operation), linear(4, 4), x, x, x, *cotangents, num_heads=2)
+    assert kind is TypeError
+    assert message.startswith("parameters ")
+
+
+@pytest.mark.rule("ATT-12", "NORM-6")
+@pytest.mark.parametrize("operation", [name for name in PUBLIC if name.endswith("_vjp")])
+def test_gradients_take_the_operations_own_arguments(operation: str) -> None:
+    """The cotangents come after the arrays; names, defaults and kinds are those of the operation.
+
+    What may be left out before them in the operation has to be given here.
+    """
+    given, own = parameters(operation), parameters(operation.removesuffix("_vjp"))
+    cotangents = [name for name in given if name.endswith("cotangent")]
+    keywords = [name for name, parameter in own.items() if parameter.kind is parameter.KEYWORD_ONLY]
+    positional = [name for name in own if name not in keywords]
+    passed_on = "options" in given  # as **options, to the operation itself
+    expected = [*positional, *cotangents, *(["num_heads", "options"] if passed_on else keywords)]
+    assert list(given) == expected
+    for name in given.keys() & own.keys():
+        default = own[name].default if name in keywords else inspect.Parameter.empty
+        assert (given[name].kind, given[name].default) == (own[name].kind, default)
+
+
+@pytest.mark.rule("POS-1", "POS-2", "EMB-1", "NORM-1", "ATT-11", "FFN-1")
+@pytest.mark.parametrize(
+    ("operation", "arguments", "defaults"),
+    [
+        ("sinusoidal_positions", (3, 4), {"offset": 0, "exponent": "shared", "dtype": "float32"}),
+        ("learned_positions", (floats(5, 4), 2), {"offset": 0}),
+        ("embedding", (floats(5, 4), np.array([1, 3])), {"scaled": False}),
+        ("layer_norm", (floats(3, 4), floats(4), floats(4)), {"eps": 1e-5}),
+        ("attention", tuple(arrays().values()), {"mask": None, "dropout_rate": 0.0, "empty_rows": "zero"}),
+        ("attention_weights", tuple(arrays().values())[:2], {"mask": None, "empty_rows": "zero"}),
+        (
+            "feed_forward",
+            (FeedForward(Linear(floats(4, 5)), Linear(floats(5, 3))), floats(2, 4)),
+            {"activation": "relu", "dropout_keep": None, "dropout_rate": 0.0},
+        ),
+    ],
+)
+def test_what_is_left_out(
+    implementation: Implementation, operation: str, arguments: tuple[Any, ...], defaults: dict[str, Any]
+) -> None:
+    """Leaving an option out is the same as giving its default."""
+    left_out = implementation.call(operation, *arguments)
+    np.testing.assert_array_equal(left_out, implementation.call(operation, *arguments, **defaults))
+
+
+# --- feed-forward networks --------------------------------------------------------------------------------------------
+
+
+def network_gradients(implementation: Implementation, activation: str, x: np.ndarray, dtype: str = "float32") -> Any:
+    """Of a network with 5 inner and 3 outer columns, no biases, and the identity as its first weight."""
+    width = x.shape[-1]
+    inputs = {"x": x, "inner.weight": np.eye(width), "outer.weight": floats(width, 3)}
+    inputs = {name: array.astype(dtype) for name, array in inputs.items()}
+    cotangents = {"output": floats(*x.shape[:-1], 3, seed=1).astype(dtype)}
+    case = Case("feed_forward", dtype, inputs, {"activation": activation}, cotangents, special=True)
+    return inputs | cotangents, implementation.subject(case)
+
+
+@pytest.mark.rule("FFN-1")
+def test_the_slope_of_relu_at_0_is_0(implementation: Implementation) -> None:
+    x = np.array([[-1, 0, 2, -0.0]], np.float32)
+    given, found = network_gradients(implementation, "relu", x)
+    expected = (given["output"] @ given["outer.weight"].T) * (x > 0)
+    np.testing.assert_array_equal(found["gradient of x"] == 0, expected == 0)
+
+
+@pytest.mark.rule("FFN-1", "ATT-8")
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
+def test_networks_take_no_rows(implementation: Implementation, activation: str) -> None:
+    _, found = network_gradients(implementation, activation, floats(0, 4))
+    assert found["output"].shape == (0, 3)
+    assert found["gradient of x"].shape == (0, 4)
+    assert (found["gradient of outer.weight"] == 0).all()
+
+
+@pytest.mark.rule("FFN-1", "ATT-9")
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
+def test_gradients_are_those_of_the_rounded_pieces(activation: str) -> None:
+    """What passes between the two projections has 16 bits, forwards and backwards."""
+    x = floats(40, 6, seed=3)
+    given, found = network_gradients(REFERENCE, activation, x, "float16")
+    identity = FeedForward(*(Linear(np.eye(6, dtype=np.float16)),) * 2)
+    hidden = reference_numpy.feed_forward(identity, given["x"], activation=activation)
+    expected = hidden.astype(np.float32).T @ given["output"].astype(np.float32)
+    np.testing.assert_array_equal(found["gradient of outer.weight"], expected.astype(np.float16))
+    # The first weight is the identity, so that x's gradient is what reached the first projection.
+    expected = given["x"].astype(np.float32).T @ found["gradient of x"].astype(np.float32)
+    np.testing.assert_array_equal(found["gradient of inner.weight"], expected.astype(np.float16))
+
+
+@pytest.mark.rule("ATT-9", "ATT-11", "FFN-1")
+def test_dropout_in_float32_divides_in_float32() -> None:
+    """One key, whose weight is 1: what is left is the factor, 1 / (1 - rate) rounded to float32."""
+    value, rate = floats(B, G, 1, V), 0.1
+    factor = np.float32(1 / (1 - rate))
+    keep = np.ones((B, H, Q, 1), bool)
+    inputs = {"query": floats(B, H, Q, D), "key": floats(B, G, 1, D), "value": value}
+    output = reference_numpy.attention(**inputs, dropout_keep=keep, dropout_rate=rate)
+    expected = np.repeat(value * factor, H // G, axis=1)
+    np.testing.assert_array_equal(output, np.broadcast_to(expected, output.shape))
+    cotangent = floats(B, H, 1, V)
+    inputs["query"], keep = inputs["query"][:, :, :1], keep[:, :, :1]
+    inputs |= {"key": np.repeat(inputs["key"], H // G, axis=1), "value": np.repeat(value, H // G, axis=1)}
+    gradients = reference_numpy.attention_vjp(**inputs, cotangent=cotangent, dropout_keep=keep, dropout_rate=rate)
+    np.testing.assert_array_equal(gradients.value, cotangent * factor)
+    x = np.abs(floats(30, 1))
+    identity = FeedForward(*(Linear(np.ones((1, 1), np.float32)),) * 2)
+    options = {"dropout_keep": np.ones((30, 1), bool), "dropout_rate": rate}
+    np.testing.assert_array_equal(reference_numpy.feed_forward(identity, x, **options), x * factor)
+    gradients = reference_numpy.feed_forward_vjp(identity, x, x, **options)
+    np.testing.assert_array_equal(gradients.x, x * factor)
+
+
+# --- masks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("MASK-2", "MASK-3", "MASK-4")
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64])
+def test_integers_of_every_width_mean_the_same(implementation: Implementation, kind: type) -> None:
+    """No bound wraps around where it is negated."""
+    lengths, offsets, ids = np.array([2, 5]), np.array([0, 2]), np.array([[0, 0, 1]])
+    keys = np.array([[0, 1, 1, 0, 2]])
+    pairs = [
+        (SlidingWindow(kind(1), kind(2), offset=kind(1)), SlidingWindow(1, 2, offset=1)),
+        (SlidingWindow(kind(2), kind(0), offset=offsets.astype(kind)), SlidingWindow(2, 0, offset=offsets)),
+        (Causal(kind(1)), Causal(1)),
+        (Causal(offsets.astype(kind)), Causal(offsets)),
+        (KeyLengths(lengths.astype(kind)), KeyLengths(lengths)),
+        (Segments(ids.astype(kind), keys.astype(kind)), Segments(ids, keys)),
+    ]
+    for narrow, plain in pairs:
+        found, expected = (implementation.call("materialize", mask, Q, K, batch=B) for mask in (narrow, plain))
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.rule("MASK-5")
+def test_a_mask_for_other_heads_is_no_array(implementation: Implementation) -> None:
+    kind, message = refusal(
+        implementation.materialize, implementation.convert(np.ones((1, 3, Q, K), bool)), Q, K, heads=2
+    )
+    assert kind is ValueError
+    assert "[1, 3, 3, 5]" in message
+    assert "[any or 1, 2 or 1, 3, 5]" in message
+
+
+# --- the same mistakes in every operation -----------------------------------------------------------------------------
+
+WRONG_OPTIONS: dict[str, dict[str, Any]] = {
+    "bias's shape": {"bias": floats(Q, 1)},
+    "bias's dtype": {"bias": floats(Q, K).astype(np.float16)},
+    "scale": {"scale": float("nan")},
+    "softcap": {"softcap": 0.0},
+    "sinks": {"sinks": floats(G)},
+    "empty rows": {"empty_rows": "average"},
+    "empty rows with sinks": {"empty_rows": "mean", "sinks": floats(H)},
+    "dropout without keep": {"dropout_rate": 0.1},
+    "dropout rate": {"dropout_keep": np.ones((B, H, Q, K), bool), "dropout_rate": 1.0},
+    "mask for another batch": {"mask": np.ones((3, 1, Q, K), bool)},
+    "mask for other heads": {"mask": np.ones((1, G, Q, K), bool)},
+    "mask for other keys": {"mask": np.ones((Q, Q), bool)},
+    "mask for other queries": {"mask": np.ones((K, K), bool)},
+    "one length for two": {"mask": KeyLengths(np.array([1]))},
+    "one offset for two": {"mask": Causal(np.array([1]))},
+    "no offset": {"mask": SlidingWindow(1, 1)},
+    "lengths beyond the keys": {"mask": KeyLengths(np.array([1, K + 1]))},
+    "ids for other keys": {"mask": Segments(np.zeros((1, Q), int), np.zeros((1, Q), int))},
+    "mask of numbers": {"mask": np.ones((Q, K), np.int8)},
+}
+
+
+def projected(seed: int = 0) -> tuple[MultiHeadAttention, tuple[np.ndarray, ...]]:
+    """Parameters and inputs whose heads are as many, and as wide, as those of `arrays`."""
+    shapes = ((5, H * D), (6, G * D), (4, G * V), (H * V, 3))
+    weights = MultiHeadAttention(*(Linear(floats(*shape, seed=seed)) for shape in shapes))
+    return weights, (floats(B, Q, 5), floats(B, K, 6), floats(B, K, 4))
+
+
+CALLS: dict[str, Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]] = {
+    "attention": lambda: (tuple(arrays().values()), {}),
+    "attention_weights": lambda: (tuple(arrays().values())[:2], {}),
+    "attention_logsumexp": lambda: (tuple(arrays().values())[:2], {}),
+    "multi_head_attention": lambda: ((projected()[0], *projected()[1]), {"num_heads": H}),
+}
+RESULTS = COTANGENTS | {"multi_head_attention": (B, Q, 3)}
+
+
+PAIRS = [
+    (operation, mistake)
+    for operation in CALLS
+    for mistake, options in WRONG_OPTIONS.items()
+    if options.keys() <= parameters(operation).keys()
+]
+
+
+@pytest.mark.rule("ATT-14", "ATT-12", "MHA-1")
+@pytest.mark.parametrize(("operation", "mistake"), PAIRS)
+def test_wrong_options_are_refused_alike(implementation: Implementation, operation: str, mistake: str) -> None:
+    """With the words of `attention`, by its companions and by multi-head attention too, and by their gradients."""
+    options = WRONG_OPTIONS[mistake]
+    expected = refusal(reference_numpy.attention, **arrays(), **options)
+    arguments, more = CALLS[operation]()
+    assert refusal(lambda *a, **o: implementation.call(operation, *a, **o), *arguments, **more, **options) == expected
+    if implementation.package == "reference_numpy":
+        vjp = getattr(reference_numpy, f"{operation}_vjp")
+        assert refusal(vjp, *arguments, floats(*RESULTS[operation]), **more, **options) == expected
+
+
+FITTING = {
+    "attention": (2, 6, 4, 7),
+    "attention_weights": (2, 6, 4, 5),
+    "attention_logsumexp": (2, 6, 4),
+    "multi_head_attention": (2, 4, 12),
+}
+"""Shapes of the results that most of those mistakes would have; elsewhere the arguments are checked first."""
+
+
+@pytest.mark.rule("ATT-12", "NORM-6")
+@pytest.mark.parametrize("mistake", [m for m in MISTAKES if f"{m.operation}_vjp" in PUBLIC], ids=lambda m: m.id)
+def test_gradients_refuse_what_the_operation_refuses(mistake: Mistake) -> None:
+    """With a cotangent that would fit, were it not for the mistake."""
+    operation, vjp = (getattr(reference_numpy, mistake.operation + suffix) for suffix in ("", "_vjp"))
+    cotangent = floats(*FITTING.get(mistake.operation, ()))
+    cotangents = dict.fromkeys((n for n in parameters(vjp.__name__) if n.endswith("cotangent")), cotangent)
+    expected = refusal(operation, *mistake.arguments, **mistake.options)
+    assert refusal(vjp, *mistake.arguments, **mistake.options, **cotangents) == expected
+
+
+ONE_EACH = {case.operation: case for case in CASES}
+"""A call of every operation that has gradients, in float64."""
+
+
+@pytest.mark.rule("ATT-12", "NORM-6")
+@pytest.mark.parametrize("operation", ONE_EACH)
+def test_cotangents_are_checked(operation: str) -> None:
+    """Each has the shape and dtype of its own result."""
+    case = ONE_EACH[operation]
+    names = [name for name in parameters(f"{operation}_vjp") if name.endswith("cotangent")]
+    results = Function(case).results()
+    fitting = dict(zip(names, results, strict=True))
+    vjp = getattr(reference_numpy, f"{operation}_vjp")
+    for name, result in fitting.items():
+        shape, wrong = list(result.shape), result[..., None]
+        expected = ValueError, f"{name} must have shape {shape} like the result, got {[*shape, 1]}"
+        assert refusal(vjp, *case.arguments, **case.options, **fitting | {name: wrong}) == expected
+        expected = TypeError, f"{name} must be float64 like the result, got float32"
+        narrow = result.astype(np.float32)
+        assert refusal(vjp, *case.arguments, **case.options, **fitting | {name: narrow}) == expected
+
+
+# --- the definition's own pieces --------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("MASK-7")
+def test_scores_of_forbidden_pairs_are_0() -> None:
+    allowed = np.tril(np.ones((Q, K), bool))[None, None]
+    left, right = floats(B, H, Q, D), floats(B, H, K, D)
+    products = pieces.pair_products(left, right, allowed)
+    scores = pieces.attention_scores(left, right, allowed, bias=floats(1, 1, Q, K) + 3, scale=None, softcap=2.0)
+    for array in (products, scores):
+        assert (array[np.broadcast_to(~allowed, array.shape)] == 0).all()
+
+
+@pytest.mark.rule("ATT-10", "ATT-12", "MASK-7")
+def test_keys_have_no_gradient_from_queries_that_do_not_see_them() -> None:
+    """A NaN query spoils the gradients of the keys that it sees, whatever the cotangent, and of no other."""
+    allowed = np.tril(np.ones((Q, K), bool))[None, None]
+    query, key = floats(B, H, Q, D), floats(B, H, K, D)
+    query[:, :, 1] = np.nan
+    _, gradient, _ = gradients.attention_scores_vjp(query, key, allowed, floats(B, H, Q, K), scale=None, softcap=None)
+    assert np.isnan(gradient[:, :, :2]).all()
+    assert np.isfinite(gradient[:, :, 2:]).all()
+
+
+@pytest.mark.rule("MASK-6", "ATT-8")
+@pytest.mark.parametrize("operator", ["and", "or"])
+def test_combined_masks_are_taken_in_blocks(operator: str) -> None:
+    """Of some queries only, as of all of them."""
+    left, right = Causal(1), Segments(np.array([[0, 0, 1, 1, 2]]), np.array([[0, 1, 1, 2, 2, 2]]))
+    mask = left & right if operator == "and" else left | right
+    whole = reference_numpy.materialize(mask, 5, 6)
+    for rows in (slice(0, 2), slice(3, 5)):
+        block = masks.allowed_pairs(mask, 5, 6, rows)
+        np.testing.assert_array_equal(np.broadcast_to(block, (1, 1, 2, 6)), whole[:, :, rows])
+
+
+@pytest.mark.rule("NORM-5", "NORM-6")
+def test_gradients_of_rows_with_infinity_do_not_warn() -> None:
+    x = floats(3, 4)
+    x[1, 2] = np.inf
+    found = reference_numpy.rms_norm_vjp(x, floats(4), floats(3, 4), eps=1e-6)
+    assert np.isfinite(found.x[[0, 2]]).all()
+    assert not np.isfinite(found.x[1]).all()
+
+
+@pytest.mark.rule("ATT-14", "ATT-12")
+def test_a_log_sum_exp_that_is_nan_spoils_its_rows_gradients() -> None:
+    outputs, logsumexps = [floats(B, H, Q, V) for _ in range(2)], [floats(B, H, Q) for _ in range(2)]
+    logsumexps[0][0, 0, 0] = np.nan
+    _, found = reference_numpy.merge_attention_vjp(outputs, logsumexps, floats(B, H, Q, V), floats(B, H, Q))
+    for gradient in found:
+        spoiled = np.isnan(gradient)
+        assert spoiled[0, 0, 0]
+        assert spoiled.sum() == 1
+
+
+@pytest.mark.rule("ATT-8")
+@pytest.mark.parametrize(
+    ("batch", "heads", "keys"), [(1, 1, 1), (2, 3, 5), (1, 7, 40), (5, 2, 21), (0, 3, 5), (2, 3, 0)]
+)
+def test_blocks_are_as_large_as_fits(batch: int, heads: int, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At least one query each; no more scores than BLOCK_SCORES otherwise; all blocks but the last of one size."""
+    monkeypatch.setattr(pieces, "BLOCK_SCORES", 200)
+    queries = 450
+    sizes = [block.stop - block.start for block in pieces.query_blocks(batch, heads, queries, keys)]
+    row = max(batch * heads * keys, 1)
+    largest = max(200 // row, 1)
+    assert sum(sizes) == queries
+    assert set(sizes[:-1]) <= {largest}
+    assert 0 < sizes[-1] <= largest
+
+
+@pytest.mark.rule("ATT-3", "ATT-8", "ATT-12")
+@pytest.mark.parametrize("shape", [(0, 1, Q, K), (1, H, Q, K), (1, 1, Q, K), (0, H, Q, K), (Q, K)])
+def test_a_bias_has_a_gradient_for_a_batch_of_none(shape: tuple[int, ...]) -> None:
+    sizes = (0, H, Q, D), (0, G, K, D), (0, G, K, V), (0, H, Q, V)
+    gradients = reference_numpy.attention_vjp(*(floats(*size) for size in sizes), bias=floats(*shape))
+    np.testing.assert_array_equal(gradients.bias, np.zeros(shape, np.float32))
+
+
+@pytest.mark.rule("ATT-8")
+def test_short_sequences_are_one_block() -> None:
+    assert len(list(pieces.query_blocks(16, 16, 128, 128))) == 1

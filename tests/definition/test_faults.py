@@ -1,0 +1,43 @@
+"""Every rule's probes catch a planted fault, and pass the definition without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conformance.judge.checking import EFFORTS
+from conformance.judge.run import run
+from conformance.operations.probes import PROBES
+from conformance.subjects.subject import NumpySubject
+from specification import RULES
+from tests.support.faults import FAULTS, Fault, planted
+
+CASES = EFFORTS["default"]
+SEED = 20260101
+
+
+def test_every_rule_has_a_fault() -> None:
+    assert {fault.rule for fault in FAULTS} == set(RULES)
+
+
+def test_every_rule_has_a_probe() -> None:
+    assert {probe.rule for probe in PROBES} == set(RULES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.rule} {fault.name}")
+def test_fault_is_caught(fault: Fault, tmp_path: Path) -> None:
+    """By the rule that the fault names, with the default number of cases."""
+    subject = NumpySubject(planted(fault, tmp_path).__name__)
+    probes = [probe for probe in PROBES if probe.rule == fault.rule]
+    tally = run(probes, [subject], examples=CASES, seed=SEED, shrink=False)
+    assert (fault.rule, subject.name) in tally.violations
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES)
+def test_definition_conforms(rule: str) -> None:
+    probes = [probe for probe in PROBES if probe.rule == rule]
+    tally = run(probes, [NumpySubject()], examples=CASES, seed=SEED)
+    assert tally.conforms, tally.violations

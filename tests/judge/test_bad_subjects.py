@@ -1,0 +1,975 @@
+"""Subjects that misbehave in ways of their own, and a judge that fails: neither is taken for the other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import conformance
+import reference_numpy
+import torch_impl
+from conformance.cases import expectations
+from conformance.cases.case import Case
+from conformance.checks import catalogue as checks
+from conformance.checks.catalogue import AGREEMENT, DESCRIPTION, DETERMINISM
+from conformance.checks.check import Check
+from conformance.checks.comparison import Finding
+from conformance.checks.results import Violation
+from conformance.judge.report import NO_ORACLE
+from conformance.judge.run import run_probe, silent
+from conformance.operations.probes import probes_of
+from conformance.reports.content import document
+from conformance.reports.subjects import checked
+from conformance.reports.writing import as_json
+from conformance.runner.in_process import Examiner
+from conformance.runner.in_subprocess import ChildExaminer
+from conformance.runner.limits import TooSlow, limited
+from conformance.subjects.frameworks import TorchArrays
+from conformance.subjects.subject import NumpySubject
+from conformance.subjects.targets import Target
+from specification import KeyLengths
+from tests.support.helpers import command
+
+ROOT = Path(__file__).parents[2]
+OPTIONS: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "dtypes": ["float32"]}
+
+TARGETS = """
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+import conformance
+import reference_numpy
+
+
+def good(query, key, value, *, mask=None, scale=None):
+    return reference_numpy.attention(query, key, value, mask=mask, scale=scale)
+
+
+def unscaled(query, key, value, *, mask=None):
+    return reference_numpy.attention(query, key, value, mask=mask, scale=1.0)
+
+
+def slow_with_masks(query, key, value, *, mask=None):
+    if mask is not None:
+        time.sleep(0.6)
+    return good(query, key, value, mask=mask)
+
+
+def spoilt():
+    raise RuntimeError("spoilt")
+
+
+def spoils_the_judge(query, key, value, *, mask=None):
+    if mask is not None:
+        from conformance.runner import in_subprocess
+
+        in_subprocess.judging = spoilt
+    return good(query, key, value, mask=mask)
+
+
+calls = []
+
+
+def interrupted(query, key, value, *, mask=None):
+    calls.append(1)
+    if len(calls) > 22:
+        raise KeyboardInterrupt
+    return unscaled(query, key, value, mask=mask)
+
+
+def gradients(query, key, value, cotangent, *, mask=None, scale=None):
+    found = reference_numpy.attention_vjp(query, key, value, cotangent, mask=mask, scale=scale)
+    return 2 * found.query, found.key, found.value
+
+
+differentiated = conformance.declare(vjp=gradients)(lambda query, key, value: good(query, key, value))
+
+
+def deaf(query, key, value, *, mask=None):
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    os.closerange(3, 256)
+    time.sleep(600)
+
+
+def survived(query, key, value, *, mask=None):
+    if os.fork() == 0:
+        time.sleep(30)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def write_everywhere(text):
+    for descriptor in range(3, 64):
+        try:
+            os.write(descriptor, text)
+        except OSError:
+            pass
+
+
+def babbles(query, key, value, *, mask=None):
+    write_everywhere(b"\\0\\0\\0\\5hello")
+    return good(query, key, value, mask=mask)
+
+
+def half_an_answer(query, key, value, *, mask=None):
+    write_everywhere(b"\\0\\x10\\0\\0hello")
+    return good(query, key, value, mask=mask)
+
+
+def forks(query, key, value, *, mask=None):
+    parent = os.fork()
+    if parent:
+        time.sleep(0.05)
+    return good(query, key, value, mask=mask) * (1 if parent else 2)
+
+
+def closes_standard_output(query, key, value, *, mask=None):
+    os.close(sys.stdout.fileno())
+    return good(query, key, value, mask=mask)
+
+
+def only_once(query, key, value, *, mask=None):
+    if mask is not None:
+        open("dead", "w").close()
+        os._exit(4)
+    return good(query, key, value)
+
+
+if os.path.exists("dead"):
+    raise RuntimeError("cannot be loaded again")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with targets.py in it."""
+    (tmp_path / "targets.py").write_text(TARGETS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def check_command(name: str, *words: object) -> tuple[int, str, dict[str, Any]]:
+    quick = ("--operation", "attention", "--effort", "quick", "--seed", 1, "--no-shrink", "--dtypes", "float32")
+    code, output = command("check", f"targets.py:{name}", *quick, "--json", "report.json", *words)
+    return code, output, json.loads(Path("report.json").read_text())
+
+
+def good(query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None) -> Any:
+    return reference_numpy.attention(query, key, value, mask=mask, scale=scale)
+
+
+def check(function: Callable[..., Any], *rules: str, operation: str = "attention", **options: Any) -> Any:
+    return conformance.check(function, operation, **(OPTIONS | {"rules": rules or None} | options))
+
+
+def messages(report: Any) -> dict[str, str]:
+    return {violation.rule: violation.message for violation in report.violations}
+
+
+# --- errors of any kind -----------------------------------------------------------------------------------------------
+
+
+class Panic(BaseException):
+    """As bindings of other languages raise it."""
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("error", [Panic("rust"), Speechless(), SystemExit(3), AssertionError()])
+def test_any_error_is_the_subjects(error: BaseException) -> None:
+    def raises(query: Any, key: Any, value: Any) -> Any:
+        raise error
+
+    (message,) = messages(check(raises)).values()
+    assert message.startswith(f"call: raised {type(error).__name__}: ")
+
+
+def test_error_without_words_is_a_refusal_without_a_message() -> None:
+    def refuses(query: Any, key: Any, value: Any, *, scale: Any = None) -> Any:
+        if scale is not None and not np.isfinite(scale):
+            raise Speechless
+        return good(query, key, value, scale=scale)
+
+    report = check(refuses, "ATT-1", supports=["refusals", "scale"])
+    assert "raised Speechless, expected ValueError" in messages(report)["ATT-1"]
+
+
+@pytest.fixture
+def failing_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot compare dense masks' answers any more."""
+
+    def fails(case: Case, *arguments: Any) -> Any:
+        if isinstance(case.options.get("mask"), np.ndarray):
+            raise KeyError("lost")
+        return judge(case, *arguments)
+
+    judge = checks.judge
+    monkeypatch.setattr(checks, "judge", fails)
+
+
+@pytest.mark.usefixtures("failing_judge")
+def test_error_of_the_judge_is_no_violation() -> None:
+    found: list[conformance.Report] = []
+    with pytest.raises(RuntimeError, match="the judge failed: KeyError: 'lost'"):
+        check(good, "MASK-1", unfinished=found.append)
+    (report,) = found
+    assert (report.violations, report.conforms, report.untried) == ([], False, "the check was ended before its end")
+
+
+@pytest.mark.usefixtures("failing_judge")
+def test_report_is_written_when_the_judge_fails(folder: Path) -> None:
+    code, output, report = check_command("unscaled")
+    assert code == 2
+    assert "not judged to the end: the judge failed: KeyError: 'lost'" in output
+    assert report["error"] == "the judge failed: KeyError: 'lost'"
+    (subject,) = report["subjects"]
+    assert not subject["conforms"]
+    assert {rule["rule"] for rule in subject["rules"] if rule["cases"]} >= {"CALL", "ATT-6"}
+
+
+def test_report_is_written_after_an_interrupt(folder: Path) -> None:
+    code, output, report = check_command("interrupted", "--rule", "ATT-1")
+    assert code == 130
+    assert "not judged to the end: interrupted" in output
+    assert report["error"] == "interrupted"
+    (subject,) = report["subjects"]
+    assert [violation["rule"] for violation in subject["violations"]] == ["ATT-1"]
+
+
+def test_report_is_written_when_replay_files_are_not(folder: Path) -> None:
+    (folder / "file").write_text("")
+    code, _, report = check_command("unscaled", "--rule", "ATT-1", "--replays", "file/replays")
+    assert code == 2
+    assert report["error"] == "replay files cannot be written to file/replays: Not a directory"
+    (subject,) = report["subjects"]
+    assert subject["violations"][0]["replay"] is not None
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_settings_of_numpy_stay_the_subjects() -> None:
+    """Its own underflows raise; those of the judge's oracle and comparisons do not."""
+    seen = []
+
+    def strict(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        seen.append(np.geterr()["invalid"])
+        with np.errstate(all="ignore"):
+            output = good(query, key, value, mask=mask)
+        np.seterr(all="raise")
+        return output
+
+    before = np.geterr()
+    assert messages(check(strict, "ATT-10", "MASK-7", "ATT-13")) == {}
+    assert np.geterr() == before
+    assert seen[0] == before["invalid"]
+    assert set(seen[1:]) == {"raise"}
+
+
+def test_a_working_folder_and_a_limit_of_recursion_are_set_back(folder: Path) -> None:
+    (folder / "elsewhere").mkdir()
+
+    def moves(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        os.chdir(folder / "elsewhere")
+        sys.setrecursionlimit(5000)
+        return good(query, key, value, mask=mask)
+
+    before = sys.getrecursionlimit()
+    assert messages(check(moves, "MASK-1")) == {}
+    assert Path.cwd() == folder
+    assert sys.getrecursionlimit() == before
+
+
+def test_a_working_folder_and_a_limit_of_recursion_stay_the_subjects(folder: Path) -> None:
+    (folder / "elsewhere").mkdir()
+    (folder / "elsewhere" / "table").touch()
+    depth, ready = sys.getrecursionlimit() * 3, []
+
+    def sink(depth: int) -> None:
+        if depth:
+            sink(depth - 1)
+
+    def prepared(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        if not ready:
+            os.chdir(folder / "elsewhere")
+            sys.setrecursionlimit(depth)
+            ready.append(True)
+        assert Path("table").exists()
+        sink(depth // 2)
+        return good(query, key, value, mask=mask)
+
+    assert messages(check(prepared, "MASK-1", "ATT-13")) == {}
+    assert Path.cwd() == folder
+
+
+def test_the_working_folder_may_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "working").mkdir()
+    monkeypatch.chdir(folder / "working")
+
+    def removes(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        with contextlib.suppress(FileNotFoundError):
+            (folder / "working").rmdir()
+        return good(query, key, value, mask=mask)
+
+    assert messages(check(removes, "MASK-1")) == {}
+
+
+def test_a_log_at_the_descriptor_of_standard_output_is_left_alone(folder: Path) -> None:
+    Path("log").write_text("of yesterday\n")
+
+    def logs(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        log = os.open("log", os.O_RDWR | os.O_APPEND)
+        os.write(log, b"a line\n")
+        os.dup2(log, sys.stdout.fileno())
+        os.close(log)
+        return good(query, key, value, mask=mask)
+
+    assert messages(check(logs, "MASK-1")) == {}
+    before, *lines = Path("log").read_text().splitlines()
+    assert (before, set(lines)) == ("of yesterday", {"a line"})
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [0, -1, float("inf"), float("nan"), 1e12])
+def test_time_limit_that_cannot_be_kept(limit: float) -> None:
+    for isolate in (False, True):
+        with pytest.raises(ValueError, match="time_limit must be above 0"):
+            check(good, time_limit=limit, isolate=isolate)
+
+
+def test_time_limit_of_the_command_line(folder: Path) -> None:
+    code, output, _ = check_command("good", "--time-limit", "inf")
+    assert code == 2
+    assert output.startswith("not judged: time_limit must be above 0")
+
+
+def swallows(query: Any, key: Any, value: Any) -> Any:
+    while True:
+        try:
+            time.sleep(0.1)
+        except BaseException:
+            continue
+
+
+def swallows_once(query: Any, key: Any, value: Any) -> Any:
+    with contextlib.suppress(BaseException):
+        time.sleep(10)
+    return good(query, key, value)
+
+
+def calls_it_something_else(query: Any, key: Any, value: Any) -> Any:
+    try:
+        time.sleep(10)
+    except BaseException as error:
+        raise RuntimeError("no device") from error
+
+
+@pytest.mark.parametrize("function", [swallows, swallows_once, calls_it_something_else])
+def test_time_limit_is_kept_whatever_is_caught(function: Callable[..., Any]) -> None:
+    start = time.monotonic()
+    assert messages(check(function, time_limit=0.2)) == {"CALL": "call: took longer than 0.2 s"}
+    assert time.monotonic() - start < 20
+    assert sys.gettrace() is None or "tell" not in repr(sys.gettrace())
+
+
+class Outer(Exception):
+    """What somebody else's alarm raises."""
+
+
+@pytest.fixture
+def outer_alarm() -> Iterator[list[float]]:
+    """Somebody else's alarms; the times at which they rang."""
+    rung: list[float] = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: rung.append(time.monotonic()))
+    yield rung
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_alarms_of_others_are_kept(outer_alarm: list[float]) -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.4)
+    with limited(10):
+        time.sleep(0.01)
+    assert 0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 0.4
+    time.sleep(0.6)
+    assert len(outer_alarm) == 1
+
+
+def test_alarms_of_others_ring_inside(outer_alarm: list[float]) -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.1, 0.1)
+    with pytest.raises(TooSlow), limited(0.5):
+        time.sleep(5)
+    assert 2 <= len(outer_alarm) <= 5
+    assert signal.getitimer(signal.ITIMER_REAL)[1] == pytest.approx(0.1)
+
+
+def test_what_an_alarm_of_others_raises_is_not_the_subjects(outer_alarm: list[float]) -> None:
+    def ring(number: int, frame: Any) -> None:
+        raise Outer
+
+    def hangs(query: Any, key: Any, value: Any) -> Any:
+        time.sleep(10)
+
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    case = Case("attention", "float32", dict.fromkeys(("query", "key", "value"), np.ones((1, 1, 2, 2), np.float32)))
+    examiner, shared = Examiner(Target(hangs, "attention").make(), 10), AGREEMENT.prepare(case)
+    with pytest.raises(Outer):
+        examiner(AGREEMENT, case, shared)
+
+
+# --- standard output --------------------------------------------------------------------------------------------------
+
+
+def test_standard_output_may_be_asked_for_its_descriptor() -> None:
+    def asks(query: Any, key: Any, value: Any) -> Any:
+        assert sys.stdout.fileno() > 0
+        assert sys.stdout.mode == "w+"
+        return good(query, key, value)
+
+    assert messages(check(asks, "ATT-1")) == {}
+
+
+def test_bytes_are_printed_too() -> None:
+    def prints(query: Any, key: Any, value: Any) -> Any:
+        sys.stdout.buffer.write(b"\xff loading")
+        return good(query, key, value)
+
+    assert messages(check(prints, "ATT-1")) == {"CALL": "call: prints to standard output: '\\\\xff loading'"}
+
+
+def test_standard_output_may_be_closed() -> None:
+    def closes(query: Any, key: Any, value: Any) -> Any:
+        sys.stdout.close()
+        return good(query, key, value)
+
+    assert messages(check(closes, "ATT-1")) == {}
+
+
+def test_standard_output_that_was_kept_ends_with_the_judge(folder: Path) -> None:
+    """Else what is printed to it would go to whatever file stands at its descriptor by then."""
+    kept: list[Any] = []
+
+    def keeps(query: Any, key: Any, value: Any) -> Any:
+        kept.append((sys.stdout, sys.stdout.fileno()))
+        return good(query, key, value)
+
+    assert messages(check(keeps, "ATT-1")) == {}
+    file, descriptor = kept[0]
+    with open("mine", "w") as mine:
+        os.dup2(mine.fileno(), descriptor)
+        with pytest.raises(ValueError, match="closed file"):
+            print("of the function", file=file, flush=True)
+        os.close(descriptor)
+    assert not Path("mine").read_text()
+
+
+def test_bytes_may_be_kept_without_their_text() -> None:
+    kept: list[Any] = []
+
+    def detaches(query: Any, key: Any, value: Any) -> Any:
+        kept.append(sys.stdout.detach())  # type: ignore[attr-defined]
+        return good(query, key, value)
+
+    assert messages(check(detaches, "ATT-1")) == {}
+    assert all(file.closed for file in kept)
+
+
+# --- what is returned -------------------------------------------------------------------------------------------------
+
+
+def flat_where(condition: Callable[..., bool]) -> Callable[..., Any]:
+    def function(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        output = good(query, key, value, mask=mask)
+        return output.reshape(-1) if condition(query, key) else output
+
+    return function
+
+
+def test_wrong_rank_is_one_finding() -> None:
+    """Also where the judge would put heads back into their order, or look at single rows."""
+    grouped = flat_where(lambda query, key: query.shape[1] != key.shape[1])
+    report = check(grouped, "ATT-7", conventions={"heads": "tiled"})
+    assert "has dtype and shape float32 [" in messages(report)["ATT-7"]
+
+    def flat_norm(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> Any:
+        output = reference_numpy.layer_norm(x, weight, bias, eps=eps)
+        return output.reshape(-1) if np.isnan(x).any() else output
+
+    found = messages(check(flat_norm, "NORM-5", operation="layer_norm"))["NORM-5"]
+    assert found.startswith("output: has dtype and shape float32 [")
+
+
+def test_wrong_answer_is_no_refusal() -> None:
+    def nothing_for_grouped_heads(query: Any, key: Any, value: Any) -> Any:
+        return good(query, key, value) if query.shape[1] == key.shape[1] else None
+
+    report = check(nothing_for_grouped_heads, "ATT-7", supports=["no-gqa"])
+    assert "neither supported nor refused, and wrong: call: returned builtins.NoneType" in messages(report)["ATT-7"]
+
+
+def test_missing_gradient_is_a_finding() -> None:
+    def vjp(query: Any, key: Any, value: Any, cotangent: Any, **options: Any) -> Any:
+        return {"query": reference_numpy.attention_vjp(query, key, value, cotangent, **options).query}
+
+    report = check(good, "ATT-12", "ATT-10", vjp=vjp)
+    assert messages(report) == {"ATT-12": "gradient of key: no such result"}
+
+
+def test_result_on_another_device() -> None:
+    pytest.importorskip("torch")
+
+    def elsewhere(query: Any, key: Any, value: Any) -> Any:
+        return query.to("meta")
+
+    report = check(elsewhere, arrays="torch")
+    assert messages(report) == {"CALL": "output: lies on meta, and the inputs do not"}
+
+
+def test_flaky_subject_gets_no_diagnosis() -> None:
+    calls = []
+
+    def flaky(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        calls.append(1)
+        return good(query, key, value, mask=mask) + np.float32(len(calls) % 5 == 0)
+
+    report = check(flaky, "MASK-1", "ATT-13")
+    assert messages(report).keys() == {"ATT-13"}  # right when the same is asked again: masks are not to blame
+    assert not report.headline
+
+
+@pytest.mark.parametrize("shrink", [False, True])
+def test_what_raises_stands_before_lost_digits(shrink: bool) -> None:
+    """Of two mistakes that one rule shows, also where a case with lost digits is found first, or is smaller."""
+
+    def with_both(query: Any, key: Any, value: Any) -> Any:
+        if query.shape[1] == 0:
+            raise ValueError("no heads")
+        return good(query, key, value) * np.float32(1 + 1e-5)
+
+    found = messages(check(with_both, "ATT-1", "ATT-8", shrink=shrink))
+    assert found["ATT-8"] == "call: raised ValueError: no heads"
+    assert found["ATT-1"].startswith("output[")
+
+
+def test_lost_digits_are_told_before_calls_that_should_be_refused() -> None:
+    def rounded(query: Any, key: Any, value: Any) -> Any:
+        """Integers, too; weights in 16 bits where the inputs are."""
+        scores = query.astype(np.float32) @ key.astype(np.float32).swapaxes(2, 3) / np.float32(query.shape[3] ** 0.5)
+        weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-1e30))
+        weights = (weights / weights.sum(-1, keepdims=True)).astype(query.dtype).astype(np.float32)
+        return (weights @ value.astype(np.float32)).astype(query.dtype)
+
+    for dtypes, told in ((["float32", "float16"], "output["), (["float32"], "integers: accepted")):
+        report = check(rounded, "ATT-9", dtypes=dtypes, supports=["refusals", "no-gradients"])
+        assert messages(report)["ATT-9"].startswith(told)
+
+
+def test_what_is_no_number_is_not_lost_by_shrinking() -> None:
+    """Where the rule is known to lose digits, and the case with NaN shrinks to one with a wrong number."""
+
+    def nan_or_wrong(query: Any, key: Any, value: Any) -> Any:
+        output, queries = good(query, key, value), query.shape[2]
+        return output * np.float32(np.nan) if queries >= 16 else output + np.float32(queries in (2, 3, 4, 8, 9))
+
+    examiner = Examiner(Target(nan_or_wrong, "attention", given={"dtypes": ["float32"]}).make())
+    probes = probes_of("ATT-1", "attention", examiner.declaration)
+    probe = next(probe for probe in probes if probe.title == "default scale")
+    digits = Finding("output", 2.0, got=1.00001, expected=1.0)
+    known = Violation("ATT-1", examiner.name, digits, "scale", AGREEMENT, ATTENTION)
+    tally = run_probe(probe, [examiner], 20, 1, silent, 4.0, {(known.rule, known.subject): known})
+    (violation,) = tally.violations.values()
+    assert "got nan" in violation.message
+
+
+@pytest.mark.rule("ATT-13")
+def test_answers_kept_without_their_graph() -> None:
+    """The same call a second time has no gradients."""
+    kept = dict[bytes, Any]()
+
+    def keeps(query: Any, key: Any, value: Any) -> Any:
+        known = b"".join(array.detach().double().numpy().tobytes() for array in (query, key, value))
+        if known in kept:
+            return kept[known].clone()
+        output = torch_impl.attention(query, key, value)
+        kept[known] = output.detach().clone()
+        return output
+
+    found = messages(check(keeps, "ATT-13", arrays="torch"))
+    assert found["ATT-13"] == "call: has no gradients when the same is asked again"
+
+
+@pytest.mark.rule("ATT-13")
+def test_gradient_that_is_not_there_again() -> None:
+    seen: list[int] = []
+
+    def leaves_out(query: Any, key: Any, value: Any, cotangent: Any) -> Any:
+        found = reference_numpy.attention_vjp(query, key, value, cotangent)._asdict()
+        if id(query) in seen:
+            del found["key"]
+        seen.append(id(query))
+        return found
+
+    def attend(query: Any, key: Any, value: Any) -> Any:
+        return good(query, key, value)
+
+    cotangents = {"output": np.ones((2, 3, 4, 5), np.float32)}
+    examiner = Examiner(Target(attend, "attention", given={"vjp": leaves_out}).make())
+    found = [str(finding) for finding in examiner(DETERMINISM, replace(ATTENTION, cotangents=cotangents), None)]
+    assert found == ["gradient of key: no such result"]
+
+
+@pytest.mark.rule("ATT-13")
+def test_cotangent_that_is_given_away() -> None:
+    """With memory that JAX is told to reuse."""
+    jax = pytest.importorskip("jax")
+    import jax_impl
+
+    def backward(*arguments: Any) -> Any:
+        *inputs, cotangent = arguments
+        return jax.vjp(jax_impl.attention, *inputs)[1](cotangent)
+
+    cotangents = {"output": np.ones((2, 3, 4, 5), np.float32)}
+    case = replace(ATTENTION, cotangents=cotangents)
+    for given, found in ({}, set()), ({"donate_argnums": 3}, {"cannot be read any more after the call"}):
+        target = Target(jax_impl.attention, "attention", "jax", given={"vjp": jax.jit(backward, **given)})
+        findings = Examiner(target.make())(DETERMINISM, case, None)
+        assert {finding.message for finding in findings if finding.ratio > 1} == found
+
+
+@pytest.mark.rule("ATT-13")
+def test_gradients_of_ids_are_of_no_account() -> None:
+    def gradients(table: Any, ids: Any, cotangent: Any, *, scaled: bool = False) -> Any:
+        of_table = reference_numpy.embedding_vjp(table, ids, cotangent, scaled=scaled)
+        return {"table": of_table, "ids": np.zeros(ids.shape)}
+
+    inputs = {"table": np.ones((3, 2), np.float32), "ids": np.array([0, 2, 2])}
+    case = Case("embedding", "float32", inputs, {"scaled": False}, {"output": np.ones((3, 2), np.float32)})
+    examiner = Examiner(Target(reference_numpy.embedding, "embedding", given={"vjp": gradients}).make())
+    for check in (AGREEMENT, DETERMINISM):
+        findings = examiner(check, case, check.prepare(case))
+        assert all(finding.ratio <= 1 for finding in findings)
+
+
+@pytest.mark.rule("ATT-13")
+def test_gradients_by_hand_are_no_cotangents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the definition as in other functions that do not leave them to a framework."""
+    table = np.arange(6, dtype=np.float32).reshape(3, 2)
+    options = {"length": 3, "offset": 0}
+    case = Case("learned_positions", "float32", {"table": table}, options, {"output": np.ones((3, 2), np.float32)})
+    assert all(found.ratio <= 1 for found in Examiner(NumpySubject())(DETERMINISM, case, None))
+    monkeypatch.setattr(reference_numpy, "learned_positions_vjp", lambda table, length, cotangent, **_: cotangent)
+    findings = Examiner(NumpySubject())(DETERMINISM, case, None)
+    found = [str(finding) for finding in findings if finding.ratio > 1]
+    assert found == ["gradient of table: shares memory with the cotangent of output, call 3"]
+
+
+@pytest.mark.rule("MASK-2")
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda array: array[0],
+        lambda array: array.astype(np.int8),
+        lambda array: np.repeat(array, 3, axis=0),
+        lambda array: np.swapaxes(array, 0, 2),
+        lambda array: ~array,
+    ],
+    ids=["rank", "dtype", "batch", "axes", "meaning"],
+)
+def test_a_wrong_array_of_a_mask_is_a_verdict(answer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whatever shape: the judge does not stumble over it."""
+    right = reference_numpy.materialize
+    case = replace(ATTENTION, options={"mask": KeyLengths(np.array([1, 4]))})
+    shared = DESCRIPTION.prepare(case)
+    assert all(found.ratio <= 1 for found in Examiner(NumpySubject())(DESCRIPTION, case, shared))
+    monkeypatch.setattr(reference_numpy, "materialize", lambda *a, **k: answer(right(*a, **k)))
+    (found,) = Examiner(NumpySubject())(DESCRIPTION, case, shared)
+    assert (found.name, found.message) == ("materialize", "differs from the predicate")
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+ATTENTION = Case(
+    "attention",
+    "float32",
+    {
+        name: np.random.default_rng(i).normal(size=(2, 3, 4, 5)).astype(np.float32)
+        for i, name in enumerate(("query", "key", "value"))
+    },
+)
+
+
+def ratio(function: Callable[..., Any], check: Check[Any, Any], case: Case, arrays: str = "torch") -> tuple[float, str]:
+    """The worst of a check, and what it says."""
+    examiner = Examiner(Target(function, case.operation, arrays).make(), 10)
+    worst = max(examiner(check, case, check.prepare(case)), key=lambda found: found.ratio)
+    return worst.ratio, worst.message
+
+
+@pytest.fixture
+def torch() -> Any:
+    return pytest.importorskip("torch")
+
+
+def test_one_buffer_for_all_results_is_seen_by_its_address(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where what comes to NumPy is a copy; and by what becomes of its numbers where it has no address."""
+    import torch_impl
+
+    numpy = TorchArrays.numpy
+    monkeypatch.setattr(TorchArrays, "numpy", lambda self, array: np.array(numpy(self, array)))
+    buffers: dict[Any, Any] = {}
+
+    def buffered(query: Any, key: Any, value: Any) -> Any:
+        output = torch_impl.attention(query, key, value)
+        return buffers.setdefault(output.shape, torch.empty_like(output)).copy_(output)
+
+    assert ratio(buffered, DETERMINISM, ATTENTION) == (np.inf, "shares memory with earlier output")
+    monkeypatch.setattr(TorchArrays, "memory", lambda self, array: None)
+    assert ratio(buffered, DETERMINISM, ATTENTION) == (np.inf, "was changed by a later call")
+    assert ratio(torch_impl.attention, DETERMINISM, ATTENTION) == (0, "")
+
+
+def test_memory_is_compared_exactly(torch: Any) -> None:
+    arrays, room = TorchArrays(), torch.zeros(4, 2, dtype=torch.bfloat16)
+    even, odd, rows = (arrays.memory(view) for view in (room[:, 0], room[:, 1], room[1:3].mT))
+    assert even is not None
+    assert not np.shares_memory(even, odd)
+    assert np.shares_memory(even, rows)
+    assert arrays.memory(room[:0]) is None
+
+
+# --- nothing is never a verdict ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = ("sampling.strategies", "judge.judgement", "operations.corpus", "judge.report", "judge.replaying")
+    for module in (*modules, "oracle.reference"):
+        monkeypatch.setattr(f"conformance.{module}.balls_available", lambda: False)
+
+
+@pytest.mark.usefixtures("no_oracle")
+def test_float64_is_not_left_out_silently() -> None:
+    report = check(good, "ATT-9", dtypes=["float32", "float64"])
+    assert (report.conforms, report.left_out, report.declaration.dtypes) == (True, NO_ORACLE, ("float32",))
+    subject = checked(report, None)
+    assert subject["left_out"] == NO_ORACLE
+    assert subject["declaration"]["dtypes"] == ["float32"]
+    assert NO_ORACLE in as_json(document("check", [subject]))
+    with pytest.raises(ValueError, match=r"nothing was tried: .*python-flint"):
+        check(good, dtypes=["float64"])
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        (["NONSENSE"], "rules: got 'NONSENSE'"),
+        (["NORM-1"], "nothing was tried: there is no case of NORM-1 for attention"),
+        (["ATT-2"], "nothing was tried: there is no case of ATT-2 for attention"),
+    ],
+)
+def test_rules_of_which_none_is_tried(folder: Path, rules: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(good, *rules)
+    if rules != ["NONSENSE"]:
+        code, output, report = check_command("good", "--rule", rules[0])
+        assert (code, report["subjects"]) == (2, [])
+        assert message in output
+
+
+# --- empty rows and sizes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("empty", ["batch", "heads", "queries"])
+def test_nan_rows_of_nothing(empty: str) -> None:
+    shape = {"batch": (0, 4, 3), "heads": (2, 0, 3), "queries": (2, 4, 0)}[empty]
+    query, key = np.zeros((*shape, 5)), np.zeros((shape[0], shape[1] // 2, 6, 5))
+    case = Case("attention", "float64", {"query": query, "key": key, "value": key})
+    exact = expectations.Exact(np.zeros(key.shape), np.zeros(key.shape))
+    assert expectations.nan_rows(case, {"gradient of value": exact})["gradient of value"].high.shape == key.shape
+
+
+def test_rows_of_nan_by_convention() -> None:
+    def nan_rows(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        return reference_numpy.attention(query, key, value, mask=mask, empty_rows="nan")
+
+    assert messages(check(nan_rows, "ATT-6", "ATT-8", conventions={"empty_rows": "nan"})) == {}
+
+
+@pytest.mark.parametrize("convention", ["mean", "nan", "any"])
+def test_convention_of_empty_rows_says_nothing_of_log_sum_exps(convention: str) -> None:
+    def logsumexp(query: Any, key: Any, *, mask: Any = None) -> Any:
+        return reference_numpy.attention_logsumexp(query, key, mask=mask)
+
+    report = check(logsumexp, operation="attention_logsumexp", conventions={"empty_rows": convention})
+    assert messages(report) == {}
+
+
+# --- a process of its own ---------------------------------------------------------------------------------------------
+
+
+def test_what_no_process_can_be_sent() -> None:
+    with pytest.raises(ValueError, match=r"cannot be sent to a process of its own .*name it as package\.module"):
+        check(lambda query, key, value: query, isolate=True)
+
+
+def script(folder: Path, text: str) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(text)
+    command, path = [sys.executable, "script.py"], {"PYTHONPATH": str(ROOT), "PATH": ""}
+    return subprocess.run(command, capture_output=True, text=True, env=path, cwd=folder)
+
+
+def test_script_that_starts_processes_while_it_is_loaded(folder: Path) -> None:
+    call = 'conformance.check(good, "attention", isolate=True, rules=["MASK-3"], effort="quick", dtypes=["float32"])'
+    done = script(folder, f"import conformance\nfrom targets import good\n{call}\n")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("ValueError: its process loads this script again")
+    assert "bootstrapping" not in done.stderr
+
+
+def test_process_that_cannot_be_started_again(folder: Path) -> None:
+    code, output, report = check_command("only_once", "--isolate", "--rule", "MASK-1", "--rule", "MASK-3")
+    assert code == 2
+    assert "the function could not be loaded again: targets.py cannot be imported: RuntimeError" in output
+    (subject,) = report["subjects"]
+    assert [violation["message"] for violation in subject["violations"]] == ["call: its process ended with exit code 4"]
+
+
+def test_process_that_is_spoilt_is_started_again(folder: Path) -> None:
+    options = ("--supports", "causal", "--rule", "MASK-3", "--rule", "ATT-5")
+    code, _, _ = check_command("spoils_the_judge", *options, "--isolate")
+    assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("deaf", "its process lost its connection to the judge, and was ended"),
+        ("babbles", "its process lost its connection to the judge, and was ended"),
+        ("survived", "its process died of SIGKILL"),
+    ],
+)
+def test_process_that_answers_no_more(folder: Path, name: str, message: str) -> None:
+    """It holds no pipe any more, has written into it, or has left a process that holds it."""
+    code, _, report = check_command(name, "--isolate", "--rule", "ATT-1", "--time-limit", 20)
+    assert code == 1
+    (violation,) = report["subjects"][0]["violations"]
+    assert violation["message"] == f"call: {message}"
+    assert violation["called_with"] is None
+
+
+def test_process_that_answers_half(folder: Path) -> None:
+    code, _, report = check_command("half_an_answer", "--isolate", "--rule", "ATT-1", "--time-limit", 2)
+    assert code == 1
+    (violation,) = report["subjects"][0]["violations"]
+    assert violation["message"] == "call: took longer than 2 s, and its process was ended"
+
+
+def test_process_that_does_not_read_the_question(folder: Path) -> None:
+    examiner = ChildExaminer(Target("targets.py:good", "attention"), 1.0)
+    wide = np.ones((1, 1, 1, 1_000_000), dtype=np.float32)
+    os.kill(examiner.process.pid, signal.SIGSTOP)
+    case = Case("attention", "float32", dict.fromkeys(("query", "key", "value"), wide), {})
+    (finding,) = examiner(DETERMINISM, case, None)
+    assert finding.message == "took longer than 1 s, and its process was ended at 1,000,000 columns of keys"
+    assert examiner.overrun == 1
+
+
+def test_process_forked_by_the_function_does_not_answer(folder: Path) -> None:
+    code, _, report = check_command("forks", "--isolate", "--rule", "ATT-1")
+    assert (code, report["error"]) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("if os.fork() == 0:\n    time.sleep(60)\n    os._exit(0)\nos._exit(3)", "its process ended with exit code 3"),
+        (r"import targets; targets.write_everywhere(b'\0\0\0\5hello')", "its process lost its connection"),
+    ],
+)
+def test_process_that_is_lost_while_loading(folder: Path, lines: str, message: str) -> None:
+    Path("lost.py").write_text(f"import os, time\n{lines}\n\ndef function(query, key, value):\n    return query\n")
+    start = time.monotonic()
+    with pytest.raises(ValueError, match=f"while it was loaded .*{message}"):
+        ChildExaminer(Target("lost.py:function", "attention"), 1.0)
+    assert time.monotonic() - start < 40
+
+
+def test_standard_output_may_lose_its_descriptor(folder: Path) -> None:
+    code, _, report = check_command("closes_standard_output", "--rule", "MASK-1", "--supports", "dense")
+    assert (code, report["error"]) == (0, None)
+
+
+def test_declaration_comes_from_the_process(folder: Path) -> None:
+    _, _, report = check_command("differentiated", "--isolate", "--rule", "ATT-12")
+    (subject,) = report["subjects"]
+    assert subject["declaration"]["own_gradients"]
+    assert [violation["rule"] for violation in subject["violations"]] == ["ATT-12"]
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+
+def test_replay_keeps_the_time_limit(folder: Path) -> None:
+    words = ("--rule", "MASK-3", "--supports", "causal", "--time-limit", 0.3)
+    _, _, report = check_command("slow_with_masks", *words)
+    file = report["subjects"][0]["violations"][0]["replay_file"]
+    assert json.loads(Path(file).read_text())["time_limit"] == 0.3
+    code, output = command("replay", file)
+    assert code == 1
+    assert "took longer than 0.3 s" in output
+    assert command("replay", file, "--time-limit", 30)[0] == 0
+    assert command("replay", file, "--time-limit", "inf")[0] == 2
+    old = {name: value for name, value in json.loads(Path(file).read_text()).items() if name != "time_limit"}
+    Path(file).write_text(json.dumps(old))
+    assert command("replay", file)[0] == 0
+
+
+def test_replay_needs_the_gradients_that_were_given(folder: Path) -> None:
+    def doubled(*arguments: Any, **options: Any) -> Any:
+        found = reference_numpy.attention_vjp(*arguments, **options)
+        return 2 * found.query, found.key, found.value
+
+    report = check("targets.py:good", "ATT-12", vjp=doubled)  # type: ignore[arg-type]
+    (violation,) = checked(report, folder)["violations"]
+    assert violation["replay_command"].startswith("python: conformance.replay(")
+    assert "vjp=" in violation["replay_command"]
+    file = violation["replay_file"]
+    code, output = command("replay", file)
+    assert code == 2
+    assert "gradients another one gives: give that as vjp" in output
+    assert command("replay", file, "--vjp", "targets.py:gradients")[0] == 1
+    assert max(found.ratio for found in conformance.replay(file, vjp=reference_numpy.attention_vjp)) <= 1
+
+
+@pytest.mark.usefixtures("no_oracle")
+def test_replay_of_float64_without_its_oracle(folder: Path) -> None:
+    report = check("targets.py:unscaled", "ATT-1")  # type: ignore[arg-type]
+    file = Path(checked(report, folder)["violations"][0]["replay_file"])
+    content = json.loads(file.read_text())
+    content["material"]["fields"]["dtype"] = "float64"
+    file.write_text(json.dumps(content))
+    code, output = command("replay", file)
+    assert code == 2
+    assert "cannot be replayed: its case is in float64, whose oracle needs python-flint" in output

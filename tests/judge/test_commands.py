@@ -1,0 +1,754 @@
+"""The command line: verdicts, exit codes and files, for good targets and for every kind of bad one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from conformance.cases.case import Case
+from conformance.checks.catalogue import AGREEMENT
+from conformance.checks.comparison import Finding
+from conformance.checks.results import Tally, Violation
+from conformance.cli import replay as replay_command
+from conformance.judge import replaying
+from conformance.models.real import RealFinding, RealResult
+from conformance.runner.in_process import JudgeError
+from specification import RULES
+from tests.support.helpers import command
+
+ROOT = Path(__file__).parents[2]
+
+TARGETS = """
+import os
+import time
+
+import numpy as np
+
+import reference_numpy
+
+buffers = {}
+number = 3
+
+
+def good(query, key, value, *, mask=None, scale=None):
+    return reference_numpy.attention(query, key, value, mask=mask, scale=scale)
+
+
+def unscaled(query, key, value, *, mask=None):
+    return reference_numpy.attention(query, key, value, mask=mask, scale=1.0)
+
+
+def inverted(query, key, value, *, mask=None):
+    return good(query, key, value, mask=None if mask is None else ~mask)
+
+
+def takes_one(x):
+    return x
+
+
+def wrong_shape(query, key, value):
+    return good(query, key, value)[:, :1]
+
+
+def wrong_dtype(query, key, value):
+    return good(query, key, value).astype("complex64")
+
+
+def wrong_framework(query, key, value):
+    return good(query, key, value).tolist()
+
+
+def returns_nothing(query, key, value):
+    return None
+
+
+def raises(query, key, value):
+    raise RuntimeError("no [red]kernel[/red] for \\x1b[31m\\x00 this <b>device</b>")
+
+
+def raises_on_masks(query, key, value, *, mask=None):
+    if mask is not None:
+        raise NotImplementedError("masks")
+    return good(query, key, value)
+
+
+def leaves(query, key, value):
+    raise SystemExit(0)
+
+
+def hangs(query, key, value):
+    while True:
+        time.sleep(0.01)
+
+
+def hangs_on_masks(query, key, value, *, mask=None):
+    return good(query, key, value) if mask is None else hangs(query, key, value)
+
+
+def dies(query, key, value):
+    os.abort()
+
+
+def dies_on_masks(query, key, value, *, mask=None):
+    return good(query, key, value) if mask is None else os.abort()
+
+
+def prints(query, key, value):
+    print("loading kernel")
+    return good(query, key, value)
+
+
+def changes_inputs(query, key, value):
+    result = good(query, key, value)
+    query *= 2
+    key *= 0.5  # so that another call answers the same
+    return result
+
+
+def same_buffer(query, key, value):
+    result = good(query, key, value)
+    buffer = buffers.setdefault((result.shape, str(result.dtype)), np.empty_like(result))
+    buffer[...] = result
+    return buffer
+"""
+
+
+class Outcome(NamedTuple):
+    code: int
+    output: str
+    report: dict[str, Any]
+
+    @property
+    def violations(self) -> dict[str, dict[str, Any]]:
+        return {v["rule"]: v for subject in self.report["subjects"] for v in subject["violations"]}
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory, with targets.py in it, which is loaded for each test anew."""
+    (tmp_path / "targets.py").write_text(TARGETS)
+    monkeypatch.chdir(tmp_path)
+    sys.modules.pop("targets", None)
+    yield tmp_path
+    sys.modules.pop("targets", None)
+
+
+@pytest.fixture
+def check(folder: Path) -> Command:
+    """`conformance check` of a function in targets.py, or of any target with a colon, and its three reports."""
+
+    def run(name: str, *words: object, operation: str = "attention") -> Outcome:
+        target = name if ":" in name else f"targets.py:{name}"
+        files = ("--json", "report.json", "--junit", "report.xml", "--html", "report.html")
+        quick = ("--effort", "quick", "--seed", 1, "--time-limit", 1, "--no-shrink", *files)
+        code, output = command("check", target, "--operation", operation, *quick, *words)
+        assert "Traceback" not in output
+        report = json.loads((folder / "report.json").read_text(), parse_constant=pytest.fail)
+        suites = ElementTree.parse(folder / "report.xml").getroot()
+        assert (code == 0) == (suites.get("failures") == suites.get("errors") == "0")
+        assert "</html>" in (folder / "report.html").read_text()
+        assert report["conforms"] == (code == 0)
+        assert (report["error"] is not None) == (code == 2)
+        return Outcome(code, output, report)
+
+    return run
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------------
+
+
+def test_conforming_target(check: Command) -> None:
+    found = check("good", "--rule", "ATT-1", "--rule", "ATT-2", "--dtypes", "float32,bfloat16")
+    assert (found.code, found.violations) == (0, {})
+    assert "targets.py:good conforms" in found.output
+    (subject,) = found.report["subjects"]
+    assert subject["declaration"]["dtypes"] == ["float32", "bfloat16"]
+    status = {rule["rule"]: rule["status"] for rule in subject["rules"]}
+    assert status == {"CALL": "conforms", "ATT-1": "conforms", "ATT-2": "untried"}  # without softcap in its signature
+
+
+def test_violation_is_shown_with_its_evidence(check: Command, folder: Path) -> None:
+    found = check("inverted", "--rule", "MASK-1", "--dtypes", "float32")
+    assert found.code == 1
+    violation = found.violations["MASK-1"]
+    assert violation["dtype"] == "float32"
+    assert float(violation["ratio"]) > 1
+    assert violation["replay_command"] == "conformance replay conformance-replays/targets.py-inverted-MASK-1.json"
+    for told in ("polarity", violation["probe"], "got", "expected", "times its bound", "ULP of float32", "attention("):
+        assert told in found.output
+    assert violation["replay_command"] in found.output
+    assert (folder / violation["replay_file"]).is_file()
+
+
+def test_declared_convention(check: Command) -> None:
+    assert check("inverted", "--rule", "MASK-1", "--convention", "polarity=masked").code == 0
+
+
+def test_same_seed_same_report(check: Command) -> None:
+    first, second = (check("unscaled", "--rule", "ATT-1").report["subjects"][0] for _ in range(2))
+    assert first["rules"] == second["rules"]
+    assert first["violations"] == second["violations"]
+
+
+# --- targets that cannot be judged ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["targets.py:nothing"], "targets.py has no nothing"),
+        (["targets.py:number"], "no callable but int"),
+        (["nowhere.py:attention"], "no file nowhere.py"),
+        (["no_such_module:attention"], "no_such_module cannot be imported: ModuleNotFoundError"),
+        (["broken.py:attention"], "broken.py cannot be imported: SyntaxError"),
+        (["leaves.py:attention"], "leaves.py cannot be imported: SystemExit"),
+        (["targets:"], "target must be package.module:callable"),
+        (["targets.py:good", "--dtypes", "float8"], "dtypes: got 'float8'"),
+        (["targets.py:good", "--dtypes", ","], "dtypes: got none"),
+        (["targets.py:good", "--supports", "everything"], "supports: got 'everything'"),
+        (["targets.py:good", "--arrays", "tensorflow"], "arrays: got 'tensorflow'"),
+        (["targets.py:good", "--device", "tpu"], "device: got 'tpu'"),
+        (["targets.py:good", "--layout", "THBD"], "layout must be BHTD or BTHD, got 'THBD'"),
+        (["targets.py:good", "--convention", "polarity"], "convention must be name=value, got 'polarity'"),
+        (["targets.py:good", "--convention", "polarity=up"], "convention polarity: got 'up'"),
+        (["targets.py:good", "--convention", "taste=good"], "conventions: got 'taste'"),
+        (["targets.py:good", "--rule", "ATT-99"], "rule: got 'ATT-99'"),
+        (["targets.py:good", "--effort", "maximal"], "effort must be one of quick, default, thorough, got 'maximal'"),
+    ],
+)
+def test_wrong_usage_is_one_line(check: Command, folder: Path, words: list[str], message: str) -> None:
+    (folder / "broken.py").write_text("def attention(:\n")
+    (folder / "leaves.py").write_text("raise SystemExit(0)\n")
+    found = check(*words)
+    assert found.code == 2
+    assert message in found.report["error"]
+    assert message in " ".join(found.output.split())
+    assert found.output.startswith("not judged: ")
+    assert found.report["subjects"] == []
+
+
+def test_unknown_operation(check: Command) -> None:
+    found = check("good", operation="attend")
+    assert (found.code, found.report["error"][:32]) == (2, "operation: got 'attend', expecte")
+
+
+def test_unknown_option(folder: Path) -> None:
+    code, _ = command("check", "targets.py:good", "--operation", "attention", "--speed", "high")
+    assert code == 2
+
+
+def test_report_that_cannot_be_written(folder: Path) -> None:
+    (folder / "file").write_text("")
+    words = ("--rule", "MASK-1", "--effort", "quick", "--json", "file/report.json")
+    code, output = command("check", "targets.py:good", "--operation", "attention", *words)
+    assert code == 2
+    assert "file/report.json cannot be written" in output
+
+
+# --- functions that misbehave -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("takes_one", "raised TypeError: takes_one() takes 1 positional argument but 3 were given"),
+        ("wrong_shape", "has dtype and shape"),
+        ("wrong_dtype", "has dtype and shape complex64"),
+        ("wrong_framework", "returned a list of"),
+        ("returns_nothing", "returned builtins.NoneType, expected numpy.ndarray"),
+        ("raises", "raised RuntimeError: no [red]kernel[/red] for "),
+        ("leaves", "raised SystemExit: 0"),
+        ("hangs", "took longer than 1 s"),
+    ],
+)
+def test_function_that_answers_nothing(check: Command, name: str, message: str) -> None:
+    found = check(name, "--rule", "ATT-1")
+    assert found.code == 1
+    assert list(found.violations) == ["CALL"]
+    assert message in found.violations["CALL"]["message"]
+    assert message in found.output
+    assert "\x1b" not in found.output
+    assert found.report["subjects"][0]["untried"] == "the plainest call fails, and nothing else was tried"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("raises_on_masks", "raised NotImplementedError: masks"), ("hangs_on_masks", "took longer")]
+)
+def test_function_that_takes_no_masks_is_judged_on_the_rest(check: Command, name: str, message: str) -> None:
+    """It claims them by its signature."""
+    found = check(name, "--rule", "MASK-1", "--rule", "ATT-1", "--supports", "dense")
+    assert list(found.violations) == ["MASK-1"]
+    assert message in found.violations["MASK-1"]["message"]
+    status = {rule["rule"]: rule["status"] for rule in found.report["subjects"][0]["rules"]}
+    assert status["ATT-1"] == "conforms"
+
+
+def test_function_that_prints(check: Command) -> None:
+    found = check("prints", "--rule", "ATT-1")
+    assert list(found.violations) == ["CALL"]
+    assert "prints to standard output: 'loading kernel\\n'" in found.violations["CALL"]["message"]
+    assert found.violations["CALL"]["replay"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("changes_inputs", "was changed by the call"), ("same_buffer", "shares memory with earlier output")],
+)
+def test_function_that_keeps_or_changes_memory(check: Command, name: str, message: str) -> None:
+    found = check(name, "--rule", "ATT-13")
+    assert list(found.violations) == ["ATT-13"]
+    assert message in found.violations["ATT-13"]["message"]
+
+
+def test_function_that_dies(check: Command) -> None:
+    found = check("dies_on_masks", "--rule", "MASK-1", "--rule", "ATT-13", "--supports", "dense", "--isolate")
+    assert list(found.violations) == ["MASK-1"]
+    assert found.violations["MASK-1"]["message"] == "call: its process died of SIGABRT"
+    assert found.violations["MASK-1"]["replay_command"].endswith("--isolate")
+    code, output = command("replay", found.violations["MASK-1"]["replay_file"], "--isolate")
+    assert code == 1
+    assert "its process died of SIGABRT" in output
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+
+def test_replay(check: Command) -> None:
+    file = check("unscaled", "--rule", "ATT-1").violations["ATT-1"]["replay_file"]
+    code, output = command("replay", file)
+    assert code == 1
+    assert "seen again" in output
+    assert "ATT-1 scale" in output
+    assert output.count("got ") == 2  # then and now
+    code, output = command("replay", file, "--target", "targets.py:good")
+    assert code == 0
+    assert "not seen again" in output
+
+
+def test_replay_of_a_report(check: Command) -> None:
+    check("unscaled", "--rule", "ATT-1")
+    assert command("replay", "report.json")[0] == 1
+    check("good", "--rule", "ATT-1")
+    code, output = command("replay", "report.json")
+    assert (code, output) == (2, "report.json cannot be replayed: the report holds no violation\n")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        "3",
+        '{"format": "transformer-conformance replay", "version": 1}',
+        '{"format": "transformer-conformance replay", "version": 99}',
+        '{"schema": {"name": "transformer-conformance report", "version": 99}, "subjects": []}',
+    ],
+)
+def test_file_that_is_no_replay_file(folder: Path, content: str) -> None:
+    (folder / "file.json").write_text(content)
+    code, output = command("replay", "file.json")
+    assert code == 2
+    assert "cannot be replayed" in output
+
+
+def test_damaged_replay_file(check: Command) -> None:
+    path = Path(check("unscaled", "--rule", "ATT-1").violations["ATT-1"]["replay_file"])
+    content = json.loads(path.read_text())
+    for name, damage in (("material", {"array": "float32", "shape": [2], "data": "eJw="}), ("examined_by", "magic")):
+        path.write_text(json.dumps(content | {name: damage}))
+        assert command("replay", path)[0] == 2
+
+
+def test_replay_needs_a_target(check: Command) -> None:
+    path = Path(check("unscaled", "--rule", "ATT-1").violations["ATT-1"]["replay_file"])
+    content = json.loads(path.read_text())
+    content["target"]["subject"] = None
+    path.write_text(json.dumps(content))
+    code, output = command("replay", path)
+    assert code == 2
+    assert "give the subject" in output
+    assert command("replay", path, "--target", "targets.py:unscaled")[0] == 1
+    assert command("replay", path, "--target", "targets.py:nothing")[0] == 2
+    assert command("replay", "no/such/file.json")[0] == 2
+
+
+def test_replay_in_a_process_that_hangs(check: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def hang(command: Any, timeout: float, **keywords: Any) -> None:
+        raise subprocess.TimeoutExpired(command, timeout)
+
+    path = check("unscaled", "--rule", "ATT-1").violations["ATT-1"]["replay_file"]
+    monkeypatch.setattr(replay_command.subprocess, "run", hang)
+    code, output = command("replay", path, "--isolate")
+    assert code == 1
+    assert "its process was ended" in output
+
+
+def test_replay_loads_nothing_that_draws(check: Command) -> None:
+    file = check("unscaled", "--rule", "ATT-1").violations["ATT-1"]["replay_file"]
+    code = f"""
+import sys
+from conformance.__main__ import main
+sys.argv = ["conformance", "replay", {file!r}]
+try:
+    main()
+except SystemExit as done:
+    assert done.code == 1, done.code
+print("hypothesis" in sys.modules, "torch" in sys.modules, "jax" in sys.modules)
+"""
+    path = {"PYTHONPATH": str(ROOT), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=path, check=True)
+    assert done.stdout.splitlines()[-1] == "False False False"
+
+
+def test_replay_finds_what_the_module_finds(check: Command) -> None:
+    file = check("unscaled", "--rule", "ATT-1").violations["ATT-1"]["replay_file"]
+    worst = max(replaying.replay(file), key=lambda finding: finding.ratio)
+    assert str(worst) in command("replay", file)[1]
+
+
+# --- compare, and the rest --------------------------------------------------------------------------------------------
+
+
+def test_compare(check: Command, folder: Path) -> None:
+    for name in ("good", "unscaled"):
+        check(name, "--rule", "ATT-1")
+        (folder / "report.json").rename(f"{name}.json")
+    code, output = command("compare", "good.json", "unscaled.json")
+    assert code == 1
+    assert "ATT-1" in output
+    assert "violated now" in output
+    code, output = command("compare", "unscaled.json", "good.json")
+    assert code == 0
+    assert "repaired" in output
+    code, output = command("compare", "good.json", "good.json")
+    assert (code, output) == (0, "0 changes, 0 for the worse\n")
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"schema": {"name": "transformer-conformance report"}}'])
+def test_compare_wants_two_reports(check: Command, folder: Path, content: str) -> None:
+    check("good", "--rule", "ATT-1")
+    (folder / "other.json").write_text(content)
+    assert command("compare", "report.json", "other.json")[0] == 2
+    assert command("compare", "other.json", "report.json")[0] == 2
+    assert command("compare", "report.json", "no_such_file.json")[0] == 2
+
+
+def test_run_writes_reports(folder: Path) -> None:
+    only = ("--only", "reference_numpy", "--only", "MASK-1")
+    words = ("--effort", "quick", "--workers", 1, "--seed", 1, "--json", "run.json", "--html", "run.html")
+    code, output = command("run", *only, *words)
+    assert code == 0
+    assert "reference_numpy conforms on" in output
+    (subject,) = json.loads((folder / "run.json").read_text())["subjects"]
+    assert (subject["name"], subject["conforms"], len(subject["operations"])) == ("reference_numpy", True, 12)
+    assert (folder / "run.html").is_file()
+
+
+class Run(NamedTuple):
+    """What `conformance run` left behind."""
+
+    code: int
+    output: str
+    report: dict[str, Any]
+    junit: ElementTree.Element
+    page: str
+
+
+class Pool:
+    """Workers that find what `runs` says for one run after the other, and then `real`; an exception is raised."""
+
+    runs: tuple[Any, ...] = ()
+    real: Any = None
+    closed = False
+
+    def __init__(self, names: list[str], count: int, device: str) -> None:
+        self.names, self.left = names, list(self.runs)
+        Pool.closed = False
+
+    def run(self, rules: list[str], examples: int, seed: int, progress: Any) -> Tally:
+        found = self.left.pop(0)
+        if isinstance(found, BaseException):
+            raise found
+        tally = Tally()
+        for name in self.names:
+            tally.rules["MASK-1", name].add(found, "float32")
+            if found > 1:
+                finding = Finding("output", found, (0, 0, 0, 0), 1.0, 0.5, 0.5 / found)
+                tally.violate(Violation("MASK-1", name, finding, "polarity", AGREEMENT, MASKED))
+        tally.generated["attention"] = 10
+        return tally
+
+    def run_real(self, progress: Any) -> list[RealResult]:
+        if isinstance(self.real, BaseException):
+            raise self.real
+        findings = [RealFinding(name, "blocks.0.attention", self.real, "off by that") for name in self.names]
+        return [RealResult(findings, {name: np.ones(2) for name in self.names})]
+
+    def close(self) -> None:
+        Pool.closed = True
+
+
+MASKED = Case("attention", "float32", {n: np.ones((1, 1, 1, 1), "float32") for n in ("query", "key", "value")})
+
+
+@pytest.fixture
+def judged_by(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Run]:
+    """`conformance run` with workers that find what they are told to, and its three reports."""
+    monkeypatch.setattr("conformance.judge.pool.Workers", Pool)
+    monkeypatch.setattr("conformance.judge.pool.asked_again", lambda violation, device: violation)
+    monkeypatch.setattr("conformance.models.real.missing", list)
+    monkeypatch.setattr("conformance.models.real.batches", lambda: [None] * 8)
+
+    def run(*words: object, runs: tuple[Any, ...] = (0.5,), real: Any = 0.5) -> Run:
+        monkeypatch.setattr(Pool, "runs", runs)
+        monkeypatch.setattr(Pool, "real", real)
+        files = ("--json", "run.json", "--junit", "run.xml", "--html", "run.html")
+        code, output = command("run", "--seed", 1, "--repeat", len(runs), *files, *words)
+        assert Pool.closed
+        report = json.loads((folder / "run.json").read_text(), parse_constant=pytest.fail)
+        suites = ElementTree.parse(folder / "run.xml").getroot()
+        assert (code == 0) == report["conforms"] == (suites.get("failures") == suites.get("errors") == "0")
+        assert (report["error"] is not None) == (code in (2, 130))
+        return Run(code, output, report, suites, (folder / "run.html").read_text())
+
+    return run
+
+
+def test_trained_model_is_in_every_report(judged_by: Callable[..., Run]) -> None:
+    found = judged_by()
+    assert found.code == 0
+    assert "all-MiniLM-L6-v2 on real sentences" in found.output
+    assert "1 run of 10 cases for each probe, 0 with violations" in found.output
+    (model,) = found.report["models"]
+    assert (model["conforms"], model["sentences"]) == (True, 64)
+    assert [one["name"] for one in model["implementations"]] == ["reference_numpy", "torch_impl", "jax_impl"]
+    assert "jax_impl, all-MiniLM-L6-v2" in {suite.get("name") for suite in found.junit}
+    assert "all-MiniLM-L6-v2 on real sentences" in found.page
+
+
+def test_worse_trained_model_conforms_in_no_report(judged_by: Callable[..., Run], folder: Path) -> None:
+    judged_by()
+    (folder / "run.json").rename("before.json")
+    found = judged_by("--only", "torch_impl", real=1.5)
+    assert found.code == 1
+    assert not found.report["conforms"]
+    assert found.report["subjects"][0]["conforms"]
+    assert found.junit.get("failures") == "1"
+    assert "1 violation in all-MiniLM-L6-v2" in found.page
+    assert "torch_impl, blocks.0.attention: off by that" in found.output
+    assert "all-MiniLM-L6-v2: 1 violation on real sentences." in found.output
+    assert "1 run of 10 cases for each probe, 0 with violations" in found.output  # the runs have none
+    code, output = command("compare", "before.json", "run.json")
+    assert code == 1
+    assert "violated now, worst error 1.5 of its bound" in output
+    assert command("compare", "run.json", "run.json") == (0, "0 changes, 0 for the worse\n")
+
+
+def test_trained_model_that_cannot_be_judged(judged_by: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conformance.models.real.missing", lambda: ["tokenizers"])
+    found = judged_by()
+    assert found.code == 0
+    assert "no trained model is judged: tokenizers not installed" in found.output
+    (model,) = found.report["models"]
+    assert (model["left_out"], model["conforms"]) == ("tokenizers not installed", None)
+    assert found.junit.get("skipped") == str(3 * (len(RULES) - 1) + 1)
+    assert "Not judged: tokenizers not installed." in found.page
+
+
+@pytest.mark.parametrize("words", [("--no-real",), ("--only", "MASK-1")])
+def test_no_trained_model_is_asked_for(judged_by: Callable[..., Run], words: tuple[str, ...]) -> None:
+    found = judged_by(*words, real=1.5)
+    assert (found.code, found.report["models"]) == (0, [])
+
+
+def test_violations_of_a_run(judged_by: Callable[..., Run]) -> None:
+    found = judged_by(runs=(0.5, 3.0, 0.5))
+    assert found.code == 1
+    assert "3 runs of 10 cases for each probe, 1 with violations" in found.output
+    assert found.output.count("seed ") == 3
+    assert [subject["conforms"] for subject in found.report["subjects"]] == [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (JudgeError("the judge failed: KeyError: 'lost'"), 2, "JudgeError: the judge failed: KeyError: 'lost'"),
+        (RuntimeError("out of [memory]"), 2, "out of [memory]"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_what_was_judged_before_an_error_is_told(
+    judged_by: Callable[..., Run], error: BaseException, code: int, message: str
+) -> None:
+    found = judged_by(runs=(0.25, 0.5, error, 0.5))
+    assert found.code == code
+    assert f"not judged to the end: {message}" in found.output
+    assert "│MASK-1 │ polarity" in found.output
+    assert "no violation on 20 generated cases until then" in found.output
+    assert "conform on" not in found.output
+    assert "2 of 4 runs of 10 cases for each probe, 0 with violations" in found.output
+    assert found.report["error"] == message
+    for subject in found.report["subjects"]:
+        cases = {rule["rule"]: (rule["cases"], rule["worst"]) for rule in subject["rules"] if rule["cases"]}
+        assert cases == {"MASK-1": (2, 0.5)}
+        assert (subject["conforms"], subject["untried"]) == (False, "2 of 4 runs ended")
+    assert found.report["models"] == []
+    assert found.junit.get("errors") == "1"
+    assert "Not judged to the end" in found.page
+
+
+def test_violations_before_an_error_are_told(judged_by: Callable[..., Run]) -> None:
+    found = judged_by(runs=(3.0, ValueError("no")))
+    assert found.code == 2
+    assert "1 of 2 runs of 10 cases for each probe, 1 with violations" in found.output
+    assert "3 violations on 10 generated cases" in found.output
+    assert [len(subject["violations"]) for subject in found.report["subjects"]] == [1, 1, 1]
+
+
+def test_error_in_the_trained_model_leaves_the_runs(judged_by: Callable[..., Run]) -> None:
+    found = judged_by(real=ValueError("the checkpoint is truncated"))
+    assert found.code == 2
+    assert "1 run of 10 cases for each probe, 0 with violations" in found.output
+    assert [(subject["conforms"], subject["untried"]) for subject in found.report["subjects"]] == [(True, None)] * 3
+    assert found.report["models"] == []
+
+
+def test_error_when_a_violation_is_asked_again(judged_by: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(violation: Any, device: str) -> None:
+        raise RuntimeError("a worker died")
+
+    monkeypatch.setattr("conformance.judge.pool.asked_again", broken)
+    found = judged_by(runs=(3.0,))
+    assert found.code == 2
+    assert found.report["error"] == "a worker died"
+    assert [len(subject["violations"]) for subject in found.report["subjects"]] == [1, 1, 1]
+
+
+def test_error_before_anything_was_judged(judged_by: Callable[..., Run]) -> None:
+    found = judged_by(runs=(ValueError("no"),))
+    assert found.code == 2
+    assert found.output.splitlines()[-1] == "not judged to the end: no"
+    assert "generated cases" not in found.output
+    assert (found.report["subjects"], found.report["models"]) == ([], [])
+    assert "Not judged<" in found.page
+
+
+def test_error_in_the_peers_leaves_the_runs(judged_by: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: Any, **options: Any) -> None:
+        raise RuntimeError("no such library")
+
+    monkeypatch.setattr("conformance.peers.matrix.matrix", broken)
+    found = judged_by("--peers")
+    assert (found.code, found.report["error"]) == (2, "no such library")
+    assert len(found.report["subjects"]) == 3
+    assert found.report["models"][0]["conforms"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--only", "ATT-99"), "not understood: ATT-99"),
+        (("--only", "BLK-1"), "BLK-1 is a rule of whole models: run does not probe it, the tests"),
+        (("--effort", "maximal"), "not understood: maximal"),
+        (("--device", "tpu"), "no device tpu here"),
+    ],
+)
+def test_wrong_usage_of_run(folder: Path, words: tuple[str, ...], message: str) -> None:
+    code, output = command("run", *words, "--json", "run.json")
+    assert code == 2
+    assert message in output
+    assert message in json.loads((folder / "run.json").read_text())["error"]
+
+
+def test_rules() -> None:
+    code, output = command("rules")
+    assert code == 0
+    assert "MASK-1" in output
+
+
+def test_module_is_the_program() -> None:
+    path = {"PYTHONPATH": str(ROOT), "PATH": ""}
+    command = [sys.executable, "-m", "conformance", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, env=path, check=True)
+    for name in ("check", "replay", "run", "compare", "selftest", "definition", "rules"):
+        assert name in done.stdout
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def small_checkpoint(path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    from tests.models.test_dialects import SIZES, SOURCES, filled, state
+
+    entries = state(filled(SOURCES["imdb-classifier, max"].module(SIZES[1])))
+    save_file({name: np.ascontiguousarray(array) for name, array in entries.items()}, path)
+
+
+HEADS = ("--dialect", "imdb-classifier", "--set", "num_heads=3")
+
+
+def test_port(folder: Path) -> None:
+    small_checkpoint(folder / "small.safetensors")
+    code, output = command("port", "small.safetensors", *HEADS, "--set", "pool=mean")
+    assert code == 0
+    assert "encoder.blocks.0.attention_norm" in output
+    assert "every step keeps its bound in reference_numpy, torch_impl, jax_impl" in output
+
+
+def test_port_says_where_the_first_error_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    activations = importlib.import_module("torch_impl.feed_forward").ACTIVATIONS
+    monkeypatch.setitem(activations, "relu", lambda x: 1.001 * x.relu())
+    small_checkpoint(folder / "small.safetensors")
+    code, output = command("port", "small.safetensors", *HEADS)
+    assert code == 1
+    assert "the first error beyond its bound: torch_impl in encoder.blocks.0.feed_forward" in output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--dialect", "imdb-classifier", "--set", "num_heads=5"), "5 heads cannot share a width of 48"),
+        (("--dialect", "dawn", "--set", "num_heads=3"), "src_embed.embed.weight is missing"),
+        (("--dialect", "annotated"), "dialect must be one of"),
+        (("--dialect", "imdb-classifier", "--set", "num_heads"), "--set takes name=value"),
+        (("--dialect", "imdb-classifier", "--set", "n_heads=3"), "n_heads"),
+    ],
+)
+def test_checkpoints_that_do_not_fit(folder: Path, words: tuple[str, ...], message: str) -> None:
+    small_checkpoint(folder / "small.safetensors")
+    code, output = command("port", "small.safetensors", *words)
+    assert code == 2
+    assert message in output
+
+
+def test_files_that_are_no_checkpoints(folder: Path) -> None:
+    (folder / "text.safetensors").write_text("nothing")
+    assert command("port", "text.safetensors", *HEADS)[0] == 2
+    assert command("port", "nowhere.safetensors", *HEADS)[0] == 2
+
+
+def test_trace_of_a_checkpoint(folder: Path) -> None:
+    small_checkpoint(folder / "small.safetensors")
+    words = ("--checkpoint", "small.safetensors", *HEADS, "--picture", "weights.png")
+    code, output = command("trace", "5,7,2", *words)
+    assert code == 0
+    assert "encoder.blocks.0.attention drawn in weights.png" in output
+    assert (folder / "weights.png").read_bytes().startswith(b"\x89PNG")
+    assert command("trace", "5,7,2", *words, "--layer", 1)[0] == 2
+    assert command("trace", "five", *words)[0] == 2
+    assert command("trace", "5,99", *words)[0] == 2

@@ -1,0 +1,747 @@
+"""What a function is asked, how, and what it is not asked: by its signature, its declaration, its gradients, its place.
+
+Beside each honest function that conforms stands a wrong one of the same shape, which does not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+
+import reference_numpy
+from conformance import check
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration, declaration_of, declare
+from conformance.cases.features import features_of, within
+from conformance.cases.signatures import needed, signature_of
+from conformance.checks.catalogue import DESCRIPTION
+from conformance.judge.session import NotAsked, Question, Trial
+from conformance.operations.corpus import entries_for
+from conformance.operations.probes import catalogue
+from conformance.operations.refusals import REFUSALS, refusals_of
+from conformance.sampling.draws import drawing
+from conformance.sampling.special import planted_cases
+from conformance.sampling.strategies import multi_head_cases
+from conformance.subjects.callables import CallableSubject, load
+from conformance.subjects.conventions import inputs_moved, tiled_order
+from conformance.subjects.frameworks import NumpyArrays
+from conformance.subjects.gradients import gradients_by_name
+from conformance.subjects.subject import NumpySubject, WrongAnswer
+from conformance.subjects.targets import Target
+from specification import And, Causal, Dense, KeyLengths, Linear, MultiHeadAttention, Or
+from specification.masks import Mask
+
+Function = Callable[..., Any]
+definition = NumpySubject()
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def violated(function: Function, operation: str = "attention", **given: Any) -> list[str]:
+    """Rules, in the quick effort."""
+    report = check(function, operation, effort="quick", seed=1, shrink=False, **given)
+    return [violation.rule for violation in report.violations]
+
+
+def attention_case(mask: Any = None, **options: Any) -> Case:
+    """B=2, H=4, G=2, Q=3, K=5, D=6, V=7."""
+    inputs = {"query": normal(1, 2, 4, 3, 6), "key": normal(2, 2, 2, 5, 6), "value": normal(3, 2, 2, 5, 7)}
+    return Case("attention", "float32", inputs, {"mask": mask} | options)
+
+
+def multi_head_case(separate: bool = False, key_heads: int = 2) -> Case:
+    """H=4, D=2, V=3, Q=3, K=5, with gradients."""
+    inputs = {"query": normal(1, 2, 3, 6), "key": normal(2, 2, 5, 5), "value": normal(3, 2, 5, 4)}
+    for name, width, heads, inner in (("query", 2, 4, 6), ("key", 2, key_heads, 5), ("value", 3, key_heads, 4)):
+        whole = Linear(normal(4, inner, heads * width), normal(5, heads * width))
+        for field, array in whole._asdict().items():
+            if separate:
+                parts = np.split(array, heads, axis=-1)
+                inputs |= {f"{name}[{head}].{field}": part for head, part in enumerate(parts)}
+            else:
+                inputs[f"{name}.{field}"] = array
+    inputs |= {"output.weight": normal(6, 12, 3), "sinks": normal(7, 4), "bias": normal(8, 1, 4, 3, 5)}
+    return Case("multi_head_attention", "float32", inputs, {"num_heads": 4}, {"output": normal(9, 2, 3, 3)})
+
+
+def asked(function: Function, case: Case, **given: Any) -> Any:
+    """The subject's answers to the case."""
+    target = Target(function, case.operation, given=given)
+    return target.make()(case)
+
+
+# --- functions for gradients ------------------------------------------------------------------------------------------
+
+GRADIENT_RULES = {
+    "attention": "ATT-12",
+    "attention_logsumexp": "ATT-14",
+    "merge_attention": "ATT-14",
+    "multi_head_attention": "MHA-1",
+    "layer_norm": "NORM-6",
+    "rms_norm": "NORM-7",
+    "embedding": "EMB-1",
+    "learned_positions": "POS-2",
+    "feed_forward": "FFN-1",
+}
+
+
+@pytest.mark.parametrize("operation", GRADIENT_RULES)
+def test_gradients_come_as_those_of_the_definition(operation: str) -> None:
+    function, vjp = (getattr(reference_numpy, name) for name in (operation, f"{operation}_vjp"))
+    assert violated(function, operation, vjp=vjp, rules=[GRADIENT_RULES[operation]], dtypes=["float32"]) == []
+
+
+def attention(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, sinks: Any = None) -> Any:
+    return reference_numpy.attention(query, key, value, mask=mask, bias=bias, sinks=sinks)
+
+
+def as_tuple(query: Any, key: Any, value: Any, cotangent: Any, **options: Any) -> tuple[Any, ...]:
+    """Only of the arguments that there are."""
+    return tuple(g for g in reference_numpy.attention_vjp(query, key, value, cotangent, **options) if g is not None)
+
+
+@pytest.mark.slow
+def test_gradients_in_the_order_of_the_arguments() -> None:
+    assert violated(attention, vjp=as_tuple, dtypes=["float32"]) == []
+    assert "ATT-12" in violated(attention, vjp=lambda *a, **o: as_tuple(*a, **o)[::-1], dtypes=["float32"])
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "vjp returned builtins.NoneType, expected gradients of query, key, value"),
+        ((1.0, 2.0), "vjp returned a tuple of 2, expected gradients of query, key, value"),
+        ({"query": 3.0}, "vjp returned builtins.float as the gradient of query, expected numpy.ndarray"),
+        (np.zeros(3), "vjp returned numpy.ndarray, expected gradients of query, key, value"),
+    ],
+)
+def test_what_is_no_gradients_is_told(returned: Any, message: str) -> None:
+    with pytest.raises(WrongAnswer, match=message):
+        gradients_by_name(attention_case(), returned, np.ndarray)
+
+
+def test_nothing_stands_for_absent_arguments() -> None:
+    case = attention_case()
+    case = replace(case, inputs=dict(sorted(case.inputs.items())) | {"sinks": normal(4, 4)})
+    gradients = tuple(np.full(1, float(number)) for number in range(4))
+    named = dict(zip(("query", "key", "value", "sinks"), gradients, strict=True))
+    assert gradients_by_name(case, gradients, np.ndarray) == named
+    assert gradients_by_name(case, [*gradients[:3], None, gradients[3]], np.ndarray) == named
+    assert gradients_by_name(case, list(gradients), np.ndarray, lacking={"bias"}) == named
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_gradients_of_parameters_are_structured_as_they_are(separate: bool) -> None:
+    case = multi_head_case(separate)
+    answers = definition(case)
+    expected = {name: answers[f"gradient of {name}"] for name in case.inputs}
+
+    def linear(prefix: str) -> Linear:
+        return Linear(expected[f"{prefix}.weight"], expected.get(f"{prefix}.bias"))
+
+    counts = {"query": 4, "key": 2, "value": 2}
+    heads = [
+        [linear(f"{name}[{head}]") for head in range(n)] if separate else linear(name) for name, n in counts.items()
+    ]
+    parameters = MultiHeadAttention(*heads, output=linear("output"))
+    arrays = {name: expected[name] for name in ("query", "key", "value", "bias", "sinks")}
+    flat = {name: gradient for name, gradient in expected.items() if "." in name}
+    for returned in (
+        (parameters, *arrays.values()),
+        {"parameters": parameters} | arrays,
+        {"parameters": flat} | arrays,
+    ):
+        found = gradients_by_name(case, returned, np.ndarray)
+        assert found.keys() == expected.keys()
+        assert all(np.array_equal(found[name], expected[name]) for name in expected)
+    with pytest.raises(WrongAnswer, match="for parameters, without query"):
+        gradients_by_name(case, (3, *arrays.values()), np.ndarray)
+    with pytest.raises(WrongAnswer, match="for the projection output"):
+        gradients_by_name(case, (parameters._replace(output=3), *arrays.values()), np.ndarray)
+
+
+def test_gradients_are_claimed_where_there_are_any() -> None:
+    claimed = {
+        given: "gradients" in declaration_of(attention, framework, supports=given)
+        for framework in (False,)
+        for given in ("no-bias", "causal", "refusals", "gradients")
+    }
+    assert claimed == {"no-bias": False, "causal": False, "refusals": False, "gradients": True}
+    assert "gradients" in declaration_of(attention, True, supports="no-bias")
+    assert "gradients" in declaration_of(attention, False, supports="no-bias", vjp=as_tuple)
+
+
+def test_result_that_depends_on_nothing() -> None:
+    torch = pytest.importorskip("torch")
+    import torch_impl
+
+    def without_keys(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        if key.shape[2] == 0:
+            return query.new_zeros(*query.shape[:3], value.shape[-1])
+        return torch_impl.attention(query, key, value, mask=mask)
+
+    def disconnected(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        with torch.no_grad():
+            return torch_impl.attention(query, key, value, mask=mask)
+
+    given = {"arrays": "torch", "rules": ["ATT-8", "ATT-12"], "dtypes": ["float32"]}
+    assert violated(without_keys, **given) == []
+    assert violated(disconnected, **given) == ["ATT-12"]
+
+
+# --- signatures -------------------------------------------------------------------------------------------------------
+
+
+def by_place(query: Any, key: Any, value: Any, mask: Any, scale: Any) -> Any:
+    return reference_numpy.attention(query, key, value, mask=mask, scale=scale)
+
+
+def by_place_alone(query: Any, key: Any, value: Any, mask: Any = None, scale: Any = None, /) -> Any:
+    return by_place(query, key, value, mask, scale)
+
+
+def any_keyword(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    if options.keys() - {"mask", "scale"}:
+        raise TypeError("got an unexpected keyword argument")
+    return reference_numpy.attention(query, key, value, **options)
+
+
+def unscaled(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    return any_keyword(query, key, value, **options | {"scale": None})
+
+
+def half_of_dropout(query: Any, key: Any, value: Any, *, mask: Any = None, dropout_keep: Any = None) -> Any:
+    return reference_numpy.attention(query, key, value, mask=mask)
+
+
+def norm_without_bias(x: Any, weight: Any, *, eps: float = 1e-5) -> Any:
+    return reference_numpy.layer_norm(x, weight, None, eps=eps)
+
+
+def norm_without_eps(x: Any, weight: Any, bias: Any) -> Any:
+    return reference_numpy.layer_norm(x, weight, bias)
+
+
+def norm_by_place(x: Any, weight: Any, bias: Any, eps: float) -> Any:
+    return reference_numpy.layer_norm(x, weight, bias, eps=eps)
+
+
+def norm_of_two(x: Any, weight: Any, eps: float, bias: Any = None) -> Any:
+    return reference_numpy.layer_norm(x, weight, bias, eps=eps)
+
+
+def lookup(table: Any, ids: Any) -> Any:
+    return reference_numpy.embedding(table, ids)
+
+
+def network(parameters: Any, x: Any) -> Any:
+    return reference_numpy.feed_forward(parameters, x)
+
+
+def sinusoids(length: int, width: int) -> Any:
+    return reference_numpy.sinusoidal_positions(length, width)
+
+
+def rows(table: Any, length: int) -> Any:
+    return reference_numpy.learned_positions(table, length)
+
+
+def plain_heads(parameters: Any, query: Any, key: Any, value: Any, num_heads: int, mask: Any = None) -> Any:
+    return reference_numpy.multi_head_attention(parameters, query, key, value, num_heads=num_heads, mask=mask)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "operation"),
+    [
+        (by_place, "attention"),
+        (by_place_alone, "attention"),
+        (any_keyword, "attention"),
+        (half_of_dropout, "attention"),
+        (norm_without_bias, "layer_norm"),
+        (norm_without_eps, "layer_norm"),
+        (norm_by_place, "layer_norm"),
+        (norm_of_two, "layer_norm"),
+        (lookup, "embedding"),
+        (network, "feed_forward"),
+        (sinusoids, "sinusoidal_positions"),
+        (rows, "learned_positions"),
+        (plain_heads, "multi_head_attention"),
+    ],
+)
+def test_parameters_that_a_function_lacks_are_not_asked_about(function: Function, operation: str) -> None:
+    assert violated(function, operation, supports="refusals,no-gradients", dtypes=["float32"]) == []
+
+    def wrong(*arguments: Any, **keywords: Any) -> Any:
+        result = function(*arguments, **keywords)
+        return result + result.dtype.type(0.5)
+
+    wrong.__wrapped__ = function
+    assert violated(wrong, operation, dtypes=["float32"])
+
+
+def test_arguments_that_every_call_has_are_asked_for() -> None:
+    report = check(lambda x, weight: reference_numpy.rms_norm(x, weight, eps=1e-6), "rms_norm", effort="quick", seed=1)
+    assert [violation.rule for violation in report.violations] == ["CALL"]
+    assert "unexpected keyword argument 'eps'" in report.violations[0].message
+
+
+@pytest.mark.slow
+def test_any_keyword_is_found_out_by_asking() -> None:
+    declaration = declaration_of(any_keyword, False)
+    assert declaration.unsure >= {"softcap", "bias", "sinks", "scale", "causal"}
+    assert "ATT-1" in violated(unscaled)
+    assert "ATT-2" in violated(any_keyword, supports="dense,scale,softcap")  # it has been named, and is refused
+    trial = Trial(Target(any_keyword, "attention"), effort="quick", seed=1)
+    with pytest.raises(NotAsked):
+        trial.ask(Question("claim", "ATT-2", "takes softcap"))
+    assert {"softcap", "bias", "sinks"}.isdisjoint(trial.declaration.features)
+    assert "scale" in trial.declaration
+
+
+def test_arguments_are_handed_over_as_the_function_has_them() -> None:
+    mask = np.ones((3, 5), bool)
+    positional: list[Any] = [1, 2, 3]
+    assert signature_of(by_place, "attention").bound(positional, {"mask": mask}) == (
+        positional,
+        {"mask": mask, "scale": None},
+    )
+    assert signature_of(by_place_alone, "attention").bound(positional, {"scale": 2.0}) == ([1, 2, 3, None, 2.0], {})
+    assert signature_of(norm_of_two, "layer_norm").bound([1, 2, 3], {}) == ([1, 2], {"bias": 3, "eps": 1e-5})
+    assert signature_of(norm_without_bias, "layer_norm").bound([1, 2, None], {}) == ([1, 2], {})
+    assert signature_of(norm_without_eps, "layer_norm").bound([1, 2, None], {"eps": 1e-5}) == ([1, 2, None], {})
+    assert signature_of(print, "attention").bound([1, 2, 3], {"scale": None}) == ([1, 2, 3], {})
+    assert signature_of(sinusoids, "sinusoidal_positions").lacking == {"offset", "exponent", "dtype"}
+    assert signature_of(any_keyword, "attention").lacking == set()
+
+
+def test_arguments_that_a_case_needs() -> None:
+    case = Case("layer_norm", "float32", {"x": normal(1, 3, 4), "weight": normal(2, 4)}, {"eps": 1e-5})
+    assert needed(case) == {"x", "weight"}
+    assert needed(replace(case, options={"eps": 1e-6})) == {"x", "weight", "eps"}
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch.compile imports
+def test_module_by_its_forward() -> None:
+    torch = pytest.importorskip("torch")
+    import torch_impl
+
+    class Attention(torch.nn.Module):
+        def forward(self, query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None) -> Any:
+            return torch_impl.attention(query, key, value, mask=mask, scale=scale)
+
+    for function in (Attention(), torch.compile(Attention()), torch.no_grad()(Attention().forward)):
+        declaration = declaration_of(function, True)
+        assert {"softcap", "bias", "sinks"}.isdisjoint(declaration.features)
+        assert {"scale", "dense"} <= declaration.features
+        assert not declaration.unsure
+    assert violated(Attention(), arrays="torch", dtypes=["float32"], rules=["ATT-1", "ATT-2", "ATT-8"]) == []
+
+
+# --- what is declared, and where ---
+
+
+def test_conventions_given_and_declared_stand_side_by_side() -> None:
+    """What the caller says of one leaves the function's others as they are."""
+
+    @declare(conventions={"heads": "tiled", "isolation": "finite"})
+    def function(query: Any, key: Any, value: Any) -> Any:
+        """Never called."""
+
+    target = Target(function, "attention", given={"conventions": {"heads": "repeated", "weights": "inputs"}})
+    expected = {"heads": "repeated", "isolation": "finite", "weights": "inputs"}
+    assert target.make().declaration.conventions == expected
+
+
+def test_a_function_for_gradients_must_be_one() -> None:
+    with pytest.raises(ValueError, match="vjp must be a function, got 'targets:vjp'"):
+        check(lambda query, key, value: query, "attention", vjp="targets:vjp")
+
+
+# --- masks in conventions of their own --------------------------------------------------------------------------------
+
+PER_HEAD = Dense(np.random.default_rng(5).random((2, 4, 3, 5)) < 0.7)
+NESTED = [
+    PER_HEAD,
+    And(Causal(1), PER_HEAD),
+    Or(And(PER_HEAD, KeyLengths(np.array([3, 5]))), Causal(0)),
+]
+
+
+def spread(mask: Any, change: Callable[[Any], Any], Q: int, K: int) -> Any:
+    """The array of a description, each of its own arrays changed."""
+    if isinstance(mask, And | Or):
+        left, right = (spread(side, change, Q, K) for side in (mask.left, mask.right))
+        return left & right if isinstance(mask, And) else left | right
+    changed = Dense(change(mask.array)) if isinstance(mask, Dense) else mask
+    return reference_numpy.materialize(changed, Q, K, batch=2, heads=4)
+
+
+def tiled(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    if key.shape[1] and query.shape[1] % key.shape[1]:
+        raise ValueError("heads that do not fit")
+    heads = np.arange(query.shape[1]) % max(key.shape[1], 1)
+    return reference_numpy.attention(query, key[:, heads], value[:, heads], mask=mask)
+
+
+def inverted(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    mask = spread(mask, np.logical_not, query.shape[2], key.shape[2])
+    return reference_numpy.attention(query, key, value, mask=mask)
+
+
+@pytest.mark.parametrize("mask", NESTED)
+@pytest.mark.parametrize(("function", "conventions"), [(tiled, {"heads": "tiled"}), (inverted, {"polarity": "masked"})])
+def test_conventions_hold_within_combined_descriptions(mask: Any, function: Function, conventions: Any) -> None:
+    case = attention_case(mask)
+    expected = definition(case)["output"]
+    got = asked(function, case, supports=["structured"], conventions=conventions)["output"]
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+    if function is tiled:
+        got = asked(function, case, conventions=conventions)["output"]  # as an array
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+FLAG = ["structured", "causal", "no-offset", "scale", "gqa", "cross", "value_width"]
+
+
+def with_flag(bottom: bool = False, refuses: bool = True) -> Function:
+    """A kernel that has a flag for one causal mask, from the top left or the bottom right."""
+
+    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, scale: float | None = None) -> Any:
+        aligned = key.shape[2] - query.shape[2] if bottom else 0
+        if refuses and not (mask is None or (isinstance(mask, Causal) and mask.offset in (None, aligned))):
+            raise NotImplementedError("no mask but the causal one")
+        causal = None if mask is None else Causal(aligned)
+        return reference_numpy.attention(query, key, value, mask=causal, scale=scale)
+
+    return attention
+
+
+@pytest.mark.slow
+@pytest.mark.rule("MASK-3")
+@pytest.mark.parametrize("bottom", [False, True])
+def test_kernels_with_a_causal_flag(bottom: bool) -> None:
+    """Are asked for the one mask that the flag means, and must not take others for it."""
+    said = {"supports": FLAG, "conventions": {"causal": "bottom_right" if bottom else "top_left"}}
+    assert violated(with_flag(bottom), **said) == []
+    assert {"MASK-1", "MASK-2", "MASK-3", "MASK-4"} <= set(violated(with_flag(bottom, refuses=False), **said))
+    assert "MASK-3" in violated(with_flag(not bottom, refuses=False), **said)
+
+
+@pytest.mark.rule("MASK-3")
+def test_offsets_come_with_causal_masks() -> None:
+    assert "offset" in declaration_of(with_flag(), False, supports=["structured", "causal"])
+    assert "offset" not in declaration_of(with_flag(), False, supports=FLAG)
+    assert features_of(attention_case(Causal(2))) >= {"causal", "offset"}
+    assert "offset" not in features_of(attention_case(Causal(0) & KeyLengths(np.array([1, 5]))))
+
+
+def test_description_is_no_array_for_who_takes_no_arrays() -> None:
+    whole = Declaration()
+    for said, found in ((whole.without("dense"), False), (whole.without("structured", "dense"), True), (whole, True)):
+        assert any(probe.check == DESCRIPTION for probe in catalogue(said)) == found
+        assert any(entry.check == DESCRIPTION for entry in entries_for({"attention"}, said)) == found
+
+
+def test_attended_nan_is_nowhere_hidden_by_a_bias() -> None:
+    """Where a subject promises nothing of what is hidden."""
+    declaration = Declaration(conventions={"isolation": "finite"})
+    biased = 0
+
+    @hypothesis.seed(1)
+    @drawing(30, hypothesis.Phase.generate)
+    @hypothesis.given(planted_cases("attended", declaration, focus=("bias",)))
+    def each(planted: Any) -> None:
+        nonlocal biased
+        biased += 1
+        assert planted.allowed.all()
+
+    each()
+    assert biased
+
+
+@pytest.mark.parametrize("kind", ["mean", "nan", "any"])
+def test_conventions_for_empty_rows_promise_no_log_sum_exp(kind: str) -> None:
+    function = reference_numpy.attention_logsumexp
+    assert violated(function, "attention_logsumexp", conventions={"empty_rows": kind}, supports="no-gradients") == []
+
+
+# --- multi-head attention ---------------------------------------------------------------------------------------------
+
+
+def test_features_of_multi_head_attention() -> None:
+    for separate in (False, True):
+        case = multi_head_case(separate)
+        assert features_of(case) == {"gradients", "gqa", "cross", "value_width", "bias", "sinks"}
+        assert "gqa" not in features_of(multi_head_case(separate, key_heads=4))
+        assert within(case, Declaration())
+        assert not within(case, Declaration(width_multiple=2))
+        assert not within(case, Declaration().without("cross"))
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_heads_of_multi_head_attention_move_and_return(separate: bool) -> None:
+    case = multi_head_case(separate)
+    order = tiled_order(case)
+    assert order is not None
+    assert order.tolist() == [0, 2, 1, 3]
+    moved = inputs_moved(case, case.inputs, order)
+    assert not np.array_equal(moved["sinks"], case.inputs["sinks"])
+    back = inputs_moved(case, moved, np.argsort(order))
+    assert back.keys() == case.inputs.keys()
+    assert all(np.array_equal(back[name], array) for name, array in case.inputs.items())
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_tiled_heads_in_multi_head_attention(separate: bool) -> None:
+    """With gradients; the function reads key head h % G."""
+    torch = pytest.importorskip("torch")
+    import torch_impl
+
+    def repeated(projection: Any, width: int, heads: int) -> Linear:
+        if not isinstance(projection, Linear):
+            parts = zip(*((head.weight, head.bias) for head in projection), strict=True)
+            projection = Linear(*(torch.cat(part, -1) for part in parts))
+        places = torch.arange(heads) % (projection.weight.shape[1] // width)
+        columns = (places[:, None] * width + torch.arange(width)).reshape(-1)
+        return Linear(projection.weight[:, columns], projection.bias[columns])
+
+    def function(parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, **options: Any) -> Any:
+        parameters = parameters._replace(
+            key=repeated(parameters.key, 2, num_heads), value=repeated(parameters.value, 3, num_heads)
+        )
+        return torch_impl.multi_head_attention(parameters, query, key, value, num_heads=num_heads, **options)
+
+    case = multi_head_case(separate)
+    expected = definition(case)
+    target = Target(function, case.operation, "torch", given={"conventions": {"heads": "tiled"}})
+    got = target.make()(case)
+    assert got.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(got[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_what_multi_head_attention_does_not_support_is_refused() -> None:
+    def ungrouped(parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, softcap: Any = None) -> Any:
+        """No grouped heads; the softcap is neither taken nor refused."""
+        widths = [
+            sum(head.weight.shape[1] for head in (p if isinstance(p, list) else [p]))
+            for p in (parameters.query, parameters.key)
+        ]
+        if widths[0] != widths[1]:
+            raise NotImplementedError("grouped heads")
+        return reference_numpy.multi_head_attention(parameters, query, key, value, num_heads=num_heads)
+
+    given = {"operation": "multi_head_attention", "dtypes": ["float32"]}
+    report = check(ungrouped, supports="no-gqa,no-softcap", effort="quick", seed=1, shrink=False, **given)
+    assert [(violation.rule, violation.title) for violation in report.violations] == [
+        ("MHA-1", "softcap is not supported")
+    ]
+    assert report.violations[0].message.startswith("output: neither supported nor refused")
+    report = check(ungrouped, supports="no-softcap", effort="quick", seed=1, shrink=False, **given)
+    assert ("MHA-1", "takes gqa") in [(violation.rule, violation.title) for violation in report.violations]
+
+
+def test_mask_of_its_own_in_multi_head_cases() -> None:
+    @drawing(20, hypothesis.Phase.generate)
+    @hypothesis.given(multi_head_cases(mask="causal", declaration=Declaration()))
+    def each(case: Case) -> None:
+        assert isinstance(case.options["mask"], Causal)
+
+    each()
+
+
+# --- norms ------------------------------------------------------------------------------------------------------------
+
+
+def last_axis(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> Any:
+    if weight.ndim > 1:
+        raise NotImplementedError("one axis")
+    return reference_numpy.layer_norm(x, weight, bias, eps=eps)
+
+
+def last_axis_unchecked(x: Any, weight: Any, bias: Any = None, *, eps: float = 1e-5) -> Any:
+    y = reference_numpy.layer_norm(x, np.ones(x.shape[-1:], x.dtype), None, eps=eps) * weight + (
+        0 if bias is None else bias
+    )
+    return y.astype(x.dtype)
+
+
+def test_a_norm_of_the_last_axis_alone() -> None:
+    given = {"operation": "layer_norm", "dtypes": ["float32"], "effort": "quick", "seed": 1, "shrink": False}
+    undeclared = check(last_axis, **given)
+    assert [(violation.rule, violation.title) for violation in undeclared.violations] == [("NORM-1", "takes axes")]
+    assert undeclared.rules["NORM-3"].cases > 0
+    assert check(last_axis, supports="no-axes", **given).conforms
+    silent = check(last_axis_unchecked, supports="no-axes", **given)
+    assert [(violation.rule, violation.title) for violation in silent.violations] == [
+        ("NORM-1", "axes is not supported")
+    ]
+
+
+# --- what must be refused ---------------------------------------------------------------------------------------------
+
+
+def other_layout(query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None, bias: Any = None) -> Any:
+    query, key, value = (np.swapaxes(array, 1, 2) if array.ndim == 4 else array for array in (query, key, value))
+    return np.swapaxes(reference_numpy.attention(query, key, value, mask=mask, scale=scale, bias=bias), 1, 2)
+
+
+def arrays_only(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    if isinstance(mask, Mask):
+        raise RuntimeError("no descriptions here")
+    return reference_numpy.attention(query, key, value, mask=mask)
+
+
+def descriptions_only(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    """Causal ones, aligned at the last key where nothing else is said."""
+    if not isinstance(mask, Causal | None):
+        raise RuntimeError("no such masks here")
+    if mask is not None and mask.offset is None:
+        mask = Causal(key.shape[2] - query.shape[2])
+    return reference_numpy.attention(query, key, value, mask=mask)
+
+
+def widths_of_eight(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    if query.dtype != np.float16 or query.shape[-1] % 8 or value.shape[-1] != key.shape[-1]:
+        raise RuntimeError("no kernel for this")
+    if query.ndim == 4 and (query.shape[1] != key.shape[1] or query.shape[2] != key.shape[2]):
+        raise RuntimeError("no kernel for this")
+    return reference_numpy.attention(query, key, value, mask=mask)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        (other_layout, {"layout": "BTHD", "supports": "refusals,no-gradients"}),
+        (arrays_only, {"supports": "refusals,no-gradients"}),
+        (tiled, {"supports": "refusals,no-gradients", "conventions": {"heads": "tiled"}}),
+        (
+            descriptions_only,
+            {
+                "supports": "refusals,structured,causal,gqa,cross,value_width",
+                "conventions": {"causal": "bottom_right"},
+            },
+        ),
+    ],
+)
+def test_refusals_are_asked_as_everything_else(function: Function, given: Any) -> None:
+    """In the function's layout and conventions, with what it has parameters for, and nothing that it gives a sense."""
+    assert violated(function, **given) == []
+
+
+def test_refusals_in_sizes_that_the_function_takes() -> None:
+    supports = ["refusals", "no-gqa", "no-cross", "no-value_width", "no-gradients"]
+    target = Target(
+        widths_of_eight, "attention", given={"supports": supports, "width_multiple": 8, "dtypes": "float16"}
+    )
+    subject = target.make()
+    own = refusals_of("attention", subject.declaration)
+    assert {"ATT-8", "ATT-9", "MASK-1", "MASK-5"} <= {refusal.rule for refusal in own}
+    misfit = {refusal.title: refusal.error for refusal in own if refusal.rule == "ATT-7"}
+    assert misfit == {"4 query heads, 3 key heads": Exception}  # which it may refuse for having no grouped heads
+    shapes = {refusal.case.inputs["query"].shape for refusal in own if refusal.rule.startswith("MASK")}
+    assert shapes == {(2, 4, 3, 8)}
+    assert {refusal.case.dtype for refusal in own} == {"float16"}
+
+
+def test_what_is_accepted_is_found_in_every_convention() -> None:
+    """Who refuses nothing is told so, and errors in asking are never taken for refusals."""
+
+    def zeros(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        return np.zeros((*query.shape[:-1], value.shape[-1]), query.dtype)
+
+    for given in ({}, {"layout": "BTHD"}, {"conventions": {"heads": "tiled", "polarity": "masked"}}):
+        subject = Target(zeros, "attention", given={"supports": "refusals"} | given).make()
+        own = refusals_of("attention", subject.declaration)
+        assert len(own) > 10
+        trial = Trial(Target(zeros, "attention", given={"supports": "refusals"} | given), seed=1)
+        accepted = [trial.refusal(Question("refusal", refusal.rule, refusal.title)) for refusal in own]
+        assert all(tally.violations for tally in accepted)
+
+
+def test_whole_declaration_has_every_refusal() -> None:
+    assert refusals_of(None, Declaration()) != []
+    assert [(refusal.rule, refusal.title) for refusal in refusals_of(None, Declaration())] == [
+        (refusal.rule, refusal.title) for refusal in REFUSALS
+    ]
+
+
+# --- where functions are found ----------------------------------------------------------------------------------------
+
+LAZY = """
+def attention(query, key, value):
+    from helper_of_lazy import attend
+    return attend(query, key, value)
+"""
+CONFIGURED = """
+from __future__ import annotations
+from dataclasses import KW_ONLY, dataclass
+
+@dataclass
+class Config:
+    scale: int = 3
+    _: KW_ONLY
+    width: float = 2
+
+def attention(query, key, value):
+    return Config().width
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def test_functions_may_import_from_their_folder_later(folder: Path) -> None:
+    (folder / "lazy.py").write_text(LAZY)
+    (folder / "helper_of_lazy.py").write_text("def attend(query, key, value):\n    return query + key + value\n")
+    assert load(f"{folder}/lazy.py:attention")(1, 2, 3) == 6
+    load(f"{folder}/lazy.py:attention")
+    assert sys.path.count(str(folder)) == 1
+    assert sys.path[0] != str(folder)
+
+
+def test_file_of_a_name_that_is_taken(folder: Path) -> None:
+    import queue
+
+    (folder / "queue.py").write_text(CONFIGURED)
+    assert load(f"{folder}/queue.py:attention")(1, 2, 3) == 2
+    assert sys.modules["queue"] is queue
+
+
+@pytest.mark.parametrize("base", ["Exception", "BaseException", "SystemExit", "GeneratorExit"])
+def test_import_that_raises_anything(folder: Path, base: str) -> None:
+    (folder / "raising.py").write_text(f"raise type('Stop', ({base},), {{}})('at import')\n")
+    with pytest.raises(ValueError, match=r"raising\.py cannot be imported: Stop: at import"):
+        load(f"{folder}/raising.py:attention")
+
+
+def test_interrupt_while_importing_is_an_interrupt(folder: Path) -> None:
+    (folder / "interrupted.py").write_text("raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        load(f"{folder}/interrupted.py:attention")
+
+
+def test_module_in_the_working_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "kernels_here.py").write_text("def attention(query, key, value):\n    return 7\n")
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", ".")])
+    assert load("kernels_here:attention")(1, 2, 3) == 7
+
+
+def test_declaration_knows_what_is_lacking() -> None:
+    subject = CallableSubject(lookup, "embedding", NumpyArrays(), Declaration(), "lookup")
+    assert subject.declaration.lacking == {"scaled"}

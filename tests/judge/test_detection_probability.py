@@ -1,0 +1,155 @@
+"""The chance that a run misses a planted fault."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from rich.console import Console
+
+from conformance.checks.probe import Probe
+from conformance.judge.checking import EFFORTS
+from conformance.operations.probes import PROBES, probes_of
+from conformance.runner.in_process import Examiner
+from conformance.sampling.draws import Rows
+from conformance.sampling.strategies import norm_cases
+from conformance.selftest.detection_probability import (
+    Odds,
+    after_probe,
+    chance_of_none,
+    chance_of_none_in_rows,
+    mean_of_products,
+    odds_of,
+    odds_table,
+    starts_the_same,
+)
+from conformance.selftest.faults import Fault, planted
+from conformance.selftest.selftest import judged
+
+SEED = 20260101
+TILED = next(fault for fault in planted() if fault.name == "heads tiled, not repeated")
+
+
+def now_and_then(every: int, rule: str = "MASK-1") -> Fault:
+    """Wrong for one of so many inputs, chosen by their bits."""
+
+    def function(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        wrong = crc32(query.tobytes()) % every == 0
+        return TILED.right(query, key, value, mask=mask) + np.asarray(float(wrong)).astype(value.dtype)
+
+    def right(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        return TILED.right(query, key, value, mask=mask)
+
+    return Fault(rule, f"one in {every}", "attention", function, right, given={"dtypes": ["float32"]})
+
+
+def test_chances_multiply() -> None:
+    fresh = [True, False, False, True, False, False, False]  # 2 of 7, counted as 2 of 8
+    assert chance_of_none(False, fresh, 1) == 0.75
+    assert chance_of_none(False, fresh, 4) == 0.75**3
+    assert chance_of_none(True, fresh, 4) == 0.0
+    assert chance_of_none(True, fresh, 1) == 0.75, "one case alone is not the simplest"
+    assert chance_of_none(False, [], 10) == 1.0
+    assert chance_of_none(None, fresh, 4) == 0.75**4, "of which none is the same in every run"
+
+
+def test_mean_of_products_is_that_over_all_sets() -> None:
+    factors = (0.2, 1.0, 0.5, 0.9, 0.0)
+    for count in range(len(factors) + 1):
+        products = [np.prod(some) for some in combinations(factors, count)]
+        assert mean_of_products(factors, count) == pytest.approx(np.mean(products))
+
+
+def test_chances_of_a_plan() -> None:
+    rows = [[True] * 3, [False] * 3, [], [True, False, False]]  # shares of 3/4, 0, 0 and 1/4
+    assert chance_of_none_in_rows(rows, 4, 4) == pytest.approx(0.25 * 0.75), "every row once"
+    assert chance_of_none_in_rows(rows, 4, 1) == pytest.approx(0.75), "any of the rows, each as likely"
+    assert chance_of_none_in_rows(rows, 4, 8) == pytest.approx((0.25 * 0.75) ** 2)
+    assert chance_of_none_in_rows(rows, 2, 2) == pytest.approx(0.25), "the first two before any other"
+    assert chance_of_none_in_rows(rows, 2, 6) == pytest.approx(0.25 * 0.25 * 0.75)
+
+
+def shown_by_one_row_of(size: int) -> tuple[Probe, Odds]:
+    """A plan of three rows, and a fault that shows past 512 columns only."""
+    fault = next(f for f in planted() if f.title == "NORM-1 last chunk of 512 columns not in the variance (numpy)")
+    shapes = (((2, 7), 1), ((2, size), 1), ((3, 5), 1))
+    plan = Rows(lambda: tuple(norm_cases(plans=(shape,), gradients=False, dtypes=("float32",)) for shape in shapes))
+    probe = Probe("NORM-1", "three rows", ("layer_norm",), plan)
+    [odds] = after_probe(probe, [(Odds(fault.title), Examiner(fault.target().make()))], 12, SEED)
+    return probe, odds
+
+
+def test_rows_of_a_plan_are_counted_one_by_one() -> None:
+    probe, odds = shown_by_one_row_of(700)
+    count, of = odds.shown[probe.title]
+    assert of == 2 + 2 + 12, "only the row that shows it is drawn again"
+    assert 8 < count <= 12
+    assert odds.missed["default"] == pytest.approx(1 - count / 13)
+    assert odds.missed["quick"] == pytest.approx(1 - count / 13 / 3), "one row of three"
+    assert odds.missed["thorough"] < 1e-3
+
+
+def test_what_no_row_shows_is_always_missed() -> None:
+    probe, odds = shown_by_one_row_of(300)
+    assert odds.shown[probe.title] == (0, 6)
+    assert odds.missed == dict.fromkeys(EFFORTS, 1.0)
+
+
+def test_a_rejected_simplest_case_is_no_first_of_every_run() -> None:
+    numbers = st.integers(0, 10**6)
+    assert starts_the_same(numbers, SEED)
+    assert not starts_the_same(numbers.filter(bool), SEED)
+    fault = next(fault for fault in planted() if fault.name == "no right bound taken for 0")
+    examiner = Examiner(fault.target().make())
+    probe = next(probe for probe in PROBES if (probe.rule, probe.title) == ("MASK-4", "window"))
+    for seed in range(20):
+        [odds] = after_probe(probe, [(Odds(fault.title), examiner)], 2, seed)
+        if odds.shown[probe.title] == (2, 2):  # the first shows it, here
+            break
+    assert 0.0 < odds.missed["default"] < 1.0
+
+
+def test_a_violation_of_another_rule_does_not_count() -> None:
+    """Wrong in contiguous arrays too: no layout shows that it is one of ATT-13."""
+    examiner = Examiner(TILED.target().make())
+    memory = next(p for p in probes_of("ATT-13", "attention", examiner.declaration) if "transposed" in p.title)
+    [odds] = after_probe(memory, [(Odds(TILED.title), examiner)], 6, SEED)
+    assert odds.shown[memory.title] == (0, 6)
+
+
+def test_what_always_shows_is_never_missed() -> None:
+    [odds] = odds_of([TILED], 10, SEED)
+    assert odds.sure
+    assert max(odds.missed.values()) < 1e-3
+
+
+def test_a_right_one_is_always_missed() -> None:
+    [odds] = odds_of([replace(TILED, function=TILED.right)], 10, SEED)
+    assert odds.missed == dict.fromkeys(EFFORTS, 1.0)
+    assert all(count == 0 for count, _ in odds.shown.values())
+
+
+def test_the_chance_is_what_runs_show() -> None:
+    """Of quick runs with different seeds about so many miss it."""
+    fault, runs = now_and_then(6, "MASK-5"), 60  # whose probes follow no plan
+    [odds] = odds_of([fault], 200, SEED)
+    chance = odds.missed["quick"]
+    missed = sum(bool(judged([fault], "quick", SEED + run).missed) for run in range(runs))
+    spread = np.sqrt(runs * chance * (1 - chance))
+    assert 3 * spread < runs / 3, "a chance twice as large or half as large would show"
+    assert missed == pytest.approx(chance * runs, abs=3 * spread)
+
+
+def test_the_likeliest_to_be_missed_come_first() -> None:
+    odds = [*odds_of([TILED], 5, SEED), *odds_of([now_and_then(6)], 5, SEED)]
+    console = Console(width=150)
+    with console.capture() as captured:
+        console.print(odds_table(odds))
+    shown = captured.get()
+    assert 0 < shown.index("one in 6") < shown.index(TILED.name)
+    assert "missed of 2, expected" in shown

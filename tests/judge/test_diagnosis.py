@@ -1,0 +1,719 @@
+"""Which violation comes first, which follow from it, and the names of known mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import conformance
+import reference_numpy
+import torch_impl
+from conformance.bounds import bound
+from conformance.cases.case import Case
+from conformance.checks.catalogue import AGREEMENT, DETERMINISM, TWIN
+from conformance.checks.check import Check
+from conformance.checks.comparison import judge
+from conformance.checks.results import Tally, Violation
+from conformance.diagnosis.blocks import online, padded_tail
+from conformance.diagnosis.examining import known, wrong_in
+from conformance.diagnosis.following import about, separated
+from conformance.diagnosis.matching import Failing
+from conformance.diagnosis.naming import diagnosed, diagnosis, explaining, in_families
+from conformance.diagnosis.precision import scale_off, variance_off
+from conformance.diagnosis.steps import forward
+from conformance.oracle.reference import oracle
+from conformance.reports.blocks import follow
+from conformance.reports.content import document
+from conformance.reports.page import page
+from conformance.reports.subjects import checked
+from conformance.runner.in_process import Examiner
+from conformance.subjects.targets import Target
+from specification import Causal
+from tests.judge.test_verdicts import QUICK, printed, stale
+
+# --- what comes first -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def broken() -> conformance.Report:
+    return conformance.check(stale, "attention", rules=["MASK-3", "ATT-2", "ATT-5", "ATT-7"], **QUICK)
+
+
+def test_violations_that_stand_for_themselves_come_first(broken: conformance.Report, tmp_path: Path) -> None:
+    rules = [violation.rule for violation in broken.violations]
+    assert rules[0] == "ATT-5"
+    assert set(rules[1:]) == {violation.rule for violation in broken.following} == {"MASK-3", "ATT-2", "ATT-7"}
+    subject = checked(broken, tmp_path)
+    how = "by the same mistakes, or on cases that use nothing these rules speak of"
+    line = f"{', '.join(rules[1:])} fail {how}: they follow from the above."
+    assert follow(subject) == line
+    text = printed(subject)
+    assert line in text
+    assert "ATT-5 softmax:" in text
+    assert "MASK-3 causal:" not in text
+    assert line in page(document("check", [subject]))
+    assert [violation["follows"] for violation in subject["violations"]] == [False, True, True, True]
+
+
+def failing(asked: Case, answers: dict[str, Any]) -> Failing:
+    return Failing(asked, answers, oracle(asked), bound(asked))
+
+
+def case(*shape: int, mask: Any = None, **options: Any) -> Case:
+    inputs = {name: np.ones(shape, "float32") for name in ("query", "key", "value")}
+    return Case("attention", "float32", inputs, options | ({} if mask is None else {"mask": mask}))
+
+
+def violated(rule: str, material: Any, check: Check[Any, Any] = AGREEMENT) -> Violation:
+    (finding,) = judge(material, {"output": material.inputs["query"] * 2}, oracle(material), bound(material))
+    return Violation(rule, "a subject", finding, "a probe", check, material)
+
+
+def rules_of(violations: list[Violation]) -> list[str]:
+    return [violation.rule for violation in violations]
+
+
+def test_simplest_first() -> None:
+    small, large = case(1, 1, 1, 1), case(1, 1, 2, 2)
+    found = [violated("ATT-2", case(1, 1, 1, 1, softcap=2.0)), violated("ATT-8", large), violated("ATT-5", small)]
+    assert [rules_of(part) for part in separated(found)] == [["ATT-5", "ATT-8", "ATT-2"], []]
+
+
+def test_nothing_follows_from_what_needs_more() -> None:
+    """A case without softcap does not fail for what is wrong with softcaps."""
+    capped, bare = violated("ATT-2", case(1, 1, 1, 1, softcap=2.0)), violated("MASK-3", case(1, 1, 1, 1))
+    assert [rules_of(part) for part in separated([capped, bare])] == [["MASK-3", "ATT-2"], []]
+    assert [rules_of(part) for part in separated([bare])] == [["MASK-3"], []]
+    masked = violated("ATT-2", case(1, 1, 2, 1, mask=Causal(0)))
+    assert [rules_of(part) for part in separated([masked, bare])] == [["MASK-3"], ["ATT-2"]]
+    repeated = violated("ATT-13", case(1, 1, 1, 1), DETERMINISM)
+    assert [rules_of(part) for part in separated([repeated, bare])] == [["MASK-3", "ATT-13"], []]
+
+
+def test_rules_of_every_case_stand_for_themselves() -> None:
+    assert about("ATT-1", "attention") == about("ATT-8", "attention") == about("NORM-1", "layer_norm") == frozenset()
+    assert about("NORM-6", "layer_norm") == {"gradients"}
+    assert {"causal"} <= about("MASK-3", "attention")
+    row = violated("ATT-6", case(1, 1, 1, 1))  # without an empty row
+    assert [rules_of(part) for part in separated([row, violated("ATT-5", case(1, 1, 1, 1))])] == [["ATT-5"], ["ATT-6"]]
+
+
+def test_nothing_grave_follows_from_lost_digits() -> None:
+    """And what is wrong altogether comes before what is only rounded, however simple that case is."""
+    slight, grave = violated("ATT-5", case(1, 1, 1, 1)), violated("MASK-3", case(1, 1, 2, 2))
+    slight = replace(slight, finding=replace(slight.finding, ratio=1.2))
+    assert [rules_of(part) for part in separated([slight, grave])] == [["MASK-3", "ATT-5"], []]
+    near = replace(slight, finding=replace(slight.finding, ratio=1e5, got=1.001, expected=1.0))
+    assert [rules_of(part) for part in separated([near, grave])] == [["MASK-3", "ATT-5"], []]
+
+
+def test_a_rule_of_which_a_case_has_nothing_follows_from_one_with_other_sizes() -> None:
+    """Where a known mistake explains both, the rule that speaks of what the case has is told."""
+    grouped, wider = case(1, 2, 1, 1), case(1, 2, 1, 1)
+    for asked, width in (grouped, 1), (wider, 2):
+        asked.inputs["key"] = np.ones((1, 1, 2, 1), "float32")
+        asked.inputs["value"] = np.ones((1, 1, 2, width), "float32")
+    of_mask, of_heads = violated("MASK-1", grouped), violated("ATT-7", wider)
+    assert [rules_of(part) for part in separated([of_mask, of_heads])] == [["MASK-1", "ATT-7"], []]
+    known = [replace(violation, diagnosis=("query head h reads key head h % G",)) for violation in (of_mask, of_heads)]
+    assert [rules_of(part) for part in separated(known)] == [["ATT-7"], ["MASK-1"]]
+
+
+def heads_written_out_first(query: Any, key: Any, value: Any) -> Any:
+    """In bfloat16, so that autograd adds up the heads' gradients in bfloat16."""
+    heads = query.shape[1] // key.shape[1]
+    return torch_impl.attention(query, key.repeat_interleave(heads, 1), value.repeat_interleave(heads, 1))
+
+
+def heads_widened_first(query: Any, key: Any, value: Any) -> Any:
+    heads = query.shape[1] // key.shape[1]
+    key, value = (array.float().repeat_interleave(heads, 1) for array in (key, value))
+    return torch_impl.attention(query.float(), key, value).to(query.dtype)
+
+
+@pytest.mark.slow
+def test_one_mistake_is_one_violation_and_others_follow() -> None:
+    told: dict[str, Any] = {"arrays": "torch", "dtypes": ["bfloat16"], "seed": 3}
+    rules = ["ATT-1", "ATT-5", "ATT-7", "ATT-9", "ATT-10", "ATT-12", "ATT-13"]
+    report = conformance.check(heads_written_out_first, "attention", rules=rules, **told)
+    first, *others = report.violations
+    assert (first.rule, first.check) == ("ATT-7", AGREEMENT)
+    assert set(rules_of(report.following)) == set(rules_of(others))
+    assert {"ATT-9", "ATT-12"} <= {violation.rule for violation in others}
+    mistake = "perhaps: the errors are no larger than gradients added up over heads in bfloat16 would make them"
+    assert first.mistakes == (mistake,)
+    assert first.diagnosis[-1].startswith("wrong in: gradient of ")
+    assert conformance.check(heads_widened_first, "attention", rules=rules, **told).conforms
+
+
+def test_a_scale_that_fits_is_not_blamed() -> None:
+    """Where the output is right, and a gradient is not."""
+    generator = np.random.default_rng(0)
+    inputs = {name: generator.normal(size=(1, 1, 3, 2)).astype("float32") for name in ("query", "key", "value")}
+    asked = Case("attention", "float32", inputs)
+    answers = {"output": oracle(asked)["output"].high.astype("float32")}
+    assert list(scale_off(failing(asked, answers))) == []
+    off = oracle(replace(asked, options={"scale": 1.001 / np.sqrt(2)}))["output"].high.astype("float32")
+    assert list(scale_off(failing(asked, {"output": off}))) == ["the scale is 1.001 times what it must be"]
+
+
+# --- what a name explains ---------------------------------------------------------------------------------------------
+
+
+def test_names_of_the_larger_case_alone_are_not_printed() -> None:
+    eight, sixteen = "padding counts (blocks of 8 keys)", "padding counts (blocks of 16 keys)"
+    assert explaining(("bias is ignored",), (eight,)) == ()
+    assert explaining((eight, sixteen), (sixteen, "bias is ignored")) == (sixteen,)
+    assert explaining(("the scale is 1.001 times what it must be",), ("the scale is 1.002 times what it must be",))
+    assert in_families((eight, sixteen, "bias is ignored")) == ("padding counts", "bias is ignored")
+    assert in_families((sixteen,)) == (sixteen,)
+
+
+def one_key_more(query: Any, key: Any, value: Any) -> Any:
+    return stale(query, key, value)
+
+
+def numbers(keys: int) -> Case:
+    generator = np.random.default_rng(0)
+    shapes = {"query": (1, 1, 1, 2), "key": (1, 1, keys, 2), "value": (1, 1, keys, 2)}
+    inputs = {name: generator.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+    return Case("attention", "float32", inputs)
+
+
+def found_on(small: Case, uncut: Case | None, function: Any) -> tuple[str, ...]:
+    examiner = Examiner(Target(function, "attention").make())
+    worst = max(examiner(AGREEMENT, small, (oracle(small), bound(small))), key=lambda finding: finding.ratio)
+    return diagnosis(Violation("ATT-5", "a subject", worst, "a probe", AGREEMENT, small, uncut), examiner)
+
+
+def test_one_stale_key_is_no_padding() -> None:
+    """With 15 keys one more is the padding of blocks of 8 and of 16; another number of keys tells that it is not."""
+    name = "one key too many counts, with a score of 0 and a value of 0"
+    assert found_on(numbers(15), None, one_key_more) == (name,)
+    assert found_on(numbers(3), numbers(15), one_key_more) == (name,)
+
+
+def test_the_larger_case_tells_block_sizes_apart() -> None:
+    def padded(query: Any, key: Any, value: Any) -> Any:
+        inputs = {"query": query, "key": key, "value": value}
+        steps = padded_tail(16)(failing(Case("attention", "float32", inputs), {}))
+        return (
+            reference_numpy.attention(query, key, value) if steps is None else forward(steps).output.astype("float32")
+        )
+
+    name = "the last block's padding counts as keys with score 0"
+    assert found_on(numbers(15), None, padded)[0] == f"{name} (blocks of 16 keys)"
+    assert found_on(numbers(15), numbers(19), padded) == (f"{name} (blocks of 16 keys)",)
+
+
+def test_a_wrong_answer_is_rounded_too() -> None:
+    """In 16 bits, and where it is larger than every right one."""
+    values = np.random.default_rng(0).uniform(0.01, 0.02, size=(24, 16))
+    keys = np.repeat([[0.0], [2.0]], [16, 8], axis=0)  # the maximum grows in the second block
+    rows = {"query": np.full((1, 1), 4.0), "key": keys, "value": values}
+    asked = Case("attention", "float16", {name: array[None, None].astype("float16") for name, array in rows.items()})
+    answer = online(failing(asked, {}), 16, rescale_output=False)
+    found = failing(asked, {"output": answer.astype("float16")})
+    assert np.abs(answer).max() > 2 * np.abs(found.right("output")).max()
+    assert any("output is not rescaled" in name for name in known(found, "output", np.inf))
+
+
+CAPPED: list[tuple[str, Callable[..., Any]]] = [
+    ("the softcap comes before the scale", lambda p, s, c: s * c * np.tanh(p / c)),
+    ("scores are clipped at the softcap, without tanh", lambda p, s, c: np.clip(s * p, -c, c)),
+    ("the softcap is not multiplied back in", lambda p, s, c: np.tanh(s * p / c)),
+    ("scores are not divided by the softcap", lambda p, s, c: c * np.tanh(s * p)),
+]
+
+
+@pytest.mark.parametrize(("name", "scores"), CAPPED)
+def test_softcaps_gone_wrong_have_names(name: str, scores: Callable[..., Any]) -> None:
+    def capped(query: Any, key: Any, value: Any, *, scale: Any = None, softcap: Any = None) -> Any:
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        if softcap is None:
+            return reference_numpy.attention(query, key, value, scale=scale)
+        G, H = key.shape[1], query.shape[1]
+        products = query.astype(float) @ key.astype(float).repeat(H // max(G, 1), axis=1).swapaxes(-1, -2)
+        bias = scores(products, scale, softcap).astype("float32")
+        return reference_numpy.attention(query * 0, key, value, bias=bias)
+
+    report = conformance.check(capped, "attention", rules=["ATT-2"], supports=["scale", "softcap", "gqa"], **QUICK)
+    (violation,) = report.violations
+    assert any(name in line for line in violation.diagnosis), violation.diagnosis
+
+
+def test_a_mistake_that_changes_nothing_here_is_not_named() -> None:
+    """With fewer keys than a block has, the running maximum never grows, and 16 bits hide that nothing is wrong."""
+    inputs = {name: array.astype("bfloat16") for name, array in numbers(3).inputs.items()}
+    inputs["value"][..., 0] *= 8  # so that the bounds of the two elements differ
+    asked = Case("attention", "bfloat16", inputs)
+    truth, limits = oracle(asked), bound(asked)
+    off = np.array([0.0, 1.5]) * limits["output"]
+    got = {"output": (truth["output"].high + off).astype("bfloat16")}
+    found = failing(asked, got)
+    assert found.wrong
+    assert not [name for name in known(found, "output", np.inf) if "rescaled" in name]
+
+
+def test_every_name_explains_the_case_that_is_shown(broken: conformance.Report) -> None:
+    for violation in broken.violations:
+        shown = violation.case
+        found = failing(shown, {"output": stale(**shown.inputs, **shown.options)})
+        names = list(known(found, "output", np.inf))
+        assert all(any(name.startswith(line) for name in names) for line in violation.mistakes)
+
+
+def test_flaky_names() -> None:
+    """Nothing is named where nothing is found on the case that is shown."""
+    tally = Tally()
+    tally.violate(violated("ATT-5", case(1, 1, 1, 1)))
+    diagnosed(tally, Examiner(Target(reference_numpy.attention, "attention").make()))
+    assert [violation.diagnosis for violation in tally.violations.values()] == [()]
+
+
+def in_blocks_of_32(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    """The last block is filled up with keys whose scores of 0 count."""
+    missing = -key.shape[2] % 32
+    more = [np.pad(array, ((0, 0), (0, 0), (0, missing), (0, 0))) for array in (key, value)]
+    widths = ((0, 0),) * (0 if mask is None else mask.ndim - 1) + ((0, missing),)
+    wider = None if mask is None else np.pad(mask, widths, constant_values=True)
+    return reference_numpy.attention(query, *more, mask=wider)
+
+
+@pytest.mark.parametrize(("rule", "check"), [("ATT-4", TWIN), ("ATT-10", AGREEMENT)])
+def test_a_mistake_is_known_where_a_case_is_judged_by_another(rule: str, check: Check[Any, Any]) -> None:
+    """By a twin whose scores are near 0, where a score of 0 is another mistake; by the case without NaN."""
+    report = conformance.check(in_blocks_of_32, "attention", rules=[rule], **QUICK)
+    assert check in {violation.check for violation in report.violations}
+    names = [violation.diagnosis for violation in report.violations if violation.check == check]
+    padding = "the last block's padding counts as keys with score 0"
+    assert any(name.startswith(padding) for several in names for name in several)
+
+
+def filled_with(number: float) -> Callable[..., Any]:
+    def attend(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        scores = query.astype(float) @ key.astype(float).swapaxes(2, 3) / np.sqrt(query.shape[3])
+        scores = scores if mask is None else np.where(mask, scores, number)
+        weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+        return ((weights / weights.sum(-1, keepdims=True)) @ value.astype(float)).astype(query.dtype)
+
+    return attend
+
+
+@pytest.mark.parametrize("number", [-1e4, -1e9])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_number_for_forbidden_scores_is_no_inverted_mask(number: float, seed: int) -> None:
+    """Though it looks like one where all allowed scores are smaller, and like a right one everywhere else."""
+    conventions = {"empty_rows": "mean", "isolation": "finite"}
+    told = QUICK | {"effort": "default", "seed": seed, "dtypes": ["float32"], "supports": ["dense", "causal"]}
+    report = conformance.check(filled_with(number), "attention", rules=["ATT-4"], conventions=conventions, **told)
+    (violation,) = report.violations
+    assert violation.diagnosis[0].startswith("forbidden scores are a number, not -inf")
+
+
+def test_a_number_for_forbidden_scores_is_told_from_another() -> None:
+    """By scores between the two."""
+    masked = replace(numbers(4), options={"mask": Causal(0)})
+    masked.inputs["query"][:] = 150
+    masked.inputs["key"][:, :, 0] = -150
+    assert found_on(masked, None, filled_with(-1e4)) == ("forbidden scores are a number, not -inf (-10000)",)
+
+
+@pytest.mark.parametrize("order", ["tiled", "first"])
+def test_heads_read_wrongly_have_a_name_with_gradients_too(order: str) -> None:
+    def reads(query: Any, key: Any, value: Any) -> Any:
+        heads, groups = query.shape[1], key.shape[1]
+        read = np.arange(heads) % groups if order == "tiled" else np.zeros(heads, int)
+        return torch_impl.attention(query, key[:, read], value[:, read])
+
+    shapes = {"query": (2, 4, 3, 2), "key": (2, 2, 5, 2), "value": (2, 2, 5, 3), "bar": (2, 4, 3, 3)}
+    generator = np.random.default_rng(1)
+    inputs = {name: generator.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+    asked = Case("attention", "float32", inputs, {}, {"output": inputs.pop("bar")})
+    examiner = Examiner(Target(reads, "attention", "torch").make())
+    findings = [found for found in examiner(AGREEMENT, asked, (oracle(asked), bound(asked))) if found.ratio > 1]
+    assert {finding.name for finding in findings} > {"output", "gradient of key", "gradient of value"}
+    name = {"tiled": "query head h reads key head h % G", "first": "every query head reads key head 0"}[order]
+    for finding in findings:
+        found = diagnosis(Violation("ATT-7", "a subject", finding, "a probe", AGREEMENT, asked), examiner)
+        assert found == (name, "wrong in: output and every gradient")
+
+
+def by_one_logsumexp(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    query, key, value = (array.astype(np.float32) for array in (query, key, value))
+    scores = query @ key.swapaxes(2, 3) / np.float32(np.sqrt(query.shape[3]))
+    scores = scores if mask is None else np.where(mask, scores, -np.inf)
+    maximum = np.maximum(scores.max(-1, keepdims=True), np.finfo(np.float32).min)
+    with np.errstate(divide="ignore"):
+        logsumexp = maximum + np.log(np.exp(scores - maximum).sum(-1, keepdims=True))
+    return np.exp(scores - np.maximum(logsumexp, np.finfo(np.float32).min)) @ value
+
+
+def test_one_logsumexp_beside_large_scores_has_a_name() -> None:
+    told = QUICK | {"supports": ["dense"], "dtypes": ["float32"]}
+    (violation,) = conformance.check(by_one_logsumexp, "attention", rules=["ATT-4"], **told).violations
+    assert violation.diagnosis[0].startswith("weights are not divided by their sum, or as exp(score - log-sum-exp)")
+    assert not conformance.check(by_one_logsumexp, "attention", rules=["ATT-1", "MASK-1"], **told).violations
+
+
+def test_a_number_for_forbidden_scores_is_no_multiple_where_empty_rows_are_zero() -> None:
+    def attend(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        output = filled_with(-1e9)(query, key, value, mask=mask)
+        return output if mask is None else np.where(mask.any(-1, keepdims=True), output, 0).astype(query.dtype)
+
+    told = QUICK | {"effort": "default", "dtypes": ["float32"], "supports": ["dense"]}
+    (violation,) = conformance.check(attend, "attention", rules=["ATT-4"], **told).violations
+    assert violation.diagnosis[0].startswith("forbidden scores are a number, not -inf")
+    assert not any("times what it must be" in name for name in violation.diagnosis)
+
+
+# --- planted mistakes -------------------------------------------------------------------------------------------------
+
+Numbers = dict[str, Any]
+
+
+def drawn(B: int = 1, H: int = 2, G: int = 2, Q: int = 3, K: int = 5, D: int = 4, V: int = 4, **more: Any) -> Case:
+    """more: dtype, inputs by shape, `masked`, `dropped`, `graded`, and options."""
+    generator = np.random.default_rng(0)
+    dtype = more.pop("dtype", "float32")
+    shapes = {"query": (B, H, Q, D), "key": (B, G, K, D), "value": (B, G, K, V)}
+    shapes |= {name: more.pop(name) for name in ("bias", "sinks") if name in more}
+    inputs = {name: generator.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
+    options: Numbers = {}
+    if more.pop("masked", False):
+        options["mask"] = generator.random((B, 1, Q, K)) < 0.6
+        options["mask"][..., 0] = True
+    if more.pop("dropped", False):
+        options |= {"dropout_keep": generator.random((B, H, Q, K)) < 0.7, "dropout_rate": 0.3}
+    bar = {"output": generator.normal(size=(B, H, Q, V)).astype(dtype)} if more.pop("graded", False) else {}
+    return Case("attention", dtype, inputs, options | more, bar)
+
+
+def told(function: Callable[..., Any], asked: Case, arrays: str = "numpy") -> tuple[str, ...]:
+    """The diagnosis of a function's answers to one case."""
+    examiner = Examiner(Target(function, asked.operation, arrays).make())
+    worst = max(examiner(AGREEMENT, asked, (oracle(asked), bound(asked))), key=lambda finding: finding.ratio)
+    assert worst.ratio > 1
+    return diagnosis(Violation("ATT-1", "a subject", worst, "a probe", AGREEMENT, asked), examiner)
+
+
+def attend(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    return reference_numpy.attention(query, key, value, **options)
+
+
+def first_keys(n: int) -> Callable[..., Any]:
+    return lambda query, key, value: attend(query, key[:, :, :n], value[:, :, :n])
+
+
+def read_by(order: Callable[[int, int], Any]) -> Callable[..., Any]:
+    def function(query: Any, key: Any, value: Any) -> Any:
+        read = np.minimum(order(query.shape[1], key.shape[1]), key.shape[1] - 1)
+        return attend(query, key[:, read], value[:, read])
+
+    return function
+
+
+def merged_wrongly(query: Any, key: Any, value: Any) -> Any:
+    """Parts of 8 keys, by log-sum-exps in base 2."""
+    parts = [slice(start, start + 8) for start in range(0, key.shape[2], 8)]
+    outputs = [attend(query, key[:, :, part], value[:, :, part]) for part in parts]
+    logs = [reference_numpy.attention_logsumexp(query, key[:, :, part]) / np.float32(np.log(2)) for part in parts]
+    return reference_numpy.merge_attention(outputs, logs)[0]
+
+
+def adding(number: float) -> Callable[..., Any]:
+    def function(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        bias = np.zeros((*query.shape[:3], key.shape[2]), "float32")
+        return attend(
+            query, key, value, bias=bias if mask is None else bias + np.where(mask, 0, number).astype("float32")
+        )
+
+    return function
+
+
+def floor(query: Any, key: Any, value: Any) -> Any:
+    scores = (query @ key.swapaxes(2, 3) / np.sqrt(np.float32(query.shape[3]))).astype("float32")
+    exponentials = np.exp(scores - np.maximum(scores.max(-1, keepdims=True), 0))
+    return exponentials / np.maximum(exponentials.sum(-1, keepdims=True), np.float32(1e-30)) @ value
+
+
+def far() -> Case:
+    asked = drawn(D=1)
+    asked.inputs["query"][:], asked.inputs["key"][:] = 20, asked.inputs["key"] - 20
+    return asked
+
+
+def with_an_empty_row() -> Case:
+    asked = drawn(masked=True)
+    asked.options["mask"][:, :, 1] = False
+    return asked
+
+
+FORWARDS: list[tuple[str, Callable[..., Any], Case]] = [
+    ("keys past the first 64 are left out", first_keys(64), drawn(K=70)),
+    ("keys past the first 24 are left out", first_keys(24), drawn(K=70)),
+    ("the last key is left out", lambda q, k, v: attend(q, k[:, :, :-1], v[:, :, :-1]), drawn(K=17)),
+    (
+        "keys past the last whole block are left out (blocks of 16 keys)",
+        lambda q, k, v: attend(q, k[:, :, : k.shape[2] // 16 * 16 or None], v[:, :, : k.shape[2] // 16 * 16 or None]),
+        drawn(K=19),
+    ),
+    (
+        "scores are taken from the first 64 columns of query and key",
+        lambda q, k, v: attend(q[..., :64], k[..., :64], v, scale=q.shape[-1] ** -0.5),
+        drawn(D=70),
+    ),
+    (
+        "the default scale is taken from a width of 256, not 160",
+        lambda q, k, v: attend(q, k, v, scale=256**-0.5),
+        drawn(D=160),
+    ),
+    ("the scale is 1.3 times what it must be", lambda q, k, v: attend(q, k, v, scale=0.65), drawn()),
+    (
+        "the scale is 1.44269 times what it must be (log2(e))",
+        lambda q, k, v: attend(q, k, v, scale=0.5 / np.log(2)),
+        drawn(),
+    ),
+    (
+        "columns past the first 64 are 0",
+        lambda q, k, v: np.where(np.arange(v.shape[-1]) < 64, attend(q, k, v), 0).astype(q.dtype),
+        drawn(V=70),
+    ),
+    (
+        "heads past the first 3 get the answer of the one before",
+        lambda q, k, v: attend(q, k, v)[:, np.minimum(np.arange(q.shape[1]), 2)],
+        drawn(H=5, G=5),
+    ),
+    (
+        "query heads of a group are counted in powers of two: they read the wrong key head",
+        read_by(lambda H, G: np.arange(H) // (1 << (H // G - 1).bit_length())),
+        drawn(H=6, G=2),
+    ),
+    (
+        "parts of the keys are merged by log-sum-exps in base 2 as if they were natural (blocks of 8 keys)",
+        merged_wrongly,
+        drawn(K=20),
+    ),
+    (
+        "mask and bias of a block's first row are used for all its rows (blocks of 4 rows)",
+        lambda q, k, v, mask=None: attend(q, k, v, mask=mask[:, :, np.arange(q.shape[2]) // 4 * 4]),
+        drawn(Q=6, masked=True),
+    ),
+    (
+        "the sink counts twice",
+        lambda q, k, v, sinks=None: attend(q, k, v, sinks=sinks + np.float32(np.log(2))),
+        drawn(sinks=(2,)),
+    ),
+    ("a number is added to forbidden scores, which are not -inf", adding(-1e4), with_an_empty_row()),
+    ("rows of low scores fade to 0: their maximum is kept from falling below a number", floor, far()),
+    (
+        "the sum of the exponentials is rounded to float16",
+        lambda q, k, v: sum_in_16_bits(q, k, v),
+        drawn(Q=20, K=40, dtype="float16"),
+    ),
+]
+
+
+def sum_in_16_bits(query: Any, key: Any, value: Any) -> Any:
+    wide = [array.astype("float32") for array in (query, key, value)]
+    scores = wide[0] @ wide[1].swapaxes(2, 3) / np.sqrt(np.float32(query.shape[3]))
+    exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+    total = exponentials.sum(-1, keepdims=True).astype("float16").astype("float32")
+    return (exponentials / total @ wide[2]).astype("float16")
+
+
+@pytest.mark.parametrize(("name", "function", "asked"), FORWARDS, ids=[name for name, _, _ in FORWARDS])
+def test_planted_mistakes_are_named_first(name: str, function: Callable[..., Any], asked: Case) -> None:
+    assert told(function, asked)[0] == name
+
+
+def answers_of(asked: Case, backwards: Case) -> Failing:
+    """The right output of one case, with the gradients of another one."""
+    got = {name: exact.high for name, exact in oracle(asked).items()}
+    got |= {name: exact.high for name, exact in oracle(backwards).items() if name != "output"}
+    right = oracle(asked)
+    got |= {
+        name: np.zeros_like(exact.high)
+        for name, exact in right.items()
+        if name not in oracle(backwards) and name != "output"
+    }
+    return failing(asked, {name: array.astype(asked.dtype) for name, array in got.items()})
+
+
+def lacking(asked: Case, *names: str) -> Case:
+    inputs = {name: array for name, array in asked.inputs.items() if name not in names}
+    return replace(asked, inputs=inputs, options={n: o for n, o in asked.options.items() if n not in names})
+
+
+BACKWARDS = [
+    ("the backward pass knows nothing of the mask", drawn(graded=True, masked=True), ("mask",)),
+    ("the backward pass knows nothing of the sinks", drawn(graded=True, sinks=(2,)), ("sinks",)),
+    (
+        "the dropout mask is missing in the backward pass",
+        drawn(graded=True, dropped=True),
+        ("dropout_keep", "dropout_rate"),
+    ),
+    ("in the backward pass only: softcap is ignored", drawn(graded=True, softcap=1.0), ("softcap",)),
+    ("in the backward pass only: bias is ignored", drawn(graded=True, bias=(3, 5)), ("bias",)),
+]
+
+
+@pytest.mark.parametrize(("name", "asked", "missing"), BACKWARDS)
+def test_wrong_backward_passes_are_named_first(name: str, asked: Case, missing: tuple[str, ...]) -> None:
+    found = answers_of(asked, lacking(asked, *missing))
+    assert "output" not in found.wrong
+    assert next(known(found, found.wrong[0], np.inf)) == name
+
+
+def changed_gradients(asked: Case, **changed: Callable[[Any], Any]) -> Failing:
+    got = {name: exact.high for name, exact in oracle(asked).items()}
+    got |= {f"gradient of {name}": change(got[f"gradient of {name}"]) for name, change in changed.items()}
+    return failing(asked, {name: array.astype(asked.dtype) for name, array in got.items()})
+
+
+def test_factors_of_gradients_are_explained() -> None:
+    asked = drawn(graded=True, D=9, H=6)
+    expected = {
+        "query": (1 / 3, "0.333333 times what it must be (the scale is applied twice, or the query heads of a group"),
+        "key": (3, "3 times what it must be (the scale is left out)"),
+        "value": (np.log(2), "0.693147 times what it must be (ln 2)"),
+    }
+    for name, (factor, words) in expected.items():
+        found = changed_gradients(asked, **{name: lambda gradient, factor=factor: gradient * factor})
+        assert next(known(found, f"gradient of {name}", np.inf)).startswith(f"gradient of {name} is {words}")
+        assert list(wrong_in(found.findings)) == [
+            f"wrong in: gradient of {name} only; output and the other gradients conform"
+        ]
+    missing = changed_gradients(asked, value=lambda gradient: gradient * 0)
+    assert next(known(missing, "gradient of value", np.inf)) == "gradient of value is missing: it is 0"
+
+
+def test_terms_left_out_of_gradients_are_named() -> None:
+    asked = drawn(B=3, H=4, graded=True, bias=(1, 4, 3, 5))
+    full = failing(asked, {}).parts
+    first = changed_gradients(asked, bias=lambda gradient: full.scores[:1])
+    assert next(known(first, "gradient of bias", np.inf)) == "gradient of bias comes from the first batch element only"
+    heads = changed_gradients(asked, key=lambda gradient: full.key[:, ::2])
+    name = "gradient of key comes from the first query head of each group only"
+    assert next(known(heads, "gradient of key", np.inf)) == name
+    tiled = changed_gradients(asked, value=lambda gradient: full.value[:, :2] + full.value[:, 2:])
+    name = "gradient of value adds up query heads h, h + G, ... in place of each group's"
+    assert next(known(tiled, "gradient of value", np.inf)) == name
+
+
+def test_which_results_are_wrong() -> None:
+    asked = drawn(graded=True)
+    everything = {name: lambda gradient: gradient * 2 for name in ("query", "key", "value")}
+    found = changed_gradients(asked, **everything)
+    assert list(wrong_in(found.findings)) == ["wrong in: every gradient; output conforms"]
+    found = changed_gradients(asked, query=everything["query"], key=everything["key"])
+    line = "wrong in: gradient of query and gradient of key; output, gradient of value conform"
+    assert list(wrong_in(found.findings)) == [line]
+    assert list(wrong_in(failing(drawn(), {"output": asked.inputs["query"]}).findings)) == []
+
+
+# --- hints ------------------------------------------------------------------------------------------------------------
+
+
+def in_float32(query: Any, key: Any, value: Any) -> Any:
+    narrow = [array.astype("float32") for array in (query, key, value)]
+    return attend(*narrow).astype(query.dtype)
+
+
+def test_float32_comes_before_16_bits() -> None:
+    name = "perhaps: the errors are no larger than float32 arithmetic, all through or in the softmax, would make them"
+    assert told(in_float32, drawn(dtype="float64")) == (name,)
+
+
+def slightly_off(query: Any, key: Any, value: Any) -> Any:
+    noise = np.sin(np.arange(query.shape[0] * query.shape[1] * query.shape[2] * value.shape[3]))
+    right = attend(query, key, value)
+    return (right * (1 + 3e-4 * noise.reshape(right.shape))).astype(query.dtype)
+
+
+def test_one_key_has_a_weight_of_1_which_nothing_rounds() -> None:
+    """Nor do errors that no rounding makes get its name."""
+    assert told(slightly_off, drawn(K=1, Q=9)) == ()
+    assert told(slightly_off, drawn(K=9, Q=9)) == ()
+
+
+# --- norms ------------------------------------------------------------------------------------------------------------
+
+
+def rows(*shape: int, dtype: str = "float32", size: Any = 1.0, loc: float = 0.0, graded: bool = False) -> Case:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=shape) * size + loc
+    inputs = {"x": x, "weight": generator.normal(size=shape[-1:]), "bias": generator.normal(size=shape[-1:])}
+    bar = {"output": generator.normal(size=shape).astype(dtype)} if graded else {}
+    return Case("layer_norm", dtype, {n: a.astype(dtype) for n, a in inputs.items()}, {"eps": 1e-5}, bar)
+
+
+def by(statistic: Callable[[Any, float], Any], form: Callable[[Any], Any] = lambda row: row) -> Callable[..., Any]:
+    def layer_norm(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
+        wide = x.astype(float)
+        mean, square = statistic(wide, eps)
+        return (form((wide - mean) / np.sqrt(square)) * weight.astype(float) + bias.astype(float)).astype(x.dtype)
+
+    return layer_norm
+
+
+def spread(x: Any) -> Any:
+    return ((x - x.mean(-1, keepdims=True)) ** 2).mean(-1, keepdims=True)
+
+
+def center(x: Any) -> Any:
+    return x.mean(-1, keepdims=True)
+
+
+def ends(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
+    out = np.zeros_like(x)
+    out[..., :16] = reference_numpy.layer_norm(x[..., :16], weight[:16], bias[:16], eps=eps)
+    return out
+
+
+DIFFERENT = np.array([[1.0], [1e-3], [3e-4], [1e-4]])
+NORMS: list[tuple[str, Callable[..., Any], Case]] = [
+    ("small variances are taken for 0", by(lambda x, e: (center(x), np.where(spread(x) < 1e-6, 0, spread(x)) + e)),
+     rows(4, 8, size=DIFFERENT)),
+    ("eps is the least variance, and not added", by(lambda x, e: (center(x), np.maximum(spread(x), e))),
+     rows(3, 8, size=0.01)),
+    ("eps is 2e-06", by(lambda x, e: (center(x), spread(x) + 2e-6)), rows(3, 8, size=0.01)),
+    ("the squares are divided by the padded width (a row is filled up to 8 elements)",
+     by(lambda x, e: (center(x), spread(x) * x.shape[-1] / 8 + e)), rows(3, 5)),
+    ("padding counts in the variance, by the mean's square (a row is filled up to 8 elements)",
+     by(lambda x, e: (center(x), spread(x) + 3 / 5 * center(x) ** 2 + e)), rows(3, 5, loc=0.5)),
+    ("statistics come from the first 16 columns of a row",
+     by(lambda x, e: (center(x[..., :16]), spread(x[..., :16]) + e)), rows(3, 40)),
+    ("only the first 16 columns of a row are read and written", ends, rows(3, 40)),
+    ("the normalised row is rounded before it meets the weight",
+     by(lambda x, e: (center(x), spread(x) + e), lambda row: row.astype("float16").astype(float)),
+     rows(20, 8, dtype="float16")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "function", "asked"), NORMS, ids=[name for name, _, _ in NORMS])
+def test_planted_mistakes_of_norms_are_named_first(name: str, function: Callable[..., Any], asked: Case) -> None:
+    assert told(function, asked)[0] == name
+
+
+def test_a_wrong_gradient_of_a_norm_is_no_wrong_variance() -> None:
+    asked = rows(5, 4, graded=True)
+    right = oracle(asked)
+    x, bar = asked.inputs["x"].astype(float), asked.cotangents["output"].astype(float)
+    normal = (x - center(x)) / np.sqrt(spread(x) + 1e-5)
+    lost = changed_gradients(asked, weight=lambda gradient: (bar * normal)[:4].sum(0))
+    name = "gradient of weight loses the rows of the last block, which is not whole (blocks of 4 rows)"
+    assert name in list(known(lost, "gradient of weight", np.inf))
+    odd = changed_gradients(asked, weight=lambda gradient: gradient + np.sin(np.arange(4)))
+    assert list(known(odd, "gradient of weight", np.inf)) == []
+    assert list(variance_off(odd)) == []
+    g = bar * asked.inputs["weight"]
+    without = (g - normal * (g * normal).mean(-1, keepdims=True)) / np.sqrt(spread(x) + 1e-5)
+    assert right["gradient of x"].high.shape == without.shape
+    constant = changed_gradients(asked, x=lambda gradient: without)
+    assert next(known(constant, "gradient of x", np.inf)) == "the mean's part is missing in the gradient of x"

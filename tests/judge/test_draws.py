@@ -1,0 +1,92 @@
+"""Cases have seeds of their own: independent of one another, and the same for the same seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from conformance.cases.case import Case
+from conformance.checks.probe import Probe
+from conformance.judge.run import run_probe, silent
+from conformance.operations.probes import PROBES
+from conformance.runner.in_process import Examiner
+from conformance.sampling.draws import HOPELESS, drawn, of_seed, own_seed
+from conformance.subjects.targets import Target
+
+NUMBERS = st.integers(0, 2**60)
+
+
+def listed(material: st.SearchStrategy[Any], count: int, seed: int = 1) -> list[Any]:
+    return [case for _, case in drawn(material, count, seed)]
+
+
+def test_the_same_for_the_same_seed() -> None:
+    assert listed(NUMBERS, 9) == listed(NUMBERS, 9)
+    assert listed(NUMBERS, 9)[1:] != listed(NUMBERS, 9, 2)[1:]
+    assert listed(NUMBERS, 4) == listed(NUMBERS, 9)[:4]
+
+
+def test_the_first_of_several_is_the_simplest() -> None:
+    assert listed(NUMBERS, 5)[0] == 0
+    assert listed(NUMBERS, 1, 1) != listed(NUMBERS, 1, 2)  # a single one is no more the simplest than others
+
+
+def test_all_others_differ() -> None:
+    assert len(set(listed(NUMBERS, 40))) == 40
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_choice_comes_out_as_often_as_it_should(seed: int) -> None:
+    """15 to 45 of 60: a fair coin is outside that once in 30,000 times, and the seeds are fixed."""
+    sides = listed(st.tuples(st.booleans(), NUMBERS, st.booleans()), 60, seed)
+    for side in (0, 2):  # the first choice of all, and a later one
+        assert 15 <= sum(drawn[side] for drawn in sides) <= 45
+
+
+def test_where_nothing_can_be_drawn() -> None:
+    asked = 0
+
+    @st.composite
+    def impossible(draw: st.DrawFn) -> int:
+        nonlocal asked
+        asked += 1
+        assume(False)
+        return draw(NUMBERS)
+
+    assert listed(impossible(), 50) == []
+    few = asked
+    assert listed(impossible(), 500) == []
+    assert asked == 2 * few
+    assert HOPELESS > 1
+
+
+def test_what_is_hard_to_draw_is_drawn_as_often() -> None:
+    assert len(listed(NUMBERS.filter(lambda number: number % 7 == 3), 20)) == 20
+
+
+def wrong_when_long(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    from reference_numpy import attention
+
+    return attention(query, key, value, mask=mask) * (2 if key.shape[2] > 9 else 1)
+
+
+def test_the_smallest_case_comes_from_the_one_that_failed() -> None:
+    """And not from the first, which passes."""
+    probe: Probe = next(probe for probe in PROBES if probe.title == "causal, many keys")
+    examiner = Examiner(Target(wrong_when_long, "attention").make())
+    tally = run_probe(probe, [examiner], 10, 1, silent, 60)
+    (violation,) = tally.violations.values()
+    case: Case = violation.case
+    assert case.inputs["key"].shape[2] == 10
+
+
+def test_numbers_of_one_probe_are_seeds_apart() -> None:
+    assert len({own_seed(7, number) for number in range(100)}) == 100
+    one, other = (of_seed(NUMBERS, own_seed(7, number)) for number in (1, 2))
+    assert one[0] == other[0] == 0
+    assert one[1] != other[1]
+    assert np.isfinite(one[1])

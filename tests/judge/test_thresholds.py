@@ -1,0 +1,447 @@
+"""Failing cases are cut to the smallest size along every dimension, and a sentence says where the failure begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reference_numpy
+from conformance.cases.case import Case
+from conformance.cases.declaration import EVERYTHING
+from conformance.cases.expectations import Planted, allowed_pairs
+from conformance.cases.features import features_of
+from conformance.checks.catalogue import AGREEMENT, PLANTED, TWIN
+from conformance.checks.check import Check
+from conformance.checks.results import Violation
+from conformance.judge.run import asking, breaks, cut_down, violation
+from conformance.judge.thresholds import rule, threshold
+from conformance.operations import OPERATIONS
+from conformance.oracle.reference import oracle
+from conformance.runner.dimensions import Part, sizes_of, taken
+from conformance.runner.in_process import Examiner
+from conformance.runner.shrinking import Material, cuttable
+from conformance.subjects.targets import Target
+from specification import Causal, Dense
+
+Function = Callable[..., Any]
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).normal(size=shape).astype(np.float32)
+
+
+def attention_case(
+    B: int = 1, G: int = 1, S: int = 1, Q: int = 2, K: int = 3, D: int = 2, V: int = 2, **options: Any
+) -> Case:
+    shapes = {"query": (B, G * S, Q, D), "key": (B, G, K, D), "value": (B, G, K, V)}
+    return Case("attention", "float32", {name: numbers(*shape) for name, shape in shapes.items()}, options)
+
+
+def norm_case(*shape: int, gradients: bool = False) -> Case:
+    inputs = {"x": numbers(*shape), "weight": numbers(shape[-1]), "bias": numbers(shape[-1])}
+    return Case("layer_norm", "float32", inputs, {}, {"output": numbers(*shape)} if gradients else {})
+
+
+def smallest(
+    function: Function, material: Material, by: Check[Any, Any] = AGREEMENT, **given: Any
+) -> tuple[Violation, Examiner]:
+    """The violation on its smallest case."""
+    case = by.case_of(material)
+    examiner = Examiner(Target(function, case.operation, given=given).make())
+    findings = examiner(by, material, by.prepare(material))
+    assert breaks(findings)
+    return cut_down(violation("ATT-1", "a probe", by, examiner, material, findings), examiner, 60), examiner
+
+
+def doubled(where: Callable[..., bool]) -> Function:
+    """Attention whose output is doubled for certain sizes."""
+
+    def function(query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None) -> Any:
+        (B, H, Q, D), (_, G, K, _) = query.shape, key.shape
+        output = reference_numpy.attention(query, key, value, mask=mask, scale=scale)
+        return output * np.float32(1 + where(B=B, H=H, G=G, Q=Q, K=K, D=D))
+
+    return function
+
+
+def past_256_dropped(query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None) -> Any:
+    mask = None if mask is None else mask[..., :256]
+    return reference_numpy.attention(query, key[:, :, :256], value[:, :, :256], mask=mask, scale=scale)
+
+
+def first_64_columns(query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None) -> Any:
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    return reference_numpy.attention(query[..., :64], key[..., :64], value, mask=mask, scale=scale)
+
+
+def padded_scale(query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None) -> Any:
+    D = query.shape[-1]
+    padded = 1 << (D - 1).bit_length() if D > 128 else D
+    return reference_numpy.attention(query, key, value, mask=mask, scale=padded**-0.5 if scale is None else scale)
+
+
+def heads_past_32(query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None) -> Any:
+    output = reference_numpy.attention(query, key, value, mask=mask, scale=scale)
+    return output[:, np.minimum(np.arange(query.shape[1]), 31)]
+
+
+def nan_past_100(query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None) -> Any:
+    output = reference_numpy.attention(query, key, value, mask=mask, scale=scale)
+    return output * np.float32(np.nan if key.shape[2] > 100 else 1)
+
+
+SENTENCES: list[tuple[Function, Case, dict[str, int], str]] = [
+    (past_256_dropped, attention_case(2, 2, 2, 3, 700, 8, 5), {"K": 257}, "first wrong at 257 keys (256 are right)"),
+    (first_64_columns, attention_case(D=320), {"K": 2, "D": 65}, "first wrong at 65 columns of query and key (64 are"),
+    (
+        padded_scale,
+        attention_case(D=320),
+        {"K": 2, "D": 129},
+        "number of columns of query and key, past 128, is no power of two (129,",
+    ),
+    (
+        doubled(lambda H, G, **_: H // G in (3, 5, 6, 7)),
+        attention_case(G=2, S=7),
+        {"S": 3},
+        "wrong for 3, 5, 6, 7 query heads to a key head; right for 1, 2, 4,",
+    ),
+    (heads_past_32, attention_case(G=71), {"G": 33}, "first wrong at 33 heads (32 are right)"),
+    (heads_past_32, attention_case(G=8, S=5), {"G": 33}, "first wrong at 33 heads (32 are right)"),
+    (doubled(lambda D, **_: D % 2 == 1), attention_case(D=35), {}, "columns of query and key is odd (1, 3,"),
+    (doubled(lambda D, **_: D > 4 and D % 2 == 1), attention_case(D=35), {"D": 5}, "past 4, is odd (5, 7,"),
+    (
+        doubled(lambda D, **_: D > 64 and D % 32 > 0),
+        attention_case(D=80),
+        {"D": 65},
+        "past 64, is no multiple of 32 (65, 66,",
+    ),
+    (
+        doubled(lambda K, **_: K % 128 == 0),
+        attention_case(K=384),
+        {"K": 128},
+        "number of keys is a multiple of 128 (128, 256,",
+    ),
+    (
+        doubled(lambda D, **_: D in (64, 96, 128)),
+        attention_case(D=96),
+        {"D": 64},
+        "wrong for 64, 96, 128 columns of query and key; right for",
+    ),
+    (
+        doubled(lambda Q, K, **_: Q * K > 65536),
+        attention_case(Q=300, K=300, D=1, V=1),
+        {"Q": 219, "K": 300},
+        "first wrong at 257 keys and 256 queries together (their product is 65,792; with 256 keys it is right)",
+    ),
+    (
+        doubled(lambda B, H, **_: B * H > 64),
+        attention_case(B=13, G=8),
+        {"B": 9, "G": 8},
+        "first wrong at 9 batch elements and 8 heads together (their product is 72; with 8 batch elements it is",
+    ),
+    (nan_past_100, attention_case(K=300), {"K": 101}, "first wrong at 101 keys (100 are right)"),
+    (doubled(lambda K, **_: K < 32), attention_case(K=7), {}, "wrong up to 31 keys"),
+]
+
+
+@pytest.mark.parametrize(("function", "case", "sizes", "sentence"), SENTENCES, ids=[one[-1][:40] for one in SENTENCES])
+def test_the_smallest_sizes_and_what_is_said_of_them(
+    function: Function, case: Case, sizes: dict[str, int], sentence: str
+) -> None:
+    found, examiner = smallest(function, case)
+    assert sizes_of(found.case) == dict.fromkeys(sizes_of(case), 1) | sizes
+    assert sentence in threshold(found, examiner, 60)
+
+
+def blocks_of_4(x: Any, weight: Any, bias: Any = None) -> Any:
+    """Rows past the last whole block of 4 are not written."""
+    output = reference_numpy.layer_norm(x, weight, bias).copy()
+    rows = output.reshape(-1, output.shape[-1])
+    rows[len(rows) // 4 * 4 :] = 0
+    return output
+
+
+def rows_past_48(x: Any, weight: Any, bias: Any = None) -> Any:
+    output = reference_numpy.layer_norm(x, weight, bias).copy()
+    output.reshape(-1, output.shape[-1])[48:] = 0
+    return output
+
+
+def columns_past_1024(x: Any, weight: Any, bias: Any = None) -> Any:
+    output = reference_numpy.layer_norm(x, weight, bias).copy()
+    output[..., 1024:] = 0
+    return output
+
+
+@pytest.mark.parametrize(
+    ("function", "case", "sizes", "sentence"),
+    [
+        (blocks_of_4, norm_case(3, 5, 6), {"rows": 1}, "wrong where the number of rows is no multiple of 4 (1, 2, 3,"),
+        (rows_past_48, norm_case(10, 7, 6), {"rows": 49}, "first wrong at 49 rows (48 are right), and wrong at 50,"),
+        (columns_past_1024, norm_case(3, 2049), {"rows": 1, "W": 1025}, "first wrong at 1,025 columns of a row (1,024"),
+    ],
+)
+def test_norms(function: Function, case: Case, sizes: dict[str, int], sentence: str) -> None:
+    found, examiner = smallest(function, case, supports=["no-gradients"])
+    assert sizes_of(found.case).items() >= sizes.items()
+    assert sentence in threshold(found, examiner, 60)
+
+
+def other_cases() -> dict[str, tuple[Function, Case, dict[str, int], str]]:
+    def embedding(table: Any, ids: Any, *, scaled: bool = False) -> Any:
+        return reference_numpy.embedding(table, ids % 65536, scaled=scaled)
+
+    def feed_forward(parameters: Any, x: Any, *, activation: str = "relu") -> Any:
+        inner = parameters.inner.weight.shape[1]
+        return reference_numpy.feed_forward(parameters, x, activation=activation) * np.float32(1 + (inner > 1000))
+
+    def sinusoidal(
+        length: int, width: int, *, offset: int = 0, exponent: str = "shared", dtype: str = "float32"
+    ) -> Any:
+        table = reference_numpy.sinusoidal_positions(length, width, offset=offset, exponent=exponent, dtype=dtype)
+        return table + np.float32(offset + length > 2048)
+
+    def learned(table: Any, length: int, *, offset: int = 0) -> Any:
+        return reference_numpy.learned_positions(table, length, offset=offset) + np.float32(length > 512)
+
+    def merge(outputs: Any, logsumexps: Any) -> Any:
+        output, logsumexp = reference_numpy.merge_attention(outputs, logsumexps)
+        return output + np.float32(len(outputs) > 2), logsumexp
+
+    def multi_head(parameters: Any, query: Any, key: Any, value: Any, *, num_heads: int, mask: Any = None) -> Any:
+        output = reference_numpy.multi_head_attention(parameters, query, key, value, num_heads=num_heads, mask=mask)
+        return output + np.float32(query.shape[1] > 20)
+
+    ids, options = np.array([[3, 65539, 65537], [1, 2, 7]]), {"exponent": "doubled", "dtype": "float32"}
+    network = {"x": numbers(2, 3, 7), "inner.weight": numbers(7, 2000), "outer.weight": numbers(2000, 5)}
+    network |= {"inner.bias": numbers(2000), "outer.bias": numbers(5)}
+    parts = {f"outputs[{i}]": numbers(2, 3, 4, 5) for i in range(4)}
+    parts |= {f"logsumexps[{i}]": numbers(2, 3, 4) for i in range(4)}
+    heads = {"query": numbers(2, 35, 6), "key": numbers(2, 9, 5), "value": numbers(2, 9, 4)}
+    for head in range(4):
+        heads |= {f"query[{head}].weight": numbers(6, 3), f"query[{head}].bias": numbers(3)}
+    for head in range(2):
+        heads |= {f"key[{head}].weight": numbers(5, 3), f"key[{head}].bias": numbers(3)}
+        heads |= {f"value[{head}].weight": numbers(4, 2), f"value[{head}].bias": numbers(2)}
+    heads |= {"output.weight": numbers(8, 3)}
+    return {
+        "embedding": (
+            embedding,
+            Case("embedding", "float32", {"table": numbers(65540, 3), "ids": ids}, {"scaled": False}),
+            {"vocabulary": 65537},
+            "first wrong at 65,537 rows of the table (65,536 are right)",
+        ),
+        "feed_forward": (
+            feed_forward,
+            Case("feed_forward", "float32", network, {"activation": "gelu"}),
+            {"inner": 1001},
+            "first wrong at 1,001 columns inside (1,000 are right)",
+        ),
+        "sinusoidal_positions": (
+            sinusoidal,
+            Case("sinusoidal_positions", "float32", {}, {"length": 30, "width": 20, "offset": 4000} | options),
+            {"offset": 2048},
+            "first wrong at 2,048 positions of offset (2,047 are right)",
+        ),
+        "learned_positions": (
+            learned,
+            Case("learned_positions", "float32", {"table": numbers(3000, 5)}, {"length": 2000, "offset": 100}),
+            {"length": 513, "vocabulary": 513, "offset": 0},
+            "first wrong at 513 positions (512 are right)",
+        ),
+        "merge_attention": (
+            merge,
+            Case("merge_attention", "float32", parts),
+            {"parts": 3},
+            "first wrong at 3 parts (2 are right)",
+        ),
+        "multi_head_attention": (
+            multi_head,
+            Case("multi_head_attention", "float32", heads, {"num_heads": 4, "mask": None}),
+            {"Q": 21},
+            "first wrong at 21 queries (20 are right)",
+        ),
+    }
+
+
+@pytest.mark.parametrize("operation", other_cases())
+def test_every_operation_is_cut(operation: str) -> None:
+    function, case, sizes, sentence = other_cases()[operation]
+    found, examiner = smallest(function, case, supports=["no-gradients"])
+    least = dict.fromkeys(sizes_of(case), 1) | ({"offset": 0} if "offset" in sizes_of(case) else {})
+    least = {name: size for name, size in least.items() if not name.startswith("rows ")}
+    assert sizes_of(found.case) == least | sizes
+    assert sentence in threshold(found, examiner, 60)
+
+
+# --- what is cut, and how ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_cases_of_other_sizes_are_cases(operation: str) -> None:
+    """The definition takes them, and gives results of their sizes."""
+    from conformance.sampling.draws import drawn
+
+    for _, case in drawn(OPERATIONS[operation].cases(dtypes=("float32", "bfloat16"), declaration=EVERYTHING), 5, 3):
+        sizes = sizes_of(case)
+        for name, size in sizes.items():
+            for part in (Part(0, 1), Part(size - 1, 1), Part(0, size + 3)):
+                other = (
+                    taken(case, {name: part}, np.random.default_rng(0)) if size and case.dtype != "float64" else None
+                )
+                if other is not None and not (operation == "standard_deviation_norm" and sizes_of(other)["W"] == 1):
+                    assert sizes_of(other)[name] == part.size or operation == "learned_positions"
+                    oracle(other)
+
+
+def test_what_is_left_is_what_was_there() -> None:
+    """The last of everything: the output of the whole case there."""
+    case = attention_case(2, 2, 3, 4, 5, mask=Causal(1))
+    whole = reference_numpy.attention(**case.inputs, mask=Causal(1))
+    last = {"B": Part(1, 1), "G": Part(1, 1), "S": Part(2, 1), "Q": Part(3, 1), "V": Part(1, 1)}
+    cut = taken(case, last)
+    assert cut is not None
+    part = reference_numpy.attention(**cut.inputs, **cut.options)
+    np.testing.assert_allclose(part, whole[1:, 5:, 3:, 1:], rtol=1e-6)
+
+
+def test_features_that_do_not_matter_go() -> None:
+    case = attention_case(2, 2, 2, 3, 40, mask=Causal(37) & Dense(numbers(3, 40) > -1), scale=0.3)
+    case = replace(case, inputs=case.inputs | {"bias": numbers(3, 40), "sinks": numbers(4)})
+
+    def function(query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None, bias: Any = None,
+                 sinks: Any = None) -> Any:  # fmt: skip
+        output = reference_numpy.attention(query, key, value, mask=mask, scale=scale, bias=bias, sinks=sinks)
+        return output * np.float32(1 + (mask is not None and key.shape[2] > 9))
+
+    found, _ = smallest(function, case)
+    assert features_of(found.case) - {"cross", "offset"} in ({"causal"}, {"dense"})
+    assert sizes_of(found.case)["K"] == 10
+
+
+def test_twins_stay_twins() -> None:
+    """A step that would make them mean different things is not taken: the definition tells them apart, too."""
+    clean = attention_case(1, 2, 1, 3, 20)
+    hidden = np.ones((3, 20), bool)
+    hidden[:, 5] = False
+    clean = replace(clean, options={"mask": Dense(hidden)})
+    key = clean.inputs["key"].copy()
+    key[:, :, 5] = np.nan
+    dirty = replace(clean, inputs=clean.inputs | {"key": key}, special=True)
+
+    def leaks(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        output = reference_numpy.attention(query, key, value, mask=mask)
+        return output * np.float32(np.nan) if np.isnan(key).any() and query.shape[2] > 1 else output
+
+    found, _ = smallest(leaks, (dirty, clean), TWIN, conventions={"isolation": "strict"})
+    dirty, clean = found.material
+    assert np.isnan(dirty.inputs["key"]).any()
+    assert sizes_of(dirty) == sizes_of(clean)
+    assert sizes_of(dirty)["Q"] == 2
+    assert asking(found, Examiner(Target(reference_numpy.attention, "attention").make()))(found.material) is None
+
+
+def test_planted_cases_keep_what_is_planted() -> None:
+    clean = attention_case(2, 2, 1, 3, 9)
+    marks = {name: np.zeros(clean.inputs[name].shape, bool) for name in ("query", "key", "value")}
+    marks["value"][1, 1, 7, 1] = True
+    value = np.where(marks["value"], np.float32(np.nan), clean.inputs["value"])
+    planted = replace(clean, inputs=clean.inputs | {"value": value}, special=True)
+
+    def swallows(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        return reference_numpy.attention(query, key, np.nan_to_num(value), mask=mask)
+
+    material = Planted(clean, planted, allowed_pairs(clean), marks)
+    found, _ = smallest(swallows, material, PLANTED)
+    assert sum(mark.sum() for mark in found.material.marks.values()) == 1
+    assert max(sizes_of(found.case).values()) <= 2
+
+
+def test_materials_that_cannot_be_cut() -> None:
+    assert cuttable(attention_case())
+    assert not cuttable("a refusal")
+
+
+# --- subjects that answer differently each time -----------------------------------------------------------------------
+
+
+def test_what_passes_when_asked_again_is_not_the_smallest_case() -> None:
+    calls = 0
+
+    def now_and_then(query: Any, key: Any, value: Any) -> Any:
+        """Wrong for more than 9 keys, and once in three calls for fewer."""
+        nonlocal calls
+        calls += 1
+        wrong = key.shape[2] > 9 or calls % 3 == 0
+        return reference_numpy.attention(query, key, value) * np.float32(1 + wrong)
+
+    found, examiner = smallest(now_and_then, attention_case(K=40))
+    assert sizes_of(found.case)["K"] > 9
+    assert not found.steady
+    assert threshold(found, examiner) == ""
+
+
+def test_what_never_fails_again_stays_as_it_was() -> None:
+    calls = 0
+
+    def once(query: Any, key: Any, value: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return reference_numpy.attention(query, key, value) * np.float32(1 + (calls == 1))
+
+    case = attention_case(K=40)
+    found, _ = smallest(once, case)
+    assert found.material is case
+    assert not found.steady
+
+
+def test_few_calls_are_enough() -> None:
+    calls = 0
+
+    def counted(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        nonlocal calls
+        calls += 1
+        return past_256_dropped(query, key, value, mask=mask)
+
+    case = replace(attention_case(2, 2, 1, 3, 5000), options={"mask": np.ones((3, 5000), bool)})
+    _, examiner = found = smallest(counted, case)
+    assert calls <= 40
+    calls = 0
+    assert threshold(*found, 60)
+    assert calls <= 80
+    assert examiner.overrun == 0
+
+
+# --- the rule ---------------------------------------------------------------------------------------------------------
+
+
+def seen(wrong: Callable[[int], bool], sizes: list[int]) -> dict[int, bool]:
+    return {n: wrong(n) for n in sizes}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "which", "above"),
+    [
+        (lambda n: n > 64, "first", 64),
+        (lambda n: n & (n - 1) > 0, "no power of two", 0),
+        (lambda n: n > 128 and n & (n - 1) > 0, "no power of two", 128),
+        (lambda n: n % 4 > 0, "no multiple of 4", 0),
+        (lambda n: n % 2 == 1, "odd", 0),
+        (lambda n: n % 2 == 0, "even", 0),
+        (lambda n: n % 64 == 0, "a multiple of 64", 0),
+        (lambda n: n <= 31, "up to", 0),
+        (lambda n: 33 <= n <= 130, "from", 32),
+    ],
+)
+def test_the_simplest_rule_that_agrees(wrong: Callable[[int], bool], which: str, above: int) -> None:
+    found = rule(seen(wrong, [*range(1, 34), 48, 63, 64, 65, 96, 127, 128, 129, 130, 131, 160, 192, 200, 256, 257]))
+    assert found is not None
+    assert (found.which, found.above, found.listed) == (which, above, False)
+
+
+def test_no_rule_where_all_sizes_are_wrong() -> None:
+    assert rule({3: True, 4: True}) is None

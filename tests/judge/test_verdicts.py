@@ -1,0 +1,222 @@
+"""Verdicts as a reader takes them: what was never asked, what is refused, and what is skipped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import conformance
+import reference_numpy
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
+from conformance.cases.expectations import Planted
+from conformance.cases.signatures import signature_of
+from conformance.checks.catalogue import PLANTED
+from conformance.checks.comparison import Finding
+from conformance.checks.results import Violation
+from conformance.judge.pool import ONLY_THERE, asked_again
+from conformance.judge.session import NotAsked, Trial
+from conformance.judge.skipped import missing, some_cases
+from conformance.reports.blocks import never_given, only_refused, rules_not_tried
+from conformance.reports.content import document
+from conformance.reports.junit import junit
+from conformance.reports.page import page
+from conformance.reports.subjects import checked
+from conformance.reports.tables import subject_report, violation_lines
+from conformance.subjects.targets import Target
+from specification import Causal, Dense
+from tests.judge.test_pytest_plugin import PLUGIN
+
+pytest_plugins = ["pytester"]
+
+QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "dtypes": ["float32"]}
+
+
+def flagged(q: Any, k: Any, v: Any, causal: bool = False, sm_scale: Any = None) -> Any:
+    """Its flag is broken, and no case sees that."""
+    return reference_numpy.attention(q, k, v, mask=Causal(1) if causal else None)
+
+
+def stale(query: Any, key: Any, value: Any, *, mask: Any = None, softcap: Any = None) -> Any:
+    """One key more than there are, with a score of 0."""
+    more = [np.concatenate([array, np.zeros_like(array[:, :, :1])], axis=2) for array in (key, value)]
+    wider = None if mask is None else np.concatenate([mask, np.ones_like(mask[..., :1])], axis=-1)
+    return reference_numpy.attention(query, *more, mask=wider, softcap=softcap)
+
+
+def without_windows(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    if type(mask).__name__ == "SlidingWindow":
+        raise NotImplementedError("windows")
+    return reference_numpy.attention(query, key, value, mask=mask)
+
+
+def of_torch(query: Any, key: Any, value: Any) -> Any:
+    return query.new_zeros(())
+
+
+def printed(subject: dict[str, Any], width: int = 200) -> str:
+    console = Console(width=width, force_terminal=False)
+    with console.capture() as captured:
+        console.print(subject_report(subject, 1), crop=False)
+    return captured.get()
+
+
+def told(function: Any, **options: Any) -> dict[str, Any]:
+    """The report's part about the function."""
+    return checked(conformance.check(function, "attention", **(QUICK | options)), None)
+
+
+# --- what was never asked ---------------------------------------------------------------------------------------------
+
+
+def test_parameters_of_no_operation_are_known_by_the_signature() -> None:
+    def everything(query: Any, key: Any, value: Any, /, mask: Any = None, *, Causal: Any = None, **others: Any) -> Any:
+        return None
+
+    assert signature_of(flagged, "attention").never_given == ("causal", "sm_scale")
+    assert signature_of(everything, "attention").never_given == ("Causal",)
+    assert signature_of(reference_numpy.attention, "attention").never_given == ()
+    assert signature_of(lambda x, w, zero_centered=False: x, "rms_norm").never_given == ("zero_centered",)
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, Any]:
+    return told(flagged)
+
+
+def test_what_was_never_given_is_said_everywhere(plain: dict[str, Any]) -> None:
+    how = "no parameters of attention; what they do can be judged in a function that sets them"
+    said = f"never given: causal, sm_scale ({how})"
+    report = document("check", [plain])
+    assert plain["conforms"]
+    assert plain["never_given"] == ["causal", "sm_scale"]
+    assert never_given(plain) == said
+    assert said in printed(plain)
+    assert said in page(report)
+    assert 'name="never_given" value="causal, sm_scale"' in junit(report)
+    assert never_given(plain | {"never_given": []}) == ""
+    assert never_given({name: value for name, value in plain.items() if name != "never_given"}) == ""  # older
+
+
+def test_rules_that_were_not_tried_are_counted_and_named(plain: dict[str, Any]) -> None:
+    left = rules_not_tried(plain)
+    assert left.startswith("13 of 20 rules not tried: MASK-1, MASK-2, ")
+    assert printed(plain, 500).splitlines()[-1].endswith(f" cases, seed 1; {left}.")
+    assert left in page(document("check", [plain]))
+
+
+def test_what_was_never_given_is_known_of_a_process_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "kernel.py").write_text("def mean(q, k, v, causal=False):\n    return 0 * q\n")
+    subject = told(f"{tmp_path / 'kernel.py'}:mean", isolate=True, rules=["ATT-13"], shrink=False)
+    assert subject["never_given"] == ["causal"]
+
+
+def test_pytest_says_what_was_never_given(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(kernel="def mean(q, k, v, causal=False):\n    return 0 * q\n")
+    words = ("--conformance", "kernel.py:mean", "--conformance-operation", "attention", "--conformance-effort", "quick")
+    result = pytester.runpytest_inprocess(*PLUGIN, *words, "-k", "plain")
+    how = "no parameters of attention; what they do can be judged in a function that sets them"
+    result.stdout.fnmatch_lines([f"conformance: kernel.py:mean was never given: causal ({how})"], consecutive=True)
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_supported_and_refused_is_called_so() -> None:
+    given: dict[str, Any] = {"supports": ["structured", "causal"], "rules": ["MASK-3", "MASK-4"]}
+    for function, refused in ((without_windows, True), (reference_numpy.attention, False)):
+        subject = told(function, **given)
+        rules = {rule["rule"]: rule for rule in subject["rules"]}
+        assert subject["conforms"]
+        assert rules["MASK-4"]["status"] == "conforms"
+        assert only_refused(rules["MASK-4"]) is refused
+        assert not only_refused(rules["MASK-3"])
+        (row,) = (line for line in printed(subject).splitlines() if "MASK-4" in line and "window" in line)
+        assert row.split()[-2] == ("refused" if refused else "conforms")
+        assert (">refused<" in page(document("check", [subject]))) is refused
+
+
+# --- what it was called with, and lines to be copied ------------------------------------------------------------------
+
+
+def test_a_call_that_fails_says_with_which_arrays() -> None:
+    subject = told(of_torch)
+    (violation,) = subject["violations"]
+    line = "it was called with NumPy arrays; --arrays torch or jax for others"
+    assert violation["called_with"] == line
+    assert line in printed(subject)
+    assert line in page(document("check", [subject]))
+
+
+def test_a_command_is_never_broken(tmp_path: Path) -> None:
+    folder = tmp_path / ("a-long-name-" * 8)
+    subject = checked(conformance.check(stale, "attention", rules=["ATT-5"], **QUICK), folder)
+    text = printed(subject, width=80)
+    assert f"  replay         {subject['violations'][0]['replay_command']}" in text.splitlines()
+    assert all(len(line) <= 80 for line in text.splitlines() if "replay  " not in line)
+    assert json.loads(next(folder.iterdir()).read_text())["rule"]
+
+
+# --- what pytest skips ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trial() -> Iterator[Trial]:
+    target = Target(without_windows, "attention", given={"supports": ["dense", "gqa"], "dtypes": ["float32"]})
+    made = Trial(target, effort="quick", shrink=False)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("question", "lacks"),
+    [
+        ("ATT-2 softcap", "softcap"),
+        ("ATT-5 sinks", "sinks"),
+        ("ATT-12 gradients of bias and sinks", "gradients"),
+        ("ATT-9 float64 inputs", "float64"),
+        ("ATT-9 16-bit inputs", "bfloat16 or float16"),
+        ("ATT-8 lengths of 0", "empty"),
+    ],
+)
+def test_a_skip_says_what_is_missing(trial: Trial, question: str, lacks: str) -> None:
+    (asked,) = (one for one in trial.questions() if str(one) == question)
+    with pytest.raises(NotAsked, match="within what the function takes") as reason:
+        trial.ask(asked)
+    assert lacks in str(reason.value).removeprefix("it does not take ").partition(":")[0].split(" and ")
+
+
+def test_missing_masks(trial: Trial) -> None:
+    def combinations(declaration: Declaration) -> list[Case]:
+        probes = (p for p in trial.fresh().probes(declaration) if p.title == "combinations")
+        return [case for probe in probes for case in some_cases(probe)]
+
+    assert missing(combinations, trial.examiner.declaration.without("dense")) == "masks"
+    assert missing(lambda declaration: [], trial.examiner.declaration) == ""
+
+
+# --- violations seen once ---
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_violation_is_asked_for_again_in_a_new_process(hidden: bool) -> None:
+    """It is remarked on where it does not come again; here a NaN is said to be hidden, and is or is not."""
+    query, key, value = (np.ones((1, 1, length, 2), "float32") for length in (1, 2, 2))
+    mask = Dense(np.array([[True, not hidden]]))
+    marks = {"query": np.zeros((1, 1, 1), bool)} | {name: np.zeros((1, 1, 2, 2), bool) for name in ("key", "value")}
+    marks["value"][..., 1, :] = True
+    clean = Case("attention", "float32", {"query": query, "key": key, "value": value}, {"mask": mask})
+    planted = replace(clean, inputs=clean.inputs | {"value": np.where(marks["value"], np.nan, value)}, special=True)
+    material = Planted(clean, planted, np.array([[[[True, False]]]]), marks)
+    finding = Finding("output", float("inf"), message="a NaN where none belongs")
+    seen = Violation("MASK-7", "reference_numpy", finding, "hidden NaN", PLANTED, material)
+    assert asked_again(seen).diagnosis == ((ONLY_THERE,) if hidden else ())
+    assert ONLY_THERE not in violation_lines(seen).plain
+    assert ONLY_THERE in violation_lines(replace(seen, diagnosis=(ONLY_THERE,))).plain

@@ -1,0 +1,261 @@
+"""Training mode of every kind of model, from keep masks that are given: the same in three packages, at every site."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+import reference_numpy
+from conformance.models.error_propagation import carried_bound
+from conformance.models.structures import as_float64
+from reference_numpy.blocks_vjp import attend_vjp
+from specification import Configuration
+from specification.checkpoints import flatten
+from specification.dropout import Dropout, TransformerDropout
+from specification.parameters import mapped
+from tests.models.test_dialects import assert_within
+from tests.support.helpers import IMPLEMENTATIONS, Implementation
+from tests.support.small_models import E, H, Maker, keep_masks, plant, without_cross
+
+POST = Configuration(H, positions="learned", source_padding=0, target_padding=0, target_mask="causal and real keys")
+PRE = replace(POST, norm_order="pre", norm="standard_deviation_norm", activation="gelu", scale="model_width")
+ORDERS = {"post": POST, "pre": PRE}
+SOURCE = np.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 0, 0, 0, 0]])
+TARGET = np.array([[2, 7, 1, 8, 2], [8, 1, 0, 0, 0]])
+S, T = SOURCE.shape[1], TARGET.shape[1]
+X, MEMORY = (np.random.default_rng(n).normal(size=(2, n, E)).astype("float32") for n in (T, S))
+UP = keep_masks(0, 2, S, 2)
+
+
+def maker() -> Maker:
+    return Maker(dtype="float32")
+
+
+class Trained(NamedTuple):
+    """A model, its inputs, and a keep mask at every site."""
+
+    parameters: Any
+    inputs: tuple[np.ndarray, ...]
+    dropout: Any
+
+
+def decoder_alone() -> Trained:
+    decoder = maker().decoder(2, cross=True)._replace(embedding=None)
+    return Trained(decoder, (X, MEMORY), keep_masks(1, 2, T, 2, memory=S))
+
+
+def language_model() -> Trained:
+    """Without attention to an encoder, and so without its sites."""
+    return Trained(maker().language_model(), (TARGET,), without_cross(keep_masks(1, 2, T, 2, memory=T)))
+
+
+def transformer() -> Trained:
+    dropout = TransformerDropout(UP, keep_masks(1, 2, T, 2, memory=S))
+    return Trained(maker().transformer(), (SOURCE, TARGET), dropout)
+
+
+def attention() -> Trained:
+    weights = Dropout(np.random.default_rng(5).random((2, H, T, S)) < 0.7, 0.3)
+    return Trained(maker().attention(), (X, MEMORY), weights)
+
+
+MODELS: dict[str, Callable[[], Trained]] = {
+    "encoder": lambda: Trained(maker().encoder(2), (SOURCE, SOURCE != 0), UP),
+    "encoder of embedded": lambda: Trained(
+        maker().encoder(2)._replace(embedding=None), (MEMORY, SOURCE != 0), keep_masks(0, 2, S, 2)
+    ),
+    "decoder of embedded": decoder_alone,
+    "transformer": transformer,
+    "classifier": lambda: Trained(maker().classifier(), (SOURCE,), UP),
+    "language model": language_model,
+    "attention": attention,
+}
+
+
+def flat_sites(value: Any) -> list[Any]:
+    if isinstance(value, Dropout):
+        return [value]
+    return [site for part in value for site in flat_sites(part)] if isinstance(value, list | tuple) else []
+
+
+def replaced_site(value: Any, site: Dropout) -> Any:
+    if value is site:
+        return None
+    if isinstance(value, Dropout) or not isinstance(value, list | tuple):
+        return value
+    parts = [replaced_site(part, site) for part in value]
+    return type(value)(*parts) if hasattr(value, "_fields") else parts
+
+
+def exactly(trained: Trained, configuration: Configuration, dropout: Any) -> tuple[np.ndarray, np.ndarray]:
+    wide = as_float64(trained.parameters)
+    inputs = tuple(a.astype(float) if a.dtype.kind == "f" else a for a in trained.inputs)
+
+    def run(functions: Any) -> Any:
+        return functions.MODELS[type(wide)](wide, *inputs, configuration=configuration, dropout=dropout)
+
+    return carried_bound(run, wide, "float32")
+
+
+def answer(implementation: Implementation, trained: Trained, configuration: Configuration) -> np.ndarray:
+    framework = implementation.subject.framework
+    with framework.context():
+        model = implementation.Model(mapped(framework.array, trained.parameters), configuration)
+        dropout = implementation.convert(trained.dropout)
+        return framework.numpy(model(*implementation.convert(trained.inputs), dropout=dropout))
+
+
+@pytest.mark.rule("BLK-2")
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", MODELS)
+def test_dropout_at_every_site(name: str, order: str) -> None:
+    """Every model as it is called; and each site matters."""
+    trained, configuration = MODELS[name](), ORDERS[order]
+    exact, bound = exactly(trained, configuration, trained.dropout)
+    for implementation in IMPLEMENTATIONS:
+        assert_within(answer(implementation, trained, configuration), exact, bound, "float32")
+    model = reference_numpy.Model(trained.parameters, configuration)
+    whole = model(*trained.inputs, dropout=trained.dropout)
+    sites = flat_sites(trained.dropout)
+    assert len(sites) == {"attention": 1, "transformer": 32, "decoder of embedded": 19}.get(name, 13)
+    for site in sites:
+        fewer = replaced_site(trained.dropout, site)
+        assert np.abs(model(*trained.inputs, dropout=fewer) - whole).max() > 1e-3
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+def by_hand(functions: Any, trained: Trained, configuration: Configuration, parameters: Any, cotangent: Any) -> Any:
+    """Gradients of the parameters, by the definition's function for that kind of model."""
+    options: dict[str, Any] = {"configuration": configuration, "dropout": trained.dropout}
+    if hasattr(parameters, "query"):
+        x, memory = (a.astype(cotangent.dtype) for a in trained.inputs)
+        return functions.attend_vjp(parameters, x, memory, None, trained.dropout, configuration, cotangent)[0]
+    return functions.encoder_vjp(parameters, SOURCE, cotangent, **options).parameters
+
+
+def autograd(
+    implementation: Implementation, trained: Trained, configuration: Configuration, cotangent: np.ndarray
+) -> dict[str, np.ndarray]:
+    framework, names = implementation.subject.framework, list(flatten(trained.parameters))
+
+    def function(arrays: dict[str, Any]) -> dict[str, Any]:
+        following = iter(names)
+        parameters = mapped(lambda _: arrays[next(following)], trained.parameters)
+        called = implementation.subject.module.models.MODELS[type(trained.parameters)]
+        inputs, dropout = implementation.convert(trained.inputs), implementation.convert(trained.dropout)
+        return {"output": called(parameters, *inputs, configuration=configuration, dropout=dropout)}
+
+    with framework.context(), jax.disable_jit():
+        arrays = implementation.convert(flatten(trained.parameters))
+        _, found = framework.differentiate(function, arrays, names, {"output": framework.array(cotangent)})
+        return {name: framework.numpy(array) for name, array in found.items()}
+
+
+@pytest.mark.rule("BLK-2")
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", ["encoder", "attention"])
+def test_gradients_with_dropout(name: str, order: str) -> None:
+    """Of what takes padding as an array, and of attention alone; of all others in test_model_gradients."""
+    trained, configuration = MODELS[name](), ORDERS[order]
+    cotangent = np.random.default_rng(1).normal(size=(2, trained.inputs[0].shape[1], E)).astype("float32")
+    wide = as_float64(trained.parameters)
+
+    def run(functions: Any) -> Any:
+        return by_hand(functions, trained, configuration, wide, cotangent.astype(float))
+
+    exact, bounds = map(flatten, carried_bound(run, wide, "float32"))
+    definition = SimpleNamespace(**vars(reference_numpy), attend_vjp=attend_vjp)
+    own = flatten(by_hand(definition, trained, configuration, trained.parameters, cotangent))
+    answers = {"reference_numpy": own}
+    for implementation in IMPLEMENTATIONS[1:]:
+        answers[implementation.package] = autograd(implementation, trained, configuration, cotangent)
+    for package, gradients in answers.items():
+        assert gradients.keys() == exact.keys()
+        for path, gradient in gradients.items():
+            assert (np.abs(gradient - exact[path]) <= bounds[path]).all(), (package, path)
+
+
+# --- planted faults ---------------------------------------------------------------------------------------------------
+
+KEYWORDS = '"token_types": token_types, "dropout": dropout}'
+OPTIONS = "attention_options(width, mask, dropout,"
+POOLED = "tokens, configuration=configuration, mask=mask, dropout=dropout)\n    return log"
+LOGITS = "mask=mask, dropout=dropout)\n    return linear"
+DECODED = "memory_mask=memory_mask, dropout=dropout.decoder,"
+ENCODED = "mask=source_mask, dropout=dropout.encoder)"
+LOST = {
+    "encoder": ("models", KEYWORDS, KEYWORDS.replace(', "dropout": dropout', "")),
+    "attention": ("models", OPTIONS, OPTIONS.replace("dropout", "None")),
+    "classifier": ("transformer", POOLED, POOLED.replace(", dropout=dropout", "")),
+    "language model": ("transformer", LOGITS, LOGITS.replace(", dropout=dropout", "")),
+    "transformer": ("transformer", DECODED, DECODED.replace(" dropout=dropout.decoder,", "")),
+    "transformer, encoder": ("transformer", ENCODED, ENCODED.replace(", dropout=dropout.encoder", "")),
+}
+"""By the model that shows it: the file, what hands the keep masks on, and the same without."""
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_a_site_that_is_lost_is_found(
+    name: str, implementation: Implementation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, old, new = LOST[name]
+    trained = MODELS[name.split(",")[0]]()
+    exact, bound = exactly(trained, POST, trained.dropout)
+    plant(f"{implementation.package}.{file}", old, new, monkeypatch)
+    assert (np.abs(answer(implementation, trained, POST) - exact) > bound).any()
+
+
+# --- what is no dropout of this model ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [0.1, None, TransformerDropout(), Dropout(np.ones((2, T, E), bool), 0.5)])
+def test_another_structure_is_refused(implementation: Implementation, wrong: Any) -> None:
+    trained = language_model()
+    with pytest.raises(TypeError, match="dropout must be a StackDropout, got"):
+        called(implementation, trained, wrong)
+
+
+def called(implementation: Implementation, trained: Trained, dropout: Any) -> Any:
+    parameters = mapped(implementation.convert, trained.parameters)
+    inputs = map(implementation.convert, trained.inputs)
+    return implementation.language_model(
+        parameters, *inputs, configuration=POST, dropout=implementation.convert(dropout)
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda block: UP.blocks[0], "dropout must be a DecoderBlockDropout, got EncoderBlockDropout"),
+        (
+            lambda block: block._replace(self_attention=0.1),
+            "dropout.self_attention must be a SublayerDropout, got float",
+        ),
+        (
+            lambda block: block._replace(feed_forward=block.feed_forward._replace(norm=0.1)),
+            "feed_forward.norm must be a Dropout, got float",
+        ),
+    ],
+)
+def test_another_structure_in_a_block_is_refused(
+    implementation: Implementation, change: Callable[[Any], Any], message: str
+) -> None:
+    trained = language_model()
+    blocks = [change(block) for block in trained.dropout.blocks]
+    with pytest.raises(TypeError, match=message):
+        called(implementation, trained, trained.dropout._replace(blocks=blocks))
+
+
+def test_a_site_that_the_model_does_not_have_is_refused(implementation: Implementation) -> None:
+    trained = language_model()
+    dropout = keep_masks(1, 2, T, 2, memory=T)
+    with pytest.raises(ValueError, match="was given, and the parameters have no cross-attention"):
+        called(implementation, trained, dropout)

@@ -1,0 +1,766 @@
+"""Gradients of whole models: the definition's, by hand, and both autograds', over every option of a configuration.
+
+Each example is a small model in which one option, or one part that a model may have, shows. The definition's gradient
+in float64 is exact; in the dtype, the definition's and both autograds' are held to the carried bound, for every
+parameter and every input that is no token. What the test would miss is shown by faults planted in the definition.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+import reference_numpy
+from conformance.models.error_propagation import carried_bound
+from conformance.models.structures import as_float64
+from reference_numpy.attention import join_heads
+from specification import (
+    Causal,
+    Configuration,
+    Embedding,
+    Encoder,
+    KeyPadding,
+    LanguageModel,
+    Linear,
+    MultiHeadAttention,
+)
+from specification.checkpoints import flatten
+from specification.configuration import CHOICES
+from specification.dropout import TransformerDropout
+from specification.parameters import mapped
+from tests.support.helpers import IMPLEMENTATIONS, Implementation
+from tests.support.small_models import (
+    LONGEST,
+    VOCABULARY,
+    E,
+    H,
+    Maker,
+    edited,
+    fitted,
+    keep_masks,
+    without_biases,
+    without_cross,
+)
+
+PORTS = IMPLEMENTATIONS[1:]
+
+
+class Example(NamedTuple):
+    """A function of `transformer.py`, and what it is called with, in float64.
+
+    tied: whether the output's weight is the token table.
+    """
+
+    function: str
+    parameters: Any
+    inputs: tuple[Any, ...]
+    configuration: Configuration
+    options: dict[str, Any]
+    tied: bool = False
+
+
+class Arguments(NamedTuple):
+    """All that may receive a gradient."""
+
+    parameters: Any
+    inputs: Any
+
+
+# --- examples of one option each --------------------------------------------------------------------------------------
+
+BASE = Configuration(
+    H, positions="learned", source_padding=0, target_padding=0, target_mask="causal and real keys", empty_rows="mean"
+)
+ALTERNATIVES: dict[str, tuple[Any, ...]] = CHOICES | {
+    "num_heads": (H, H // 2),
+    "norm_eps": (1e-5, 1e-2),
+    "scaled_embedding": (False, True),
+    "source_padding": (0, None),
+    "target_padding": (0, None),
+    "position_padding": (None, 3),
+}
+"""By the name of the option: choices that are all tried."""
+SHOWN_BY = {"target_mask": "language_model", "target_padding": "language_model", "pooling": "classifier"}
+"""Options that an encoder does not have."""
+TOKENS = np.array([[3, 1, 4, 1, 5], [6, 5, 0, 0, 0], [0, 0, 0, 0, 0]])
+LEADING = np.array([[3, 1, 4, 1, 5], [0, 6, 5, 0, 0], [0, 0, 7, 2, 0]])
+TYPES = np.array([[0, 0, 1, 1, 1], [1, 0, 0, 0, 2], [0, 1, 1, 2, 0]])
+KEPT = np.array([[True, True, False, True, True], [True, False, True, False, False], [False] * 5])
+
+
+def maker(**shapes: Any) -> Maker:
+    """Numbers that float32 holds."""
+    return Maker(dtype="float32", **shapes)
+
+
+def example_of(kind: str, configuration: Configuration) -> Example:
+    """One block, everything in the embedding that there can be, and a last norm."""
+    made = maker()
+    options: dict[str, Any] = {}
+    parameters: Any
+    tokens = TOKENS
+    embedding = made.embedding()._replace(token_types=made.array(3, E), norm=made.norm())
+    if kind == "language_model":
+        parameters, tokens = made.language_model(1), LEADING
+    elif kind == "classifier":
+        parameters, options = made.classifier(1), {"keep": KEPT}
+    else:
+        parameters, options = made.encoder(1)._replace(embedding=embedding), {"token_types": TYPES}
+    return Example(kind, as_float64(fitted(parameters, configuration)), (tokens,), configuration, options)
+
+
+def changed(configuration: Configuration, field: str, choice: Any) -> Configuration:
+    """With that choice, and what it needs beside it: positions after padding have a token that is padding."""
+    if field == "position_padding":
+        choice = 0 if choice is None else choice
+        return replace(configuration, positions="after_padding", position_padding=choice)
+    if field == "positions":
+        return replace(configuration, positions=choice, position_padding=0 if choice == "after_padding" else None)
+    return replace(configuration, **{field: choice})
+
+
+def option_examples() -> Iterator[tuple[str, Callable[[], Example]]]:
+    """For every choice of every option the base with that choice, and the base itself for each kind of model."""
+    for kind in ("encoder", *sorted(set(SHOWN_BY.values()))):
+        yield kind, partial(example_of, kind, BASE)
+    for field, choices in ALTERNATIVES.items():
+        kind = SHOWN_BY.get(field, "encoder")
+        for choice in choices:
+            if choice != getattr(BASE, field):
+                yield f"{field}={choice}", partial(example_of, kind, changed(BASE, field, choice))
+
+
+# --- examples of one part each ----------------------------------------------------------------------------------------
+
+PLAIN = replace(BASE, empty_rows="zero", source_padding=None, target_padding=None, positions="none", target_mask="none")
+PRE = replace(BASE, norm_order="pre", activation="gelu")
+
+
+def numbers(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype("float32").astype("float64")
+
+
+def types_by_default() -> Example:
+    """Token types that are not given are all 0."""
+    return example_of("encoder", BASE)._replace(options={})
+
+
+def embedded_by_itself() -> Example:
+    """At an offset, and scaled; tokens that occur twice."""
+    embedding = example_of("encoder", BASE).parameters.embedding
+    options = {"offset": LONGEST - TOKENS.shape[1] - 1, "token_types": TYPES}
+    return Example("embed", embedding, (TOKENS,), replace(BASE, scaled_embedding=True), options)
+
+
+def encoder_of_embedded() -> Example:
+    """No embedding and no last norm; a mask that the caller gives, with a row that may attend to nothing."""
+    parameters = as_float64(maker().encoder(2)._replace(embedding=None, norm=None))
+    mask = np.tril(np.ones((5, 5), bool), -1)
+    configuration = replace(PLAIN, empty_rows="mean")
+    return Example("encoder", parameters, (numbers(1, 3, 5, E),), configuration, {"mask": mask})
+
+
+def decoder_of_embedded() -> Example:
+    """Memory, that both blocks read, receives a gradient too."""
+    parameters = as_float64(maker().decoder(2, cross=True)._replace(embedding=None))
+    configuration = replace(PLAIN, target_mask="causal")
+    options = {"memory_mask": KeyPadding(KEPT)}
+    return Example("decoder", parameters, (numbers(1, 3, 5, E), numbers(2, 3, 5, E)), configuration, options)
+
+
+def transformer_of_embedded() -> Example:
+    """All three masks from the caller; no output layer, no last norms, no biases; pre-norm."""
+    whole = without_biases(maker().transformer(1))
+    up, down = (part._replace(embedding=None, norm=None) for part in (whole.encoder, whole.decoder))
+    masks = {"source_mask": KeyPadding(KEPT), "target_mask": Causal(), "memory_mask": KeyPadding(KEPT)}
+    inputs = numbers(1, 3, 5, E), numbers(2, 3, 5, E)
+    parameters = as_float64(whole._replace(encoder=up, decoder=down, output=None))
+    return Example("transformer", parameters, inputs, replace(PLAIN, norm_order="pre"), masks)
+
+
+def beside(function: str) -> Example:
+    """A mask from the caller at every place, beside what is known of padding."""
+    first, second, third = np.random.default_rng(3).random((3, 3, 1, 5, 5)) < 0.7
+    if function == "transformer":
+        masks = {"source_mask": first, "target_mask": second, "memory_mask": third}
+        return Example(function, as_float64(maker().transformer(1)), (TOKENS, LEADING), BASE, masks)
+    made = maker().language_model(1) if function == "language_model" else maker().classifier(1)
+    return Example(function, as_float64(made), (LEADING,), BASE, {"mask": first})
+
+
+def beside_causal() -> Example:
+    """A mask from the caller beside the causal one."""
+    mask = np.random.default_rng(3).random((3, 1, 5, 5)) < 0.7
+    example = decoder_of_embedded()
+    return example._replace(options=example.options | {"mask": mask})
+
+
+def of_three_blocks(function: str) -> Example:
+    """So that each is at its own place, with a norm behind them."""
+    if function == "language_model":
+        return Example(function, as_float64(maker().language_model(3)), (LEADING,), BASE, {})
+    whole, bare = as_float64(maker().encoder(3)), function == "embedded encoder"
+    inputs = (numbers(1, 3, 5, E),) if bare else (TOKENS,)
+    return Example("encoder", whole._replace(embedding=None) if bare else whole, inputs, BASE, {})
+
+
+def separate_heads() -> Example:
+    """Lists of heads, two query heads to a key head, and values of another width; the same in cross-attention."""
+    parameters = maker(per_head=True, key_heads=2, value_width=6).decoder(1, cross=True)._replace(embedding=None)
+    return Example("decoder", as_float64(parameters), (numbers(1, 3, 5, E), numbers(2, 3, 5, E)), PLAIN, {})
+
+
+def tied_output() -> Example:
+    """One table for the embedding and for the output, which is without bias."""
+    parameters = maker().language_model(1)
+    tied = as_float64(parameters._replace(output=parameters.output._replace(bias=None)))
+    tied = tied._replace(output=tied.output._replace(weight=tied.decoder.embedding.tokens.T))
+    return Example("language_model", tied, (LEADING,), PRE, {}, tied=True)
+
+
+def dropped(kind: str, configuration: Configuration) -> Example:
+    """A keep mask at every site; and in a model with empty rows as the mean."""
+    made = maker()
+    if kind == "transformer":
+        parameters: Any = made.transformer(1)
+        dropout: Any = TransformerDropout(keep_masks(0, 3, 5, 1), keep_masks(1, 3, 5, 1, memory=5))
+        inputs: tuple[Any, ...] = (TOKENS, LEADING)
+    else:
+        parameters = made.language_model(1) if kind == "language_model" else made.classifier(1)
+        dropout = (
+            without_cross(keep_masks(2, 3, 5, 1, memory=5)) if kind == "language_model" else keep_masks(2, 3, 5, 1)
+        )
+        inputs = (LEADING,)
+    return Example(kind, as_float64(parameters), inputs, configuration, {"dropout": dropout})
+
+
+def equal_maxima(positions: int) -> Example:
+    """Rows of small integers right into the pooling: nearly every maximum is reached more than once."""
+    table = np.random.default_rng(0).integers(-1, 2, (VOCABULARY, E)).astype(float)
+    parameters = as_float64(maker().classifier(0))._replace(encoder=Encoder(Embedding(table), []))
+    tokens = np.array([[3, 1, 4, 1, 5], [2, 8, 9, 10, 7], [6, 5, 3, 5, 8]])
+    options = {"keep": (KEPT | [[False], [True], [False]])[:, :positions]}
+    return Example("classifier", parameters, (tokens[:, :positions],), replace(PLAIN, pooling="max"), options)
+
+
+PARTS: dict[str, Callable[[], Example]] = {
+    "token types by default": types_by_default,
+    "embedding alone": embedded_by_itself,
+    "embedded encoder": encoder_of_embedded,
+    "embedded decoder": decoder_of_embedded,
+    "embedded transformer": transformer_of_embedded,
+    "transformer": lambda: Example("transformer", as_float64(maker().transformer(1)), (TOKENS, LEADING), BASE, {}),
+    "masks beside padding, transformer": lambda: beside("transformer"),
+    "masks beside padding, language model": lambda: beside("language_model"),
+    "masks beside padding, classifier": lambda: beside("classifier"),
+    "mask beside causal": beside_causal,
+    "three blocks, encoder": lambda: of_three_blocks("encoder"),
+    "three blocks, embedded encoder": lambda: of_three_blocks("embedded encoder"),
+    "three blocks, language model": lambda: of_three_blocks("language_model"),
+    "separate heads": separate_heads,
+    "tied output": tied_output,
+    "dropout, post-norm": lambda: dropped("transformer", BASE),
+    "dropout, pre-norm": lambda: dropped("transformer", PRE),
+    "dropout, language model": lambda: dropped("language_model", PRE),
+    "dropout, classifier": lambda: dropped("classifier", BASE),
+    "pooling everything": lambda: example_of("classifier", replace(BASE, pooling="max"))._replace(options={}),
+    "equal maxima": lambda: equal_maxima(5),
+    "nothing to pool": lambda: equal_maxima(0),
+}
+EXAMPLES = dict(option_examples()) | PARTS
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+
+def in_dtype(value: Any, dtype: str) -> Any:
+    """Floating arrays of a structure in that dtype."""
+    return mapped(lambda array: array.astype(dtype) if array.dtype.kind == "f" else array, value)
+
+
+def joined(value: Any) -> Any:
+    """Gradients of separate heads as the definition gives them, side by side."""
+    if isinstance(value, MultiHeadAttention):
+        return MultiHeadAttention._make([*map(join_heads, value[:3]), value.output])
+    if isinstance(value, list | tuple):
+        parts = [joined(part) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def untied(example: Example, parameters: Any) -> Any:
+    """With the output's own weight where it is the turned table of the tokens."""
+    if not example.tied:
+        return parameters
+    return parameters._replace(output=Linear(parameters.decoder.embedding.tokens.T))
+
+
+def arguments_of(example: Example, dtype: str) -> Arguments:
+    """A tied weight is there once."""
+    parameters = example.parameters._replace(output=None) if example.tied else example.parameters
+    return in_dtype(Arguments(parameters, example.inputs), dtype)
+
+
+def result_of(example: Example, parameters: Any, inputs: Any) -> np.ndarray:
+    """Of the definition. parameters: untied."""
+    function = getattr(reference_numpy, example.function)
+    return function(parameters, *inputs, configuration=example.configuration, **example.options)
+
+
+def cotangent_of(example: Example) -> np.ndarray:
+    return numbers(7, *result_of(example, example.parameters, example.inputs).shape)
+
+
+def by_hand(functions: Any, example: Example, parameters: Any, inputs: Any, cotangent: np.ndarray) -> Arguments:
+    """The definition's gradients. functions: the definition, or its twin; parameters: untied."""
+    pullback = getattr(functions, f"{example.function}_vjp")
+    found = pullback(parameters, *inputs, cotangent, configuration=example.configuration, **example.options)
+    gradients, given = (found[0], tuple(found[1:])) if hasattr(found, "parameters") else (found, ())
+    if example.tied:  # both places of the table receive something
+        embedding = gradients.decoder.embedding
+        embedding = embedding._replace(tokens=functions.add(embedding.tokens, gradients.output.weight.T))
+        gradients = LanguageModel(gradients.decoder._replace(embedding=embedding), None)
+    return Arguments(gradients, given)
+
+
+def definition(example: Example, dtype: str) -> dict[str, np.ndarray]:
+    functions = SimpleNamespace(**vars(reference_numpy), add=reference_numpy.blocks.add)
+    parameters, inputs = arguments_of(example, dtype)
+    cotangent = cotangent_of(example).astype(dtype)
+    return flatten(by_hand(functions, example, untied(example, parameters), inputs, cotangent))
+
+
+def autograd(implementation: Implementation, example: Example, dtype: str) -> dict[str, np.ndarray]:
+    framework, given = implementation.subject.framework, arguments_of(example, dtype)
+    cotangent, names = cotangent_of(example).astype(dtype), list(flatten(given))
+    called = getattr(implementation, example.function)
+
+    def function(arrays: dict[str, Any]) -> dict[str, Any]:
+        following = iter(names)
+        parameters, inputs = mapped(lambda _: arrays[next(following)], given)
+        options = implementation.convert(example.options)
+        result = called(untied(example, parameters), *inputs, configuration=example.configuration, **options)
+        return {"output": result}
+
+    # Compiled, JAX gives these gradients too (test_models); to compile each of the examples takes minutes.
+    with framework.context(), jax.disable_jit():
+        arrays = implementation.convert(flatten(given))
+        sought = [name for name, array in flatten(given).items() if array.dtype.kind == "f"]
+        _, found = framework.differentiate(function, arrays, sought, {"output": framework.array(cotangent)})
+        gradients = {name: framework.numpy(array) for name, array in found.items()}
+    following = iter(names)
+    return flatten(joined(mapped(lambda _: gradients.get(next(following)), given)))
+
+
+@cache
+def expected(name: str, dtype: str) -> tuple[Example, dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The example, its gradients exactly, and their bounds."""
+    example = EXAMPLES[name]()
+    given, cotangent = arguments_of(example, "float64"), cotangent_of(example)
+    parameters = untied(example, given.parameters)
+
+    def run(functions: Any) -> Any:
+        return by_hand(functions, example, parameters, given.inputs, cotangent)
+
+    exact, bounds = map(flatten, carried_bound(run, parameters, dtype))
+    return example, exact, bounds
+
+
+def beyond(got: dict[str, np.ndarray], exact: dict[str, np.ndarray], bounds: dict[str, np.ndarray]) -> list[str]:
+    """Where a gradient is missing, or surplus, or of another shape, or beyond its bound; NaN belongs where it is."""
+    wrong = sorted(got.keys() ^ exact.keys())
+    for name in got.keys() & exact.keys():
+        fits = got[name].shape == exact[name].shape and (
+            (np.abs(got[name] - exact[name]) <= bounds[name]) | (np.isnan(got[name]) & np.isnan(exact[name]))
+        )
+        wrong += [] if np.all(fits) else [name]
+    return wrong
+
+
+@pytest.fixture(params=EXAMPLES, scope="module")
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.mark.slow
+@pytest.mark.rule("TRF-1", "BLK-1", "BLK-2")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_gradient(name: str, dtype: str) -> None:
+    example, exact, bounds = expected(name, dtype)
+    assert any(np.any(gradient) for gradient in exact.values()) or name == "nothing to pool"
+    answers = {"reference_numpy": definition(example, dtype)}
+    answers |= {implementation.package: autograd(implementation, example, dtype) for implementation in PORTS}
+    wrong = {package: found for package, got in answers.items() if (found := beyond(got, exact, bounds))}
+    assert wrong == {}
+    for got in answers.values():
+        assert {str(gradient.dtype) for gradient in got.values()} == {dtype}
+
+
+KINKS = ("empty_rows=nan", "equal maxima")
+"""Examples without a slope along every direction."""
+SHORT = 2.0 ** -np.arange(18, 23)
+"""Steps in which no ReLU turns."""
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in KINKS], indirect=True)
+def test_slope_along_one_direction(name: str) -> None:
+    """Everything that may receive a gradient is moved at once: rough, but done in a hundredth of the time.
+
+    Five differences tell by how much they are off: the definition's gradient may be off by eight times as much.
+    """
+    example = EXAMPLES[name]()
+    given, cotangent, generator = arguments_of(example, "float64"), cotangent_of(example), np.random.default_rng(11)
+    direction = mapped(lambda array: generator.normal(size=array.shape) * (array.dtype.kind == "f"), given)
+
+    def moved(step: float) -> float:
+        parameters, inputs = mapped(lambda array, way: array + (step * way).astype(array.dtype), given, direction)
+        return np.sum(cotangent * result_of(example, untied(example, parameters), inputs))
+
+    differences = [(moved(step) - moved(-step)) / (2 * step) for step in SHORT]
+    ways, gradients = flatten(joined(direction)), definition(example, "float64")
+    slope = sum(np.sum(gradients[name] * ways[name]) for name in gradients)
+    assert abs(slope - np.median(differences)) <= 8 * np.ptp(differences)
+
+
+# --- what is covered --------------------------------------------------------------------------------------------------
+
+
+def test_every_option_has_an_example() -> None:
+    """A new option, or a new choice of one, needs an example that shows it."""
+    assert set(ALTERNATIVES) == {field.name for field in fields(Configuration)}
+    tried = {
+        (field.name, getattr(make().configuration, field.name))
+        for make in EXAMPLES.values()
+        for field in fields(Configuration)
+    }
+    assert {(field, choice) for field, choices in ALTERNATIVES.items() for choice in choices} <= tried
+    assert all(len(set(choices)) > 1 for choices in ALTERNATIVES.values())
+
+
+@pytest.mark.parametrize("name", [name for name, _ in option_examples() if "=" in name], indirect=True)
+def test_every_option_shows(name: str) -> None:
+    """The same model with the base's choice has other gradients."""
+    example, exact, bounds = expected(name, "float32")
+    field = name.split("=")[0]
+    base = example_of(example.function, changed(example.configuration, field, getattr(BASE, field)))
+    others = definition(base, "float64")
+    assert set(beyond(others, exact, bounds)) & others.keys() & exact.keys()
+
+
+# --- planted faults ---------------------------------------------------------------------------------------------------
+
+
+class Wrong(NamedTuple):
+    """In a module of the definition `old`, which occurs once, becomes `new`; that example finds it.
+
+    shows: the option, or the part of a model, that is taken wrong.
+    """
+
+    shows: str
+    example: str
+    module: str
+    old: str
+    new: str
+
+
+NORM = "norm, cotangent = normalize_vjp(parameters.norm, inputs[-1], cotangent, configuration)\n"
+LOOP = "    for block, d, given in reversed([*zip(parameters.blocks, sites, inputs[:-1], strict=True)]):\n"
+ENCODER_NORM = f"{NORM}{LOOP}        gradient, cotangent = encoder"
+DECODER_NORM = f"{NORM}{LOOP}        gradient, cotangent, part = decoder"
+INTO_ENCODER = "        )\n        blocks.append(gradient)\n    cotangent = drop(cotangent, dropout.embedding)"
+INTO_DECODER = "part)\n    cotangent = drop(cotangent, dropout.embedding)"
+OPTIONS = "options = attention_options(x.shape[-1], mask, weights_dropout, configuration)"
+POSITIONS = '"shared" if configuration.positions == "sinusoidal" else "doubled"'
+PADDED = "padding_mask(tokens, configuration.target_padding)"
+WEIGHTED = "wide - weights * np.sum(wide, axis=-1, keepdims=True)"
+TABLE = "tokens, cotangent, scaled=configuration.scaled_embedding)"
+INNER = "keep, rate = (None, 0.0) if inner_dropout is None else inner_dropout"
+FIRST = "where = first_largest(widen(x), keep)"
+LAST = "where = x.shape[1] - 1 - first_largest(widen(x)[:, ::-1], keep[:, ::-1])"
+BIAS = "bias = None if parameters.bias is None else rows.sum(axis=0).astype(parameters.bias.dtype)"
+
+WRONG = (
+    Wrong("num_heads", "num_heads=2", "blocks", '"num_heads": configuration.num_heads', f'"num_heads": {H}'),
+    Wrong("norm_order", "norm_order=pre", "blocks_vjp", "others), add(cotangent, x_gradient)", "others), x_gradient"),
+    Wrong("norm_order", "encoder", "blocks_vjp", "others), add(total_gradient, x_gradient)", "others), x_gradient"),
+    Wrong(
+        "norm",
+        "norm=rms_norm",
+        "blocks_vjp",
+        "rms_norm_vjp(x, parameters.weight,",
+        "layer_norm_vjp(x, parameters.weight, None,",
+    ),
+    Wrong(
+        "norm",
+        "norm=standard_deviation_norm",
+        "blocks_vjp",
+        "gradients = standard_deviation_norm_vjp(",
+        "gradients = layer_norm_vjp(",
+    ),
+    Wrong("norm_eps", "norm_eps=0.01", "blocks_vjp", "eps = configuration.norm_eps", "eps = 1e-5"),
+    Wrong("activation", "activation=gelu", "blocks_vjp", "=configuration.activation", '="gelu_tanh"'),
+    Wrong("activation", "activation=gelu_tanh", "blocks_vjp", "=configuration.activation", '="gelu"'),
+    Wrong("activation", "empty_rows=nan", "feed_forward_vjp", 'if activation == "relu":', "if False:"),
+    Wrong("scale", "scale=model_width", "blocks_vjp", OPTIONS, f"{OPTIONS} | {{'scale': None}}"),
+    Wrong(
+        "empty_rows", "encoder", "attention_vjp", "fill_empty_rows(weights, allowed, empty_rows)", "weights, allowed"
+    ),
+    Wrong("empty_rows", "empty_rows=zero", "attention", 'if empty_rows == "zero":', 'if empty_rows == "never":'),
+    Wrong(
+        "empty_rows",
+        "empty_rows=nan",
+        "attention_vjp",
+        "fill_empty_rows(weights, allowed, empty_rows)",
+        "weights, allowed",
+    ),
+    Wrong("positions", "encoder", "transformer_vjp", "np.sum(widen(x), axis=0)", "widen(x)[0]"),
+    Wrong("positions", "positions=doubled", "transformer", POSITIONS, '"shared"'),
+    Wrong("positions", "positions=sinusoidal", "transformer", POSITIONS, '"doubled"'),
+    Wrong("positions", "positions=none", "transformer", 'elif configuration.positions != "none":', "else:"),
+    Wrong(
+        "positions",
+        "embedding alone",
+        "transformer_vjp",
+        "tokens.shape[1], rows, offset=offset)",
+        "tokens.shape[1], rows)",
+    ),
+    Wrong("positions", "embedding alone", "positions_vjp", "gradient[offset : offset + length]", "gradient[:length]"),
+    Wrong("scaled_embedding", "scaled_embedding=True", "transformer_vjp", TABLE, "tokens, cotangent)"),
+    Wrong("source_padding", "encoder", "transformer_vjp", "padding_mask(tokens, configuration.source_padding)", "None"),
+    Wrong(
+        "source_padding", "transformer", "transformer_vjp", "padding_mask(source, configuration.source_padding)", "None"
+    ),
+    Wrong("target_padding", "language_model", "transformer", f"Causal() & {PADDED}", "Causal()"),
+    Wrong(
+        "target_mask", "target_mask=causal and real queries", "transformer", "[:, None, :, None]", "[:, None, None, :]"
+    ),
+    Wrong(
+        "target_mask", "target_mask=causal", "transformer_vjp", "both(mask, target_mask(tokens, configuration))", "mask"
+    ),
+    Wrong("target_mask", "target_mask=none", "transformer", 'if configuration.target_mask == "none":', "if False:"),
+    Wrong("target_mask", "embedded decoder", "transformer_vjp", "both(mask, Causal())", "mask"),
+    Wrong(
+        "masks beside padding",
+        "masks beside padding, classifier",
+        "transformer_vjp",
+        "both(mask, padding_mask(tokens, configuration.source_padding))",
+        "mask",
+    ),
+    Wrong(
+        "masks beside padding",
+        "masks beside padding, classifier",
+        "transformer_vjp",
+        "both(mask, padding_mask(tokens, configuration.source_padding))",
+        "padding_mask(tokens, configuration.source_padding)",
+    ),
+    Wrong(
+        "masks beside padding",
+        "masks beside padding, transformer",
+        "transformer_vjp",
+        "both(memory_mask, padding_mask(source, configuration.source_padding))",
+        "memory_mask",
+    ),
+    Wrong(
+        "masks beside padding",
+        "masks beside padding, transformer",
+        "transformer_vjp",
+        "both(memory_mask, padding_mask(source, configuration.source_padding))",
+        "padding_mask(source, configuration.source_padding)",
+    ),
+    Wrong(
+        "masks beside padding",
+        "masks beside padding, language model",
+        "transformer_vjp",
+        "both(mask, target_mask(tokens, configuration))",
+        "mask",
+    ),
+    Wrong(
+        "masks beside padding",
+        "masks beside padding, language model",
+        "transformer_vjp",
+        "both(mask, target_mask(tokens, configuration))",
+        "target_mask(tokens, configuration)",
+    ),
+    Wrong("masks beside padding", "mask beside causal", "transformer_vjp", "both(mask, Causal())", "mask"),
+    Wrong("masks beside padding", "mask beside causal", "transformer_vjp", "both(mask, Causal())", "Causal()"),
+    Wrong(
+        "positions",
+        "positions=after_padding",
+        "transformer_vjp",
+        "embedding_vjp(parameters.positions, places, cotangent)",
+        "embedding_vjp(parameters.positions, 0 * places, cotangent)",
+    ),
+    Wrong(
+        "positions",
+        "positions=after_padding",
+        "transformer",
+        "np.cumsum(real, axis=1) * real + padding",
+        "np.cumsum(real, axis=1) + padding",
+    ),
+    Wrong(
+        "position_padding",
+        "position_padding=3",
+        "transformer",
+        "np.cumsum(real, axis=1) * real + padding",
+        "np.cumsum(real, axis=1) * real",
+    ),
+    Wrong(
+        "position_padding",
+        "position_padding=3",
+        "transformer",
+        "real = real_tokens(tokens, padding)",
+        "real = real_tokens(tokens, 0)",
+    ),
+    Wrong("pooling", "classifier", "transformer_vjp", "np.maximum(keep.sum(axis=1), 1)[:, None, None]", "x.shape[1]"),
+    Wrong(
+        "pooling",
+        "classifier",
+        "transformer_vjp",
+        "np.where(keep[..., None], wide /",
+        "np.where(keep[..., None] | True, wide /",
+    ),
+    Wrong("pooling", "pooling=max", "transformer_vjp", "chosen & keep[..., None]", "chosen"),
+    Wrong(
+        "pooling",
+        "pooling=max",
+        "transformer_vjp",
+        "first_largest(widen(x), keep)",
+        "first_largest(widen(x), keep | True)",
+    ),
+    Wrong("pooling", "pooling everything", "transformer_vjp", "chosen & keep[..., None]", "keep[..., None]"),
+    Wrong("equal maxima", "equal maxima", "transformer_vjp", FIRST, LAST),
+    Wrong("log-softmax", "classifier", "transformer_vjp", WEIGHTED, "wide - weights"),
+    Wrong(
+        "token types", "encoder", "transformer_vjp", "parameters.token_types, ids,", "parameters.token_types, 0 * ids,"
+    ),
+    Wrong("token types", "token types by default", "transformer_vjp", "np.zeros_like(tokens)", "np.ones_like(tokens)"),
+    Wrong(
+        "norm of the embedding",
+        "encoder",
+        "transformer_vjp",
+        "norm, cotangent = normalize_vjp(parameters.norm, total",
+        "norm, _ = normalize_vjp(parameters.norm, total",
+    ),
+    Wrong(
+        "norm of the embedding",
+        "token types by default",
+        "transformer_vjp",
+        "parameters._replace(norm=None), tokens",
+        "parameters, tokens",
+    ),
+    Wrong("last norm", "encoder", "transformer_vjp", ENCODER_NORM, ENCODER_NORM.replace("cotangent", "_", 1)),
+    Wrong("last norm", "language_model", "transformer_vjp", DECODER_NORM, DECODER_NORM.replace("cotangent", "_", 1)),
+    Wrong("separate heads", "separate heads", "attention_vjp", "K, W).sum(axis=2)", "K, W)[:, :, 0]"),
+    Wrong(
+        "separate heads",
+        "separate heads",
+        "attention",
+        "np.concatenate([head.weight for head in projections]",
+        "np.concatenate([head.weight for head in projections[::-1]]",
+    ),
+    Wrong("no biases", "embedded transformer", "attention_vjp", BIAS, "bias = rows.sum(axis=0).astype(x.dtype)"),
+    Wrong(
+        "tied output",
+        "tied output",
+        "transformer_vjp",
+        "return linear_vjp(parameters, x, cotangent)",
+        "return linear_vjp(parameters, x, 0 * cotangent)",
+    ),
+    Wrong("memory", "embedded decoder", "transformer_vjp", "else add(memory_gradient, part)", "else part"),
+    Wrong("memory", "embedded decoder", "blocks_vjp", "add(gradients.key, gradients.value)", "gradients.key"),
+    Wrong("inputs", "embedded encoder", "blocks_vjp", "add(as_query, as_memory)", "as_memory"),
+    Wrong("inputs", "embedded transformer", "transformer_vjp", "up.x, down.x)", "down.x, up.x)"),
+    Wrong("masks", "embedded transformer", "transformer_vjp", '"mask": source_mask', '"mask": None'),
+    Wrong("masks", "embedded transformer", "transformer_vjp", '"mask": target_mask', '"mask": None'),
+    Wrong(
+        "masks",
+        "embedded encoder",
+        "transformer_vjp",
+        "configuration=configuration, mask=mask, dropout=d))",
+        "configuration=configuration, dropout=d))",
+    ),
+    Wrong(
+        "dropout",
+        "dropout, pre-norm",
+        "transformer_vjp",
+        INTO_ENCODER,
+        INTO_ENCODER.replace("drop(cotangent, dropout.embedding)", "cotangent"),
+    ),
+    Wrong(
+        "dropout",
+        "dropout, language model",
+        "transformer_vjp",
+        INTO_DECODER,
+        INTO_DECODER.replace("drop(cotangent, dropout.embedding)", "cotangent"),
+    ),
+    Wrong("dropout", "dropout, classifier", "blocks_vjp", OPTIONS, OPTIONS.replace("weights_dropout", "None")),
+    Wrong("dropout", "dropout, classifier", "blocks_vjp", INNER, "keep, rate = None, 0.0"),
+    Wrong(
+        "dropout",
+        "dropout, post-norm",
+        "blocks_vjp",
+        "pullback(x, drop(total_gradient, dropout.output))",
+        "pullback(x, total_gradient)",
+    ),
+    Wrong(
+        "dropout",
+        "dropout, post-norm",
+        "blocks_vjp",
+        "total, drop(cotangent, dropout.norm), configuration)",
+        "total, cotangent, configuration)",
+    ),
+    Wrong(
+        "dropout",
+        "dropout, pre-norm",
+        "blocks_vjp",
+        "pullback(normalized, drop(cotangent, dropout.output))",
+        "pullback(normalized, cotangent)",
+    ),
+    Wrong(
+        "dropout",
+        "dropout, pre-norm",
+        "blocks_vjp",
+        "x, drop(normalized_gradient, dropout.norm), configuration)",
+        "x, normalized_gradient, configuration)",
+    ),
+    Wrong(
+        "dropout",
+        "dropout, pre-norm",
+        "blocks_vjp",
+        "normalized = drop(normalize(norm, x, configuration), dropout.norm)",
+        "normalized = normalize(norm, x, configuration)",
+    ),
+)
+
+
+def planted(wrong: Wrong, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The edited module's functions in the place of the definition's own, wherever these are known."""
+    original = sys.modules[f"reference_numpy.{wrong.module}"]
+    copy = edited(original.__name__, wrong.old, wrong.new)
+    for module in [module for at, module in sys.modules.items() if at.split(".")[0] == "reference_numpy"]:
+        for known, value in list(vars(module).items()):
+            if inspect.isfunction(value) and value.__module__ == original.__name__:
+                monkeypatch.setattr(module, known, vars(copy)[value.__name__])
+
+
+def test_planted_faults_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for wrong in [wrong for wrong in WRONG if wrong.example == name]:
+        example, exact, bounds = expected(name, "float32")
+        assert beyond(definition(example, "float32"), exact, bounds) == []
+        with monkeypatch.context() as patch:
+            planted(wrong, patch)
+            assert beyond(definition(example, "float32"), exact, bounds), wrong
+
+
+def test_every_option_has_a_fault() -> None:
+    assert set(ALTERNATIVES) <= {wrong.shows for wrong in WRONG}
+    assert {wrong.example for wrong in WRONG} <= EXAMPLES.keys()

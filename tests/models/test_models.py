@@ -1,0 +1,473 @@
+"""Whole models: every step of all three packages, every gradient, where a fault is found, and what goes in and out."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+import jax_impl
+import reference_numpy
+import torch_impl
+import torch_impl.models as torch_models
+from conformance.models.error_propagation import carried_bound
+from conformance.models.stepwise import Oracle, StepFinding, forced_steps, framework_of
+from conformance.models.structures import as_float64
+from conformance.subjects.frameworks import TorchArrays
+from reference_numpy import (
+    classifier_vjp,
+    encoder_vjp,
+    language_model_vjp,
+    transformer_vjp,
+)
+from specification import (
+    Configuration,
+    Embedding,
+    Encoder,
+    Norm,
+    Transformer,
+)
+from specification.checkpoints import KINDS, flatten, read_model, read_safetensors, unflatten
+from specification.parameters import mapped
+from tests.support.helpers import Implementation, literally
+from tests.support.small_models import VOCABULARY, E, H, Maker, fitted
+
+
+def maker(dtype: str = "float32") -> Maker:
+    return Maker(dtype=dtype)
+
+
+POST = Configuration(H, positions="learned", source_padding=0, target_padding=0, target_mask="causal and real keys")
+PRE = replace(POST, norm_order="pre", norm="standard_deviation_norm", activation="gelu", scale="model_width")
+RMS = replace(POST, norm_order="pre", norm="rms_norm", activation="gelu_tanh", positions="sinusoidal", pooling="max")
+CONFIGURATIONS = {"post": POST, "pre": PRE, "rms": RMS}
+SOURCE = np.array([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 0, 0, 0, 0]])
+TARGET = np.array([[2, 7, 1, 8, 2], [8, 1, 0, 0, 0]])
+
+
+def inputs_of(parameters: Any) -> tuple[np.ndarray, ...]:
+    return (SOURCE, TARGET) if isinstance(parameters, Transformer) else (SOURCE,)
+
+
+def own_parameters(package: str, parameters: Any) -> Any:
+    framework = framework_of(package)
+    with framework.context():
+        return mapped(framework.array, parameters)
+
+
+def steps(package: str, parameters: Any, configuration: Configuration, dtype: str = "float32") -> list[StepFinding]:
+    definition = reference_numpy.Model(as_float64(parameters), configuration)
+    oracle = Oracle(definition, inputs_of(parameters), {}, dtype)
+    return forced_steps(package, framework_of(package), own_parameters(package, parameters), oracle)
+
+
+MODELS: dict[str, Callable[[Maker], Any]] = {
+    "transformer": Maker.transformer,
+    "classifier": Maker.classifier,
+    "language_model": Maker.language_model,
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize("order", CONFIGURATIONS)
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_step_keeps_its_bound(implementation: Implementation, kind: str, order: str, dtype: str) -> None:
+    configuration = CONFIGURATIONS[order]
+    made = fitted(MODELS[kind](maker()), configuration)
+    parameters = mapped(lambda array: array.astype(dtype), made) if dtype != "bfloat16" else in_bfloat16(made)
+    found = steps(implementation.package, parameters, configuration, dtype)
+    assert len(found) > 15
+    assert max(step.finding.ratio for step in found) <= 1
+
+
+def in_bfloat16(parameters: Any) -> Any:
+    import ml_dtypes
+
+    return mapped(lambda array: array.astype(ml_dtypes.bfloat16), parameters)
+
+
+# --- where a fault is found -------------------------------------------------------------------------------------------
+
+
+def test_a_fault_in_one_layer_is_found_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layer 5 of 6: eps of one norm is 1e-4. Only that step is beyond its bound; before and after, nothing is."""
+    blocks = importlib.import_module("torch_impl.blocks")
+    parameters = maker().encoder(6)
+    parameters = parameters._replace(embedding=parameters.embedding._replace(tokens=0.1 * parameters.embedding.tokens))
+    own, definition = own_parameters("torch_impl", parameters), reference_numpy.Model(as_float64(parameters), POST)
+    right, spoilt = blocks.normalize, own.blocks[4].attention_norm
+
+    def normalize(norm: Norm, x: torch.Tensor, configuration: Configuration) -> torch.Tensor:
+        return right(norm, x, replace(configuration, norm_eps=1e-4) if norm is spoilt else configuration)
+
+    monkeypatch.setattr(blocks, "normalize", normalize)
+    found = forced_steps("torch_impl", TorchArrays(), own, Oracle(definition, (SOURCE,), {}, "float32"))
+    assert [step.name for step in found if step.finding.ratio > 1] == ["blocks.4.attention_norm"]
+
+
+def test_a_mask_that_is_lost_is_found_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = importlib.import_module("torch_impl.transformer")
+    monkeypatch.setattr(models, "padding_mask", lambda tokens, padding: None)
+    found = steps("torch_impl", maker().transformer(), POST)
+    wrong = {step.name for step in found if step.finding.ratio > 1}
+    assert wrong == {f"encoder.blocks.{i}.attention" for i in (0, 1)} | {
+        f"decoder.blocks.{i}.{part}_attention" for i in (0, 1) for part in ("cross",)
+    } | {f"decoder.blocks.{i}.self_attention" for i in (0, 1)}
+
+
+def replaced(monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str) -> None:
+    """The port's module with one edit, wherever its functions are known, for as long as the test runs."""
+    module = importlib.import_module(f"torch_impl.{file}")
+    source = Path(str(module.__file__)).read_text()
+    assert source.count(old) == 1
+    edited = dict(vars(module))
+    exec(compile(source.replace(old, new), str(module.__file__), "exec"), edited)
+    others = [importlib.import_module(f"torch_impl.{name}") for name in ("blocks", "transformer", "models")]
+    for name, right in list(vars(module).items()):
+        if inspect.isfunction(right) and right.__module__ == module.__name__:
+            wrong = types.FunctionType(edited[name].__code__, vars(module), name, right.__defaults__)
+            wrong.__kwdefaults__ = right.__kwdefaults__
+            for other in others:
+                for known, value in list(vars(other).items()):
+                    if value is right:
+                        monkeypatch.setattr(other, known, wrong)
+            for kind, value in list(torch_models.MODELS.items()):
+                if value is right:
+                    monkeypatch.setitem(torch_models.MODELS, kind, wrong)
+
+
+EPS = "parameters.bias, eps=configuration.norm_eps)\n    if"
+LAST_NORM = "mask=mask, dropout=sites)\n    return x if parameters.norm is None else"
+FAULTS = {
+    "the residual connection left out": ("blocks", "x = add(x, drop(sublayer(x), dropout.output))", "x = sublayer(x)"),
+    "the sublayer reads what is not normalised": ("blocks", "drop(sublayer(normalized)", "drop(sublayer(x)"),
+    "the sum is of what is normalised": (
+        "blocks", "return add(x, drop(sublayer(norm", "return add(normalized, drop(sublayer(norm",
+    ),
+    "cross-attention reads the target": ("blocks", "attend(cross, x, memory,", "attend(cross, x, x,"),
+    "cross-attention without its mask": ("blocks", "memory, memory_mask, inner", "memory, None, inner"),
+    "scale by the head width everywhere": ("blocks", 'None if configuration.scale == "head_width"', "None if True"),
+    "ReLU everywhere": ("blocks", "activation=configuration.activation", 'activation="relu"'),
+    "eps left as it is by default": ("blocks", EPS, EPS.replace(", eps=configuration.norm_eps", "")),
+    "no norm after the last encoder block": ("transformer", LAST_NORM, LAST_NORM.replace("norm is None", "blocks")),
+    "positions not added": ("transformer", 'positions == "learned":', 'positions == "nowhere":'),
+    "the target is not causal": ("transformer", "return Causal() & padding_mask(tokens", "return padding_mask(tokens"),
+    "only the first block": (
+        "transformer",
+        "zip(parameters.blocks, sites_of(dropout, parameters, EncoderBlockDropout())",
+        "zip(parameters.blocks[:1], sites_of(dropout, parameters, EncoderBlockDropout())[:1]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.rule("BLK-1", "TRF-1")
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_in_blocks_and_models_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each small wrong edit of the port to PyTorch makes a step of an encoder-decoder wrong, or another one."""
+    configurations = [replace(POST, norm_eps=1e-2), PRE]
+    before = [steps("torch_impl", maker().transformer(), configuration) for configuration in configurations]
+    assert max(step.finding.ratio for found in before for step in found) <= 1
+    replaced(monkeypatch, *FAULTS[name])
+    after = [steps("torch_impl", maker().transformer(), configuration) for configuration in configurations]
+    assert max(step.finding.ratio for found in after for step in found) > 1
+
+
+# --- gradients of every parameter -------------------------------------------------------------------------------------
+
+PULLBACKS = {"transformer": transformer_vjp, "classifier": classifier_vjp, "language_model": language_model_vjp}
+
+
+def parameters_of(gradients: Any) -> Any:
+    return getattr(gradients, "parameters", gradients)
+
+
+def autograd(package: str, parameters: Any, configuration: Configuration, cotangent: np.ndarray) -> dict[str, Any]:
+    inputs = inputs_of(parameters)
+    if package == "torch_impl":
+        model = torch_impl.Model(mapped(torch.tensor, parameters), configuration)
+        (model(*map(torch.tensor, inputs)) * torch.tensor(cotangent)).sum().backward()
+        return {name: p.grad.numpy() for name, p in model.named_parameters() if p.grad is not None}
+    with jax.enable_x64(True):
+        model = jax_impl.Model(mapped(jax.numpy.asarray, parameters), configuration)
+        gradients = jax.grad(lambda model: (model(*inputs) * cotangent).sum())(model).parameters
+        return {name: np.asarray(g) for name, g in flatten(gradients).items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("order", CONFIGURATIONS)
+@pytest.mark.parametrize("kind", MODELS)
+def test_gradients_of_every_parameter(kind: str, order: str, dtype: str) -> None:
+    """The definition's in that dtype, and both autograds', against its own in float64."""
+    configuration = CONFIGURATIONS[order]
+    parameters = mapped(lambda array: array.astype(dtype), fitted(MODELS[kind](maker()), configuration))
+    inputs, model = inputs_of(parameters), reference_numpy.Model(parameters, configuration)
+    cotangent = np.random.default_rng(1).normal(size=model(*inputs).shape).astype(dtype)
+    wide = as_float64(parameters)
+
+    def run(functions: Any) -> Any:
+        pullback = getattr(functions, PULLBACKS[kind].__name__)
+        return parameters_of(pullback(wide, *inputs, cotangent.astype(float), configuration=configuration))
+
+    exact, bounds = (flatten(part) for part in carried_bound(run, wide, dtype))
+    own = flatten(parameters_of(PULLBACKS[kind](parameters, *inputs, cotangent, configuration=configuration)))
+    answers = {"reference_numpy": own}
+    answers |= {
+        package: autograd(package, parameters, configuration, cotangent) for package in ("torch_impl", "jax_impl")
+    }
+    used = {name for name, gradient in exact.items() if np.any(gradient)}
+    assert len(used) > 25
+    for package, gradients in answers.items():
+        assert used <= gradients.keys() <= exact.keys(), package
+        for name, gradient in gradients.items():
+            error = np.abs(gradient - exact[name])
+            assert (error <= bounds[name]).all(), (package, name, (error / bounds[name]).max())
+
+
+def test_gradients_of_a_transformer_that_takes_embeddings() -> None:
+    parameters = as_float64(maker().encoder(1)._replace(embedding=None))
+    generator = np.random.default_rng(0)
+    x, cotangent = generator.normal(size=(2, 2, 5, E))
+    configuration = replace(POST, source_padding=None)
+    gradients = encoder_vjp(parameters, x, cotangent, configuration=configuration)
+    given = torch.tensor(x, requires_grad=True)
+    model = torch_impl.Model(mapped(torch.tensor, parameters), configuration)
+    (model(given) * torch.tensor(cotangent)).sum().backward()
+
+    def run(functions: Any) -> Any:
+        return functions.encoder_vjp(parameters, x, cotangent, configuration=configuration).x
+
+    exact, bound = carried_bound(run, parameters, "float64")
+    assert (np.abs(given.grad.numpy() - exact) <= bound).all()
+    assert (np.abs(gradients.x - exact) <= bound).all()
+
+
+# --- what is refused, and what a model is -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["feed-forward", "attention", "positions"])
+def test_a_width_of_one_is_not_stretched(implementation: Implementation, part: str) -> None:
+    """Adding would do it without a word, in all three frameworks."""
+    model = maker().language_model(1)
+    block = model.decoder.blocks[0]
+
+    def narrow(linear: Any) -> Any:
+        return linear._replace(weight=linear.weight[:, :1], bias=linear.bias[:1])
+
+    attention = block.self_attention._replace(output=narrow(block.self_attention.output))
+    feed_forward = block.feed_forward._replace(outer=narrow(block.feed_forward.outer))
+    embedding = model.decoder.embedding._replace(positions=np.ones((9, 1), "float32"))
+    decoder = {
+        "feed-forward": model.decoder._replace(blocks=[block._replace(feed_forward=feed_forward)]),
+        "attention": model.decoder._replace(blocks=[block._replace(self_attention=attention)]),
+        "positions": model.decoder._replace(embedding=embedding),
+    }[part]
+    parameters = mapped(implementation.convert, model._replace(decoder=decoder))
+    with pytest.raises(ValueError, match="trailing axes"):
+        implementation.subject.module.language_model(
+            parameters, implementation.convert(SOURCE), configuration=replace(POST, positions="learned")
+        )
+
+
+def test_models_are_compared_by_identity_and_jax_compiles_them() -> None:
+    parameters = maker().language_model(1)
+    model, other = (reference_numpy.Model(parameters, POST) for _ in range(2))
+    assert model == model
+    assert model != other
+    model = jax_impl.Model(mapped(jax.numpy.asarray, parameters), POST)
+    assert jax.jit(model)(jax.numpy.asarray(SOURCE)).shape == model(jax.numpy.asarray(SOURCE)).shape
+
+
+# --- frameworks' own ways ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+def test_torch_model_is_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state dict has the structure's paths, it moves to another dtype, and it compiles as one graph."""
+    parameters = maker().language_model(1)
+    model = torch_impl.Model(mapped(torch.tensor, parameters), POST)
+    assert set(model.state_dict()) == set(flatten(parameters))
+    tokens = torch.tensor(SOURCE)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    literally("torch_impl", monkeypatch)
+    torch.testing.assert_close(compiled(tokens), model(tokens), rtol=0, atol=0)
+    assert model.to(torch.float64)(tokens).dtype == torch.float64
+
+
+def test_jax_model_is_a_pytree() -> None:
+    parameters = mapped(jax.numpy.asarray, maker().language_model(1))
+    model = jax_impl.Model(parameters, POST)
+    assert len(jax.tree.leaves(model)) == len(flatten(parameters))
+    steps_taken = jax.jit(lambda model, tokens: model(tokens))(model, SOURCE)
+    assert steps_taken.shape == (*SOURCE.shape, VOCABULARY)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_saved_by_one_and_restored_by_all_bit_for_bit(kind: str, tmp_path: Path) -> None:
+    parameters = MODELS[kind](maker())
+    packages = {
+        "reference_numpy": reference_numpy.Model(parameters, POST),
+        "torch_impl": torch_impl.Model(mapped(torch.tensor, parameters), POST),
+        "jax_impl": jax_impl.Model(mapped(jax.numpy.asarray, parameters), POST),
+    }
+    for name, model in packages.items():
+        path = tmp_path / f"{name}.safetensors"
+        {"reference_numpy": reference_numpy, "torch_impl": torch_impl, "jax_impl": jax_impl}[name].save(model, path)
+        restored, configuration = read_model(path)
+        assert configuration == POST
+        assert flatten(restored).keys() == flatten(parameters).keys()
+        for own, array in flatten(parameters).items():
+            np.testing.assert_array_equal(flatten(restored)[own], array)
+        for package in (reference_numpy, torch_impl, jax_impl):
+            again = package.restore(path)
+            structure = again.structure() if package is torch_impl else again.parameters
+            for own, array in flatten(structure).items():
+                np.testing.assert_array_equal(
+                    np.asarray(array.detach() if package is torch_impl else array), flatten(parameters)[own]
+                )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_structures_are_found_again_by_names(kind: str) -> None:
+    made = {
+        "Encoder": maker().encoder(2),
+        "Decoder": maker().decoder(1, True),
+        "MultiHeadAttention": maker().attention(),
+    }
+    made |= {name.title().replace("_", ""): make(maker()) for name, make in MODELS.items()}
+    parameters = made[kind]
+    assert mapped(id, unflatten(type(parameters), flatten(parameters))) == mapped(id, parameters)
+    with pytest.raises(ValueError, match="has no wrong"):
+        unflatten(type(parameters), flatten(parameters) | {"wrong.weight": np.zeros(1)})
+
+
+def test_a_file_that_lacks_something_is_refused(tmp_path: Path) -> None:
+    from specification.checkpoints import write_safetensors
+
+    path = tmp_path / "model.safetensors"
+    reference_numpy.save(reference_numpy.Model(maker().language_model(), POST), path)
+    arrays, metadata = read_safetensors(path)
+    del arrays["output.weight"], arrays["decoder.blocks.1.feed_forward_norm.weight"]
+    write_safetensors(path, arrays, metadata)
+    with pytest.raises(ValueError, match=r"needs decoder.blocks.1.feed_forward_norm.weight, output.weight"):
+        read_model(path)
+    write_safetensors(path, arrays, {name: value for name, value in metadata.items() if name != "configuration"})
+    with pytest.raises(ValueError, match="is no whole model"):
+        read_model(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "message"),
+    [
+        ("output.weight", lambda a: a.reshape(-1), r"output.weight must have shape \[16, any\], got \[176\]"),
+        ("output.weight", lambda a: a.astype(int), "output.weight must be floating, got int64"),
+        ("output.bias", lambda a: a[:1], r"output.bias must have shape \[11\], got \[1\]"),
+        ("decoder.embedding.positions", lambda a: a[:, :1], r"must have shape \[any, 16\], got \[24, 1\]"),
+        ("decoder.norm.weight", lambda a: a[:1], r"decoder.norm.weight must have shape \[16\], got \[1\]"),
+        ("decoder.norm.bias", lambda a: None, "it has 37 arrays, and was saved with 38"),
+        ("output.weight.below", lambda a: np.ones(2), "has no output.weight.below"),
+        ("configuration", lambda a: '{"num_heads": 4, "norm_eps": "x"}', "norm_eps must be a real number"),
+        ("configuration", lambda a: "null", "must be a mapping"),
+        (
+            "configuration",
+            lambda a: '{"num_heads": 4, "scaled_embedding": "yes"}',
+            "scaled_embedding must be True or False",
+        ),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused(
+    name: str, wrong: Callable[[Any], Any], message: str, tmp_path: Path, implementation: Implementation
+) -> None:
+    """Also what would be broadcast where the model is called."""
+    from specification.checkpoints import write_safetensors
+
+    path = tmp_path / "model.safetensors"
+    reference_numpy.save(reference_numpy.Model(maker().language_model(), POST), path)
+    arrays, metadata = read_safetensors(path)
+    changed = wrong(arrays.get(name))
+    if isinstance(changed, str):
+        metadata[name] = changed
+    else:
+        arrays[name] = changed
+    write_safetensors(path, {name: array for name, array in arrays.items() if array is not None}, metadata)
+    with pytest.raises(ValueError, match=f"is no whole model.*{message}"):
+        implementation.restore(path)
+
+
+def test_bfloat16_is_saved_and_restored_bit_for_bit(tmp_path: Path) -> None:
+    parameters, path = in_bfloat16(maker().language_model(1)), tmp_path / "model.safetensors"
+    reference_numpy.save(reference_numpy.Model(parameters, POST), path)
+    for package in (torch_impl, jax_impl, reference_numpy):
+        package.save(package.restore(path), path)
+    for name, array in flatten(read_model(path)[0]).items():
+        assert array.tobytes() == flatten(parameters)[name].tobytes()
+
+
+def test_pooling_takes_nothing_that_is_not_kept(implementation: Implementation) -> None:
+    """Also where what is kept is -inf; and 0 where nothing is kept."""
+    x = np.array([[[5.0], [-np.inf]], [[np.nan], [2.0]], [[1.0], [2.0]]], "float32")
+    keep = np.array([[False, True], [False, True], [False, False]])
+    pooled = implementation.call("pool", x, "max", keep)
+    np.testing.assert_array_equal(pooled[:, 0], [-np.inf, 2, 0])
+    np.testing.assert_array_equal(implementation.call("pool", x, "mean", keep)[1:, 0], [2, 0])
+    cotangent = np.ones((3, 1), "float32")
+    np.testing.assert_array_equal(reference_numpy.pool_vjp(x, "max", keep, cotangent)[..., 0], [[0, 1], [0, 1], [0, 0]])
+
+
+LAST = "    return linear(parameters.output, x)\n"
+
+
+@pytest.mark.parametrize("spoilt", ["2 * linear(parameters.output, x)", "linear(parameters.output, x).clone()"])
+def test_what_a_model_returns_is_its_last_step(spoilt: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced(monkeypatch, "transformer", LAST, f"    return {spoilt}\n")
+    found = steps("torch_impl", maker().language_model(), POST)
+    assert [step.name for step in found if step.finding.ratio > 1] == ["result"]
+
+
+def test_inputs_that_are_mixed_up_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values swapped, and an input that is changed before the first block."""
+    parameters, x = maker().attention(), np.random.default_rng(0).normal(size=(3, 2, 5, E)).astype("float32")
+    options = "multi_head_attention(parameters, query, key, value, **options)"
+    replaced(monkeypatch, "models", options, options.replace("key, value", "value, key"))
+    definition = reference_numpy.Model(as_float64(parameters), replace(POST, source_padding=None))
+    oracle = Oracle(definition, tuple(x.astype(float)), {}, "float32")
+    (found,) = forced_steps("torch_impl", TorchArrays(), own_parameters("torch_impl", parameters), oracle)
+    assert found.finding.message == "is given input 2, where the definition has input 1"
+
+
+def test_a_step_that_is_changed_afterwards_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced(monkeypatch, "blocks", "x = add(x, drop(sublayer(x), dropout.output))", CHANGES)
+    found = steps("torch_impl", maker().language_model(), POST)
+    assert any(step.finding.message == "is changed after it was given" for step in found)
+
+
+CHANGES = "x = add(x, drop(sublayer(x), dropout.output)).mul_(2)"
+
+
+@pytest.mark.parametrize("positions", ["learned", "after_padding"])
+def test_the_id_of_padding_does_not_wrap_around(implementation: Implementation, positions: str) -> None:
+    """In 8 bits 300 is 44."""
+    generator = np.random.default_rng(0)
+    tables = {"tokens": generator.normal(size=(400, E)), "positions": generator.normal(size=(310, E))}
+    encoder = Encoder(Embedding(**tables), Maker(dtype="float64").encoder(1).blocks)
+    padding = {"learned": "source_padding", "after_padding": "position_padding"}[positions]
+    configuration = Configuration(H, positions=positions, **{padding: 300})
+    tokens = np.array([[5, 6, 44, 1]])
+    with implementation.subject.framework.context():
+        parameters = mapped(implementation.convert, encoder)
+        given = [implementation.convert(tokens.astype(dtype)) for dtype in ("uint8", "int32")]
+        narrow, wide = (implementation.encoder(parameters, ids, configuration=configuration) for ids in given)
+        results = map(implementation.subject.framework.numpy, (narrow, wide))
+    np.testing.assert_array_equal(*results)

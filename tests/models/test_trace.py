@@ -1,0 +1,202 @@
+"""`conformance trace`: which attention is drawn, which step disagrees, and what cannot be used."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from conformance.models.inside import pieces_of
+from conformance.models.stepwise import Oracle
+from conformance.models.structures import as_float64
+from conformance.reports.models import draw_weights, grid_columns, in_bounds
+from reference_numpy import Model
+from tests.models.test_dialects import filled, state
+from tests.models.test_port import saved, write
+from tests.support.helpers import PACKAGES, command
+from tests.support.small_models import GPT2, Maker, fitted
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def dawn() -> tuple[str, ...]:
+    return ("--checkpoint", *saved("dawn"))
+
+
+def test_the_attention_is_chosen_by_its_name(folder: Path) -> None:
+    step = "decoder.blocks.0.cross_attention"
+    code, output = command("trace", "5,7,2/3,1", *dawn(), "--layer", step, "--picture", "weights.svg")
+    assert code == 0, output
+    assert f"{step} drawn in weights.svg" in output
+    assert output.splitlines()[:2] == ["5 7 2", "3 1"]
+    assert "every step keeps its bound in reference_numpy, torch_impl, jax_impl" in output
+    assert "<svg" in (folder / "weights.svg").read_text()
+
+
+INSIDE = ["queries", "keys", "values", "scores", "scores, masked", "weights", "weighted values", "heads merged"]
+
+
+def rows(output: str) -> list[str]:
+    """The names of the steps in the table."""
+    return [line.split("\N{BOX DRAWINGS LIGHT VERTICAL}")[1].strip() for line in output.splitlines() if line[0] == BAR]
+
+
+BAR = "\N{BOX DRAWINGS LIGHT VERTICAL}"
+
+
+def test_what_lies_inside_is_shown_of_one_block_or_of_all() -> None:
+    """In the order in which it is computed, before the step that it belongs to."""
+    _, output = command("trace", "5,7,2/3,1", *dawn(), "--layer", "decoder.blocks.0")
+    first = rows(output).index("decoder.blocks.0.self_attention: queries")
+    step = "decoder.blocks.0.self_attention"
+    assert rows(output)[first : first + 9] == [*(f"{step}: {piece}" for piece in INSIDE), step]
+    assert "decoder.blocks.0.cross_attention: weights" in rows(output)
+    forward = "decoder.blocks.0.feed_forward"
+    assert [row for row in rows(output) if row.startswith(forward)][:3] == [
+        f"{forward}: pre-activation", f"{forward}: activation", forward,
+    ]  # fmt: skip
+    assert "encoder.blocks.0.attention: queries" not in rows(output)
+    _, output = command("trace", "5,7,2/3,1", *dawn())
+    assert "encoder.blocks.0.attention: queries" in rows(output)
+    assert "decoder.blocks.0.self_attention: queries" not in rows(output)
+    _, output = command("trace", "5,7,2/3,1", *dawn(), "--all")
+    assert {"encoder.blocks.0.attention: queries", "decoder.blocks.0.self_attention: queries"} <= {*rows(output)}
+
+
+def test_pieces_put_together_are_the_step() -> None:
+    """Shapes, and what the mask forbids; the last piece and the output's projection give the step's result."""
+    parameters = fitted(Maker(dtype="float32").language_model(1), GPT2)
+    oracle = Oracle(Model(as_float64(parameters), GPT2), (np.array([[3, 1, 4, 1, 5]]),), {}, "float32")
+    found = {p.name.split(": ")[1]: p for p in pieces_of(oracle, "decoder.blocks.0.self_attention", PACKAGES)}
+    assert list(found) == INSIDE
+    assert found["queries"].shape == found["weighted values"].shape == (1, 4, 5, 4)
+    assert found["scores"].shape == found["weights"].shape == (1, 4, 5, 5)
+    assert found["heads merged"].shape == (1, 5, 16)
+    assert (found["scores, masked"].smallest, found["weights"].smallest) == (-np.inf, 0)
+    assert found["scores"].smallest > -np.inf
+    assert found["weights"].largest == 1
+    for piece in found.values():
+        assert tuple(piece.ratios) == PACKAGES
+        assert all(ratio <= 1 for ratio in piece.ratios.values()), piece.name
+
+
+FAULTS = {
+    "queries": ("attention", "split_heads", lambda right: lambda x, heads: right(x, heads).flip(-1)),
+    "scores": ("attention", "attention_scores", lambda right: lambda *a, **k: 1.001 * right(*a, **k)),
+    "scores, masked": ("masks", "materialize", lambda right: lambda *a, **k: ~right(*a, **k)),
+    "weights": ("attention", "attention_weights", lambda right: lambda *a, **k: 1.001 * right(*a, **k)),
+    "weighted values": ("attention", "attention", lambda right: lambda *a, **k: 1.001 * right(*a, **k)),
+    "heads merged": ("attention", "concatenate_heads", lambda right: lambda x: right(x).flip(-1)),
+}
+
+
+@pytest.mark.parametrize("piece", FAULTS)
+def test_the_piece_that_disagrees_is_named(piece: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, name, fault = FAULTS[piece]
+    package, module = importlib.import_module("torch_impl"), importlib.import_module(f"torch_impl.{file}")
+    wrong = fault(getattr(module, name))
+    for place in (package, module):
+        monkeypatch.setattr(place, name, wrong, raising=False)
+    _, output = command("trace", "5,7,2/3,1,3", *dawn(), "--layer", "decoder.blocks.0.self_attention", "--all")
+    (line,) = (line for line in output.splitlines() if "the first error beyond its bound" in line)
+    assert "torch_impl in" in line
+    assert f": {piece}" in output
+    beyond = [row for row in output.splitlines() if row[0] == BAR and row.split(BAR)[1].strip().endswith(f": {piece}")]
+    assert any(float(row.split(BAR)[6]) > 1 for row in beyond)
+    assert all(float(row.split(BAR)[place]) <= 1 for row in beyond for place in (5, 7))
+
+
+def test_an_unknown_attention_is_answered_with_all_names() -> None:
+    code, output = command("trace", "5,7,2", *dawn(), "--layer", "blocks.9.attention")
+    assert code == 2
+    names = "encoder.blocks.0.attention, decoder.blocks.0.self_attention, decoder.blocks.0.cross_attention"
+    assert f"no attention is called blocks.9.attention; there are {names}" in output
+
+
+def test_the_step_that_disagrees_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    activations = importlib.import_module("torch_impl.feed_forward").ACTIVATIONS
+    monkeypatch.setitem(activations, "relu", lambda x: 1.001 * x.relu())
+    code, output = command("trace", "5,7,2", *dawn())
+    assert code == 1
+    assert "the first error beyond its bound: torch_impl in encoder.blocks.0.feed_forward: activation" in output
+    code, output = command("trace", "5,7,2", *dawn(), "--layer", "decoder.blocks.0")
+    assert code == 1
+    lines = output.splitlines()
+    assert "the first error beyond its bound: torch_impl in encoder.blocks.0.feed_forward" in lines
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("5,7", "--picture", "x.unknown"), "x.unknown: a picture ends in one of .png, .svg, .pdf"),
+        (("5,7", "--picture", "picture"), "picture: a picture ends in one of"),
+        (("5,7", "--picture", "nowhere/x.png"), "nowhere/x.png: there is no such folder"),
+        (("5,-7",), "ids must lie in [0, 11)"),
+        (("5,7.0",), "token ids are numbers with commas between them"),
+        (("",), "token ids are numbers with commas between them"),
+        (("5,99999999999999999999",), "token ids are numbers with commas between them"),
+        (("5/7/2",), "this model takes a source and a target"),
+    ],
+)
+def test_what_cannot_be_used_is_told_in_one_line(words: tuple[str, ...], message: str) -> None:
+    code, output = command("trace", *words, *dawn())
+    assert code == 2
+    assert message in output
+    assert len(output.splitlines()) == 1
+
+
+def test_a_sequence_of_nothing_but_padding() -> None:
+    """All scores are -inf behind the mask there, as they should be."""
+    code, output = command("trace", "0,0/0,0", *dawn(), "--all")
+    assert code == 0, output
+
+
+def test_models_that_take_embeddings() -> None:
+    write(state(filled(torch.nn.TransformerEncoderLayer(16, 4, 24))))
+    words = ("--checkpoint", "model.safetensors", "--dialect", "pytorch", "--set", "num_heads=4")
+    code, output = command("trace", "5,7", *words)
+    assert code == 2
+    assert "this model takes embeddings" in output
+
+
+def test_a_model_of_one_sequence_takes_no_two() -> None:
+    code, output = command("trace", "5/7", "--checkpoint", *saved("imdb-classifier, max"))
+    assert code == 2
+    assert "this model takes one sequence" in output
+
+
+@pytest.mark.slow
+def test_a_picture_has_room_for_its_words(folder: Path) -> None:
+    """Panels as nearly square as they fill rows; words of neighbouring tokens do not touch, nor panels each other."""
+    from matplotlib import pyplot
+
+    assert [grid_columns(heads) for heads in (1, 2, 4, 6, 7, 8, 12, 16)] == [1, 2, 2, 3, 3, 4, 4, 4]
+    drawn = []
+    close = pyplot.close
+    pyplot.close = drawn.append  # kept, to be looked at
+    try:
+        for heads, queries, keys in ((12, 18, 18), (8, 5, 12), (1, 2, 3), (12, 79, 79)):
+            words = [["somewhat"] * length for length in (queries, keys)]
+            draw_weights(np.ones((heads, queries, keys)) / keys, *words, "title", folder / "weights.png")
+            figure = drawn.pop()
+            boxes = [axis.get_tightbbox() for axis in figure.axes if axis.get_visible() and axis.axison]
+            assert len(boxes) == heads + 1
+            assert not any(a.overlaps(b) for number, a in enumerate(boxes) for b in boxes[:number])
+            for labels in (figure.axes[0].get_xticklabels(), figure.axes[0].get_yticklabels()):
+                extents = [label.get_window_extent() for label in labels]
+                assert not any(a.overlaps(b) for a, b in itertools.pairwise(extents))
+            close(figure)
+    finally:
+        pyplot.close = close
+
+
+def test_small_errors_are_told_from_none() -> None:
+    assert [in_bounds(ratio) for ratio in (0, 2e-6, 0.25, 1234.5, np.inf)] == ["0", "2e-06", "0.25", "1234.50", "inf"]

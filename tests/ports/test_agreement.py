@@ -1,0 +1,47 @@
+"""The three implementations agree on every rule (Hypothesis), and the run that says so is not vacuous."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.checks.probe import agreement
+from conformance.judge.run import run
+from conformance.operations import OPERATIONS
+from conformance.operations.probes import PROBES
+from conformance.sampling.strategies import operation_cases
+from conformance.subjects.subject import IMPLEMENTATIONS, Subject
+from specification import RULES
+
+SEED = 20260102
+
+
+@pytest.fixture(scope="module")
+def subjects() -> list[Subject]:
+    return [make() for make in IMPLEMENTATIONS.values()]
+
+
+@pytest.mark.parametrize("examples", [1, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rule", RULES)
+def test_all_three_keep_the_rule(rule: str, examples: int, subjects: list[Subject]) -> None:
+    """With one case for each probe and, where there is time, with four."""
+    tally = run([probe for probe in PROBES if probe.rule == rule], subjects, examples=examples, seed=SEED)
+    assert tally.conforms, tally.violations
+
+
+def test_substance() -> None:
+    """Most attention cases have masked and allowed keys, weights that are spread, and an output unlike zeros."""
+    probe = agreement("ATT-12", "attention", "attention", operation_cases("attention", ("float32", "bfloat16")))
+    tally = run([probe], [IMPLEMENTATIONS["reference_numpy"]()], examples=200, seed=SEED)
+    count = len(tally.substance.masked)
+    assert count == 200
+    assert tally.substance.telling > 0.8 * count
+    assert sum(share > 0 for share in tally.substance.masked) > 0.7 * count
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_definition_within_its_bound_of_ball_arithmetic(operation: str) -> None:
+    """float64, every feature; `conformance definition` does the same with more cases."""
+    pytest.importorskip("flint")
+    probe = agreement("ATT-9", operation, operation, operation_cases(operation, ("float64",)))
+    tally = run([probe], [IMPLEMENTATIONS["reference_numpy"]()], examples=100, seed=SEED)
+    assert tally.conforms, tally.violations

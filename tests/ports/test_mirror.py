@@ -1,0 +1,143 @@
+"""The three implementations are mirror images: same files, same names, same order, same signatures.
+
+And arrows point one way: no implementation loads another's framework, or another implementation.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.support.helpers import PACKAGES, REFERENCE, Implementation
+
+ROOT = Path(__file__).parents[2]
+PORTS = PACKAGES[1:]
+
+PORT_KEYWORDS = {
+    "torch_impl": {"device", "engine"},
+    "jax_impl": {"engine"},
+}
+"""Keyword-only parameters that a port may have beyond the definition's: where to put a result that no argument places,
+and which of its algorithms to take."""
+
+PORT_NAMES = {"explain_engine", "explain_layer_norm_engine"}
+"""Public names that a port may have beyond the definition's."""
+
+PORT_FILES = {"blocked.py", "engines.py", "fused.py", "fused_gpu.py", "fused_norm.py", "kernel_inputs.py"}
+PORT_FILES |= {f"triton_{part}.py" for part in ("masks", "tiles", "forward", "backward")}
+"""Files that a port may have beyond the definition's: its fast engines, and the choice among them."""
+
+ARRAYS = ("np.ndarray", "torch.Tensor", "Tensor", "jax.Array", "Array")
+
+
+def is_gradient(name: str) -> bool:
+    return name.endswith(("_vjp", "Gradients"))
+
+
+def public_names(module: ModuleType) -> list[str]:
+    return [name for name in module.__all__ if not is_gradient(name) and name not in PORT_NAMES]
+
+
+def file_of(operation: object) -> str:
+    return operation.__module__.partition(".")[2] + ".py"
+
+
+def functions_in_order(package: str, file: str, names: set[str]) -> list[str]:
+    tree = ast.parse((ROOT / package / file).read_text())
+    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
+
+
+def common_annotation(annotation: object) -> str:
+    """The annotation's text, with every framework's array written the same way."""
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    for array in ARRAYS:
+        text = text.replace(f"[{array},", "[array,").replace(f"[{array}]", "[array]")
+    return text
+
+
+def parameters(implementation: Implementation, operation: str) -> list[tuple[str, str, object, str]]:
+    extra = PORT_KEYWORDS.get(implementation.package, set())
+    return [
+        (parameter.name, str(parameter.kind), parameter.default, common_annotation(parameter.annotation))
+        for parameter in inspect.signature(getattr(implementation, operation)).parameters.values()
+        if not (parameter.name in extra and parameter.kind is parameter.KEYWORD_ONLY)
+    ]
+
+
+OPERATIONS = public_names(REFERENCE.subject.module)
+
+
+def test_same_public_names(implementation: Implementation) -> None:
+    assert public_names(implementation.subject.module) == OPERATIONS
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_same_signature(implementation: Implementation, operation: str) -> None:
+    assert parameters(implementation, operation) == parameters(REFERENCE, operation)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_same_result_annotation(implementation: Implementation, operation: str) -> None:
+    def result(of: Implementation) -> str:
+        return common_annotation(inspect.signature(getattr(of, operation)).return_annotation)
+
+    assert result(implementation) == result(REFERENCE)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_same_file(implementation: Implementation, operation: str) -> None:
+    assert file_of(getattr(implementation, operation)) == file_of(getattr(REFERENCE, operation))
+
+
+@pytest.mark.parametrize("package", PORTS)
+def test_same_files(package: str) -> None:
+    reference = {file.name for file in (ROOT / "reference_numpy").glob("*.py") if not file.name.endswith("_vjp.py")}
+    port = {file.name for file in (ROOT / package).glob("*.py")}
+    assert port - PORT_FILES == reference
+
+
+def test_same_order_within_files(implementation: Implementation) -> None:
+    for file in sorted({file_of(getattr(REFERENCE, operation)) for operation in OPERATIONS}):
+        expected = functions_in_order("reference_numpy", file, set(OPERATIONS))
+        assert functions_in_order(implementation.package, file, set(OPERATIONS)) == expected, file
+
+
+@pytest.mark.rule("ATT-12")
+def test_every_operation_that_has_gradients_has_them_beside_it() -> None:
+    constant = {"materialize", "sinusoidal_positions"} | {"Model", "load", "plain_self_attention", "restore", "save"}
+    constant |= {"beam_search", "choose", "decode_step", "greedy", "sample", "start"}
+    gradients = {name.removesuffix("_vjp") for name in REFERENCE.__all__ if name.endswith("_vjp")}
+    assert gradients == set(OPERATIONS) - constant
+
+
+FORBIDDEN = {
+    "specification": ("torch", "jax", "jaxlib", "reference_numpy", "torch_impl", "jax_impl", "conformance"),
+    "reference_numpy": ("torch", "jax", "jaxlib", "torch_impl", "jax_impl", "conformance"),
+    "torch_impl": ("jax", "jaxlib", "reference_numpy", "jax_impl", "conformance"),
+    "jax_impl": ("torch", "reference_numpy", "torch_impl", "conformance"),
+    "conformance": ("torch", "jax", "jaxlib", "torch_impl", "jax_impl"),
+}
+
+
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_loads_no_more_than_it_should(package: str) -> None:
+    program = f"import sys, {package}; print(*(name for name in {FORBIDDEN[package]} if name in sys.modules))"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert answer.stdout.split() == []
+
+
+@pytest.mark.parametrize("package", [package for package in FORBIDDEN if package != "conformance"])
+def test_imports_no_more_than_it_should_anywhere(package: str) -> None:
+    """Imports inside functions too, which loading a package does not show."""
+    for file in (ROOT / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+            roots = {name.split(".")[0] for name in names}
+            assert roots.isdisjoint(FORBIDDEN[package]), file.relative_to(ROOT)

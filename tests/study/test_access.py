@@ -1,0 +1,116 @@
+"""Every page of the site can be used by anybody, by axe-core's measure; the playground also offline and by choice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+import pytest
+
+from study import playing
+from tests.support import browser
+
+chromium, whole_site = browser.chromium, browser.whole_site
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("playground") / "playground.html"
+    playing.main(["--out", str(path)])
+    return path
+
+
+# --- every page -------------------------------------------------------------------------------------------------------
+
+
+def test_axe_is_there(chromium: Any) -> None:
+    """A line of its own where the other tests go without."""
+    if browser.axe() is None:
+        pytest.skip("accessibility is checked with axe-core: npm install axe-core, or name its axe.min.js in AXE")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", browser.VIEWPORTS)
+def test_every_page_is_accessible(size: str, scheme: Any, chromium: Any, whole_site: Path) -> None:
+    """axe-core finds nothing serious, with everything unfolded that can be."""
+    if browser.axe() is None:
+        pytest.skip("needs axe-core; see test_axe_is_there")
+    faults = {}
+    for path in browser.pages_of(whole_site):
+        with browser.opened(chromium, path, size=size, color_scheme=scheme) as watched:
+            browser.unfold(watched.page)
+            found = browser.accessibility_faults(watched.page)
+            if found:
+                faults[path.name] = found
+    assert faults == {}
+
+
+def test_faults_are_seen(chromium: Any, tmp_path: Path) -> None:
+    """What the tests above stand on: errors, requests and inaccessible parts are noticed where there are some."""
+    faulty = tmp_path / "faulty.html"
+    faulty.write_text(
+        "<title>t</title><input><img src='https://127.0.0.1:9/x.png'><p style='color: #999'>pale</p>"
+        "<script>console.error(1); x()</script>"
+    )
+    with browser.opened(chromium, faulty) as watched:
+        watched.page.wait_for_load_state("load")
+        assert len(watched.errors) >= 2
+        assert watched.requests == ["https://127.0.0.1:9/x.png"]
+        if browser.axe() is not None:
+            found = {fault.partition(":")[0] for fault in browser.accessibility_faults(watched.page)}
+            assert {"label", "image-alt", "color-contrast"} <= found
+
+
+# --- the playground ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", browser.VIEWPORTS)
+def test_the_playground_fits_and_is_accessible(size: str, scheme: Any, chromium: Any, file: Path) -> None:
+    """In all its states: nothing scrolls sideways but a table in its frame; axe-core finds nothing serious."""
+    with browser.opened(chromium, file, size=size, color_scheme=scheme) as watched:
+        page = watched.page
+        for preset in ("causal", "hidden", "grouped", "empty"):
+            page.click(f'[data-preset="{preset}"]')
+            assert browser.sideways(page) == []
+            browser.unfold(page)
+            assert browser.accessibility_faults(page) == []
+        page.fill('[data-path="mask.lengths.length"]', "77")
+        assert browser.accessibility_faults(page) == []
+        assert (watched.errors, watched.requests) == ([], [])
+
+
+def test_the_playground_is_light_or_dark_by_choice(chromium: Any, file: Path) -> None:
+    with browser.opened(chromium, file, color_scheme="light") as watched:
+        page = watched.page
+        paper = "getComputedStyle(document.body).backgroundColor"
+        light = page.evaluate(paper)
+        page.select_option("#theme", "dark")
+        dark = page.evaluate(paper)
+        page.reload()
+        assert page.evaluate(paper) == dark != light
+        page.emulate_media(media="print")
+        assert page.evaluate(paper) == light
+
+
+def test_the_playground_without_javascript(chromium: Any, file: Path) -> None:
+    with browser.opened(chromium, file, java_script_enabled=False) as watched:
+        page = watched.page
+        assert "JavaScript is off" in page.inner_text("body")
+        assert "softmax over the allowed keys" in page.inner_text("body")
+        assert not page.is_visible("#playground")
+        assert not page.is_visible("#theme")
+        addresses = page.eval_on_selector_all("noscript a, .lead a", "links => links.map(link => link.href)")
+    assert len(addresses) == 4
+    linked = {Path(unquote(urlparse(address).path)) for address in addresses}
+    assert linked == {ROOT / "SPEC.md", ROOT / "reference_numpy" / "attention.py"}
+
+
+def test_the_playground_links_below_a_base_address(tmp_path: Path) -> None:
+    playing.write(tmp_path / "deep" / "page.html", base="https://example.org/tree/", home="index.html")
+    text = (tmp_path / "deep" / "page.html").read_text()
+    assert 'href="https://example.org/tree/SPEC.md"' in text
+    assert '<a href="index.html">' in text

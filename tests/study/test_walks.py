@@ -1,0 +1,191 @@
+"""The walk-throughs in `examples/`: each runs as a script without a warning, says what it claims, and can fail."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from conformance.models import real
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+TIME_LIMIT = 300
+"""Seconds; each takes less than a minute on an idle machine."""
+CELL = re.compile(r"(?m)^(?=# %%)")
+BY_HAND = re.compile(r"allclose|assert_close|isclose|\b[ar]tol\b|approx")
+
+VERDICTS = {
+    "one_query": [
+        "attention_logsumexp: off by 0.0",
+        "usual as attention: violates",
+        "attention as attention: conforms",
+        "multi_head_attention as multi_head_attention: conforms",
+        "literal_norm as layer_norm: violates",
+        "layer_norm as layer_norm: conforms",
+        "feed_forward as feed_forward: conforms",
+        "encoder block: off by 0.0",
+        "Transformer: off by 0.0",
+        "the definition, with a cache: True",
+    ],
+    "in_torch_and_jax": [
+        "torch_literal: violates",
+        "jax_literal: violates",
+        "rows that allow nothing get NaN",
+        "torch_mended: conforms",
+        "jax_mended: conforms",
+        "has dtype and shape float64",
+        "products in bfloat16",
+        "torch_attention: conforms",
+        "jax_attention: conforms",
+        "products in TF32",
+        "query: was changed by the call",
+        "NORM-3: output - bias",
+        "NORM-4: output",
+        "torch_layer_norm: conforms",
+        "jax_layer_norm: conforms",
+        "22 steps, none beyond its bound",
+    ],
+    "bring_your_own_kernel": [
+        "the kernel: conforms",
+        "8 keys: differs from the right one by 0\n",
+        "the output is not rescaled: violates",
+        "the running output is not rescaled when the maximum grows",
+        "the mask at the top left: violates",
+        "the causal mask is aligned to the first query and key (top left)",
+        "declared as top_left: conforms",
+        "weights in bfloat16: violates",
+        "weights or their sum rounded to bfloat16",
+        "declared as weights in the inputs' dtype: conforms",
+        "the broken kernel: ",
+    ],
+    "look_inside": [
+        "the word before  most in layer 0, head  2",
+        "nothing changed: 0 of 42 steps beyond their bounds",
+        "eps 1e-5 for 1e-12: 8 of 42 steps beyond their bounds",
+        "scale 1 / sqrt(384): 6 of 42 steps beyond their bounds",
+        "in float64: 6 steps beyond their bounds",
+        "every change shows at its own steps and at no others",
+    ],
+}
+
+
+class Fault(NamedTuple):
+    """In a walk-through `old`, which occurs once, becomes `new`; then it ends with an assertion that says `message`."""
+
+    walk: str
+    old: str
+    new: str
+    message: str
+
+
+FAULTS = {
+    "score over D": Fault("one_query", "query @ key / np.float32(np.sqrt(D))", "query @ key / np.float32(D)", "bounds"),
+    "no residual": Fault("one_query", "layer_norm(x + found,", "layer_norm(found,", "encoder block"),
+    "NaN hidden": Fault("in_torch_and_jax", "weights.masked_fill(~mask, 0) @", "weights @", "torch_mended violates"),
+    "output not rescaled": Fault(
+        "bring_your_own_kernel", "output * factor + multiply", "output + multiply", "the kernel violates"
+    ),
+    "heads halved": Fault("look_inside", "H = f\"blocks.{layer}.attention\", configuration.num_heads",
+                          "H = f\"blocks.{layer}.attention\", 6", "blocks.0.attention"),
+    "nothing is changed": Fault(
+        "look_inside", "changed if isinstance(a, Configuration) else a for", "a for", "assert beyond"
+    ),
+}  # fmt: skip
+
+
+def run(file: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The script in a process of its own, warnings being errors, from another folder than its own."""
+    cache = Path.home() / ".cache" / "transformer-conformance" / "jax"
+    environment = {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
+    environment |= {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    environment |= {"JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
+    ignored = "ignore:Error reading persistent compilation cache entry:UserWarning"
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-W", ignored, str(file)],
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT,
+    )
+
+
+def needs(walk: str) -> None:
+    """Skips where what the walk-through imports is not installed."""
+    for package in ("torch", "jax"):
+        if f"import {package}\n" in (EXAMPLES / f"{walk}.py").read_text():
+            pytest.importorskip(package)
+    if walk == "look_inside" and real.missing():
+        pytest.skip(f"needs {', '.join(real.missing())}")
+
+
+def cells(walk: str) -> list[str]:
+    return [cell for cell in CELL.split((EXAMPLES / f"{walk}.py").read_text()) if cell.strip()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("walk", VERDICTS)
+def test_it_runs_and_says_what_it_claims(walk: str, tmp_path: Path) -> None:
+    needs(walk)
+    done = run(EXAMPLES / f"{walk}.py", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert [verdict for verdict in VERDICTS[walk] if verdict not in done.stdout] == []
+    assert {file.name for file in tmp_path.iterdir()} <= {".hypothesis"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_ends_it(name: str, tmp_path: Path) -> None:
+    walk, old, new, message = FAULTS[name]
+    needs(walk)
+    text = (EXAMPLES / f"{walk}.py").read_text()
+    assert text.count(old) == 1, f"{old!r} occurs {text.count(old)} times in {walk}"
+    copy = tmp_path / "walk.py"
+    copy.write_text(text.replace(old, new))
+    done = run(copy, tmp_path)
+    assert done.returncode == 1
+    assert "AssertionError" in done.stderr
+    assert message in done.stderr
+
+
+def test_without_the_model_it_says_so_and_ends(tmp_path: Path) -> None:
+    copy = tmp_path / "walk.py"
+    imported = "from conformance.models import real\n"
+    text = (EXAMPLES / "look_inside.py").read_text()
+    copy.write_text(text.replace(imported, f'{imported}real.missing = lambda: ["tokenizers"]\n'))
+    done = run(copy, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "left out: the model needs tokenizers, which is not installed\n"
+
+
+def test_every_walk_is_tested() -> None:
+    found = {file.stem for file in EXAMPLES.glob("*.py") if "# %%" in file.read_text()}
+    assert found == set(VERDICTS)
+
+
+@pytest.mark.parametrize("walk", VERDICTS)
+def test_it_is_a_notebook(walk: str) -> None:
+    """Its cells are whole, its text is comments, and it asks for nothing that only a script has."""
+    found = cells(walk)
+    assert found[0].startswith("# %% [markdown]\n# # ")
+    for cell in found:
+        ast.parse(cell)
+        if cell.startswith("# %% [markdown]"):
+            assert all(line.startswith("#") for line in cell.splitlines() if line)
+    names = {node.id for node in ast.walk(ast.parse("".join(found))) if isinstance(node, ast.Name)}
+    assert not names & {"__file__", "__name__"}
+
+
+@pytest.mark.parametrize("walk", VERDICTS)
+def test_no_tolerance_is_chosen_by_hand(walk: str) -> None:
+    code = "".join(cell for cell in cells(walk) if not cell.startswith("# %% [markdown]"))
+    assert BY_HAND.findall(code) == []
+    assert "ratio <= 1" in code or "report.conforms" in code or "right.conforms" in code

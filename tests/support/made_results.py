@@ -1,0 +1,102 @@
+"""Results of runs as tests need them, made by what makes the real ones; and the pages that show them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.cases import Case
+from benchmarks.environment import environment
+from benchmarks.result import case_result, empty
+from benchmarks.running import FAILED, LEFT_OUT, Entry
+from benchmarks.scaling import scaling
+from benchmarks.work import work
+from conformance.checks.results import Cell, Tally
+from conformance.reports.content import document
+from conformance.reports.subjects import tallied
+from conformance.reports.writing import as_json
+from conformance.subjects.targets import Target
+from study import divergences, results, site
+from study.operations import OPERATIONS
+from study.sources import LABELS
+from tests.benchmarks.test_parts import CEILINGS, SIZES, entry
+from tests.judge.test_reports import OFF, violation
+
+PEAKS = [one | {"rates": [1e12]} for one in CEILINGS]
+NASTY = "it's <b>wrong</b> & broken"
+ARRAYS = dict(zip(LABELS, ("numpy", "torch", "jax"), strict=True))
+Result = dict[str, Any]
+
+
+def report(*broken: tuple[str, str], names: Any = LABELS, **told: Any) -> Result:
+    """Of a run on ATT-5, ATT-7 and NORM-1. broken: (implementation, rule)."""
+    subjects = []
+    for name in names:
+        tally = Tally()
+        for rule in ("ATT-5", "ATT-7", "NORM-1"):
+            bad = (name, rule) in broken
+            tally.rules[rule, name] = Cell(3, 12.5, 12.5) if bad else Cell(3, 0.875, 0.125)
+            if bad:
+                tally.violate(violation(OFF, Target(name, "attention"), rule))
+        subjects.append(tallied(tally, name, ARRAYS[name], "cpu", ["ATT-5", "ATT-7", "ATT-11", "NORM-1"]))
+    return document("run", subjects, **({"seed": 77, "cases": 3} | told))
+
+
+def one(name: str, seconds: float, operation: str = "attention", **fields: Any) -> Entry:
+    found = entry([seconds, 1.25 * seconds] * 4)
+    found.subject = replace(found.subject, name=name, operation=operation, **fields)
+    return found
+
+
+def benchmark(finished: bool = True, **settings: Any) -> Result:
+    """Two lengths of causal attention and a layer norm; of the libraries one failed, and one was left out."""
+    told = {"device": "cpu", "threads": 1, "seed": 5, "quick": False, "only": [], "rounds": [8, 8]}
+    result = empty(environment("cpu", 1), told | settings)
+    for length in (32, 64):
+        case = Case(f"causal, T={length}", kind="causal", series="causal", **(SIZES | {"Q": length, "K": length}))
+        wrong, absent = one("Wrong library", 1.0), one("Absent library", 1.0)
+        wrong.end(FAILED, NASTY)
+        absent.end(LEFT_OUT, "it is not installed")
+        entries = [
+            one("torch_impl, auto", 0.5, ours=True, base=True),
+            one("jax_impl, auto", 0.25, ours=True, base=True),
+            one("reference_numpy", 2.0, ours=True),
+            one("Fast library", 0.125),
+            wrong,
+            absent,
+        ]
+        result["cases"].append(case_result(case, work(case, 5), entries, PEAKS))
+    case = Case("layer norm, 2x40x8", "layer_norm", **SIZES)
+    entries = [one("torch_impl, layer norm", 0.5, "layer_norm", ours=True, base=True),
+               one("Slow library", 3.0, "layer_norm")]  # fmt: skip
+    result["cases"].append(case_result(case, work(case, 5), entries, PEAKS))
+    return result | {"ceilings": PEAKS, "scaling": scaling(result["cases"]), "finished": finished}
+
+
+def written(folder: Path, **contents: Result | str | None) -> results.Results:
+    """Results as files. None: no file."""
+    paths = {}
+    for name, content in contents.items():
+        paths[name] = folder / f"{name}.json"
+        if content is not None:
+            paths[name].write_text(content if isinstance(content, str) else as_json(content))
+    return results.gather(**{"matrix": divergences.MATRIX} | paths)
+
+
+def built(out: Path, found: results.Results, *operations: str) -> dict[str, str]:
+    """operations: whose pages are made; all unless given."""
+    chosen = tuple(one for one in OPERATIONS if one.name in operations) or OPERATIONS
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(site, "OPERATIONS", chosen)
+        site.build(out, examples=False, results=found)
+    return {path.stem: path.read_text() for path in out.glob("*.html")}
+
+
+def text_of(page: str, part: str = "main") -> str:
+    """What is read, in one line, from the place of that name on."""
+    _, _, rest = page.partition(f'id="{part}"')
+    return " ".join(re.sub(r"<[^>]+>", " ", re.sub(r"<style>.*?</style>", "", rest, flags=re.DOTALL)).split())
