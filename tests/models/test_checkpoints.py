@@ -19,8 +19,9 @@ from specification import Configuration, KeyPadding
 from specification.checkpoints import read_model, read_safetensors
 from specification.dialects import DIALECTS, read
 from specification.loading.families import UNCOVERED, uncovered
-from tests.models.test_dialects import SIZES, SOURCES, filled, state
+from tests.models.test_dialects import filled, state
 from tests.support.helpers import Implementation
+from tests.support.tutorials import SIZES, SOURCES
 
 WHOLE = {"notebook-scratch", "imdb-classifier, max", "transformer101", "prenorm-blog", "dawn"}
 
