@@ -21,9 +21,19 @@ class Choice(NamedTuple):
 
 
 def choose(engine: str, hindrances: dict[str, str], preferred: str, why: str) -> Choice:
-    """What was asked for by name, or for "auto" what is preferred for the call.
+    """Choose the engine that takes a call.
 
-    Raises ValueError for an unknown engine, and for one that cannot take the call.
+    Args:
+        engine: the name of an engine, or "auto" for the preferred one.
+        hindrances: by engine, why it cannot take this call.
+        preferred: the engine that "auto" stands for.
+        why: the reason for that preference.
+
+    Returns:
+        The choice and its reason.
+
+    Raises:
+        ValueError: for an unknown engine, and for one that cannot take the call.
     """
     if engine == "auto":
         return Choice(preferred, why, hindrances)

@@ -52,7 +52,17 @@ def check_config_file(
 def contradictions(
     config: ConfigFile, told: Mapping[str, Any], given: Mapping[str, Any], configuration: Configuration
 ) -> list[str]:
-    """What the file says, and what is the case instead."""
+    """Compare the content of a config.json with what a checkpoint was read with.
+
+    Args:
+        config: what the dialect knows of such files.
+        told: the file's content.
+        given: all hyperparameters.
+        configuration: what became of them.
+
+    Returns:
+        For each contradiction what the file says, and what is the case instead.
+    """
     family = told["model_type"]
     if family not in config.families:
         return [f"model_type is {family!r}, and this dialect reads {', '.join(map(repr, config.families))}"]

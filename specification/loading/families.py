@@ -33,17 +33,38 @@ UNCOVERED = {
 
 
 def uncovered(names: Collection[str]) -> str | None:
-    """The family of a checkpoint that no dialect covers; None where it is not known."""
+    """Recognise a family of models that no dialect covers.
+
+    Args:
+        names: those of a checkpoint's entries.
+
+    Returns:
+        The family's name, or None where it is not known.
+    """
     return next((family for family, patterns in UNCOVERED.items() if any_of(patterns, names)), None)
 
 
 def covered(dialects: Iterable[Dialect], names: Collection[str]) -> str | None:
-    """The first dialect that has names for a checkpoint with these."""
+    """Find the dialect that a checkpoint has the names of.
+
+    Args:
+        dialects: records, of which the first that fits is taken.
+        names: those of the checkpoint's entries.
+
+    Returns:
+        The dialect's name, or None where there is none.
+    """
     return next((one.name for one in dialects if any(fits(one, variant, names) for variant in one.variants)), None)
 
 
 def fits(dialect: Dialect, variant: Variant, names: Collection[str]) -> bool:
-    """Whether a checkpoint has every name of a variant's first layer, but for those that not every checkpoint has."""
+    """Tell whether a checkpoint has every name of a variant's first layer.
+
+    Args:
+        dialect: the record.
+        variant: one of its variants. Names that not every checkpoint has are not asked for.
+        names: those of the checkpoint's entries.
+    """
     short = {name.removeprefix(prefix) for name in names for prefix in (*dialect.prefixes, "")}
     rows = [row for row in numbered(variant.table, lambda _, place: 1) if not row.when and not row.unless]
     return all(row.theirs in short for row in rows)

@@ -52,7 +52,18 @@ def mapped(
 
 
 def with_new_names(dialect: Dialect, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries under the names that checkpoints have today. ValueError for entries that are there under both."""
+    """Rename the entries of an older checkpoint.
+
+    Args:
+        dialect: the record, which says what was renamed.
+        state_dict: arrays by name.
+
+    Returns:
+        The entries under the names of today.
+
+    Raises:
+        ValueError: for entries that are there under both names.
+    """
     names = {}
     for name in state_dict:
         names[name] = name
@@ -65,13 +76,31 @@ def with_new_names(dialect: Dialect, state_dict: Mapping[str, Any]) -> dict[str,
 
 
 def variant_of(dialect: Dialect, read: Reader) -> Variant:
-    """The first variant whose marks the checkpoint has; the last where it has none's."""
+    """Choose the variant of a dialect that a checkpoint is.
+
+    Args:
+        dialect: the record.
+        read: the checkpoint's entries.
+
+    Returns:
+        The first variant whose marks are there; the last where no variant's are.
+    """
     found = (variant for variant in dialect.variants if all(read.has_any((mark,)) for mark in variant.marks))
     return next(found, dialect.variants[-1])
 
 
 def recognise(read: Reader, dialect: Dialect, known: Collection[Dialect], state_dict: Mapping[str, Any]) -> None:
-    """Say of a checkpoint that does not fit whose names it has. ValueError for a family that no dialect covers."""
+    """Say of a checkpoint that does not fit whose names it has, as the first of its problems.
+
+    Args:
+        read: the checkpoint's entries.
+        dialect: the one that was given.
+        known: all dialects.
+        state_dict: arrays by the names of the file.
+
+    Raises:
+        ValueError: for a family that no dialect covers.
+    """
     names = state_dict.keys()
     if covered((dialect,), names):
         return

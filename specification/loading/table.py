@@ -41,7 +41,12 @@ class Row(NamedTuple):
         return (self.ours,) if isinstance(self.ours, str) else self.ours
 
     def renamed(self, theirs: Callable[[str], str], ours: Callable[[str], str]) -> Row:
-        """The row with other names. A condition that begins with `*` is about the whole checkpoint, and stays."""
+        """Change the names of a row. A condition that begins with `*` is about the whole checkpoint, and stays.
+
+        Args:
+            theirs: from a name in the checkpoint to another.
+            ours: from a path of the parameters to another.
+        """
         when, unless = (
             tuple(name if name.startswith("*") else theirs(name) for name in names)
             for names in (self.when, self.unless)
@@ -63,7 +68,12 @@ Table = tuple[Row, ...]
 
 
 def any_of(patterns: tuple[str, ...], names: Collection[str]) -> bool:
-    """Whether there is one of these names, in which `*` and `?` stand for any text and any character."""
+    """Tell whether one of the patterns is among the names.
+
+    Args:
+        patterns: names; in one with a `*` that stands for any text, and `?` for any character.
+        names: of a checkpoint.
+    """
     return any(
         pattern in names or ("*" in pattern and any(fnmatchcase(name, pattern) for name in names))
         for pattern in patterns
@@ -71,7 +81,7 @@ def any_of(patterns: tuple[str, ...], names: Collection[str]) -> bool:
 
 
 def matches(patterns: tuple[str, ...], name: str) -> bool:
-    """Whether it is one of these names."""
+    """Tell whether a name is one of the patterns'; see `any_of`."""
     return any_of(patterns, (name,))
 
 
@@ -79,12 +89,18 @@ def matches(patterns: tuple[str, ...], name: str) -> bool:
 
 
 def table(*groups: Table) -> Table:
-    """All rows in order."""
+    """Join groups of rows in order."""
     return tuple(row for group in groups for row in group)
 
 
 def array(theirs: str, ours: str, *axes: str) -> Table:
-    """An entry that is taken as it is."""
+    """Write the row of an entry that is taken as it is.
+
+    Args:
+        theirs: its name in the checkpoint.
+        ours: its path in the parameters.
+        *axes: the names of its sizes.
+    """
     return (Row(theirs, ours, axes),)
 
 
@@ -97,7 +113,7 @@ def linear(
     bias: bool = True,
     turned: bool = True,
 ) -> Table:
-    """The weight, and the bias, of a linear layer from size `inner` to size `outer`.
+    """Write the rows of a linear layer from size `inner` to size `outer`.
 
     Args:
         theirs: the layer's name, to which ".weight" and ".bias" are added.
@@ -120,12 +136,25 @@ def linear(
 
 
 def norm(theirs: str, ours: str, weight: str = "weight", bias: str = "bias") -> Table:
-    """The two vectors of a norm. weight, bias: what they are called there."""
+    """Write the rows of a norm's two vectors.
+
+    Args:
+        theirs: the norm's name in the checkpoint.
+        ours: its path in the parameters.
+        weight: what its weight is called there.
+        bias: what its bias is called there.
+    """
     return (Row(f"{theirs}.{weight}", f"{ours}.weight", ("E",)), Row(f"{theirs}.{bias}", f"{ours}.bias", ("E",)))
 
 
 def each(theirs: str, ours: str, *groups: Table) -> Table:
-    """The rows under a prefix on either side, such as "encoder.layer.{i}." and "blocks.{i}."."""
+    """Put rows under a prefix on either side.
+
+    Args:
+        theirs: before the names in the checkpoint, such as "encoder.layer.{i}.".
+        ours: before the paths of the parameters, such as "blocks.{i}.".
+        *groups: the rows.
+    """
     return tuple(row.renamed(theirs.__add__, ours.__add__) for row in table(*groups))
 
 
@@ -133,7 +162,7 @@ def each(theirs: str, ours: str, *groups: Table) -> Table:
 
 
 def numbered(rows: Table, count: Callable[[str, str], int]) -> Iterator[Row]:
-    """The rows with numbers in their places, layer by layer.
+    """Put numbers in the places of a table's names, layer by layer.
 
     Args:
         rows: a table.
