@@ -22,7 +22,7 @@ from specification.loading.record import Dialect
 
 
 def found() -> dict[str, Dialect]:
-    """The record of every file in this folder, by name."""
+    """Collect the record of every file in this folder, by name."""
     modules = (importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__))
     return {module.DIALECT.name: module.DIALECT for module in modules}
 
@@ -61,7 +61,14 @@ def read(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparame
 
 
 def require_arrays_by_name(state_dict: Any) -> None:
-    """TypeError for anything but a mapping from strings; a module is told of its own."""
+    """Check that a state dict is arrays by name.
+
+    Args:
+        state_dict: what was given as one.
+
+    Raises:
+        TypeError: for anything but a mapping from strings; a module is told of its own.
+    """
     if hasattr(state_dict, "state_dict"):
         kind = type(state_dict).__name__
         raise TypeError(f"state_dict must be arrays by name, got the module {kind}: pass module.state_dict()")

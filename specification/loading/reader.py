@@ -53,7 +53,12 @@ class Reader:
         self.not_finite: list[str] = []
 
     def array(self, name: str, value: Any) -> np.ndarray:
-        """The value as NumPy's. What cannot be read is a problem where it is taken."""
+        """Return a value as NumPy's. What cannot be read is a problem where it is taken.
+
+        Args:
+            name: of the entry.
+            value: of any framework.
+        """
         try:
             if hasattr(value, "shape") and hasattr(value, "dtype"):
                 return as_numpy(value)
@@ -65,16 +70,22 @@ class Reader:
     # --- what there is ---
 
     def has(self, name: str) -> bool:
+        """Tell whether there is an entry of that name."""
         return name in self.entries
 
     def has_any(self, patterns: tuple[str, ...]) -> bool:
+        """Tell whether there is an entry of one of these names, in which `*` stands for any text."""
         return any_of(patterns, self.entries.keys())
 
     def count(self, before: str, place: str) -> int:
-        """How many layers or heads there are, which is the size of that name too. None is a problem.
+        """Count layers or heads, which is the size of that name too. That there is none is a problem.
 
-        It is one more than the largest number that follows that text. A number beyond the count of all entries is none
-        of a layer, and what has it is left over.
+        The count is one more than the largest number that follows the text. A number beyond the count of all entries
+        is none of a layer, and what has it is left over.
+
+        Args:
+            before: the text before the number.
+            place: the name of the place, and of the size.
         """
         texts = {match[1] for name in self.entries if (match := re.match(rf"{re.escape(before)}(\d+)\.", name))}
         most = len(self.entries)
@@ -85,14 +96,25 @@ class Reader:
         return self.sizes[place]
 
     def ignore(self, pattern: str) -> None:
-        """Entries that belong to the checkpoint and to no part of the model that is read."""
+        """Leave out entries that belong to the checkpoint and to no part of the model that is read.
+
+        Args:
+            pattern: a regular expression of their names.
+        """
         self.ignored |= {name for name in self.left if re.fullmatch(pattern, name)}
         self.left -= self.ignored
 
     # --- entries ---
 
     def arrays(self, table: Table) -> dict[str, Any]:
-        """By path of the parameters, all that the table has; what is wrong with an entry is a problem, and None."""
+        """Read all rows of a table.
+
+        Args:
+            table: a dialect's.
+
+        Returns:
+            The arrays by path of the parameters; None for an entry with which something is wrong, which is a problem.
+        """
         names = self.entries.keys()
         rows = [row for row in numbered(table, self.count) if row.holds(names)]
         self.settle(rows)
@@ -113,12 +135,12 @@ class Reader:
         self.sizes |= {name: found.most_common(1)[0][0] for name, found in votes.items()}
 
     def factor(self, axis: str) -> tuple[int, str]:
-        """The number and the name of a size that are multiplied, such as 3 and "E"."""
+        """Return the number and the name of a size that are multiplied, such as 3 and "E"."""
         factor, name = product(axis)
         return int(factor) if factor.isdigit() else self.sizes[factor], name
 
     def taken(self, row: Row) -> dict[str, Any]:
-        """The arrays that an entry becomes, by path."""
+        """Return the arrays that an entry becomes, by path."""
         again = row.theirs not in self.left
         array = self.take(row)
         if array is None:
@@ -129,7 +151,7 @@ class Reader:
         return dict(zip(row.paths, [part.copy() for part in parts] if again else parts, strict=True))
 
     def take(self, row: Row) -> np.ndarray | None:
-        """The entry of that row; None where something is wrong with it."""
+        """Return the entry of a row, or None where something is wrong with it, which is a problem."""
         name = row.theirs
         self.left.discard(name)
         if name not in self.entries:
@@ -155,18 +177,24 @@ class Reader:
         return self.widened(array)
 
     def expected(self, axis: str) -> int | str:
-        """How large that axis must be; its name where no entry says so."""
+        """Return how large an axis must be; its name where no entry says so."""
         factor, name = self.factor(axis)
         return factor * self.sizes[name] if name in self.sizes else axis
 
     def widened(self, array: np.ndarray) -> np.ndarray:
+        """Return an array of float16 or bfloat16 as float32, and note that."""
         if str(array.dtype) not in NARROW:
             return array
         self.narrow.add(str(array.dtype))
         return array.astype(np.float32)
 
     def heads(self, num_heads: int, width: str = "E") -> None:
-        """The heads share that size equally."""
+        """Check that heads share a size equally; that they do not is a problem.
+
+        Args:
+            num_heads: what was given.
+            width: the name of the size.
+        """
         size = self.sizes.get(width)
         if not is_count(num_heads) or num_heads == 0:
             self.problems.append(f"num_heads must be an integer of at least 1, got {num_heads!r}")
@@ -174,7 +202,13 @@ class Reader:
             self.problems.append(f"{num_heads} heads cannot share a width of {size} equally")
 
     def padding(self, name: str, number: Any, vocabulary: str) -> None:
-        """The id of a token, or None."""
+        """Check the id of a token, or None; another value is a problem.
+
+        Args:
+            name: of the hyperparameter.
+            number: what was given.
+            vocabulary: the name of the size below which it must be.
+        """
         size = self.sizes.get(vocabulary)
         if number is None:
             return
@@ -186,7 +220,11 @@ class Reader:
     # --- the end ---
 
     def finish(self) -> None:
-        """ValueError for all that is missing, left over or misshaped; a warning where narrow entries were widened."""
+        """Raise for all that is wrong at once, and warn of what was widened or is not finite.
+
+        Raises:
+            ValueError: for all entries that are missing, left over or misshaped.
+        """
         taken = {str(self.entries[name].dtype) for name in self.entries.keys() - self.left - self.ignored}
         dtypes = [dtype for dtype in FLOATING if dtype in taken]  # what is widened to float32 goes with that
         if "float64" in dtypes and len(dtypes) > 1:
@@ -216,7 +254,7 @@ def levels_to_caller() -> int:
 
 
 def as_numpy(value: Any) -> np.ndarray:
-    """Any framework's array as one of NumPy's own, which stays what it is when the given one is changed."""
+    """Return any framework's array as one of NumPy's own, which stays when the given one is changed."""
     if not hasattr(value, "detach"):
         return np.array(value)
     value = value.detach().cpu()

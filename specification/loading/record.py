@@ -168,6 +168,6 @@ class Dialect:
 
 
 def shape_of(axes: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
-    """The shape of axes by these sizes."""
+    """Return the shape of axes by these sizes."""
     pairs = [product(axis) for axis in axes]
     return tuple((int(factor) if factor.isdigit() else sizes[factor]) * sizes[name] for factor, name in pairs)

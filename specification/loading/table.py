@@ -60,7 +60,7 @@ class Row(NamedTuple):
         )
 
     def holds(self, names: Collection[str]) -> bool:
-        """Whether a checkpoint with these names has the row."""
+        """Tell whether a checkpoint with these names has the row."""
         return (not self.when or any_of(self.when, names)) and not any_of(self.unless, names)
 
 
@@ -183,12 +183,12 @@ def numbered(rows: Table, count: Callable[[str, str], int]) -> Iterator[Row]:
 
 
 def start(row: Row) -> tuple[str, str]:
-    """The text before the first place of a row's name, and the place's name; empty for a row without a place."""
+    """Return the text before the first place of a row's name, and the place's name; empty for a row without one."""
     found = PLACE.search(row.theirs)
     return (row.theirs[: found.start()], found[1]) if found else ("", "")
 
 
 def product(axis: str) -> tuple[str, str]:
-    """The factor and the name of a size: "3 * E" is ("3", "E"), and "E" is ("1", "E")."""
+    """Split a size into factor and name: "3 * E" is ("3", "E"), and "E" is ("1", "E")."""
     factor, _, name = axis.rpartition(" * ")
     return factor or "1", name
