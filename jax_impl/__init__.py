@@ -6,22 +6,17 @@ particular to JAX. Gradients come from `jax.grad`, and reverse mode may be neste
 (`jax.jvp`, `jax.jacfwd`, `jax.hessian`).
 """
 
-from jax_impl.attention import (
-    attention,
-    attention_logsumexp,
-    attention_weights,
-    merge_attention,
-    multi_head_attention,
-)
+from jax_impl.attention import attention, attention_logsumexp, attention_weights, merge_attention
 from jax_impl.blocks import decoder_block, encoder_block
 from jax_impl.decoding import decode_step, start
 from jax_impl.embedding import embedding
-from jax_impl.engines import explain_engine
+from jax_impl.engines.choice import explain_engine
 from jax_impl.feed_forward import feed_forward
 from jax_impl.generation import beam_search, choose, greedy, sample
 from jax_impl.layer_norm import layer_norm, rms_norm, standard_deviation_norm
 from jax_impl.masks import materialize
 from jax_impl.models import Model, load, plain_self_attention, restore, save
+from jax_impl.multi_head_attention import multi_head_attention
 from jax_impl.positions import learned_positions, sinusoidal_positions
 from jax_impl.transformer import classifier, decoder, embed, encoder, language_model, pool, transformer
 

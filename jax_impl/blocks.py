@@ -21,9 +21,11 @@ from typing import Any
 import jax
 from jaxtyping import Float
 
-from jax_impl.attention import cast, dropout_factor, multi_head_attention, widen
+from jax_impl.attention_steps import dropout_factor
+from jax_impl.dtypes import cast, widen
 from jax_impl.feed_forward import feed_forward
 from jax_impl.layer_norm import layer_norm, rms_norm, standard_deviation_norm
+from jax_impl.multi_head_attention import multi_head_attention
 from specification import checks
 from specification.configuration import Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout, SublayerDropout

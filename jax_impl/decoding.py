@@ -26,10 +26,11 @@ import jax.numpy as jnp
 from jax.lax import dynamic_update_slice_in_dim
 from jaxtyping import Bool, Float, Integer
 
-from jax_impl.attention import attention, concatenate_heads, join_heads, linear, split_heads
+from jax_impl.attention import attention
 from jax_impl.blocks import attention_options, normalize, residual, transform
 from jax_impl.masks import readable
 from jax_impl.models import Model
+from jax_impl.multi_head_attention import concatenate_heads, join_heads, linear, split_heads
 from jax_impl.transformer import embed, encoder, real_tokens
 from specification import checks
 from specification.caches import BlockCache, Cache, looks_ahead

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Integer
 
-from jax_impl.attention import cast, widen
+from jax_impl.dtypes import cast, widen
 from specification import checks
 
 

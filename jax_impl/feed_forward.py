@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
-from jax_impl.attention import cast, compiled, dropout_factor, linear, widen
+from jax_impl.attention_steps import dropout_factor
+from jax_impl.dtypes import cast, compiled, widen
+from jax_impl.multi_head_attention import linear
 from specification import FeedForward, checks
 
 

@@ -6,30 +6,13 @@ in the definition; statistics and the affine step are kept in float32, or in flo
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jax.lax import stop_gradient
 from jaxtyping import Float
 
-from jax_impl.attention import cast, compiled, widen
+from jax_impl.dtypes import cast, widen
+from jax_impl.layer_norm_steps import affine, deviations, reference_layer_norm
 from specification import checks
-
-
-@partial(jax.jit, static_argnums=1)
-def deviations(x: Float[jax.Array, "..."], axes: tuple[int, ...]) -> Float[jax.Array, "..."]:
-    """x - mean, taken twice (NORM-3, NORM-4).
-
-    The result does not depend on which center is taken off first, so no gradient runs through it: it would be 0, but
-    the rounding errors of the whole row would gather in the first element.
-    """
-    corner: Any = (..., *(slice(0, 1) for _ in axes))
-    first = x[corner]
-    center = stop_gradient(first + jnp.mean(x - first, axis=axes, keepdims=True))
-    deviation = x - center
-    return deviation - jnp.mean(deviation, axis=axes, keepdims=True)
 
 
 def layer_norm(
@@ -43,11 +26,8 @@ def layer_norm(
 
     eps may be traced. Returns an array in the shape and dtype of x.
     """
-    axes = checks.norm(x, weight, bias, eps)
-    deviation = deviations(widen(x), axes)
-    variance = jnp.mean(jnp.square(deviation), axis=axes, keepdims=True)
-    normalized = deviation / jnp.sqrt(variance + jnp.asarray(eps, variance.dtype))
-    return cast(affine(normalized, weight, bias), x.dtype)
+    checks.norm(x, weight, bias, eps)
+    return cast(reference_layer_norm(x, weight, bias, eps), x.dtype)
 
 
 def rms_norm(x: Float[jax.Array, "..."], weight: Float[jax.Array, "*N"], *, eps: float) -> Float[jax.Array, "..."]:
@@ -81,12 +61,3 @@ def standard_deviation_norm(
     spread = jnp.where(constant, 0, jnp.sqrt(jnp.where(constant, 1, variance)))
     normalized = deviation / (spread + jnp.asarray(eps, spread.dtype))
     return cast(affine(normalized, weight, bias), x.dtype)
-
-
-@compiled
-def affine(
-    normalized: Float[jax.Array, "..."], weight: Float[jax.Array, "*N"], bias: Float[jax.Array, "*N"] | None
-) -> Float[jax.Array, "..."]:
-    """normalized * weight + bias, unrounded."""
-    output = normalized * widen(weight)
-    return output if bias is None else output + widen(bias)

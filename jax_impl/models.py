@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from jax_impl.attention import attention, multi_head_attention, require_dtype
+from jax_impl.attention import attention
 from jax_impl.blocks import attention_options
+from jax_impl.dtypes import require_dtype
+from jax_impl.multi_head_attention import multi_head_attention
 from jax_impl.transformer import classifier, decoder, encoder, language_model, transformer
 from specification import checks, dialects
 from specification.checkpoints import read_model, write_model

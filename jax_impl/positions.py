@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from jax_impl.attention import require_dtype
+from jax_impl.dtypes import require_dtype
 from jax_impl.embedding import take_rows
 from specification import checks
 from specification.dtypes import dtype_name

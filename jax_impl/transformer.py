@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Integer
 
-from jax_impl.attention import cast, linear, require_dtype, widen
 from jax_impl.blocks import add, decoder_block, drop, encoder_block, normalize
+from jax_impl.dtypes import cast, require_dtype, widen
 from jax_impl.embedding import check_rows, embedding
 from jax_impl.masks import checked_mask
+from jax_impl.multi_head_attention import linear
 from jax_impl.positions import learned_positions, sinusoidal_positions
 from specification import checks
 from specification.configuration import Configuration

@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from reference_numpy.attention import dropout_factor, multi_head_attention, widen
+from reference_numpy.attention_steps import dropout_factor
+from reference_numpy.dtypes import widen
 from reference_numpy.feed_forward import feed_forward
 from reference_numpy.layer_norm import layer_norm, rms_norm, standard_deviation_norm
+from reference_numpy.multi_head_attention import multi_head_attention
 from specification import checks
 from specification.configuration import Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout, SublayerDropout

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from reference_numpy.attention_vjp import multi_head_attention_vjp
 from reference_numpy.blocks import add, attend, attention_options, drop, normalize, residual, transform
 from reference_numpy.feed_forward_vjp import feed_forward_vjp
 from reference_numpy.layer_norm_vjp import layer_norm_vjp, rms_norm_vjp, standard_deviation_norm_vjp
+from reference_numpy.multi_head_attention_vjp import multi_head_attention_vjp
 from specification import checks
 from specification.configuration import Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout, SublayerDropout

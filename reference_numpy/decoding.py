@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from reference_numpy.attention import attention, concatenate_heads, join_heads, linear, split_heads
+from reference_numpy.attention import attention
 from reference_numpy.blocks import attention_options, normalize, residual, transform
 from reference_numpy.models import Model
+from reference_numpy.multi_head_attention import concatenate_heads, join_heads, linear, split_heads
 from reference_numpy.transformer import embed, encoder, real_tokens
 from specification import checks
 from specification.caches import BlockCache, Cache, looks_ahead

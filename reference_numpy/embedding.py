@@ -7,7 +7,7 @@ import math
 import numpy as np
 from jaxtyping import Float, Integer
 
-from reference_numpy.attention import widen
+from reference_numpy.dtypes import widen
 from specification import checks
 
 

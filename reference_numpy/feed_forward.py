@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from reference_numpy.attention import dropout_factor, linear, widen
+from reference_numpy.attention_steps import dropout_factor
+from reference_numpy.dtypes import widen
+from reference_numpy.multi_head_attention import linear
 from specification import FeedForward, checks
 
 

@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from reference_numpy.attention import dropout_factor, linear, widen
-from reference_numpy.attention_vjp import linear_vjp
+from reference_numpy.attention_steps import dropout_factor
+from reference_numpy.dtypes import widen
 from reference_numpy.feed_forward import ACTIVATIONS, normal_distribution
+from reference_numpy.multi_head_attention import linear
+from reference_numpy.multi_head_attention_vjp import linear_vjp
 from specification import FeedForward, checks
 from specification.dtypes import dtype_name
 

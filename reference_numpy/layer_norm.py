@@ -7,27 +7,12 @@ Statistics and the affine step are kept in float32, or in float64 for float64, a
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Float
 
-from reference_numpy.attention import widen
+from reference_numpy.dtypes import widen
+from reference_numpy.layer_norm_steps import affine, deviations, reference_layer_norm
 from specification import checks
-
-
-def deviations(x: Float[np.ndarray, "..."], axes: tuple[int, ...]) -> Float[np.ndarray, "..."]:
-    """x - mean, taken twice (NORM-3, NORM-4).
-
-    The first center is reached by way of the row's first element: in a constant row every x - first is exactly 0, where
-    sum(x) / n need not give x back. The second subtraction takes off the rounding error of that center, which is large
-    when the first element lies far from the others.
-    """
-    corner: Any = (..., *(slice(0, 1) for _ in axes))
-    first = x[corner]
-    center = first + np.mean(x - first, axis=axes, keepdims=True)
-    deviation = x - center
-    return deviation - np.mean(deviation, axis=axes, keepdims=True)
 
 
 @np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output
@@ -43,11 +28,8 @@ def layer_norm(
     A constant row gives bias exactly, also when it has one element (NORM-3). NaN or infinity in a row makes that row
     non-finite and no other (NORM-5). eps is at least 2**-126. Returns a new array in the shape and dtype of x.
     """
-    axes = checks.norm(x, weight, bias, eps)
-    deviation = deviations(widen(x), axes)
-    variance = np.mean(deviation**2, axis=axes, keepdims=True)
-    normalized = deviation / np.sqrt(variance + float(eps))
-    return affine(normalized, weight, bias).astype(x.dtype)
+    checks.norm(x, weight, bias, eps)
+    return reference_layer_norm(x, weight, bias, eps).astype(x.dtype)
 
 
 @np.errstate(all="ignore")
@@ -81,11 +63,3 @@ def standard_deviation_norm(
     variance = np.sum(deviation**2, axis=axes, keepdims=True) / (weight.size - 1)
     normalized = deviation / (np.sqrt(variance) + float(eps))
     return affine(normalized, weight, bias).astype(x.dtype)
-
-
-def affine(
-    normalized: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], bias: Float[np.ndarray, "*N"] | None
-) -> Float[np.ndarray, "..."]:
-    """normalized * weight + bias, unrounded."""
-    output = normalized * widen(weight)
-    return output if bias is None else output + widen(bias)

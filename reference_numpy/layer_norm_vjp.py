@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from reference_numpy.attention import widen
-from reference_numpy.layer_norm import deviations
+from reference_numpy.dtypes import widen
+from reference_numpy.layer_norm_steps import deviations
 from specification import checks
 from specification.dtypes import dtype_name
 

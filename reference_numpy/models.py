@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from reference_numpy.attention import attention, multi_head_attention
+from reference_numpy.attention import attention
 from reference_numpy.blocks import attention_options
+from reference_numpy.multi_head_attention import multi_head_attention
 from reference_numpy.transformer import classifier, decoder, encoder, language_model, transformer
 from specification import checks, dialects
 from specification.checkpoints import read_model, write_model

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from reference_numpy.attention import linear, widen
 from reference_numpy.blocks import add, decoder_block, drop, encoder_block, normalize
+from reference_numpy.dtypes import widen
 from reference_numpy.embedding import check_rows, embedding
+from reference_numpy.multi_head_attention import linear
 from reference_numpy.positions import learned_positions, sinusoidal_positions
 from specification import checks
 from specification.configuration import Configuration

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from reference_numpy.attention import linear, widen
-from reference_numpy.attention_vjp import linear_vjp
 from reference_numpy.blocks import add, decoder_block, drop, encoder_block
 from reference_numpy.blocks_vjp import decoder_block_vjp, encoder_block_vjp, normalize_vjp
+from reference_numpy.dtypes import widen
 from reference_numpy.embedding_vjp import embedding_vjp
+from reference_numpy.multi_head_attention import linear
+from reference_numpy.multi_head_attention_vjp import linear_vjp
 from reference_numpy.positions_vjp import learned_positions_vjp
 from reference_numpy.transformer import (
     decoder,

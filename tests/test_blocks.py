@@ -16,7 +16,7 @@ from conformance.checks.comparison import judge
 from conformance.oracle.reference import by_definition
 from conformance.sampling.strategies import attention_cases
 from conformance.subjects.subject import NumpySubject
-from reference_numpy.attention import query_blocks
+from reference_numpy.attention_steps import query_blocks
 from specification import Causal
 
 

@@ -22,7 +22,7 @@ import pytest
 import reference_numpy
 from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
-from reference_numpy.attention import join_heads
+from reference_numpy.multi_head_attention import join_heads
 from specification import (
     Causal,
     Configuration,

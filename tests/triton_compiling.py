@@ -11,13 +11,13 @@ import sys
 from typing import Any
 
 import torch
+from torch_impl.blocked import Inputs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from specification import Causal, Dense, KeyPadding, Segments
 from torch_impl import fused_gpu, triton_backward, triton_forward, triton_masks
-from torch_impl.blocked import Inputs
 
 B, H, G, Q, K, D = 2, 4, 2, 100, 150, 32
 

@@ -2,7 +2,6 @@
 
 import triton
 import triton.language as tl
-
 from torch_impl.triton_tiles import weighted_sum
 
 

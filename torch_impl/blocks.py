@@ -21,9 +21,11 @@ from specification import checks
 from specification.configuration import Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout, SublayerDropout
 from specification.parameters import DecoderBlock, EncoderBlock, FeedForward, MultiHeadAttention, Norm
-from torch_impl.attention import dropout_factor, multi_head_attention, widen
+from torch_impl.attention_steps import dropout_factor
+from torch_impl.dtypes import widen
 from torch_impl.feed_forward import feed_forward
 from torch_impl.layer_norm import layer_norm, rms_norm, standard_deviation_norm
+from torch_impl.multi_head_attention import multi_head_attention
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
 

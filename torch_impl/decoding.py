@@ -25,10 +25,11 @@ from specification.configuration import Configuration
 from specification.dropout import SublayerDropout
 from specification.masks import Causal, Dense, KeyPadding
 from specification.parameters import DecoderBlock, LanguageModel, MultiHeadAttention, Transformer
-from torch_impl.attention import attention, concatenate_heads, join_heads, linear, split_heads
+from torch_impl.attention import attention
 from torch_impl.blocks import attention_options, normalize, residual, transform
 from torch_impl.masks import readable
 from torch_impl.models import Model
+from torch_impl.multi_head_attention import concatenate_heads, join_heads, linear, split_heads
 from torch_impl.transformer import embed, encoder, real_tokens
 
 # --- the pieces -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Integer
 
 from specification import checks
-from torch_impl.attention import widen
+from torch_impl.dtypes import widen
 from torch_impl.masks import readable
 
 

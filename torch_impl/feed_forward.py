@@ -8,7 +8,9 @@ import torch
 from jaxtyping import Bool, Float
 
 from specification import FeedForward, checks
-from torch_impl.attention import dropout_factor, linear, widen
+from torch_impl.attention_steps import dropout_factor
+from torch_impl.dtypes import widen
+from torch_impl.multi_head_attention import linear
 
 
 def relu(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:

@@ -26,8 +26,9 @@ from specification.parameters import (
     Transformer,
     mapped,
 )
-from torch_impl.attention import attention, multi_head_attention
+from torch_impl.attention import attention
 from torch_impl.blocks import attention_options
+from torch_impl.multi_head_attention import multi_head_attention
 from torch_impl.transformer import classifier, decoder, encoder, language_model, transformer
 
 

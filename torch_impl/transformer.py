@@ -18,9 +18,10 @@ from specification.dropout import DecoderBlockDropout, EncoderBlockDropout, Stac
 from specification.dtypes import dtype_name
 from specification.masks import Causal, Dense, KeyPadding, both
 from specification.parameters import Classifier, Decoder, Embedding, Encoder, LanguageModel, Transformer
-from torch_impl.attention import linear, widen
 from torch_impl.blocks import add, decoder_block, drop, encoder_block, normalize
+from torch_impl.dtypes import widen
 from torch_impl.embedding import check_rows, embedding
+from torch_impl.multi_head_attention import linear
 from torch_impl.positions import learned_positions, sinusoidal_positions
 
 # --- before and after the blocks --------------------------------------------------------------------------------------

@@ -25,8 +25,9 @@ from conformance.models.local import linear as linear_bound
 from conformance.models.stepwise import Oracle, framed, framework_of, substantial, without_nan
 from conformance.oracle.reference import Exact
 from conformance.subjects.frameworks import Framework
-from reference_numpy.attention import join_heads, repeat_heads, resolve_scale, split_heads
+from reference_numpy.attention_steps import repeat_heads, resolve_scale
 from reference_numpy.blocks import attention_options
+from reference_numpy.multi_head_attention import join_heads, split_heads
 from specification.parameters import mapped
 
 INSIDE = ("attend", "transform")

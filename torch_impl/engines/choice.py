@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float
 
 from specification import checks
 from specification.engines import Choice, choose
-from torch_impl.blocked import Inputs, Limits, tensors_of
-from torch_impl.fused_gpu import hindrance_of_triton
+from torch_impl.engines.blocked import Inputs, Limits, tensors_of
+from torch_impl.engines.fused_gpu import hindrance_of_triton
 from torch_impl.masks import checked_mask
 
 LIMITS = Limits()
@@ -75,7 +75,7 @@ def hindrance_of_blocks(inputs: Inputs, dropout_keep: Any, empty_rows: str) -> s
 def traced(*tensors: torch.Tensor | None) -> bool:
     """Under torch.compile, torch.export, torch.fx, torch.func's transformations, or with tensors without numbers.
 
-    Whatever else looks at every operation (a mode, a subclass of tensors) gets the literal ones, too.
+    Whatever else looks at every operation (a mode, a subclass of tensors) gets the reference engine, too.
     """
     return (
         torch.compiler.is_compiling()
@@ -137,5 +137,5 @@ def hindrance_of_the_norm_kernel(x: torch.Tensor, weight: torch.Tensor, bias: to
     if isinstance(eps, torch.Tensor):
         return "eps in a tensor may want a gradient, which the kernel does not give"
     if traced(x, weight, bias):
-        return "while PyTorch traces or transforms a function, it gets the literal operations"
+        return "while PyTorch traces or transforms a function, it gets PyTorch's own operations"
     return ""
