@@ -6,7 +6,6 @@ definition that all else let pass.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,9 @@ import pytest
 
 import reference_numpy
 from conformance.cases.case import Case
+from reference_numpy import attention_steps as steps
+from reference_numpy import masks
+from reference_numpy.attention_steps_vjp import attention_scores_vjp
 from specification import (
     Causal,
     FeedForward,
@@ -29,11 +31,6 @@ from tests.helpers import REFERENCE, Implementation
 from tests.test_bad_input import MISTAKES, Mistake
 from tests.test_special_values import COTANGENTS, B, D, G, H, K, Q, V, arrays, floats
 from tests.test_vjp import CASES, Function
-
-# By its full name: `reference_numpy.attention` is also a function.
-pieces = importlib.import_module("reference_numpy.attention")
-gradients = importlib.import_module("reference_numpy.attention_vjp")
-masks = importlib.import_module("reference_numpy.masks")
 
 
 def refusal(call: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[type[BaseException], str]:
@@ -349,8 +346,8 @@ def test_cotangents_are_checked(operation: str) -> None:
 def test_scores_of_forbidden_pairs_are_0() -> None:
     allowed = np.tril(np.ones((Q, K), bool))[None, None]
     left, right = floats(B, H, Q, D), floats(B, H, K, D)
-    products = pieces.pair_products(left, right, allowed)
-    scores = pieces.attention_scores(left, right, allowed, bias=floats(1, 1, Q, K) + 3, scale=None, softcap=2.0)
+    products = steps.pair_products(left, right, allowed)
+    scores = steps.attention_scores(left, right, allowed, bias=floats(1, 1, Q, K) + 3, scale=None, softcap=2.0)
     for array in (products, scores):
         assert (array[np.broadcast_to(~allowed, array.shape)] == 0).all()
 
@@ -361,7 +358,7 @@ def test_keys_have_no_gradient_from_queries_that_do_not_see_them() -> None:
     allowed = np.tril(np.ones((Q, K), bool))[None, None]
     query, key = floats(B, H, Q, D), floats(B, H, K, D)
     query[:, :, 1] = np.nan
-    _, gradient, _ = gradients.attention_scores_vjp(query, key, allowed, floats(B, H, Q, K), scale=None, softcap=None)
+    _, gradient, _ = attention_scores_vjp(query, key, allowed, floats(B, H, Q, K), scale=None, softcap=None)
     assert np.isnan(gradient[:, :, :2]).all()
     assert np.isfinite(gradient[:, :, 2:]).all()
 
@@ -404,9 +401,9 @@ def test_a_log_sum_exp_that_is_nan_spoils_its_rows_gradients() -> None:
 )
 def test_blocks_are_as_large_as_fits(batch: int, heads: int, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At least one query each; no more scores than BLOCK_SCORES otherwise; all blocks but the last of one size."""
-    monkeypatch.setattr(pieces, "BLOCK_SCORES", 200)
+    monkeypatch.setattr(steps, "BLOCK_SCORES", 200)
     queries = 450
-    sizes = [block.stop - block.start for block in pieces.query_blocks(batch, heads, queries, keys)]
+    sizes = [block.stop - block.start for block in steps.query_blocks(batch, heads, queries, keys)]
     row = max(batch * heads * keys, 1)
     largest = max(200 // row, 1)
     assert sum(sizes) == queries
@@ -424,4 +421,4 @@ def test_a_bias_has_a_gradient_for_a_batch_of_none(shape: tuple[int, ...]) -> No
 
 @pytest.mark.rule("ATT-8")
 def test_short_sequences_are_one_block() -> None:
-    assert len(list(pieces.query_blocks(16, 16, 128, 128))) == 1
+    assert len(list(steps.query_blocks(16, 16, 128, 128))) == 1

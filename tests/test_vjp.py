@@ -41,9 +41,9 @@ STEP = 2.0**-6
 UNIT_ROUNDOFF = 2.0**-53
 
 # By their full names: `reference_numpy.attention_vjp` is also a function.
-attention, attention_vjp, feed_forward_vjp, layer_norm_vjp = (
+steps, attention_vjp, feed_forward_vjp, layer_norm_vjp = (
     importlib.import_module(f"reference_numpy.{name}")
-    for name in ("attention", "attention_vjp", "feed_forward_vjp", "layer_norm_vjp")
+    for name in ("attention_steps", "attention_vjp", "feed_forward_vjp", "layer_norm_vjp")
 )
 
 
@@ -324,8 +324,8 @@ def test_gradient(case: Case) -> None:
 @pytest.mark.rule("ATT-12")
 @pytest.mark.parametrize("id", ["attention-everything", "attention_logsumexp-sinks", "attention-dropout"])
 def test_gradient_in_blocks_of_queries(id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "BLOCK_SCORES", B * H * K)
-    assert len(list(attention.query_blocks(B, H, Q, K))) == Q
+    monkeypatch.setattr(steps, "BLOCK_SCORES", B * H * K)
+    assert len(list(steps.query_blocks(B, H, Q, K))) == Q
     assert worst_ratio(BY_ID[id]) <= 1
 
 
