@@ -1,7 +1,8 @@
 """The definition: what a Transformer computes, in NumPy, to be read.
 
-Read in this order: masks, attention, layer_norm, embedding, positions, feed_forward, blocks, transformer, decoding,
-generation, models. Beside each file stands the one with its gradients, `<name>_vjp`.
+Read in this order: masks, attention_steps, attention, multi_head_attention, layer_norm_steps, layer_norm, embedding,
+positions, feed_forward, blocks, transformer, decoding, generation, models. Beside each file stands the one with its
+gradients, `<name>_vjp`.
 """
 
 from reference_numpy.attention import attention, attention_logsumexp, attention_weights, merge_attention
