@@ -6,6 +6,7 @@ definition that all else let pass.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -337,6 +338,25 @@ def test_cotangents_are_checked(operation: str) -> None:
         expected = TypeError, f"{name} must be float64 like the result, got float32"
         narrow = result.astype(np.float32)
         assert refusal(vjp, *case.arguments, **case.options, **fitting | {name: narrow}) == expected
+
+
+# --- before the last rounding -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("ATT-9", "ATT-14")
+def test_reference_attention_is_attention_before_its_rounding(implementation: Implementation) -> None:
+    """In every package: the output, and the log-sum-exp of the same scores. Rate and empty rows may be left out."""
+    core = importlib.import_module(f"{implementation.package}.attention_steps").reference_attention
+    half = {name: array.astype(np.float16) for name, array in arrays().items()}
+    options = {"mask": Causal(-1), "bias": None, "scale": 0.3, "softcap": 2.0, "sinks": None}
+    keep = np.arange(B * H * Q * K).reshape(B, H, Q, K) % 3 > 0
+    found = core(**implementation.convert(half | options), dropout_keep=implementation.convert(keep))
+    output, logsumexp = map(implementation.subject.framework.numpy, found)
+    assert (output.dtype, logsumexp.dtype) == (np.float32, np.float32)
+    by_default = implementation.call("attention", **half, **options, dropout_keep=keep)
+    np.testing.assert_array_equal(output.astype(np.float16), by_default)
+    del half["value"]
+    np.testing.assert_array_equal(logsumexp, implementation.call("attention_logsumexp", **half, **options))
 
 
 # --- the definition's own pieces --------------------------------------------------------------------------------------

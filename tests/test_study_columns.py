@@ -89,9 +89,8 @@ def test_most_steps_stand_in_all_three() -> None:
 )  # fmt: skip
 def test_an_edit_is_found(file: str, function: str, package: str, old: str, new: str, told: str) -> None:
     functions = edited(file, package, old, new)
-    assert any(re.search(told, message) for message in faults(file, function, functions)), faults(
-        file, function, functions
-    )
+    found = faults(file, function, functions)
+    assert any(re.search(told, message) for message in found), found
 
 
 def test_an_idiom_that_nothing_needs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
