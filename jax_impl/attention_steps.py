@@ -63,6 +63,7 @@ def allowed_sum(
 
 @jax.jit
 def pair_products_backward(saved: Any, cotangent: Float[jax.Array, "*lead Q K"]) -> tuple[Any, Any, None]:
+    """The gradients of left and right."""
     left, right, allowed = saved
     cotangent = jnp.where(allowed, cotangent, 0)
     return allowed_sum(cotangent, right, allowed), allowed_sum(cotangent.mT, left, allowed.mT), None
@@ -70,6 +71,7 @@ def pair_products_backward(saved: Any, cotangent: Float[jax.Array, "*lead Q K"])
 
 @jax.jit
 def allowed_sum_backward(saved: Any, cotangent: Float[jax.Array, "*lead Q V"]) -> tuple[Any, Any, None]:
+    """The gradients of weights and values."""
     weights, values, allowed = saved
     return pair_products(cotangent, values, allowed), allowed_sum(weights.mT, cotangent, allowed.mT), None
 
@@ -200,8 +202,13 @@ def reference_attention(
 ) -> tuple[Float[jax.Array, "B H Q V"], Float[jax.Array, "B H Q"]]:
     """Compute `attention` for arguments that it has checked, without its last rounding.
 
-    Returns the output and the log-sum-exp, both in the dtype in which everything is computed. All [B, H, Q, K]
-    scores stand in memory.
+    All [B, H, Q, K] scores stand in memory.
+
+    Args:
+        query, key, value, mask, bias, scale, softcap, sinks, dropout_keep, dropout_rate, empty_rows: As in `attention`.
+
+    Returns:
+        The output [B, H, Q, V] and the log-sum-exp [B, H, Q], both in the dtype in which everything is computed.
     """
     (B, H, Q, _), K = query.shape, key.shape[2]
     query, key, value = widen(query), repeat_heads(widen(key), H), repeat_heads(widen(value), H)

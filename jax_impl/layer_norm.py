@@ -22,18 +22,39 @@ def layer_norm(
     *,
     eps: float = 1e-5,
 ) -> Float[jax.Array, "..."]:
-    """(x - mean) / sqrt(variance + eps) * weight + bias, with the biased two-pass variance (NORM-1).
+    """Compute (x - mean) / sqrt(variance + eps) * weight + bias, with the biased two-pass variance (NORM-1).
 
-    eps may be traced. Returns an array in the shape and dtype of x.
+    eps may be traced.
+
+    Args:
+        x: [..., *N], in float16, bfloat16, float32 or float64.
+        weight: [*N], the trailing axes that are normalised over, in the dtype of x or the wider one used inside.
+        bias: As weight, or None.
+        eps: At least 2**-126.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.norm(x, weight, bias, eps)
     return cast(reference_layer_norm(x, weight, bias, eps), x.dtype)
 
 
 def rms_norm(x: Float[jax.Array, "..."], weight: Float[jax.Array, "*N"], *, eps: float) -> Float[jax.Array, "..."]:
-    """x / sqrt(mean(x^2) + eps) * weight (NORM-7; Zhang and Sennrich, arXiv 1910.07467).
+    """Compute x / sqrt(mean(x^2) + eps) * weight (NORM-7; Zhang and Sennrich, arXiv 1910.07467).
 
-    Returns an array in the shape and dtype of x.
+    Args:
+        x, weight, eps: As in `layer_norm`.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     axes = checks.norm(x, weight, None, eps)
     wide = widen(x)
@@ -49,9 +70,17 @@ def standard_deviation_norm(
     *,
     eps: float,
 ) -> Float[jax.Array, "..."]:
-    """(x - mean) / (deviation + eps) * weight + bias, with the unbiased deviation (NORM-7).
+    """Compute (x - mean) / (deviation + eps) * weight + bias, with the unbiased deviation (NORM-7).
 
-    Returns an array in the shape and dtype of x.
+    Args:
+        x, weight, bias, eps: As in `layer_norm`; weight has two elements at least.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     axes = checks.standard_deviation_norm(x, weight, bias, eps)
     deviation = deviations(widen(x), axes)

@@ -47,19 +47,28 @@ def attention(
     dropout_rate: float = 0.0,
     empty_rows: str = "zero",
 ) -> Float[np.ndarray, "B H Q V"]:
-    """output = softmax(softcap(scale * query . key) + bias) . value, over the keys that the mask allows.
+    """Compute softmax(softcap(scale * query . key) + bias) . value over the keys that the mask allows.
 
-    mask: a description or a boolean array, True = may attend. None allows every pair.
-    bias: added to the scores, [Q, K] or [B or 1, H or 1, Q, K], in the inputs' dtype or the wider one used inside. -inf
-        in it forbids the pair.
-    scale: any finite number; None is 1 / sqrt(D).
-    softcap: c > 0 squeezes scores into (-c, c) by c * tanh(scores / c), before bias and mask.
-    sinks: one logit for each query head that takes part in the denominator and has no value.
-    dropout_keep, dropout_rate: weights * keep / (1 - rate), after the softmax; the caller draws `keep` (ATT-11).
-    empty_rows: what a query that may attend to nothing gives: "zero", or, for dialects, "mean" or "nan" (ATT-6).
+    Args:
+        query: [B, H, Q, D], in float16, bfloat16, float32 or float64.
+        key: [B, G, K, D], in the dtype of query. Query head h reads key and value head h // (H / G).
+        value: [B, G, K, V], in the dtype of query.
+        mask: A description or a boolean array, True = may attend. None allows every pair.
+        bias: Added to the scores, [Q, K] or [B or 1, H or 1, Q, K], in the dtype of query or the wider one used inside.
+            -inf forbids the pair.
+        scale: Any finite number; None is 1 / sqrt(D).
+        softcap: c > 0 squeezes scores into (-c, c) by c * tanh(scores / c), before bias and mask.
+        sinks: [H], one logit for each query head that takes part in the denominator and has no value.
+        dropout_keep: [B, H, Q, K], True = keep the weight. The caller draws it (ATT-11).
+        dropout_rate: In [0, 1). Weights that are kept are divided by 1 - rate.
+        empty_rows: What a query that may attend to nothing gives: "zero", or, for dialects, "mean" or "nan" (ATT-6).
 
-    Returns a new array in the dtype of query. Raises TypeError for dtypes and ValueError for sizes and numbers that are
-    not as described above.
+    Returns:
+        A new array [B, H, Q, V] in the dtype of query.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.attention(
         query, key, value, bias=bias, scale=scale, softcap=softcap, sinks=sinks,
@@ -86,9 +95,16 @@ def attention_weights(
     sinks: Float[np.ndarray, "H"] | None = None,
     empty_rows: str = "zero",
 ) -> Float[np.ndarray, "B H Q K"]:
-    """The weights that `attention` gives to every key, before dropout: [B, H, Q, K] in the dtype of query (ATT-14).
+    """Compute the weights that `attention` gives to every key, before dropout (ATT-14).
 
-    Arguments and errors as in `attention`.
+    Args:
+        query, key, mask, bias, scale, softcap, sinks, empty_rows: As in `attention`.
+
+    Returns:
+        A new array [B, H, Q, K] in the dtype of query.
+
+    Raises:
+        TypeError, ValueError: As in `attention`.
     """
     checks.attention(
         query, key, None, bias=bias, scale=scale, softcap=softcap, sinks=sinks, empty_rows=empty_rows
@@ -116,10 +132,17 @@ def attention_logsumexp(
     softcap: float | None = None,
     sinks: Float[np.ndarray, "H"] | None = None,
 ) -> Float[np.ndarray, "B H Q"]:
-    """log of the sum of exp(scores) over the allowed keys, and of exp(sink) if there is one: [B, H, Q] (ATT-14).
+    """Compute log(sum(exp(scores))) over the allowed keys, and over the sink if there is one (ATT-14).
 
-    A query that may attend to nothing has -inf (with a sink: the sink). The dtype is the one used inside, float32 or
-    float64, because merging partial results needs it whole. Arguments and errors as in `attention`.
+    Args:
+        query, key, mask, bias, scale, softcap, sinks: As in `attention`.
+
+    Returns:
+        A new array [B, H, Q] in the dtype used inside, float32 or float64, because merging partial results needs it
+        whole. A query that may attend to nothing has -inf (with a sink: the sink).
+
+    Raises:
+        TypeError, ValueError: As in `attention`.
     """
     checks.attention(query, key, None, bias=bias, scale=scale, softcap=softcap, sinks=sinks)
     (B, H, Q, _), K = query.shape, key.shape[2]
@@ -137,12 +160,23 @@ def attention_logsumexp(
 def merge_attention(
     outputs: Sequence[Float[np.ndarray, "B H Q V"]], logsumexps: Sequence[Float[np.ndarray, "B H Q"]]
 ) -> tuple[Float[np.ndarray, "B H Q V"], Float[np.ndarray, "B H Q"]]:
-    """Attention over all keys, from its results over disjoint sets of them (ATT-14).
+    """Merge results of `attention` over disjoint sets of keys into those over all keys (ATT-14).
 
     logsumexp = log sum_p exp(logsumexps[p]);  output = sum_p exp(logsumexps[p] - logsumexp) * outputs[p]
 
     A part whose log-sum-exp is -inf saw no key and counts for nothing, whatever its output. A sink belongs to one part
-    only. Outputs share one dtype, which the merged output has too; log-sum-exps have the wider dtype used inside.
+    only.
+
+    Args:
+        outputs: [B, H, Q, V] for each part, in one dtype.
+        logsumexps: [B, H, Q] for each part, as `attention_logsumexp` gives them.
+
+    Returns:
+        The output in the dtype of outputs, and the log-sum-exp in float32, or in float64 for float64.
+
+    Raises:
+        TypeError: Dtypes that differ.
+        ValueError: No part, or parts whose shapes differ.
     """
     checks.merge(outputs, logsumexps)
     parts = np.stack([widen(output) for output in outputs], axis=-2)

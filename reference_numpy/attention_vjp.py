@@ -129,7 +129,19 @@ def attention_vjp(
     dropout_rate: float = 0.0,
     empty_rows: str = "zero",
 ) -> AttentionGradients:
-    """Gradients of query, key, value, bias and sinks, given that of `attention`'s output. Arguments as there."""
+    """Compute the gradients of query, key, value, bias and sinks (ATT-12).
+
+    Args:
+        query, key, value: As in `attention`.
+        cotangent: Gradient with respect to the result of `attention`, [B, H, Q, V], in its dtype.
+        mask, bias, scale, softcap, sinks, dropout_keep, dropout_rate, empty_rows: As in `attention`.
+
+    Returns:
+        Gradients in the shapes and dtypes of the arguments.
+
+    Raises:
+        TypeError, ValueError: As in `attention`, and for a cotangent in another shape or dtype than its result.
+    """
     options = dict[str, Any](bias=bias, scale=scale, softcap=softcap, sinks=sinks, dropout_keep=dropout_keep)
     options |= {"dropout_rate": dropout_rate, "empty_rows": empty_rows}
     checks.attention(query, key, value, **options)
@@ -150,7 +162,19 @@ def attention_weights_vjp(
     sinks: Float[np.ndarray, "H"] | None = None,
     empty_rows: str = "zero",
 ) -> AttentionGradients:
-    """Gradients of query, key, bias and sinks, given that of `attention_weights`. Arguments as there."""
+    """Compute the gradients of query, key, bias and sinks (ATT-12).
+
+    Args:
+        query, key: As in `attention_weights`.
+        cotangent: Gradient with respect to the result of `attention_weights`, [B, H, Q, K], in its dtype.
+        mask, bias, scale, softcap, sinks, empty_rows: As in `attention_weights`.
+
+    Returns:
+        Gradients in the shapes and dtypes of the arguments.
+
+    Raises:
+        TypeError, ValueError: As in `attention_weights`, and for a cotangent in another shape or dtype than its result.
+    """
     options = dict[str, Any](bias=bias, scale=scale, softcap=softcap, sinks=sinks, empty_rows=empty_rows)
     checks.attention(query, key, None, **options)
     checks.cotangent(cotangent, (*query.shape[:3], key.shape[2]), dtype_name(query))
@@ -169,7 +193,20 @@ def attention_logsumexp_vjp(
     softcap: float | None = None,
     sinks: Float[np.ndarray, "H"] | None = None,
 ) -> AttentionGradients:
-    """Gradients of query, key, bias and sinks, given that of `attention_logsumexp`. Arguments as there."""
+    """Compute the gradients of query, key, bias and sinks (ATT-12).
+
+    Args:
+        query, key: As in `attention_logsumexp`.
+        cotangent: Gradient with respect to the result of `attention_logsumexp`, [B, H, Q], in its dtype.
+        mask, bias, scale, softcap, sinks: As in `attention_logsumexp`.
+
+    Returns:
+        Gradients in the shapes and dtypes of the arguments.
+
+    Raises:
+        TypeError, ValueError: As in `attention_logsumexp`, and for a cotangent in another shape or dtype than its
+            result.
+    """
     options = dict[str, Any](bias=bias, scale=scale, softcap=softcap, sinks=sinks)
     checks.attention(query, key, None, **options)
     checks.cotangent(cotangent, query.shape[:3], compute_dtype_name(dtype_name(query)))
@@ -183,7 +220,19 @@ def merge_attention_vjp(
     output_cotangent: Float[np.ndarray, "B H Q V"],
     logsumexp_cotangent: Float[np.ndarray, "B H Q"],
 ) -> tuple[list[Float[np.ndarray, "B H Q V"]], list[Float[np.ndarray, "B H Q"]]]:
-    """Gradients of every part's output and log-sum-exp, given those of `merge_attention`'s two results."""
+    """Compute the gradients of every part's output and log-sum-exp (ATT-12).
+
+    Args:
+        outputs, logsumexps: As in `merge_attention`.
+        output_cotangent: Gradient with respect to the merged output.
+        logsumexp_cotangent: Gradient with respect to the merged log-sum-exp.
+
+    Returns:
+        A list for outputs and a list for logsumexps, in their shapes and dtypes.
+
+    Raises:
+        TypeError, ValueError: As in `merge_attention`, and for a cotangent in another shape or dtype than its result.
+    """
     checks.merge(outputs, logsumexps)
     dtype = dtype_name(outputs[0])
     checks.cotangent(output_cotangent, outputs[0].shape, dtype, "output_cotangent")

@@ -23,10 +23,23 @@ def layer_norm(
     *,
     eps: float = 1e-5,
 ) -> Float[np.ndarray, "..."]:
-    """(x - mean) / sqrt(variance + eps) * weight + bias, with the biased two-pass variance (NORM-1).
+    """Compute (x - mean) / sqrt(variance + eps) * weight + bias, with the biased two-pass variance (NORM-1).
 
     A constant row gives bias exactly, also when it has one element (NORM-3). NaN or infinity in a row makes that row
-    non-finite and no other (NORM-5). eps is at least 2**-126. Returns a new array in the shape and dtype of x.
+    non-finite and no other (NORM-5).
+
+    Args:
+        x: [..., *N], in float16, bfloat16, float32 or float64.
+        weight: [*N], the trailing axes that are normalised over, in the dtype of x or the wider one used inside.
+        bias: As weight, or None.
+        eps: At least 2**-126.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.norm(x, weight, bias, eps)
     return reference_layer_norm(x, weight, bias, eps).astype(x.dtype)
@@ -34,9 +47,17 @@ def layer_norm(
 
 @np.errstate(all="ignore")
 def rms_norm(x: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], *, eps: float) -> Float[np.ndarray, "..."]:
-    """x / sqrt(mean(x^2) + eps) * weight (NORM-7; Zhang and Sennrich, arXiv 1910.07467).
+    """Compute x / sqrt(mean(x^2) + eps) * weight (NORM-7; Zhang and Sennrich, arXiv 1910.07467).
 
-    Returns a new array in the shape and dtype of x.
+    Args:
+        x, weight, eps: As in `layer_norm`.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     axes = checks.norm(x, weight, None, eps)
     wide = widen(x)
@@ -53,10 +74,20 @@ def standard_deviation_norm(
     *,
     eps: float,
 ) -> Float[np.ndarray, "..."]:
-    """(x - mean) / (deviation + eps) * weight + bias, with the unbiased deviation (NORM-7).
+    """Compute (x - mean) / (deviation + eps) * weight + bias, with the unbiased deviation (NORM-7).
 
-    The variance is divided by n - 1, so a row needs two elements, and eps stands outside the root: this is what The
-    Annotated Transformer computes under the name of layer norm. Returns a new array in the shape and dtype of x.
+    The variance is divided by n - 1, and eps stands outside the root: this is what The Annotated Transformer computes
+    under the name of layer norm.
+
+    Args:
+        x, weight, bias, eps: As in `layer_norm`; weight has two elements at least.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     axes = checks.standard_deviation_norm(x, weight, bias, eps)
     deviation = deviations(widen(x), axes)

@@ -49,9 +49,19 @@ def multi_head_attention_vjp(
     num_heads: int,
     **options: Any,
 ) -> MultiHeadAttentionGradients:
-    """Gradients of parameters, query, key, value, bias and sinks, given that of `multi_head_attention`'s output.
+    """Compute the gradients of parameters, query, key, value, bias and sinks (ATT-12).
 
-    `options` are those of `multi_head_attention`.
+    Args:
+        parameters, query, key, value: As in `multi_head_attention`.
+        cotangent: Gradient with respect to the result of `multi_head_attention`, [B, Q, E_out], in its dtype.
+        num_heads, **options: As in `multi_head_attention`.
+
+    Returns:
+        Gradients in the shapes and dtypes of the arguments.
+
+    Raises:
+        TypeError, ValueError: As in `multi_head_attention`, and for a cotangent in another shape or dtype than its
+            result.
     """
     checks.structure("parameters", parameters, MultiHeadAttention)
     projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Set
@@ -110,6 +111,18 @@ def test_same_core(implementation: Implementation, file: str, name: str) -> None
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_same_file(implementation: Implementation, operation: str) -> None:
     assert file_of(getattr(implementation, operation)) == file_of(getattr(REFERENCE, operation))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_name_every_argument_in_order(package: str) -> None:
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        function = getattr(module, name)
+        if inspect.isfunction(function):
+            section = (inspect.getdoc(function) or "").partition("Args:\n")[2].partition("\n\n")[0]
+            lines = re.findall(r"^    ([*\w]+(?:, [*\w]+)*): \S", section, re.MULTILINE)
+            named = [argument.lstrip("*") for line in lines for argument in line.split(", ")]
+            assert named == list(inspect.signature(function).parameters), name
 
 
 @pytest.mark.parametrize("package", PORTS)

@@ -190,8 +190,13 @@ def reference_attention(
 ) -> tuple[Float[torch.Tensor, "B H Q V"], Float[torch.Tensor, "B H Q"]]:
     """Compute `attention` for arguments that it has checked, without its last rounding.
 
-    Returns the output and the log-sum-exp, both in the dtype in which everything is computed. All [B, H, Q, K]
-    scores stand in memory.
+    All [B, H, Q, K] scores stand in memory.
+
+    Args:
+        query, key, value, mask, bias, scale, softcap, sinks, dropout_keep, dropout_rate, empty_rows: As in `attention`.
+
+    Returns:
+        The output [B, H, Q, V] and the log-sum-exp [B, H, Q], both in the dtype in which everything is computed.
     """
     (_, H, Q, _), K = query.shape, key.shape[2]
     query, key, value = widen(query), repeat_heads(widen(key), H), repeat_heads(widen(value), H)

@@ -23,10 +23,22 @@ def layer_norm(
     eps: float = 1e-5,
     engine: str = "auto",
 ) -> Float[torch.Tensor, "..."]:
-    """(x - mean) / sqrt(variance + eps) * weight + bias, with the biased two-pass variance (NORM-1).
+    """Compute (x - mean) / sqrt(variance + eps) * weight + bias, with the biased two-pass variance (NORM-1).
 
-    engine: "reference" is `reference_layer_norm`, "fused" PyTorch's own kernel, which reads x once, "auto" the fastest
-    of those that can take the call (`explain_layer_norm_engine`).
+    Args:
+        x: [..., *N], in float16, bfloat16, float32 or float64.
+        weight: [*N], the trailing axes that are normalised over, in the dtype of x or the wider one used inside.
+        bias: As weight, or None.
+        eps: At least 2**-126.
+        engine: "reference" is `reference_layer_norm`, "fused" PyTorch's own kernel, which reads x once, "auto" the
+            fastest of those that take the call (`explain_layer_norm_engine`).
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.norm(x, weight, bias, eps)
     if choice.layer_norm_engine_for(engine, x, weight, bias, eps).engine == "fused":
@@ -37,7 +49,18 @@ def layer_norm(
 def rms_norm(
     x: Float[torch.Tensor, "..."], weight: Float[torch.Tensor, "*N"], *, eps: float
 ) -> Float[torch.Tensor, "..."]:
-    """x / sqrt(mean(x^2) + eps) * weight (NORM-7)."""
+    """Compute x / sqrt(mean(x^2) + eps) * weight (NORM-7; Zhang and Sennrich, arXiv 1910.07467).
+
+    Args:
+        x, weight, eps: As in `layer_norm`.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
+    """
     axes = checks.norm(x, weight, None, eps)
     wide = widen(x)
     square = torch.mean(wide**2, dim=axes, keepdim=True)
@@ -52,7 +75,18 @@ def standard_deviation_norm(
     *,
     eps: float,
 ) -> Float[torch.Tensor, "..."]:
-    """(x - mean) / (deviation + eps) * weight + bias, with the unbiased deviation (NORM-7)."""
+    """Compute (x - mean) / (deviation + eps) * weight + bias, with the unbiased deviation (NORM-7).
+
+    Args:
+        x, weight, bias, eps: As in `layer_norm`; weight has two elements at least.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
+    """
     axes = checks.standard_deviation_norm(x, weight, bias, eps)
     deviation = deviations(widen(x), axes)
     variance = torch.sum(deviation**2, dim=axes, keepdim=True) / (weight.numel() - 1)

@@ -80,9 +80,25 @@ def multi_head_attention(
     dropout_rate: float = 0.0,
     empty_rows: str = "zero",
 ) -> Float[torch.Tensor, "B Q E_out"]:
-    """output(concatenated heads of attention(query(x), key(y), value(z))), each a linear projection (MHA-1, MHA-2).
+    """Project query, key and value, attend in every head, and project what the heads give (MHA-1, MHA-2).
 
-    weight is [in, out], the transpose of `torch.nn.Linear`'s. Other arguments as in `attention`.
+    A weight is the transpose of `torch.nn.Linear`'s.
+
+    Args:
+        parameters: Four projections in the dtype of query, each with a weight [in, out]. Instead of one projection,
+            query, key and value may have a list with one for each head.
+        query: [B, Q, E].
+        key: [B, K, E_key].
+        value: [B, K, E_value].
+        num_heads: H, the number of query heads.
+        mask, bias, scale, softcap, sinks, dropout_keep, dropout_rate, empty_rows: As in `attention`.
+
+    Returns:
+        A new array [B, Q, E_out] in the dtype of query.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.structure("parameters", parameters, MultiHeadAttention)
     projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])

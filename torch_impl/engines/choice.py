@@ -32,7 +32,20 @@ def explain_engine(
     empty_rows: str = "zero",
     engine: str = "auto",
 ) -> Choice:
-    """Which engine `attention` takes for the same arguments, why, and what hinders the others. Nothing is computed."""
+    """Say which engine `attention` takes for the same arguments, why, and what hinders the others.
+
+    Nothing is computed.
+
+    Args:
+        query, key, value, mask, bias, scale, softcap, sinks, dropout_keep, dropout_rate, empty_rows, engine: As in
+            `attention`.
+
+    Returns:
+        The engine, the reason, and by engine what hinders it.
+
+    Raises:
+        TypeError, ValueError: As in `attention`.
+    """
     checks.attention(
         query, key, value, bias=bias, scale=scale, softcap=softcap, sinks=sinks,
         dropout_keep=dropout_keep, dropout_rate=dropout_rate, empty_rows=empty_rows,
@@ -114,7 +127,19 @@ def explain_layer_norm_engine(
     eps: float = 1e-5,
     engine: str = "auto",
 ) -> Choice:
-    """Which engine `layer_norm` takes for the same arguments, why, and what hinders the others. Nothing is computed."""
+    """Say which engine `layer_norm` takes for the same arguments, why, and what hinders the others.
+
+    Nothing is computed.
+
+    Args:
+        x, weight, bias, eps, engine: As in `layer_norm`.
+
+    Returns:
+        The engine, the reason, and by engine what hinders it.
+
+    Raises:
+        TypeError, ValueError: As in `layer_norm`.
+    """
     checks.norm(x, weight, bias, eps)
     return layer_norm_engine_for(engine, x, weight, bias, eps)
 
