@@ -100,7 +100,7 @@ def test_no_place_has_a_name_twice(built: Path) -> None:
 def test_lines_are_linked_to_a_base_when_one_is_given(tmp_path: Path) -> None:
     site.build(tmp_path, "https://example.org/tree/main", examples=False)
     text = (tmp_path / "softmax.html").read_text()
-    assert 'href="https://example.org/tree/main/reference_numpy/attention.py#L' in text
+    assert 'href="https://example.org/tree/main/reference_numpy/attention_steps.py#L' in text
     assert str(ROOT) not in text
 
 

@@ -180,8 +180,9 @@ def pieces_of(oracle: Oracle, step: str, packages: Sequence[str]) -> list[StepAg
 
 def functions_of(package: str) -> SimpleNamespace:
     """The package's public functions, and those of its files on attention and the feed-forward network."""
-    files = [importlib.import_module(name) for name in (f"{package}.feed_forward", f"{package}.attention", package)]
-    return SimpleNamespace(**{name: value for module in files for name, value in vars(module).items()})
+    files = ("feed_forward", "attention_steps", "multi_head_attention")
+    modules = [importlib.import_module(name) for name in (*(f"{package}.{file}" for file in files), package)]
+    return SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
 
 
 def settings_of(taken: Any, framework: Framework, dtype: str) -> SimpleNamespace:
