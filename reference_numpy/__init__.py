@@ -1,24 +1,17 @@
 """The definition: what a Transformer computes, in NumPy, to be read.
 
-Read in this order: masks, attention, layer_norm, embedding, positions, feed_forward, blocks, transformer, decoding,
-generation, models. Beside each file stands the one with its gradients, `<name>_vjp`.
+Read in this order: masks, attention_steps, attention, multi_head_attention, layer_norm_steps, layer_norm, embedding,
+positions, feed_forward, blocks, transformer, decoding, generation, models. Beside each file stands the one with its
+gradients, `<name>_vjp`.
 """
 
-from reference_numpy.attention import (
-    attention,
-    attention_logsumexp,
-    attention_weights,
-    merge_attention,
-    multi_head_attention,
-)
+from reference_numpy.attention import attention, attention_logsumexp, attention_weights, merge_attention
 from reference_numpy.attention_vjp import (
     AttentionGradients,
-    MultiHeadAttentionGradients,
     attention_logsumexp_vjp,
     attention_vjp,
     attention_weights_vjp,
     merge_attention_vjp,
-    multi_head_attention_vjp,
 )
 from reference_numpy.blocks import decoder_block, encoder_block
 from reference_numpy.blocks_vjp import (
@@ -37,6 +30,8 @@ from reference_numpy.layer_norm import layer_norm, rms_norm, standard_deviation_
 from reference_numpy.layer_norm_vjp import NormGradients, layer_norm_vjp, rms_norm_vjp, standard_deviation_norm_vjp
 from reference_numpy.masks import materialize
 from reference_numpy.models import Model, load, plain_self_attention, restore, save
+from reference_numpy.multi_head_attention import multi_head_attention
+from reference_numpy.multi_head_attention_vjp import MultiHeadAttentionGradients, multi_head_attention_vjp
 from reference_numpy.positions import learned_positions, sinusoidal_positions
 from reference_numpy.positions_vjp import learned_positions_vjp
 from reference_numpy.transformer import classifier, decoder, embed, encoder, language_model, pool, transformer

@@ -7,7 +7,7 @@ os.environ.setdefault("JAX_ENABLE_X64", "1")
 
 import pytest
 
-from jax_impl import engines
+from jax_impl.engines import choice
 from tests.support.helpers import IMPLEMENTATIONS, Implementation
 
 
@@ -19,4 +19,4 @@ def implementation(request: pytest.FixtureRequest) -> Implementation:
 @pytest.fixture
 def no_case_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that in JAX the engine "auto" is "blocked"."""
-    monkeypatch.setattr(engines, "SMALL", 0)
+    monkeypatch.setattr(choice, "SMALL", 0)
