@@ -42,11 +42,10 @@ def list_of_dialects() -> str:
 
 def keys_of_files() -> str:
     """Where hyperparameters stand in the config.json of a checkpoint."""
-    dialects = [dialect for dialect in DIALECTS.values() if dialect.config]
-    names = dict.fromkeys(name for dialect in dialects for name in dialect.config)
-    head = ["hyperparameter", *(f"of `{dialect.name}`" for dialect in dialects)]
-    keys = ([f"`{d.config[name]}`" if name in d.config else "" for d in dialects] for name in names)
-    return markdown(head, ([f"`{name}`", *told] for name, told in zip(names, keys, strict=True)))
+    keys = {f"of `{name}`": dialect.config.keys for name, dialect in DIALECTS.items() if dialect.config is not None}
+    names = dict.fromkeys(name for theirs in keys.values() for name in theirs)
+    cells = ([f"`{theirs[name]}`" if name in theirs else "" for theirs in keys.values()] for name in names)
+    return markdown(("hyperparameter", *keys), ([f"`{name}`", *told] for name, told in zip(names, cells, strict=True)))
 
 
 def list_of_tutorials() -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from specification.checkpoints import read_safetensors
 from specification.configuration import Configuration
+from specification.loading.config_file import check_config_file
 from specification.loading.hyperparameters import checked
 from specification.loading.mapping import mapped
 from specification.loading.record import Dialect
@@ -43,17 +44,20 @@ def read(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparame
         The parameters, of NumPy arrays, and the configuration.
 
     Raises:
-        ValueError: for an unknown dialect, for a file that cannot be read, and for all entries at once that are
-            missing, left over, misshaped or of no floating dtype.
+        ValueError: for an unknown dialect, for a file that cannot be read, for all entries at once that are missing,
+            left over, misshaped or of no floating dtype, and for all that contradicts a config.json beside the file.
         TypeError: for hyperparameters that the dialect does not have, or needs, and for what is no state dict.
     """
     if not isinstance(dialect, str) or dialect not in DIALECTS:
         raise ValueError(f"dialect must be one of {', '.join(map(repr, DIALECTS))}, got {dialect!r}")
-    given = checked(DIALECTS[dialect], hyperparameters)
-    if isinstance(state_dict, str | Path):
-        state_dict, _ = read_safetensors(state_dict)
-    require_arrays_by_name(state_dict)
-    return mapped(DIALECTS[dialect], state_dict, given)
+    record = DIALECTS[dialect]
+    given = checked(record, hyperparameters)
+    if not isinstance(state_dict, str | Path):
+        require_arrays_by_name(state_dict)
+        return mapped(record, state_dict, given, DIALECTS.values())
+    parameters, configuration = mapped(record, read_safetensors(state_dict)[0], given, DIALECTS.values())
+    check_config_file(record, Path(state_dict), given, configuration)
+    return parameters, configuration
 
 
 def require_arrays_by_name(state_dict: Any) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from specification.configuration import Configuration, is_count
 from specification.loading.reader import Reader
-from specification.loading.record import Dialect, Example, Variant
+from specification.loading.record import ConfigFile, Dialect, Example, Variant
 from specification.loading.table import array, each, linear, norm, table
 from specification.parameters import Encoder
 
@@ -119,11 +119,20 @@ DIALECT = Dialect(
     prefixes=PREFIXES,
     renamed={".gamma": ".weight", ".beta": ".bias"},
     ignored=(r"(pooler|cls|classifier|qa_outputs|lm_head)\..*",),
-    config={
-        "num_heads": "num_attention_heads",
-        "eps": "layer_norm_eps",
-        "activation": "hidden_act",
-        "padding": "pad_token_id",
-    },
-    families=("bert", "roberta", "xlm-roberta", "camembert", "data2vec-text"),
+    config=ConfigFile(
+        families={
+            "bert": {"positions": "learned"},
+            "camembert": {"positions": "after_padding"},
+            "data2vec-text": {"positions": "after_padding"},
+            "roberta": {"positions": "after_padding"},
+            "xlm-roberta": {"positions": "after_padding"},
+        },
+        keys={
+            "num_heads": "num_attention_heads",
+            "eps": "layer_norm_eps",
+            "activation": "hidden_act",
+            "padding": "pad_token_id",
+        },
+        fixed={"is_decoder": False, "position_embedding_type": "absolute"},
+    ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from specification.configuration import Configuration
-from specification.loading.record import Dialect, Example, Variant
+from specification.loading.record import ConfigFile, Dialect, Example, Variant
 from specification.loading.table import array, each, linear, norm, table
 from specification.parameters import Encoder
 
@@ -66,6 +66,5 @@ DIALECT = Dialect(
     ),
     prefixes=("distilbert.",),
     ignored=(r"(vocab_transform|vocab_layer_norm|vocab_projector|pre_classifier|classifier|qa_outputs)\..*",),
-    config={"num_heads": "n_heads", "activation": "activation"},
-    families=("distilbert",),
+    config=ConfigFile(families={"distilbert": {}}, keys={"num_heads": "n_heads", "activation": "activation"}),
 )

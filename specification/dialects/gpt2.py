@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from specification.configuration import Configuration
-from specification.loading.record import Dialect, Example, Variant
+from specification.loading.record import ConfigFile, Dialect, Example, Variant
 from specification.loading.table import Row, array, each, linear, norm, table
 from specification.parameters import LanguageModel
 
@@ -80,6 +80,9 @@ DIALECT = Dialect(
     ),
     prefixes=("transformer.",),
     ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),  # tables of who attends to whom
-    config={"num_heads": "n_head", "eps": "layer_norm_epsilon", "activation": "activation_function"},
-    families=("gpt2",),
+    config=ConfigFile(
+        families={"gpt2": {}},
+        keys={"num_heads": "n_head", "eps": "layer_norm_epsilon", "activation": "activation_function"},
+        fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+    ),
 )

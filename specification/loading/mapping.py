@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from specification.checkpoints import unflatten
 from specification.configuration import Configuration
+from specification.loading.families import covered, uncovered
 from specification.loading.hyperparameters import of_variant
 from specification.loading.reader import Reader
 from specification.loading.record import Dialect, Variant
 
 
-def mapped(dialect: Dialect, state_dict: Mapping[str, Any], given: dict[str, Any]) -> tuple[Any, Configuration]:
+def mapped(
+    dialect: Dialect, state_dict: Mapping[str, Any], given: dict[str, Any], known: Collection[Dialect]
+) -> tuple[Any, Configuration]:
     """Read a checkpoint by the record of its dialect.
 
     Args:
         dialect: the record.
         state_dict: arrays by their names in the checkpoint.
         given: all hyperparameters, as `checked` returns them.
+        known: all dialects, to say whose names those are that do not fit.
 
     Returns:
         The parameters, of NumPy arrays, and the configuration.
@@ -40,6 +44,8 @@ def mapped(dialect: Dialect, state_dict: Mapping[str, Any], given: dict[str, Any
         read.padding(name, hyperparameters[name], vocabulary)
     if variant.check is not None:
         variant.check(read, hyperparameters)
+    if read.problems or read.left:
+        recognise(read, dialect, known, state_dict)
     read.finish()
     counted = {name: read.sizes[place] for name, place in variant.counted.items()}
     return unflatten(variant.structure, arrays), variant.configuration(**hyperparameters, **counted)
@@ -62,3 +68,15 @@ def variant_of(dialect: Dialect, read: Reader) -> Variant:
     """The first variant whose marks the checkpoint has; the last where it has none's."""
     found = (variant for variant in dialect.variants if all(read.has_any((mark,)) for mark in variant.marks))
     return next(found, dialect.variants[-1])
+
+
+def recognise(read: Reader, dialect: Dialect, known: Collection[Dialect], state_dict: Mapping[str, Any]) -> None:
+    """Say of a checkpoint that does not fit whose names it has. ValueError for a family that no dialect covers."""
+    names = state_dict.keys()
+    if covered((dialect,), names):
+        return
+    other, family = covered(known, names), uncovered(names)
+    if other:
+        read.problems.insert(0, f"its names are those of dialect {other!r}")
+    elif family:
+        raise ValueError(f"the checkpoint does not fit: its names are those of {family}, which no dialect covers")

@@ -80,6 +80,20 @@ class Variant:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class ConfigFile:
+    """What a config.json says of a checkpoint, so that contradictions are refused.
+
+    families: by model_type, the fields of `Configuration` that such a model has, where not all have the same.
+    keys: by hyperparameter, its key in the file.
+    fixed: by key, the only value that is supported, of options that leave no trace in a checkpoint.
+    """
+
+    families: Mapping[str, Mapping[str, Any]]
+    keys: Mapping[str, str]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Tutorial:
     """What a tutorial's text says and does.
 
@@ -103,8 +117,7 @@ class Dialect:
     prefixes: what stands before all names in some files. The first that a name begins with is left out.
     renamed: endings of names that older checkpoints have, with those of today.
     ignored: regular expressions of names that belong to a checkpoint and to no part of the model, such as heads.
-    config: by hyperparameter, its key in the config.json beside a checkpoint.
-    families: values of model_type in such files.
+    config: the config.json that Hugging Face has beside a checkpoint, where the dialect is one of Hugging Face's.
     tutorial: what its text says, where a dialect is that of a tutorial.
     """
 
@@ -115,8 +128,7 @@ class Dialect:
     prefixes: tuple[str, ...] = ()
     renamed: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
-    config: Mapping[str, str] = field(default_factory=dict)
-    families: tuple[str, ...] = ()
+    config: ConfigFile | None = None
     tutorial: Tutorial | None = None
 
     @property

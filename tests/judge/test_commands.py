@@ -693,7 +693,8 @@ def test_module_is_the_program() -> None:
 def small_checkpoint(path: Path) -> None:
     from safetensors.numpy import save_file
 
-    from tests.models.test_dialects import SIZES, SOURCES, filled, state
+    from tests.models.test_dialects import filled, state
+    from tests.support.tutorials import SIZES, SOURCES
 
     entries = state(filled(SOURCES["imdb-classifier, max"].module(SIZES[1])))
     save_file({name: np.ascontiguousarray(array) for name, array in entries.items()}, path)

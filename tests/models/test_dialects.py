@@ -27,108 +27,9 @@ from specification.checkpoints import flatten
 from specification.dialects import DIALECTS
 from specification.fitting import misfits
 from specification.loading.record import Variant
-from tests.support import tutorials
 from tests.support.helpers import IMPLEMENTATIONS, Implementation
 from tests.support.small_models import plant
-
-Arrays = tuple[np.ndarray, ...]
-
-
-class Sizes(NamedTuple):
-    width: int
-    heads: int
-    inner: int
-    depth: int
-    batch: int
-    source: int
-    target: int
-
-
-SIZES = [Sizes(16, 4, 24, 2, 3, 9, 7), Sizes(48, 3, 40, 1, 2, 5, 11)]
-VOCABULARY = (11, 13)
-
-
-def tokens(sizes: Sizes, length: int, vocabulary: int) -> np.ndarray:
-    """Ids in which 0 is padding: of differing amounts, none in the first sequence, and nothing else in the last."""
-    generator = np.random.default_rng(length)
-    ids = generator.integers(1, vocabulary, (sizes.batch, length))
-    for row, count in enumerate(np.linspace(0, length, sizes.batch).astype(int)):
-        ids[row, length - count :] = 0
-    return ids
-
-
-def both(sizes: Sizes) -> Arrays:
-    return tokens(sizes, sizes.source, VOCABULARY[0]), tokens(sizes, sizes.target, VOCABULARY[1])
-
-
-def one(sizes: Sizes) -> Arrays:
-    return (tokens(sizes, sizes.target, VOCABULARY[1]),)
-
-
-def embedded(*lengths: str) -> Callable[[Sizes], Arrays]:
-    def inputs(sizes: Sizes) -> Arrays:
-        generator = np.random.default_rng(0)
-        return tuple(generator.normal(1, 2, (sizes.batch, getattr(sizes, name), sizes.width)) for name in lengths)
-
-    return inputs
-
-
-class Source(NamedTuple):
-    """Where a checkpoint comes from. narrow: steps that the module takes in float32 in every dtype."""
-
-    dialect: str
-    module: Callable[[Sizes], torch.nn.Module]
-    inputs: Callable[[Sizes], Arrays]
-    hyperparameters: Callable[[Sizes], dict[str, Any]] = lambda s: {"num_heads": s.heads}
-    narrow: frozenset[str] = frozenset()
-
-
-FLOAT32_TABLE = frozenset({"sinusoidal_positions"})
-SOURCES = {
-    "notebook-scratch": Source(
-        "notebook-scratch",
-        lambda s: tutorials.NotebookScratch(*VOCABULARY, s.width, s.heads, 3, s.depth, 0),
-        both,
-        lambda s: {"num_heads": s.heads, "source_pad": 0, "target_pad": 0},
-    ),
-    "imdb-classifier, max": Source(
-        "imdb-classifier",
-        lambda s: tutorials.ImdbClassifier(VOCABULARY[1], s.width, s.heads, s.depth, 5, "max"),
-        one,
-        lambda s: {"num_heads": s.heads, "pool": "max"},
-    ),
-    "imdb-classifier, mean, wide": Source(
-        "imdb-classifier",
-        lambda s: tutorials.ImdbClassifier(VOCABULARY[1], s.width, s.heads, s.depth, 5, "mean", wide=True),
-        one,
-        lambda s: {"num_heads": s.heads, "pool": "mean"},
-    ),
-    "transformer101": Source(
-        "transformer101",
-        lambda s: tutorials.SeparateHeads(s.width, s.heads, s.width // s.heads, s.width // s.heads, "output_linear"),
-        embedded("target"),
-        lambda s: {},
-    ),
-    "prenorm-blog": Source(
-        "prenorm-blog",
-        lambda s: tutorials.PrenormBlog(*VOCABULARY, s.width, s.heads, s.inner, s.depth, 0),
-        both,
-        lambda s: {"num_heads": s.heads, "source_pad": 0, "target_pad": 0},
-        FLOAT32_TABLE,
-    ),
-    "prenorm-blog, heads": Source(
-        "prenorm-blog",
-        lambda s: tutorials.SeparateHeads(s.width, s.heads, 4, 6, "linear"),
-        embedded("source", "target", "target"),
-        lambda s: {},
-    ),
-    "dawn": Source(
-        "dawn",
-        lambda s: tutorials.Dawn(*VOCABULARY, s.width, s.heads, s.inner, s.depth),
-        both,
-        narrow=FLOAT32_TABLE,
-    ),
-}
+from tests.support.tutorials import SIZES, SOURCES, VOCABULARY, Arrays, Sizes, Source, embedded, one
 
 
 def filled(module: torch.nn.Module) -> torch.nn.Module:
@@ -286,9 +187,10 @@ def test_parts_of_torch(name: str, implementation: Implementation) -> None:
 # --- records ----------------------------------------------------------------------------------------------------------
 
 OPTIONAL = {
-    "Dialect": {"prefixes", "renamed", "ignored", "config", "families", "tutorial"},
+    "Dialect": {"prefixes", "renamed", "ignored", "config", "tutorial"},
     "Variant": {"name", "marks", "counted", "padding", "check", "example"},
     "Example": {"hyperparameters", "options", "about", "sizes", "without", "unread"},
+    "ConfigFile": {"fixed"},
     "Tutorial": set(),
 }
 """Fields that may be empty."""
@@ -299,7 +201,7 @@ def empty_fields(record: Any) -> list[str]:
     kind = type(record).__name__
     values = {field.name: getattr(record, field.name) for field in fields(record)}
     found = [f"{kind}.{name}" for name, value in values.items() if not value and name not in OPTIONAL[kind]]
-    within = [*values.get("variants", ()), *(values.get(name) for name in ("example", "tutorial"))]
+    within = [*values.get("variants", ()), *(values.get(name) for name in ("example", "config", "tutorial"))]
     return found + [name for one in within if one is not None for name in empty_fields(one)]
 
 
@@ -309,8 +211,8 @@ def test_a_record_is_complete(dialect: str) -> None:
     assert record.name == dialect
     assert empty_fields(record) == []
     assert Path(dialects.__path__[0], f"{dialect.replace('-', '_')}.py").is_file()
-    assert set(record.config) <= set(record.hyperparameters)
-    assert bool(record.config) == bool(record.families)
+    if record.config is not None:
+        assert set(record.config.keys) <= set(record.hyperparameters)
     for variant in record.variants:
         assert (variant.name == "") == (variant.marks == ()) or variant is record.variants[-1]
         assert set(variant.padding) <= set(variant.hyperparameters)
