@@ -41,6 +41,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 
 @pytest.mark.parametrize(("engine", "name"), EACH)
 @pytest.mark.rule("ATT-8", "ATT-9", "ATT-12")
+@pytest.mark.slow_where("jax_impl", unless=("everything", "none"))
 def test_definition(engine: Engine, name: str) -> None:
     finding = agreement(engine, name)
     assert finding.ratio <= 1, str(finding)
@@ -117,6 +118,7 @@ def test_few_keys_are_not_divided() -> None:
 @every_engine
 @pytest.mark.parametrize("kind", [np.int8, np.uint8, np.int16, np.uint64])
 @pytest.mark.rule("MASK-2", "MASK-3", "MASK-4")
+@pytest.mark.slow_where("jax_impl", unless="uint8")
 def test_numbers_of_any_width_inside_a_mask(engine: Engine, kind: Any) -> None:
     """A block's offset is the mask's less a difference: it may be negative, and larger than 8 bits hold."""
     sizes = Sizes(1, 1, 1, 300, 300, 2, 2)

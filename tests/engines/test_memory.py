@@ -75,6 +75,7 @@ def test_memory_is_less_than_that_of_one_array_of_scores(package: str, engine: s
 
 
 @needs_proc
+@pytest.mark.slow
 def test_the_reference_needs_several() -> None:
     """So that the bound above says something."""
     assert peak("torch_impl", "reference") > 3 * SCORES

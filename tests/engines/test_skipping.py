@@ -111,5 +111,6 @@ def work(engine: Engine, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in (("causal", "window", "lengths", "segments") if engine.arrays == "jax" else WORK)
     ],
 )
+@pytest.mark.slow_where("jax_impl", unless="window")
 def test_work(engine: Engine, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     work(engine, name, monkeypatch)

@@ -471,6 +471,7 @@ def test_attended_nan_is_nowhere_hidden_by_a_bias() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mean", "nan", "any"])
+@pytest.mark.slow_where(unless="nan")
 def test_conventions_for_empty_rows_promise_no_log_sum_exp(kind: str) -> None:
     function = reference_numpy.attention_logsumexp
     assert violated(function, "attention_logsumexp", conventions={"empty_rows": kind}, supports="no-gradients") == []
