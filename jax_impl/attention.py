@@ -29,6 +29,8 @@ from jax_impl.masks import checked_mask
 from specification import checks
 from specification.dtypes import compute_dtype_name, dtype_name
 
+__all__ = ["attention", "attention_logsumexp", "attention_weights", "merge_attention"]
+
 
 def attention(
     query: Float[jax.Array, "B H Q D"],

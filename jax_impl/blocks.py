@@ -31,6 +31,8 @@ from specification.configuration import Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout, SublayerDropout
 from specification.parameters import DecoderBlock, EncoderBlock, FeedForward, MultiHeadAttention, Norm
 
+__all__ = ["decoder_block", "encoder_block"]
+
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,8 @@ from jaxtyping import Float, Integer
 from jax_impl.dtypes import cast, widen
 from specification import checks
 
+__all__ = ["embedding"]
+
 
 def embedding(
     table: Float[jax.Array, "N E"], ids: Integer[jax.Array, "..."], *, scaled: bool = False

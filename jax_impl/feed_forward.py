@@ -13,6 +13,8 @@ from jax_impl.dtypes import cast, compiled, widen
 from jax_impl.multi_head_attention import linear
 from specification import FeedForward, checks
 
+__all__ = ["feed_forward"]
+
 
 def relu(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
     """max(x, 0). NaN stays NaN; the slope at 0 is 0, where that of jnp.maximum is 1/2."""

@@ -31,6 +31,8 @@ from specification.configuration import Configuration
 from specification.masks import Causal
 from specification.parameters import LanguageModel, Transformer
 
+__all__ = ["beam_search", "choose", "greedy", "sample"]
+
 # --- logits -----------------------------------------------------------------------------------------------------------
 
 

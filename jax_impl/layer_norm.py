@@ -14,6 +14,8 @@ from jax_impl.dtypes import cast, widen
 from jax_impl.layer_norm_steps import affine, deviations, reference_layer_norm
 from specification import checks
 
+__all__ = ["layer_norm", "rms_norm", "standard_deviation_norm"]
+
 
 def layer_norm(
     x: Float[jax.Array, "..."],

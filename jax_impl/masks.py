@@ -29,6 +29,8 @@ from specification.masks import (
     map_arrays,
 )
 
+__all__ = ["materialize"]
+
 
 def register(description: type) -> None:
     """Make it a pytree, with its name beside its leaves.

@@ -27,6 +27,8 @@ from specification.dtypes import dtype_name
 from specification.masks import KeyPadding, both
 from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, MultiHeadAttention, Transformer
 
+__all__ = ["Model", "load", "plain_self_attention", "restore", "save"]
+
 
 @partial(jax.tree_util.register_dataclass, data_fields=["parameters"], meta_fields=["configuration"])
 @dataclass(frozen=True, eq=False)

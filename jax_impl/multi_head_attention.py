@@ -15,6 +15,8 @@ from jax_impl.dtypes import HIGHEST, cast, compiled, require_dtype, widen
 from specification import Linear, MultiHeadAttention, checks
 from specification.dtypes import dtype_name
 
+__all__ = ["multi_head_attention"]
+
 
 @compiled
 def linear(parameters: Linear, x: Float[jax.Array, "... I"]) -> Float[jax.Array, "... O"]:

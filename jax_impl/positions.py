@@ -13,6 +13,8 @@ from specification import checks
 from specification.dtypes import dtype_name
 from specification.positions import angular_frequencies
 
+__all__ = ["learned_positions", "sinusoidal_positions"]
+
 
 def sinusoidal_positions(
     length: int, width: int, *, offset: int = 0, exponent: str = "shared", dtype: str = "float32"

@@ -27,6 +27,8 @@ from specification.dtypes import dtype_name
 from specification.masks import Causal, Dense, KeyPadding, both
 from specification.parameters import Classifier, Decoder, Embedding, Encoder, LanguageModel, Transformer
 
+__all__ = ["classifier", "decoder", "embed", "encoder", "language_model", "pool", "transformer"]
+
 # --- before and after the blocks --------------------------------------------------------------------------------------
 
 

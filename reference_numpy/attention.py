@@ -31,6 +31,8 @@ from reference_numpy.dtypes import widen
 from reference_numpy.masks import checked_mask
 from specification import checks
 
+__all__ = ["attention", "attention_logsumexp", "attention_weights", "merge_attention"]
+
 
 @np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output
 def attention(

@@ -40,6 +40,14 @@ from reference_numpy.masks import checked_mask
 from specification import checks
 from specification.dtypes import compute_dtype_name, dtype_name
 
+__all__ = [
+    "AttentionGradients",
+    "attention_logsumexp_vjp",
+    "attention_vjp",
+    "attention_weights_vjp",
+    "merge_attention_vjp",
+]
+
 
 class AttentionGradients(NamedTuple):
     """Gradients in the shapes and dtypes of the arguments; None for an argument that was not given."""

@@ -27,6 +27,8 @@ from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDrop
 from specification.dtypes import dtype_name
 from specification.parameters import DecoderBlock, EncoderBlock, FeedForward, MultiHeadAttention, Norm
 
+__all__ = ["DecoderBlockGradients", "EncoderBlockGradients", "decoder_block_vjp", "encoder_block_vjp"]
+
 
 class EncoderBlockGradients(NamedTuple):
     """In the structures, shapes and dtypes of the arguments."""

@@ -31,6 +31,8 @@ from specification.dropout import SublayerDropout
 from specification.masks import Causal, Dense, KeyPadding
 from specification.parameters import DecoderBlock, LanguageModel, MultiHeadAttention, Transformer
 
+__all__ = ["decode_step", "start"]
+
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,8 @@ from jaxtyping import Float, Integer
 from reference_numpy.dtypes import widen
 from specification import checks
 
+__all__ = ["embedding"]
+
 
 def embedding(
     table: Float[np.ndarray, "N E"], ids: Integer[np.ndarray, "..."], *, scaled: bool = False

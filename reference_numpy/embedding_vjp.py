@@ -11,6 +11,8 @@ from reference_numpy.dtypes import widen
 from specification import checks
 from specification.dtypes import dtype_name
 
+__all__ = ["embedding_vjp"]
+
 
 def embedding_vjp(
     table: Float[np.ndarray, "N E"],

@@ -13,6 +13,8 @@ from reference_numpy.dtypes import widen
 from reference_numpy.multi_head_attention import linear
 from specification import FeedForward, checks
 
+__all__ = ["feed_forward"]
+
 
 def complementary_error(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     """erfc in float64; NumPy has none, and Python's is accurate to about one unit in the last place of a float64."""

@@ -16,6 +16,8 @@ from reference_numpy.multi_head_attention_vjp import linear_vjp
 from specification import FeedForward, checks
 from specification.dtypes import dtype_name
 
+__all__ = ["FeedForwardGradients", "feed_forward_vjp"]
+
 
 class FeedForwardGradients(NamedTuple):
     """Gradients in the shapes and dtypes of the arguments."""

@@ -14,6 +14,8 @@ from reference_numpy.dtypes import widen
 from reference_numpy.layer_norm_steps import affine, deviations, reference_layer_norm
 from specification import checks
 
+__all__ = ["layer_norm", "rms_norm", "standard_deviation_norm"]
+
 
 @np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output
 def layer_norm(

@@ -21,6 +21,8 @@ from reference_numpy.layer_norm_steps import deviations
 from specification import checks
 from specification.dtypes import dtype_name
 
+__all__ = ["NormGradients", "layer_norm_vjp", "rms_norm_vjp", "standard_deviation_norm_vjp"]
+
 
 class NormGradients(NamedTuple):
     """Gradients in the shapes and dtypes of the arguments; None for an argument that was not given."""

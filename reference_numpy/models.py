@@ -22,6 +22,8 @@ from specification.dropout import Dropout, StackDropout
 from specification.masks import KeyPadding, both
 from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, MultiHeadAttention, Transformer
 
+__all__ = ["Model", "load", "plain_self_attention", "restore", "save"]
+
 
 @dataclass(frozen=True, eq=False)
 class Model:

@@ -15,6 +15,8 @@ from reference_numpy.attention import attention
 from reference_numpy.dtypes import widen
 from specification import Linear, MultiHeadAttention, checks
 
+__all__ = ["multi_head_attention"]
+
 
 def linear(parameters: Linear, x: Float[np.ndarray, "... I"]) -> Float[np.ndarray, "... O"]:
     """x @ weight + bias, rounded once to the dtype of x (MHA-1)."""

@@ -15,6 +15,8 @@ from reference_numpy.multi_head_attention import concatenate_heads, join_heads, 
 from specification import Linear, MultiHeadAttention, checks
 from specification.dtypes import dtype_name
 
+__all__ = ["MultiHeadAttentionGradients", "multi_head_attention_vjp"]
+
 
 class MultiHeadAttentionGradients(NamedTuple):
     """Gradients of the parameters (fused, as `join_heads` gives them) and of everything else."""

@@ -8,6 +8,8 @@ from jaxtyping import Float
 from specification import checks
 from specification.positions import angular_frequencies
 
+__all__ = ["learned_positions", "sinusoidal_positions"]
+
 
 def sinusoidal_positions(
     length: int, width: int, *, offset: int = 0, exponent: str = "shared", dtype: str = "float32"

@@ -8,6 +8,8 @@ from jaxtyping import Float
 from specification import checks
 from specification.dtypes import dtype_name
 
+__all__ = ["learned_positions_vjp"]
+
 
 def learned_positions_vjp(
     table: Float[np.ndarray, "N E"], length: int, cotangent: Float[np.ndarray, "length E"], *, offset: int = 0

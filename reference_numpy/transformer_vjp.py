@@ -38,6 +38,19 @@ from specification.dtypes import dtype_name
 from specification.masks import Causal, both
 from specification.parameters import Classifier, Decoder, Embedding, Encoder, LanguageModel, Linear, Transformer
 
+__all__ = [
+    "DecoderGradients",
+    "EncoderGradients",
+    "TransformerGradients",
+    "classifier_vjp",
+    "decoder_vjp",
+    "embed_vjp",
+    "encoder_vjp",
+    "language_model_vjp",
+    "pool_vjp",
+    "transformer_vjp",
+]
+
 
 class EncoderGradients(NamedTuple):
     """In the structures, shapes and dtypes of the arguments; x is None where it was tokens."""

@@ -27,6 +27,8 @@ from torch_impl.engines.blocked import Inputs, blocked_attention
 from torch_impl.engines.fused import fused_attention
 from torch_impl.masks import checked_mask
 
+__all__ = ["attention", "attention_logsumexp", "attention_weights", "merge_attention"]
+
 
 def attention(
     query: Float[torch.Tensor, "B H Q D"],

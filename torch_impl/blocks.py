@@ -27,6 +27,8 @@ from torch_impl.feed_forward import feed_forward
 from torch_impl.layer_norm import layer_norm, rms_norm, standard_deviation_norm
 from torch_impl.multi_head_attention import multi_head_attention
 
+__all__ = ["decoder_block", "encoder_block"]
+
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
 

@@ -32,6 +32,8 @@ from torch_impl.models import Model
 from torch_impl.multi_head_attention import concatenate_heads, join_heads, linear, split_heads
 from torch_impl.transformer import embed, encoder, real_tokens
 
+__all__ = ["decode_step", "start"]
+
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,8 @@ from specification import checks
 from torch_impl.dtypes import widen
 from torch_impl.masks import readable
 
+__all__ = ["embedding"]
+
 
 def embedding(
     table: Float[torch.Tensor, "N E"], ids: Integer[torch.Tensor, "..."], *, scaled: bool = False

@@ -12,6 +12,8 @@ from torch_impl.attention_steps import dropout_factor
 from torch_impl.dtypes import widen
 from torch_impl.multi_head_attention import linear
 
+__all__ = ["feed_forward"]
+
 
 def relu(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
     """max(x, 0). NaN stays NaN; the slope is 0 at 0 and, other than `torch.relu`'s, at NaN."""

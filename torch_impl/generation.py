@@ -27,6 +27,8 @@ from torch_impl.masks import readable
 from torch_impl.models import Model
 from torch_impl.transformer import language_model, log_softmax, transformer
 
+__all__ = ["beam_search", "choose", "greedy", "sample"]
+
 # --- logits -----------------------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,8 @@ from torch_impl.engines import choice
 from torch_impl.engines.fused_norm import fused_layer_norm
 from torch_impl.layer_norm_steps import affine, deviations, reference_layer_norm
 
+__all__ = ["layer_norm", "rms_norm", "standard_deviation_norm"]
+
 
 def layer_norm(
     x: Float[torch.Tensor, "..."],

@@ -11,6 +11,8 @@ from jaxtyping import Bool
 from specification import checks
 from specification.masks import And, Causal, KeyLengths, KeyPadding, Or, Segments, SlidingWindow, as_mask, map_arrays
 
+__all__ = ["materialize"]
+
 
 def materialize(
     mask: Any,

@@ -31,6 +31,8 @@ from torch_impl.blocks import attention_options
 from torch_impl.multi_head_attention import multi_head_attention
 from torch_impl.transformer import classifier, decoder, encoder, language_model, transformer
 
+__all__ = ["Model", "load", "plain_self_attention", "restore", "save"]
+
 
 class Structure(torch.nn.Module):
     """A parameter structure as a module, whose `state_dict` names are the paths of the structure."""

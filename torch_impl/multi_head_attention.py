@@ -12,6 +12,8 @@ from specification import Linear, MultiHeadAttention, checks
 from torch_impl.attention import attention
 from torch_impl.dtypes import product, widen
 
+__all__ = ["multi_head_attention"]
+
 
 def linear(parameters: Linear, x: Float[torch.Tensor, "... I"]) -> Float[torch.Tensor, "... O"]:
     """x @ weight + bias, rounded once to the dtype of x (MHA-1)."""

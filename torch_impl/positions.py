@@ -9,6 +9,8 @@ from specification import checks
 from specification.positions import angular_frequencies
 from torch_impl.masks import readable
 
+__all__ = ["learned_positions", "sinusoidal_positions"]
+
 
 def sinusoidal_positions(
     length: int,

@@ -24,6 +24,8 @@ from torch_impl.embedding import check_rows, embedding
 from torch_impl.multi_head_attention import linear
 from torch_impl.positions import learned_positions, sinusoidal_positions
 
+__all__ = ["classifier", "decoder", "embed", "encoder", "language_model", "pool", "transformer"]
+
 # --- before and after the blocks --------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,8 @@ from specification import checks
 from specification.dtypes import compute_dtype_name, dtype_name
 from specification.engines import Choice, choose
 
+__all__ = ["explain_engine"]
+
 LIMITS = Limits()
 """What "blocked" takes at once."""
 

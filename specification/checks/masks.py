@@ -20,6 +20,8 @@ from specification.checks.arguments import (
 from specification.dtypes import dtype_name
 from specification.masks import And, Causal, Dense, KeyLengths, KeyPadding, Or, Segments, SlidingWindow
 
+__all__ = ["mask", "mask_values"]
+
 
 def offset_given(description: Causal | SlidingWindow, query_length: int, key_length: int) -> None:
     if description.offset is None and query_length != key_length:

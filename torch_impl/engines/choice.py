@@ -13,6 +13,8 @@ from torch_impl.engines.blocked import Inputs, Limits, tensors_of
 from torch_impl.engines.fused_gpu import hindrance_of_triton
 from torch_impl.masks import checked_mask
 
+__all__ = ["explain_engine", "explain_layer_norm_engine"]
+
 LIMITS = Limits()
 """What "blocked" and "fused" take at once."""
 
