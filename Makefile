@@ -26,11 +26,11 @@ study: $(INSTALLED)
 	$(BIN)/python -m study --out build/study
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 # The slow ones too: long runs of the judge, other libraries, whole sites.
 test-all: $(INSTALLED)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # Every planted fault, caught by its own rule.
 selftest: $(INSTALLED)

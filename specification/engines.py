@@ -1,8 +1,8 @@
-"""The algorithms that an implementation may have for attention beside the literal one, and the choice among them.
+"""The algorithms that a port may have for attention beside the definition's steps, and the choice among them.
 
-"reference" is the literal one and takes every call. "blocked" computes block by block, and skips what the mask rules
-out; "fused" uses the framework's own kernels. Each keeps every rule of SPEC.md, and is never given a call in which it
-would not.
+"reference" takes the definition's steps, and every call. "blocked" computes block by block, and skips what the mask
+rules out. "fused" uses the framework's own kernels. Each keeps every rule of SPEC.md, and is never given a call in
+which it would not.
 """
 
 from __future__ import annotations

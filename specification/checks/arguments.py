@@ -10,6 +10,8 @@ import numpy as np
 
 from specification.dtypes import BOOLEAN, FLOATING, INTEGER, SMALLEST_EPS, compute_dtype_name, dtype_name
 
+__all__ = ["cotangent", "dropout", "structure"]
+
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
 

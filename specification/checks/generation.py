@@ -20,6 +20,21 @@ from specification.configuration import Configuration
 from specification.dtypes import dtype_name
 from specification.parameters import LanguageModel, Transformer
 
+__all__ = [
+    "beams",
+    "choice",
+    "decode_step",
+    "empty_cache",
+    "generation",
+    "held",
+    "no_look_ahead",
+    "sampling",
+    "tokens",
+    "uniform",
+    "uniform_steps",
+    "uniform_values",
+]
+
 # --- models and what they are given -----------------------------------------------------------------------------------
 
 

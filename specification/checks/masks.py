@@ -20,6 +20,8 @@ from specification.checks.arguments import (
 from specification.dtypes import dtype_name
 from specification.masks import And, Causal, Dense, KeyLengths, KeyPadding, Or, Segments, SlidingWindow
 
+__all__ = ["mask", "mask_values"]
+
 
 def offset_given(description: Causal | SlidingWindow, query_length: int, key_length: int) -> None:
     """Check that a mask has an offset where there are not as many queries as keys (MASK-3).

@@ -32,6 +32,26 @@ from specification.dtypes import FLOATING, LARGEST, compute_dtype_name, dtype_na
 from specification.parameters import Embedding, FeedForward, Linear
 from specification.positions import EXPONENTS
 
+__all__ = [
+    "attention",
+    "embed",
+    "embedding",
+    "feed_forward",
+    "ids_within",
+    "join_heads",
+    "learned_positions",
+    "memory",
+    "merge",
+    "multi_head_attention",
+    "no_bias",
+    "norm",
+    "pool",
+    "positions",
+    "stack",
+    "standard_deviation_norm",
+    "summands",
+]
+
 
 def attention(
     query: Any,

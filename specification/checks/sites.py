@@ -7,6 +7,8 @@ from typing import Any
 from specification.checks.arguments import structure
 from specification.dropout import DecoderBlockDropout, Dropout, StackDropout, SublayerDropout
 
+__all__ = ["decoder_sites", "site", "sites"]
+
 
 def site(name: str, value: Any) -> None:
     """Check where dropout acts once.

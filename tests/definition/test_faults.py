@@ -25,14 +25,13 @@ def test_every_rule_has_a_probe() -> None:
     assert {probe.rule for probe in PROBES} == set(RULES)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.rule} {fault.name}")
 def test_fault_is_caught(fault: Fault, tmp_path: Path) -> None:
-    """By the rule that the fault names, with the default number of cases."""
+    """By a probe of the rule that the fault names, with the default number of cases; later probes are not tried."""
     subject = NumpySubject(planted(fault, tmp_path).__name__)
     probes = [probe for probe in PROBES if probe.rule == fault.rule]
-    tally = run(probes, [subject], examples=CASES, seed=SEED, shrink=False)
-    assert (fault.rule, subject.name) in tally.violations
+    tallies = (run([probe], [subject], examples=CASES, seed=SEED, shrink=False) for probe in probes)
+    assert any((fault.rule, subject.name) in tally.violations for tally in tallies)
 
 
 @pytest.mark.slow

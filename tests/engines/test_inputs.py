@@ -109,6 +109,7 @@ def test_autocast_changes_nothing(engine: Engine, dtype: torch.dtype) -> None:
 
 @every_engine
 @pytest.mark.rule("ATT-12", "ATT-13")
+@pytest.mark.slow_where("jax_impl")
 def test_inputs_that_are_views_of_one_array(engine: Engine) -> None:
     """One projection split in three, one array three times, and keys that are the first of the values' columns."""
     case = drawn(Causal(-1) if engine is not PIECES else MASKS["window, per batch"])

@@ -51,6 +51,7 @@ def second_in_jax(engine: Engine, same: bool) -> list[jax.Array]:
 @every_engine
 @pytest.mark.parametrize("same", [True, False], ids=["one array three times", "three arrays"])
 @pytest.mark.rule("ATT-12")
+@pytest.mark.slow_where("three times-jax_impl")
 def test_second_derivatives(engine: Engine, same: bool) -> None:
     second = second_in_torch if engine.arrays == "torch" else second_in_jax
     compare = test_torch_framework if engine.arrays == "torch" else test_jax_framework
@@ -149,7 +150,7 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
 
 
 def transform(name: str) -> None:
-    """What a transformation makes of attention by default is what it makes of the literal one."""
+    """What a transformation makes of attention by default is what it makes of the reference engine."""
     expected, got = (list(TRANSFORMS[name](in_torch(engine))) for engine in ("reference", "auto"))
     assert len(got) == len(expected)
     for one, other in zip(got, expected, strict=True):

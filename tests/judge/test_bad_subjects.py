@@ -778,7 +778,7 @@ def test_float64_is_not_left_out_silently() -> None:
     assert subject["declaration"]["dtypes"] == ["float32"]
     assert NO_ORACLE in as_json(document("check", [subject]))
     with pytest.raises(ValueError, match=r"nothing was tried: .*python-flint"):
-        check(good, dtypes=["float64"])
+        check(good, "ATT-9", dtypes=["float64"])
 
 
 @pytest.mark.parametrize(
@@ -818,6 +818,7 @@ def test_rows_of_nan_by_convention() -> None:
 
 
 @pytest.mark.parametrize("convention", ["mean", "nan", "any"])
+@pytest.mark.slow_where(unless="mean")
 def test_convention_of_empty_rows_says_nothing_of_log_sum_exps(convention: str) -> None:
     def logsumexp(query: Any, key: Any, *, mask: Any = None) -> Any:
         return reference_numpy.attention_logsumexp(query, key, mask=mask)
@@ -870,6 +871,7 @@ def test_process_that_is_spoilt_is_started_again(folder: Path) -> None:
         ("survived", "its process died of SIGKILL"),
     ],
 )
+@pytest.mark.slow_where("babbles")
 def test_process_that_answers_no_more(folder: Path, name: str, message: str) -> None:
     """It holds no pipe any more, has written into it, or has left a process that holds it."""
     code, _, report = check_command(name, "--isolate", "--rule", "ATT-1", "--time-limit", 20)
@@ -879,6 +881,7 @@ def test_process_that_answers_no_more(folder: Path, name: str, message: str) -> 
     assert violation["called_with"] is None
 
 
+@pytest.mark.slow
 def test_process_that_answers_half(folder: Path) -> None:
     code, _, report = check_command("half_an_answer", "--isolate", "--rule", "ATT-1", "--time-limit", 2)
     assert code == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import platform
 import sys
 from pathlib import Path
@@ -93,3 +94,9 @@ def test_a_check_forgets_what_it_has_compiled(monkeypatch: pytest.MonkeyPatch):
 
     assert times(sys.maxsize) == 0
     assert times(0) > 0
+
+
+def test_tests_keep_what_they_have_compiled() -> None:
+    """JAX reads where to when it is loaded: `conftest.py` has said it before."""
+    jax = pytest.importorskip("jax")
+    assert jax.config.jax_compilation_cache_dir == os.environ["JAX_COMPILATION_CACHE_DIR"]

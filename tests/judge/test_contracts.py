@@ -22,7 +22,8 @@ from conformance.cases.declaration import Declaration, declaration_of, declare
 from conformance.cases.features import features_of, within
 from conformance.cases.signatures import needed, signature_of
 from conformance.checks.catalogue import DESCRIPTION
-from conformance.judge.session import NotAsked, Question, Trial
+from conformance.judge.judgement import Question
+from conformance.judge.session import NotAsked, Trial
 from conformance.operations.corpus import entries_for
 from conformance.operations.probes import catalogue
 from conformance.operations.refusals import REFUSALS, refusals_of
@@ -470,6 +471,7 @@ def test_attended_nan_is_nowhere_hidden_by_a_bias() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mean", "nan", "any"])
+@pytest.mark.slow_where(unless="nan")
 def test_conventions_for_empty_rows_promise_no_log_sum_exp(kind: str) -> None:
     function = reference_numpy.attention_logsumexp
     assert violated(function, "attention_logsumexp", conventions={"empty_rows": kind}, supports="no-gradients") == []

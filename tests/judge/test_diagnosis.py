@@ -286,6 +286,7 @@ def in_blocks_of_32(query: Any, key: Any, value: Any, *, mask: Any = None) -> An
 
 
 @pytest.mark.parametrize(("rule", "check"), [("ATT-4", TWIN), ("ATT-10", AGREEMENT)])
+@pytest.mark.slow_where("ATT-10")
 def test_a_mistake_is_known_where_a_case_is_judged_by_another(rule: str, check: Check[Any, Any]) -> None:
     """By a twin whose scores are near 0, where a score of 0 is another mistake; by the case without NaN."""
     report = conformance.check(in_blocks_of_32, "attention", rules=[rule], **QUICK)
@@ -307,6 +308,7 @@ def filled_with(number: float) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("number", [-1e4, -1e9])
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.slow_where(unless="0--")
 def test_a_number_for_forbidden_scores_is_no_inverted_mask(number: float, seed: int) -> None:
     """Though it looks like one where all allowed scores are smaller, and like a right one everywhere else."""
     conventions = {"empty_rows": "mean", "isolation": "finite"}

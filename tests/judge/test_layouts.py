@@ -39,6 +39,7 @@ from conformance.sampling.layouts import in_memory, with_memory
 from conformance.subjects.frameworks import JaxArrays, NumpyArrays, TorchArrays
 from conformance.subjects.targets import Target
 from specification import Dense
+from tests.support.drawn_once import once
 
 pytestmark = pytest.mark.rule("ATT-13")
 
@@ -300,12 +301,15 @@ PARAMETERS = [("layer_norm", "weight"), ("layer_norm", "bias"), ("embedding", "t
 FOUND = [(*at, way) for at in FAULTY for way in WAYS if way != "reading on" or at not in PARAMETERS]
 
 
+probes_within = once(catalogue)
+
+
 def first_violation(
     function: Callable[..., Any], operation: str, seed: int, dtypes: list[str], layouts: tuple[str, ...] = LAYOUTS
 ) -> Violation | None:
     """Of the probes of these layouts, at the default effort."""
     examiner = Examiner(Target(function, operation, "torch", given={"dtypes": dtypes}).make(), 30)
-    for probe in catalogue(examiner.declaration):
+    for probe in probes_within(examiner.declaration):
         of_memory = probe.title.startswith("memory of") and probe.title.partition(": ")[2] in layouts
         if probe.operations == (operation,) and of_memory:
             tally = run_probe(probe, [examiner], 10, seed, silent, 0)

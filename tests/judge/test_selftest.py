@@ -48,6 +48,7 @@ def test_fault_is_caught(company: int, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize("company", range(len(COMPANIES)))
+@pytest.mark.slow
 def test_what_it_is_made_from_conforms(company: int) -> None:
     assert outcome(company).false_alarms == ()
 

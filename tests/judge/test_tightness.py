@@ -14,6 +14,7 @@ SEED = 20260105
 @pytest.mark.parametrize(
     ("operation", "cases"), [("attention", 60), ("merge_attention", 40), ("layer_norm", 60), ("feed_forward", 60)]
 )
+@pytest.mark.slow_where("attention-")
 def test_honest_errors_come_near_the_bound_but_not_over(operation: str, cases: int) -> None:
     """A short climb in float32 finds a ratio between 0.02 and 1 for every result."""
     tightness = Tightness()

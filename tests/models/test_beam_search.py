@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -46,14 +47,15 @@ def exhaustively(
 
 def exact_search(prompt: np.ndarray, penalty: float = PENALTY) -> Scored:
     """`exhaustively`, by full passes of the definition over one sequence at a time."""
-    module, parameters = generation(REFERENCE), SMALL.parameters("float64")
+    return exhaustively(lambda beginning: after((*prompt.tolist(), *beginning)), STEPS, END, penalty)
 
-    def log_probabilities(beginning: tuple[int, ...]) -> np.ndarray:
-        tokens = np.concatenate([prompt, np.array(beginning, int)])[None]
-        logits = module.all_logits(parameters, tokens, configuration=SMALL.configuration)
-        return module.wide_log_softmax(logits[:, -1])[0]
 
-    return exhaustively(log_probabilities, STEPS, END, penalty)
+@cache
+def after(tokens: tuple[int, ...]) -> np.ndarray:
+    """The definition's log-probabilities of the token that follows these."""
+    module = generation(REFERENCE)
+    logits = module.all_logits(SMALL.parameters("float64"), np.array([tokens]), configuration=SMALL.configuration)
+    return module.wide_log_softmax(logits[:, -1])[0]
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.8, -0.5])

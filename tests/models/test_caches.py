@@ -36,6 +36,7 @@ def arrays(implementation: Implementation, cache: Cache) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", ["dawn", "lists of heads"])
+@pytest.mark.slow_where("jax_impl", unless="lists")
 def test_what_a_cache_holds(implementation: Implementation, name: str) -> None:
     example = EXAMPLES[name]
     G, D, V = example.shapes.get("key_heads", 4), 4, example.shapes.get("value_width", 4)

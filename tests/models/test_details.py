@@ -319,6 +319,7 @@ def test_a_model_is_itself_and_stays_so() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2", "padded keys", "notebook-scratch"])
+@pytest.mark.slow_where("jax_impl", unless="gpt2")
 def test_a_cache_keeps_its_sizes_and_dtypes(implementation: Implementation, name: str) -> None:
     example, module = EXAMPLES[name], decoding(implementation)
     given = implementation.convert((example.parameters("float32"), example.target(), example.source()))
@@ -342,6 +343,7 @@ def test_tokens_are_named(implementation: Implementation) -> None:
     assert told == (TypeError, "tokens must have an integer dtype, got float32")
 
 
+@pytest.mark.slow_where("jax_impl")
 def test_models_with_fewer_parts_generate(implementation: Implementation) -> None:
     """Without padding, without norms at the end, and with a source that is embedded already: as the full pass does."""
     example = EXAMPLES["prenorm-blog"]

@@ -90,24 +90,32 @@ def tutorial(request: pytest.FixtureRequest) -> tuple[Source, Sizes, str, dict[s
     return source, sizes, dtype, state(module), in_dtype(source.inputs(sizes), dtype)
 
 
-@pytest.mark.rule("TRF-1", "BLK-1")
-def test_implementations_agree(tutorial: Any, implementation: Implementation) -> None:
+@pytest.fixture(scope="module")
+def within(tutorial: Any) -> tuple[np.ndarray, np.ndarray]:
     source, sizes, dtype, checkpoint, inputs = tutorial
-    given = source.hyperparameters(sizes)
-    exact, bound = expected(source.dialect, checkpoint, inputs, dtype, **given)
+    return expected(source.dialect, checkpoint, inputs, dtype, **source.hyperparameters(sizes))
+
+
+@pytest.mark.rule("TRF-1", "BLK-1")
+@pytest.mark.slow_where("jax_impl", unless="-1-float32")
+def test_implementations_agree(tutorial: Any, within: Any, implementation: Implementation) -> None:
+    source, sizes, dtype, checkpoint, inputs = tutorial
+    given, (exact, bound) = source.hyperparameters(sizes), within
     assert_within(answer(implementation, source.dialect, checkpoint, inputs, **given), exact, bound, dtype)
 
 
 @pytest.mark.rule("TRF-1", "BLK-1")
-def test_the_tutorial_agrees(tutorial: Any) -> None:
+def test_the_tutorial_agrees(tutorial: Any, within: Any) -> None:
     """With positions in float32 where the tutorial makes a table of them, whatever the model's dtype."""
     source, sizes, dtype, checkpoint, inputs = tutorial
     module = source.module(sizes).to(getattr(torch, dtype)).eval()
     module.load_state_dict({name: torch.from_numpy(array) for name, array in checkpoint.items()})
     with torch.no_grad():
         got = module(*map(torch.from_numpy, inputs)).numpy()
-    hyperparameters = source.hyperparameters(sizes)
-    exact, bound = expected(source.dialect, checkpoint, inputs, dtype, source.narrow, **hyperparameters)
+    exact, bound = within
+    if source.narrow:
+        hyperparameters = source.hyperparameters(sizes)
+        exact, bound = expected(source.dialect, checkpoint, inputs, dtype, source.narrow, **hyperparameters)
     assert_within(got, exact, bound, dtype)
 
 
@@ -119,6 +127,7 @@ OPTIONS = [(first, bias, act) for first in (False, True) for bias in (False, Tru
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("norm_first", "bias", "activation"), OPTIONS)
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor", "ignore:The PyTorch API of nested tensors")
+@pytest.mark.slow_where(unless=("True-True-gelu-float32", "False-False-relu-float32"))
 def test_torch_transformer(dtype: str, norm_first: bool, bias: bool, activation: str) -> None:
     sizes = SIZES[0]
     options = {"norm_first": norm_first, "activation": activation}
@@ -384,6 +393,7 @@ def hugging_face_case(dialect: str, made: Pretrained, dtype: str) -> tuple[np.nd
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", PRETRAINED)
 @pytest.mark.parametrize("dialect", ORIGINS)
+@pytest.mark.slow_where(unless="small-float32")
 def test_hugging_face(dialect: str, name: str, dtype: str) -> None:
     """Hugging Face's module, and the checkpoint that it gives in each of the three packages."""
     got, checkpoint, inputs, given = hugging_face_case(dialect, PRETRAINED[name], dtype)
@@ -509,6 +519,10 @@ ROBERTA: dict[str, Any] = {"num_heads": 3, "eps": 1e-5, "positions": "after_padd
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", LIKE_ROBERTA)
+@pytest.mark.slow_where("float64")
+@pytest.mark.slow_where("Data2VecText")
+@pytest.mark.slow_where("Camembert")
+@pytest.mark.slow_where("XLM")
 def test_roberta(kind: str, dtype: str) -> None:
     """With padding masked, and with padding that is attended to: positions skip it in either case."""
     module, ids = roberta_of(kind, dtype), padded_anywhere()
@@ -575,6 +589,7 @@ def test_what_may_be_a_roberta_is_told() -> None:
         dialects.read("bert", checkpoint, **ROBERTA)
 
 
+@pytest.mark.slow_where("jax_impl")
 def test_sequences_longer_than_positions_after_padding(implementation: Implementation) -> None:
     """Of 20 rows the first two are padding's and nobody's."""
     checkpoint = state(roberta_of("Roberta", "float32"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -93,12 +94,15 @@ def replaced_site(value: Any, site: Dropout) -> Any:
     return type(value)(*parts) if hasattr(value, "_fields") else parts
 
 
-def exactly(trained: Trained, configuration: Configuration, dropout: Any) -> tuple[np.ndarray, np.ndarray]:
+@cache
+def exactly(name: str, order: str) -> tuple[np.ndarray, np.ndarray]:
+    """What the definition gives in float64, and the bound for float32."""
+    trained, configuration = MODELS[name](), ORDERS[order]
     wide = as_float64(trained.parameters)
     inputs = tuple(a.astype(float) if a.dtype.kind == "f" else a for a in trained.inputs)
 
     def run(functions: Any) -> Any:
-        return functions.MODELS[type(wide)](wide, *inputs, configuration=configuration, dropout=dropout)
+        return functions.MODELS[type(wide)](wide, *inputs, configuration=configuration, dropout=trained.dropout)
 
     return carried_bound(run, wide, "float32")
 
@@ -114,10 +118,11 @@ def answer(implementation: Implementation, trained: Trained, configuration: Conf
 @pytest.mark.rule("BLK-2")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow_where("pre")
 def test_dropout_at_every_site(name: str, order: str) -> None:
     """Every model as it is called; and each site matters."""
     trained, configuration = MODELS[name](), ORDERS[order]
-    exact, bound = exactly(trained, configuration, trained.dropout)
+    exact, bound = exactly(name, order)
     for implementation in IMPLEMENTATIONS:
         assert_within(answer(implementation, trained, configuration), exact, bound, "float32")
     model = reference_numpy.Model(trained.parameters, configuration)
@@ -162,6 +167,7 @@ def autograd(
 @pytest.mark.rule("BLK-2")
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", ["encoder", "attention"])
+@pytest.mark.slow_where("encoder")
 def test_gradients_with_dropout(name: str, order: str) -> None:
     """Of what takes padding as an array, and of attention alone; of all others in test_model_gradients."""
     trained, configuration = MODELS[name](), ORDERS[order]
@@ -207,8 +213,8 @@ def test_a_site_that_is_lost_is_found(
     name: str, implementation: Implementation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, old, new = LOST[name]
-    trained = MODELS[name.split(",")[0]]()
-    exact, bound = exactly(trained, POST, trained.dropout)
+    model = name.split(",")[0]
+    trained, (exact, bound) = MODELS[model](), exactly(model, "post")
     plant(f"{implementation.package}.{file}", old, new, monkeypatch)
     assert (np.abs(answer(implementation, trained, POST) - exact) > bound).any()
 

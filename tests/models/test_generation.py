@@ -49,6 +49,8 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("implementation", "name", "method", "dtype", "cached"), list(cases()))
+@pytest.mark.slow_where("jax_impl, prenorm-blog, beam_search")
+@pytest.mark.slow_where("jax_impl", "full")
 def test_all_choose_the_same_tokens(
     implementation: Implementation, name: str, method: str, dtype: str, cached: bool
 ) -> None:
@@ -104,6 +106,7 @@ def test_nothing_to_do(implementation: Implementation, method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["gpt2", "notebook-scratch"])
+@pytest.mark.slow_where("jax_impl", unless="greedy")
 def test_a_loaded_model_generates(implementation: Implementation, name: str, method: str, tmp_path: Path) -> None:
     """What a file gives, in place of its parameters and configuration; from the cache, and with a source."""
     example = EXAMPLES[name]
@@ -116,6 +119,7 @@ def test_a_loaded_model_generates(implementation: Implementation, name: str, met
     assert all(np.array_equal(*pair) for pair in zip(got, expected, strict=True))
 
 
+@pytest.mark.slow_where("jax_impl")
 def test_a_loaded_model_decodes_step_by_step(implementation: Implementation, tmp_path: Path) -> None:
     example = EXAMPLES["notebook-scratch"]
     parameters, configuration = example.parameters("float32"), example.configuration
@@ -166,6 +170,7 @@ def test_a_configuration_is_needed_once(implementation: Implementation) -> None:
     )
 
 
+@pytest.mark.slow_where("jax_impl")
 def test_positions_after_padding_have_no_cache(implementation: Implementation) -> None:
     """Without one they are counted anew in every pass."""
     example = EXAMPLES["gpt2"]
@@ -196,6 +201,7 @@ def test_a_sample_is_drawn_by_choose(implementation: Implementation, settings: d
         assert np.array_equal(tokens[:, 3 + step], reference_numpy.choose(logits, UNIFORMS[:, step], **settings))
 
 
+@pytest.mark.slow_where("jax_impl")
 def test_a_search_leaves_length_alone_unless_asked(implementation: Implementation) -> None:
     """And searches for every row of the batch as if it were the only one."""
     example, convert, numpy = EXAMPLES["gpt2"], implementation.convert, implementation.subject.framework.numpy
@@ -277,6 +283,7 @@ def undecided(example: Example, logits: np.ndarray) -> Any:
 
 
 @pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.slow_where("jax_impl-False")
 def test_ties_go_to_the_lowest_id(implementation: Implementation, cached: bool) -> None:
     example = EXAMPLES["gpt2"]
     parameters = undecided(example, np.where(np.arange(VOCABULARY) % 3 == 2, 1.0, 0.0))

@@ -140,6 +140,7 @@ def test_holes_leave_something_to_every_query() -> None:
 
 
 @pytest.mark.parametrize("name", ["dawn", "transformer101"])
+@pytest.mark.slow_where("dawn")
 def test_the_whole_is_told_too(name: str) -> None:
     code, output = command("port", *saved(name))
     assert code == 0, output
@@ -156,6 +157,7 @@ TOLD = (
 )
 
 
+@pytest.mark.slow
 def test_the_masks_are_told() -> None:
     write(state(filled(torch.nn.Transformer(16, 4, 1, 1, 24, batch_first=True))))
     code, output = command("port", "model.safetensors", "--dialect", "pytorch", "--set", "num_heads=4")
@@ -246,6 +248,7 @@ def test_what_is_not_read_is_named() -> None:
 
 
 @pytest.mark.parametrize("spoilt", ["", "output.LayerNorm.weight"])
+@pytest.mark.slow_where("output")
 def test_nan_is_not_green(spoilt: str) -> None:
     """All of it, and what only two steps take."""
     words = saved_bert()
@@ -274,6 +277,7 @@ def test_finite_numbers_without_a_bound_are_not_green() -> None:
 
 
 @pytest.mark.parametrize(("padding", "rows"), [(1, 3), (1, 17), (5, 21), (5, 40)])
+@pytest.mark.slow_where(unless="1-3")
 def test_few_positions_after_padding(padding: int, rows: int) -> None:
     table = {"embeddings.position_embeddings.weight": np.random.default_rng(0).normal(size=(rows, 16))}
     options = ("--set", "positions=after_padding", "--set", f"padding={padding}")

@@ -23,7 +23,10 @@ from specification.parameters import mapped
 from tests.support.helpers import PACKAGES
 
 transformers = pytest.importorskip("transformers")
-pytestmark = pytest.mark.skipif(bool(real.missing()), reason=f"not installed: {', '.join(real.missing())}")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(real.missing()), reason=f"not installed: {', '.join(real.missing())}"),
+]
 
 BATCH, DRAWS = 16, 3
 """DRAWS for a bound, instead of 64: the errors are so much smaller that it need not be known well."""

@@ -81,6 +81,7 @@ def violated(found: dict[str, Any], package: str) -> list[str]:
 
 
 @needs_model
+@pytest.mark.slow
 def test_every_step_on_real_text() -> None:
     result, found = judged(PACKAGES)
     assert found["conforms"]
@@ -107,6 +108,7 @@ def test_the_shortest_sentences_are_judged_in_float64_too() -> None:
 
 @needs_model
 @pytest.mark.parametrize("package", PORTS)
+@pytest.mark.slow
 def test_a_scale_off_by_a_thousandth_is_found_in_float64(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In float32 it keeps its bound; in float64 it is named, in every layer, and nothing else but the whole is."""
     blocks = importlib.import_module(f"{package}.blocks")
@@ -127,6 +129,7 @@ def test_a_scale_off_by_a_thousandth_is_found_in_float64(package: str, monkeypat
 
 @needs_model
 @pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.slow
 def test_padding_in_the_mean_is_found(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module(package)
     right = module.pool
@@ -137,6 +140,7 @@ def test_padding_in_the_mean_is_found(package: str, monkeypatch: pytest.MonkeyPa
 
 
 @needs_model
+@pytest.mark.slow
 def test_weights_that_are_not_widened_are_found_from_end_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """One weight off by a millionth."""
     right = real.hidden
@@ -153,6 +157,7 @@ def test_weights_that_are_not_widened_are_found_from_end_to_end(monkeypatch: pyt
 
 
 @needs_model
+@pytest.mark.slow
 def test_a_fault_is_in_every_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """GELU a thousandth too large, in PyTorch: the feed-forward parts are beyond their bounds, and nothing else is."""
     activations = importlib.import_module("torch_impl.feed_forward").ACTIVATIONS

@@ -209,9 +209,9 @@ def test_the_three_agree(dialect: str) -> None:
 
 
 def test_a_fault_in_a_port_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    attention = importlib.import_module("torch_impl.attention")
-    right = attention.linear
-    monkeypatch.setattr(attention, "linear", lambda parameters, x: 1.01 * right(parameters, x))
+    heads = importlib.import_module("torch_impl.multi_head_attention")
+    right = heads.linear
+    monkeypatch.setattr(heads, "linear", lambda parameters, x: 1.01 * right(parameters, x))
     found = dialects.agreement("transformer101")
     assert found.errors["torch_impl"] > 1
     assert found.errors["jax_impl"] <= 1 < found.apart

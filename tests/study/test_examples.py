@@ -153,6 +153,7 @@ def test_a_fault_in_a_step_of_decoding_shows(monkeypatch: pytest.MonkeyPatch) ->
 # --- generation -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_tokens_are_the_same_in_all_three() -> None:
     for part in SEVERAL["generation"]():
         assert part.tables[-1].title == "The same tokens in all three"

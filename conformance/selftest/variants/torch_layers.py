@@ -11,7 +11,8 @@ from torch.nn import functional
 from conformance.cases.declaration import declare
 from conformance.selftest.variants.torch_pieces import Rounding, as_they_are, capped, problem, to_tf32
 from conformance.selftest.variants.torch_rounded import TF32_PRODUCTS, UP_TO_FLOAT32, flash, tf32_products
-from torch_impl.attention import concatenate_heads, join_heads, split_heads, widen
+from torch_impl.dtypes import widen
+from torch_impl.multi_head_attention import concatenate_heads, join_heads, split_heads
 
 
 def multi_head_by_einsum(

@@ -1,6 +1,6 @@
 """Attention in PyTorch as one call that a fault may change: its arguments before, its output or gradients after.
 
-`torch_impl` computes everything, by its literal engine.
+`torch_impl` computes everything, by its reference engine.
 """
 
 from __future__ import annotations

@@ -33,15 +33,15 @@ from conformance.selftest.faults.thresholds.norms import (
     mean_square,
     norm,
 )
-from torch_impl.attention import (
+from torch_impl.attention_steps import (
     allowed_sum,
     attention_scores,
     dropout_factor,
     repeat_heads,
     softmax,
     visible_pairs,
-    widen,
 )
+from torch_impl.dtypes import widen
 from torch_impl.masks import checked_mask
 
 # --- a softmax whose steps can be replaced ----------------------------------------------------------------------------
