@@ -165,11 +165,11 @@ class Subject:
 ROUNDED = {"weights": "inputs"}
 """What fused kernels declare for 16-bit inputs: SDPA's, FlexAttention's and jax.nn's."""
 BY_AUTO = "it is timed as auto where auto takes it"
-LITERAL = "it is the literal port, and holds all scores"
+ALL_SCORES = "it is the reference engine, and holds all scores"
 
 
 def ours(package: str, module: str, *, scores: tuple[float, float]) -> tuple[Subject, ...]:
-    """A port's engines, and its layer norm; scores: of the literal one. Both are made by functions of the module."""
+    """A port's engines, and its layer norm. scores: of the reference engine. Functions of the module make both."""
     arrays = package.removesuffix("_impl")
     common: dict[str, Any] = {"arrays": arrays, "packages": (arrays,), "ours": True}
 
@@ -181,7 +181,7 @@ def ours(package: str, module: str, *, scores: tuple[float, float]) -> tuple[Sub
         engine("auto", base=True),
         engine("fused", slow=BY_AUTO),
         engine("blocked", slow=BY_AUTO),
-        engine("reference", scores=scores, slow=LITERAL),
+        engine("reference", scores=scores, slow=ALL_SCORES),
         Subject(
             f"{package}, layer norm",
             "layer_norm",

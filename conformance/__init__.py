@@ -16,7 +16,7 @@ HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Each is loaded when it is first asked for: replaying needs nothing that draws cases."""
+    """Each is loaded when it is first asked for: a kernel that only declares something loads nothing else."""
     if name == "__version__":
         return version()
     if name not in HOMES:

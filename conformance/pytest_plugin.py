@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from conformance.judge.session import Question, Trial
+    from conformance.judge.judgement import Question
+    from conformance.judge.session import Trial
 
 OPTIONS = {
     "operation": "attention, layer_norm, ...: what it is to compute",

@@ -18,7 +18,7 @@ from conformance.models import real
 from conformance.models.stepwise import Oracle
 from conformance.oracle.reference import Exact
 from reference_numpy import Model, attention_weights, pool
-from reference_numpy.attention import concatenate_heads, linear, split_heads
+from reference_numpy.multi_head_attention import concatenate_heads, linear, split_heads
 from specification.checkpoints import flatten
 from specification.configuration import Configuration
 

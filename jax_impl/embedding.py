@@ -9,17 +9,30 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Integer
 
-from jax_impl.attention import cast, widen
+from jax_impl.dtypes import cast, widen
 from specification import checks
+
+__all__ = ["embedding"]
 
 
 def embedding(
     table: Float[jax.Array, "N E"], ids: Integer[jax.Array, "..."], *, scaled: bool = False
 ) -> Float[jax.Array, "... E"]:
-    """Row ids[...] of the table; multiplied by sqrt(E) when `scaled`, and then rounded once.
+    """Take row ids[...] of the table; multiply it by sqrt(E) when `scaled`, and round once (EMB-1).
 
-    An id outside [0, N), negative ones included, is a ValueError where ids can be read, and a row of NaN where they are
-    traced. Returns an array in the dtype of table.
+    An id outside [0, N) gives a row of NaN where ids are traced.
+
+    Args:
+        table: [N, E], in float16, bfloat16, float32 or float64.
+        ids: Integers in [0, N), in any shape. Negative ids do not count from the end.
+        scaled: Whether rows are multiplied by sqrt(E).
+
+    Returns:
+        A new array [..., E] in the dtype of table.
+
+    Raises:
+        TypeError: ids that are not integers, or another dtype of the table.
+        ValueError: An id outside [0, N).
     """
     checks.embedding(table, ids)
     check_rows(table, ids)

@@ -8,8 +8,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
-from jax_impl.attention import cast, compiled, dropout_factor, linear, widen
+from jax_impl.attention_steps import dropout_factor
+from jax_impl.dtypes import cast, compiled, widen
+from jax_impl.multi_head_attention import linear
 from specification import FeedForward, checks
+
+__all__ = ["feed_forward"]
 
 
 def relu(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
@@ -46,10 +50,23 @@ def feed_forward(
     dropout_keep: Bool[jax.Array, "... F"] | None = None,
     dropout_rate: float = 0.0,
 ) -> Float[jax.Array, "... E_out"]:
-    """outer(activation(inner(x))), each a linear projection, for every position on its own.
+    """Compute outer(activation(inner(x))), each a linear projection, for every position on its own (FFN-1).
 
-    activation: "relu", "gelu" or "gelu_tanh"; static. `parameters` is a pytree as it stands. Dtypes as in the
-    definition.
+    `parameters` is a pytree as it stands. `activation` is static.
+
+    Args:
+        parameters: Two projections in the dtype of x, each with a weight [in, out].
+        x: [..., E].
+        activation: "relu", "gelu" or "gelu_tanh".
+        dropout_keep: [..., F], True = keep the activation. The caller draws it; only some dialects have it.
+        dropout_rate: In [0, 1). Activations that are kept are divided by 1 - rate.
+
+    Returns:
+        A new array [..., E_out] in the dtype of x, to which each projection and the activation round.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.feed_forward(parameters, x, activation, dropout_keep, dropout_rate)
     hidden = ACTIVATIONS[activation](widen(linear(parameters.inner, x)))

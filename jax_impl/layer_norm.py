@@ -6,30 +6,15 @@ in the definition; statistics and the affine step are kept in float32, or in flo
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jax.lax import stop_gradient
 from jaxtyping import Float
 
-from jax_impl.attention import cast, compiled, widen
+from jax_impl.dtypes import cast, widen
+from jax_impl.layer_norm_steps import affine, deviations, reference_layer_norm
 from specification import checks
 
-
-@partial(jax.jit, static_argnums=1)
-def deviations(x: Float[jax.Array, "..."], axes: tuple[int, ...]) -> Float[jax.Array, "..."]:
-    """x - mean, taken twice (NORM-3, NORM-4).
-
-    The result does not depend on which center is taken off first, so no gradient runs through it: it would be 0, but
-    the rounding errors of the whole row would gather in the first element.
-    """
-    corner: Any = (..., *(slice(0, 1) for _ in axes))
-    first = x[corner]
-    center = stop_gradient(first + jnp.mean(x - first, axis=axes, keepdims=True))
-    deviation = x - center
-    return deviation - jnp.mean(deviation, axis=axes, keepdims=True)
+__all__ = ["layer_norm", "rms_norm", "standard_deviation_norm"]
 
 
 def layer_norm(
@@ -39,21 +24,39 @@ def layer_norm(
     *,
     eps: float = 1e-5,
 ) -> Float[jax.Array, "..."]:
-    """(x - mean) / sqrt(variance + eps) * weight + bias, with the biased two-pass variance (NORM-1).
+    """Compute (x - mean) / sqrt(variance + eps) * weight + bias, with the biased two-pass variance (NORM-1).
 
-    eps may be traced. Returns an array in the shape and dtype of x.
+    eps may be traced.
+
+    Args:
+        x: [..., *N], in float16, bfloat16, float32 or float64.
+        weight: [*N], the trailing axes that are normalised over, in the dtype of x or the wider one used inside.
+        bias: As weight, or None.
+        eps: At least 2**-126.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
-    axes = checks.norm(x, weight, bias, eps)
-    deviation = deviations(widen(x), axes)
-    variance = jnp.mean(jnp.square(deviation), axis=axes, keepdims=True)
-    normalized = deviation / jnp.sqrt(variance + jnp.asarray(eps, variance.dtype))
-    return cast(affine(normalized, weight, bias), x.dtype)
+    checks.norm(x, weight, bias, eps)
+    return cast(reference_layer_norm(x, weight, bias, eps), x.dtype)
 
 
 def rms_norm(x: Float[jax.Array, "..."], weight: Float[jax.Array, "*N"], *, eps: float) -> Float[jax.Array, "..."]:
-    """x / sqrt(mean(x^2) + eps) * weight (NORM-7; Zhang and Sennrich, arXiv 1910.07467).
+    """Compute x / sqrt(mean(x^2) + eps) * weight (NORM-7; Zhang and Sennrich, arXiv 1910.07467).
 
-    Returns an array in the shape and dtype of x.
+    Args:
+        x, weight, eps: As in `layer_norm`.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     axes = checks.norm(x, weight, None, eps)
     wide = widen(x)
@@ -69,9 +72,17 @@ def standard_deviation_norm(
     *,
     eps: float,
 ) -> Float[jax.Array, "..."]:
-    """(x - mean) / (deviation + eps) * weight + bias, with the unbiased deviation (NORM-7).
+    """Compute (x - mean) / (deviation + eps) * weight + bias, with the unbiased deviation (NORM-7).
 
-    Returns an array in the shape and dtype of x.
+    Args:
+        x, weight, bias, eps: As in `layer_norm`; weight has two elements at least.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     axes = checks.standard_deviation_norm(x, weight, bias, eps)
     deviation = deviations(widen(x), axes)
@@ -81,12 +92,3 @@ def standard_deviation_norm(
     spread = jnp.where(constant, 0, jnp.sqrt(jnp.where(constant, 1, variance)))
     normalized = deviation / (spread + jnp.asarray(eps, spread.dtype))
     return cast(affine(normalized, weight, bias), x.dtype)
-
-
-@compiled
-def affine(
-    normalized: Float[jax.Array, "..."], weight: Float[jax.Array, "*N"], bias: Float[jax.Array, "*N"] | None
-) -> Float[jax.Array, "..."]:
-    """normalized * weight + bias, unrounded."""
-    output = normalized * widen(weight)
-    return output if bias is None else output + widen(bias)

@@ -29,6 +29,8 @@ from specification.masks import (
     map_arrays,
 )
 
+__all__ = ["materialize"]
+
 
 def register(description: type) -> None:
     """Make it a pytree, with its name beside its leaves.
@@ -59,9 +61,22 @@ for kind in (Causal, SlidingWindow, KeyLengths, KeyPadding, Segments, Dense, And
 def materialize(
     mask: Any, query_length: int, key_length: int, *, batch: int | None = None, heads: int | None = None
 ) -> Bool[jax.Array, "#B #H #Q #K"]:
-    """The boolean array that a mask description means, of rank 4.
+    """Make the boolean array that a mask description means (MASK-2).
 
-    The lengths, and batch and heads where given, are static under `jax.jit`; what the description holds may be traced.
+    The lengths, and batch and heads where given, are static under `jax.jit`. What the description holds may be traced.
+
+    Args:
+        mask: A description, a boolean array (the same as `Dense` of it), or None for "every query sees every key".
+        query_length: Q.
+        key_length: K.
+        batch, heads: When given, the arrays inside the description must fit them.
+
+    Returns:
+        A new boolean array of rank 4 that broadcasts to [batch, heads, query_length, key_length].
+
+    Raises:
+        TypeError: A mask that is not boolean.
+        ValueError: Sizes or values that do not fit.
     """
     mask = checked_mask(mask, query_length, key_length, batch, heads)
     allowed = allowed_pairs(mask, query_length, key_length)

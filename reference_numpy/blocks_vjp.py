@@ -17,15 +17,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from reference_numpy.attention_vjp import multi_head_attention_vjp
 from reference_numpy.blocks import add, attend, attention_options, drop, normalize, residual, transform
 from reference_numpy.feed_forward_vjp import feed_forward_vjp
 from reference_numpy.layer_norm_vjp import layer_norm_vjp, rms_norm_vjp, standard_deviation_norm_vjp
+from reference_numpy.multi_head_attention_vjp import multi_head_attention_vjp
 from specification import checks
 from specification.configuration import Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout, SublayerDropout
 from specification.dtypes import dtype_name
 from specification.parameters import DecoderBlock, EncoderBlock, FeedForward, MultiHeadAttention, Norm
+
+__all__ = ["DecoderBlockGradients", "EncoderBlockGradients", "decoder_block_vjp", "encoder_block_vjp"]
 
 
 class EncoderBlockGradients(NamedTuple):
@@ -186,7 +188,19 @@ def encoder_block_vjp(
     mask: Any = None,
     dropout: EncoderBlockDropout = EncoderBlockDropout(),
 ) -> EncoderBlockGradients:
-    """Gradients of the parameters and of x, given that of `encoder_block`'s output. Arguments as there."""
+    """Compute the gradients of parameters and x (ATT-12).
+
+    Args:
+        parameters, x: As in `encoder_block`.
+        cotangent: Gradient with respect to the result of `encoder_block`, [B, T, E], in its dtype.
+        configuration, mask, dropout: As in `encoder_block`.
+
+    Returns:
+        Gradients in the shapes and dtypes of the arguments.
+
+    Raises:
+        TypeError, ValueError: As in `encoder_block`, and for a cotangent in another shape or dtype than its result.
+    """
     checks.structure("parameters", parameters, EncoderBlock)
     checks.sites(dropout, EncoderBlockDropout)
     checks.cotangent(cotangent, x.shape, dtype_name(x))
@@ -213,7 +227,19 @@ def decoder_block_vjp(
     memory_mask: Any = None,
     dropout: DecoderBlockDropout = DecoderBlockDropout(),
 ) -> DecoderBlockGradients:
-    """Gradients of the parameters, of x and of memory, given that of `decoder_block`'s output. Arguments as there."""
+    """Compute the gradients of parameters, x and memory (ATT-12).
+
+    Args:
+        parameters, x, memory: As in `decoder_block`.
+        cotangent: Gradient with respect to the result of `decoder_block`, [B, T, E], in its dtype.
+        configuration, mask, memory_mask, dropout: As in `decoder_block`.
+
+    Returns:
+        Gradients in the shapes and dtypes of the arguments.
+
+    Raises:
+        TypeError, ValueError: As in `decoder_block`, and for a cotangent in another shape or dtype than its result.
+    """
     checks.structure("parameters", parameters, DecoderBlock)
     checks.decoder_sites(parameters, dropout)
     checks.memory(parameters, memory)

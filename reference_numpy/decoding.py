@@ -19,9 +19,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from reference_numpy.attention import attention, concatenate_heads, join_heads, linear, split_heads
+from reference_numpy.attention import attention
 from reference_numpy.blocks import attention_options, normalize, residual, transform
 from reference_numpy.models import Model
+from reference_numpy.multi_head_attention import concatenate_heads, join_heads, linear, split_heads
 from reference_numpy.transformer import embed, encoder, real_tokens
 from specification import checks
 from specification.caches import BlockCache, Cache, looks_ahead
@@ -29,6 +30,8 @@ from specification.configuration import Configuration
 from specification.dropout import SublayerDropout
 from specification.masks import Causal, Dense, KeyPadding
 from specification.parameters import DecoderBlock, LanguageModel, MultiHeadAttention, Transformer
+
+__all__ = ["decode_step", "start"]
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
@@ -179,10 +182,21 @@ def start(
     capacity: int,
     source: Any = None,
 ) -> tuple[Float[np.ndarray, "B T N"], Cache]:
-    """The first tokens: their logits, and a cache with room for `capacity` positions in all, these included.
+    """Run the first tokens: their logits, and a cache with room for more (GEN-1).
 
-    parameters: with their configuration, or a loaded model, which has its own. Other arguments, and errors, as in
-    `empty_cache` and `decode_step`.
+    Args:
+        parameters: With their configuration, or a loaded model, which has its own.
+        tokens: [B, T], integers.
+        configuration: Of the parameters; None for a loaded model.
+        capacity: How many positions the cache has room for, these included.
+        source: Tokens [B, S] of a model with an encoder, which runs here, once.
+
+    Returns:
+        Logits [B, T, N], and the cache.
+
+    Raises:
+        TypeError, ValueError: Parameters that cannot generate, a source that is missing or has no place; and as in
+            `decode_step`.
     """
     own, configured = checks.held(parameters, configuration)
     batch, _ = checks.tokens("tokens", tokens)
@@ -197,10 +211,20 @@ def decode_step(
     *,
     configuration: Configuration | None = None,
 ) -> tuple[Float[np.ndarray, "B T N"], Cache]:
-    """Logits for the next tokens, one or several, as the full forward pass gives them; and the cache that has them too.
+    """Run the next tokens, one or several, with the keys and values of those before (GEN-1).
 
-    The cache that is given stays as it is. ValueError where it has no room, where a learned table has no position, and
-    for padding that no cache can hold: see `specification.caches.looks_ahead`.
+    Args:
+        parameters: With their configuration, or a loaded model, which has its own.
+        tokens: [B, T], integers.
+        cache: From `start` or the step before; it stays as it is.
+        configuration: Of the parameters; None for a loaded model.
+
+    Returns:
+        Logits [B, T, N] as the full forward pass gives them, and the cache that has the new tokens too.
+
+    Raises:
+        ValueError: No room in the cache, no position in a learned table, or padding that no cache can hold (see
+            `specification.caches.looks_ahead`).
     """
     own, configured = checks.held(parameters, configuration)
     checks.structure("cache", cache, Cache)

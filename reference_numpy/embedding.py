@@ -7,17 +7,30 @@ import math
 import numpy as np
 from jaxtyping import Float, Integer
 
-from reference_numpy.attention import widen
+from reference_numpy.dtypes import widen
 from specification import checks
+
+__all__ = ["embedding"]
 
 
 def embedding(
     table: Float[np.ndarray, "N E"], ids: Integer[np.ndarray, "..."], *, scaled: bool = False
 ) -> Float[np.ndarray, "... E"]:
-    """Row ids[...] of the table; multiplied by sqrt(E) when `scaled`, and then rounded once.
+    """Take row ids[...] of the table; multiply it by sqrt(E) when `scaled`, and round once (EMB-1).
 
-    Differs from the paper in that sqrt(E) is applied only when asked for. Raises ValueError for an id outside
-    [0, N); negative ids do not count from the end. Returns a new array in the dtype of table.
+    Differs from the paper in that sqrt(E) is applied only when asked for.
+
+    Args:
+        table: [N, E], in float16, bfloat16, float32 or float64.
+        ids: Integers in [0, N), in any shape. Negative ids do not count from the end.
+        scaled: Whether rows are multiplied by sqrt(E).
+
+    Returns:
+        A new array [..., E] in the dtype of table.
+
+    Raises:
+        TypeError: ids that are not integers, or another dtype of the table.
+        ValueError: An id outside [0, N).
     """
     checks.embedding(table, ids)
     check_rows(table, ids)

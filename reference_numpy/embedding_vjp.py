@@ -7,9 +7,11 @@ import math
 import numpy as np
 from jaxtyping import Float, Integer
 
-from reference_numpy.attention import widen
+from reference_numpy.dtypes import widen
 from specification import checks
 from specification.dtypes import dtype_name
+
+__all__ = ["embedding_vjp"]
 
 
 def embedding_vjp(
@@ -19,7 +21,19 @@ def embedding_vjp(
     *,
     scaled: bool = False,
 ) -> Float[np.ndarray, "N E"]:
-    """Gradient of the table, given that of `embedding`'s output: each row adds up what its occurrences received."""
+    """Compute the gradient of the table: each row adds up what its occurrences received (EMB-1).
+
+    Args:
+        table, ids: As in `embedding`.
+        cotangent: Gradient with respect to the result of `embedding`, [..., E], in its dtype.
+        scaled: As in `embedding`.
+
+    Returns:
+        A new array [N, E] in the dtype of table.
+
+    Raises:
+        TypeError, ValueError: As in `embedding`, and for a cotangent in another shape or dtype than its result.
+    """
     checks.embedding(table, ids)
     checks.ids_within(ids, table.shape[0])
     checks.cotangent(cotangent, (*ids.shape, table.shape[1]), dtype_name(table))

@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from reference_numpy.attention import dropout_factor, linear, widen
+from reference_numpy.attention_steps import dropout_factor
+from reference_numpy.dtypes import widen
+from reference_numpy.multi_head_attention import linear
 from specification import FeedForward, checks
+
+__all__ = ["feed_forward"]
 
 
 def complementary_error(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
@@ -52,12 +56,21 @@ def feed_forward(
     dropout_keep: Bool[np.ndarray, "... F"] | None = None,
     dropout_rate: float = 0.0,
 ) -> Float[np.ndarray, "... E_out"]:
-    """outer(activation(inner(x))), each a linear projection, for every position on its own.
+    """Compute outer(activation(inner(x))), each a linear projection, for every position on its own (FFN-1).
 
-    activation: "relu", "gelu" or "gelu_tanh".
-    dropout_keep, dropout_rate: activations * keep / (1 - rate); the caller draws `keep`. Only some dialects have it.
+    Args:
+        parameters: Two projections in the dtype of x, each with a weight [in, out].
+        x: [..., E].
+        activation: "relu", "gelu" or "gelu_tanh".
+        dropout_keep: [..., F], True = keep the activation. The caller draws it; only some dialects have it.
+        dropout_rate: In [0, 1). Activations that are kept are divided by 1 - rate.
 
-    The parameters share the dtype of x, to which each projection and the activation round. Returns a new array.
+    Returns:
+        A new array [..., E_out] in the dtype of x, to which each projection and the activation round.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.feed_forward(parameters, x, activation, dropout_keep, dropout_rate)
     hidden = ACTIVATIONS[activation](widen(linear(parameters.inner, x)))

@@ -8,11 +8,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from reference_numpy.attention import dropout_factor, linear, widen
-from reference_numpy.attention_vjp import linear_vjp
+from reference_numpy.attention_steps import dropout_factor
+from reference_numpy.dtypes import widen
 from reference_numpy.feed_forward import ACTIVATIONS, normal_distribution
+from reference_numpy.multi_head_attention import linear
+from reference_numpy.multi_head_attention_vjp import linear_vjp
 from specification import FeedForward, checks
 from specification.dtypes import dtype_name
+
+__all__ = ["FeedForwardGradients", "feed_forward_vjp"]
 
 
 class FeedForwardGradients(NamedTuple):
@@ -23,6 +27,7 @@ class FeedForwardGradients(NamedTuple):
 
 
 def relu_slope(x: Any) -> Any:
+    """1 where x is above 0, and 0 elsewhere."""
     return (x > 0).astype(x.dtype)
 
 
@@ -52,7 +57,19 @@ def feed_forward_vjp(
     dropout_keep: Any = None,
     dropout_rate: float = 0.0,
 ) -> FeedForwardGradients:
-    """Gradients of the parameters and of x, given that of `feed_forward`'s output. Arguments as there."""
+    """Compute the gradients of parameters and x (ATT-12).
+
+    Args:
+        parameters, x: As in `feed_forward`.
+        cotangent: Gradient with respect to the result of `feed_forward`, [..., E_out], in its dtype.
+        activation, dropout_keep, dropout_rate: As in `feed_forward`.
+
+    Returns:
+        Gradients in the shapes and dtypes of the arguments.
+
+    Raises:
+        TypeError, ValueError: As in `feed_forward`, and for a cotangent in another shape or dtype than its result.
+    """
     checks.feed_forward(parameters, x, activation, dropout_keep, dropout_rate)
     checks.cotangent(cotangent, (*x.shape[:-1], parameters.outer.weight.shape[1]), dtype_name(x))
     before = widen(linear(parameters.inner, x))

@@ -26,6 +26,8 @@ from specification.configuration import Configuration
 from specification.masks import Causal
 from specification.parameters import LanguageModel, Transformer
 
+__all__ = ["beam_search", "choose", "greedy", "sample"]
+
 # --- logits -----------------------------------------------------------------------------------------------------------
 
 
@@ -105,7 +107,7 @@ def choose(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Integer[np.ndarray, "B"]:
-    """One token for each row, by a uniform random number u in [0, 1) that is given.
+    """Choose one token for each row, by a uniform random number u that is given (GEN-1).
 
     Tokens are put in the order of falling logits, of equal ones the lowest id first. With probabilities
     softmax(logits / temperature): keep the first top_k; of these, renormalised, the fewest first ones that together
@@ -115,7 +117,19 @@ def choose(
     Everything is computed in float64. Implementations choose the same, unless u or top_p lies within a few roundings of
     a sum of probabilities; where the logits are an implementation's own, within what these are off by.
 
-    Raises TypeError and ValueError for temperature <= 0, top_k < 1, top_p outside (0, 1] and u outside [0, 1).
+    Args:
+        logits: [B, N].
+        uniforms: [B], each u in [0, 1).
+        temperature: Above 0.
+        top_k: At least 1; None keeps all.
+        top_p: In (0, 1]; None keeps all.
+
+    Returns:
+        Token ids [B].
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.choice(logits, uniforms)
     checks.sampling(temperature, top_k, top_p)
@@ -163,14 +177,24 @@ def greedy(
     end: int | None = None,
     cached: bool = True,
 ) -> Integer[np.ndarray, "B T"]:
-    """The prompt and `steps` tokens more, each the one with the largest logit; of equal ones the lowest id.
+    """Continue the prompt by the token with the largest logit, `steps` times; of equal ones the lowest id (GEN-1).
 
-    parameters: with their configuration, or a loaded model, which has its own. source: tokens [B, S], for a model with
-    an encoder. end: the token that ends a sequence; once it has been chosen for a row, the row is filled with it; in
-    the prompt it ends nothing.
+    Args:
+        parameters: With their configuration, or a loaded model, which has its own.
+        prompt: [B, P], integers, with P at least 1.
+        steps: How many tokens are chosen.
+        configuration: Of the parameters; None for a loaded model.
+        source: Tokens [B, S], for a model with an encoder.
+        end: The token that ends a sequence. Once it has been chosen for a row, the row is filled with it. In the prompt
+            it ends nothing.
+        cached: Whether keys and values of earlier positions are kept. The result is the same.
 
-    Returns tokens in the dtype of the prompt. Raises TypeError and ValueError for arguments that are not so, for an
-    empty prompt, and for sequences longer than a learned table of positions.
+    Returns:
+        Tokens [B, P + steps] in the dtype of prompt.
+
+    Raises:
+        TypeError, ValueError: Arguments that are not as described, and sequences longer than a learned table of
+            positions.
     """
     own, configured = checks.held(parameters, configuration)
     checks.generation(own, prompt, steps, configured, source, end)
@@ -196,9 +220,24 @@ def sample(
     end: int | None = None,
     cached: bool = True,
 ) -> Integer[np.ndarray, "B T"]:
-    """The prompt and as many tokens more as there are columns of random numbers, each by `choose`.
+    """Continue the prompt by tokens that `choose` takes, one for each column of random numbers (GEN-1).
 
-    Other arguments, results and errors as in `greedy` and `choose`.
+    Args:
+        parameters: With their configuration, or a loaded model, which has its own.
+        prompt: [B, P], integers, with P at least 1.
+        uniforms: [B, steps], each in [0, 1).
+        configuration: Of the parameters; None for a loaded model.
+        temperature, top_k, top_p: As in `choose`.
+        source: Tokens [B, S], for a model with an encoder.
+        end: The token that ends a sequence. Once it has been chosen for a row, the row is filled with it. In the prompt
+            it ends nothing.
+        cached: Whether keys and values of earlier positions are kept. The result is the same.
+
+    Returns:
+        Tokens [B, P + steps] in the dtype of prompt.
+
+    Raises:
+        TypeError, ValueError: As in `greedy` and `choose`.
     """
     own, configured = checks.held(parameters, configuration)
     steps = checks.uniform_steps(uniforms)
@@ -276,14 +315,31 @@ def beam_search(
     length_penalty: float = 0.0,
     cached: bool = True,
 ) -> tuple[Integer[np.ndarray, "B beams T"], Float[np.ndarray, "B beams"]]:
-    """The most probable sequences that a search with that many beams finds, best first, and their scores in float64.
+    """Search for the most probable sequences with a number of beams (GEN-1).
 
     A sequence's score is the sum of the log-probabilities of its chosen tokens, divided by their number to the power
     length_penalty; `end` is the last that counts. At every step each unfinished sequence is continued with every token,
-    finished ones stay as they are, and the `beams` best of all are kept (see `extend`). Where there are fewer sequences
-    than beams, the rest have score -inf and tokens that mean nothing.
+    finished ones stay as they are, and the `beams` best of all are kept (see `extend`). With
+    beams = vocabulary ** steps nothing is left out.
 
-    Other arguments, results and errors as in `greedy`. With beams = vocabulary ** steps nothing is left out.
+    Args:
+        parameters: With their configuration, or a loaded model, which has its own.
+        prompt: [B, P], integers, with P at least 1.
+        steps: How many tokens are chosen.
+        configuration: Of the parameters; None for a loaded model.
+        beams: How many sequences are kept.
+        source: Tokens [B, S], for a model with an encoder.
+        end: The token that ends a sequence. Once it has been chosen for a row, the row is filled with it. In the prompt
+            it ends nothing.
+        length_penalty: 0 takes no account of the length.
+        cached: Whether keys and values of earlier positions are kept. The result is the same.
+
+    Returns:
+        Tokens [B, beams, P + steps], best first, and their scores [B, beams] in float64. Where there are fewer
+        sequences than beams, the rest have score -inf and tokens that mean nothing.
+
+    Raises:
+        TypeError, ValueError: As in `greedy`.
     """
     own, configured = checks.held(parameters, configuration)
     N = checks.generation(own, prompt, steps, configured, source, end)

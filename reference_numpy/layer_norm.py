@@ -7,27 +7,14 @@ Statistics and the affine step are kept in float32, or in float64 for float64, a
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from jaxtyping import Float
 
-from reference_numpy.attention import widen
+from reference_numpy.dtypes import widen
+from reference_numpy.layer_norm_steps import affine, deviations, reference_layer_norm
 from specification import checks
 
-
-def deviations(x: Float[np.ndarray, "..."], axes: tuple[int, ...]) -> Float[np.ndarray, "..."]:
-    """x - mean, taken twice (NORM-3, NORM-4).
-
-    The first center is reached by way of the row's first element: in a constant row every x - first is exactly 0, where
-    sum(x) / n need not give x back. The second subtraction takes off the rounding error of that center, which is large
-    when the first element lies far from the others.
-    """
-    corner: Any = (..., *(slice(0, 1) for _ in axes))
-    first = x[corner]
-    center = first + np.mean(x - first, axis=axes, keepdims=True)
-    deviation = x - center
-    return deviation - np.mean(deviation, axis=axes, keepdims=True)
+__all__ = ["layer_norm", "rms_norm", "standard_deviation_norm"]
 
 
 @np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output
@@ -38,23 +25,41 @@ def layer_norm(
     *,
     eps: float = 1e-5,
 ) -> Float[np.ndarray, "..."]:
-    """(x - mean) / sqrt(variance + eps) * weight + bias, with the biased two-pass variance (NORM-1).
+    """Compute (x - mean) / sqrt(variance + eps) * weight + bias, with the biased two-pass variance (NORM-1).
 
     A constant row gives bias exactly, also when it has one element (NORM-3). NaN or infinity in a row makes that row
-    non-finite and no other (NORM-5). eps is at least 2**-126. Returns a new array in the shape and dtype of x.
+    non-finite and no other (NORM-5).
+
+    Args:
+        x: [..., *N], in float16, bfloat16, float32 or float64.
+        weight: [*N], the trailing axes that are normalised over, in the dtype of x or the wider one used inside.
+        bias: As weight, or None.
+        eps: At least 2**-126.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
-    axes = checks.norm(x, weight, bias, eps)
-    deviation = deviations(widen(x), axes)
-    variance = np.mean(deviation**2, axis=axes, keepdims=True)
-    normalized = deviation / np.sqrt(variance + float(eps))
-    return affine(normalized, weight, bias).astype(x.dtype)
+    checks.norm(x, weight, bias, eps)
+    return reference_layer_norm(x, weight, bias, eps).astype(x.dtype)
 
 
 @np.errstate(all="ignore")
 def rms_norm(x: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], *, eps: float) -> Float[np.ndarray, "..."]:
-    """x / sqrt(mean(x^2) + eps) * weight (NORM-7; Zhang and Sennrich, arXiv 1910.07467).
+    """Compute x / sqrt(mean(x^2) + eps) * weight (NORM-7; Zhang and Sennrich, arXiv 1910.07467).
 
-    Returns a new array in the shape and dtype of x.
+    Args:
+        x, weight, eps: As in `layer_norm`.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     axes = checks.norm(x, weight, None, eps)
     wide = widen(x)
@@ -71,21 +76,23 @@ def standard_deviation_norm(
     *,
     eps: float,
 ) -> Float[np.ndarray, "..."]:
-    """(x - mean) / (deviation + eps) * weight + bias, with the unbiased deviation (NORM-7).
+    """Compute (x - mean) / (deviation + eps) * weight + bias, with the unbiased deviation (NORM-7).
 
-    The variance is divided by n - 1, so a row needs two elements, and eps stands outside the root: this is what The
-    Annotated Transformer computes under the name of layer norm. Returns a new array in the shape and dtype of x.
+    The variance is divided by n - 1, and eps stands outside the root: this is what The Annotated Transformer computes
+    under the name of layer norm.
+
+    Args:
+        x, weight, bias, eps: As in `layer_norm`; weight has two elements at least.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     axes = checks.standard_deviation_norm(x, weight, bias, eps)
     deviation = deviations(widen(x), axes)
     variance = np.sum(deviation**2, axis=axes, keepdims=True) / (weight.size - 1)
     normalized = deviation / (np.sqrt(variance) + float(eps))
     return affine(normalized, weight, bias).astype(x.dtype)
-
-
-def affine(
-    normalized: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], bias: Float[np.ndarray, "*N"] | None
-) -> Float[np.ndarray, "..."]:
-    """normalized * weight + bias, unrounded."""
-    output = normalized * widen(weight)
-    return output if bias is None else output + widen(bias)

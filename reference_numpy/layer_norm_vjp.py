@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from reference_numpy.attention import widen
-from reference_numpy.layer_norm import deviations
+from reference_numpy.dtypes import widen
+from reference_numpy.layer_norm_steps import deviations
 from specification import checks
 from specification.dtypes import dtype_name
+
+__all__ = ["NormGradients", "layer_norm_vjp", "rms_norm_vjp", "standard_deviation_norm_vjp"]
 
 
 class NormGradients(NamedTuple):
@@ -39,7 +41,19 @@ def layer_norm_vjp(
     *,
     eps: float = 1e-5,
 ) -> NormGradients:
-    """Gradients of x, weight and bias, given that of `layer_norm`'s output. Arguments as there."""
+    """Compute the gradients of x, weight and bias (NORM-6).
+
+    Args:
+        x, weight, bias: As in `layer_norm`.
+        cotangent: Gradient with respect to the result of `layer_norm`, [..., *N], in its dtype.
+        eps: As in `layer_norm`.
+
+    Returns:
+        Gradients in the shapes and dtypes of the arguments.
+
+    Raises:
+        TypeError, ValueError: As in `layer_norm`, and for a cotangent in another shape or dtype than its result.
+    """
     axes = checks.norm(x, weight, bias, eps)
     checks.cotangent(cotangent, x.shape, dtype_name(x))
     deviation = deviations(widen(x), axes)
@@ -56,7 +70,19 @@ def layer_norm_vjp(
 def rms_norm_vjp(
     x: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], cotangent: Float[np.ndarray, "..."], *, eps: float
 ) -> NormGradients:
-    """Gradients of x and weight, given that of `rms_norm`'s output. Arguments as there."""
+    """Compute the gradients of x and weight (NORM-6).
+
+    Args:
+        x, weight: As in `rms_norm`.
+        cotangent: Gradient with respect to the result of `rms_norm`, [..., *N], in its dtype.
+        eps: As in `rms_norm`.
+
+    Returns:
+        Gradients in the shapes and dtypes of the arguments.
+
+    Raises:
+        TypeError, ValueError: As in `rms_norm`, and for a cotangent in another shape or dtype than its result.
+    """
     axes = checks.norm(x, weight, None, eps)
     checks.cotangent(cotangent, x.shape, dtype_name(x))
     wide = widen(x)
@@ -76,9 +102,21 @@ def standard_deviation_norm_vjp(
     *,
     eps: float,
 ) -> NormGradients:
-    """Gradients of x, weight and bias, given that of `standard_deviation_norm`'s output. Arguments as there.
+    """Compute the gradients of x, weight and bias (NORM-6).
 
     In a constant row the deviation has no slope of its own, but the quotient has: x_bar = (n_bar - mean(n_bar)) / eps.
+
+    Args:
+        x, weight, bias: As in `standard_deviation_norm`.
+        cotangent: Gradient with respect to the result of `standard_deviation_norm`, [..., *N], in its dtype.
+        eps: As in `standard_deviation_norm`.
+
+    Returns:
+        Gradients in the shapes and dtypes of the arguments.
+
+    Raises:
+        TypeError, ValueError: As in `standard_deviation_norm`, and for a cotangent in another shape or dtype than its
+            result.
     """
     axes = checks.standard_deviation_norm(x, weight, bias, eps)
     checks.cotangent(cotangent, x.shape, dtype_name(x))

@@ -10,17 +10,26 @@ from jaxtyping import Bool
 from specification import checks
 from specification.masks import And, Causal, KeyLengths, KeyPadding, Or, Segments, SlidingWindow, as_mask, map_arrays
 
+__all__ = ["materialize"]
+
 
 def materialize(
     mask: Any, query_length: int, key_length: int, *, batch: int | None = None, heads: int | None = None
 ) -> Bool[np.ndarray, "#B #H #Q #K"]:
-    """The boolean array that a mask description means.
+    """Make the boolean array that a mask description means (MASK-2).
 
-    mask: a description, a boolean array (the same as `Dense` of it), or None for "every query sees every key".
-    batch, heads: when given, the arrays inside the description must fit them.
+    Args:
+        mask: A description, a boolean array (the same as `Dense` of it), or None for "every query sees every key".
+        query_length: Q.
+        key_length: K.
+        batch, heads: When given, the arrays inside the description must fit them.
 
-    Returns a new boolean array of rank 4 that broadcasts to [batch, heads, query_length, key_length].
-    Raises TypeError for a mask that is not boolean, ValueError for sizes or values that do not fit.
+    Returns:
+        A new boolean array of rank 4 that broadcasts to [batch, heads, query_length, key_length].
+
+    Raises:
+        TypeError: A mask that is not boolean.
+        ValueError: Sizes or values that do not fit.
     """
     mask = checked_mask(mask, query_length, key_length, batch, heads)
     allowed = allowed_pairs(mask, query_length, key_length)

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from reference_numpy.attention import attention, multi_head_attention
+from reference_numpy.attention import attention
 from reference_numpy.blocks import attention_options
+from reference_numpy.multi_head_attention import multi_head_attention
 from reference_numpy.transformer import classifier, decoder, encoder, language_model, transformer
 from specification import checks, dialects
 from specification.checkpoints import read_model, write_model
@@ -20,6 +21,8 @@ from specification.configuration import Configuration
 from specification.dropout import Dropout, StackDropout
 from specification.masks import KeyPadding, both
 from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, MultiHeadAttention, Transformer
+
+__all__ = ["Model", "load", "plain_self_attention", "restore", "save"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,21 +42,44 @@ class Model:
 
 
 def load(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparameters: Any) -> Model:
-    """The model of a checkpoint with a tutorial's or library's own names; see `specification.dialects`.
+    """Load a checkpoint with a tutorial's or library's own names; see `specification.dialects`.
 
-    state_dict: arrays by name, or the path of a safetensors file. The hyperparameters are the dialect's. Raises
-    ValueError for all entries at once that are missing, left over or misshaped.
+    Args:
+        dialect: Its name, such as "bert".
+        state_dict: Arrays by name, or the path of a safetensors file.
+        **hyperparameters: Those of the dialect.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: Entries that are missing, left over or misshaped, all of them at once.
     """
     return Model(*dialects.read(dialect, state_dict, **hyperparameters))
 
 
 def save(model: Model, path: str | Path) -> None:
-    """One safetensors file, which each of the three packages restores bit for bit."""
+    """Write a model into one safetensors file, which each of the three packages restores bit for bit.
+
+    Args:
+        model: The model.
+        path: The file.
+    """
     write_model(path, model.parameters, model.configuration)
 
 
 def restore(path: str | Path) -> Model:
-    """The model that was saved there, by any of the three packages."""
+    """Read a model that any of the three packages has saved.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: A file that does not fit.
+    """
     return Model(*read_model(path))
 
 
@@ -96,7 +122,14 @@ def multi_head(
 
 
 def plain_self_attention(x: Float[np.ndarray, "B T E"]) -> Float[np.ndarray, "B T E"]:
-    """softmax(x x^T) x: one head, no parameters, no scale; how the pre-norm blog begins."""
+    """Compute softmax(x x^T) x: one head, no parameters, no scale; how the pre-norm blog begins.
+
+    Args:
+        x: [B, T, E].
+
+    Returns:
+        A new array [B, T, E] in the dtype of x.
+    """
     return attention(x[:, None], x[:, None], x[:, None], scale=1.0)[:, 0]
 
 

@@ -8,14 +8,27 @@ from jaxtyping import Float
 from specification import checks
 from specification.positions import angular_frequencies
 
+__all__ = ["learned_positions", "sinusoidal_positions"]
+
 
 def sinusoidal_positions(
     length: int, width: int, *, offset: int = 0, exponent: str = "shared", dtype: str = "float32"
 ) -> Float[np.ndarray, "length width"]:
-    """PE[p, 2i] = sin(p / 10000^(2i/E)), PE[p, 2i+1] = cos of the same angle, for p = offset, ..., offset + length - 1.
+    """Compute PE[p, 2i] = sin(p / 10000^(2i/E)) and PE[p, 2i+1] = cos of the same angle (POS-1).
 
-    An odd width drops the last cosine. exponent="doubled" is a dialect's reading, in which column c has an angle of its
-    own, p / 10000^(2c/E). Returns [length, width] in `dtype`, which is a name such as "float32".
+    Args:
+        length: The number of positions p = offset, ..., offset + length - 1.
+        width: E. An odd width drops the last cosine.
+        offset: The first position.
+        exponent: "shared", or, for a dialect, "doubled": column c then has an angle of its own, p / 10000^(2c/E).
+        dtype: The name of a dtype, such as "float32".
+
+    Returns:
+        A new array [length, width] in `dtype`, computed in float64 and rounded once.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.positions(length, width, offset, exponent, dtype)
     position = np.arange(length) + offset
@@ -27,9 +40,18 @@ def sinusoidal_positions(
 def learned_positions(
     table: Float[np.ndarray, "N E"], length: int, *, offset: int = 0
 ) -> Float[np.ndarray, "length E"]:
-    """Rows offset, ..., offset + length - 1 of the table, as a new array.
+    """Take rows offset, ..., offset + length - 1 of the table (POS-2).
 
-    Raises ValueError when they reach past its end.
+    Args:
+        table: [N, E].
+        length: How many rows.
+        offset: The first row.
+
+    Returns:
+        A new array [length, E] in the dtype of table.
+
+    Raises:
+        ValueError: Rows past the end of the table.
     """
     checks.learned_positions(table, length, offset)
     return table[offset : offset + length].copy()

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from reference_numpy.attention import linear, widen
 from reference_numpy.blocks import add, decoder_block, drop, encoder_block, normalize
+from reference_numpy.dtypes import widen
 from reference_numpy.embedding import check_rows, embedding
+from reference_numpy.multi_head_attention import linear
 from reference_numpy.positions import learned_positions, sinusoidal_positions
 from specification import checks
 from specification.configuration import Configuration
@@ -22,6 +23,8 @@ from specification.dropout import DecoderBlockDropout, EncoderBlockDropout, Stac
 from specification.dtypes import dtype_name
 from specification.masks import Causal, Dense, KeyPadding, both
 from specification.parameters import Classifier, Decoder, Embedding, Encoder, LanguageModel, Transformer
+
+__all__ = ["classifier", "decoder", "embed", "encoder", "language_model", "pool", "transformer"]
 
 # --- before and after the blocks --------------------------------------------------------------------------------------
 
@@ -34,9 +37,21 @@ def embed(
     token_types: Integer[np.ndarray, "B T"] | None = None,
     offset: int = 0,
 ) -> Float[np.ndarray, "B T E"]:
-    """Rows of the token table, plus positions, plus rows of the token types' table; then the norm, if there is one.
+    """Add up rows of the token table, positions and rows of the token types' table, and apply the norm if there is one.
 
-    token_types: all of type 0 unless given, where the parameters have such a table. offset: the first token's position.
+    Args:
+        parameters: The tables and the norm.
+        tokens: [B, T], integers.
+        configuration: What the parameters do not say.
+        token_types: [B, T]; all of type 0 unless given, where the parameters have such a table.
+        offset: The first token's position.
+
+    Returns:
+        A new array [B, T, E] in the dtype of the tables.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.embed(parameters, tokens, token_types, configuration.positions, offset)
     x = embedding(parameters.tokens, tokens, scaled=configuration.scaled_embedding)
@@ -87,9 +102,20 @@ def target_mask(tokens: Integer[np.ndarray, "B T"], configuration: Configuration
 def pool(
     x: Float[np.ndarray, "B T E"], pooling: str, keep: Bool[np.ndarray, "B T"] | None = None
 ) -> Float[np.ndarray, "B E"]:
-    """The largest or the mean of every feature over a sequence's positions, or over those that are kept.
+    """Take the largest or the mean of every feature over the positions that are kept (TRF-1).
 
-    0 where there is no position. Of equal maxima the first receives the gradient.
+    Args:
+        x: [B, T, E].
+        pooling: "max" or "mean".
+        keep: [B, T], True = count the position. None counts all.
+
+    Returns:
+        A new array [B, E] in the dtype of x, 0 where there is no position. Of equal maxima the first receives the
+        gradient.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.pool(x, pooling, keep)
     wide, shape = widen(x), x.shape[:2]
@@ -135,10 +161,22 @@ def encoder(
     token_types: Integer[np.ndarray, "B T"] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[np.ndarray, "B T E"]:
-    """Every block in turn, and the last norm (TRF-1).
+    """Apply every block in turn, and the last norm (TRF-1).
 
-    x: tokens, or where the parameters have no embedding what is embedded already. mask: beside that of the source's
-    padding, which the configuration knows.
+    Args:
+        parameters: Embedding, blocks and norm.
+        x: [B, T] tokens, or [B, T, E] where the parameters have no embedding.
+        configuration: What the parameters do not say.
+        mask: Counts beside that of the source's padding, which the configuration knows.
+        token_types: [B, T], as in `embed`.
+        dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
+
+    Returns:
+        A new array [B, T, E].
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.stack(parameters, Encoder, x, dropout, token_types)
     if parameters.embedding is not None:
@@ -160,9 +198,23 @@ def decoder(
     memory_mask: Any = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[np.ndarray, "B T E"]:
-    """Every block in turn, and the last norm (TRF-1).
+    """Apply every block in turn, and the last norm (TRF-1).
 
-    x as in `encoder`. mask: beside what the configuration's target_mask says.
+    Args:
+        parameters: Embedding, blocks and norm.
+        x: [B, T] tokens, or [B, T, E] where the parameters have no embedding.
+        memory: [B, S, E], the encoder's output, or None.
+        configuration: What the parameters do not say.
+        mask: Counts beside what the configuration's target_mask says.
+        memory_mask: Of the attention to memory.
+        dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
+
+    Returns:
+        A new array [B, T, E].
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.stack(parameters, Decoder, x, dropout)
     if parameters.embedding is not None:
@@ -189,10 +241,23 @@ def transformer(
     memory_mask: Any = None,
     dropout: TransformerDropout = TransformerDropout(),
 ) -> Float[np.ndarray, "B T N"]:
-    """output(decoder(target, encoder(source))) (TRF-1).
+    """Compute output(decoder(target, encoder(source))) (TRF-1).
 
-    source_mask, target_mask: of the two self-attentions; memory_mask: of the attention to the encoder's output. All of
-    them beside what the configuration says of padding. Returns what the decoder gives where there is no output layer.
+    Args:
+        parameters: Encoder, decoder and output layer.
+        source: [B, S] tokens, or [B, S, E] where the parameters have no embedding.
+        target: [B, T] tokens, or [B, T, E] where the parameters have no embedding.
+        configuration: What the parameters do not say.
+        source_mask, target_mask: Of the two self-attentions, beside what the configuration says of padding.
+        memory_mask: Of the attention to the encoder's output, beside the same.
+        dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
+
+    Returns:
+        A new array [B, T, N]; what the decoder gives, [B, T, E], where there is no output layer.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.structure("parameters", parameters, Transformer)
     checks.sites(dropout, TransformerDropout)
@@ -215,9 +280,22 @@ def classifier(
     keep: Bool[np.ndarray, "B T"] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[np.ndarray, "B C"]:
-    """log-softmax(output(pool(encoder(tokens)))) (TRF-1).
+    """Compute log-softmax(output(pool(encoder(tokens)))) (TRF-1).
 
-    keep: the positions that are pooled; all unless given.
+    Args:
+        parameters: Encoder and output layer.
+        tokens: [B, T], integers.
+        configuration: What the parameters do not say.
+        mask: As in `encoder`.
+        keep: [B, T], the positions that are pooled; all unless given.
+        dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
+
+    Returns:
+        A new array [B, C].
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.structure("parameters", parameters, Classifier)
     x = encoder(parameters.encoder, tokens, configuration=configuration, mask=mask, dropout=dropout)
@@ -232,7 +310,22 @@ def language_model(
     mask: Any = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[np.ndarray, "B T N"]:
-    """output(decoder(tokens)): for every position the logits of the token that comes next (TRF-1)."""
+    """Compute output(decoder(tokens)), for every position the logits of the token that comes next (TRF-1).
+
+    Args:
+        parameters: Decoder and output layer.
+        tokens: [B, T], integers.
+        configuration: What the parameters do not say.
+        mask: As in `decoder`.
+        dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
+
+    Returns:
+        A new array [B, T, N].
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
+    """
     checks.structure("parameters", parameters, LanguageModel)
     x = decoder(parameters.decoder, tokens, configuration=configuration, mask=mask, dropout=dropout)
     return linear(parameters.output, x)

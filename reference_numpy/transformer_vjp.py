@@ -12,11 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from reference_numpy.attention import linear, widen
-from reference_numpy.attention_vjp import linear_vjp
 from reference_numpy.blocks import add, decoder_block, drop, encoder_block
 from reference_numpy.blocks_vjp import decoder_block_vjp, encoder_block_vjp, normalize_vjp
+from reference_numpy.dtypes import widen
 from reference_numpy.embedding_vjp import embedding_vjp
+from reference_numpy.multi_head_attention import linear
+from reference_numpy.multi_head_attention_vjp import linear_vjp
 from reference_numpy.positions_vjp import learned_positions_vjp
 from reference_numpy.transformer import (
     decoder,
@@ -36,6 +37,19 @@ from specification.dropout import DecoderBlockDropout, EncoderBlockDropout, Stac
 from specification.dtypes import dtype_name
 from specification.masks import Causal, both
 from specification.parameters import Classifier, Decoder, Embedding, Encoder, LanguageModel, Linear, Transformer
+
+__all__ = [
+    "DecoderGradients",
+    "EncoderGradients",
+    "TransformerGradients",
+    "classifier_vjp",
+    "decoder_vjp",
+    "embed_vjp",
+    "encoder_vjp",
+    "language_model_vjp",
+    "pool_vjp",
+    "transformer_vjp",
+]
 
 
 class EncoderGradients(NamedTuple):
@@ -73,7 +87,19 @@ def embed_vjp(
     token_types: Integer[np.ndarray, "B T"] | None = None,
     offset: int = 0,
 ) -> Embedding:
-    """Gradients of the tables and of the norm, for `embed`."""
+    """Compute the gradients of the tables and the norm (ATT-12).
+
+    Args:
+        parameters, tokens: As in `embed`.
+        cotangent: Gradient with respect to the result of `embed`, [B, T, E], in its dtype.
+        configuration, token_types, offset: As in `embed`.
+
+    Returns:
+        Gradients in the structure, shapes and dtypes of parameters.
+
+    Raises:
+        TypeError, ValueError: As in `embed`, and for a cotangent in another shape or dtype than its result.
+    """
     norm = None
     if parameters.norm is not None:
         total = embed(
@@ -106,7 +132,18 @@ def pool_vjp(
     keep: Bool[np.ndarray, "B T"] | None,
     cotangent: Float[np.ndarray, "B E"],
 ) -> Float[np.ndarray, "B T E"]:
-    """Gradient of x, for `pool`: shared equally by the positions, or all of it at the first of the largest."""
+    """Compute the gradient of x: shared equally by the positions, or all of it at the first of the largest.
+
+    Args:
+        x, pooling, keep: As in `pool`.
+        cotangent: Gradient with respect to the result of `pool`, [B, E], in its dtype.
+
+    Returns:
+        A new array like x.
+
+    Raises:
+        TypeError, ValueError: As in `pool`, and for a cotangent in another shape or dtype than its result.
+    """
     keep = np.ones(x.shape[:2], bool) if keep is None else keep
     wide = widen(cotangent)[:, None]
     if pooling == "mean":
@@ -139,7 +176,19 @@ def encoder_vjp(
     token_types: Integer[np.ndarray, "B T"] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> EncoderGradients:
-    """Gradients of the parameters, and of x where it is no tokens, given that of `encoder`'s output."""
+    """Compute the gradients of parameters, and of x where it is no tokens (ATT-12).
+
+    Args:
+        parameters, x: As in `encoder`.
+        cotangent: Gradient with respect to the result of `encoder`, [B, T, E], in its dtype.
+        configuration, mask, token_types, dropout: As in `encoder`.
+
+    Returns:
+        Gradients in the shapes and dtypes of the arguments.
+
+    Raises:
+        TypeError, ValueError: As in `encoder`, and for a cotangent in another shape or dtype than its result.
+    """
     checks.stack(parameters, Encoder, x, dropout, token_types)
     tokens = x
     if parameters.embedding is not None:
@@ -179,7 +228,19 @@ def decoder_vjp(
     memory_mask: Any = None,
     dropout: StackDropout = StackDropout(),
 ) -> DecoderGradients:
-    """Gradients of the parameters, of memory, and of x where it is no tokens, given that of `decoder`'s output."""
+    """Compute the gradients of parameters, memory, and of x where it is no tokens (ATT-12).
+
+    Args:
+        parameters, x, memory: As in `decoder`.
+        cotangent: Gradient with respect to the result of `decoder`, [B, T, E], in its dtype.
+        configuration, mask, memory_mask, dropout: As in `decoder`.
+
+    Returns:
+        Gradients in the shapes and dtypes of the arguments.
+
+    Raises:
+        TypeError, ValueError: As in `decoder`, and for a cotangent in another shape or dtype than its result.
+    """
     checks.stack(parameters, Decoder, x, dropout)
     tokens = x
     if parameters.embedding is not None:
@@ -221,7 +282,19 @@ def transformer_vjp(
     memory_mask: Any = None,
     dropout: TransformerDropout = TransformerDropout(),
 ) -> TransformerGradients:
-    """Gradients of the parameters, and of source and target where they are no tokens. Arguments as in `transformer`."""
+    """Compute the gradients of parameters, and of source and target where they are no tokens (ATT-12).
+
+    Args:
+        parameters, source, target: As in `transformer`.
+        cotangent: Gradient with respect to the result of `transformer`, [B, T, N], in its dtype.
+        configuration, source_mask, target_mask, memory_mask, dropout: As in `transformer`.
+
+    Returns:
+        Gradients in the shapes and dtypes of the arguments.
+
+    Raises:
+        TypeError, ValueError: As in `transformer`, and for a cotangent in another shape or dtype than its result.
+    """
     checks.structure("parameters", parameters, Transformer)
     checks.sites(dropout, TransformerDropout)
     encoded: Any = {"configuration": configuration, "mask": source_mask, "dropout": dropout.encoder}
@@ -250,7 +323,19 @@ def classifier_vjp(
     keep: Bool[np.ndarray, "B T"] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> Classifier:
-    """Gradients of the parameters, given that of `classifier`'s output. Arguments as there."""
+    """Compute the gradients of parameters (ATT-12).
+
+    Args:
+        parameters, tokens: As in `classifier`.
+        cotangent: Gradient with respect to the result of `classifier`, [B, C], in its dtype.
+        configuration, mask, keep, dropout: As in `classifier`.
+
+    Returns:
+        Gradients in the structure, shapes and dtypes of parameters.
+
+    Raises:
+        TypeError, ValueError: As in `classifier`, and for a cotangent in another shape or dtype than its result.
+    """
     checks.structure("parameters", parameters, Classifier)
     options: Any = {"configuration": configuration, "mask": mask, "dropout": dropout}
     x = encoder(parameters.encoder, tokens, **options)
@@ -272,7 +357,19 @@ def language_model_vjp(
     mask: Any = None,
     dropout: StackDropout = StackDropout(),
 ) -> LanguageModel:
-    """Gradients of the parameters, given that of `language_model`'s output. Arguments as there."""
+    """Compute the gradients of parameters (ATT-12).
+
+    Args:
+        parameters, tokens: As in `language_model`.
+        cotangent: Gradient with respect to the result of `language_model`, [B, T, N], in its dtype.
+        configuration, mask, dropout: As in `language_model`.
+
+    Returns:
+        Gradients in the structure, shapes and dtypes of parameters.
+
+    Raises:
+        TypeError, ValueError: As in `language_model`, and for a cotangent in another shape or dtype than its result.
+    """
     checks.structure("parameters", parameters, LanguageModel)
     options: Any = {"configuration": configuration, "mask": mask, "dropout": dropout}
     x = decoder(parameters.decoder, tokens, **options)
@@ -283,5 +380,6 @@ def language_model_vjp(
 def output_vjp(
     parameters: Linear, x: Float[np.ndarray, "B T E"], cotangent: Float[np.ndarray, "B T N"]
 ) -> tuple[Linear, Float[np.ndarray, "B T E"]]:
+    """Gradients of the output layer and of x, given that of the logits."""
     checks.cotangent(cotangent, (*x.shape[:-1], parameters.weight.shape[1]), dtype_name(x))
     return linear_vjp(parameters, x, cotangent)

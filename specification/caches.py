@@ -48,10 +48,19 @@ class Cache(NamedTuple):
 def looks_ahead(
     tokens: Any, length: int | None, configuration: Configuration, readable: Callable[[Any], np.ndarray | None]
 ) -> bool:
-    """Whether one of these tokens, after `length` others, attends to nothing and takes the mean of all values for that.
+    """Tell whether one of these tokens attends to nothing and takes the mean of all values for that.
 
     All are those of later positions too (ATT-6), so what a full pass gives there, and where that is read from, changes
-    with every token that is added, and no cache can hold it. False where the tokens cannot be read.
+    with every token that is added, and no cache can hold it.
+
+    Args:
+        tokens: ids [B, T].
+        length: how many others come before them, or None where that cannot be read.
+        configuration: the model's.
+        readable: gives an array as NumPy's, or None where it cannot be read.
+
+    Returns:
+        Whether there is one; False where the tokens cannot be read.
     """
     if configuration.empty_rows != "mean" or configuration.target_padding is None:
         return False

@@ -32,7 +32,15 @@ KINDS = {
 
 
 def flatten(value: Any, path: str = "") -> dict[str, Any]:
-    """Every array of a structure by its path, such as "encoder.blocks.0.attention.query.weight"."""
+    """Name every array of a structure by its path, such as "encoder.blocks.0.attention.query.weight".
+
+    Args:
+        value: nested NamedTuples, lists and arrays; None has no arrays.
+        path: the path of the structure itself.
+
+    Returns:
+        The arrays by path, in order.
+    """
     if value is None:
         return {}
     if isinstance(value, list | tuple):
@@ -45,7 +53,18 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
 
 
 def unflatten(kind: Any, arrays: Mapping[str, Any]) -> Any:
-    """The structure of that kind whose arrays these are; what has no array is None. ValueError for other names."""
+    """Build a structure out of its arrays.
+
+    Args:
+        kind: the NamedTuple of `specification.parameters` to build.
+        arrays: by path, as `flatten` gives them. What has no array becomes None.
+
+    Returns:
+        The structure.
+
+    Raises:
+        ValueError: for arrays that it has no place for, and for places that must not be empty.
+    """
     tree: dict[str, Any] = {}
     for path, array in arrays.items():
         *parents, last = path.split(".")
@@ -65,7 +84,12 @@ def unflatten(kind: Any, arrays: Mapping[str, Any]) -> Any:
 
 
 def needed(value: Any, path: str = "") -> list[str]:
-    """Paths of what must not be None and is: every field without a default, and the weights of what is there."""
+    """List the paths of what must not be None and is: fields without a default, and the weights of what is there.
+
+    Args:
+        value: a structure.
+        path: the path of the structure itself.
+    """
     if not isinstance(value, list | tuple):
         return []
     names = getattr(value, "_fields", None) or [str(index) for index in range(len(value))]
@@ -81,7 +105,12 @@ def needed(value: Any, path: str = "") -> list[str]:
 
 
 def grown(hint: Any, tree: Any) -> Any:
-    """A value of the type that the hint describes, out of a tree of names."""
+    """Build a value of the type that a hint describes.
+
+    Args:
+        hint: the annotation of a field, or a NamedTuple.
+        tree: nested dictionaries of arrays, by the parts of their names; None where there are none.
+    """
     if isinstance(hint, types.UnionType):
         numbered = isinstance(tree, dict) and tree and all(name.isdigit() for name in tree)
         choices = [choice for choice in typing.get_args(hint) if choice is not type(None)]
@@ -102,14 +131,31 @@ def grown(hint: Any, tree: Any) -> Any:
 
 
 def write_safetensors(path: str | Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str]) -> None:
+    """Write arrays, and texts beside them, as a safetensors file.
+
+    Args:
+        path: where to write it.
+        arrays: NumPy arrays by name.
+        metadata: texts by name.
+    """
     from safetensors.numpy import save_file
 
     save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, path, dict(metadata))
 
 
 def read_safetensors(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Arrays by name, and the metadata. ValueError for a file that is no safetensors file, or is cut off, and for all
-    entries at once whose dtype NumPy does not have.
+    """Read a safetensors file.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        Its arrays by name, and its metadata.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: for a folder, for a file that is no safetensors file or is cut off, and for all entries at once
+            whose dtype NumPy does not have.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -134,7 +180,13 @@ def read_safetensors(path: str | Path) -> tuple[dict[str, np.ndarray], dict[str,
 
 
 def write_model(path: str | Path, parameters: Any, configuration: Configuration) -> None:
-    """A model of NumPy arrays, with its kind and configuration, as one safetensors file."""
+    """Write a model with its kind and configuration as one safetensors file.
+
+    Args:
+        path: where to write it.
+        parameters: a structure of NumPy arrays, one of `KINDS`.
+        configuration: the model's.
+    """
     arrays = flatten(parameters)
     options = json.dumps(dataclasses.asdict(configuration), default=as_plain)
     told = {"kind": type(parameters).__name__, "arrays": str(len(arrays)), "configuration": options}
@@ -142,13 +194,21 @@ def write_model(path: str | Path, parameters: Any, configuration: Configuration)
 
 
 def as_plain(number: Any) -> Any:
-    """A scalar of NumPy's as Python's own."""
+    """Return a scalar of NumPy's as Python's own."""
     return number.item()
 
 
 def read_model(path: str | Path) -> tuple[Any, Configuration]:
-    """What `write_model` has written: the same arrays, bit for bit. ValueError for another file, and for all arrays at
-    once that do not fit.
+    """Read what `write_model` has written: the same arrays, bit for bit.
+
+    Args:
+        path: of the file.
+
+    Returns:
+        The parameters, of NumPy arrays, and the configuration.
+
+    Raises:
+        ValueError: for a file that `write_model` has not written, and for all arrays at once that do not fit.
     """
     arrays, metadata = read_safetensors(path)
     if metadata.get("format") != FORMAT or metadata.get("kind") not in KINDS:

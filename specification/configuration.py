@@ -78,4 +78,5 @@ class Configuration:
 
 
 def is_count(value: Any) -> bool:
+    """Tell whether a value is an integer of at least 0, and no truth value."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0

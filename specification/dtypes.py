@@ -13,10 +13,21 @@ SMALLEST_EPS = 2.0**-126
 
 
 def dtype_name(array: Any) -> str:
-    """'float32' for anything whose dtype is float32: np.float32, torch.float32, jnp.float32."""
+    """Name the dtype of an array: "float32" for np.float32, torch.float32 and jnp.float32 alike.
+
+    Args:
+        array: anything with a dtype.
+    """
     return str(array.dtype).removeprefix("torch.")
 
 
 def compute_dtype_name(name: str) -> str:
-    """The dtype in which scores, statistics and sums are kept: float64 for float64, float32 for everything narrower."""
+    """Name the dtype in which scores, statistics and sums are kept (ATT-9).
+
+    Args:
+        name: the dtype of the inputs.
+
+    Returns:
+        "float64" for "float64", and "float32" for everything narrower.
+    """
     return "float64" if name == "float64" else "float32"

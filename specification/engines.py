@@ -1,8 +1,8 @@
-"""The algorithms that an implementation may have for attention beside the literal one, and the choice among them.
+"""The algorithms that a port may have for attention beside the definition's steps, and the choice among them.
 
-"reference" is the literal one and takes every call. "blocked" computes block by block, and skips what the mask rules
-out; "fused" uses the framework's own kernels. Each keeps every rule of SPEC.md, and is never given a call in which it
-would not.
+"reference" takes the definition's steps, and every call. "blocked" computes block by block, and skips what the mask
+rules out. "fused" uses the framework's own kernels. Each keeps every rule of SPEC.md, and is never given a call in
+which it would not.
 """
 
 from __future__ import annotations
@@ -21,9 +21,19 @@ class Choice(NamedTuple):
 
 
 def choose(engine: str, hindrances: dict[str, str], preferred: str, why: str) -> Choice:
-    """What was asked for by name, or for "auto" what is preferred for the call.
+    """Choose the engine that takes a call.
 
-    Raises ValueError for an unknown engine, and for one that cannot take the call.
+    Args:
+        engine: the name of an engine, or "auto" for the preferred one.
+        hindrances: by engine, why it cannot take this call.
+        preferred: the engine that "auto" stands for.
+        why: the reason for that preference.
+
+    Returns:
+        The choice and its reason.
+
+    Raises:
+        ValueError: for an unknown engine, and for one that cannot take the call.
     """
     if engine == "auto":
         return Choice(preferred, why, hindrances)

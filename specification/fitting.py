@@ -30,7 +30,15 @@ Size = int | None
 
 
 def misfits(parameters: Any, configuration: Configuration) -> list[str]:
-    """What is wrong with dtypes, ranks and sizes, array by array; nothing where the model can be called."""
+    """Collect what is wrong with dtypes, ranks and sizes, array by array.
+
+    Args:
+        parameters: a structure that is a model of its own.
+        configuration: the model's.
+
+    Returns:
+        A sentence for each problem; none where the model can be called.
+    """
     return Fitting(configuration).of_model(parameters)
 
 

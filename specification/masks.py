@@ -104,12 +104,24 @@ class Or(Mask):
 
 
 def as_mask(mask: Any) -> Any:
-    """A description as it is, None as it is, and anything else as `Dense` of it (MASK-2)."""
+    """Wrap an array as `Dense` (MASK-2).
+
+    Args:
+        mask: a description, a boolean array, or None; the first and the last are returned as they are.
+    """
     return mask if mask is None or isinstance(mask, Mask) else Dense(mask)
 
 
 def map_arrays(mask: Any, convert: Callable[[Any], Any]) -> Any:
-    """The same description with `convert` applied to every list and array inside; plain numbers and None stay."""
+    """Apply a function to every list and array inside a description.
+
+    Args:
+        mask: a description, an array, or None. Plain numbers and None stay as they are.
+        convert: what becomes of a list or an array.
+
+    Returns:
+        A description of the same form.
+    """
     if isinstance(mask, Mask):
         parts: Any = mask
         return type(parts)(*(map_arrays(getattr(parts, field.name), convert) for field in fields(parts)))
@@ -117,11 +129,18 @@ def map_arrays(mask: Any, convert: Callable[[Any], Any]) -> Any:
 
 
 def part(mask: Any, query_start: Any, key_start: Any, cut: Callable[[Any, tuple[str, ...]], Any]) -> Any:
-    """The description of some of the queries and keys: those from `query_start` and from `key_start` on, counted anew.
+    """Describe some of the queries and keys, counted anew.
 
-    cut(array, axes) gives the piece of an array whose axes are so named: of "batch", "heads", "queries" and "keys".
-    An axis of batch or heads may have size 1 for all. Offsets and lengths are asked for with the one axis "batch", and
-    must come as signed integers, since the differences taken here may be negative.
+    Args:
+        mask: a description that was checked, or None.
+        query_start: the first of the queries.
+        key_start: the first of the keys.
+        cut: a function (array, axes) that gives the piece of an array whose axes are so named, of "batch", "heads",
+            "queries" and "keys". An axis of batch or heads may have size 1 for all. Offsets and lengths are asked for
+            with the one axis "batch". They must come as signed integers: the differences taken here may be negative.
+
+    Returns:
+        The description of that part.
     """
     if isinstance(mask, And | Or):
         return type(mask)(*(part(side, query_start, key_start, cut) for side in (mask.left, mask.right)))
@@ -142,7 +161,12 @@ def part(mask: Any, query_start: Any, key_start: Any, cut: Callable[[Any, tuple[
 
 
 def both(mask: Any, other: Any) -> Any:
-    """What both masks allow, where None allows everything."""
+    """Combine two masks into what both allow.
+
+    Args:
+        mask: a description, a boolean array, or None, which allows everything.
+        other: the same.
+    """
     if mask is None or other is None:
         return other if mask is None else mask
     return as_mask(mask) & other

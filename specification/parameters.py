@@ -121,7 +121,16 @@ class LanguageModel(NamedTuple):
 
 
 def mapped(function: Callable[..., Any], first: Any, *others: Any) -> Any:
-    """The structure of the first, with `function` of the arrays that stand in the same place; None stays."""
+    """Apply a function to the arrays that stand in the same place of several structures.
+
+    Args:
+        function: takes one array of each structure.
+        first: a structure of arrays. Where it is None, the result is None.
+        *others: structures of the same form.
+
+    Returns:
+        A structure of the same form, with the function's results.
+    """
     if first is None:
         return None
     if isinstance(first, list | tuple):

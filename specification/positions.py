@@ -8,9 +8,14 @@ EXPONENTS = ("shared", "doubled")
 
 
 def angular_frequencies(width: int, exponent: str) -> np.ndarray:
-    """The float64 factor, [width], that turns a position into column c's angle.
+    """Compute the factors that turn a position into each column's angle (POS-1).
 
-    "shared": 10000^(-2i/E) for the columns 2i and 2i+1. "doubled": 10000^(-2c/E) for column c.
+    Args:
+        width: the number of columns.
+        exponent: "shared" for 10000^(-2i/E) in the columns 2i and 2i+1, or "doubled" for 10000^(-2c/E) in column c.
+
+    Returns:
+        float64 [width].
     """
     column = np.arange(width)
     power = column if exponent == "doubled" else column // 2

@@ -20,11 +20,8 @@ Functions = Mapping[str, Mapping[str, Function]]  # by package, by name
 INLINED = {
     ("torch_impl", "pair_products"): "PairProducts.forward",
     ("torch_impl", "allowed_sum"): "AllowedSum.forward",
-    ("torch_impl", "attention"): "literal_attention",
-    ("jax_impl", "attention"): "literal_attention",
     ("jax_impl", "merge_attention"): "merge",
     ("torch_impl", "deviations"): "Deviations.forward",
-    ("torch_impl", "layer_norm"): "literal_layer_norm",
 }
 """Where a port hands the work on to a function of its own: its steps follow, and stand beside the definition's."""
 

@@ -13,15 +13,7 @@ from specification.dialects import DIALECTS
 from specification.masks import KeyPadding
 from study.checkpoints import small
 from study.correspondence import correspondence, lines
-from study.dialect_texts import (
-    MODELS_TEXT,
-    call,
-    hyperparameters,
-    module_text,
-    option_texts,
-    structure_facts,
-    tutorials,
-)
+from study.dialect_texts import about, call, hyperparameters, option_texts, structure_facts
 from study.dialects import Effect, Option, agreement, missing, studied
 from study.operations import OPERATIONS
 from study.pages import paragraphs
@@ -87,16 +79,15 @@ def content(dialect: str, frameworks: bool) -> dict[str, Any]:
     """Everything that stands on the page of one dialect. frameworks: whether all three packages are run."""
     found, names = studied(dialect), list(small())
     place, change = names.index(dialect), found.together.change
-    told = tutorials(MODELS_TEXT.read_text()).get(dialect, {})
+    record = DIALECTS[dialect]
     return {
-        "dialect": dialect, "texts": paragraphs(module_text(dialect)), "found": found, "call": call(dialect),
-        "reader": DIALECTS[dialect].__name__, "takes": hyperparameters(dialect), "given": given(dialect),
+        "dialect": dialect, "texts": paragraphs(about(dialect)), "found": found, "call": call(dialect),
+        "reader": dialect.replace("-", "_"), "takes": hyperparameters(dialect), "given": given(dialect),
         "differences": [difference(option, found.alone[option.name]) for option in found.options],
         "together": [] if change is None or len(found.switched) < 2 else heat(change),
         "cannot": len(found.options) > len(found.switched), "result": heat(found.output),
         "usual": float(np.median(np.abs(found.output))), "facts": structure_facts(found.parameters),
-        "title": told.get("title"), "builds": told.get("what it builds"), "labels": LABELS,
-        "told": {label: text for label, text in told.items() if label not in ("title", "what it builds") and text},
+        "tutorial": record.tutorial, "source": record.source, "labels": LABELS,
         "names": lines(correspondence(dialect)), "agreement": agreement(dialect) if frameworks else None,
         "missing": missing(), "before": names[place - 1] if place else None,
         "after": names[place + 1] if place + 1 < len(names) else None,
@@ -112,7 +103,7 @@ def overview() -> dict[str, Any]:
     return {
         "dialects": {name: studied(name) for name in small()}, "rows": used, "defaults": defaults, "pages": PAGES,
         "alike": [name for name in rows if name not in used],
-        "first": {name: paragraphs(module_text(name))[0] for name in small()},
+        "first": {name: paragraphs(about(name))[0] for name in small()},
     }  # fmt: skip
 
 

@@ -1,9 +1,8 @@
-"""What is said about a dialect in words: by its module, the configuration, docs/models.md, and its own weights."""
+"""What is said about a dialect in words: by its record, the configuration, and its own weights."""
 
 from __future__ import annotations
 
 import inspect
-import re
 from functools import cache
 from typing import Any
 
@@ -12,10 +11,8 @@ from specification.dialects import DIALECTS
 from specification.parameters import Decoder, Embedding, Encoder, MultiHeadAttention
 from study.checkpoints import small
 from study.pages import paragraphs
-from study.sources import ROOT
 from study.structures import every, per_head
 
-MODELS_TEXT = ROOT / "docs/models.md"
 SAYINGS = {
     "norm": "layer norm (NORM-1), or one of its variants (NORM-7).",
     "norm_eps": "what a norm adds before it divides, so that no row is divided by 0 (NORM-1).",
@@ -24,11 +21,10 @@ SAYINGS = {
 """Of options that the configuration's own text leaves to their names."""
 
 
-def module_text(dialect: str) -> str:
-    """What the dialect's module and function say of it, without its name."""
-    read = DIALECTS[dialect]
-    text = (inspect.getdoc(inspect.getmodule(read)) or "").removeprefix(f"{dialect}: ")
-    return f"{begun(text)}\n\n{inspect.getdoc(read) or ''}".strip()
+def about(dialect: str) -> str:
+    """What the dialect's record says of it, and of its hyperparameters."""
+    record = DIALECTS[dialect]
+    return f"{record.about.strip()}\n\n{inspect.getdoc(record.described.configuration) or ''}".strip()
 
 
 def begun(text: str) -> str:
@@ -45,21 +41,6 @@ def option_texts() -> dict[str, str]:
         if all(name in Configuration.__dataclass_fields__ for name in names.split(", ")):
             found |= dict.fromkeys(names.split(", "), " ".join(says.split()))
     return {name: begun(text) for name, text in found.items()}
-
-
-def tutorials(text: str) -> dict[str, dict[str, str]]:
-    """By dialect, what docs/models.md tells about it: the tables with a column or a row for each tutorial."""
-    found: dict[str, dict[str, str]] = {}
-    for table in re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE):
-        head, _, *rows = [[cell.strip() for cell in line.strip("|\n").split("|")] for line in table.splitlines()]
-        if head[0] == "name":
-            for name, *cells in rows:
-                found.setdefault(name, {}).update(zip(head[1:], cells, strict=True))
-        elif head[0] == "" and set(head[1:]) <= set(DIALECTS):
-            for label, *cells in rows:
-                for name, cell in zip(head[1:], cells, strict=True):
-                    found.setdefault(name, {})[label] = cell
-    return found
 
 
 def structure_facts(parameters: Any) -> dict[str, str]:
@@ -96,5 +77,5 @@ def call(dialect: str) -> tuple[str, str]:
 
 def hyperparameters(dialect: str) -> list[str]:
     """What `load` takes beside the checkpoint, with defaults."""
-    given = [one for one in inspect.signature(DIALECTS[dialect]).parameters.values() if one.kind is one.KEYWORD_ONLY]
-    return [one.name if one.default is one.empty else f"{one.name}={one.default!r}" for one in given]
+    given = DIALECTS[dialect].hyperparameters
+    return [name if default is inspect.Parameter.empty else f"{name}={default!r}" for name, default in given.items()]

@@ -17,8 +17,9 @@ from study.columns import Columns, Row, live, side_by_side
 from study.sources import LABELS, PACKAGES, Step
 
 FILES = (
-    "masks.py", "attention.py", "layer_norm.py", "embedding.py", "positions.py", "feed_forward.py", "blocks.py",
-    "transformer.py", "decoding.py", "generation.py",
+    "dtypes.py", "masks.py", "attention_steps.py", "attention.py", "multi_head_attention.py", "layer_norm_steps.py",
+    "layer_norm.py", "embedding.py", "positions.py", "feed_forward.py", "blocks.py", "transformer.py", "decoding.py",
+    "generation.py",
 )  # fmt: skip
 """In the order in which they are studied."""
 

@@ -114,8 +114,9 @@ def kept_sentences(notes: tuple[str, ...], shared: list[str]) -> list[list[str]]
 
 
 def paragraphs(docstring: str) -> list[str]:
-    """A docstring's paragraphs; what it says about an argument is one of its own."""
-    parts = re.split(r"\n\s*\n|\n(?=[a-z_]+(?:, [a-z_]+)*: )", docstring)
+    """A docstring's paragraphs; what it says about an argument is one of its own, without the heading."""
+    text = re.sub(r"^Args:\n", "", docstring, flags=re.MULTILINE)
+    parts = re.split(r"\n\s*\n|\n(?: {4})?(?=[*a-z_]+(?:, [*a-z_]+)*: )", text)
     return [paragraph.strip() for paragraph in parts if paragraph.strip()]
 
 

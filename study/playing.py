@@ -15,7 +15,7 @@ from markupsafe import Markup
 from study.sources import address
 
 FOLDER = Path(__file__).parent / "playground"
-DEFINITION = "reference_numpy/attention.py"
+DEFINITION = "reference_numpy/attention_steps.py"
 RULES = "SPEC.md"
 ARITHMETIC = ("masks.js", "attention.js")
 """What is transcribed from the definition; loads by itself, also without a page."""

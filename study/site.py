@@ -27,7 +27,7 @@ def inline(text: str) -> Markup:
 
 def explained(text: str) -> Markup:
     """A paragraph of a docstring: names of arguments, with which a sentence about them begins, are code."""
-    return inline(re.sub(r"(?:^|(?<=\. ))[a-z_]+(?:, [a-z_]+)*(?=: )", r"`\g<0>`", " ".join(text.split())))
+    return inline(re.sub(r"(?:^|(?<=\. ))[*a-z_]+(?:, [*a-z_]+)*(?=: )", r"`\g<0>`", " ".join(text.split())))
 
 
 def environment(base: str) -> Environment:

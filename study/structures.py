@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from reference_numpy.attention import join_heads
+from reference_numpy.multi_head_attention import join_heads
 from specification.parameters import Embedding, MultiHeadAttention
 
 

@@ -34,6 +34,6 @@ def implementation(request: pytest.FixtureRequest) -> Implementation:
 @pytest.fixture
 def no_case_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that in JAX the engine "auto" is "blocked"."""
-    from jax_impl import engines
+    from jax_impl.engines import choice
 
-    monkeypatch.setattr(engines, "SMALL", 0)
+    monkeypatch.setattr(choice, "SMALL", 0)

@@ -21,9 +21,13 @@ from specification import checks
 from specification.configuration import Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout, SublayerDropout
 from specification.parameters import DecoderBlock, EncoderBlock, FeedForward, MultiHeadAttention, Norm
-from torch_impl.attention import dropout_factor, multi_head_attention, widen
+from torch_impl.attention_steps import dropout_factor
+from torch_impl.dtypes import widen
 from torch_impl.feed_forward import feed_forward
 from torch_impl.layer_norm import layer_norm, rms_norm, standard_deviation_norm
+from torch_impl.multi_head_attention import multi_head_attention
+
+__all__ = ["decoder_block", "encoder_block"]
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
 
@@ -120,10 +124,21 @@ def encoder_block(
     mask: Any = None,
     dropout: EncoderBlockDropout = EncoderBlockDropout(),
 ) -> Float[torch.Tensor, "B T E"]:
-    """Self-attention, then the feed-forward network, each with its residual connection and norm (BLK-1).
+    """Apply self-attention, then the feed-forward network, each with residual connection and norm (BLK-1).
 
-    mask: who attends to whom, a description or a boolean array. Returns a new array in the dtype of x, which the
-    parameters share.
+    Args:
+        parameters: Of the block, in the dtype of x.
+        x: [B, T, E].
+        configuration: What the parameters do not say.
+        mask: Who attends to whom, a description or a boolean array.
+        dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
+
+    Returns:
+        A new array [B, T, E] in the dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.structure("parameters", parameters, EncoderBlock)
     checks.sites(dropout, EncoderBlockDropout)
@@ -148,10 +163,24 @@ def decoder_block(
     memory_mask: Any = None,
     dropout: DecoderBlockDropout = DecoderBlockDropout(),
 ) -> Float[torch.Tensor, "B T E"]:
-    """Self-attention, attention to memory, then the feed-forward network, each as in `encoder_block` (BLK-1).
+    """Apply self-attention, attention to memory, then the feed-forward network, as in `encoder_block` (BLK-1).
 
-    memory: the encoder's output, which is not normalised again; None where the parameters have no cross-attention.
-    mask: of the self-attention. memory_mask: of the attention to memory, [Q, K] = [T, S].
+    Args:
+        parameters: Of the block, in the dtype of x.
+        x: [B, T, E].
+        memory: [B, S, E], the encoder's output, which is not normalised again. None where the parameters have no
+            cross-attention.
+        configuration: What the parameters do not say.
+        mask: Of the self-attention.
+        memory_mask: Of the attention to memory, with Q = T and K = S.
+        dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
+
+    Returns:
+        A new array [B, T, E] in the dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.structure("parameters", parameters, DecoderBlock)
     checks.decoder_sites(parameters, dropout)

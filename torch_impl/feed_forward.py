@@ -8,7 +8,11 @@ import torch
 from jaxtyping import Bool, Float
 
 from specification import FeedForward, checks
-from torch_impl.attention import dropout_factor, linear, widen
+from torch_impl.attention_steps import dropout_factor
+from torch_impl.dtypes import widen
+from torch_impl.multi_head_attention import linear
+
+__all__ = ["feed_forward"]
 
 
 def relu(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
@@ -43,9 +47,23 @@ def feed_forward(
     dropout_keep: Bool[torch.Tensor, "... F"] | None = None,
     dropout_rate: float = 0.0,
 ) -> Float[torch.Tensor, "... E_out"]:
-    """outer(activation(inner(x))), each a linear projection, for every position on its own.
+    """Compute outer(activation(inner(x))), each a linear projection, for every position on its own (FFN-1).
 
-    weight is [in, out], the transpose of `torch.nn.Linear`'s.
+    A weight is the transpose of `torch.nn.Linear`'s.
+
+    Args:
+        parameters: Two projections in the dtype of x, each with a weight [in, out].
+        x: [..., E].
+        activation: "relu", "gelu" or "gelu_tanh".
+        dropout_keep: [..., F], True = keep the activation. The caller draws it; only some dialects have it.
+        dropout_rate: In [0, 1). Activations that are kept are divided by 1 - rate.
+
+    Returns:
+        A new array [..., E_out] in the dtype of x, to which each projection and the activation round.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.feed_forward(parameters, x, activation, dropout_keep, dropout_rate)
     hidden = ACTIVATIONS[activation](widen(linear(parameters.inner, x)))

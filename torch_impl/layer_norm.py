@@ -5,44 +5,16 @@ For x [..., *N], weight and bias are [*N].
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 
 from specification import checks
-from torch_impl import engines
-from torch_impl.attention import number, widen
-from torch_impl.fused_norm import fused_layer_norm
+from torch_impl.dtypes import number, widen
+from torch_impl.engines import choice
+from torch_impl.engines.fused_norm import fused_layer_norm
+from torch_impl.layer_norm_steps import affine, deviations, reference_layer_norm
 
-
-def deviations(x: Float[torch.Tensor, "..."], axes: tuple[int, ...]) -> Float[torch.Tensor, "..."]:
-    """x - mean, taken twice, the first time by way of the row's first element (NORM-3, NORM-4)."""
-    return Deviations.apply(x, axes)
-
-
-class Deviations(torch.autograd.Function):
-    """`deviations`. As a matrix, identity minus mean is symmetric: the gradient is the deviations of the cotangent.
-
-    Autograd would add up the cotangents of `first` instead, which sum to 0 but for rounding.
-    """
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Any, axes: tuple[int, ...]) -> Any:
-        first = x[(..., *(slice(0, 1) for _ in axes))]
-        center = first + torch.mean(x - first, dim=axes, keepdim=True)
-        deviation = x - center
-        return deviation - torch.mean(deviation, dim=axes, keepdim=True)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        _, ctx.axes = inputs
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Any) -> tuple[Any, None]:
-        return deviations(cotangent, ctx.axes), None
+__all__ = ["layer_norm", "rms_norm", "standard_deviation_norm"]
 
 
 def layer_norm(
@@ -53,31 +25,44 @@ def layer_norm(
     eps: float = 1e-5,
     engine: str = "auto",
 ) -> Float[torch.Tensor, "..."]:
-    """(x - mean) / sqrt(variance + eps) * weight + bias, with the biased two-pass variance (NORM-1).
+    """Compute (x - mean) / sqrt(variance + eps) * weight + bias, with the biased two-pass variance (NORM-1).
 
-    engine: "reference" is `literal_layer_norm`, "fused" PyTorch's own kernel, which reads x once, "auto" the fastest of
-    those that can take the call (`explain_layer_norm_engine`).
+    Args:
+        x: [..., *N], in float16, bfloat16, float32 or float64.
+        weight: [*N], the trailing axes that are normalised over, in the dtype of x or the wider one used inside.
+        bias: As weight, or None.
+        eps: At least 2**-126.
+        engine: "reference" is `reference_layer_norm`, "fused" PyTorch's own kernel, which reads x once, "auto" the
+            fastest of those that take the call (`explain_layer_norm_engine`).
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.norm(x, weight, bias, eps)
-    wide = (widen(x), widen(weight), widen(bias))
-    if engines.layer_norm_engine_for(engine, x, weight, bias, eps).engine == "fused":
-        return fused_layer_norm(literal_layer_norm, *wide, float(eps)).to(x.dtype)
-    return literal_layer_norm(*wide, eps).to(x.dtype)
-
-
-def literal_layer_norm(x: Any, weight: Any, bias: Any, eps: Any) -> torch.Tensor:
-    """As the definition has it, unrounded."""
-    axes = tuple(range(-weight.ndim, 0))
-    deviation = deviations(x, axes)
-    variance = torch.mean(deviation**2, dim=axes, keepdim=True)
-    normalized = deviation / torch.sqrt(variance + number(eps))
-    return affine(normalized, weight, bias)
+    if choice.layer_norm_engine_for(engine, x, weight, bias, eps).engine == "fused":
+        return fused_layer_norm(widen(x), widen(weight), widen(bias), float(eps)).to(x.dtype)
+    return reference_layer_norm(x, weight, bias, eps).to(x.dtype)
 
 
 def rms_norm(
     x: Float[torch.Tensor, "..."], weight: Float[torch.Tensor, "*N"], *, eps: float
 ) -> Float[torch.Tensor, "..."]:
-    """x / sqrt(mean(x^2) + eps) * weight (NORM-7)."""
+    """Compute x / sqrt(mean(x^2) + eps) * weight (NORM-7; Zhang and Sennrich, arXiv 1910.07467).
+
+    Args:
+        x, weight, eps: As in `layer_norm`.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
+    """
     axes = checks.norm(x, weight, None, eps)
     wide = widen(x)
     square = torch.mean(wide**2, dim=axes, keepdim=True)
@@ -92,7 +77,18 @@ def standard_deviation_norm(
     *,
     eps: float,
 ) -> Float[torch.Tensor, "..."]:
-    """(x - mean) / (deviation + eps) * weight + bias, with the unbiased deviation (NORM-7)."""
+    """Compute (x - mean) / (deviation + eps) * weight + bias, with the unbiased deviation (NORM-7).
+
+    Args:
+        x, weight, bias, eps: As in `layer_norm`; weight has two elements at least.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
+    """
     axes = checks.standard_deviation_norm(x, weight, bias, eps)
     deviation = deviations(widen(x), axes)
     variance = torch.sum(deviation**2, dim=axes, keepdim=True) / (weight.numel() - 1)
@@ -101,11 +97,3 @@ def standard_deviation_norm(
     spread = torch.where(constant, 0, torch.sqrt(torch.where(constant, 1, variance)))
     normalized = deviation / (spread + number(eps))
     return affine(normalized, weight, bias).to(x.dtype)
-
-
-def affine(
-    normalized: Float[torch.Tensor, "..."], weight: Float[torch.Tensor, "*N"], bias: Float[torch.Tensor, "*N"] | None
-) -> Float[torch.Tensor, "..."]:
-    """normalized * weight + bias, unrounded."""
-    output = normalized * widen(weight)
-    return output if bias is None else output + widen(bias)

@@ -11,6 +11,8 @@ from jaxtyping import Bool
 from specification import checks
 from specification.masks import And, Causal, KeyLengths, KeyPadding, Or, Segments, SlidingWindow, as_mask, map_arrays
 
+__all__ = ["materialize"]
+
 
 def materialize(
     mask: Any,
@@ -21,10 +23,24 @@ def materialize(
     heads: int | None = None,
     device: torch.device | str | None = None,
 ) -> Bool[torch.Tensor, "#B #H #Q #K"]:
-    """The boolean tensor, of rank 4, that a mask description means.
+    """Make the boolean array that a mask description means (MASK-2).
 
-    Arrays inside the description may be tensors, NumPy arrays or lists. The result is a new tensor on `device`: unless
-    given, that of the description's first tensor, or the default device.
+    Arrays inside the description may be tensors, NumPy arrays or lists.
+
+    Args:
+        mask: A description, a boolean array (the same as `Dense` of it), or None for "every query sees every key".
+        query_length: Q.
+        key_length: K.
+        batch, heads: When given, the arrays inside the description must fit them.
+        device: Where the result is put: unless given, where the description's first tensor is, or on the default
+            device.
+
+    Returns:
+        A new boolean array of rank 4 that broadcasts to [batch, heads, query_length, key_length].
+
+    Raises:
+        TypeError: A mask that is not boolean.
+        ValueError: Sizes or values that do not fit.
     """
     device = device_of(mask) if device is None else device
     mask = checked_mask(mask, query_length, key_length, batch, heads, device)

@@ -18,10 +18,13 @@ from specification.dropout import DecoderBlockDropout, EncoderBlockDropout, Stac
 from specification.dtypes import dtype_name
 from specification.masks import Causal, Dense, KeyPadding, both
 from specification.parameters import Classifier, Decoder, Embedding, Encoder, LanguageModel, Transformer
-from torch_impl.attention import linear, widen
 from torch_impl.blocks import add, decoder_block, drop, encoder_block, normalize
+from torch_impl.dtypes import widen
 from torch_impl.embedding import check_rows, embedding
+from torch_impl.multi_head_attention import linear
 from torch_impl.positions import learned_positions, sinusoidal_positions
+
+__all__ = ["classifier", "decoder", "embed", "encoder", "language_model", "pool", "transformer"]
 
 # --- before and after the blocks --------------------------------------------------------------------------------------
 
@@ -34,9 +37,21 @@ def embed(
     token_types: Integer[torch.Tensor, "B T"] | None = None,
     offset: int = 0,
 ) -> Float[torch.Tensor, "B T E"]:
-    """Rows of the token table, plus positions, plus rows of the token types' table; then the norm, if there is one.
+    """Add up rows of the token table, positions and rows of the token types' table, and apply the norm if there is one.
 
-    token_types: all of type 0 unless given, where the parameters have such a table. offset: the first token's position.
+    Args:
+        parameters: The tables and the norm.
+        tokens: [B, T], integers.
+        configuration: What the parameters do not say.
+        token_types: [B, T]; all of type 0 unless given, where the parameters have such a table.
+        offset: The first token's position.
+
+    Returns:
+        A new array [B, T, E] in the dtype of the tables.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.embed(parameters, tokens, token_types, configuration.positions, offset)
     x = embedding(parameters.tokens, tokens, scaled=configuration.scaled_embedding)
@@ -90,9 +105,20 @@ def target_mask(tokens: Integer[torch.Tensor, "B T"], configuration: Configurati
 def pool(
     x: Float[torch.Tensor, "B T E"], pooling: str, keep: Bool[torch.Tensor, "B T"] | None = None
 ) -> Float[torch.Tensor, "B E"]:
-    """The largest or the mean of every feature over a sequence's positions, or over those that are kept.
+    """Take the largest or the mean of every feature over the positions that are kept (TRF-1).
 
-    0 where there is no position. Of equal maxima the first receives the gradient.
+    Args:
+        x: [B, T, E].
+        pooling: "max" or "mean".
+        keep: [B, T], True = count the position. None counts all.
+
+    Returns:
+        A new array [B, E] in the dtype of x, 0 where there is no position. Of equal maxima the first receives the
+        gradient.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.pool(x, pooling, keep)
     wide, shape = widen(x), x.shape[:2]
@@ -136,10 +162,22 @@ def encoder(
     token_types: Integer[torch.Tensor, "B T"] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[torch.Tensor, "B T E"]:
-    """Every block in turn, and the last norm (TRF-1).
+    """Apply every block in turn, and the last norm (TRF-1).
 
-    x: tokens, or where the parameters have no embedding what is embedded already. mask: beside that of the source's
-    padding, which the configuration knows.
+    Args:
+        parameters: Embedding, blocks and norm.
+        x: [B, T] tokens, or [B, T, E] where the parameters have no embedding.
+        configuration: What the parameters do not say.
+        mask: Counts beside that of the source's padding, which the configuration knows.
+        token_types: [B, T], as in `embed`.
+        dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
+
+    Returns:
+        A new array [B, T, E].
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.stack(parameters, Encoder, x, dropout, token_types)
     if parameters.embedding is not None:
@@ -161,9 +199,23 @@ def decoder(
     memory_mask: Any = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[torch.Tensor, "B T E"]:
-    """Every block in turn, and the last norm (TRF-1).
+    """Apply every block in turn, and the last norm (TRF-1).
 
-    x as in `encoder`. mask: beside what the configuration's target_mask says.
+    Args:
+        parameters: Embedding, blocks and norm.
+        x: [B, T] tokens, or [B, T, E] where the parameters have no embedding.
+        memory: [B, S, E], the encoder's output, or None.
+        configuration: What the parameters do not say.
+        mask: Counts beside what the configuration's target_mask says.
+        memory_mask: Of the attention to memory.
+        dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
+
+    Returns:
+        A new array [B, T, E].
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.stack(parameters, Decoder, x, dropout)
     if parameters.embedding is not None:
@@ -190,10 +242,23 @@ def transformer(
     memory_mask: Any = None,
     dropout: TransformerDropout = TransformerDropout(),
 ) -> Float[torch.Tensor, "B T N"]:
-    """output(decoder(target, encoder(source))) (TRF-1).
+    """Compute output(decoder(target, encoder(source))) (TRF-1).
 
-    source_mask, target_mask: of the two self-attentions; memory_mask: of the attention to the encoder's output. All of
-    them beside what the configuration says of padding. Returns what the decoder gives where there is no output layer.
+    Args:
+        parameters: Encoder, decoder and output layer.
+        source: [B, S] tokens, or [B, S, E] where the parameters have no embedding.
+        target: [B, T] tokens, or [B, T, E] where the parameters have no embedding.
+        configuration: What the parameters do not say.
+        source_mask, target_mask: Of the two self-attentions, beside what the configuration says of padding.
+        memory_mask: Of the attention to the encoder's output, beside the same.
+        dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
+
+    Returns:
+        A new array [B, T, N]; what the decoder gives, [B, T, E], where there is no output layer.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.structure("parameters", parameters, Transformer)
     checks.sites(dropout, TransformerDropout)
@@ -216,9 +281,22 @@ def classifier(
     keep: Bool[torch.Tensor, "B T"] | None = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[torch.Tensor, "B C"]:
-    """log-softmax(output(pool(encoder(tokens)))) (TRF-1).
+    """Compute log-softmax(output(pool(encoder(tokens)))) (TRF-1).
 
-    keep: the positions that are pooled; all unless given.
+    Args:
+        parameters: Encoder and output layer.
+        tokens: [B, T], integers.
+        configuration: What the parameters do not say.
+        mask: As in `encoder`.
+        keep: [B, T], the positions that are pooled; all unless given.
+        dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
+
+    Returns:
+        A new array [B, C].
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
     """
     checks.structure("parameters", parameters, Classifier)
     x = encoder(parameters.encoder, tokens, configuration=configuration, mask=mask, dropout=dropout)
@@ -233,7 +311,22 @@ def language_model(
     mask: Any = None,
     dropout: StackDropout = StackDropout(),
 ) -> Float[torch.Tensor, "B T N"]:
-    """output(decoder(tokens)): for every position the logits of the token that comes next (TRF-1)."""
+    """Compute output(decoder(tokens)), for every position the logits of the token that comes next (TRF-1).
+
+    Args:
+        parameters: Decoder and output layer.
+        tokens: [B, T], integers.
+        configuration: What the parameters do not say.
+        mask: As in `decoder`.
+        dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
+
+    Returns:
+        A new array [B, T, N].
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
+    """
     checks.structure("parameters", parameters, LanguageModel)
     x = decoder(parameters.decoder, tokens, configuration=configuration, mask=mask, dropout=dropout)
     return linear(parameters.output, x)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,23 +14,23 @@ from conformance.bounds.arithmetic import Approx, Precision, exact, mapped, stor
 from conformance.bounds.reading import allowed_of, dropout_factor, pairs, separated
 from conformance.cases.arguments import gradient_name, heads_of, joined
 from conformance.cases.case import Case, expected_dtype
+from conformance.cases.operation import operation_named
 from specification.positions import angular_frequencies
 
 Bounds = dict[str, np.ndarray]
-LOOKUPS = ("embedding", "learned_positions")
 
 
 def bound(case: Case) -> Bounds:
     """The largest admissible |got - exact| for every element of every result, and of every gradient asked for."""
     p = Precision.of(case.dtype, case.rounding)
     with np.errstate(all="ignore"):
-        approximations = OPERATIONS[case.operation](case, p)
+        approximations = operation_named(case.operation).bounds(case, p)
         return {name: finished(name, approx, case, p) for name, approx in approximations.items()}
 
 
 def finished(name: str, approx: Approx, case: Case, p: Precision) -> np.ndarray:
     """Rounded to the dtype of the result, which for log-sum-exps is the wider one and for gradients the argument's."""
-    if case.operation in LOOKUPS and not np.any(approx.error):
+    if operation_named(case.operation).copies and not np.any(approx.error):
         return approx.error  # copied, not computed
     dtype = expected_dtype(name, case)
     here = Precision(p.inner, p.inner_tiny, *(getattr(Precision.of(dtype), f) for f in ("output", "output_tiny")))
@@ -246,19 +246,3 @@ def lookup(case: Case, p: Precision) -> dict[str, Approx]:
         steps = p.gamma(np.maximum(count - 1, 0))[:, None] + unit
         results[gradient_name("table")] = Approx(value, steps * size)
     return results
-
-
-OPERATIONS: dict[str, Callable[[Case, Precision], dict[str, Approx]]] = {
-    "attention": attention,
-    "attention_weights": attention,
-    "attention_logsumexp": attention,
-    "merge_attention": merge_attention,
-    "multi_head_attention": multi_head_attention,
-    "layer_norm": layer_norm,
-    "rms_norm": layer_norm,
-    "standard_deviation_norm": layer_norm,
-    "feed_forward": feed_forward,
-    "sinusoidal_positions": sinusoidal_positions,
-    "learned_positions": lookup,
-    "embedding": lookup,
-}

@@ -11,29 +11,8 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.case import Case
-from specification import FeedForward, Linear, MultiHeadAttention
-
-POSITIONAL = {
-    "attention": ("query", "key", "value"),
-    "attention_weights": ("query", "key"),
-    "attention_logsumexp": ("query", "key"),
-    "merge_attention": ("outputs", "logsumexps"),
-    "multi_head_attention": ("parameters", "query", "key", "value"),
-    "layer_norm": ("x", "weight", "bias"),
-    "rms_norm": ("x", "weight"),
-    "standard_deviation_norm": ("x", "weight", "bias"),
-    "feed_forward": ("parameters", "x"),
-    "embedding": ("table", "ids"),
-    "learned_positions": ("table", "length"),
-    "sinusoidal_positions": ("length", "width"),
-}
-"""Every operation with its positional arguments; all others are keywords."""
-
-RESULTS = {"merge_attention": ("output", "logsumexp")}
-"""Names of the results, where they are not just "output"."""
-
-PROJECTIONS = {"multi_head_attention": ("query", "key", "value", "output"), "feed_forward": ("inner", "outer")}
-STRUCTURES = {"multi_head_attention": MultiHeadAttention, "feed_forward": FeedForward}
+from conformance.cases.operation import operation_named
+from specification import Linear
 
 
 def gradient_name(name: str) -> str:
@@ -41,19 +20,19 @@ def gradient_name(name: str) -> str:
 
 
 def result_names(operation: str) -> tuple[str, ...]:
-    return RESULTS.get(operation, ("output",))
+    return operation_named(operation).results
 
 
 def arguments(operation: str, inputs: dict[str, Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """(positional, keyword) arguments of the operation."""
     available: dict[str, Any] = {name: array for name, array in inputs.items() if "." not in name and "[" not in name}
     available |= options
-    if operation in STRUCTURES:
-        fields = [projection(inputs, name) for name in PROJECTIONS[operation]]
-        available["parameters"] = STRUCTURES[operation](*fields)
-    if operation == "merge_attention":
-        available |= {name: listed(inputs, name) for name in ("outputs", "logsumexps")}
-    positional = [available.pop(name, None) for name in POSITIONAL[operation]]
+    record = operation_named(operation)
+    if record.structure is not None:
+        fields = [projection(inputs, name) for name in record.structure.fields]
+        available["parameters"] = record.structure.kind(*fields)
+    available |= {name: listed(inputs, name) for name in record.lists}
+    positional = [available.pop(name, None) for name in record.arguments]
     return positional, available
 
 
@@ -92,18 +71,18 @@ def heads_of(case: Case) -> dict[str, int]:
 
 def named_gradients(case: Case, gradients: Any) -> dict[str, np.ndarray]:
     """The reference's gradients, which are structured like the arguments, under the case's names."""
-    flat: dict[str, np.ndarray] = {}
-    if case.operation == "merge_attention":
-        for name, parts in zip(("outputs", "logsumexps"), gradients, strict=True):
+    record, flat = operation_named(case.operation), dict[str, np.ndarray]()
+    if record.lists:
+        for name, parts in zip(record.lists, gradients, strict=True):
             flat |= {f"{name}[{i}]": part for i, part in enumerate(parts)}
-    elif case.operation in ("embedding", "learned_positions"):
-        flat["table"] = gradients
+    elif not hasattr(gradients, "_asdict"):  # the gradient of the only array
+        flat[record.arguments[0]] = gradients
     else:
         fields = gradients._asdict()
-        structure = fields.pop("parameters", None)
+        parameters = fields.pop("parameters", None)
         flat |= fields
-        for name in PROJECTIONS.get(case.operation, ()):
-            flat |= projection_gradients(case, name, getattr(structure, name))
+        for name in record.structure.fields if record.structure is not None else ():
+            flat |= projection_gradients(case, name, getattr(parameters, name))
     return {name: g for name, g in flat.items() if g is not None and name in case.inputs}
 
 

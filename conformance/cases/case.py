@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ class Case:
 
 
 def brief(value: Any) -> str:
-    if isinstance(value, Mask):
+    if isinstance(value, Mask) and is_dataclass(value):
         inside = (f"{field.name}={brief(getattr(value, field.name))}" for field in fields(value))
         return f"{type(value).__name__}({', '.join(inside)})"
     if not isinstance(value, np.ndarray):

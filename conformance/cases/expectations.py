@@ -65,8 +65,8 @@ def expectation(p: Planted, truth: dict[str, Exact]) -> dict[str, Exact]:
     def groups(mark: np.ndarray) -> Any:
         return mark.reshape(B, G, H // G, *mark.shape[2:]).any(axis=2)
 
-    bad_key = heads(p.marks["key"].any(-1))[:, :, None, :]
-    rows = (allowed & (bad_key | p.marks["query"].any(-1)[..., None])).any(-1)
+    bad_key = heads(np.any(p.marks["key"], axis=-1, keepdims=True)).swapaxes(2, 3)
+    rows: Any = (allowed & (bad_key | p.marks["query"].any(-1, keepdims=True))).any(-1)
     features = allowed.astype(np.float32) @ heads(p.marks["value"]).astype(np.float32) > 0
     spoiled = {
         "output": rows[..., None] | features,
@@ -105,8 +105,8 @@ def nan_rows(case: Case, truth: dict[str, Exact]) -> dict[str, Exact]:
     _, G, K, _ = case.inputs["key"].shape
     if K == 0:
         return truth
-    groups = rows.reshape(B, G, H // max(G, 1) * Q).any(-1)
-    spoiled = {"output": rows[..., None], gradient_name("value"): groups[..., None, None]}
+    groups = rows.reshape(B, G, H // max(G, 1) * Q, 1).any(2, keepdims=True)
+    spoiled = {"output": rows[..., None], gradient_name("value"): groups}
     expected = {}
     for name, exact in truth.items():
         bad = spoiled.get(name, np.zeros((1,) * exact.high.ndim, bool))

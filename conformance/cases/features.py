@@ -7,6 +7,7 @@ from typing import Any
 from conformance.cases.arguments import listed
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
+from conformance.cases.operation import operation_named
 from conformance.cases.signatures import needed
 from specification import Causal, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
@@ -38,29 +39,15 @@ FEATURE_RULES = {
     "value_width": "ATT-8",
     "empty": "ATT-8",
     "gradients": "ATT-12",
+    "": "ATT-9",
 }
 """The rule that says how each feature of attention works."""
-
-OPERATION_RULES = {
-    "layer_norm": {"dtype": "NORM-2", "gradients": "NORM-6"},
-    "rms_norm": {"": "NORM-7"},
-    "standard_deviation_norm": {"": "NORM-7"},
-    "multi_head_attention": {"": "MHA-1"},
-    "merge_attention": {"": "ATT-14"},
-    "sinusoidal_positions": {"": "POS-1"},
-    "learned_positions": {"": "POS-2"},
-    "embedding": {"": "EMB-1"},
-    "feed_forward": {"": "FFN-1"},
-}
-"""For other operations: the rule for their dtypes, their gradients, and anything else."""
 
 
 def rule_of(feature: str, operation: str) -> str:
     """The rule that a subject breaks which claims the feature and lacks it."""
-    if operation not in OPERATION_RULES:
-        return FEATURE_RULES.get(feature, "ATT-9")
-    rules = OPERATION_RULES[operation]
-    return rules.get(feature, rules.get("", "NORM-1"))
+    rules = operation_named(operation).rules
+    return rules.get(feature, rules[""])
 
 
 def features_of(case: Case) -> set[str]:
@@ -74,7 +61,7 @@ def features_of(case: Case) -> set[str]:
         features.add("gradients")
     if any(0 in array.shape for array in case.inputs.values()):
         features.add("empty")
-    if case.operation in NORMS and case.inputs["weight"].ndim > 1:
+    if is_norm(case.operation) and case.inputs["weight"].ndim > 1:
         features.add("axes")
     if has_masks(case.operation):
         (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
@@ -85,18 +72,19 @@ def features_of(case: Case) -> set[str]:
     return features
 
 
-NORMS = ("layer_norm", "rms_norm", "standard_deviation_norm")
+def is_norm(operation: str) -> bool:
+    return operation_named(operation).norm
 
 
 def has_masks(operation: str) -> bool:
     """Attention, its companions that have a mask, and multi-head attention."""
-    return operation.startswith("attention") or operation == "multi_head_attention"
+    return operation_named(operation).masked
 
 
 def heads_and_keys(case: Case) -> tuple[int, int, int, int]:
     """H query heads, G key heads, Q queries and K keys, of an operation that has masks."""
     query, key = case.inputs["query"], case.inputs["key"]
-    if case.operation != "multi_head_attention":
+    if "num_heads" not in case.options:
         return query.shape[1], key.shape[1], query.shape[2], key.shape[2]
     H = case.options["num_heads"]
     return H, projected(case, "key") // max(widths_of(case)[0], 1), query.shape[1], key.shape[1]
@@ -104,7 +92,7 @@ def heads_and_keys(case: Case) -> tuple[int, int, int, int]:
 
 def widths_of(case: Case) -> tuple[int, ...]:
     """(D, V), or (D,) without values, of an operation that has masks."""
-    if case.operation != "multi_head_attention":
+    if "num_heads" not in case.options:
         return tuple(case.inputs[name].shape[-1] for name in ("key", "value") if name in case.inputs)
     D = projected(case, "query") // case.options["num_heads"]
     G = max(projected(case, "key") // max(D, 1), 1)
@@ -120,26 +108,15 @@ def projected(case: Case, name: str) -> int:
 
 def dimensions(case: Case) -> dict[str, int]:
     """The sizes of the case, by names of `declaration.DIMENSIONS`."""
-    if has_masks(case.operation):
-        (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
-        found = {"batch": case.inputs["query"].shape[0], "heads": H, "group_ratio": H // max(G, 1)}
-        found |= {"queries": Q, "keys": K, "key_width": widths[0], "value_width": widths[-1]}
-        if case.operation == "multi_head_attention":
-            found["model_width"] = case.inputs["query"].shape[-1]
-        return found
-    if case.operation == "merge_attention":
-        return dict(zip(("batch", "heads", "queries", "value_width"), case.inputs["outputs[0]"].shape, strict=True))
-    if case.operation in NORMS:
-        x, width = case.inputs["x"], case.inputs["weight"].size
-        return {"rows": x.size // max(width, 1), "norm_width": width}
-    if case.operation == "feed_forward":
-        x, inner = case.inputs["x"], case.inputs["inner.weight"].shape[1]
-        return {"rows": x.size // max(x.shape[-1], 1), "model_width": x.shape[-1], "inner_width": inner}
-    if case.operation == "sinusoidal_positions":
-        return {"length": case.options["length"], "model_width": case.options["width"]}
-    vocabulary, width = case.inputs["table"].shape
-    rows = {"rows": case.inputs["ids"].size} if "ids" in case.inputs else {"length": case.options["length"]}
-    return rows | {"vocabulary": vocabulary, "model_width": width}
+    return operation_named(case.operation).dimensions(case)
+
+
+def masked_dimensions(case: Case) -> dict[str, int]:
+    """Of an operation that has masks."""
+    (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
+    found = {"batch": case.inputs["query"].shape[0], "heads": H, "group_ratio": H // max(G, 1)}
+    found |= {"queries": Q, "keys": K, "key_width": widths[0], "value_width": widths[-1]}
+    return found
 
 
 def mask_kinds(mask: Any) -> set[str]:

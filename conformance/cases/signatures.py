@@ -9,8 +9,9 @@ from functools import cache
 from typing import Any
 
 import reference_numpy
-from conformance.cases.arguments import POSITIONAL, arguments
+from conformance.cases.arguments import arguments
 from conformance.cases.case import Case
+from conformance.cases.operation import operation_named
 
 OPTIONAL = ("bias",)
 """Positional arguments that a call may leave out, by None."""
@@ -41,7 +42,7 @@ def left_out(operation: str, name: str, value: Any) -> bool:
 def needed(case: Case) -> set[str]:
     """Names of the arguments that the case cannot do without."""
     positional, keywords = arguments(case.operation, case.inputs, case.options)
-    given = dict(zip(POSITIONAL[case.operation], positional, strict=True)) | keywords
+    given = dict(zip(operation_named(case.operation).arguments, positional, strict=True)) | keywords
     return {name for name, value in given.items() if not left_out(case.operation, name, value)}
 
 
@@ -88,14 +89,14 @@ class Signature:
     @property
     def lacking(self) -> frozenset[str]:
         """The operation's optional arguments for which there is no parameter."""
-        own, empty = POSITIONAL[self.operation], inspect.Parameter.empty
+        own, empty = operation_named(self.operation).arguments, inspect.Parameter.empty
         optional = {n for n, value in definition(self.operation).items() if n in OPTIONAL or value is not empty}
         taken = {*own[: self.slots], *self.keywords, *(p.name for p in self.extras)}
         return frozenset() if self.open else frozenset(optional - taken)
 
     def bound(self, positional: list[Any], keywords: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The operation's arguments as those of the function; an absent one is given only where it insists."""
-        own, extra_names = POSITIONAL[self.operation], {p.name for p in self.extras}
+        own, extra_names = operation_named(self.operation).arguments, {p.name for p in self.extras}
         by_place, given = positional[: self.slots], {n: v for n, v in keywords.items() if v is not None}
         for name, value in zip(own[self.slots :], positional[self.slots :], strict=True):
             if name in self.keywords or self.open:
@@ -113,7 +114,7 @@ class Signature:
 
 def signature_of(function: Callable[..., Any], operation: str) -> Signature:
     """Positional parameters may have any name but that of one of the operation's keywords."""
-    own, found = POSITIONAL[operation], parameters(function)
+    own, found = operation_named(operation).arguments, parameters(function)
     if found is None:
         return Signature(operation, len(own), (), frozenset(), frozenset(), True)
     places = [p for p in found if p.kind in BY_PLACE]

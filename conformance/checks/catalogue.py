@@ -203,7 +203,7 @@ def check_spoiled_rows(subject: Subject, material: Any, shared: tuple[Any, Any])
 def check_answers(subject: Subject, case: Case, truth: dict[str, Any]) -> Findings:
     """Every result and gradient in its shape and dtype, whatever it holds."""
     anything = {name: np.full(exact.high.shape, np.inf) for name, exact in truth.items()}
-    return [f._replace(ratio=0.0) if not f.message else f for f in judge(case, subject(case), truth, anything)]
+    return [replace(f, ratio=0.0) if not f.message else f for f in judge(case, subject(case), truth, anything)]
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def check_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -> 
             raise
         return []
     message = f"neither supported nor refused, and wrong: {worst}"
-    return [worst._replace(message=message) if worst.ratio > 1 else worst]
+    return [replace(worst, message=message) if worst.ratio > 1 else worst]
 
 
 # --- calls in order ---------------------------------------------------------------------------------------------------

@@ -40,5 +40,5 @@ class Check(Generic[Material, Shared]):
     name: str
     prepare: Callable[[Material], Shared]
     run: Callable[[Subject, Material, Shared], Findings]
-    case_of: Callable[[Material], Case] = itself
+    case_of: Callable[[Any], Case] = itself
     tells_size: bool = True

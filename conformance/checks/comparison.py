@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,7 +15,8 @@ PRECISION = {"float16": (11, -13), "bfloat16": (8, -125), "float32": (24, -125),
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 
 
-class Finding(NamedTuple):
+@dataclass(frozen=True)
+class Finding:
     """The worst element of one result. `ratio` is |got - exact| / bound; infinity for what no bound can excuse."""
 
     name: str

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.features import NORMS
+from conformance.cases.operation import Histories, operation_named
 from conformance.cases.sizes import Sizes
 from conformance.checks.state import Cases
 from conformance.sampling import strategies as generation
@@ -35,24 +35,33 @@ CALLS = 6
 """In a history that is drawn at random."""
 
 
-def histories(
-    operation: str, declaration: Declaration, count: int | None = None
-) -> dict[str, st.SearchStrategy[Cases]]:
+def histories(operation: str, declaration: Declaration, count: int | None = None) -> Histories:
     """Cases of one operation, one after another, never the same numbers twice; by what differs in them.
 
     count: so many of each at most.
     """
-    if operation.startswith("attention"):
-        kinds = {"sizes": other_sizes, "options": other_options, "dtypes": other_dtypes}
-        return {kind: attention_history(operation, declaration, make, count) for kind, make in kinds.items()}
-    if operation in NORMS:
-        return {
-            kind: norm_history(operation, declaration, sizes, count or CALLS)
-            for kind, sizes in (("options", False), ("sizes", True))
-        }
-    if operation == "sinusoidal_positions":
-        return {"sizes": sinusoidal_history(declaration, count or CALLS)}
-    return {"sizes and options": other_history(operation, declaration, count or CALLS)}
+    return operation_named(operation).histories(operation, declaration, count)
+
+
+def attention_histories(operation: str, declaration: Declaration, count: int | None) -> Histories:
+    kinds = {"sizes": other_sizes, "options": other_options, "dtypes": other_dtypes}
+    return {kind: attention_history(operation, declaration, make, count) for kind, make in kinds.items()}
+
+
+def norm_histories(operation: str, declaration: Declaration, count: int | None) -> Histories:
+    return {
+        kind: norm_history(operation, declaration, sizes, count or CALLS)
+        for kind, sizes in (("options", False), ("sizes", True))
+    }
+
+
+def sinusoidal_histories(operation: str, declaration: Declaration, count: int | None) -> Histories:
+    return {"sizes": sinusoidal_history(declaration, count or CALLS)}
+
+
+def plain_histories(operation: str, declaration: Declaration, count: int | None) -> Histories:
+    """Of any operation."""
+    return {"sizes and options": plain_history(operation, declaration, count or CALLS)}
 
 
 class Call(NamedTuple):
@@ -144,7 +153,7 @@ def sinusoidal_history(draw: st.DrawFn, declaration: Declaration, count: int) ->
 
 
 @st.composite
-def other_history(draw: st.DrawFn, operation: str, declaration: Declaration, count: int) -> Cases:
+def plain_history(draw: st.DrawFn, operation: str, declaration: Declaration, count: int) -> Cases:
     dtypes = judged(generation.DTYPES, declaration)
     if draw(st.booleans()):
         dtypes = (draw(st.sampled_from(some(dtypes))),)

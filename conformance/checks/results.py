@@ -227,9 +227,10 @@ class Tally:
 
     def include(self, other: Tally) -> None:
         """Add what another run found, with the same subjects."""
-        for mine, theirs in ((self.rules, other.rules), (self.results, other.results)):
-            for key, cell in theirs.items():
-                mine[key].include(cell)
+        for rule, cell in other.rules.items():
+            self.rules[rule].include(cell)
+        for result, cell in other.results.items():
+            self.results[result].include(cell)
         self.generated.update(other.generated)
         for violation in other.violations.values():
             self.violate(violation)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from conformance.cases.case import Case
 from conformance.cases.declaration import DIMENSIONS
 from conformance.cases.features import dimensions
@@ -37,7 +39,7 @@ class SizeLimits:
             return findings
         self.limits[name] = min(sizes[name] - 1, self.limits.get(name, sizes[name]))
         where = f" at {sizes[name]:,} {DIMENSIONS[name]}"
-        return [f._replace(message=f.message + where) if failed(f) and not dimension(f) else f for f in findings]
+        return [replace(f, message=f.message + where) if failed(f) and not dimension(f) else f for f in findings]
 
     def known(self, finding: Finding) -> bool:
         """Whether a failure for the size of the same dimension has been reported."""

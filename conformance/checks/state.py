@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,7 @@ def check_history(subject: Subject, cases: Cases, shared: Shared) -> Findings:
     for number, (case, own) in enumerate(zip(cases, shared, strict=True), 1):
         found = answered(subject, case, own)
         if found.ratio > 1:
-            found = found._replace(message=f"wrong in call {number} of {len(cases)}: {found}")
+            found = replace(found, message=f"wrong in call {number} of {len(cases)}: {found}")
         findings.append(found)
     return findings
 
@@ -149,7 +150,7 @@ def second_backward(forward: Forward) -> Answers | None:
 
 
 def told(findings: Findings, when: str) -> Findings:
-    return [f._replace(message=f"wrong {when}: {f}") if f.ratio > 1 else f for f in findings]
+    return [replace(f, message=f"wrong {when}: {f}") if f.ratio > 1 else f for f in findings]
 
 
 # --- several threads --------------------------------------------------------------------------------------------------

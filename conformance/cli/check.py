@@ -133,12 +133,12 @@ def with_replays(report: Report, replays: Path, chosen: list[str] | None) -> tup
 
 def known_usage(operation: str, given: dict[str, Any]) -> None:
     """ValueError for what `check` takes without a word."""
-    from conformance.cases.arguments import POSITIONAL
     from conformance.cases.declaration import known
+    from conformance.cases.operation import operations
     from conformance.judge.judged_rules import JUDGED
     from conformance.subjects.frameworks import FRAMEWORKS
 
-    known("operation", [operation], POSITIONAL)
+    known("operation", [operation], operations())
     known("arrays", [given["arrays"]], FRAMEWORKS)
     known("device", [given["device"]], ("cpu", "cuda"))
     known("rule", given["rules"] or [], JUDGED)

@@ -52,9 +52,14 @@ def bar(start: str, total: int | None, where: Console = console) -> Iterator[Cal
     """A bar that moves; where there is no terminal, a dot for every rule and title that is new."""
     columns = (TextColumn("{task.description:42}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Standard output stays what it is while the bar moves: whether a subject prints to it is judged.
-    options = {"transient": True, "disable": not where.is_terminal, "redirect_stdout": where is console}
     last = ""
-    with Progress(*columns, console=where, **options) as progress:
+    with Progress(
+        *columns,
+        console=where,
+        transient=True,
+        disable=not where.is_terminal,
+        redirect_stdout=where is console,
+    ) as progress:
         task = progress.add_task(start, total=total)
 
         def advance(rule: str, title: str) -> None:

@@ -18,9 +18,9 @@ def definition(
 ) -> None:
     """Hold the definition itself to its bound of ball arithmetic, which shares no code with it."""
     from conformance.judge.pool import Workers as Pool
+    from conformance.operations import OPERATIONS
     from conformance.oracle.reference import balls_available
     from conformance.reports.tables import results_table, violation_lines
-    from conformance.sampling.strategies import OPERATIONS
 
     if not balls_available():
         refuse("this needs python-flint, which is not installed")

@@ -123,7 +123,7 @@ def read_checkpoint(
     unread: is given the names of entries that belong to no part of the model.
     """
     from specification.dialects import read
-    from specification.dialects.reading import UNREAD
+    from specification.loading.reader import UNREAD
 
     listening = UNREAD.set(unread)
     try:

@@ -411,7 +411,7 @@ def put(value: float) -> Mistake:
         if not seen.any():
             return None
         # What rows that allow nothing give is another matter: the mean, or zeros put in afterwards.
-        rows = s.visible.any(axis=-1, keepdims=True)
+        rows = np.any(s.visible, axis=-1, keepdims=True)
         return whatever_the_scores(failing, np.where(s.visible, scores, value), rows)
 
     return Mistake(f"forbidden scores are a number, not -inf ({value:g})", answers, of_any_size=True)

@@ -157,7 +157,8 @@ def merged(failing: Failing, cuts: list[int], how: str) -> Any:
         base = {"base 2": 1 / np.log(2), "natural": np.log(2)}[how]
         whole = highest(np.concatenate(logs, axis=-1))
         shares = [np.exp((log - whole) * base) for log in logs]
-    return divided(sum(share * output for share, output in zip(shares, outputs, strict=False)), sum(shares))
+    weighted = np.array(sum(share * output for share, output in zip(shares, outputs, strict=False)))
+    return divided(weighted, np.array(sum(shares)))
 
 
 def merging(cuts: list[int], how: str) -> Callable[[Failing], dict[str, Any]]:

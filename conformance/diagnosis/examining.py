@@ -13,12 +13,12 @@ from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
-from conformance.cases.features import NORMS
+from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import SPOILED_ROWS, TOWERING, TWIN
 from conformance.checks.check import Check, nothing
 from conformance.checks.comparison import Finding
 from conformance.checks.results import WRONG_IN
-from conformance.diagnosis import attention, backward, blocks, extents, layers, norms
+from conformance.diagnosis import attention, backward, blocks, extents, norms
 from conformance.diagnosis.larger import larger_cases, ordinary
 from conformance.diagnosis.matching import Failing, Mistake, matching, told_from
 from conformance.diagnosis.precision import MISTAKES as ROUNDED
@@ -66,13 +66,14 @@ def check_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shared
 def known(failing: Failing, name: str, until: float) -> Iterator[str]:
     """Names of mistakes, the likeliest first."""
     case, of_attention = failing.case, failing.case.operation.startswith("attention")
-    norm = case.operation in NORMS
+    record = operation_named(case.operation)
+    norm = record.norm
     with np.errstate(all="ignore"):
         if case.operation == "attention" or norm:
             yield from extents.regions(failing, name, norm)
         mistakes: Iterator[Mistake]
         if not of_attention and not norm:
-            mistakes = iter(layers.LAYER_MISTAKES.get(case.operation, []))
+            mistakes = iter(record.mistakes)
         elif name == "output":
             mistakes = chain(*(norm_mistakes(failing) if norm else attention_mistakes(failing)))
         else:
@@ -113,7 +114,7 @@ def vague(failing: Failing, name: str) -> Iterator[str]:
 def hints(failing: Failing, name: str) -> Iterator[str]:
     yield from variance_off(failing)
     yield from excused(failing)
-    norm = failing.case.operation in NORMS
+    norm = operation_named(failing.case.operation).norm
     if failing.case.operation == "attention" or norm:
         yield from extents.round_regions(failing, name, norm)
 

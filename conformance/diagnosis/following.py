@@ -12,7 +12,8 @@ from dataclasses import replace
 from conformance.cases.arguments import result_names
 from conformance.cases.declaration import FEATURES, MASK_KINDS
 from conformance.cases.expectations import empty_rows
-from conformance.cases.features import OPERATION_RULES, features_of, rule_of
+from conformance.cases.features import FEATURE_RULES, features_of, rule_of
+from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import NOTHING, PLANTED, REFUSAL, UNSUPPORTED
 from conformance.checks.results import Violation
 from conformance.diagnosis.memory import STRIDES
@@ -37,8 +38,9 @@ OF_CALLS = "ATT-13"
 def about(rule: str, operation: str) -> frozenset[str]:
     """Features of which a case must have one for the rule to speak of it; empty for rules of every case."""
     named = {feature for feature in FEATURES if rule_of(feature, operation) == rule and feature not in OF_MANY}
-    if operation in OPERATION_RULES:
-        return frozenset(named & OPERATION_RULES[operation].keys())
+    rules = operation_named(operation).rules
+    if rules is not FEATURE_RULES:
+        return frozenset(named & rules.keys())
     return frozenset() if rule in WIDER else OF_MASKS.get(rule, frozenset(named))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.case import Case
-from conformance.cases.features import NORMS
+from conformance.cases.features import is_norm
 from conformance.diagnosis.attention import power_of_two
 from specification import Dense
 
@@ -25,7 +25,7 @@ def ordinary(case: Case) -> Case | None:
 
 def larger_cases(case: Case) -> Iterator[Case]:
     """With more keys, of which every block size leaves another rest; with more queries, heads, batch elements, rows."""
-    if case.operation in NORMS:
+    if is_norm(case.operation):
         yield more_rows(case)
     if case.operation != "attention" or not case.inputs["value"].size:
         return

@@ -9,22 +9,26 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import FEATURES, UNCLAIMED, Declaration
-from conformance.cases.features import NORMS, features_of, has_masks, rule_of, widths_of
+from conformance.cases.features import features_of, has_masks, is_norm, rule_of, widths_of
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, ANSWERS, CALLS_IN_ORDER, NOTHING, UNSUPPORTED
 from conformance.checks.comparison import Finding
+from conformance.checks.probe import Probe
+from conformance.checks.refusals import Refusal
 from conformance.checks.results import Tally, Violation
 from conformance.diagnosis.naming import diagnosed
 from conformance.judge.reproduction import Reproduction
-from conformance.judge.run import STUCK, Progress, Tried, run_corpus, run_probe, run_refusals, violation
+from conformance.judge.run import STUCK, Progress, Tried, run_corpus, run_probe, run_refusal, violation
 from conformance.judge.thresholds import with_thresholds
 from conformance.judge.worker_processes import Order, WorkerProcesses
 from conformance.operations.corpus import Entry, entries_for
-from conformance.operations.probes import Probe, catalogue
+from conformance.operations.probes import catalogue
+from conformance.operations.refusals import refusals_of
 from conformance.oracle.reference import balls_available
 from conformance.runner.in_process import Examiner, broken
 from conformance.sampling import strategies as generation
@@ -32,11 +36,33 @@ from conformance.sampling.special import narrow
 from conformance.sampling.strategies import EMPTY, SHORT
 from conformance.subjects.targets import Target
 
-PLAIN_CALL = "a plain call"
+PLAIN_CALL, FROZEN, PRINTS = "a plain call", "frozen cases", "prints nothing"
+EMPTY_ROWS = "ATT-6"
 NOTHING_ELSE = "the plainest call fails, and nothing else was tried"
 MANY = 4
 """Violations from which on less and less time is spent on making their cases smaller."""
 WITH_DROPOUT = ("attention", "multi_head_attention")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a subject.
+
+    kind: "claim" (what it takes), "frozen" (the corpus's cases for a rule), "probe", "refusal" or "printed". about: the
+    corpus's entries, the probe, or the call to be refused; two questions may be the same with less in one of them.
+    """
+
+    kind: str
+    rule: str
+    title: str
+    about: Any = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.rule} {self.title}"
+
+    @property
+    def of_empty_rows(self) -> bool:
+        return self.rule == EMPTY_ROWS and self.kind != "refusal"
 
 
 @dataclass(frozen=True)
@@ -87,8 +113,7 @@ class Judgement:
         if self.examiner.overrun >= STUCK:
             limit = f"{self.examiner.time_limit:g} s"
             self.untried = f"after {STUCK} cases that took longer than {limit} nothing else was tried"
-        if self.examiner.printed:
-            self.found("CALL", "prints nothing", f"prints to standard output: {self.examiner.printed[:80]!r}")
+        self.ask_what_is_printed()
         diagnosed(self.tally, self.examiner)
         if self.shrinking:
             with_thresholds(self.tally, self.examiner)
@@ -96,22 +121,48 @@ class Judgement:
     def judge(self, declaration: Declaration) -> None:
         """Empty rows first: who gets them wrong is asked for no more of them, so that each rule is seen by itself."""
         self.order(declaration)
-        rows = self if self.rules is None or "ATT-6" in self.rules else replace(self, rules=["ATT-6"], tally=Tally())
-        rows.ask_frozen(entry for entry in entries_for({self.operation}, declaration) if entry.rule == "ATT-6")
-        rows.ask(probe for probe in rows.probes(declaration) if probe.rule == "ATT-6")
-        if ("ATT-6", self.examiner.name) in rows.tally.violations:
+        rows = self
+        if self.rules is not None and EMPTY_ROWS not in self.rules:
+            rows = replace(self, rules=[EMPTY_ROWS], tally=Tally())
+        for question in rows.questions(declaration):
+            if question.of_empty_rows:
+                rows.answer(question)
+        if (EMPTY_ROWS, self.examiner.name) in rows.tally.violations:
             declaration = declaration.promising(empty_rows="any")
             self.order(declaration)
-        self.ask_frozen(entry for entry in entries_for({self.operation}, declaration) if entry.rule != "ATT-6")
-        if self.workers is None:
-            self.ask(self.later_probes(declaration))
-        else:
-            self.ask_with_workers(self.later_probes(declaration), self.workers)
-        self.tally.include(run_refusals(self.rules, [self.examiner], self.operation, declaration))
+        others = [question for question in self.questions(declaration) if not question.of_empty_rows]
+        probes = [question.about for question in others if question.kind == "probe"]
+        for question in others:
+            if question.kind != "probe":
+                self.answer(question)
+            elif question.about is probes[0]:
+                self.ask_probes(probes)
 
-    def ask_frozen(self, frozen: Iterable[Entry]) -> None:
-        chosen = (entry for entry in frozen if self.rules is None or entry.rule in self.rules)
-        self.include(run_corpus(chosen, [self.examiner], self.time_to_shrink(), self.settle))
+    def questions(self, declaration: Declaration) -> list[Question]:
+        """What is asked of a subject that takes all that it declares: frozen cases, probes, calls to be refused."""
+        frozen: dict[str, list[Entry]] = {}
+        for entry in entries_for({self.operation}, declaration):
+            if self.rules is None or entry.rule in self.rules:
+                frozen.setdefault(entry.rule, []).append(entry)
+        found = [Question("frozen", rule, FROZEN, entries) for rule, entries in frozen.items()]
+        found += [Question("probe", probe.rule, probe.title, probe) for probe in self.probes(declaration)]
+        return found + [Question("refusal", one.rule, one.title, one) for one in self.refusals(declaration)]
+
+    def answer(self, question: Question) -> None:
+        """Ask a question, and keep in the tally what is found."""
+        if question.kind == "frozen":
+            self.include(run_corpus(question.about, [self.examiner], self.time_to_shrink(), self.settle))
+        elif question.kind == "probe":
+            self.ask_one(question.about)
+        elif self.examiner.overrun < STUCK:
+            run_refusal(question.about, self.examiner, self.tally)
+
+    def refusals(self, declaration: Declaration) -> list[Refusal]:
+        """Calls that the subject refuses, as it says."""
+        if "refusals" not in self.examiner.declaration:
+            return []
+        found = refusals_of(self.operation, declaration)
+        return [refusal for refusal in found if self.rules is None or refusal.rule in self.rules]
 
     def time_to_shrink(self) -> float:
         """Less for each violation once there are many: the first ones say what is wrong."""
@@ -123,11 +174,15 @@ class Judgement:
 
     def later_probes(self, declaration: Declaration) -> list[Probe]:
         """Those that workers may run."""
-        return [probe for probe in self.probes(declaration) if probe.rule != "ATT-6"]
+        return [probe for probe in self.probes(declaration) if probe.rule != EMPTY_ROWS]
 
-    def ask(self, probes: Iterable[Probe]) -> None:
-        for probe in probes:
-            self.ask_one(probe)
+    def ask_probes(self, probes: Iterable[Probe]) -> None:
+        """All at once: workers may run some of them."""
+        if self.workers is not None:
+            self.ask_with_workers([*probes], self.workers)
+        else:
+            for probe in probes:
+                self.ask_one(probe)
 
     def ask_one(self, probe: Probe, tried: Tried | None = None) -> None:
         """tried: what a worker has found with the probe; then only a smaller failing case is looked for."""
@@ -179,8 +234,11 @@ class Judgement:
                 del self.tally.violations[key]
         self.tally.include(tally)
 
-    def found(self, rule: str, title: str, message: str) -> None:
-        self.tally.violate(violation(rule, title, NOTHING, self.examiner, None, broken(message)))
+    def ask_what_is_printed(self) -> None:
+        """Standard output is the judge's: a function that prints to it is in violation."""
+        if self.examiner.printed:
+            findings = broken(f"prints to standard output: {self.examiner.printed[:80]!r}")
+            self.tally.violate(violation("CALL", PRINTS, NOTHING, self.examiner, None, findings))
 
     # --- what it takes at all ---
 
@@ -248,7 +306,7 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
     if feature == "gradients":
         return generation.operation_cases(operation, (dtype,), bare)
     if feature == "axes":
-        if operation not in NORMS:
+        if not is_norm(operation):
             return None
         norms = generation.norm_cases(operation, gradients=False, dtypes=(dtype,), declaration=bare)
         return norms.filter(lambda case: feature in features_of(case))

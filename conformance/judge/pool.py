@@ -14,16 +14,18 @@ from typing import Any
 from conformance.cases.declaration import EVERYTHING
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding
+from conformance.checks.probe import agreement
 from conformance.checks.results import Tally, Violation
 from conformance.judge.run import SHRINKING, Progress, breaks, cases_of, run_corpus, run_probe, run_refusals, silent
 from conformance.models.real import RealResult, batches, judge_batch
+from conformance.operations import OPERATIONS
 from conformance.operations.corpus import entries_for
-from conformance.operations.probes import PROBES, agreement
+from conformance.operations.probes import PROBES
 from conformance.oracle.reference import balls_available
 from conformance.runner.compiled_code import forget_compiled_code, keep_compiled_code, share_of_memory
 from conformance.runner.in_process import Examiner
 from conformance.runner.process_lifetime import end_with_parent
-from conformance.sampling.strategies import OPERATIONS, operation_cases
+from conformance.sampling.strategies import operation_cases
 from conformance.subjects.subject import IMPLEMENTATIONS
 
 examiners: list[Examiner] = []

@@ -131,7 +131,7 @@ def replaced(found: Violation, last: Step) -> Violation:
 def of_state(found: Violation, message: str) -> Violation:
     """Under the rule of state; its case stays."""
     title = found.title if found.rule == RULE else f"{found.title} ({found.rule})"
-    return replace(found, rule=RULE, title=title, uncut=None, finding=found.finding._replace(message=message))
+    return replace(found, rule=RULE, title=title, uncut=None, finding=replace(found.finding, message=message))
 
 
 def in_order(found: Violation, steps: list[Step], worst: Finding) -> Violation:

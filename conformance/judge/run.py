@@ -17,11 +17,12 @@ from conformance.cases.declaration import Declaration
 from conformance.checks.catalogue import AGREEMENT, CALLS_IN_ORDER, DESCRIPTION, REFUSAL, SHAPES
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding, breaks
-from conformance.checks.refusals import Refusal, refusals_of
+from conformance.checks.probe import Probe
+from conformance.checks.refusals import Refusal
 from conformance.checks.results import Tally, Violation
 from conformance.diagnosis.attribution import Failure, attributed
 from conformance.operations.corpus import Entry
-from conformance.operations.probes import Probe
+from conformance.operations.refusals import refusals_of
 from conformance.runner.in_process import Examiner
 from conformance.runner.shrinking import Material, cuttable, reduced
 from conformance.sampling.draws import EACH, Rows, drawing, drawn, own_seed, strategy_of, with_lot

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, known
 from conformance.cases.signatures import parameters_never_given
-from conformance.checks.refusals import refusals_of
 from conformance.checks.results import Tally, Violation
 from conformance.diagnosis.naming import diagnosed
 from conformance.judge.checking import EFFORTS, SHRINKING
@@ -22,39 +21,29 @@ from conformance.judge.judged_rules import JUDGED
 from conformance.judge.judgement import (
     NOTHING_ELSE,
     PLAIN_CALL,
+    PRINTS,
     Claim,
     Judgement,
+    Question,
     claims,
     narrowed,
     plain,
 )
-from conformance.judge.run import STUCK, run_refusal, silent
+from conformance.judge.run import STUCK, silent
 from conformance.judge.skipped import missing, some_cases
 from conformance.judge.thresholds import FIRST, with_thresholds
-from conformance.operations.corpus import entries_for
-from conformance.operations.probes import Probe
 from conformance.runner.in_process import TIME_LIMIT, Examiner, judging
 from conformance.runner.in_subprocess import ChildExaminer
 from conformance.subjects.targets import Target
-
-PRINTS, FROZEN = "prints nothing", "frozen cases"
-EMPTY_ROWS = "ATT-6"
 
 
 class NotAsked(Exception):
     """Why a question cannot be asked of this subject."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """kind: "claim" (what it takes), "frozen", "probe", "refusal" or "printed"."""
-
-    kind: str
-    rule: str
-    title: str
-
-    def __str__(self) -> str:
-        return f"{self.rule} {self.title}"
+def cases_about(question: Question) -> list[Case]:
+    """Some cases of a probe, or the corpus's."""
+    return some_cases(question.about) if question.kind == "probe" else [entry.case for entry in question.about]
 
 
 class Trial:
@@ -100,20 +89,11 @@ class Trial:
     def questions(self) -> list[Question]:
         """In the order in which a judgement asks them."""
         found = [Question("claim", claim.rule, title) for title, claim in self.claims.items()]
-        found += sorted(self.about(self.examiner.declaration), key=lambda question: question.rule != EMPTY_ROWS)
-        if "refusals" in self.examiner.declaration:
-            own = refusals_of(self.operation, self.examiner.declaration)
-            found += [Question("refusal", refusal.rule, refusal.title) for refusal in own]
+        about = self.judgement.questions(self.examiner.declaration)
+        found += sorted(about, key=lambda question: not question.of_empty_rows)
         found.append(Question("printed", "CALL", PRINTS))
         chosen = self.rules or JUDGED
         return list(dict.fromkeys(question for question in found if question.rule in chosen))
-
-    def about(self, declaration: Declaration) -> list[Question]:
-        """What is asked, rule by rule, of a subject that takes all that it declares."""
-        frozen = dict.fromkeys(entry.rule for entry in entries_for({self.operation}, declaration))
-        probes = self.judgement.probes(declaration)
-        found = [Question("frozen", rule, FROZEN) for rule in frozen]
-        return found + [Question("probe", probe.rule, probe.title) for probe in probes]
 
     # --- asking ---
 
@@ -137,12 +117,11 @@ class Trial:
                 self.answers_at_all()
             return self.claimed(question.title)
         declaration = self.declaration
-        if question.kind == "refusal":
-            return self.refusal(question)
         if question.kind == "printed":
             return self.printed()
-        declaration = declaration if question.rule == EMPTY_ROWS else self.forgiving
-        return (self.thawed if question.kind == "frozen" else self.probed)(question, declaration)
+        if question.kind != "refusal" and not question.of_empty_rows:
+            declaration = self.forgiving
+        return self.answered(question, declaration)
 
     def claimed(self, title: str) -> Tally:
         claim, judgement = self.claims[title], self.fresh()
@@ -150,45 +129,27 @@ class Trial:
             self.refused.add(claim.name)
         return self.asked(judgement.tally, claim.name if claim.name in self.refused else "")
 
-    def probed(self, question: Question, declaration: Declaration) -> Tally:
+    def answered(self, question: Question, declaration: Declaration) -> Tally:
+        """What is found within what the function takes; NotAsked where it takes no such case."""
         judgement = self.fresh()
 
-        def own(declaration: Declaration) -> list[Probe]:
-            return [p for p in judgement.probes(declaration) if (p.rule, p.title) == (question.rule, question.title)]
+        def same(declaration: Declaration) -> list[Question]:
+            return [other for other in judgement.questions(declaration) if other == question]
 
-        judgement.ask(own(declaration))
+        for other in same(declaration):
+            if self.examiner.overrun < STUCK:
+                judgement.answer(other)
         if judgement.tally.rules:
             return judgement.tally
 
         def cases_of(declaration: Declaration) -> list[Case]:
-            return [case for probe in own(declaration) for case in some_cases(probe)]
+            return [case for other in same(declaration) for case in cases_about(other)]
 
-        return self.asked(judgement.tally, missing(cases_of, declaration))
-
-    def thawed(self, question: Question, declaration: Declaration) -> Tally:
-        judgement = self.fresh()
-        if self.examiner.overrun < STUCK:
-            entries = entries_for({self.operation}, declaration)
-            judgement.ask_frozen(entry for entry in entries if entry.rule == question.rule)
-        if judgement.tally.rules:
-            return judgement.tally
-
-        def cases_of(declaration: Declaration) -> list[Case]:
-            return [e.case for e in entries_for({self.operation}, declaration) if e.rule == question.rule]
-
-        return self.asked(judgement.tally, missing(cases_of, declaration))
-
-    def refusal(self, question: Question) -> Tally:
-        tally = Tally()
-        for refusal in refusals_of(self.operation, self.declaration):
-            if (refusal.rule, refusal.title) == (question.rule, question.title):
-                run_refusal(refusal, self.examiner, tally)
-        return self.asked(tally)
+        return self.asked(judgement.tally, missing(cases_of, declaration) if question.kind != "refusal" else "")
 
     def printed(self) -> Tally:
         judgement = self.fresh()
-        if self.examiner.printed:
-            judgement.found("CALL", PRINTS, f"prints to standard output: {self.examiner.printed[:80]!r}")
+        judgement.ask_what_is_printed()
         return judgement.tally
 
     def fresh(self) -> Judgement:
@@ -221,7 +182,7 @@ class Trial:
     @cached_property
     def forgiving(self) -> Declaration:
         """As a judgement goes on after empty rows: a subject that gets them wrong is asked for no more of them."""
-        found = [question for question in self.about(self.declaration) if question.rule == EMPTY_ROWS]
+        found = [question for question in self.judgement.questions(self.declaration) if question.of_empty_rows]
         wrong = any(self.holds(question) is False for question in found)
         return self.declaration.promising(empty_rows="any") if wrong else self.declaration
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from conformance.cases.axes import OFFSET, Sizes
 from conformance.cases.case import Case
 from conformance.cases.features import within
 from conformance.checks.catalogue import DESCRIPTION
@@ -23,7 +24,7 @@ from conformance.checks.results import Tally, Violation
 from conformance.diagnosis.following import separated
 from conformance.judge.judged_rules import JUDGED
 from conformance.judge.run import asking
-from conformance.runner.dimensions import OFFSET, WORDS, Dimension, Part, Sizes, dimensions, sizes_of, taken
+from conformance.runner.dimensions import WORDS, Dimension, Part, dimensions, sizes_of, taken
 from conformance.runner.in_process import Examiner
 from conformance.runner.shrinking import Material, aligned, call, cuttable, mapped, plain_numbers
 

@@ -8,6 +8,7 @@ import threading
 from itertools import count
 from pathlib import Path
 
+from conformance.checks.probe import Probe
 from conformance.judge.judgement import Judgement
 from conformance.judge.run import STUCK, try_probe
 from conformance.judge.worker_processes import (
@@ -21,7 +22,6 @@ from conformance.judge.worker_processes import (
     result_file,
     write,
 )
-from conformance.operations.probes import Probe
 from conformance.oracle.reference import balls_available
 from conformance.runner.compiled_code import forget_compiled_code, keep_compiled_code, share_of_memory
 from conformance.runner.in_process import Examiner, judging

@@ -25,8 +25,9 @@ from conformance.models.local import linear as linear_bound
 from conformance.models.stepwise import Oracle, framed, framework_of, substantial, without_nan
 from conformance.oracle.reference import Exact
 from conformance.subjects.frameworks import Framework
-from reference_numpy.attention import join_heads, repeat_heads, resolve_scale, split_heads
+from reference_numpy.attention_steps import repeat_heads, resolve_scale
 from reference_numpy.blocks import attention_options
+from reference_numpy.multi_head_attention import join_heads, split_heads
 from specification.parameters import mapped
 
 INSIDE = ("attend", "transform")
@@ -179,8 +180,9 @@ def pieces_of(oracle: Oracle, step: str, packages: Sequence[str]) -> list[StepAg
 
 def functions_of(package: str) -> SimpleNamespace:
     """The package's public functions, and those of its files on attention and the feed-forward network."""
-    files = [importlib.import_module(name) for name in (f"{package}.feed_forward", f"{package}.attention", package)]
-    return SimpleNamespace(**{name: value for module in files for name, value in vars(module).items()})
+    files = ("feed_forward", "attention_steps", "multi_head_attention")
+    modules = [importlib.import_module(name) for name in (*(f"{package}.{file}" for file in files), package)]
+    return SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
 
 
 def settings_of(taken: Any, framework: Framework, dtype: str) -> SimpleNamespace:

@@ -21,8 +21,8 @@ from conformance.bounds.layers import linear as linear_bound
 from conformance.bounds.layers import linear_gradients
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
-from reference_numpy.attention_vjp import multi_head_attention_vjp
 from reference_numpy.blocks import attention_options
+from reference_numpy.multi_head_attention_vjp import multi_head_attention_vjp
 from specification.dtypes import FLOATING
 from specification.parameters import FeedForward, Linear, MultiHeadAttention, Norm
 

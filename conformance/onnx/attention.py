@@ -41,7 +41,7 @@ from conformance.cases.case import Case
 from conformance.onnx.cases import NodeCase
 from conformance.onnx.translation import Copied, Translated, Translation, given, unchanged
 from reference_numpy import materialize
-from reference_numpy.attention import concatenate_heads, split_heads
+from reference_numpy.multi_head_attention import concatenate_heads, split_heads
 from specification import Causal, Dense, KeyLengths, SlidingWindow
 from specification.dtypes import compute_dtype_name, dtype_name
 

@@ -10,15 +10,13 @@ float64 is drawn only where `affordable` says that it takes about a second at mo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from math import prod
 
 import numpy as np
 
-from conformance.cases.arguments import joined
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact, nan_rows
+from conformance.cases.operation import operation_named
 from conformance.subjects.subject import NumpySubject
 from specification.dtypes import FLOATING
 
@@ -88,7 +86,7 @@ def ball_work(operation: str, *, gradients: bool, **sizes: int) -> float:
 
     The factors are measured times: of exp, erfc and quotients, and of turning numbers into balls and back.
     """
-    return WORK[operation](3 if gradients else 1, gradients, **sizes)
+    return operation_named(operation).work(3 if gradients else 1, gradients, **sizes)
 
 
 def attention_work(passes: int, gradients: bool, *, B: int, H: int, G: int, Q: int, K: int, D: int, V: int = 0) -> int:
@@ -128,44 +126,3 @@ def lookup_work(passes: int, gradients: bool, *, N: int, E: int, rows: int) -> i
 
 def sinusoidal_work(passes: int, gradients: bool, *, rows: int, width: int) -> int:
     return rows * width * 20
-
-
-WORK: dict[str, Callable[..., float]] = {
-    **dict.fromkeys(("attention", "attention_weights", "attention_logsumexp"), attention_work),
-    "merge_attention": merge_work,
-    "multi_head_attention": multi_head_work,
-    **dict.fromkeys(("layer_norm", "rms_norm", "standard_deviation_norm"), norm_work),
-    "feed_forward": feed_forward_work,
-    **dict.fromkeys(("embedding", "learned_positions"), lookup_work),
-    "sinusoidal_positions": sinusoidal_work,
-}
-"""By operation, from how often each product of matrices is taken, whether there are gradients, and the sizes."""
-
-
-def sizes_of(case: Case) -> dict[str, int]:
-    """The sizes of a case, by the names that `ball_work` takes."""
-    inputs, options = joined(case.inputs), case.options
-    shapes = {name: array.shape for name, array in inputs.items()}
-    if case.operation == "multi_head_attention":
-        (B, Q, E), K, H = shapes["query"], shapes["key"][1], options["num_heads"]
-        D = shapes["query.weight"][1] // H
-        G = shapes["key.weight"][1] // max(D, 1)
-        return {"B": B, "H": H, "G": G, "Q": Q, "K": K, "D": D, "V": shapes["value.weight"][1] // max(G, 1), "E": E}
-    if "query" in inputs:
-        (B, H, Q, D), (G, K) = shapes["query"], shapes["key"][1:3]
-        values = {"V": shapes["value"][3]} if "value" in inputs else {}
-        return {"B": B, "H": H, "G": G, "Q": Q, "K": K, "D": D} | values
-    if case.operation == "merge_attention":
-        *rows, V = case.inputs["outputs[0]"].shape
-        parts = sum(name.startswith("outputs[") for name in case.inputs)
-        return {"B": 1, "H": 1, "Q": prod(rows), "V": V, "parts": parts}
-    if case.operation == "feed_forward":
-        (E, F), out = shapes["inner.weight"], shapes["outer.weight"][1]
-        return {"rows": prod(shapes["x"][:-1]), "E": E, "F": F, "out": out}
-    if "table" in inputs:
-        rows = prod(shapes["ids"]) if "ids" in inputs else options["length"]
-        return {"N": shapes["table"][0], "E": shapes["table"][1], "rows": rows}
-    if "x" in inputs:
-        width = prod(shapes["weight"])
-        return {"rows": prod(shapes["x"]) // max(width, 1), "width": width}
-    return {"rows": options["length"], "width": options["width"]}

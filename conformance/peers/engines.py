@@ -53,7 +53,7 @@ ENGINES = (
 def limited(engine: Engine) -> Iterator[Any]:
     """The port, with the engine's limits for as long as the block lasts."""
     package: Any = importlib.import_module(engine.package)
-    choosing: Any = importlib.import_module(f"{engine.package}.engines")
+    choosing: Any = importlib.import_module(f"{engine.package}.engines.choice")
     before = choosing.LIMITS
     if engine.limits is not None:
         choosing.LIMITS = type(before)(*engine.limits)

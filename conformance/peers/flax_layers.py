@@ -62,7 +62,8 @@ def linen_layer_norm(fast: bool) -> Callable[..., Any]:
         """`flax.linen.LayerNorm`, with the dtype of x for its result."""
         from flax import linen
 
-        axes, given = tuple(range(-weight.ndim, 0)), {} if eps is None else {"epsilon": eps}
+        axes = tuple(range(-weight.ndim, 0))
+        given: dict[str, Any] = {} if eps is None else {"epsilon": eps}
         module = linen.LayerNorm(
             dtype=x.dtype,
             use_bias=bias is not None,
@@ -83,7 +84,8 @@ def linen_rms_norm(x: Any, weight: Any, *, eps: float | None = None) -> Any:
     """`flax.linen.RMSNorm`, with the dtype of x for its result."""
     from flax import linen
 
-    axes, given = tuple(range(-weight.ndim, 0)), {} if eps is None else {"epsilon": eps}
+    axes = tuple(range(-weight.ndim, 0))
+    given: dict[str, Any] = {} if eps is None else {"epsilon": eps}
     module = linen.RMSNorm(dtype=x.dtype, reduction_axes=axes, feature_axes=axes, **given)
     return module.apply({"params": {"scale": weight}}, x)
 

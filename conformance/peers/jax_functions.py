@@ -17,7 +17,7 @@ from specification import KeyLengths, SlidingWindow
 DESCRIBED = {"structured", "scale", "cross", "gqa", "gradients"}
 
 
-def attend(implementation: str, query: Any, key: Any, value: Any, **keywords: Any) -> Any:
+def attend(implementation: Any, query: Any, key: Any, value: Any, **keywords: Any) -> Any:
     import jax
 
     return jax.nn.dot_product_attention(query, key, value, implementation=implementation, **keywords)

@@ -30,14 +30,14 @@ from conformance.checks.catalogue import (
 )
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding
-from conformance.checks.refusals import refusals_of
+from conformance.checks.probe import Probe
 from conformance.checks.results import Tally
 from conformance.diagnosis.examining import DIAGNOSIS
 from conformance.judge.checking import SHRINKING
 from conformance.judge.judgement import Judgement
 from conformance.judge.run import run_probe, violation
 from conformance.judge.thresholds import with_thresholds
-from conformance.operations.probes import Probe
+from conformance.operations.refusals import refusals_of
 from conformance.peers import probes as own
 from conformance.peers.peer import Peer, anything, as_it_is
 from conformance.runner.in_process import Examiner
@@ -153,15 +153,15 @@ class PeerJudgement(Judgement):
             declared = [one.promising(isolation="finite") for one in declared]
         asked = {"NORM-4", "ATT-1", *FEATURES, "ATT-6", "MASK-7"}
         for one in declared:
-            self.ask(probe for probe in self.probes(one) if probe.rule not in asked)
-        self.refusals()
+            self.ask_probes(probe for probe in self.probes(one) if probe.rule not in asked)
+        self.ask_refusals()
         self.level_rows = self.positive_scales = False  # sizes of what was found are looked for with its own numbers
 
     # --- what is asked first ---
 
     def breaks(self, rule: str, declared: list[Declaration]) -> bool:
         for one in declared:
-            self.ask(probe for probe in self.probes(one) if probe.rule == rule)
+            self.ask_probes(probe for probe in self.probes(one) if probe.rule == rule)
         return (rule, self.examiner.name) in self.tally.violations
 
     def precise(self, declaration: Declaration) -> Declaration:
@@ -214,8 +214,8 @@ class PeerJudgement(Judgement):
 
     # --- within the path ---
 
-    def ask(self, probes: Iterable[Probe]) -> None:
-        super().ask(self.within(probe) for probe in probes)
+    def ask_probes(self, probes: Iterable[Probe]) -> None:
+        super().ask_probes([self.within(probe) for probe in probes])
 
     def takes(self, rule: str, title: str, cases: st.SearchStrategy[Case], unsure: bool = False) -> bool:
         if rule in self.skipped:
@@ -273,7 +273,7 @@ class PeerJudgement(Judgement):
 
     # --- refusals ---
 
-    def refusals(self) -> None:
+    def ask_refusals(self) -> None:
         """What the rules refuse must raise something; which error, each library decides for itself."""
         explicit = self.examiner.declaration.promising(causal="explicit")  # a declared alignment is a divergence too
         for refusal in refusals_of(self.operation, explicit):

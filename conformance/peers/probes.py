@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 from hypothesis import assume
@@ -12,23 +13,24 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
+from conformance.cases.features import is_norm
 from conformance.checks.catalogue import TWIN
-from conformance.operations.probes import Probe
+from conformance.checks.probe import Probe
 from conformance.sampling import strategies as generation
 from reference_numpy import materialize
 
 HEADS = "multi_head_attention"
+Cases = Callable[..., st.SearchStrategy[Case]]
 EPS_LEFT_OUT = "eps left out"
 """The catalogue's probe of the default."""
-NORMS = ("layer_norm", "rms_norm", "standard_deviation_norm")
 
 
 def dtype_rule(operation: str) -> str:
-    return "NORM-2" if operation in NORMS else "ATT-9"
+    return "NORM-2" if is_norm(operation) else "ATT-9"
 
 
 def gradient_rule(operation: str) -> str:
-    return "NORM-6" if operation in NORMS else "ATT-12"
+    return "NORM-6" if is_norm(operation) else "ATT-12"
 
 
 def dtype_probe(operation: str, rule: str, dtype: str, declaration: Declaration) -> Probe:
@@ -42,8 +44,8 @@ def dtype_probe(operation: str, rule: str, dtype: str, declaration: Declaration)
 
 def gradient_probe(operation: str, rule: str, dtype: str, declaration: Declaration) -> Probe:
     """Agreement with gradients in one dtype."""
-    draw = {"attention": generation.attention_cases, HEADS: generation.multi_head_cases}
-    cases = draw[operation] if operation in draw else partial(generation.norm_cases, operation)
+    draw: dict[str, Cases] = {"attention": generation.attention_cases, HEADS: generation.multi_head_cases}
+    cases: Cases = draw[operation] if operation in draw else partial(generation.norm_cases, operation)
     drawn = cases(focus=("gradients",), dtypes=(dtype,), declaration=declaration)
     return Probe(rule, f"gradients in {dtype}", (operation,), drawn)
 
@@ -70,15 +72,11 @@ def has_empty_rows(case: Case) -> bool:
     return not allowed(case).any(-1).all()
 
 
-def hides_by_bias(case: Case) -> bool:
-    return "bias" in case.inputs and bool((case.inputs["bias"].astype(float) == -np.inf).any())
-
-
 @st.composite
 def hidden_tokens(draw: st.DrawFn, cases: st.SearchStrategy[Case]) -> tuple[Case, Case]:
     """(with NaN or infinity in tokens that no query of any head may attend to, the clean case); no gradients."""
     clean = replace(draw(cases), cotangents={})
-    hidden = ~allowed(clean).any((1, 2))
+    hidden: Any = ~allowed(clean).any((1, 2))
     assume(hidden.any())
     poison = draw(st.sampled_from((np.nan, np.inf, -np.inf)))
     planted = {

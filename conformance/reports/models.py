@@ -98,8 +98,8 @@ def in_bounds(ratio: float) -> str:
 def weights_of(found: Agreement, name: str) -> np.ndarray:
     """The attention weights [B, H, Q, K] of the step of that name, by the definition in float64."""
     from reference_numpy import attention_weights
-    from reference_numpy.attention import join_heads, linear, split_heads
     from reference_numpy.blocks import attention_options
+    from reference_numpy.multi_head_attention import join_heads, linear, split_heads
 
     parameters, x, memory, mask, _, configuration = found.oracle.taken[name].arguments
     options = attention_options(x.shape[-1], mask, None, configuration)

@@ -92,7 +92,8 @@ def result_heads(case: Case, result: str) -> int:
 
 def picture(name: str, array: np.ndarray, index: list[int], heads: int, place: Place) -> Picture | None:
     """The whole array, or the batch element and head of the worst element, if that is small enough."""
-    part, fixed = array, ()
+    part: np.ndarray = array
+    fixed: tuple[int, ...] = ()
     if array.size > LARGEST and array.ndim == 4 and 0 not in array.shape:
         fixed = (within(index, 0, array.shape[0], None), within(index, 1, array.shape[1], heads))
         part = array[fixed]

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from conformance.cases.arguments import POSITIONAL
 from conformance.cases.declaration import EVERYTHING
+from conformance.cases.operation import operations
 from conformance.checks.results import Tally, Violation
 from conformance.judge.report import Report
 from conformance.reports.content import Content, subject_content, violation_content
@@ -22,11 +22,22 @@ def checked(
     files = (None if replays is None else write_replay(violation, replays) for violation in report.violations)
     following = {violation.rule for violation in report.following}
     violations = [violation_content(v, f, v.rule in following) for v, f in zip(report.violations, files, strict=True)]
-    told = {"untried": report.untried, "headline": report.headline, "seconds": report.seconds, "peer": peer}
-    told |= {"left_out": report.left_out, "never_given": report.never_given}
     target, rules = report.target, [rule for rule in rules_of(report.operation) if not chosen or rule in chosen]
     operations = [target.operation]
-    return subject_content(target, report.declaration, operations, rules, report.rules, violations, **told)
+    return subject_content(
+        target,
+        report.declaration,
+        operations,
+        rules,
+        report.rules,
+        violations,
+        untried=report.untried,
+        headline=report.headline,
+        seconds=report.seconds,
+        peer=peer,
+        left_out=report.left_out,
+        never_given=report.never_given,
+    )
 
 
 def rules_of(operation: str) -> list[str]:
@@ -48,4 +59,4 @@ def tallied(tally: Tally, name: str, arrays: str, device: str, chosen: Collectio
 
     violations = [violation_content(named(v)) for (_, subject), v in tally.violations.items() if subject == name]
     cells = {rule: cell for (rule, subject), cell in tally.rules.items() if subject == name}
-    return subject_content(target, EVERYTHING, list(POSITIONAL), chosen, cells, violations, untried)
+    return subject_content(target, EVERYTHING, list(operations()), chosen, cells, violations, untried)

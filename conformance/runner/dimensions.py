@@ -1,33 +1,20 @@
-"""The dimensions of a case, by operation: their sizes, and the case at other sizes.
-
-Every axis of an array is a product of dimensions, the outermost first: the query heads of attention are key heads times
-query heads to a key head, and the columns of a fused projection are heads times their width. A size of 1 that stands
-for all of an axis is the empty product. So one function cuts and grows the arrays of every operation.
-"""
+"""The dimensions of a case: their sizes, and the case at other sizes. `cases/axes.py` says how axes are described."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.cases.arguments import listed
+from conformance.cases.axes import HEADS, OFFSET, PAIRS, Axis, Sizes
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.features import NORMS, has_masks, heads_and_keys, widths_of
+from conformance.cases.operation import operation_named
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
-
-Axis = tuple[str, ...]
-Sizes = dict[str, int]
-
-HEADS: Axis = ("G", "S")
-OFFSET = "offset"
-"""The first position of a table: a number and no size of an array, and may be 0."""
 
 
 class Part(NamedTuple):
@@ -59,7 +46,7 @@ def sizes_of(case: Case) -> Sizes:
 
 
 def layout_of(case: Case) -> Layout:
-    sizes, arrays, lists = LAYOUTS[case.operation](case)
+    sizes, arrays, lists = operation_named(case.operation).axes(case)
     found = {}
     for name, array in arrays_of(case).items():
         element = name.partition("[")[0] + name.partition("]")[2] if "[" in name else name
@@ -80,107 +67,6 @@ def arrays_of(case: Case) -> dict[str, np.ndarray]:
     found = case.inputs | {f"-> {name}": array for name, array in case.cotangents.items()}
     return found if keep is None else found | {"option dropout_keep": keep}
 
-
-# --- by operation -----------------------------------------------------------------------------------------------------
-
-Described = tuple[Sizes, dict[str, tuple[Axis, ...]], dict[str, Axis]]
-B, Q, K, D, V = (("B",), ("Q",), ("K",), ("D",), ("V",))
-PAIRS = (B, HEADS, Q, K)
-
-
-def attention_layout(case: Case, output: tuple[Axis, ...]) -> Described:
-    (batch, H, queries, width), (_, G, keys, _) = case.inputs["query"].shape, case.inputs["key"].shape
-    sizes = {"B": batch, "G": G, "S": H // max(G, 1), "Q": queries, "K": keys, "D": width}
-    if "value" in case.inputs:
-        sizes["V"] = case.inputs["value"].shape[-1]
-    arrays = {"query": (B, HEADS, Q, D), "key": (B, ("G",), K, D), "value": (B, ("G",), K, V), "sinks": (HEADS,)}
-    return sizes, arrays | {"bias": PAIRS, "option dropout_keep": PAIRS, "-> output": output}, {}
-
-
-def multi_head_layout(case: Case) -> Described:
-    (H, G, queries, keys), (width, value_width) = heads_and_keys(case), widths_of(case)
-    inputs, outer = case.inputs, case.inputs["output.weight"].shape[-1]
-    sizes = {"B": inputs["query"].shape[0], "G": G, "S": H // max(G, 1), "Q": queries, "K": keys}
-    sizes |= {"D": width, "V": value_width, "E": inputs["query"].shape[-1], "output": outer}
-    sizes |= {"E of key": inputs["key"].shape[-1], "E of value": inputs["value"].shape[-1]}
-    columns = {"query": (("E",), Q, (*HEADS, "D")), "key": (("E of key",), K, ("G", "D"))}
-    columns |= {"value": (("E of value",), K, ("G", "V"))}
-    arrays: dict[str, tuple[Axis, ...]] = {"sinks": (HEADS,), "bias": PAIRS, "option dropout_keep": PAIRS}
-    lists: dict[str, Axis] = {}
-    for name, (model, length, heads) in columns.items():
-        separate = f"{name}.weight" not in inputs
-        lists |= {name: heads[:-1]} if separate else {}
-        outside = heads[-1:] if separate else heads
-        arrays |= {name: (B, length, model), f"{name}.weight": (model, outside), f"{name}.bias": (outside,)}
-    arrays |= {"output.weight": ((*HEADS, "V"), ("output",)), "output.bias": (("output",),)}
-    return sizes, arrays | {"-> output": (B, Q, ("output",))}, lists
-
-
-def merge_layout(case: Case) -> Described:
-    batch, heads, queries, width = case.inputs["outputs[0]"].shape
-    sizes = {"parts": len(listed(case.inputs, "outputs")), "B": batch, "H": heads, "Q": queries, "V": width}
-    outputs, sums = (B, ("H",), Q, V), (B, ("H",), Q)
-    arrays: dict[str, tuple[Axis, ...]] = {"outputs": outputs, "logsumexps": sums}
-    lists: dict[str, Axis] = {"outputs": ("parts",), "logsumexps": ("parts",)}
-    return sizes, arrays | {"-> output": outputs, "-> logsumexp": sums}, lists
-
-
-def leading(array: np.ndarray, trailing: int) -> tuple[tuple[Axis, ...], Sizes]:
-    """The axes before the last `trailing` ones: rows, and where there are several, groups of them."""
-    shape = array.shape[: array.ndim - trailing]
-    names = ["rows", *(f"rows {i}" for i in range(1, len(shape)))][::-1]
-    return tuple((name,) for name in names), dict(zip(names, shape, strict=True))
-
-
-def norm_layout(case: Case) -> Described:
-    x, weight = case.inputs["x"], case.inputs["weight"]
-    rows, sizes = leading(x, weight.ndim)
-    widths = ["W", *(f"W {i}" for i in range(1, weight.ndim))][::-1]
-    axes = tuple((name,) for name in widths)
-    sizes |= dict(zip(widths, weight.shape, strict=True))
-    return sizes, {"x": (*rows, *axes), "weight": axes, "bias": axes, "-> output": (*rows, *axes)}, {}
-
-
-def feed_forward_layout(case: Case) -> Described:
-    rows, sizes = leading(case.inputs["x"], 1)
-    inner, outer = case.inputs["outer.weight"].shape
-    sizes |= {"E": case.inputs["x"].shape[-1], "inner": inner, "output": outer}
-    E, inside, out = ("E",), ("inner",), ("output",)
-    arrays = {"x": (*rows, E), "inner.weight": (E, inside), "inner.bias": (inside,), "outer.weight": (inside, out)}
-    keep = {"option dropout_keep": (*rows, inside)}
-    return sizes, arrays | {"outer.bias": (out,), "-> output": (*rows, out)} | keep, {}
-
-
-def embedding_layout(case: Case) -> Described:
-    rows, sizes = leading(case.inputs["ids"], 0)
-    vocabulary, width = case.inputs["table"].shape
-    sizes |= {"vocabulary": vocabulary, "E": width}
-    return sizes, {"table": (("vocabulary",), ("E",)), "ids": rows, "-> output": (*rows, ("E",))}, {}
-
-
-def learned_layout(case: Case) -> Described:
-    (positions, width), options = case.inputs["table"].shape, case.options
-    sizes = {"length": options["length"], OFFSET: options.get(OFFSET) or 0, "vocabulary": positions, "E": width}
-    return sizes, {"table": (("vocabulary",), ("E",)), "-> output": (("length",), ("E",))}, {}
-
-
-def sinusoidal_layout(case: Case) -> Described:
-    options = case.options
-    return {"length": options["length"], "E": options["width"], OFFSET: options.get(OFFSET) or 0}, {}, {}
-
-
-LAYOUTS: dict[str, Any] = {
-    "attention": partial(attention_layout, output=(B, HEADS, Q, V)),
-    "attention_weights": partial(attention_layout, output=PAIRS),
-    "attention_logsumexp": partial(attention_layout, output=PAIRS[:3]),
-    "multi_head_attention": multi_head_layout,
-    "merge_attention": merge_layout,
-    **dict.fromkeys(NORMS, norm_layout),
-    "feed_forward": feed_forward_layout,
-    "embedding": embedding_layout,
-    "learned_positions": learned_layout,
-    "sinusoidal_positions": sinusoidal_layout,
-}
 
 WORDS = {
     "B": ("batch element", "batch elements"),
@@ -239,7 +125,7 @@ def taken(case: Case, parts: Parts, rng: np.random.Generator | None = None) -> C
 def fitting(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Part]:
     """A table of positions keeps, or gets, as many rows as are read from it."""
     found = dict(parts)
-    if case.operation == "learned_positions":
+    if "table" in case.inputs and "length" in case.options:
         length, offset = (found[name].size if name in found else sizes[name] for name in ("length", OFFSET))
         offset += found["length"].start if "length" in found else 0
         rows = found.get("vocabulary", Part(0, sizes["vocabulary"]))
@@ -350,10 +236,10 @@ class Dimension(NamedTuple):
 def dimensions(case: Case, declaration: Declaration) -> list[Dimension]:
     """Those of the case that the subject lets change: some only together, or in steps."""
     names = list(sizes_of(case))
-    if case.operation in NORMS:
-        least = 2 if case.operation == "standard_deviation_norm" else 1
-        return [Dimension((name,), least=least if name == "W" else 1) for name in names]
-    if not has_masks(case.operation):
+    record = operation_named(case.operation)
+    if record.norm:
+        return [Dimension((name,), least=record.least_width if name == "W" else 1) for name in names]
+    if not record.masked:
         return [Dimension((name,), least=0 if name == OFFSET else 1) for name in names]
     together = [("Q", "K")] if "cross" not in declaration else []
     together += [("D", "V")] if "value_width" not in declaration and "V" in names else []

@@ -38,6 +38,7 @@ class ChildExaminer(Examiner):
 
     def __init__(self, target: Target, time_limit: float) -> None:
         self.target, self.name, self.time_limit = target, target.title, valid_limit(time_limit)
+        self.in_child = time_limit
         movable(target)
         self.printed, self.overrun, self.answered = "", 0, 0
         self.process: Any = None
@@ -78,7 +79,7 @@ class ChildExaminer(Examiner):
         except Exception as error:
             raise JudgeError(f"the judge failed: {type(error).__name__}: {first_line(error)}") from error
         # The child ends what Python can end itself; a little later only ending the child is left.
-        answer, in_time = self.received(self.time_limit + ENDING, question)
+        answer, in_time = self.received(self.in_child + ENDING, question)
         if not in_time:
             self.overrun += 1
             self.close()

@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.arguments import joined
+from conformance.cases.axes import OFFSET
 from conformance.cases.case import Case
 from conformance.cases.declaration import SIMPLEST_FIRST, Declaration
 from conformance.cases.expectations import Planted, allowed_pairs, empty_rows
-from conformance.cases.features import NORMS, alignment, has_masks, heads_and_keys, within
+from conformance.cases.features import alignment, has_masks, heads_and_keys, within
+from conformance.cases.operation import operation_named
 from conformance.cases.signatures import definition, left_out
-from conformance.runner.dimensions import OFFSET, Dimension, Part, Parts, dimensions, sizes_of, taken
+from conformance.runner.dimensions import Dimension, Part, Parts, dimensions, sizes_of, taken
 from conformance.sampling.strategies import at, roundings
 from specification.dtypes import FLOATING, compute_dtype_name
 from specification.masks import And, Or
@@ -108,8 +110,8 @@ def mapped(material: Material, change: Change) -> Material | None:
             cut = [change(replace(clean, inputs=clean.inputs | {"x": array})) for array in (reached, rows)]
             if after is None or before is None or cut[0] is None or cut[1] is None:
                 return None
-            marks = tuple(marked.inputs["x"] for marked in cut if marked is not None)
-            return (after, before, *marks) if marks[0].any() else None
+            spoiled = tuple(marked.inputs["x"] for marked in cut if marked is not None)
+            return (after, before, *spoiled) if spoiled[0].any() else None
     return None
 
 
@@ -268,7 +270,7 @@ def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> 
         yield contiguous
     if case.cotangents:
         yield lambda case: replace(case, cotangents={})
-    if case.operation in COLLAPSED:
+    if operation_named(case.operation).rows is not None:
         yield collapsed
     biases = [name for name in case.inputs if name in ("bias", "sinks") or name.endswith(".bias")]
     if len(biases) > 1:
@@ -286,7 +288,7 @@ def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> 
         optional = own.get(name, inspect.Parameter.empty) is not inspect.Parameter.empty
         if optional and name not in NEVER_LEFT_OUT and not left_out(case.operation, name, value):
             yield without(name)
-    if any("[" in name for name in case.inputs) and case.operation == "multi_head_attention":
+    if any("[" in name for name in case.inputs) and "num_heads" in case.options:
         yield lambda case: replace(case, inputs=joined(case.inputs))
     if case.operation.startswith("attention"):
         yield ungrouped
@@ -323,14 +325,12 @@ def half(side: str) -> Change:
     return change
 
 
-COLLAPSED = (*NORMS, "feed_forward", "embedding")
-"""Operations on rows, of which x may have several axes."""
-
-
 def collapsed(case: Case) -> Case | None:
     """With one axis of rows, and one that is normalised."""
-    trailing = case.inputs["weight"].ndim if case.operation in NORMS else 0 if case.operation == "embedding" else 1
-    name = "ids" if case.operation == "embedding" else "x"
+    kind = operation_named(case.operation).rows
+    if kind is None:
+        return None
+    name, trailing = kind.name, kind.trailing(case)
     shape = case.inputs[name].shape
     rows = shape[: len(shape) - trailing]
     if len(rows) <= 1 and trailing <= 1:

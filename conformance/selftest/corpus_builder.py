@@ -28,7 +28,7 @@ from conformance.operations.probes import probes_of
 from conformance.runner.in_process import Examiner
 from conformance.selftest import corpus_cases
 from conformance.selftest.faults import Fault, planted
-from reference_numpy.attention import linear, split_heads
+from reference_numpy.multi_head_attention import linear, split_heads
 from specification import KeyPadding
 
 FOLDER = Path(str(HERE))

@@ -71,7 +71,7 @@ def rows(
     count: int, width: int, operation: str = "layer_norm", memory: dict[str, str] | None = None, **given: Any
 ) -> st.SearchStrategy[Any]:
     """Norms of so many rows."""
-    given = {"gradients": False, "dtypes": ("float32",)} | given
+    given = dict[str, Any](gradients=False, dtypes=("float32",)) | given
     cases = generation.norm_cases(operation, plans=(((count, width), 1),), declaration=CONTIGUOUS, **given)
     return cases.map(lambda case: in_memory(case, memory)) if memory else cases
 

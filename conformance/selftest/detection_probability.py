@@ -26,10 +26,11 @@ from hypothesis.strategies import SearchStrategy
 from rich.table import Table
 
 from conformance.checks.encoding import encode
+from conformance.checks.probe import Probe
 from conformance.diagnosis.attribution import Failure, attributed
 from conformance.judge.checking import EFFORTS
 from conformance.judge.run import breaks, cases_of, run_refusals, seed_of
-from conformance.operations.probes import Probe, probes_of
+from conformance.operations.probes import probes_of
 from conformance.runner.in_process import TIME_LIMIT, Examiner
 from conformance.sampling.draws import Rows, drawn, of_seed, own_seed
 from conformance.selftest.faults import Fault

@@ -32,7 +32,7 @@ from conformance.cases.case import Case
 from conformance.cases.features import within
 from conformance.checks.comparison import judge
 from conformance.judge.run import Enough
-from conformance.operations.probes import WIDE
+from conformance.operations.common import WIDE
 from conformance.oracle.reference import oracle
 from conformance.reports.markdown import as_markdown
 from conformance.sampling.draws import drawing

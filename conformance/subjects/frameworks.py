@@ -32,7 +32,7 @@ class Framework(Protocol):
     name: str
     mutable: bool  # whether arrays can be changed in place, so that sharing memory would show
     strides: bool  # whether arrays can lie in memory in several ways
-    kind: type  # of its arrays
+    kind: type[Any]  # of its arrays
 
     def array(self, array: np.ndarray) -> Any:
         """A NumPy array as the framework's own, bit for bit, its last axis innermost in memory."""

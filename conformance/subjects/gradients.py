@@ -6,28 +6,12 @@ from collections.abc import Collection, Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
-from conformance.cases.arguments import PROJECTIONS, listed
+from conformance.cases.arguments import listed
 from conformance.cases.case import Case
+from conformance.cases.operation import operation_named
 from conformance.cases.signatures import definition
 from conformance.subjects.subject import WrongAnswer
 from specification import Linear
-
-DIFFERENTIATED = (
-    "parameters",
-    "query",
-    "key",
-    "value",
-    "bias",
-    "sinks",
-    "outputs",
-    "logsumexps",
-    "x",
-    "weight",
-    "table",
-)
-"""Arguments that have gradients, of any operation."""
-SEVERAL = ("outputs", "logsumexps")
-"""Those that are lists."""
 
 
 def described(value: Any) -> str:
@@ -44,8 +28,9 @@ def gradients_by_name(case: Case, returned: Any, kind: type, lacking: Collection
     `parameters` are structured as they are given; so are the parts of a merge. kind: of the framework's arrays.
     lacking: arguments for which the function has no parameter.
     """
-    names = [name for name in definition(case.operation) if name in DIFFERENTIATED and name not in lacking]
-    present = [name for name in names if name in ("parameters", *SEVERAL) or name in case.inputs]
+    record = operation_named(case.operation)
+    names = [name for name in definition(case.operation) if name in record.differentiated and name not in lacking]
+    present = [name for name in names if name in ("parameters", *record.lists) or name in case.inputs]
     expected = f"gradients of {', '.join(present)}"
     if hasattr(returned, "_asdict"):
         returned = returned._asdict()
@@ -83,7 +68,8 @@ def in_order(
 
 def spread(case: Case, name: str, gradient: Any) -> dict[str, Any]:
     """Of one argument, by the names of the inputs of which it consists."""
-    if name in SEVERAL:
+    record = operation_named(case.operation)
+    if name in record.lists:
         parts = listed(case.inputs, name)
         if not isinstance(gradient, tuple | list) or len(gradient) != len(parts):
             raise WrongAnswer(f"vjp returned {described(gradient)} for {name}, expected {len(parts)} gradients")
@@ -93,7 +79,7 @@ def spread(case: Case, name: str, gradient: Any) -> dict[str, Any]:
     if isinstance(gradient, dict):
         return gradient
     flat: dict[str, Any] = {}
-    for field in PROJECTIONS[case.operation]:
+    for field in record.structure.fields if record.structure is not None else ():
         if not hasattr(gradient, field):
             raise WrongAnswer(f"vjp returned {described(gradient)} for parameters, without {field}")
         flat |= of_projection(case, field, getattr(gradient, field))

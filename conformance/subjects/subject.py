@@ -10,7 +10,7 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -22,6 +22,7 @@ from conformance.cases.arguments import arguments, gradient_name, named_gradient
 from conformance.cases.case import Case, expected_dtype
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.cases.layouts import placed
+from conformance.cases.operation import operation_named
 from conformance.subjects.frameworks import Arrays, Framework, JaxArrays, NumpyArrays, TorchArrays
 from specification.dtypes import FLOATING
 from specification.masks import map_arrays
@@ -128,7 +129,7 @@ class Subject:
         self.name, self.framework, self.module = name, framework, module
         self.declaration: Declaration = replace(EVERYTHING, strides=framework.strides)
         self.answering = Answering()
-        self.lay = as_it_is
+        self.lay: Callable[[str, Any], Any] = as_it_is
 
     @property
     def differentiates_by_hand(self) -> bool:
@@ -245,23 +246,9 @@ def without_promise(case: Case) -> Case:
 
 def expected_shape(name: str, case: Case, layout: str = "BHTD") -> tuple[int, ...]:
     """Of a result or gradient of a case that is written in that layout."""
-    inputs, options = case.inputs, case.options
     if name.startswith("gradient of "):
-        return inputs[name.removeprefix("gradient of ")].shape
-    if case.operation in ("attention_weights", "attention_logsumexp"):
-        heads, length = (1, 2) if layout == "BHTD" else (2, 1)
-        rows = tuple(inputs["query"].shape[axis] for axis in (0, heads, length))
-        return rows if case.operation == "attention_logsumexp" else (*rows, inputs["key"].shape[length])
-    shapes = {
-        "attention": lambda: (*inputs["query"].shape[:-1], inputs["value"].shape[-1]),
-        "merge_attention": lambda: inputs["outputs[0]" if name == "output" else "logsumexps[0]"].shape,
-        "multi_head_attention": lambda: (*inputs["query"].shape[:-1], inputs["output.weight"].shape[-1]),
-        "feed_forward": lambda: (*inputs["x"].shape[:-1], inputs["outer.weight"].shape[-1]),
-        "embedding": lambda: (*inputs["ids"].shape, inputs["table"].shape[-1]),
-        "learned_positions": lambda: (options["length"], inputs["table"].shape[-1]),
-        "sinusoidal_positions": lambda: (options["length"], options["width"]),
-    }
-    return shapes.get(case.operation, lambda: inputs["x"].shape)()
+        return case.inputs[name.removeprefix("gradient of ")].shape
+    return operation_named(case.operation).shape(case, name, layout)
 
 
 class NumpySubject(Subject):

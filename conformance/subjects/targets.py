@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from conformance.cases.arguments import POSITIONAL
 from conformance.cases.declaration import declaration_of
+from conformance.cases.operation import operations
 from conformance.subjects.callables import CallableSubject, load
 from conformance.subjects.frameworks import FRAMEWORKS
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject
@@ -32,8 +32,8 @@ class Target:
         """ValueError says what is wrong with the target, or with what is said of it."""
         if isinstance(self.subject, str) and self.subject in IMPLEMENTATIONS:
             return IMPLEMENTATIONS[self.subject](device=self.device)
-        if self.operation not in POSITIONAL:
-            raise ValueError(f"operation must be one of {', '.join(POSITIONAL)}, got {self.operation!r}")
+        if self.operation not in operations():
+            raise ValueError(f"operation must be one of {', '.join(operations())}, got {self.operation!r}")
         if self.arrays not in FRAMEWORKS:
             raise ValueError(f"arrays must be one of {', '.join(FRAMEWORKS)}, got {self.arrays!r}")
         function = load(self.subject) if isinstance(self.subject, str) else self.subject

@@ -10,17 +10,38 @@ import numpy as np
 
 from specification.dtypes import BOOLEAN, FLOATING, INTEGER, SMALLEST_EPS, compute_dtype_name, dtype_name
 
+__all__ = ["cotangent", "dropout", "structure"]
+
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
 
 def shape_of(name: str, array: Any) -> tuple[int, ...]:
+    """Read the shape of an array.
+
+    Args:
+        name: what messages call it.
+        array: of any framework.
+
+    Raises:
+        TypeError: for what is no array.
+    """
     if not hasattr(array, "shape") or not hasattr(array, "dtype"):
         raise TypeError(f"{name} must be an array, got {type(array).__name__}")
     return tuple(array.shape)
 
 
 def ranked(name: str, array: Any, axes: str) -> tuple[int, ...]:
-    """The shape of an array that must have exactly the named axes, given as 'batch, heads, queries, width'."""
+    """Read the shape of an array that must have certain axes.
+
+    Args:
+        name: what messages call it.
+        array: of any framework.
+        axes: their names, as in "batch, heads, queries, width".
+
+    Raises:
+        TypeError: for what is no array.
+        ValueError: for another number of axes.
+    """
     shape = shape_of(name, array)
     if len(shape) != axes.count(",") + 1:
         raise ValueError(f"{name} must have shape [{axes}], got {list(shape)}")
@@ -28,6 +49,15 @@ def ranked(name: str, array: Any, axes: str) -> tuple[int, ...]:
 
 
 def floating(name: str, array: Any) -> str:
+    """Name the dtype of an array that must be floating.
+
+    Args:
+        name: what messages call it.
+        array: of any framework.
+
+    Raises:
+        TypeError: for what is no array, and for another dtype.
+    """
     shape_of(name, array)
     dtype = dtype_name(array)
     if dtype not in FLOATING:
@@ -36,19 +66,45 @@ def floating(name: str, array: Any) -> str:
 
 
 def integer(name: str, array: Any) -> None:
+    """Check that an array has an integer dtype.
+
+    Args:
+        name: what messages call it.
+        array: of any framework.
+
+    Raises:
+        TypeError: for what is no array, and for another dtype.
+    """
     shape_of(name, array)
     if dtype_name(array) not in INTEGER:
         raise TypeError(f"{name} must have an integer dtype, got {dtype_name(array)}")
 
 
 def boolean(name: str, array: Any, advice: str = "") -> None:
+    """Check that an array is boolean.
+
+    Args:
+        name: what messages call it.
+        array: of any framework.
+        advice: added to the message.
+
+    Raises:
+        TypeError: for what is no array, and for another dtype.
+    """
     shape_of(name, array)
     if dtype_name(array) not in BOOLEAN:
         raise TypeError(f"{name} must be boolean, got {dtype_name(array)}{advice}")
 
 
 def same_dtype(**arrays: Any) -> str:
-    """The one floating dtype that all of the arrays share."""
+    """Name the one floating dtype that all arrays must share.
+
+    Args:
+        **arrays: by the names that messages call them.
+
+    Raises:
+        TypeError: for other dtypes, and for more than one.
+    """
     names = {name: floating(name, array) for name, array in arrays.items()}
     if len(set(names.values())) > 1:
         raise TypeError(f"{', '.join(names)} must share one dtype, got {', '.join(names.values())}")
@@ -56,14 +112,35 @@ def same_dtype(**arrays: Any) -> str:
 
 
 def companion_dtype(name: str, array: Any, dtype: str) -> None:
-    """Biases, sinks and norm weights have the main arrays' dtype, or the wider one in which those are computed."""
+    """Check the dtype of biases, sinks and norm weights.
+
+    It is that of the main arrays, or the wider one in which those are computed.
+
+    Args:
+        name: what messages call it.
+        array: of any framework.
+        dtype: that of the main arrays.
+
+    Raises:
+        TypeError: for another dtype.
+    """
     allowed = dict.fromkeys((dtype, compute_dtype_name(dtype)))
     if floating(name, array) not in allowed:
         raise TypeError(f"{name} must be {' or '.join(allowed)} beside {dtype} inputs, got {dtype_name(array)}")
 
 
 def pair_shape(name: str, array: Any, sizes: tuple[int | None, int | None, int, int]) -> None:
-    """[Q, K] or [B or 1, H or 1, Q, K] (MASK-5). A batch or head count of None is not checked."""
+    """Check the shape of an array for pairs of queries and keys (MASK-5).
+
+    Args:
+        name: what messages call it.
+        array: [Q, K] or [B or 1, H or 1, Q, K].
+        sizes: (B, H, Q, K). A batch or head count of None is not checked.
+
+    Raises:
+        TypeError: for what is no array.
+        ValueError: for another shape.
+    """
     shape = shape_of(name, array)
     batch, heads, queries, keys = sizes
     if len(shape) not in (2, 4):
@@ -82,7 +159,14 @@ def pair_shape(name: str, array: Any, sizes: tuple[int | None, int | None, int, 
 
 
 def arrays_of_numbers(inputs: tuple[Any, ...]) -> None:
-    """Inputs of a model, before a framework sees them; None is left to the model."""
+    """Check the inputs of a model before a framework sees them.
+
+    Args:
+        inputs: arrays; None is left to the model.
+
+    Raises:
+        TypeError: for what is no array, and for arrays of anything but numbers and truth values.
+    """
     for number, given in enumerate(inputs, 1):
         if given is not None:
             shape_of(f"input {number}", given)
@@ -94,28 +178,60 @@ def arrays_of_numbers(inputs: tuple[Any, ...]) -> None:
 
 
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Check that a value is one of several.
+
+    Args:
+        name: what messages call it.
+        value: what was given.
+        choices: what it may be.
+
+    Raises:
+        ValueError: for another value.
+    """
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def described(value: Any) -> str:
+    """Describe a value in a message: its type, and the dtype and shape of an array."""
     shape = getattr(value, "shape", None)
     return type(value).__name__ if shape is None else f"{dtype_name(value)} array of shape {list(shape)}"
 
 
 def structure(name: str, value: Any, kind: type) -> None:
-    """Parameters of that kind, and nothing that only looks like them."""
+    """Check that parameters are of a kind, and nothing that only looks like it.
+
+    Args:
+        name: what messages call them.
+        value: what was given.
+        kind: the NamedTuple that they must be.
+
+    Raises:
+        TypeError: for anything else.
+    """
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, got {described(value)}")
 
 
 def plain(value: Any) -> Any:
-    """A NumPy array of rank 0 as the number that it holds; anything else as it is."""
+    """Return a NumPy array of rank 0 as the number that it holds, and anything else as it is."""
     return value.item() if isinstance(value, np.ndarray) and value.shape == () else value
 
 
 def real_number(name: str, value: Any) -> float | None:
-    """The value of a real number. A framework's array of rank 0 will do too; it may be traced, is not read: None."""
+    """Read a real number.
+
+    Args:
+        name: what messages call it.
+        value: a number, or a framework's array of rank 0.
+
+    Returns:
+        The number; None for an array, which may be traced and is not read.
+
+    Raises:
+        TypeError: for anything else.
+        ValueError: for an integer that no float can hold.
+    """
     value = plain(value)
     if isinstance(value, Real) and not isinstance(value, bool):
         try:
@@ -128,7 +244,18 @@ def real_number(name: str, value: Any) -> float | None:
 
 
 def whole_number(name: str, value: Any) -> int | None:
-    """The value of an integer. A framework's array of rank 0 will do too; it may be traced, is not read: None."""
+    """Read an integer.
+
+    Args:
+        name: what messages call it.
+        value: an integer, or a framework's array of rank 0.
+
+    Returns:
+        The integer; None for an array, which may be traced and is not read.
+
+    Raises:
+        TypeError: for anything else.
+    """
     value = plain(value)
     if isinstance(value, Integral) and not isinstance(value, bool):
         return int(value)
@@ -138,7 +265,19 @@ def whole_number(name: str, value: Any) -> int | None:
 
 
 def distance(name: str, value: Any) -> int | None:
-    """The value of an integer that is not negative, or None for one that cannot be read."""
+    """Read an integer that must not be negative.
+
+    Args:
+        name: what messages call it.
+        value: an integer, or a framework's array of rank 0.
+
+    Returns:
+        The integer, or None for one that cannot be read.
+
+    Raises:
+        TypeError: for anything else.
+        ValueError: for a negative one, and for one beyond 2**30.
+    """
     number = whole_number(name, value)
     if number is not None and number < 0:
         raise ValueError(f"{name} must not be negative, got {number}")
@@ -146,14 +285,36 @@ def distance(name: str, value: Any) -> int | None:
 
 
 def in_range(name: str, number: int | None) -> int | None:
-    """Positions are compared in 32 bits where a framework has no more; larger numbers would wrap around."""
+    """Check that an integer lies within 2**30 of 0.
+
+    Positions are compared in 32 bits where a framework has no more; larger numbers would wrap around.
+
+    Args:
+        name: what messages call it.
+        number: the integer, or None, which is not checked.
+
+    Returns:
+        The same.
+
+    Raises:
+        ValueError: for a larger one.
+    """
     if number is not None and abs(number) > 2**30:
         raise ValueError(f"{name} must lie within 2**30 of 0, got {number}")
     return number
 
 
 def natural(name: str, value: Any) -> int:
-    """A count, which decides shapes and so must be a plain number."""
+    """Read a count, which decides shapes and so must be a plain number.
+
+    Args:
+        name: what messages call it.
+        value: an integer.
+
+    Raises:
+        TypeError: for anything else.
+        ValueError: for a negative one.
+    """
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise TypeError(f"{name} must be an integer, got {described(value)}")
     if int(value) < 0:
@@ -162,7 +323,17 @@ def natural(name: str, value: Any) -> int:
 
 
 def finite(name: str, value: Any, largest: float) -> None:
-    """A number that can be read must be one that the dtype used inside can hold."""
+    """Check that a number, where it can be read, is one that the dtype used inside can hold.
+
+    Args:
+        name: what messages call it.
+        value: a number, or a framework's array of rank 0.
+        largest: the largest number of that dtype.
+
+    Raises:
+        TypeError: for what is no number.
+        ValueError: for NaN, infinities, and larger numbers.
+    """
     number = real_number(name, value)
     # Not math.isfinite, which torch.compile cannot trace on a symbolic number.
     if number is not None and not -largest <= number <= largest:
@@ -170,13 +341,32 @@ def finite(name: str, value: Any, largest: float) -> None:
 
 
 def epsilon(eps: Any) -> None:
+    """Check what a norm adds before it divides.
+
+    Args:
+        eps: a number, or a framework's array of rank 0.
+
+    Raises:
+        TypeError: for what is no number.
+        ValueError: for one that is not finite, or below 2**-126.
+    """
     number = real_number("eps", eps)
     if number is not None and not SMALLEST_EPS <= number < math.inf:
         raise ValueError(f"eps must be finite and at least 2**-126, got {number}")
 
 
 def dropout(keep: Any, rate: Any, shape: tuple[int, ...]) -> None:
-    """A rate in [0, 1), and booleans of that shape, which only a rate of 0 can do without (ATT-11)."""
+    """Check the arguments of dropout (ATT-11).
+
+    Args:
+        keep: booleans of that shape, or None, which only a rate of 0 can do with.
+        rate: in [0, 1).
+        shape: of the array on which dropout acts.
+
+    Raises:
+        TypeError: for another dtype, and for a rate that is no number.
+        ValueError: for another shape or rate.
+    """
     number = real_number("dropout_rate", rate)
     if number is not None and not 0 <= number < 1:
         raise ValueError(f"dropout_rate must be at least 0 and below 1, got {number}")
@@ -190,7 +380,18 @@ def dropout(keep: Any, rate: Any, shape: tuple[int, ...]) -> None:
 
 
 def cotangent(array: Any, shape: tuple[int, ...], dtype: str, name: str = "cotangent") -> None:
-    """The gradient of a result has the result's shape and dtype."""
+    """Check the gradient of a result: it has the result's shape and dtype.
+
+    Args:
+        array: the gradient.
+        shape: the result's.
+        dtype: the result's.
+        name: what messages call it.
+
+    Raises:
+        TypeError: for another dtype.
+        ValueError: for another shape.
+    """
     if shape_of(name, array) != shape:
         raise ValueError(f"{name} must have shape {list(shape)} like the result, got {list(array.shape)}")
     if dtype_name(array) != dtype:

@@ -20,11 +20,37 @@ from specification.configuration import Configuration
 from specification.dtypes import dtype_name
 from specification.parameters import LanguageModel, Transformer
 
+__all__ = [
+    "beams",
+    "choice",
+    "decode_step",
+    "empty_cache",
+    "generation",
+    "held",
+    "no_look_ahead",
+    "sampling",
+    "tokens",
+    "uniform",
+    "uniform_steps",
+    "uniform_values",
+]
+
 # --- models and what they are given -----------------------------------------------------------------------------------
 
 
 def held(parameters: Any, configuration: Configuration | None) -> tuple[Any, Configuration]:
-    """The parameters and the configuration, which a loaded model has both."""
+    """Find the parameters and the configuration, which a loaded model has both.
+
+    Args:
+        parameters: a model, or a structure of arrays.
+        configuration: that of a structure of arrays; None for a model.
+
+    Returns:
+        The structure and the configuration.
+
+    Raises:
+        TypeError: where there are two configurations, or none.
+    """
     own = getattr(parameters, "configuration", None)
     if own is not None:
         if configuration is not None:
@@ -36,7 +62,18 @@ def held(parameters: Any, configuration: Configuration | None) -> tuple[Any, Con
 
 
 def generator(parameters: Any) -> int:
-    """The vocabulary of a model that can generate: it embeds tokens and gives logits."""
+    """Check that a model can generate: it embeds tokens and gives logits.
+
+    Args:
+        parameters: a `LanguageModel` or a `Transformer`.
+
+    Returns:
+        The size of its vocabulary.
+
+    Raises:
+        TypeError: for another structure.
+        ValueError: for one without an embedding or an output layer.
+    """
     if not isinstance(parameters, LanguageModel | Transformer):
         raise TypeError(f"parameters must be a LanguageModel or a Transformer, got {described(parameters)}")
     if parameters.decoder.embedding is None:
@@ -47,7 +84,17 @@ def generator(parameters: Any) -> int:
 
 
 def source(parameters: Any, batch: int, given: Any) -> None:
-    """There is a source exactly where there is an encoder."""
+    """Check that there is a source exactly where there is an encoder.
+
+    Args:
+        parameters: a `LanguageModel` or a `Transformer`.
+        batch: the batch size of the tokens.
+        given: the source, or None.
+
+    Raises:
+        TypeError: for what is no array.
+        ValueError: for a source that is missing, not asked for, or of another batch size.
+    """
     if isinstance(parameters, LanguageModel):
         if given is not None:
             raise ValueError(f"a LanguageModel takes no source, got {described(given)}")
@@ -60,7 +107,19 @@ def source(parameters: Any, batch: int, given: Any) -> None:
 
 
 def tokens(name: str, array: Any) -> tuple[int, int]:
-    """(batch, positions) of token ids, of which there is at least one."""
+    """Check token ids, of which there is at least one.
+
+    Args:
+        name: what messages call them.
+        array: integers [B, T].
+
+    Returns:
+        (batch, positions).
+
+    Raises:
+        TypeError: for another dtype.
+        ValueError: for another rank, and for no positions.
+    """
     batch, length = ranked(name, array, "batch, positions")
     integer(name, array)
     if length == 0:
@@ -69,14 +128,36 @@ def tokens(name: str, array: Any) -> tuple[int, int]:
 
 
 def empty_cache(parameters: Any, batch: Any, capacity: Any, given: Any) -> None:
-    """Arguments of empty_cache (GEN-1). given: the source, for a model that has an encoder."""
+    """Check the arguments of empty_cache (GEN-1).
+
+    Args:
+        parameters: a model that can generate.
+        batch: the batch size.
+        capacity: the number of positions that there is room for.
+        given: the source, for a model that has an encoder.
+
+    Raises:
+        TypeError: for other structures, and for what is no integer.
+        ValueError: for negative numbers, and for a source that does not fit.
+    """
     generator(parameters)
     natural("capacity", capacity)
     source(parameters, natural("batch", batch), given)
 
 
 def decode_step(parameters: Any, new: Any, cache: Cache, length: int | None) -> None:
-    """Arguments of a step of decoding. length: that of the cache, where it can be read."""
+    """Check the arguments of a step of decoding (GEN-1).
+
+    Args:
+        parameters: a model that can generate.
+        new: ids [B, T].
+        cache: of the model, for the same batch.
+        length: how many positions of the cache are taken, or None where that cannot be read.
+
+    Raises:
+        TypeError: for other structures or dtypes.
+        ValueError: for a cache of another model or batch, or without room.
+    """
     generator(parameters)
     batch, count = tokens("tokens", new)
     rows, capacity = cache.real.shape
@@ -91,7 +172,14 @@ def decode_step(parameters: Any, new: Any, cache: Cache, length: int | None) -> 
 
 
 def no_look_ahead(looks_ahead: bool) -> None:
-    """Refuse what a cache cannot give, because it depends on later tokens (GEN-1)."""
+    """Refuse what a cache cannot give, because it depends on later tokens (GEN-1).
+
+    Args:
+        looks_ahead: whether it does.
+
+    Raises:
+        ValueError: if it does.
+    """
     if looks_ahead:
         raise ValueError(
             "padding that attends to nothing takes the mean of all values with empty_rows='mean', of those that come "
@@ -100,7 +188,23 @@ def no_look_ahead(looks_ahead: bool) -> None:
 
 
 def generation(parameters: Any, prompt: Any, steps: Any, configuration: Configuration, given: Any, end: Any) -> int:
-    """The vocabulary, once it is known that `steps` tokens can follow the prompt. given: the source."""
+    """Check the arguments of generation (GEN-1).
+
+    Args:
+        parameters: a model that can generate.
+        prompt: ids [B, T].
+        steps: how many tokens are to follow.
+        configuration: the model's.
+        given: the source, for a model that has an encoder.
+        end: the id of the token that ends a sequence, or None.
+
+    Returns:
+        The size of the vocabulary.
+
+    Raises:
+        TypeError: for other structures or dtypes.
+        ValueError: for shapes and ids that do not fit, and for more tokens than positions.
+    """
     vocabulary = generator(parameters)
     batch, length = tokens("prompt", prompt)
     natural("steps", steps)
@@ -124,7 +228,17 @@ def generation(parameters: Any, prompt: Any, steps: Any, configuration: Configur
 
 
 def sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
-    """Temperature, and how many tokens or what share of the probability is drawn from (GEN-1)."""
+    """Check by what is drawn (GEN-1).
+
+    Args:
+        temperature: positive and finite.
+        top_k: how many tokens are drawn from, at least 1; None for all.
+        top_p: what share of the probability is drawn from, above 0 and at most 1; None for all.
+
+    Raises:
+        TypeError: for what is no number.
+        ValueError: for numbers out of range.
+    """
     number = real_number("temperature", temperature)
     if number is not None and not 0 < number < float("inf"):
         raise ValueError(f"temperature must be positive and finite, got {number}")
@@ -136,7 +250,16 @@ def sampling(temperature: Any, top_k: Any, top_p: Any) -> None:
 
 
 def choice(logits: Any, uniforms: Any) -> None:
-    """Logits of one position, and a random number for each batch element (GEN-1)."""
+    """Check the logits of one position, and a random number for each batch element (GEN-1).
+
+    Args:
+        logits: [B, vocabulary].
+        uniforms: [B].
+
+    Raises:
+        TypeError: for other dtypes.
+        ValueError: for other shapes, and for no tokens.
+    """
     batch, vocabulary = ranked("logits", logits, "batch, vocabulary")
     floating("logits", logits)
     if vocabulary == 0:
@@ -145,7 +268,16 @@ def choice(logits: Any, uniforms: Any) -> None:
 
 
 def uniform(array: Any, shape: tuple[int, ...]) -> None:
-    """Shape and dtype of random numbers."""
+    """Check the shape and dtype of random numbers.
+
+    Args:
+        array: the random numbers.
+        shape: the one that they must have.
+
+    Raises:
+        TypeError: for another dtype.
+        ValueError: for another shape.
+    """
     found = shape_of("uniforms", array)
     floating("uniforms", array)
     if found != shape:
@@ -153,18 +285,42 @@ def uniform(array: Any, shape: tuple[int, ...]) -> None:
 
 
 def uniform_steps(array: Any) -> int:
-    """How many steps there are random numbers for."""
+    """Read for how many steps there are random numbers.
+
+    Args:
+        array: [B, steps].
+
+    Raises:
+        TypeError: for what is no array.
+        ValueError: for another rank.
+    """
     return ranked("uniforms", array, "batch, steps")[1]
 
 
 def uniform_values(values: np.ndarray | None) -> None:
-    """Random numbers, where they can be read."""
+    """Check the values of random numbers.
+
+    Args:
+        values: as NumPy's, or None where they cannot be read.
+
+    Raises:
+        ValueError: for numbers outside [0, 1).
+    """
     if values is not None and values.size and not ((values >= 0) & (values < 1)).all():
         raise ValueError(f"uniforms must lie in [0, 1), got values from {values.min()} to {values.max()}")
 
 
 def beams(count: Any, length_penalty: Any) -> None:
-    """How many beams, and by what power of its length a sequence is rated (GEN-1)."""
+    """Check the arguments of beam search (GEN-1).
+
+    Args:
+        count: how many beams, at least 1.
+        length_penalty: by what power of its length a sequence is rated.
+
+    Raises:
+        TypeError: for what is no number.
+        ValueError: for numbers out of range.
+    """
     if natural("beams", count) < 1:
         raise ValueError(f"beams must be at least 1, got {count}")
     number = real_number("length_penalty", length_penalty)

@@ -20,8 +20,20 @@ from specification.checks.arguments import (
 from specification.dtypes import dtype_name
 from specification.masks import And, Causal, Dense, KeyLengths, KeyPadding, Or, Segments, SlidingWindow
 
+__all__ = ["mask", "mask_values"]
+
 
 def offset_given(description: Causal | SlidingWindow, query_length: int, key_length: int) -> None:
+    """Check that a mask has an offset where there are not as many queries as keys (MASK-3).
+
+    Args:
+        description: a causal mask or a window.
+        query_length: the number of queries.
+        key_length: the number of keys.
+
+    Raises:
+        ValueError: for a mask without one.
+    """
     if description.offset is None and query_length != key_length:
         name = type(description).__name__
         raise ValueError(
@@ -31,7 +43,16 @@ def offset_given(description: Causal | SlidingWindow, query_length: int, key_len
 
 
 def offset_type(offset: Any, batch: int | None) -> None:
-    """An int or one int per batch element (MASK-3)."""
+    """Check an offset: an integer, or one for each batch element (MASK-3).
+
+    Args:
+        offset: an integer, an array [B], or None.
+        batch: the batch size, or None for any.
+
+    Raises:
+        TypeError: for what is no integer.
+        ValueError: for another shape, and for integers beyond 2**30.
+    """
     if offset is not None and getattr(offset, "shape", ()) != ():
         per_batch("offset", offset, batch)
     elif offset is not None:
@@ -39,7 +60,17 @@ def offset_type(offset: Any, batch: int | None) -> None:
 
 
 def per_batch(name: str, array: Any, batch: int | None) -> None:
-    """An integer array [B]."""
+    """Check an integer array with one number for each batch element.
+
+    Args:
+        name: what messages call it.
+        array: [B].
+        batch: the batch size, or None for any.
+
+    Raises:
+        TypeError: for another dtype.
+        ValueError: for another shape.
+    """
     integer(name, array)
     (size,) = ranked(name, array, "batch")
     if batch is not None and size != batch:
@@ -47,7 +78,19 @@ def per_batch(name: str, array: Any, batch: int | None) -> None:
 
 
 def batch_by_length(name: str, array: Any, batch: int | None, length: int, *, shared: bool) -> None:
-    """An array [B, length], or [1, length] too where one row may be shared by the whole batch."""
+    """Check the shape of an array with a row for each batch element.
+
+    Args:
+        name: what messages call it.
+        array: [B, length], or [1, length].
+        batch: the batch size, or None for any.
+        length: the number of columns.
+        shared: whether one row may be shared by the whole batch.
+
+    Raises:
+        TypeError: for what is no array.
+        ValueError: for another shape.
+    """
     shape = ranked(name, array, "batch, positions")
     if shape[1] != length or not (batch is None or shape[0] == batch or (shared and shape[0] == 1)):
         rows = "any" if batch is None else f"{batch} or 1" if shared else str(batch)
@@ -55,7 +98,19 @@ def batch_by_length(name: str, array: Any, batch: int | None, length: int, *, sh
 
 
 def mask(description: Any, query_length: int, key_length: int, batch: int | None, heads: int | None) -> None:
-    """Shapes and dtypes of everything inside a description (MASK-1 to MASK-5)."""
+    """Check the shapes and dtypes of everything inside a description (MASK-1 to MASK-5).
+
+    Args:
+        description: a mask, or None.
+        query_length: the number of queries.
+        key_length: the number of keys.
+        batch: the batch size, or None for any.
+        heads: the number of query heads, or None for any.
+
+    Raises:
+        TypeError: for what is no description, and for other dtypes.
+        ValueError: for shapes that do not fit, and for an offset that is missing.
+    """
     natural("query_length", query_length)
     natural("key_length", key_length)
     if description is None:
@@ -92,13 +147,32 @@ NOT_ADDITIVE = " (True = may attend; additive numbers are a bias, never a mask)"
 
 
 def window(left: Any, right: Any) -> None:
+    """Check the two reaches of a window.
+
+    Args:
+        left: how many keys to the left a query sees, or None for all.
+        right: the same to the right.
+
+    Raises:
+        TypeError: for what is no integer.
+        ValueError: for negative numbers.
+    """
     for name, value in (("left", left), ("right", right)):
         if value is not None:
             distance(name, value)
 
 
 def mask_values(description: Any, key_length: int, readable: Callable[[Any], np.ndarray | None]) -> None:
-    """Values inside a description, where `readable` can give them: lengths within K, offsets within 2**30."""
+    """Check the values inside a description, where they can be read: lengths within K, offsets within 2**30.
+
+    Args:
+        description: a mask that `mask` has checked, or None.
+        key_length: the number of keys.
+        readable: gives an array as NumPy's, or None where it cannot be read.
+
+    Raises:
+        ValueError: for values out of range.
+    """
     if isinstance(description, And | Or):
         mask_values(description.left, key_length, readable)
         mask_values(description.right, key_length, readable)

@@ -32,6 +32,26 @@ from specification.dtypes import FLOATING, LARGEST, compute_dtype_name, dtype_na
 from specification.parameters import Embedding, FeedForward, Linear
 from specification.positions import EXPONENTS
 
+__all__ = [
+    "attention",
+    "embed",
+    "embedding",
+    "feed_forward",
+    "ids_within",
+    "join_heads",
+    "learned_positions",
+    "memory",
+    "merge",
+    "multi_head_attention",
+    "no_bias",
+    "norm",
+    "pool",
+    "positions",
+    "stack",
+    "standard_deviation_norm",
+    "summands",
+]
+
 
 def attention(
     query: Any,
@@ -46,9 +66,25 @@ def attention(
     dropout_rate: Any = 0.0,
     empty_rows: str = "zero",
 ) -> None:
-    """Arguments of attention, and of its weights and log-sum-exp, for which `value` is None (ATT-1 to ATT-9).
+    """Check the arguments of attention, and of its weights and log-sum-exp (ATT-1 to ATT-9).
 
     The mask is checked by `mask`, once it is known what query and key look like.
+
+    Args:
+        query: [B, H, Q, D].
+        key: [B, G, K, D], with H a multiple of G.
+        value: [B, G, K, V], or None for weights and log-sum-exp.
+        bias: [Q, K] or [B or 1, H or 1, Q, K], or None.
+        scale: a finite number, or None.
+        softcap: a positive number, or None.
+        sinks: [H], or None.
+        dropout_keep: booleans [B, H, Q, K], or None.
+        dropout_rate: in [0, 1).
+        empty_rows: "zero", "mean" or "nan"; the last two not together with sinks.
+
+    Raises:
+        TypeError: for what is no array or no number, and for other dtypes.
+        ValueError: for shapes that do not fit, and for numbers out of range.
     """
     arrays = {"query": query, "key": key} | ({} if value is None else {"value": value})
     B, H, Q, D = ranked("query", query, "batch, heads, queries, width")
@@ -87,7 +123,16 @@ def attention(
 
 
 def merge(outputs: Any, logsumexps: Any) -> None:
-    """Arguments of merge_attention (ATT-14)."""
+    """Check the arguments of merge_attention (ATT-14).
+
+    Args:
+        outputs: one or more arrays [B, H, Q, V] of one dtype.
+        logsumexps: as many arrays [B, H, Q].
+
+    Raises:
+        TypeError: for other dtypes.
+        ValueError: for counts or shapes that do not fit.
+    """
     if len(outputs) != len(logsumexps) or len(outputs) == 0:
         raise ValueError(f"as many outputs as log-sum-exps, and at least one, got {len(outputs)} and {len(logsumexps)}")
     shape = ranked("outputs[0]", outputs[0], "batch, heads, queries, value width")
@@ -103,7 +148,21 @@ def merge(outputs: Any, logsumexps: Any) -> None:
 
 
 def linear(name: str, parameters: Linear, dtype: str, width: int | None) -> tuple[int, int]:
-    """(in, out) of a projection whose input has the given dtype and width."""
+    """Check a projection.
+
+    Args:
+        name: what messages call it.
+        parameters: weight [in, out], and bias [out] or None.
+        dtype: that of its input.
+        width: that of its input, or None for any.
+
+    Returns:
+        (in, out).
+
+    Raises:
+        TypeError: for another structure or dtype.
+        ValueError: for shapes that do not fit.
+    """
     structure(name, parameters, Linear)
     inner, outer = ranked(f"{name}.weight", parameters.weight, "in, out")
     if floating(f"{name}.weight", parameters.weight) != dtype:
@@ -120,9 +179,22 @@ def linear(name: str, parameters: Linear, dtype: str, width: int | None) -> tupl
 def multi_head_attention(
     parameters: Any, projections: Any, query: Any, key: Any, value: Any, num_heads: int
 ) -> tuple[int, int, int]:
-    """(H, G, D): query heads, key heads and head width, all read off the shapes (MHA-1, MHA-2, ATT-7).
+    """Check the arguments of multi-head attention (MHA-1, MHA-2, ATT-7).
 
-    `projections` are the parameters with per-head projections joined.
+    Args:
+        parameters: a `MultiHeadAttention`.
+        projections: the same with per-head projections joined.
+        query: [B, Q, E].
+        key: [B, K, E of the keys].
+        value: [B, K, E of the values].
+        num_heads: the number of query heads.
+
+    Returns:
+        (H, G, D): query heads, key heads and head width, all read off the shapes.
+
+    Raises:
+        TypeError: for other structures or dtypes.
+        ValueError: for shapes or numbers of heads that do not fit.
     """
     natural("num_heads", num_heads)
     if num_heads == 0:
@@ -158,7 +230,15 @@ def multi_head_attention(
 
 
 def join_heads(projections: Any) -> None:
-    """Per-head projections that are to be concatenated (MHA-2)."""
+    """Check per-head projections that are to be concatenated (MHA-2).
+
+    Args:
+        projections: a list of `Linear`, all of one shape, with biases in all or none.
+
+    Raises:
+        TypeError: for what is no list of `Linear`.
+        ValueError: for an empty list, and for heads that differ.
+    """
     if not isinstance(projections, list | tuple):
         raise TypeError(f"a projection must be a Linear or a list of them, got {described(projections)}")
     if len(projections) == 0:
@@ -177,7 +257,21 @@ def join_heads(projections: Any) -> None:
 
 
 def norm(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[int, ...]:
-    """The trailing axes that a norm's weight names, as negative numbers (NORM-1)."""
+    """Check the arguments of a norm (NORM-1).
+
+    Args:
+        x: [..., E], or with more trailing axes.
+        weight: of the shape of the trailing axes to normalise over.
+        bias: like weight, or None.
+        eps: finite and at least 2**-126.
+
+    Returns:
+        The trailing axes that the weight names, as negative numbers.
+
+    Raises:
+        TypeError: for other dtypes.
+        ValueError: for shapes that do not fit, and for another eps.
+    """
     shape, axes = shape_of("x", x), shape_of("weight", weight)
     dtype = floating("x", x)
     companion_dtype("weight", weight, dtype)
@@ -194,7 +288,21 @@ def norm(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[int, ...]:
 
 
 def standard_deviation_norm(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[int, ...]:
-    """The trailing axes, as `norm` has them; the unbiased deviation needs two elements (NORM-7)."""
+    """Check the arguments of a norm by the unbiased deviation, which needs two elements (NORM-7).
+
+    Args:
+        x: as for `norm`.
+        weight: as for `norm`.
+        bias: as for `norm`.
+        eps: as for `norm`.
+
+    Returns:
+        The trailing axes, as `norm` has them.
+
+    Raises:
+        TypeError: for other dtypes.
+        ValueError: for shapes that do not fit, for fewer than two elements, and for another eps.
+    """
     axes = norm(x, weight, bias, eps)
     if math.prod(weight.shape) < 2:
         raise ValueError("the unbiased deviation needs at least two elements, got 1")
@@ -202,7 +310,19 @@ def standard_deviation_norm(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[i
 
 
 def positions(length: int, width: int, offset: Any, exponent: str, dtype: str) -> None:
-    """Arguments of sinusoidal_positions (POS-1)."""
+    """Check the arguments of sinusoidal_positions (POS-1).
+
+    Args:
+        length: the number of positions.
+        width: the number of columns.
+        offset: the first position.
+        exponent: "shared" or "doubled".
+        dtype: the name of a floating dtype.
+
+    Raises:
+        TypeError: for what is no integer, and for another dtype.
+        ValueError: for negative numbers, and for another exponent.
+    """
     natural("length", length)
     natural("width", width)
     distance("offset", offset)
@@ -212,7 +332,17 @@ def positions(length: int, width: int, offset: Any, exponent: str, dtype: str) -
 
 
 def learned_positions(table: Any, length: int, offset: Any) -> None:
-    """Arguments of learned_positions; the table has a row for every position (POS-2)."""
+    """Check the arguments of learned_positions (POS-2).
+
+    Args:
+        table: [positions, width], with a row for every position.
+        length: the number of positions.
+        offset: the first position.
+
+    Raises:
+        TypeError: for other dtypes.
+        ValueError: for negative numbers, and for a table that is too short.
+    """
     rows, _ = ranked("table", table, "positions, width")
     floating("table", table)
     natural("length", length)
@@ -222,20 +352,50 @@ def learned_positions(table: Any, length: int, offset: Any) -> None:
 
 
 def embedding(table: Any, ids: Any) -> None:
-    """Arguments of embedding but for the values of `ids` (EMB-1)."""
+    """Check the arguments of embedding but for the values of `ids` (EMB-1).
+
+    Args:
+        table: [vocabulary, width].
+        ids: integers of any shape.
+
+    Raises:
+        TypeError: for other dtypes.
+        ValueError: for a table of another rank.
+    """
     ranked("table", table, "vocabulary, width")
     floating("table", table)
     integer("ids", ids)
 
 
 def ids_within(ids: np.ndarray, rows: int, name: str = "ids") -> None:
-    """Values of ids, where they can be read: rows of a table (EMB-1)."""
+    """Check the values of ids, where they can be read (EMB-1).
+
+    Args:
+        ids: integers.
+        rows: how many rows the table has.
+        name: what messages call them.
+
+    Raises:
+        ValueError: for ids that are no row of the table.
+    """
     if ids.size and (ids.min() < 0 or ids.max() >= rows):
         raise ValueError(f"{name} must lie in [0, {rows}), got values from {ids.min()} to {ids.max()}")
 
 
 def feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dropout_rate: Any) -> None:
-    """Arguments of feed_forward (FFN-1)."""
+    """Check the arguments of feed_forward (FFN-1).
+
+    Args:
+        parameters: a `FeedForward`.
+        x: [..., E].
+        activation: "relu", "gelu" or "gelu_tanh".
+        dropout_keep: booleans [..., F], or None.
+        dropout_rate: in [0, 1).
+
+    Raises:
+        TypeError: for other structures or dtypes.
+        ValueError: for shapes that do not fit, and for another activation or rate.
+    """
     structure("parameters", parameters, FeedForward)
     shape = shape_of("x", x)
     dtype = floating("x", x)
@@ -251,27 +411,62 @@ def feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dr
 
 
 def summands(x: Any, y: Any) -> None:
-    """Two arrays that are added: a width of 1 would be stretched without a word."""
+    """Check two arrays that are added: a width of 1 would be stretched without a word.
+
+    Args:
+        x: an array.
+        y: an array with the trailing axes of x.
+
+    Raises:
+        ValueError: for other shapes.
+    """
     whole, part = shape_of("x", x), shape_of("y", y)
     if whole[len(whole) - len(part) :] != part or len(part) > len(whole):
         raise ValueError(f"what is added to {list(whole)} must have its trailing axes, got {list(part)}")
 
 
 def no_bias(bias: Any) -> None:
-    """rms_norm adds none (NORM-7)."""
+    """Refuse a bias of rms_norm, which adds none (NORM-7).
+
+    Args:
+        bias: must be None.
+
+    Raises:
+        ValueError: for a bias.
+    """
     if bias is not None:
         raise ValueError("rms_norm has no bias, and the parameters have one")
 
 
 def memory(parameters: Any, given: Any) -> None:
-    """A decoder block takes the encoder's output exactly where it has cross-attention (TRF-1)."""
+    """Check that a decoder block is given the encoder's output exactly where it has cross-attention (TRF-1).
+
+    Args:
+        parameters: a `DecoderBlock`.
+        given: the encoder's output, or None.
+
+    Raises:
+        ValueError: where one is there without the other.
+    """
     if (parameters.cross_attention is None) != (given is None):
         needed = "no memory" if parameters.cross_attention is None else "the encoder's output as memory"
         raise ValueError(f"a decoder block with these parameters takes {needed}, got {described(given)}")
 
 
 def embed(parameters: Any, tokens: Any, token_types: Any, positions: str, offset: Any) -> None:
-    """Whether the embedding has the tables that the configuration of its positions asks for (TRF-1)."""
+    """Check the arguments of a model's embedding (TRF-1).
+
+    Args:
+        parameters: an `Embedding`, with the tables that `positions` asks for.
+        tokens: integers [B, T].
+        token_types: the same, or None.
+        positions: the configuration's.
+        offset: the position of the first token; 0 for positions "after_padding".
+
+    Raises:
+        TypeError: for other structures or dtypes.
+        ValueError: for tables that are missing or not asked for, and for shapes that do not fit.
+    """
     structure("embedding", parameters, Embedding)
     if positions == "after_padding" and not (isinstance(offset, int) and offset == 0):
         raise ValueError("positions 'after_padding' are counted from the first token on, and take no offset or cache")
@@ -290,7 +485,19 @@ def embed(parameters: Any, tokens: Any, token_types: Any, positions: str, offset
 
 
 def stack(parameters: Any, kind: type, x: Any, dropout: Any, token_types: Any = None) -> None:
-    """An encoder or a decoder and its input: token ids where there is an embedding, else what is embedded already."""
+    """Check the arguments of an encoder or a decoder.
+
+    Args:
+        parameters: the stack.
+        kind: `Encoder` or `Decoder`.
+        x: token ids [B, T] where there is an embedding, else what is embedded already, [B, T, E].
+        dropout: a `StackDropout`, for all blocks or none.
+        token_types: of the tokens, or None.
+
+    Raises:
+        TypeError: for other structures or dtypes.
+        ValueError: for shapes or counts that do not fit.
+    """
     structure("parameters", parameters, kind)
     if parameters.embedding is None:
         ranked("x", x, "batch, positions, width")
@@ -306,7 +513,17 @@ def stack(parameters: Any, kind: type, x: Any, dropout: Any, token_types: Any = 
 
 
 def pool(x: Any, pooling: str, keep: Any) -> None:
-    """Arguments of pool but for the values of `keep` (TRF-1)."""
+    """Check the arguments of pool but for the values of `keep` (TRF-1).
+
+    Args:
+        x: [B, T, E].
+        pooling: "max" or "mean".
+        keep: booleans [B, T], or None.
+
+    Raises:
+        TypeError: for other dtypes.
+        ValueError: for shapes that do not fit, and for another pooling.
+    """
     shape = ranked("x", x, "batch, positions, width")
     floating("x", x)
     one_of("pooling", pooling, ("max", "mean"))

@@ -1,61 +1,74 @@
 """Dialects: checkpoints of well-known tutorials and libraries, read under their own names.
 
-A dialect is the map from a checkpoint's names to the parameter structures, and a `Configuration` that says in its
-enumerated choices what the model does its own way. No dialect has code of its own in the implementations.
+Every file here is one dialect: a record of data, `DIALECT`. Its table maps a checkpoint's names to the parameter
+structures, and a `Configuration` says in enumerated choices what the model does its own way. No dialect has code of its
+own in the implementations. CONTRIBUTING.md says how to add one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import importlib
+import pkgutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from specification.checkpoints import read_safetensors
 from specification.configuration import Configuration
-from specification.dialects.bert import bert
-from specification.dialects.dawn import dawn
-from specification.dialects.gpt2 import gpt2
-from specification.dialects.hyperparameters import checked
-from specification.dialects.imdb_classifier import imdb_classifier
-from specification.dialects.notebook_scratch import notebook_scratch
-from specification.dialects.prenorm_blog import prenorm_blog
-from specification.dialects.pytorch import pytorch
-from specification.dialects.transformer101 import transformer101
+from specification.loading.config_file import check_config_file
+from specification.loading.hyperparameters import checked
+from specification.loading.mapping import mapped
+from specification.loading.record import Dialect
 
-Read = Callable[..., tuple[Any, Configuration]]
 
-DIALECTS: dict[str, Read] = {
-    "bert": bert,
-    "dawn": dawn,
-    "gpt2": gpt2,
-    "imdb-classifier": imdb_classifier,
-    "notebook-scratch": notebook_scratch,
-    "prenorm-blog": prenorm_blog,
-    "pytorch": pytorch,
-    "transformer101": transformer101,
-}
-"""By name: from a state dict and hyperparameters to parameters of NumPy arrays and the configuration."""
+def found() -> dict[str, Dialect]:
+    """Collect the record of every file in this folder, by name."""
+    modules = (importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__))
+    return {module.DIALECT.name: module.DIALECT for module in modules}
+
+
+DIALECTS = found()
+"""Every record by name, in alphabetical order."""
 
 
 def read(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparameters: Any) -> tuple[Any, Configuration]:
-    """Parameters of NumPy arrays, and the configuration, of a checkpoint in that dialect.
+    """Read a checkpoint in a dialect.
 
-    state_dict: arrays by name, or the path of a safetensors file. Entries in float16 and bfloat16 are widened to
-    float32, with a warning. ValueError for an unknown dialect, for a file that cannot be read, and for all entries at
-    once that are missing, left over, misshaped or of no floating dtype; TypeError for hyperparameters that the dialect
-    does not have, or needs, and for what is no state dict. NaN and infinities are read, with a warning.
+    Args:
+        dialect: one of `DIALECTS`.
+        state_dict: arrays by name, or the path of a safetensors file. Entries in float16 and bfloat16 are widened to
+            float32, with a warning. NaN and infinities are read, with a warning.
+        **hyperparameters: the dialect's.
+
+    Returns:
+        The parameters, of NumPy arrays, and the configuration.
+
+    Raises:
+        ValueError: for an unknown dialect, for a file that cannot be read, for all entries at once that are missing,
+            left over, misshaped or of no floating dtype, and for all that contradicts a config.json beside the file.
+        TypeError: for hyperparameters that the dialect does not have, or needs, and for what is no state dict.
     """
     if not isinstance(dialect, str) or dialect not in DIALECTS:
         raise ValueError(f"dialect must be one of {', '.join(map(repr, DIALECTS))}, got {dialect!r}")
-    given = checked(dialect, DIALECTS[dialect], hyperparameters)
-    if isinstance(state_dict, str | Path):
-        state_dict, _ = read_safetensors(state_dict)
-    require_arrays_by_name(state_dict)
-    return DIALECTS[dialect](state_dict, **given)
+    record = DIALECTS[dialect]
+    given = checked(record, hyperparameters)
+    if not isinstance(state_dict, str | Path):
+        require_arrays_by_name(state_dict)
+        return mapped(record, state_dict, given, DIALECTS.values())
+    parameters, configuration = mapped(record, read_safetensors(state_dict)[0], given, DIALECTS.values())
+    check_config_file(record, Path(state_dict), given, configuration)
+    return parameters, configuration
 
 
 def require_arrays_by_name(state_dict: Any) -> None:
-    """TypeError for anything but a mapping from strings; a module is told of its own."""
+    """Check that a state dict is arrays by name.
+
+    Args:
+        state_dict: what was given as one.
+
+    Raises:
+        TypeError: for anything but a mapping from strings; a module is told of its own.
+    """
     if hasattr(state_dict, "state_dict"):
         kind = type(state_dict).__name__
         raise TypeError(f"state_dict must be arrays by name, got the module {kind}: pass module.state_dict()")

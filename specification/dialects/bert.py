@@ -1,4 +1,4 @@
-"""bert: the encoder of any BERT or RoBERTa checkpoint with Hugging Face's names.
+"""The encoder of any BERT or RoBERTa checkpoint with Hugging Face's names.
 
 What stands on top of the encoder (pooler, heads for pretraining) is part of the file and not of the hidden states.
 
@@ -11,16 +11,38 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from specification.configuration import Configuration, is_count
-from specification.dialects.reading import Reader
-from specification.parameters import Embedding, Encoder, EncoderBlock, MultiHeadAttention
+from specification.loading.reader import Reader
+from specification.loading.record import ConfigFile, Dialect, Example, Variant
+from specification.loading.table import array, each, linear, norm, table
+from specification.parameters import Encoder
 
 PREFIXES = ("bert.", "roberta.", "data2vec_text.")
 """Before the names of the encoder, in files of models with something on top."""
 
+TABLE = table(
+    array("embeddings.word_embeddings.weight", "embedding.tokens", "vocabulary", "E"),
+    array("embeddings.position_embeddings.weight", "embedding.positions", "positions", "E"),
+    array("embeddings.token_type_embeddings.weight", "embedding.token_types", "token types", "E"),
+    norm("embeddings.LayerNorm", "embedding.norm"),
+    each(
+        "encoder.layer.{i}.",
+        "blocks.{i}.",
+        linear("attention.self.query", "attention.query"),
+        linear("attention.self.key", "attention.key"),
+        linear("attention.self.value", "attention.value"),
+        linear("attention.output.dense", "attention.output"),
+        norm("attention.output.LayerNorm", "attention_norm"),
+        linear("intermediate.dense", "feed_forward.inner", "E", "F"),
+        linear("output.dense", "feed_forward.outer", "F", "E"),
+        norm("output.LayerNorm", "feed_forward_norm"),
+    ),
+)
 
-def bert(
-    state_dict: Mapping[str, Any],
+
+def configuration(
     *,
     num_heads: int,
     eps: float = 1e-12,
@@ -28,7 +50,7 @@ def bert(
     empty_rows: str = "zero",
     positions: str | None = None,
     padding: int | None = None,
-) -> tuple[Encoder, Configuration]:
+) -> Configuration:
     """eps and activation: layer_norm_eps and hidden_act of the checkpoint's configuration.
 
     positions: "learned" as in BERT, which is meant unless given; "after_padding" as in RoBERTa, with padding, the id
@@ -37,34 +59,7 @@ def bert(
     empty_rows: where a whole sequence is padding, transformers 5.23 gives what "zero" says with its default attention,
     and with attn_implementation="eager" what "mean" does.
     """
-    renamed = {old: old.replace(".gamma", ".weight").replace(".beta", ".bias") for old in state_dict}
-    twice = sorted(old for old, new in renamed.items() if old != new and new in state_dict)
-    if twice:
-        raise ValueError(f"the checkpoint does not fit: {', '.join(twice)} beside the newer names for the same")
-    prefix = next((p for p in PREFIXES if any(name.startswith(p) for name in state_dict)), PREFIXES[0])
-    read = Reader({renamed[old]: array for old, array in state_dict.items()}, prefix=prefix)
-    read.ignore(r"(pooler|cls|classifier|qa_outputs|lm_head)\..*")
-
-    def block(name: str) -> EncoderBlock:
-        parts = [read.linear(f"{name}.attention.self.{part}", "E", "E") for part in ("query", "key", "value")]
-        return EncoderBlock(
-            MultiHeadAttention._make([*parts, read.linear(f"{name}.attention.output.dense", "E", "E")]),
-            read.norm(f"{name}.attention.output.LayerNorm"),
-            read.feed_forward(f"{name}.intermediate.dense", f"{name}.output.dense"),
-            read.norm(f"{name}.output.LayerNorm"),
-        )
-
-    embedding = Embedding(
-        read.take("embeddings.word_embeddings.weight", "vocabulary", "E"),
-        read.take("embeddings.position_embeddings.weight", "positions", "E"),
-        read.take("embeddings.token_type_embeddings.weight", "token types", "E"),
-        read.norm("embeddings.LayerNorm"),
-    )
-    blocks = [block(f"encoder.layer.{i}") for i in range(read.count(r"encoder\.layer\.(\d+)\."))]
-    read.heads(num_heads)
-    check_positions(read, positions, padding, prefix)
-    read.finish()
-    return Encoder(embedding, blocks), Configuration(
+    return Configuration(
         num_heads=num_heads,
         norm_eps=eps,
         activation=activation,
@@ -74,21 +69,70 @@ def bert(
     )
 
 
-def check_positions(read: Reader, positions: Any, padding: Any, prefix: str) -> None:
+def check(read: Reader, given: Mapping[str, Any]) -> None:
     """Whose positions these are is not in the entries; what speaks for RoBERTa's without being told so is told."""
+    positions, padding = given["positions"], given["padding"]
     if positions not in (None, "learned", "after_padding"):
         read.problems.append(f"positions must be 'learned' or 'after_padding', got {positions!r}")
     elif (positions == "after_padding") == (padding is None):
         read.problems.append(f"positions={positions!r} {'needs a' if padding is None else 'takes no'} padding")
-    read.padding("padding", padding, "vocabulary")
     rows = read.sizes.get("positions")
     if is_count(padding) and rows is not None and padding + 1 >= rows:
         table = "embeddings.position_embeddings.weight"
         read.problems.append(f"{table} has {rows} rows, and positions begin at {padding + 1}")
-    if positions is None and prefix != PREFIXES[0]:
-        read.problems.append(f"names with {prefix} are of a model whose positions are 'after_padding': give positions")
+    if positions is None and read.prefix in PREFIXES[1:]:
+        told = f"names with {read.prefix} are of a model whose positions are 'after_padding': give positions"
+        read.problems.append(told)
     elif positions is None and read.sizes.get("token types") == 1:
         read.warnings.append(
             "there is one token type, as in RoBERTa: it needs positions='after_padding' and padding=1; "
             "positions='learned' says that this is a BERT"
         )
+
+
+TOKENS = np.array([[3, 1, 4, 2], [5, 2, 0, 0]])
+
+DIALECT = Dialect(
+    name="bert",
+    about=__doc__,
+    source="Devlin et al., BERT, 2019 (arXiv:1810.04805); Liu et al., RoBERTa, 2019 (arXiv:1907.11692); "
+    "`BertModel` and `RobertaModel` of Hugging Face transformers",
+    variants=(
+        Variant(
+            structure=Encoder,
+            table=TABLE,
+            configuration=configuration,
+            called_with="tokens, `key_padding`, `token_types`",
+            gives="hidden states [B, T, E]",
+            padding={"padding": "vocabulary"},
+            check=check,
+            example=Example(
+                hyperparameters={"num_heads": 2},
+                inputs={"tokens": TOKENS},
+                options={"key_padding": TOKENS != 0, "token_types": np.array([[0, 0, 1, 1], [0, 1, 0, 0]])},
+                about="Token 0 is padding, and masked by key_padding.",
+                sizes={"token types": 2},
+                unread={"pooler.dense.weight": ("E", "E"), "pooler.dense.bias": ("E",)},
+            ),
+        ),
+    ),
+    prefixes=PREFIXES,
+    renamed={".gamma": ".weight", ".beta": ".bias"},
+    ignored=(r"(pooler|cls|classifier|qa_outputs|lm_head)\..*",),
+    config=ConfigFile(
+        families={
+            "bert": {"positions": "learned"},
+            "camembert": {"positions": "after_padding"},
+            "data2vec-text": {"positions": "after_padding"},
+            "roberta": {"positions": "after_padding"},
+            "xlm-roberta": {"positions": "after_padding"},
+        },
+        keys={
+            "num_heads": "num_attention_heads",
+            "eps": "layer_norm_eps",
+            "activation": "hidden_act",
+            "padding": "pad_token_id",
+        },
+        fixed={"is_decoder": False, "position_embedding_type": "absolute"},
+    ),
+)

@@ -1,4 +1,4 @@
-"""dawn: an encoder-decoder in which a padded target position, as a query, may attend to nothing.
+"""An encoder-decoder in which a padded target position, as a query, may attend to nothing.
 
 Forbidden scores are filled with -1e9, so such a position takes the mean of all values. Padding is id 0 on both sides.
 The tutorial names its input block without giving it; here that is an embedding, with sinusoidal positions added.
@@ -6,56 +6,56 @@ The tutorial names its input block without giving it; here that is an embedding,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import numpy as np
 
 from specification.configuration import Configuration
-from specification.dialects.reading import Reader
-from specification.parameters import (
-    Decoder,
-    DecoderBlock,
-    Embedding,
-    Encoder,
-    EncoderBlock,
-    FeedForward,
-    MultiHeadAttention,
-    Transformer,
+from specification.loading.record import Dialect, Example, Tutorial, Variant
+from specification.loading.table import Table, array, each, linear, norm, table
+from specification.parameters import Transformer
+
+
+def attention(theirs: str, ours: str) -> Table:
+    return each(
+        f"{theirs}.",
+        f"{ours}.",
+        linear("W_q", "query"),
+        linear("W_k", "key"),
+        linear("W_v", "value"),
+        linear("W_o", "output"),
+    )
+
+
+FEED_FORWARD = table(
+    linear("ff.sq.0", "feed_forward.inner", "E", "F"), linear("ff.sq.2", "feed_forward.outer", "F", "E")
+)
+
+TABLE = table(
+    array("src_embed.embed.weight", "encoder.embedding.tokens", "source vocabulary", "E"),
+    each(
+        "encs.{i}.",
+        "encoder.blocks.{i}.",
+        attention("mha", "attention"),
+        norm("add_norm1.norm", "attention_norm"),
+        FEED_FORWARD,
+        norm("add_norm2.norm", "feed_forward_norm"),
+    ),
+    array("tgt_embed.embed.weight", "decoder.embedding.tokens", "target vocabulary", "E"),
+    each(
+        "decs.{i}.",
+        "decoder.blocks.{i}.",
+        attention("mha", "self_attention"),
+        norm("add_and_norm1.norm", "self_attention_norm"),
+        attention("cross_mha", "cross_attention"),
+        norm("add_and_norm2.norm", "cross_attention_norm"),
+        FEED_FORWARD,
+        norm("add_and_norm3.norm", "feed_forward_norm"),
+    ),
+    linear("fc", "output", "E", "outputs"),
 )
 
 
-def dawn(state_dict: Mapping[str, Any], *, num_heads: int) -> tuple[Transformer, Configuration]:
-    read = Reader(state_dict)
-
-    def attention(name: str) -> MultiHeadAttention:
-        return read.attention(name, "W_q", "W_k", "W_v", "W_o")
-
-    def feed_forward(name: str) -> FeedForward:
-        return read.feed_forward(f"{name}.sq.0", f"{name}.sq.2")
-
-    def encoder_block(name: str) -> EncoderBlock:
-        own = attention(f"{name}.mha"), read.norm(f"{name}.add_norm1.norm")
-        return EncoderBlock(*own, feed_forward(f"{name}.ff"), read.norm(f"{name}.add_norm2.norm"))
-
-    def decoder_block(name: str) -> DecoderBlock:
-        own = attention(f"{name}.mha"), read.norm(f"{name}.add_and_norm1.norm")
-        cross = attention(f"{name}.cross_mha"), read.norm(f"{name}.add_and_norm2.norm")
-        return DecoderBlock(*own, *cross, feed_forward(f"{name}.ff"), read.norm(f"{name}.add_and_norm3.norm"))
-
-    depths = [read.count(rf"{stack}\.(\d+)\.") for stack in ("encs", "decs")]
-    parameters = Transformer(
-        Encoder(
-            Embedding(read.take("src_embed.embed.weight", "source vocabulary", "E")),
-            [encoder_block(f"encs.{i}") for i in range(depths[0])],
-        ),
-        Decoder(
-            Embedding(read.take("tgt_embed.embed.weight", "target vocabulary", "E")),
-            [decoder_block(f"decs.{i}") for i in range(depths[1])],
-        ),
-        read.linear("fc", "E", "outputs"),
-    )
-    read.heads(num_heads)
-    read.finish()
-    return parameters, Configuration(
+def configuration(*, num_heads: int) -> Configuration:
+    return Configuration(
         num_heads=num_heads,
         empty_rows="mean",
         positions="sinusoidal",
@@ -63,3 +63,44 @@ def dawn(state_dict: Mapping[str, Any], *, num_heads: int) -> tuple[Transformer,
         target_padding=0,
         target_mask="causal and real queries",
     )
+
+
+DIALECT = Dialect(
+    name="dawn",
+    about=__doc__,
+    source='a tutorial, "Dawn of the Transformer"',
+    variants=(
+        Variant(
+            structure=Transformer,
+            table=TABLE,
+            configuration=configuration,
+            called_with="source, target",
+            gives="logits [B, T, vocabulary]",
+            example=Example(
+                hyperparameters={"num_heads": 2},
+                inputs={
+                    "source": np.array([[3, 1, 4, 0], [0, 0, 0, 0]]),
+                    "target": np.array([[0, 2, 5, 0], [4, 3, 1, 0]]),
+                },
+                about="Token 0 is padding. The second source is nothing else, so nothing can be attended to there.",
+                sizes={"source vocabulary": 6, "target vocabulary": 6, "outputs": 6},
+            ),
+        ),
+    ),
+    tutorial=Tutorial(
+        title='"Dawn of the Transformer", part of a series',
+        builds="an encoder-decoder for machine translation",
+        departures={
+            "scores divided by": "sqrt(D)",
+            "a row that may attend to nothing": "mean of all values",
+            "norm": "after the sum",
+            "norm divides by": "sqrt(variance + 1e-5)",
+            "positions": "sinusoidal",
+            "embedding": "as it is",
+            "padded source keys": "masked",
+            "padded target": "masked as queries",
+            "dropout": "twice before the sum",
+            "biases of query, key, value": "yes",
+        },
+    ),
+)

@@ -1,63 +1,53 @@
-"""gpt2: any GPT-2 checkpoint with Hugging Face's names.
+"""Any GPT-2 checkpoint with Hugging Face's names.
 
 Its projections are stored [in, out]. Where the file has no output layer of its own, that is the token table turned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import numpy as np
 
 from specification.configuration import Configuration
-from specification.dialects.reading import Reader
-from specification.parameters import (
-    Decoder,
-    DecoderBlock,
-    Embedding,
-    FeedForward,
-    LanguageModel,
-    Linear,
-    MultiHeadAttention,
+from specification.loading.record import ConfigFile, Dialect, Example, Variant
+from specification.loading.table import Row, array, each, linear, norm, table
+from specification.parameters import LanguageModel
+
+PROJECTIONS = tuple(f"self_attention.{part}" for part in ("query", "key", "value"))
+
+TABLE = table(
+    array("wte.weight", "decoder.embedding.tokens", "vocabulary", "E"),
+    array("wpe.weight", "decoder.embedding.positions", "positions", "E"),
+    each(
+        "h.{i}.",
+        "decoder.blocks.{i}.",
+        norm("ln_1", "self_attention_norm"),
+        linear("attn.c_attn", PROJECTIONS, "E", "3 * E", turned=False),
+        linear("attn.c_proj", "self_attention.output", turned=False),
+        norm("ln_2", "feed_forward_norm"),
+        linear("mlp.c_fc", "feed_forward.inner", "E", "F", turned=False),
+        linear("mlp.c_proj", "feed_forward.outer", "F", "E", turned=False),
+    ),
+    norm("ln_f", "decoder.norm"),
+    (
+        Row("lm_head.weight", "output.weight", ("vocabulary", "E"), turned=True, when=("lm_head.weight",)),
+        Row("wte.weight", "output.weight", ("vocabulary", "E"), turned=True, unless=("lm_head.weight",)),
+    ),
 )
 
 
-def gpt2(
-    state_dict: Mapping[str, Any],
+def configuration(
     *,
     num_heads: int,
     eps: float = 1e-5,
     activation: str = "gelu_tanh",
     empty_rows: str = "zero",
-) -> tuple[LanguageModel, Configuration]:
+) -> Configuration:
     """eps and activation: layer_norm_epsilon and activation_function of the checkpoint's configuration.
 
     empty_rows: what a position gets that may attend to nothing, as padding before the first token. transformers 5.23
     gives what "zero" says with its default attention, and with attn_implementation="eager" what "mean" does.
     """
-    read = Reader(state_dict, prefix="transformer.")
-    read.ignore(r"h\.\d+\.attn\.(bias|masked_bias)")  # tables of who attends to whom
-    embedding = Embedding(read.take("wte.weight", "vocabulary", "E"), read.take("wpe.weight", "positions", "E"))
-
-    def linear(name: str, inner: str | int, outer: str | int) -> Linear:
-        return Linear(read.take(f"{name}.weight", inner, outer), read.take(f"{name}.bias", outer))
-
-    def block(name: str) -> DecoderBlock:
-        weights = read.thirds(f"{name}.attn.c_attn.weight", "E", "3 E")
-        biases = read.thirds(f"{name}.attn.c_attn.bias", "3 E")
-        parts = [Linear(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
-        own = MultiHeadAttention._make([*parts, linear(f"{name}.attn.c_proj", "E", "E")]), read.norm(f"{name}.ln_1")
-        forward = FeedForward(linear(f"{name}.mlp.c_fc", "E", "F"), linear(f"{name}.mlp.c_proj", "F", "E"))
-        return DecoderBlock(*own, None, None, forward, read.norm(f"{name}.ln_2"))
-
-    blocks = [block(f"h.{i}") for i in range(read.count(r"h\.(\d+)\."))]
-    decoder = Decoder(embedding, blocks, read.norm("ln_f"))
-    if read.has("lm_head.weight"):
-        output = read.linear("lm_head", "E", "vocabulary", bias=False)
-    else:
-        output = Linear(None if embedding.tokens is None else embedding.tokens.T.copy())
-    read.heads(num_heads)
-    read.finish()
-    return LanguageModel(decoder, output), Configuration(
+    return Configuration(
         num_heads=num_heads,
         norm_order="pre",
         norm_eps=eps,
@@ -66,3 +56,33 @@ def gpt2(
         positions="learned",
         target_mask="causal",
     )
+
+
+DIALECT = Dialect(
+    name="gpt2",
+    about=__doc__,
+    source="Radford et al., Language Models are Unsupervised Multitask Learners, 2019; "
+    "`GPT2LMHeadModel` of Hugging Face transformers",
+    variants=(
+        Variant(
+            structure=LanguageModel,
+            table=TABLE,
+            configuration=configuration,
+            called_with="tokens",
+            gives="logits [B, T, vocabulary]",
+            example=Example(
+                hyperparameters={"num_heads": 2},
+                inputs={"tokens": np.array([[3, 1, 4, 2], [5, 2, 0, 0]])},
+                about="Token 0 is a token like all others.",
+                without=("lm_head.weight",),
+            ),
+        ),
+    ),
+    prefixes=("transformer.",),
+    ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),  # tables of who attends to whom
+    config=ConfigFile(
+        families={"gpt2": {}},
+        keys={"num_heads": "n_head", "eps": "layer_norm_epsilon", "activation": "activation_function"},
+        fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+    ),
+)

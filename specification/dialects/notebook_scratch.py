@@ -1,4 +1,4 @@
-"""notebook-scratch: an encoder-decoder that divides scores by sqrt(E) and fills forbidden ones with -1e20.
+"""An encoder-decoder that divides scores by sqrt(E) and fills forbidden ones with -1e20.
 
 Every forbidden score is the same finite number, so a row without allowed keys takes the mean of all values. The
 target's padding is not masked.
@@ -6,64 +6,56 @@ target's padding is not masked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import numpy as np
 
 from specification.configuration import Configuration
-from specification.dialects.reading import Reader
-from specification.parameters import (
-    Decoder,
-    DecoderBlock,
-    Embedding,
-    Encoder,
-    EncoderBlock,
-    MultiHeadAttention,
-    Transformer,
+from specification.loading.record import Dialect, Example, Tutorial, Variant
+from specification.loading.table import Table, array, each, linear, norm, table
+from specification.parameters import Transformer
+
+
+def attention(theirs: str, ours: str) -> Table:
+    return each(
+        f"{theirs}.",
+        f"{ours}.",
+        linear("queries", "query"),
+        linear("keys", "key"),
+        linear("values", "value"),
+        linear("fc_out", "output"),
+    )
+
+
+def block(ours: str) -> Table:
+    """Attention and feed-forward. ours: the name of the attention, which in a decoder looks at the encoder's output."""
+    return table(
+        attention("attention", ours),
+        norm("norm1", f"{ours}_norm"),
+        linear("feed_forward.0", "feed_forward.inner", "E", "F"),
+        linear("feed_forward.2", "feed_forward.outer", "F", "E"),
+        norm("norm2", "feed_forward_norm"),
+    )
+
+
+TABLE = table(
+    array("encoder.word_embedding.weight", "encoder.embedding.tokens", "source vocabulary", "E"),
+    array("encoder.position_embedding.weight", "encoder.embedding.positions", "source positions", "E"),
+    each("encoder.layers.{i}.", "encoder.blocks.{i}.", block("attention")),
+    array("decoder.word_embedding.weight", "decoder.embedding.tokens", "target vocabulary", "E"),
+    array("decoder.position_embedding.weight", "decoder.embedding.positions", "target positions", "E"),
+    each(
+        "decoder.layers.{i}.",
+        "decoder.blocks.{i}.",
+        attention("attention", "self_attention"),
+        norm("norm", "self_attention_norm"),
+        each("transformer_block.", "", block("cross_attention")),
+    ),
+    linear("decoder.fc_out", "output", "E", "outputs"),
 )
 
 
-def notebook_scratch(
-    state_dict: Mapping[str, Any], *, num_heads: int, source_pad: int, target_pad: int | None = None
-) -> tuple[Transformer, Configuration]:
+def configuration(*, num_heads: int, source_pad: int, target_pad: int | None = None) -> Configuration:
     """target_pad is taken and not used, as in the tutorial."""
-    read = Reader(state_dict)
-
-    def attention(name: str) -> MultiHeadAttention:
-        return read.attention(name, "queries", "keys", "values", "fc_out")
-
-    def encoder_block(name: str) -> EncoderBlock:
-        return EncoderBlock(
-            attention(f"{name}.attention"),
-            read.norm(f"{name}.norm1"),
-            read.feed_forward(f"{name}.feed_forward.0", f"{name}.feed_forward.2"),
-            read.norm(f"{name}.norm2"),
-        )
-
-    def decoder_block(name: str) -> DecoderBlock:
-        cross = encoder_block(f"{name}.transformer_block")  # attention to the encoder's output, not to itself
-        return DecoderBlock(attention(f"{name}.attention"), read.norm(f"{name}.norm"), *cross)
-
-    def embedding(name: str, vocabulary: str, positions: str) -> Embedding:
-        words = read.take(f"{name}.word_embedding.weight", vocabulary, "E")
-        return Embedding(words, read.take(f"{name}.position_embedding.weight", positions, "E"))
-
-    depths = [read.count(rf"{stack}\.layers\.(\d+)\.") for stack in ("encoder", "decoder")]
-    parameters = Transformer(
-        Encoder(
-            embedding("encoder", "source vocabulary", "source positions"),
-            [encoder_block(f"encoder.layers.{i}") for i in range(depths[0])],
-        ),
-        Decoder(
-            embedding("decoder", "target vocabulary", "target positions"),
-            [decoder_block(f"decoder.layers.{i}") for i in range(depths[1])],
-        ),
-        read.linear("decoder.fc_out", "E", "outputs"),
-    )
-    read.heads(num_heads)
-    read.padding("source_pad", source_pad, "source vocabulary")
-    read.padding("target_pad", target_pad, "target vocabulary")
-    read.finish()
-    return parameters, Configuration(
+    return Configuration(
         num_heads=num_heads,
         scale="model_width",
         empty_rows="mean",
@@ -72,3 +64,51 @@ def notebook_scratch(
         target_padding=target_pad,
         target_mask="causal",
     )
+
+
+DIALECT = Dialect(
+    name="notebook-scratch",
+    about=__doc__,
+    source="a tutorial without a title",
+    variants=(
+        Variant(
+            structure=Transformer,
+            table=TABLE,
+            configuration=configuration,
+            called_with="source, target",
+            gives="logits [B, T, vocabulary]",
+            padding={"source_pad": "source vocabulary", "target_pad": "target vocabulary"},
+            example=Example(
+                hyperparameters={"num_heads": 2, "source_pad": 0, "target_pad": 0},
+                inputs={
+                    "source": np.array([[3, 1, 4, 0], [0, 0, 0, 0]]),
+                    "target": np.array([[0, 2, 5, 0], [4, 3, 1, 0]]),
+                },
+                about="Token 0 is padding. The second source is nothing else, so nothing can be attended to there.",
+                sizes={
+                    "source vocabulary": 6,
+                    "target vocabulary": 6,
+                    "source positions": 5,
+                    "target positions": 5,
+                    "outputs": 6,
+                },
+            ),
+        ),
+    ),
+    tutorial=Tutorial(
+        title='none; its first heading is "Introduction", and "Implementing the Self-Attention Mechanism" follows',
+        builds="an encoder-decoder, tried on a toy batch",
+        departures={
+            "scores divided by": "sqrt(E)",
+            "a row that may attend to nothing": "mean of all values",
+            "norm": "after the sum",
+            "norm divides by": "sqrt(variance + 1e-5)",
+            "positions": "learned",
+            "embedding": "as it is",
+            "padded source keys": "masked",
+            "padded target": "not masked",
+            "dropout": "after the norm",
+            "biases of query, key, value": "yes",
+        },
+    ),
+)

@@ -1,4 +1,4 @@
-"""prenorm-blog: a pre-norm encoder-decoder with its own norm and its own reading of the sinusoids.
+"""A pre-norm encoder-decoder with its own norm and its own reading of the sinusoids.
 
 The norm divides by the unbiased deviation plus eps. In the positions column c has an angle of its own, with 2c where
 the paper has 2i. Embeddings are multiplied by sqrt(E). Forbidden scores are filled with -1e9, so a row without allowed
@@ -9,84 +9,63 @@ Its multi-head attention made of heads with their own key and value widths is to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import numpy as np
 
 from specification.configuration import Configuration
-from specification.dialects.reading import Reader
-from specification.dialects.transformer101 import per_head
-from specification.parameters import (
-    Decoder,
-    DecoderBlock,
-    Embedding,
-    Encoder,
-    EncoderBlock,
-    FeedForward,
-    MultiHeadAttention,
-    Norm,
-    Transformer,
+from specification.dialects import transformer101
+from specification.loading.record import Dialect, Example, Tutorial, Variant
+from specification.loading.table import Table, array, each, linear, norm, table
+from specification.parameters import MultiHeadAttention, Transformer
+
+
+def attention(theirs: str, ours: str) -> Table:
+    return each(
+        f"{theirs}.",
+        f"{ours}.",
+        linear("q_linear", "query"),
+        linear("k_linear", "key"),
+        linear("v_linear", "value"),
+        linear("out", "output"),
+    )
+
+
+FEED_FORWARD = table(
+    linear("ff.linear_1", "feed_forward.inner", "E", "F"), linear("ff.linear_2", "feed_forward.outer", "F", "E")
+)
+
+TABLE = table(
+    array("encoder.embed.embed.weight", "encoder.embedding.tokens", "source vocabulary", "E"),
+    each(
+        "encoder.layers.{i}.",
+        "encoder.blocks.{i}.",
+        attention("attn", "attention"),
+        norm("norm_1", "attention_norm", weight="alpha"),
+        FEED_FORWARD,
+        norm("norm_2", "feed_forward_norm", weight="alpha"),
+    ),
+    norm("encoder.norm", "encoder.norm", weight="alpha"),
+    array("decoder.embed.embed.weight", "decoder.embedding.tokens", "target vocabulary", "E"),
+    each(
+        "decoder.layers.{i}.",
+        "decoder.blocks.{i}.",
+        attention("attn_1", "self_attention"),
+        norm("norm_1", "self_attention_norm", weight="alpha"),
+        attention("attn_2", "cross_attention"),
+        norm("norm_2", "cross_attention_norm", weight="alpha"),
+        FEED_FORWARD,
+        norm("norm_3", "feed_forward_norm", weight="alpha"),
+    ),
+    norm("decoder.norm", "decoder.norm", weight="alpha"),
+    linear("out", "output", "E", "outputs"),
 )
 
 
-def prenorm_blog(
-    state_dict: Mapping[str, Any],
-    *,
-    num_heads: int | None = None,
-    source_pad: int | None = None,
-    target_pad: int | None = None,
-) -> tuple[Transformer | MultiHeadAttention, Configuration]:
+def configuration(*, num_heads: int, source_pad: int | None = None, target_pad: int | None = None) -> Configuration:
     """num_heads is needed for the encoder-decoder; separate heads take no hyperparameters.
 
     Without a padding id nothing is masked as padding.
     """
-    read = Reader(state_dict)
-    if read.has("linear.weight"):
-        given = {"num_heads": num_heads, "source_pad": source_pad, "target_pad": target_pad}
-        surplus = [name for name, value in given.items() if value is not None]
-        if surplus:
-            raise TypeError(f"a prenorm-blog checkpoint of separate heads takes no {', '.join(surplus)}")
-        return per_head(read, "linear")
-    if num_heads is None:
-        raise TypeError("prenorm-blog needs num_heads")
-
-    def norm(name: str) -> Norm:
-        return read.norm(name, names=("alpha", "bias"))
-
-    def attention(name: str) -> MultiHeadAttention:
-        return read.attention(name, "q_linear", "k_linear", "v_linear", "out")
-
-    def feed_forward(name: str) -> FeedForward:
-        return read.feed_forward(f"{name}.linear_1", f"{name}.linear_2")
-
-    def encoder_block(name: str) -> EncoderBlock:
-        return EncoderBlock(
-            attention(f"{name}.attn"), norm(f"{name}.norm_1"), feed_forward(f"{name}.ff"), norm(f"{name}.norm_2")
-        )
-
-    def decoder_block(name: str) -> DecoderBlock:
-        own = attention(f"{name}.attn_1"), norm(f"{name}.norm_1")
-        cross = attention(f"{name}.attn_2"), norm(f"{name}.norm_2")
-        return DecoderBlock(*own, *cross, feed_forward(f"{name}.ff"), norm(f"{name}.norm_3"))
-
-    depths = [read.count(rf"{stack}\.layers\.(\d+)\.") for stack in ("encoder", "decoder")]
-    parameters = Transformer(
-        Encoder(
-            Embedding(read.take("encoder.embed.embed.weight", "source vocabulary", "E")),
-            [encoder_block(f"encoder.layers.{i}") for i in range(depths[0])],
-            norm("encoder.norm"),
-        ),
-        Decoder(
-            Embedding(read.take("decoder.embed.embed.weight", "target vocabulary", "E")),
-            [decoder_block(f"decoder.layers.{i}") for i in range(depths[1])],
-            norm("decoder.norm"),
-        ),
-        read.linear("out", "E", "outputs"),
-    )
-    read.heads(num_heads)
-    read.padding("source_pad", source_pad, "source vocabulary")
-    read.padding("target_pad", target_pad, "target vocabulary")
-    read.finish()
-    return parameters, Configuration(
+    return Configuration(
         num_heads=num_heads,
         norm_order="pre",
         norm="standard_deviation_norm",
@@ -98,3 +77,55 @@ def prenorm_blog(
         target_padding=target_pad,
         target_mask="causal" if target_pad is None else "causal and real keys",
     )
+
+
+DIALECT = Dialect(
+    name="prenorm-blog",
+    about=__doc__,
+    source='a tutorial, "Transformers"',
+    variants=(
+        Variant(
+            name="separate heads",
+            marks=("linear.weight",),
+            structure=MultiHeadAttention,
+            table=transformer101.separate_heads("linear"),
+            configuration=transformer101.configuration,
+            called_with="query, key, value",
+            gives="[B, T, E]",
+            counted={"num_heads": "h"},
+        ),
+        Variant(
+            structure=Transformer,
+            table=TABLE,
+            configuration=configuration,
+            called_with="source, target",
+            gives="logits [B, T, vocabulary]",
+            padding={"source_pad": "source vocabulary", "target_pad": "target vocabulary"},
+            example=Example(
+                hyperparameters={"num_heads": 2, "source_pad": 0, "target_pad": 0},
+                inputs={
+                    "source": np.array([[3, 1, 4, 0], [0, 0, 0, 0]]),
+                    "target": np.array([[0, 2, 5, 0], [4, 3, 1, 0]]),
+                },
+                about="Token 0 is padding. The second source is nothing else, so nothing can be attended to there.",
+                sizes={"source vocabulary": 6, "target vocabulary": 6, "outputs": 6},
+            ),
+        ),
+    ),
+    tutorial=Tutorial(
+        title='"Transformers", a blog post',
+        builds="self-attention in small steps, then a pre-norm encoder-decoder",
+        departures={
+            "scores divided by": "sqrt(D)",
+            "a row that may attend to nothing": "mean of all values",
+            "norm": "before the sublayer, and at the end",
+            "norm divides by": "unbiased deviation + 1e-6",
+            "positions": "an angle for every column",
+            "embedding": "times sqrt(E)",
+            "padded source keys": "masked",
+            "padded target": "masked as keys",
+            "dropout": "on weights, inside, and before the sum",
+            "biases of query, key, value": "yes",
+        },
+    ),
+)

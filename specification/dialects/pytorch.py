@@ -1,4 +1,4 @@
-"""pytorch: the state dicts of `torch.nn.Transformer`, of its encoder and decoder alone, and of `nn.MultiheadAttention`.
+"""The state dicts of `torch.nn.Transformer`, of its encoder and decoder alone, and of `nn.MultiheadAttention`.
 
 Which of them it is follows from the names, and whether there are biases too. They take embeddings, not tokens, and
 their caller gives all masks.
@@ -6,36 +6,95 @@ their caller gives all masks.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
+from itertools import product
 from typing import Any
 
+import numpy as np
+
 from specification.configuration import Configuration
-from specification.dialects.reading import Reader
-from specification.parameters import (
-    Decoder,
-    DecoderBlock,
-    Encoder,
-    EncoderBlock,
-    FeedForward,
-    Linear,
-    MultiHeadAttention,
-    Norm,
-    Transformer,
+from specification.loading.reader import Reader
+from specification.loading.record import Dialect, Example, Variant
+from specification.loading.table import Row, Table, each, linear, norm, table
+from specification.masks import KeyPadding
+from specification.parameters import Decoder, Encoder, MultiHeadAttention, Transformer
+
+BIASED = ("*in_proj_bias", "*out_proj.bias", "*linear?.bias", "*norm?.bias")
+"""Names of which one is there where all modules but a last norm have a bias."""
+SEPARATE = ("q_proj_weight",)
+"""There is one [3 E, E] matrix where keys and values are as wide as queries, else three."""
+
+
+def where_biased(rows: Table) -> Table:
+    """The same, with a bias where the modules have one."""
+    return tuple(row._replace(when=BIASED) if row.theirs.endswith("bias") else row for row in rows)
+
+
+def projections(part: str) -> tuple[str, ...]:
+    return tuple(f"{name}.{part}" for name in ("query", "key", "value"))
+
+
+ATTENTION = table(
+    (
+        Row("in_proj_weight", projections("weight"), ("3 * E", "E"), turned=True, unless=SEPARATE),
+        Row("q_proj_weight", "query.weight", ("E", "E"), turned=True, when=SEPARATE),
+        Row("k_proj_weight", "key.weight", ("E", "key width"), turned=True, when=SEPARATE),
+        Row("v_proj_weight", "value.weight", ("E", "value width"), turned=True, when=SEPARATE),
+        Row("in_proj_bias", projections("bias"), ("3 * E",)),
+    ),
+    linear("out_proj", "output"),
+)
+FEED_FORWARD = table(
+    linear("linear1", "feed_forward.inner", "E", "F"), linear("linear2", "feed_forward.outer", "F", "E")
+)
+ENCODER_BLOCK = where_biased(
+    table(
+        each("self_attn.", "attention.", ATTENTION),
+        norm("norm1", "attention_norm"),
+        FEED_FORWARD,
+        norm("norm2", "feed_forward_norm"),
+    )
+)
+DECODER_BLOCK = where_biased(
+    table(
+        each("self_attn.", "self_attention.", ATTENTION),
+        norm("norm1", "self_attention_norm"),
+        each("multihead_attn.", "cross_attention.", ATTENTION),
+        norm("norm2", "cross_attention_norm"),
+        FEED_FORWARD,
+        norm("norm3", "feed_forward_norm"),
+    )
 )
 
-LAST_NORM = r"((encoder|decoder)\.)?norm\.bias"
+
+def last_norm(*stacks: str) -> Table:
+    """A module of its own, given by the caller, with a bias or without; in an nn.Transformer both stacks alike."""
+    biases = tuple(f"{stack}norm.bias" for stack in stacks)
+    weights = tuple(f"{stack}norm.weight" for stack in stacks)
+    both = ((weights + biases), biases)
+    rows = table(*(norm(f"{stack}norm", f"{stack}norm") for stack in stacks))
+    return tuple(row._replace(when=both[row.theirs.endswith("bias")]) for row in rows)
 
 
-def pytorch(
-    state_dict: Mapping[str, Any],
+def stack(prefix: str, block: Table, alone: bool) -> Table:
+    """Numbered layers, or a single layer, which is read as a stack of one block."""
+    theirs, ours = (prefix, "0") if alone else (f"{prefix}layers.{{i}}.", "{i}")
+    return each(theirs, f"{prefix}blocks.{ours}.", block)
+
+
+def layer(prefix: str) -> str:
+    """A name that only a single layer has."""
+    return f"{prefix}self_attn.out_proj.weight"
+
+
+def configuration(
     *,
     num_heads: int,
     norm_first: bool = False,
     activation: str = "relu",
     eps: float = 1e-5,
     empty_rows: str = "zero",
-) -> tuple[Transformer | Encoder | Decoder | MultiHeadAttention, Configuration]:
+) -> Configuration:
     """Hyperparameters as the modules have them; eps is their layer_norm_eps.
 
     empty_rows: what a position gets that may attend to nothing. PyTorch 2.13 gives what "zero" says, in its stacks and
@@ -44,56 +103,7 @@ def pytorch(
 
     A single layer is read as an encoder or a decoder of one block. bias_k and bias_v are not supported.
     """
-    read = Reader(state_dict)
-    bias = any(name.endswith("bias") and not re.fullmatch(LAST_NORM, name) for name in read.entries)
-
-    def norm(name: str) -> Norm:
-        return read.norm(name, bias=bias)
-
-    def last_norm(name: str) -> Norm | None:
-        """A module of its own, given by the caller, with a bias or without; in an nn.Transformer both stacks alike."""
-        alike = ("norm",) if name == "norm" else ("encoder.norm", "decoder.norm")
-        there = {part for part in ("weight", "bias") for stack in alike if read.has(f"{stack}.{part}")}
-        if there == {"weight"} and bias:
-            told = "has no bias, as an nn.RMSNorm or a layer norm without one: it is taken for a layer norm"
-            read.warnings.append(f"{name} {told}")
-        return read.norm(name, bias="bias" in there) if there else None
-
-    def feed_forward(name: str) -> FeedForward:
-        return read.feed_forward(f"{name}linear1", f"{name}linear2", bias=bias)
-
-    def encoder_block(name: str) -> EncoderBlock:
-        own = attention(read, f"{name}self_attn.", bias), norm(f"{name}norm1")
-        return EncoderBlock(*own, feed_forward(name), norm(f"{name}norm2"))
-
-    def decoder_block(name: str) -> DecoderBlock:
-        own = attention(read, f"{name}self_attn.", bias), norm(f"{name}norm1")
-        cross = attention(read, f"{name}multihead_attn.", bias), norm(f"{name}norm2")
-        return DecoderBlock(*own, *cross, feed_forward(name), norm(f"{name}norm3"))
-
-    def names(prefix: str) -> list[str]:
-        if read.has(f"{prefix}self_attn.out_proj.weight"):
-            return [prefix]
-        return [f"{prefix}layers.{i}." for i in range(read.count(rf"{re.escape(prefix)}layers\.(\d+)\."))]
-
-    def encoder(prefix: str) -> Encoder:
-        return Encoder(None, [encoder_block(name) for name in names(prefix)], last_norm(f"{prefix}norm"))
-
-    def decoder(prefix: str) -> Decoder:
-        return Decoder(None, [decoder_block(name) for name in names(prefix)], last_norm(f"{prefix}norm"))
-
-    parameters: Any
-    if read.has("out_proj.weight"):
-        parameters = attention(read, "", bias)
-    elif any(name.startswith(("encoder.", "decoder.")) for name in read.entries):
-        parameters = Transformer(encoder("encoder."), decoder("decoder."))
-    elif any("multihead_attn." in name for name in read.entries):
-        parameters = decoder("")
-    else:
-        parameters = encoder("")
-    read.heads(num_heads)
-    read.finish()
-    return parameters, Configuration(
+    return Configuration(
         num_heads=num_heads,
         norm_order="pre" if norm_first else "post",
         norm_eps=eps,
@@ -104,16 +114,63 @@ def pytorch(
     )
 
 
-def attention(read: Reader, prefix: str, bias: bool) -> MultiHeadAttention:
-    """One [3 E, E] matrix where keys and values are as wide as queries, else three."""
-    if read.has(f"{prefix}q_proj_weight"):
-        inputs = (("q", "E"), ("k", "key width"), ("v", "value width"))
-        weights = [read.take(f"{prefix}{name}_proj_weight", "E", width) for name, width in inputs]
-    else:
-        output = read.entries.get(f"{prefix}out_proj.weight")
-        if output is not None and output.ndim == 2 and output.size:
-            read.sizes.setdefault("E", output.shape[0])
-        weights = read.thirds(f"{prefix}in_proj_weight", "3 E", "E")
-    biases = read.thirds(f"{prefix}in_proj_bias", "3 E") if bias else [None] * 3
-    parts = [Linear(None if w is None else w.T, b) for w, b in zip(weights, biases, strict=True)]
-    return MultiHeadAttention._make([*parts, read.linear(f"{prefix}out_proj", "E", "E", bias=bias)])
+def check(read: Reader, given: Mapping[str, Any]) -> None:
+    """A last norm without a bias may be another norm, where everything else has a bias."""
+    for name in ("norm", "encoder.norm", "decoder.norm"):
+        both = [name] if name == "norm" else ["encoder.norm", "decoder.norm"]
+        weights, biases = (any(read.has(f"{one}.{part}") for one in both) for part in ("weight", "bias"))
+        if weights and not biases and read.has_any(BIASED):
+            told = "has no bias, as an nn.RMSNorm or a layer norm without one: it is taken for a layer norm"
+            read.warnings.append(f"{name} {told}")
+
+
+def variant(structure: type, rows: Table, *marks: str, example: Example | None = None) -> Variant:
+    return Variant(
+        structure=structure,
+        table=rows,
+        configuration=configuration,
+        called_with="embeddings, masks by keyword",
+        gives="[B, T, E]",
+        name=structure.__name__,
+        marks=marks,
+        check=check,
+        example=example,
+    )
+
+
+REAL = np.array([[True, True, True, True], [True, True, False, False]])
+EXAMPLE = Example(
+    hyperparameters={"num_heads": 2},
+    inputs={"source": 4, "target": 3},
+    options={"source_mask": KeyPadding(REAL), "memory_mask": KeyPadding(REAL)},
+    about="Padding is masked by the caller; no target_mask is given, as in a call that forgets it.",
+    sizes={"key width": 8, "value width": 8},
+    without=("*.?_proj_weight",),
+)
+
+
+def variants() -> tuple[Variant, ...]:
+    """Attention, the whole, the decoder, the encoder; each stack of layers may be a single layer."""
+    found = [variant(MultiHeadAttention, where_biased(ATTENTION), "out_proj.weight")]
+    for encoder, decoder in product((True, False), (True, False)):
+        rows = table(
+            stack("encoder.", ENCODER_BLOCK, encoder),
+            stack("decoder.", DECODER_BLOCK, decoder),
+            last_norm("encoder.", "decoder."),
+        )
+        single = [layer("encoder.")] * encoder + [layer("decoder.")] * decoder
+        for marks in [single] if single else [["encoder.*"], ["decoder.*"]]:
+            found.append(variant(Transformer, rows, *marks, example=None if single else EXAMPLE))
+    for structure, block, own in ((Decoder, DECODER_BLOCK, ["*multihead_attn.*"]), (Encoder, ENCODER_BLOCK, [])):
+        for alone in (True, False):
+            marks = own + [layer("")] * alone
+            found.append(variant(structure, table(stack("", block, alone), last_norm("")), *marks))
+    return tuple(found)
+
+
+DIALECT = Dialect(
+    name="pytorch",
+    about=__doc__,
+    source="`torch.nn.Transformer`, its parts, and `torch.nn.MultiheadAttention`, of PyTorch",
+    variants=variants(),
+)

@@ -1,30 +1,57 @@
-"""transformer101: multi-head self-attention with one projection of query, key and value for every head."""
+"""Multi-head self-attention with one projection of query, key and value for every head."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from specification.configuration import Configuration
-from specification.dialects.reading import Reader
-from specification.parameters import Linear, MultiHeadAttention
+from specification.loading.record import Dialect, Example, Tutorial, Variant
+from specification.loading.table import Table, each, linear, table
+from specification.parameters import MultiHeadAttention
 
 
-def transformer101(state_dict: Mapping[str, Any]) -> tuple[MultiHeadAttention, Configuration]:
-    read = Reader(state_dict)
-    return per_head(read, "output_linear")
+def separate_heads(output: str) -> Table:
+    """Heads of one width D, whose values may have another, V. output: the name of the last projection."""
+    return table(
+        each(
+            "heads.{h}.",
+            "",
+            linear("q", "query.{h}", "E", "D"),
+            linear("k", "key.{h}", "E", "D"),
+            linear("v", "value.{h}", "E", "V"),
+        ),
+        linear(output, "output", "h * V", "E"),
+    )
 
 
-def per_head(read: Reader, output: str) -> tuple[MultiHeadAttention, Configuration]:
-    """Heads whose number is read off the names; those of one model are of one width, and values may have another."""
-    num_heads = read.count(r"heads\.(\d+)\.")
+def configuration(*, num_heads: int) -> Configuration:
+    return Configuration(num_heads=num_heads)
 
-    def heads(part: str, width: str) -> list[Linear]:
-        return [read.linear(f"heads.{h}.{part}", "E", width) for h in range(num_heads)]
 
-    query, key, value = heads("q", "D"), heads("k", "D"), heads("v", "V")
-    V = read.sizes.get("V")
-    joined = "heads together" if V is None else num_heads * V
-    parameters = MultiHeadAttention(query, key, value, read.linear(output, joined, "E"))
-    read.finish()
-    return parameters, Configuration(num_heads=num_heads)
+DIALECT = Dialect(
+    name="transformer101",
+    about=__doc__,
+    source='a tutorial, "Transformer101"',
+    variants=(
+        Variant(
+            structure=MultiHeadAttention,
+            table=separate_heads("output_linear"),
+            configuration=configuration,
+            called_with="x",
+            gives="[B, T, E]",
+            counted={"num_heads": "h"},
+            example=Example(hyperparameters={}, inputs={"x": 3}, sizes={"h": 2, "D": 4, "V": 4}),
+        ),
+    ),
+    tutorial=Tutorial(
+        title='"Transformer101"',
+        builds="self-attention and multi-head attention",
+        departures={
+            "scores divided by": "sqrt(D)",
+            "a row that may attend to nothing": "no masks",
+            "norm": "none",
+            "positions": "none",
+            "embedding": "none",
+            "dropout": "none",
+            "biases of query, key, value": "yes",
+        },
+    ),
+)

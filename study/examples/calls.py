@@ -34,7 +34,7 @@ def examples() -> dict[str, Example]:
     heads = {"query": numbers(1, 1, 1, 3, 2), "key": numbers(2, 1, 1, 4, 2), "value": numbers(3, 1, 1, 4, 2)}
     pair = {"query": heads["query"], "key": heads["key"]}
     causal = {"mask": Causal(offset=0)}
-    inner = (("attention", "allowed"), ("literal_attention", "allowed"))
+    inner = (("reference_attention", "allowed"),)
     row = {"x": numbers(4, 2, 4), "weight": numbers(5, 4)}
     projections = {
         name: array
@@ -69,8 +69,8 @@ def examples() -> dict[str, Example]:
         ),
         "layer_norm": Example(
             Case("layer_norm", "float32", {**row, "bias": numbers(6, 4)}, {"eps": 1e-5}),
-            (("deviations", "center"), ("forward", "center"), ("layer_norm", "deviation"), ("layer_norm", "variance"),
-             ("layer_norm", "normalized")),
+            (("deviations", "center"), ("forward", "center"), ("reference_layer_norm", "deviation"),
+             ("reference_layer_norm", "variance"), ("reference_layer_norm", "normalized")),
         ),
         "norm_variants": Example(
             Case("rms_norm", "float32", row, {"eps": 1e-5}), (("rms_norm", "square"), ("rms_norm", "normalized")),

@@ -40,7 +40,7 @@ class Worked(NamedTuple):
     results: tuple[Result, ...]
 
 
-STANDS_FOR = {"literal_attention": "attention", "literal_layer_norm": "layer_norm", "forward": "deviations"}
+STANDS_FOR = {"forward": "deviations"}
 """Helpers of the ports, by the function of the definition whose steps they take."""
 
 

@@ -1,6 +1,6 @@
 "use strict";
 
-/* Attention, as reference_numpy/attention.py defines it, in float64 (ATT-1 to ATT-10, ATT-14).
+/* Attention, as reference_numpy/attention_steps.py defines it, in float64 (ATT-1 to ATT-10, ATT-14).
 
        scores  = softcap(scale * query . key) + bias        for the pairs that the mask allows, and for no others
        weights = softmax over the allowed keys of a row     0 where the mask forbids, and in a row that allows nothing

@@ -16,7 +16,7 @@ from conformance.checks.comparison import judge
 from conformance.oracle.reference import by_definition
 from conformance.sampling.strategies import attention_cases
 from conformance.subjects.subject import NumpySubject
-from reference_numpy.attention import query_blocks
+from reference_numpy.attention_steps import query_blocks
 from specification import Causal
 
 
@@ -25,7 +25,7 @@ from specification import Causal
 def test_blocks_change_nothing(case: Case) -> None:
     truth = by_definition(case)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["reference_numpy.attention"], "BLOCK_SCORES", 200)
+        patch.setattr(sys.modules["reference_numpy.attention_steps"], "BLOCK_SCORES", 200)
         answers = NumpySubject()(case)
     assert all(finding.ratio <= 1 for finding in judge(case, answers, truth, bound(case)))
 

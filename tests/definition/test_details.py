@@ -16,6 +16,9 @@ import pytest
 
 import reference_numpy
 from conformance.cases.case import Case
+from reference_numpy import attention_steps as steps
+from reference_numpy import masks
+from reference_numpy.attention_steps_vjp import attention_scores_vjp
 from specification import (
     Causal,
     FeedForward,
@@ -29,11 +32,6 @@ from tests.definition.test_bad_input import MISTAKES, Mistake
 from tests.definition.test_special_values import COTANGENTS, B, D, G, H, K, Q, V, arrays, floats
 from tests.definition.test_vjp import CASES, Function
 from tests.support.helpers import REFERENCE, Implementation
-
-# By its full name: `reference_numpy.attention` is also a function.
-pieces = importlib.import_module("reference_numpy.attention")
-gradients = importlib.import_module("reference_numpy.attention_vjp")
-masks = importlib.import_module("reference_numpy.masks")
 
 
 def refusal(call: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[type[BaseException], str]:
@@ -342,6 +340,26 @@ def test_cotangents_are_checked(operation: str) -> None:
         assert refusal(vjp, *case.arguments, **case.options, **fitting | {name: narrow}) == expected
 
 
+# --- before the last rounding -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("ATT-9", "ATT-14")
+def test_reference_attention_is_attention_before_its_rounding(implementation: Implementation) -> None:
+    """In every package: the output, and the log-sum-exp of the same scores. Rate and empty rows may be left out."""
+    core = importlib.import_module(f"{implementation.package}.attention_steps").reference_attention
+    half = {name: array.astype(np.float16) for name, array in arrays().items()}
+    options = {"mask": Causal(-1), "bias": None, "scale": 0.3, "softcap": 2.0, "sinks": None}
+    keep = np.arange(B * H * Q * K).reshape(B, H, Q, K) % 3 > 0
+    with np.errstate(divide="ignore"):  # the logarithm of an empty row's total
+        found = core(**implementation.convert(half | options), dropout_keep=implementation.convert(keep))
+    output, logsumexp = map(implementation.subject.framework.numpy, found)
+    assert (output.dtype, logsumexp.dtype) == (np.float32, np.float32)
+    by_default = implementation.call("attention", **half, **options, dropout_keep=keep)
+    np.testing.assert_array_equal(output.astype(np.float16), by_default)
+    del half["value"]
+    np.testing.assert_array_equal(logsumexp, implementation.call("attention_logsumexp", **half, **options))
+
+
 # --- the definition's own pieces --------------------------------------------------------------------------------------
 
 
@@ -349,8 +367,8 @@ def test_cotangents_are_checked(operation: str) -> None:
 def test_scores_of_forbidden_pairs_are_0() -> None:
     allowed = np.tril(np.ones((Q, K), bool))[None, None]
     left, right = floats(B, H, Q, D), floats(B, H, K, D)
-    products = pieces.pair_products(left, right, allowed)
-    scores = pieces.attention_scores(left, right, allowed, bias=floats(1, 1, Q, K) + 3, scale=None, softcap=2.0)
+    products = steps.pair_products(left, right, allowed)
+    scores = steps.attention_scores(left, right, allowed, bias=floats(1, 1, Q, K) + 3, scale=None, softcap=2.0)
     for array in (products, scores):
         assert (array[np.broadcast_to(~allowed, array.shape)] == 0).all()
 
@@ -361,7 +379,7 @@ def test_keys_have_no_gradient_from_queries_that_do_not_see_them() -> None:
     allowed = np.tril(np.ones((Q, K), bool))[None, None]
     query, key = floats(B, H, Q, D), floats(B, H, K, D)
     query[:, :, 1] = np.nan
-    _, gradient, _ = gradients.attention_scores_vjp(query, key, allowed, floats(B, H, Q, K), scale=None, softcap=None)
+    _, gradient, _ = attention_scores_vjp(query, key, allowed, floats(B, H, Q, K), scale=None, softcap=None)
     assert np.isnan(gradient[:, :, :2]).all()
     assert np.isfinite(gradient[:, :, 2:]).all()
 
@@ -404,9 +422,9 @@ def test_a_log_sum_exp_that_is_nan_spoils_its_rows_gradients() -> None:
 )
 def test_blocks_are_as_large_as_fits(batch: int, heads: int, keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """At least one query each; no more scores than BLOCK_SCORES otherwise; all blocks but the last of one size."""
-    monkeypatch.setattr(pieces, "BLOCK_SCORES", 200)
+    monkeypatch.setattr(steps, "BLOCK_SCORES", 200)
     queries = 450
-    sizes = [block.stop - block.start for block in pieces.query_blocks(batch, heads, queries, keys)]
+    sizes = [block.stop - block.start for block in steps.query_blocks(batch, heads, queries, keys)]
     row = max(batch * heads * keys, 1)
     largest = max(200 // row, 1)
     assert sum(sizes) == queries
@@ -424,4 +442,4 @@ def test_a_bias_has_a_gradient_for_a_batch_of_none(shape: tuple[int, ...]) -> No
 
 @pytest.mark.rule("ATT-8")
 def test_short_sequences_are_one_block() -> None:
-    assert len(list(pieces.query_blocks(16, 16, 128, 128))) == 1
+    assert len(list(steps.query_blocks(16, 16, 128, 128))) == 1

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from conformance.checks.refusals import REFUSALS
 from conformance.operations.probes import PROBES
+from conformance.operations.refusals import REFUSALS
 from specification import MODEL_RULES, RULES
 from tests.support.faults import FAULTS
 

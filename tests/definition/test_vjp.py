@@ -41,9 +41,16 @@ STEP = 2.0**-6
 UNIT_ROUNDOFF = 2.0**-53
 
 # By their full names: `reference_numpy.attention_vjp` is also a function.
-attention, attention_vjp, feed_forward_vjp, layer_norm_vjp = (
+steps, steps_vjp, attention_vjp, multi_head_attention_vjp, feed_forward_vjp, layer_norm_vjp = (
     importlib.import_module(f"reference_numpy.{name}")
-    for name in ("attention", "attention_vjp", "feed_forward_vjp", "layer_norm_vjp")
+    for name in (
+        "attention_steps",
+        "attention_steps_vjp",
+        "attention_vjp",
+        "multi_head_attention_vjp",
+        "feed_forward_vjp",
+        "layer_norm_vjp",
+    )
 )
 
 
@@ -324,8 +331,8 @@ def test_gradient(case: Case) -> None:
 @pytest.mark.rule("ATT-12")
 @pytest.mark.parametrize("id", ["attention-everything", "attention_logsumexp-sinks", "attention-dropout"])
 def test_gradient_in_blocks_of_queries(id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "BLOCK_SCORES", B * H * K)
-    assert len(list(attention.query_blocks(B, H, Q, K))) == Q
+    monkeypatch.setattr(steps, "BLOCK_SCORES", B * H * K)
+    assert len(list(steps.query_blocks(B, H, Q, K))) == Q
     assert worst_ratio(BY_ID[id]) <= 1
 
 
@@ -392,12 +399,12 @@ def no_slope_of_the_softcap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @fault("attention-plain", "attention_logsumexp-plain")
 def scale_of_another_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_vjp, "resolve_scale", lambda scale, width: 1 / math.sqrt(width + 1))
+    monkeypatch.setattr(steps_vjp, "resolve_scale", lambda scale, width: 1 / math.sqrt(width + 1))
 
 
 @fault("attention-scale")
 def scale_off_by_a_millionth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention_vjp, "resolve_scale", lambda scale, width: scale * (1 + 1e-6))
+    monkeypatch.setattr(steps_vjp, "resolve_scale", lambda scale, width: scale * (1 + 1e-6))
 
 
 @fault("attention-plain", "multi_head_attention-plain")
@@ -490,13 +497,13 @@ def repeated_ids_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @fault("multi_head_attention-plain")
 def projection_biases_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = attention_vjp.linear_vjp
+    right = multi_head_attention_vjp.linear_vjp
 
     def averaged(parameters: Linear, x: np.ndarray, cotangent: np.ndarray) -> Any:
         gradient, x_gradient = right(parameters, x, cotangent)
         return Linear(gradient.weight, gradient.bias / cotangent.shape[1]), x_gradient
 
-    monkeypatch.setattr(attention_vjp, "linear_vjp", averaged)
+    monkeypatch.setattr(multi_head_attention_vjp, "linear_vjp", averaged)
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -40,7 +40,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "causal": {"mask": Causal(0)},
     "by name": {"mask": Causal(0), "engine": "blocked"},
-    "literal by name": {"mask": KeyLengths([3, 9]), "engine": "reference"},
+    "reference by name": {"mask": KeyLengths([3, 9]), "engine": "reference"},
     "array": {"mask": np.ones((Q, K), bool)},
     "scale": {"scale": -2.0},
     "softcap": {"softcap": 3.0},
@@ -57,13 +57,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 TAKEN = {
     "torch_impl": {
-        "nothing": "fused", "causal": "fused", "by name": "blocked", "literal by name": "reference", "array": "fused",
+        "nothing": "fused", "causal": "fused", "by name": "blocked", "reference by name": "reference", "array": "fused",
         "scale": "fused", "softcap": "blocked", "softcap by name": "blocked", "bias": "blocked", "sinks": "blocked",
         "dropout": "reference", "mean": "reference", "nan": "reference", "no keys": "reference",
         "no queries": "reference", "wider values": "blocked", "many scores": "fused",
     },
     "jax_impl": {
-        "nothing": "reference", "causal": "reference", "by name": "blocked", "literal by name": "reference",
+        "nothing": "reference", "causal": "reference", "by name": "blocked", "reference by name": "reference",
         "array": "reference", "scale": "reference", "softcap": "reference", "softcap by name": "blocked",
         "bias": "reference", "sinks": "reference", "dropout": "reference", "mean": "reference", "nan": "reference",
         "no keys": "reference", "no queries": "reference", "wider values": "reference", "many scores": "blocked",
@@ -78,9 +78,9 @@ def engines_run(package: str, monkeypatch: pytest.MonkeyPatch, given: Any, optio
     module = importlib.import_module(f"{package}.attention")
 
     def noted(name: str, function: Any) -> Any:
-        return lambda *arguments: (run.append(name), function(*arguments))[1]
+        return lambda *arguments, **more: (run.append(name), function(*arguments, **more))[1]
 
-    names = {"reference": "literal_attention", "blocked": "blocked_attention", "fused": "fused_attention"}
+    names = {"reference": "reference_attention", "blocked": "blocked_attention", "fused": "fused_attention"}
     with monkeypatch.context() as patch:
         for name, function in names.items():
             if hasattr(module, function):
@@ -92,7 +92,7 @@ def engines_run(package: str, monkeypatch: pytest.MonkeyPatch, given: Any, optio
 def explained(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     port = importlib.import_module(package)
     if package == "jax_impl":
-        monkeypatch.setattr(module_of(PIECES, "engines"), "SMALL", 4000)
+        monkeypatch.setattr(module_of(PIECES, "engines.choice"), "SMALL", 4000)
     for name, options in OPTIONS.items():
         given, keywords = call(package, **options)
         choice = port.explain_engine(*given, **keywords)

@@ -63,10 +63,10 @@ def test_scores_far_below_zero_lose_nothing(engine: Engine) -> None:
 @pytest.mark.rule("ATT-8")
 def test_scores_near_zero_and_far_from_it(case: Case, near: bool) -> None:
     """JAX's blocks sum exp(score) itself only where no such number is too large or too small."""
-    blocked, engines = module_of(PIECES, "blocked"), module_of(PIECES, "engines")
+    blocked, choice = module_of(PIECES, "engines.blocked"), module_of(PIECES, "engines.choice")
     inputs = {name: jnp.asarray(array) for name, array in case.inputs.items()}
     given = blocked.Inputs(**inputs, mask=None, scale=case.options.get("scale"), softcap=None)
-    assert bool(blocked.near_zero(engines.in_blocks(given))) is near
+    assert bool(blocked.near_zero(choice.in_blocks(given))) is near
     finding = worst(judged(case, subject(PIECES)(case), *truth_and_bounds(case)))
     assert finding.ratio <= 1, str(finding)
 
@@ -87,10 +87,10 @@ def test_the_judge_finds_nothing(engine: Engine) -> None:
 
 def test_pieces_reach_back_and_are_several() -> None:
     """Else the cases above would not try what they are there for."""
-    sizes_of, limits = module_of(PIECES, "blocked").sizes_of, module_of(PIECES, "blocked").Limits(*PIECES.limits)
+    blocked = module_of(PIECES, "engines.blocked")
     given = {name: jnp.asarray(array) for name, array in CASES["all"].inputs.items()}
-    inputs = module_of(PIECES, "blocked").Inputs(**given, mask=True, bias=None, scale=1, softcap=None, sinks=None)
-    sizes = sizes_of(inputs, limits)
+    inputs = blocked.Inputs(**given, mask=True, bias=None, scale=1, softcap=None, sinks=None)
+    sizes = blocked.sizes_of(inputs, blocked.Limits(*PIECES.limits))
     assert (sizes.block, sizes.pieces) == (3, (3, 5, 7))
     assert sizes.Q % sizes.block
     assert all(sizes.K % piece for piece in sizes.pieces)
@@ -98,7 +98,7 @@ def test_pieces_reach_back_and_are_several() -> None:
 
 def test_few_keys_are_not_divided() -> None:
     """Each length of pieces would be compiled for itself."""
-    blocked = module_of(PIECES, "blocked")
+    blocked = module_of(PIECES, "engines.blocked")
 
     def pieces(keys: int) -> tuple[int, ...]:
         query, key = jnp.zeros((1, 2, 16, 4)), jnp.zeros((1, 2, keys, 4))

@@ -44,7 +44,7 @@ def with_ranges(engine: Engine, change: Callable[[Any], Any]) -> Callable[[pytes
     """The engine is told other ranges of keys than the mask has."""
 
     def plant(patch: pytest.MonkeyPatch) -> None:
-        module = copied_blocks(patch) if engine.arrays == "jax" else module_of(engine, "blocked")
+        module = copied_blocks(patch) if engine.arrays == "jax" else module_of(engine, "engines.blocked")
         patch.setattr(module, "key_ranges", after(module.key_ranges, change))
 
     return plant
@@ -54,8 +54,8 @@ def copied_blocks(
     patch: pytest.MonkeyPatch, old: str = "from functools import partial", new: str = "from functools import partial"
 ) -> Any:
     """The blocks of the JAX port, edited, in the place of its own: what was compiled from those is not used again."""
-    copy: Any = edited("jax_impl.blocked", old, new)
-    copy.Inputs = module_of(PIECES, "blocked").Inputs
+    copy: Any = edited("jax_impl.engines.blocked", old, new)
+    copy.Inputs = module_of(PIECES, "engines.blocked").Inputs
     patch.setattr(module_of(PIECES, "attention"), "blocked_attention", copy.blocked_attention)
     return copy
 
@@ -70,22 +70,22 @@ def careless(inputs: Any) -> torch.Tensor:
     )
 
 
-def in_attention(name: str, function: Any) -> Callable[[pytest.MonkeyPatch], None]:
-    return lambda patch: patch.setattr(module_of(BLOCKED, "attention"), name, function)
+def in_module(module: str, name: str, function: Any) -> Callable[[pytest.MonkeyPatch], None]:
+    return lambda patch: patch.setattr(module_of(BLOCKED, module), name, function)
 
 
 def in_blocks(name: str, old: str, new: str) -> Callable[[pytest.MonkeyPatch], None]:
     """A function of the PyTorch port's blocks, edited."""
-    copy = edited("torch_impl.blocked", old, new)
-    return lambda patch: patch.setattr(module_of(BLOCKED, "blocked"), name, getattr(copy, name))
+    copy = edited("torch_impl.engines.blocked", old, new)
+    return lambda patch: patch.setattr(module_of(BLOCKED, "engines.blocked"), name, getattr(copy, name))
 
 
 def changing_the_query(patch: pytest.MonkeyPatch) -> None:
     module = module_of(BLOCKED, "attention")
     right = module.blocked_attention
 
-    def wrong(literal: Any, inputs: Any) -> Any:
-        output = right(literal, inputs)
+    def wrong(limits: Any, inputs: Any) -> Any:
+        output = right(limits, inputs)
         with torch.no_grad():
             inputs.query.mul_(2)
         return output
@@ -93,11 +93,11 @@ def changing_the_query(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(module, "blocked_attention", wrong)
 
 
-def always_literal(patch: pytest.MonkeyPatch) -> None:
-    engines = module_of(BLOCKED, "engines")
+def always_the_reference(patch: pytest.MonkeyPatch) -> None:
+    choice = module_of(BLOCKED, "engines.choice")
     patch.setattr(
-        module_of(BLOCKED, "attention"), "engines",
-        SimpleNamespace(LIMITS=engines.LIMITS, engine_for=lambda *_: Choice("reference", "", {})),
+        module_of(BLOCKED, "attention"), "choice",
+        SimpleNamespace(LIMITS=choice.LIMITS, engine_for=lambda *_: Choice("reference", "", {})),
     )  # fmt: skip
 
 
@@ -186,23 +186,23 @@ WRONG: dict[str, Wrong] = {
     ),
     "blocked: zero times NaN": Wrong(
         lambda _: conforms(isolated(BLOCKED, "dense", "value")),
-        in_attention("literal_attention", lambda inputs: (careless(inputs), None)),
+        in_module("engines.blocked", "reference_attention", lambda **given: (careless(SimpleNamespace(**given)), None)),
     ),
     "fused: zero times NaN": Wrong(
         lambda _: conforms(isolated(FUSED, "dense", "value")),
-        in_attention("fused_attention", lambda literal, inputs: careless(inputs)),
+        in_module("attention", "fused_attention", lambda limits, inputs: careless(inputs)),
     ),
     "fused: zero times infinity in the gradient": Wrong(
         lambda _: conforms(isolated(FUSED, "upper left", "cotangent")),
-        in_attention("fused_attention", lambda literal, inputs: careless(inputs)),
+        in_module("attention", "fused_attention", lambda limits, inputs: careless(inputs)),
     ),
     "JAX: zero times NaN": Wrong(
         lambda _: conforms(isolated(PIECES, "dense", "key")),
-        lambda patch: setattr(copy := copied_blocks(patch), "careful", lambda literal: copy.PLAIN),
+        lambda patch: setattr(copy := copied_blocks(patch), "CAREFUL", copy.PLAIN),
     ),
     "one array three times counted as one": Wrong(
         lambda _: test_transformations.test_second_derivatives(BLOCKED, True),
-        in_blocks("literal_gradients", ".view_as(t)", ""),
+        in_blocks("reference_gradients", ".view_as(t)", ""),
     ),
     "JAX: second derivatives of the inputs left out": Wrong(
         lambda _: test_transformations.test_second_derivatives(PIECES, False),
@@ -212,23 +212,23 @@ WRONG: dict[str, Wrong] = {
     ),
     "numbers looked at under a transformation": Wrong(
         lambda _: transform_without_error("vmap"),
-        lambda patch: patch.setattr(module_of(BLOCKED, "engines"), "traced", lambda *tensors: False),
+        lambda patch: patch.setattr(module_of(BLOCKED, "engines.choice"), "traced", lambda *tensors: False),
     ),
     "taken what cannot be done": Wrong(
         lambda _: refusal("torch_impl", "blocked", {"empty_rows": "mean"}, "empty_rows"),
-        lambda patch: patch.setattr(module_of(BLOCKED, "engines"), "hindrance_of_blocks", lambda *_: ""),
+        lambda patch: patch.setattr(module_of(BLOCKED, "engines.choice"), "hindrance_of_blocks", lambda *_: ""),
     ),
-    "another engine than the explained one": Wrong(lambda patch: explained("torch_impl", patch), always_literal),
+    "another engine than the explained one": Wrong(lambda patch: explained("torch_impl", patch), always_the_reference),
     "inputs changed": Wrong(
         lambda _: conforms(worst(check_determinism(subject(BLOCKED), forward_only("all"), None))), changing_the_query
     ),
     "strides not looked at": Wrong(
         lambda _: test_inputs.test_strides_do_not_matter(FUSED, "none"),
-        lambda patch: patch.setattr(module_of(FUSED, "fused"), "dense", lambda tensor: tensor),
+        lambda patch: patch.setattr(module_of(FUSED, "engines.fused"), "dense", lambda tensor: tensor),
     ),
     "narrowed by autocast": Wrong(
         lambda _: test_inputs.test_autocast_changes_nothing(BLOCKED, torch.bfloat16),
-        in_attention("product", lambda left, right: left @ right),
+        in_module("attention_steps", "product", lambda left, right: left @ right),
     ),
     "blocked: nothing skipped": Wrong(
         lambda patch: work(COUNTED["torch_impl, blocked"], "window", patch), with_ranges(BLOCKED, everything)
@@ -239,7 +239,7 @@ WRONG: dict[str, Wrong] = {
     "JAX: nothing skipped": Wrong(
         lambda patch: work(COUNTED["jax_impl, blocked"]._replace(limits=(64, 64, 2, 1)), "window", patch),
         lambda patch: patch.setattr(
-            blocked := module_of(PIECES, "blocked"), "key_ranges", after(blocked.key_ranges, everything)
+            blocked := module_of(PIECES, "engines.blocked"), "key_ranges", after(blocked.key_ranges, everything)
         ),
     ),
 }

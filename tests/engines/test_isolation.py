@@ -200,7 +200,7 @@ def test_special_sinks(engine: Engine, number: float) -> None:
 @pytest.mark.parametrize("argument", ["query", "key"])
 @pytest.mark.parametrize("number", [3e38, -3e38])
 @pytest.mark.rule("ATT-10")
-def test_scores_out_of_range_do_what_they_do_in_the_literal_one(engine: Engine, argument: str, number: float) -> None:
+def test_scores_out_of_range_do_what_they_do_in_the_reference(engine: Engine, argument: str, number: float) -> None:
     """Finite inputs whose products are infinite: NaN in the rows of +inf, 0 in those of nothing but -inf."""
     case = drawn(Dense(HIDING["dense"].options["mask"].array) if engine is PIECES else None)
     case = replace(case, cotangents={}, special=True)
@@ -208,11 +208,11 @@ def test_scores_out_of_range_do_what_they_do_in_the_literal_one(engine: Engine, 
     other[...] = np.abs(other) + 2
     other[1] *= -1
     case.inputs[argument][..., 0] = number
-    literal, got = (subject(one)(case)["output"] for one in (engine._replace(name="reference"), engine))
-    assert np.isnan(literal).any()
-    assert (literal == 0).any()
-    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(literal))
-    np.testing.assert_array_equal(got == 0, literal == 0)
+    reference, got = (subject(one)(case)["output"] for one in (engine._replace(name="reference"), engine))
+    assert np.isnan(reference).any()
+    assert (reference == 0).any()
+    np.testing.assert_array_equal(np.isfinite(got), np.isfinite(reference))
+    np.testing.assert_array_equal(got == 0, reference == 0)
 
 
 LARGE = [

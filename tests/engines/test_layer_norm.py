@@ -22,7 +22,7 @@ from conformance.subjects.subject import Subject
 from tests.ports import test_torch_framework
 from tests.support.engine_cases import BLOCKED, module_of, worst
 
-fused_norm = module_of(BLOCKED, "fused_norm")
+fused_norm = module_of(BLOCKED, "engines.fused_norm")
 
 ROWS, WIDTH = 5, 33
 
@@ -187,8 +187,8 @@ def padded(engine: str) -> list[torch.Tensor]:
 @pytest.mark.rule("NORM-3", "NORM-6")
 def test_constant_rows_far_from_zero_cost_the_others_nothing() -> None:
     """The kernel gets their deviations as differences of numbers of 3e6, and adds them up in the gradient of weight."""
-    (output, *gradients), (literal, *expected) = padded("auto"), padded("reference")
-    assert torch.equal(output[-2:], literal[-2:])
+    (output, *gradients), (reference, *expected) = padded("auto"), padded("reference")
+    assert torch.equal(output[-2:], reference[-2:])
     assert all(map(torch.equal, gradients, expected))
 
 
@@ -241,7 +241,7 @@ def test_inputs_changed_before_the_backward_pass_are_noticed() -> None:
         output.sum().backward()
 
 
-def test_transformed_and_compiled_is_the_literal_one() -> None:
+def test_transformed_and_compiled_is_the_reference() -> None:
     x, weight, bias = tensors()
     expected = torch_impl.layer_norm(x, weight, bias, engine="reference")
     mapped = torch.func.vmap(torch_impl.layer_norm, (0, None, None))(x, weight, bias)

@@ -18,8 +18,8 @@ from conformance.runner.compiled_code import give_back_freed_memory
 from specification import Causal
 
 package, engine, length, limits = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:]
-port, engines = importlib.import_module(package), importlib.import_module(f"{package}.engines")
-engines.LIMITS = type(engines.LIMITS)(*map(int, limits)) if limits else engines.LIMITS
+port, choice = importlib.import_module(package), importlib.import_module(f"{package}.engines.choice")
+choice.LIMITS = type(choice.LIMITS)(*map(int, limits)) if limits else choice.LIMITS
 arrays = [np.random.default_rng(n).standard_normal((1, 4, length, 64), dtype=np.float32) for n in range(4)]
 
 def status(name):
@@ -76,6 +76,6 @@ def test_memory_is_less_than_that_of_one_array_of_scores(package: str, engine: s
 
 @needs_proc
 @pytest.mark.slow
-def test_the_literal_attention_needs_several() -> None:
+def test_the_reference_needs_several() -> None:
     """So that the bound above says something."""
     assert peak("torch_impl", "reference") > 3 * SCORES

@@ -48,15 +48,15 @@ def counted(engine: Engine, mask: Any, batch: int, monkeypatch: pytest.MonkeyPat
 
 
 def count_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    attention, fused = module_of(BLOCKED, "attention"), module_of(BLOCKED, "fused")
-    literal, forward, backward = attention.literal_attention, fused.forward_kernel, fused.backward_kernel
+    blocked, fused = module_of(BLOCKED, "engines.blocked"), module_of(BLOCKED, "engines.fused")
+    reference, forward, backward = blocked.reference_attention, fused.forward_kernel, fused.backward_kernel
 
     def scores(query: Any, key: Any, causal: bool = False) -> None:
         TALLY.append(query.shape[0] * query.shape[2] * (key.shape[2] + causal) // (1 + causal))
 
-    def counting_literal(inputs: Any, *more: Any) -> Any:
-        scores(inputs.query, inputs.key)
-        return literal(inputs, *more)
+    def counting_reference(**given: Any) -> Any:
+        scores(given["query"], given["key"])
+        return reference(**given)
 
     def counting_forward(*given: Any, **options: Any) -> Any:
         scores(given[0], given[1], True in given[3:])
@@ -66,14 +66,14 @@ def count_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         scores(given[1], given[2], True in given[6:])
         return backward(*given, **options)
 
-    monkeypatch.setattr(attention, "literal_attention", counting_literal)
+    monkeypatch.setattr(blocked, "reference_attention", counting_reference)
     monkeypatch.setattr(fused, "forward_kernel", counting_forward)
     monkeypatch.setattr(fused, "backward_kernel", counting_backward)
 
 
 def count_in_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     """In programs that are compiled now: for limits that no other test has."""
-    blocked = module_of(PIECES, "blocked")
+    blocked = module_of(PIECES, "engines.blocked")
     right = blocked.piece_at
 
     def counting(inputs: Any, sizes: Any, place: Any, query: Any, position: Any, length: int, *, full: bool) -> Any:

@@ -150,7 +150,7 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
 
 
 def transform(name: str) -> None:
-    """What a transformation makes of attention by default is what it makes of the literal one."""
+    """What a transformation makes of attention by default is what it makes of the reference engine."""
     expected, got = (list(TRANSFORMS[name](in_torch(engine))) for engine in ("reference", "auto"))
     assert len(got) == len(expected)
     for one, other in zip(got, expected, strict=True):

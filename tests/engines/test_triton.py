@@ -185,7 +185,7 @@ def between(edges: np.ndarray, blocks: int) -> np.ndarray:
 @pytest.mark.parametrize("name", LARGE_MASKS)
 @pytest.mark.rule("MASK-3", "MASK-4", "MASK-6")
 def test_every_allowed_pair_is_visited_and_no_forbidden_one_goes_unmasked(name: str, tiles: tuple[int, int]) -> None:
-    masks, (B, H, _, Q, K, *_) = module_of(TRITON, "triton_masks"), LARGE
+    masks, (B, H, _, Q, K, *_) = module_of(TRITON, "engines.triton.masks"), LARGE
     query = torch.zeros(B, H, Q, 1)
     mask = module_of(TRITON, "masks").checked_mask(LARGE_MASKS[name], Q, K, B, H, query.device)
     pairs = np.broadcast_to(torch_impl.materialize(LARGE_MASKS[name], Q, K, batch=B, heads=H).numpy(), (B, H, Q, K))
@@ -206,17 +206,17 @@ def test_every_allowed_pair_is_visited_and_no_forbidden_one_goes_unmasked(name: 
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> Any:
     """Inputs that say they are on a GPU, of which the choice looks at shapes and options only."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(module_of(TRITON, "engines"), "traced", lambda *tensors: False)
+    monkeypatch.setattr(module_of(TRITON, "engines.choice"), "traced", lambda *tensors: False)
     shape = torch.Size((2, 4, 13, 8))
     tensor = SimpleNamespace(shape=shape, dtype=torch.float32, device=torch.device("cuda"), is_cuda=True)
     fields = dict.fromkeys(("query", "key", "value"), tensor) | dict.fromkeys(("mask", "bias", "scale", "softcap"))
-    return module_of(TRITON, "blocked").Inputs(**fields | {"sinks": None} | changed)
+    return module_of(TRITON, "engines.blocked").Inputs(**fields | {"sinks": None} | changed)
 
 
 def test_by_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not judged on a GPU is not taken there unless somebody asks for it."""
     needs_triton()
-    choose = module_of(TRITON, "engines").engine_for
+    choose = module_of(TRITON, "engines.choice").engine_for
     assert choose("auto", on_a_gpu(monkeypatch), None, "zero").engine == "blocked"
     assert choose("fused", on_a_gpu(monkeypatch), None, "zero").engine == "fused"
 
@@ -233,13 +233,13 @@ HINDRANCES: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("changed", "pattern"), HINDRANCES)
 def test_hindrances(changed: dict[str, Any], pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     needs_triton()
-    assert pattern in module_of(TRITON, "fused_gpu").hindrance_of_triton(on_a_gpu(monkeypatch, **changed))
+    assert pattern in module_of(TRITON, "engines.fused_gpu").hindrance_of_triton(on_a_gpu(monkeypatch, **changed))
 
 
 def test_one_line_where_triton_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"^engine 'fused' cannot take this call: Triton is not installed$"):
-        module_of(TRITON, "engines").engine_for("fused", on_a_gpu(monkeypatch), None, "zero")
+        module_of(TRITON, "engines.choice").engine_for("fused", on_a_gpu(monkeypatch), None, "zero")
 
 
 # --- the compiler -----------------------------------------------------------------------------------------------------

@@ -39,63 +39,57 @@ class Wrong(NamedTuple):
 
 WRONG = {
     "keys past the last one attended to": Wrong(
-        of_small("none"), "triton_tiles", "(columns < tl.load(reach + 2)) & (rows < Q)", "(rows < Q)", (8, 16)
+        of_small("none"), "tiles", "(columns < tl.load(reach + 2)) & (rows < Q)", "(rows < Q)", (8, 16)
     ),
     "window too narrow by one": Wrong(
-        of_small("window"), "triton_tiles", "distance >= tl.load(reach)", "distance > tl.load(reach)", (8, 16)
+        of_small("window"), "tiles", "distance >= tl.load(reach)", "distance > tl.load(reach)", (8, 16)
     ),
     "lengths too long by one": Wrong(
-        of_small("lengths"), "triton_tiles", "columns < tl.load(reach + 2)", "columns <= tl.load(reach + 2)", (8, 16)
+        of_small("lengths"), "tiles", "columns < tl.load(reach + 2)", "columns <= tl.load(reach + 2)", (8, 16)
     ),
-    "padding not looked at": Wrong(
-        of_small("padding"), "triton_tiles", "if marks.keep is not None:", "if False:", (8, 16)
-    ),
+    "padding not looked at": Wrong(of_small("padding"), "tiles", "if marks.keep is not None:", "if False:", (8, 16)),
     "segments not looked at": Wrong(
-        of_small("segments"), "triton_tiles", "if marks.query_ids is not None:", "if False:", (8, 16)
+        of_small("segments"), "tiles", "if marks.query_ids is not None:", "if False:", (8, 16)
     ),
     "array of every head the first one's": Wrong(
-        of_small("dense, per head"), "triton_tiles", " + head * marks.strides[1]", "", (8, 16)
+        of_small("dense, per head"), "tiles", " + head * marks.strides[1]", "", (8, 16)
     ),
     "low parts of weights dropped": Wrong(
-        of_large("causal, bfloat16"), "triton_tiles", "tl.static_range(3)", "tl.static_range(1)"
+        of_large("causal, bfloat16"), "tiles", "tl.static_range(3)", "tl.static_range(1)"
     ),
     "lowest part of weights dropped": Wrong(
-        lambda: lost_digits(torch.bfloat16) / 2**-24, "triton_tiles", "tl.static_range(3)", "tl.static_range(2)"
+        lambda: lost_digits(torch.bfloat16) / 2**-24, "tiles", "tl.static_range(3)", "tl.static_range(2)"
     ),
     "low part of weights dropped, float16": Wrong(
-        of_large("causal, float16"), "triton_tiles", "tl.static_range(2)", "tl.static_range(1)"
+        of_large("causal, float16"), "tiles", "tl.static_range(2)", "tl.static_range(1)"
     ),
     "parts cut instead of rounded": Wrong(
-        lambda: lost_digits(torch.float16) / 2**-23, "triton_tiles", "tl.constexpr(1 << 12)", "tl.constexpr(0)"
+        lambda: lost_digits(torch.float16) / 2**-23, "tiles", "tl.constexpr(1 << 12)", "tl.constexpr(0)"
     ),
-    "read past the width": Wrong(
-        in_frames, "triton_tiles", "mask=inside, other", "mask=(rows < length)[:, None], other"
-    ),
-    "sums not shrunk": Wrong(of_large("none, float32"), "triton_forward", "output * shrink[:, None]", "output"),
-    "total not shrunk": Wrong(of_large("none, float32"), "triton_forward", "total * shrink", "total"),
-    "scale forgotten": Wrong(of_small("causal"), "triton_forward", "keys) * scale", "keys)", (8, 16)),
+    "read past the width": Wrong(in_frames, "tiles", "mask=inside, other", "mask=(rows < length)[:, None], other"),
+    "sums not shrunk": Wrong(of_large("none, float32"), "forward", "output * shrink[:, None]", "output"),
+    "total not shrunk": Wrong(of_large("none, float32"), "forward", "total * shrink", "total"),
+    "scale forgotten": Wrong(of_small("causal"), "forward", "keys) * scale", "keys)", (8, 16)),
     "another key head": Wrong(
-        of_small("causal"), "triton_forward", "group = head // (sizes.H // sizes.G)", "group = head % sizes.G", (8, 16)
+        of_small("causal"), "forward", "group = head // (sizes.H // sizes.G)", "group = head % sizes.G", (8, 16)
     ),
     "empty rows NaN": Wrong(
-        of_small("causal, empty rows"), "triton_forward", 'larger == float("-inf"), 0.0', "False, 0.0", (8, 16)
+        of_small("causal, empty rows"), "forward", 'larger == float("-inf"), 0.0', "False, 0.0", (8, 16)
     ),
-    "delta forgotten": Wrong(of_small("causal"), "triton_backward", " - delta[:, None]", "", (8, 16)),
+    "delta forgotten": Wrong(of_small("causal"), "backward", " - delta[:, None]", "", (8, 16)),
     "scale forgotten in the queries' gradient": Wrong(
-        of_small("causal"), "triton_backward", "total * scale", "total", (8, 16)
+        of_small("causal"), "backward", "total * scale", "total", (8, 16)
     ),
-    "first head of a group only": Wrong(
-        of_small("causal"), "triton_backward", "in range(share)", "in range(1)", (8, 16)
-    ),
+    "first head of a group only": Wrong(of_small("causal"), "backward", "in range(share)", "in range(1)", (8, 16)),
     "another mask in the keys' gradient": Wrong(
         of_large("causal, float32"),
-        "triton_backward",
+        "backward",
         "rows[None, :], columns[:, None]",
         "rows[None, :], columns[:, None] + 1",
     ),
     "forbidden pairs have weights in the queries' gradient": Wrong(
         of_large("lengths and causal, float32"),
-        "triton_backward",
+        "backward",
         "weights = tl.where(allowed, weights, 0.0)\n        values",
         "pass\n        values",
     ),
@@ -130,23 +124,23 @@ def last_queries_forgotten(ranges: Any) -> Any:
 
 MISLED = {
     "keys left out": Misled(
-        of_large("window, float32"), "triton_masks", "key_ranges", after(lambda r: r._replace(stop=r.stop - 16))
+        of_large("window, float32"), "engines.triton.masks", "key_ranges", after(lambda r: r._replace(stop=r.stop - 16))
     ),
     "forbidden keys taken for full": Misled(
-        of_large("causal, float32"), "triton_masks", "key_ranges",
+        of_large("causal, float32"), "engines.triton.masks", "key_ranges",
         after(lambda r: r._replace(stop=r.stop + 16, full_stop=r.full_stop + 16)),
     ),
     "queries left out of the keys' gradient": Misled(
-        of_large("causal, float32"), "triton_masks", "turned", after(last_queries_forgotten)
+        of_large("causal, float32"), "engines.triton.masks", "turned", after(last_queries_forgotten)
     ),
     "0 times NaN": Misled(
-        lambda: hidden("value").ratio, "fused_gpu", "size", lambda right: lambda tensor: 0.0
+        lambda: hidden("value").ratio, "engines.fused_gpu", "size", lambda right: lambda tensor: 0.0
     ),
     "0 times infinity in the gradient": Misled(
-        lambda: hidden("key").ratio, "fused_gpu", "recomputed_alike", lambda right: lambda _: True
+        lambda: hidden("key").ratio, "engines.fused_gpu", "recomputed_alike", lambda right: lambda _: True
     ),
     "0 times a cotangent of NaN": Misled(
-        lambda: hidden("cotangent").ratio, "fused_gpu", "bounded", lambda right: lambda *given: True
+        lambda: hidden("cotangent").ratio, "engines.fused_gpu", "bounded", lambda right: lambda *given: True
     ),
 }  # fmt: skip
 

@@ -22,10 +22,11 @@ from conformance.cases.declaration import Declaration, declaration_of, declare
 from conformance.cases.features import features_of, within
 from conformance.cases.signatures import needed, signature_of
 from conformance.checks.catalogue import DESCRIPTION
-from conformance.checks.refusals import REFUSALS, refusals_of
-from conformance.judge.session import NotAsked, Question, Trial
+from conformance.judge.judgement import Question
+from conformance.judge.session import NotAsked, Trial
 from conformance.operations.corpus import entries_for
 from conformance.operations.probes import catalogue
+from conformance.operations.refusals import REFUSALS, refusals_of
 from conformance.sampling.draws import drawing
 from conformance.sampling.special import planted_cases
 from conformance.sampling.strategies import multi_head_cases

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import strategies as st
 from rich.console import Console
 
+from conformance.checks.probe import Probe
 from conformance.judge.checking import EFFORTS
-from conformance.operations.probes import PROBES, Probe, probes_of
+from conformance.operations.probes import PROBES, probes_of
 from conformance.runner.in_process import Examiner
 from conformance.sampling.draws import Rows
 from conformance.sampling.strategies import norm_cases

@@ -106,9 +106,9 @@ def test_rules_of_every_case_stand_for_themselves() -> None:
 def test_nothing_grave_follows_from_lost_digits() -> None:
     """And what is wrong altogether comes before what is only rounded, however simple that case is."""
     slight, grave = violated("ATT-5", case(1, 1, 1, 1)), violated("MASK-3", case(1, 1, 2, 2))
-    slight = replace(slight, finding=slight.finding._replace(ratio=1.2))
+    slight = replace(slight, finding=replace(slight.finding, ratio=1.2))
     assert [rules_of(part) for part in separated([slight, grave])] == [["MASK-3", "ATT-5"], []]
-    near = replace(slight, finding=slight.finding._replace(ratio=1e5, got=1.001, expected=1.0))
+    near = replace(slight, finding=replace(slight.finding, ratio=1e5, got=1.001, expected=1.0))
     assert [rules_of(part) for part in separated([near, grave])] == [["MASK-3", "ATT-5"], []]
 
 

@@ -10,8 +10,9 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from conformance.cases.case import Case
+from conformance.checks.probe import Probe
 from conformance.judge.run import run_probe, seed_of, silent
-from conformance.operations.probes import PROBES, Probe
+from conformance.operations.probes import PROBES
 from conformance.runner.in_process import Examiner
 from conformance.sampling.draws import HOPELESS, drawn, of_seed, own_seed
 from conformance.sampling.strategies import norm_cases

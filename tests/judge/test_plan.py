@@ -15,6 +15,7 @@ from conformance.cases.declaration import DIMENSIONS, EVERYTHING, Declaration
 from conformance.cases.features import dimensions, within
 from conformance.cases.sizes import Sizes
 from conformance.judge.run import cases_of
+from conformance.operations.layer_norm import PLAN
 from conformance.operations.probes import catalogue
 from conformance.sampling.draws import Rows, drawn, of_seed
 from conformance.sampling.plan import attention as plan
@@ -66,7 +67,7 @@ def test_the_budget_is_what_forbids() -> None:
 
 
 def test_norms_reach_65537_both_ways() -> None:
-    rows = layers.rows("norm", False)
+    rows = layers.plan_of(PLAN, EVERYTHING)
     assert {65537} <= {row["norm_width"] for row in rows}
     assert {65537} <= {row["rows"] for row in rows}
 

@@ -11,6 +11,7 @@ import pytest
 
 import reference_numpy
 from conformance.cases.case import Case
+from conformance.cases.declaration import EVERYTHING
 from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.cases.features import features_of
 from conformance.checks.catalogue import AGREEMENT, PLANTED, TWIN
@@ -18,11 +19,11 @@ from conformance.checks.check import Check
 from conformance.checks.results import Violation
 from conformance.judge.run import asking, breaks, cut_down, violation
 from conformance.judge.thresholds import rule, threshold
+from conformance.operations import OPERATIONS
 from conformance.oracle.reference import oracle
 from conformance.runner.dimensions import Part, sizes_of, taken
 from conformance.runner.in_process import Examiner
 from conformance.runner.shrinking import Material, cuttable
-from conformance.sampling.strategies import OPERATIONS
 from conformance.subjects.targets import Target
 from specification import Causal, Dense
 
@@ -285,7 +286,7 @@ def test_cases_of_other_sizes_are_cases(operation: str) -> None:
     """The definition takes them, and gives results of their sizes."""
     from conformance.sampling.draws import drawn
 
-    for _, case in drawn(OPERATIONS[operation](dtypes=("float32", "bfloat16")), 5, 3):
+    for _, case in drawn(OPERATIONS[operation].cases(dtypes=("float32", "bfloat16"), declaration=EVERYTHING), 5, 3):
         sizes = sizes_of(case)
         for name, size in sizes.items():
             for part in (Part(0, 1), Part(size - 1, 1), Part(0, size + 3)):

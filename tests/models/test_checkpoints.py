@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ import reference_numpy
 from specification import Configuration, KeyPadding
 from specification.checkpoints import read_model, read_safetensors
 from specification.dialects import DIALECTS, read
-from tests.models.test_dialects import SIZES, SOURCES, filled, state
+from specification.loading.families import UNCOVERED, uncovered
+from tests.models.test_dialects import filled, state
 from tests.support.helpers import Implementation
+from tests.support.tutorials import SIZES, SOURCES
 
 WHOLE = {"notebook-scratch", "imdb-classifier, max", "transformer101", "prenorm-blog", "dawn"}
 
@@ -413,6 +416,122 @@ def test_a_file_in_bfloat16(tmp_path: Path) -> None:
         parameters, _ = read("dawn", tmp_path / "narrow.safetensors", num_heads=4)
     expected = entries["fc.bias"].astype("float32")
     np.testing.assert_array_equal(parameters.output.bias, expected)
+
+
+# --- names of other models --------------------------------------------------------------------------------------------
+
+
+def example(dialect: str) -> dict[str, np.ndarray]:
+    """The small checkpoint of the dialect's record."""
+    generator = np.random.default_rng(0)
+    shapes = {name: shape for name, (shape, _) in DIALECTS[dialect].example_entries().items()}
+    return {name: generator.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+
+
+def test_names_of_another_dialect_are_told() -> None:
+    for theirs in DIALECTS:
+        for ours in DIALECTS.keys() - {theirs}:
+            record = DIALECTS[ours]
+            with pytest.raises(ValueError, match=f"its names are those of dialect {theirs!r}; "):
+                read(ours, example(theirs), **record.example.hyperparameters)
+        broken = example(theirs) | {"something.else": np.ones(1, "float32")}
+        with pytest.raises(ValueError, match=r"does not fit, 1 problem: something.else is not known$"):
+            read(theirs, broken, **DIALECTS[theirs].example.hyperparameters)
+
+
+KINDS = {
+    "ALBERT": "Albert", "BART": "Bart Marian MBart Pegasus Whisper", "BLOOM or Falcon": "Bloom Falcon",
+    "CLIP": "CLIP", "DeBERTa": "Deberta DebertaV2", "GPT-J": "GPTJ", "GPT-Neo": "GPTNeo", "GPT-NeoX": "GPTNeoX",
+    "LLaMA": "Gemma Llama Mistral Phi3 Qwen2", "Mamba": "Mamba", "ModernBERT": "ModernBert", "MPNet": "MPNet",
+    "OPT": "OPT", "T5": "T5", "ViT": "ViT", "XLNet": "XLNet",
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", " ".join(KINDS.values()).split())
+def test_families_that_no_dialect_covers_are_known_by_name(kind: str) -> None:
+    """In one line, whatever the dialect; the names are those of Hugging Face's own module."""
+    transformers = pytest.importorskip("transformers")
+    configuration = getattr(transformers, f"{kind}Config")()
+    with torch.device("meta"):
+        names = transformers.AutoModel.from_config(configuration).state_dict()
+    family = next(family for family, kinds in KINDS.items() if kind in kinds.split())
+    for dialect, record in DIALECTS.items():
+        with pytest.raises(ValueError, match=f"its names are those of {family}.*, which no dialect covers$"):
+            read(dialect, dict.fromkeys(names, np.ones(1, "float32")), **record.example.hyperparameters)
+
+
+def test_every_family_is_known_by_names_of_its_own() -> None:
+    assert {family.split(" (")[0] for family in UNCOVERED} == KINDS.keys() | {"ELECTRA"}
+    with pytest.raises(ValueError, match="its names are those of ELECTRA, which"):
+        read("bert", {f"electra.{name}": array for name, array in bert_entries().items()}, num_heads=4)
+    for dialect in DIALECTS:
+        assert uncovered(example(dialect)) is None
+
+
+# --- the config.json beside a checkpoint ------------------------------------------------------------------------------
+
+FILES: dict[str, dict[str, Any]] = {
+    "bert": {"model_type": "bert", "num_attention_heads": 2, "layer_norm_eps": 1e-12, "hidden_act": "gelu",
+             "pad_token_id": 0, "is_decoder": False, "hidden_size": 8},
+    "distilbert": {"model_type": "distilbert", "n_heads": 2, "activation": "gelu"},
+    "gpt2": {"model_type": "gpt2", "n_head": 2, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new",
+             "scale_attn_weights": True},
+}  # fmt: skip
+
+
+def beside(folder: Path, dialect: str, **told: Any) -> Path:
+    """A checkpoint in a file, and a config.json beside it."""
+    save_file(example(dialect), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(FILES[dialect] | told))
+    return folder / "model.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "given", "told", "message"),
+    [
+        ("bert", {"num_heads": 4}, {}, "num_attention_heads is 2, and num_heads is 4$"),
+        ("bert", {"eps": 1e-5}, {}, "layer_norm_eps is 1e-12, and eps is 1e-05$"),
+        ("bert", {}, {"layer_norm_eps": 1e-5}, "layer_norm_eps is 1e-05, and eps is 1e-12$"),
+        ("bert", {}, {"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new', which is 'gelu_tanh' here, and .*'gelu'$"),
+        ("bert", {}, {"hidden_act": "silu"}, "hidden_act is 'silu', and activation is 'gelu'$"),
+        ("bert", {}, {"model_type": "yoso"}, "model_type is 'yoso', and this dialect reads 'bert', 'camembert', "),
+        ("bert", {}, {"model_type": "roberta"}, "a roberta has positions='after_padding', and it is read with 'le"),
+        ("bert", {"positions": "after_padding", "padding": 0}, {}, "a bert has positions='learned', and it is read "),
+        ("bert", {}, {"is_decoder": True}, "is_decoder is True, of which only False is supported$"),
+        ("bert", {"num_heads": 4}, {"layer_norm_eps": 1e-5}, "num_heads is 4; layer_norm_eps is 1e-05, and eps"),
+        ("distilbert", {"num_heads": 1}, {}, "n_heads is 2, and num_heads is 1$"),
+        ("distilbert", {}, {"activation": "relu"}, "activation is 'relu', and activation is 'gelu'$"),
+        ("distilbert", {}, {"model_type": "bert"}, "model_type is 'bert', and this dialect reads 'distilbert'$"),
+        ("gpt2", {"num_heads": 8}, {}, "n_head is 2, and num_heads is 8$"),
+        ("gpt2", {}, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True, of which"),
+        ("gpt2", {}, {"scale_attn_weights": False}, "scale_attn_weights is False, of which only True is supported"),
+    ],
+)  # fmt: skip
+def test_contradictions_are_refused(
+    dialect: str, given: dict[str, Any], told: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=rf"config.json says otherwise: .*{message}"):
+        read(dialect, beside(tmp_path, dialect, **told), **({"num_heads": 2} | given))
+    read(dialect, example(dialect), **({"num_heads": 2} | given))  # arrays have no file beside them
+
+
+@pytest.mark.parametrize("dialect", FILES)
+def test_files_that_agree_or_say_nothing(dialect: str, tmp_path: Path, implementation: Implementation) -> None:
+    path = beside(tmp_path, dialect)
+    implementation.load(dialect, path, num_heads=2)
+    for text in ("[]", "{}", json.dumps({"num_attention_heads": 99, "n_head": 99})):
+        (tmp_path / "config.json").write_text(text)
+        read(dialect, path, num_heads=2)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json cannot be read as JSON"):
+        implementation.load(dialect, path, num_heads=2)
+
+
+def test_a_file_beside_a_tutorials_checkpoint_is_not_read(tmp_path: Path) -> None:
+    save_file(example("dawn"), tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{")
+    read("dawn", tmp_path / "model.safetensors", num_heads=2)
 
 
 # --- what a model is called with --------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from conformance.models.structures import as_float64
 from conformance.oracle.reference import Exact
 from reference_numpy.transformer import target_mask
 from specification.masks import Causal, KeyPadding
-from tests.support.helpers import IMPLEMENTATIONS, REFERENCE, Implementation, literally
+from tests.support.helpers import IMPLEMENTATIONS, REFERENCE, Implementation, by_reference
 from tests.support.small_models import EXAMPLES, LENGTH, Example, decoding, edited, generation
 
 CUTS = {
@@ -219,7 +219,7 @@ def test_rows_of_nan_are_those_of_the_full_pass(
     implementation: Implementation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NaN at the same places, and elsewhere what it is when these rows are 0, since no key there is seen."""
-    literally(implementation.package, monkeypatch)
+    by_reference(implementation.package, monkeypatch)
     zero = EXAMPLES["padded keys"]
     nan = zero._replace(configuration=replace(zero.configuration, empty_rows="nan"))
     got = stepwise(implementation, nan, CUTS[PLAIN], zero.target())

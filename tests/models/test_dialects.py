@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import re
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -18,109 +21,15 @@ from conformance.bounds import bound as operation_bound
 from conformance.cases.case import Case
 from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
+from conformance.reports import dialects as dialect_tables
 from specification import Causal, KeyPadding, dialects
-from tests.support import tutorials
+from specification.checkpoints import flatten
+from specification.dialects import DIALECTS
+from specification.fitting import misfits
+from specification.loading.record import Variant
 from tests.support.helpers import IMPLEMENTATIONS, Implementation
 from tests.support.small_models import plant
-
-Arrays = tuple[np.ndarray, ...]
-
-
-class Sizes(NamedTuple):
-    width: int
-    heads: int
-    inner: int
-    depth: int
-    batch: int
-    source: int
-    target: int
-
-
-SIZES = [Sizes(16, 4, 24, 2, 3, 9, 7), Sizes(48, 3, 40, 1, 2, 5, 11)]
-VOCABULARY = (11, 13)
-
-
-def tokens(sizes: Sizes, length: int, vocabulary: int) -> np.ndarray:
-    """Ids in which 0 is padding: of differing amounts, none in the first sequence, and nothing else in the last."""
-    generator = np.random.default_rng(length)
-    ids = generator.integers(1, vocabulary, (sizes.batch, length))
-    for row, count in enumerate(np.linspace(0, length, sizes.batch).astype(int)):
-        ids[row, length - count :] = 0
-    return ids
-
-
-def both(sizes: Sizes) -> Arrays:
-    return tokens(sizes, sizes.source, VOCABULARY[0]), tokens(sizes, sizes.target, VOCABULARY[1])
-
-
-def one(sizes: Sizes) -> Arrays:
-    return (tokens(sizes, sizes.target, VOCABULARY[1]),)
-
-
-def embedded(*lengths: str) -> Callable[[Sizes], Arrays]:
-    def inputs(sizes: Sizes) -> Arrays:
-        generator = np.random.default_rng(0)
-        return tuple(generator.normal(1, 2, (sizes.batch, getattr(sizes, name), sizes.width)) for name in lengths)
-
-    return inputs
-
-
-class Source(NamedTuple):
-    """Where a checkpoint comes from. narrow: steps that the module takes in float32 in every dtype."""
-
-    dialect: str
-    module: Callable[[Sizes], torch.nn.Module]
-    inputs: Callable[[Sizes], Arrays]
-    hyperparameters: Callable[[Sizes], dict[str, Any]] = lambda s: {"num_heads": s.heads}
-    narrow: frozenset[str] = frozenset()
-
-
-FLOAT32_TABLE = frozenset({"sinusoidal_positions"})
-SOURCES = {
-    "notebook-scratch": Source(
-        "notebook-scratch",
-        lambda s: tutorials.NotebookScratch(*VOCABULARY, s.width, s.heads, 3, s.depth, 0),
-        both,
-        lambda s: {"num_heads": s.heads, "source_pad": 0, "target_pad": 0},
-    ),
-    "imdb-classifier, max": Source(
-        "imdb-classifier",
-        lambda s: tutorials.ImdbClassifier(VOCABULARY[1], s.width, s.heads, s.depth, 5, "max"),
-        one,
-        lambda s: {"num_heads": s.heads, "pool": "max"},
-    ),
-    "imdb-classifier, mean, wide": Source(
-        "imdb-classifier",
-        lambda s: tutorials.ImdbClassifier(VOCABULARY[1], s.width, s.heads, s.depth, 5, "mean", wide=True),
-        one,
-        lambda s: {"num_heads": s.heads, "pool": "mean"},
-    ),
-    "transformer101": Source(
-        "transformer101",
-        lambda s: tutorials.SeparateHeads(s.width, s.heads, s.width // s.heads, s.width // s.heads, "output_linear"),
-        embedded("target"),
-        lambda s: {},
-    ),
-    "prenorm-blog": Source(
-        "prenorm-blog",
-        lambda s: tutorials.PrenormBlog(*VOCABULARY, s.width, s.heads, s.inner, s.depth, 0),
-        both,
-        lambda s: {"num_heads": s.heads, "source_pad": 0, "target_pad": 0},
-        FLOAT32_TABLE,
-    ),
-    "prenorm-blog, heads": Source(
-        "prenorm-blog",
-        lambda s: tutorials.SeparateHeads(s.width, s.heads, 4, 6, "linear"),
-        embedded("source", "target", "target"),
-        lambda s: {},
-    ),
-    "dawn": Source(
-        "dawn",
-        lambda s: tutorials.Dawn(*VOCABULARY, s.width, s.heads, s.inner, s.depth),
-        both,
-        narrow=FLOAT32_TABLE,
-    ),
-}
+from tests.support.tutorials import SIZES, SOURCES, VOCABULARY, Arrays, Sizes, Source, embedded, one
 
 
 def filled(module: torch.nn.Module) -> torch.nn.Module:
@@ -284,6 +193,75 @@ def test_parts_of_torch(name: str, implementation: Implementation) -> None:
     assert_within(answer(implementation, "pytorch", state(module), inputs, num_heads=4), exact, bound, "float32")
 
 
+# --- records ----------------------------------------------------------------------------------------------------------
+
+OPTIONAL = {
+    "Dialect": {"prefixes", "renamed", "ignored", "config", "tutorial"},
+    "Variant": {"name", "marks", "counted", "padding", "check", "example"},
+    "Example": {"hyperparameters", "options", "about", "sizes", "without", "unread"},
+    "ConfigFile": {"fixed"},
+    "Tutorial": set(),
+}
+"""Fields that may be empty."""
+
+
+def empty_fields(record: Any) -> list[str]:
+    """Fields that must not be empty and are, of the record and all records in it."""
+    kind = type(record).__name__
+    values = {field.name: getattr(record, field.name) for field in fields(record)}
+    found = [f"{kind}.{name}" for name, value in values.items() if not value and name not in OPTIONAL[kind]]
+    within = [*values.get("variants", ()), *(values.get(name) for name in ("example", "config", "tutorial"))]
+    return found + [name for one in within if one is not None for name in empty_fields(one)]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_record_is_complete(dialect: str) -> None:
+    record = DIALECTS[dialect]
+    assert record.name == dialect
+    assert empty_fields(record) == []
+    assert Path(dialects.__path__[0], f"{dialect.replace('-', '_')}.py").is_file()
+    if record.config is not None:
+        assert set(record.config.keys) <= set(record.hyperparameters)
+    for variant in record.variants:
+        assert (variant.name == "") == (variant.marks == ()) or variant is record.variants[-1]
+        assert set(variant.padding) <= set(variant.hyperparameters)
+        assert set(record.example.hyperparameters) <= set(record.hyperparameters)
+
+
+def test_an_incomplete_record_is_noticed() -> None:
+    record = DIALECTS["dawn"]
+    assert record.tutorial is not None
+    without = replace(record, source="", variants=(replace(record.described, gives="", table=()),))
+    without = replace(without, tutorial=replace(record.tutorial, builds=""))
+    assert empty_fields(without) == ["Dialect.source", "Variant.table", "Variant.gives", "Tutorial.builds"]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_an_example_is_read_and_every_entry_of_it_is_needed(dialect: str) -> None:
+    record = DIALECTS[dialect]
+    example = record.example
+    entries = {name: np.ones(shape, "float32") for name, (shape, _) in record.example_entries().items()}
+    prefix = (*record.prefixes, "")[0]
+    parameters, configuration = dialects.read(dialect, entries, **example.hyperparameters)
+    assert misfits(parameters, configuration) == []
+    for name in entries:
+        rest = {other: array for other, array in entries.items() if other != name}
+        if name.removeprefix(prefix) in example.unread:
+            dialects.read(dialect, rest, **example.hyperparameters)
+        elif not any(row.when for row in record.described.table if row.theirs.replace("{i}", "0") == name):
+            with pytest.raises(ValueError, match=f"{re.escape(name.removeprefix(prefix))} is missing"):
+                dialects.read(dialect, rest, **example.hyperparameters)
+
+
+def test_the_documents_list_every_dialect() -> None:
+    """`conformance dev dialects` has been called since the last change of a record."""
+    text = Path(dialect_tables.DOCUMENT).read_text()
+    assert dialect_tables.renewed(text) == text
+    assert all(f"| `{dialect}`" in text for dialect in DIALECTS)
+    with pytest.raises(ValueError, match="there is no place for the table"):
+        dialect_tables.renewed(text.replace("<!-- end of tutorials -->", ""))
+
+
 # --- Hugging Face -----------------------------------------------------------------------------------------------------
 
 
@@ -311,87 +289,128 @@ PRETRAINED = {
 TYPE_COUNT, LONGEST = 3, 20
 
 
-def bert_of(made: Pretrained, dtype: str) -> torch.nn.Module:
-    transformers = pytest.importorskip("transformers")
-    width, heads, inner, depth, *_ = made.sizes
-    configuration = transformers.BertConfig(
-        vocab_size=VOCABULARY[1], hidden_size=width, num_attention_heads=heads, intermediate_size=inner,
-        num_hidden_layers=depth, max_position_embeddings=LONGEST, type_vocab_size=TYPE_COUNT,
-        hidden_act=made.activation, layer_norm_eps=made.eps, attn_implementation=made.attention,
-    )  # fmt: skip
-    return filled(transformers.BertModel(configuration)).to(getattr(torch, dtype))
+class Origin(NamedTuple):
+    """The models of Hugging Face that a dialect's checkpoints come from.
 
-
-def gpt2_of(made: Pretrained, dtype: str) -> torch.nn.Module:
-    transformers = pytest.importorskip("transformers")
-    width, heads, inner, depth, *_ = made.sizes
-    configuration = transformers.GPT2Config(
-        vocab_size=VOCABULARY[1], n_embd=width, n_head=heads, n_inner=inner, n_layer=depth, n_positions=LONGEST,
-        activation_function=made.activation, layer_norm_epsilon=made.eps, attn_implementation=made.attention,
-        tie_word_embeddings=made.tied, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    return filled(transformers.GPT2LMHeadModel(configuration)).to(getattr(torch, dtype))
-
-
-def bert_case(made: Pretrained, dtype: str) -> tuple[np.ndarray, Any, Arrays, dict[str, Any]]:
-    """Token types, and padding of differing lengths, in the last sequence everything.
-
-    Returns hidden states, the checkpoint, the inputs, and what the model is loaded and called with.
+    family: what the names of its classes begin with. options: of its configuration class, for sizes and options.
+    call: from the module and tokens, in which 0 is padding at the end, to its result, and what ours is called with.
+    kind: how the class's name goes on whose result is compared. heads: the same of classes whose heads are ignored.
     """
-    module, (ids,) = bert_of(made, dtype), one(made.sizes)
+
+    family: str
+    options: Callable[[Pretrained], dict[str, Any]]
+    call: Callable[[torch.nn.Module, np.ndarray], tuple[np.ndarray, Arrays, dict[str, Any]]]
+    kind: str = "Model"
+    heads: tuple[str, ...] = ()
+
+
+def bert_options(made: Pretrained) -> dict[str, Any]:
+    width, heads, inner, depth, *_ = made.sizes
+    return {
+        "vocab_size": VOCABULARY[1], "hidden_size": width, "num_attention_heads": heads, "intermediate_size": inner,
+        "num_hidden_layers": depth, "max_position_embeddings": LONGEST, "type_vocab_size": TYPE_COUNT,
+        "hidden_act": made.activation, "layer_norm_eps": made.eps,
+    }  # fmt: skip
+
+
+def bert_call(module: torch.nn.Module, ids: np.ndarray) -> tuple[np.ndarray, Arrays, dict[str, Any]]:
+    """Token types, and padding of differing lengths, in the last sequence everything."""
     types = np.random.default_rng(0).integers(0, TYPE_COUNT, ids.shape)
-    with torch.no_grad():
-        got = module(*map(torch.from_numpy, (ids, (ids != 0).astype(int), types))).last_hidden_state.numpy()
-    given = made.hyperparameters | {"empty_rows": "zero" if made.attention == "sdpa" else "mean"}
-    return got, state(module), (ids,), given | {"options": {"key_padding": ids != 0, "token_types": types}}
+    got = module(*map(torch.from_numpy, (ids, (ids != 0).astype(int), types))).last_hidden_state.numpy()
+    return got, (ids,), {"key_padding": ids != 0, "token_types": types}
 
 
-def gpt2_case(made: Pretrained, dtype: str) -> tuple[np.ndarray, Any, Arrays, dict[str, Any]]:
-    """Padding of differing lengths, masked. Returns logits, and as above.
+def distilbert_options(made: Pretrained) -> dict[str, Any]:
+    """Its norms have an eps of their own, in no configuration."""
+    width, heads, inner, depth, *_ = made.sizes
+    return {
+        "vocab_size": VOCABULARY[1], "dim": width, "n_heads": heads, "hidden_dim": inner, "n_layers": depth,
+        "max_position_embeddings": LONGEST, "activation": made.activation, "tie_word_embeddings": made.tied,
+    }  # fmt: skip
 
-    It comes first, so that there are positions that may attend to nothing.
-    """
-    module, (ids,) = gpt2_of(made, dtype), one(made.sizes)
+
+def distilbert_call(module: torch.nn.Module, ids: np.ndarray) -> tuple[np.ndarray, Arrays, dict[str, Any]]:
+    """Padding of differing lengths, in the last sequence everything."""
+    got = module(torch.from_numpy(ids), torch.from_numpy((ids != 0).astype(int))).last_hidden_state.numpy()
+    return got, (ids,), {"key_padding": ids != 0}
+
+
+def gpt2_options(made: Pretrained) -> dict[str, Any]:
+    width, heads, inner, depth, *_ = made.sizes
+    return {
+        "vocab_size": VOCABULARY[1], "n_embd": width, "n_head": heads, "n_inner": inner, "n_layer": depth,
+        "n_positions": LONGEST, "activation_function": made.activation, "layer_norm_epsilon": made.eps,
+        "tie_word_embeddings": made.tied, "bos_token_id": 0, "eos_token_id": 0,
+    }  # fmt: skip
+
+
+def gpt2_call(module: torch.nn.Module, ids: np.ndarray) -> tuple[np.ndarray, Arrays, dict[str, Any]]:
+    """Padding of differing lengths, masked; it comes first, so that positions are there that may attend to nothing."""
     ids = ids[:, ::-1].copy()
+    got = module(torch.from_numpy(ids), attention_mask=torch.from_numpy((ids != 0).astype(int))).logits.numpy()
+    return got, (ids,), {"mask": KeyPadding(ids != 0)}
+
+
+ORIGINS = {
+    "bert": Origin(
+        "Bert",
+        bert_options,
+        bert_call,
+        heads=("ForPreTraining", "ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering"),
+    ),
+    "distilbert": Origin(
+        "DistilBert",
+        distilbert_options,
+        distilbert_call,
+        heads=("ForMaskedLM", "ForSequenceClassification", "ForQuestionAnswering", "ForTokenClassification"),
+    ),
+    "gpt2": Origin("GPT2", gpt2_options, gpt2_call, kind="LMHeadModel"),
+}
+
+
+def hugging_face(dialect: str, made: Pretrained, dtype: str = "float32", kind: str = "") -> torch.nn.Module:
+    """A module with random weights; kind: another one than is compared."""
+    transformers, origin = pytest.importorskip("transformers"), ORIGINS[dialect]
+    options = origin.options(made) | {"attn_implementation": made.attention}
+    configuration = getattr(transformers, f"{origin.family}Config")(**options)
+    module = getattr(transformers, origin.family + (kind or origin.kind))(configuration)
+    return filled(module).to(getattr(torch, dtype))
+
+
+def hugging_face_case(dialect: str, made: Pretrained, dtype: str) -> tuple[np.ndarray, Any, Arrays, dict[str, Any]]:
+    """The module's result, the checkpoint, the inputs, and what the model is loaded and called with."""
+    module, (ids,) = hugging_face(dialect, made, dtype), one(made.sizes)
     with torch.no_grad():
-        got = module(torch.from_numpy(ids), attention_mask=torch.from_numpy((ids != 0).astype(int))).logits.numpy()
+        got, inputs, options = ORIGINS[dialect].call(module, ids)
     checkpoint = state(module)
     if made.tied:
-        del checkpoint["lm_head.weight"]
+        checkpoint.pop("lm_head.weight", None)
     given = made.hyperparameters | {"empty_rows": "zero" if made.attention == "sdpa" else "mean"}
-    return got, checkpoint, (ids,), given | {"options": {"mask": KeyPadding(ids != 0)}}
+    given = {name: value for name, value in given.items() if name in DIALECTS[dialect].hyperparameters}
+    return got, checkpoint, inputs, given | {"options": options}
 
 
-PRETRAINED_CASES = {"bert": bert_case, "gpt2": gpt2_case}
-
-
-def assert_all_agree(dialect: str, name: str, dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", PRETRAINED)
+@pytest.mark.parametrize("dialect", ORIGINS)
+@pytest.mark.slow_where(unless="small-float32")
+def test_hugging_face(dialect: str, name: str, dtype: str) -> None:
     """Hugging Face's module, and the checkpoint that it gives in each of the three packages."""
-    got, checkpoint, inputs, given = PRETRAINED_CASES[dialect](PRETRAINED[name], dtype)
+    got, checkpoint, inputs, given = hugging_face_case(dialect, PRETRAINED[name], dtype)
     exact, bound = expected(dialect, checkpoint, inputs, dtype, **given)
     assert_within(got, exact, bound, dtype)
     for implementation in IMPLEMENTATIONS:
         assert_within(answer(implementation, dialect, checkpoint, inputs, **given), exact, bound, dtype)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", PRETRAINED)
-@pytest.mark.slow_where(unless="small-float32")
-def test_bert(name: str, dtype: str) -> None:
-    assert_all_agree("bert", name, dtype)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", PRETRAINED)
-@pytest.mark.slow_where(unless="small-float32")
-def test_gpt2(name: str, dtype: str) -> None:
-    assert_all_agree("gpt2", name, dtype)
+def test_every_dialect_of_hugging_face_is_compared() -> None:
+    assert {name for name, dialect in DIALECTS.items() if dialect.config} == set(ORIGINS)
 
 
 def test_tied_weights_are_two_arrays(implementation: Implementation) -> None:
     """Changing one leaves the other, in all packages alike."""
     made = PRETRAINED["small"]
-    entries = state(gpt2_of(made, "float32"))
+    entries = state(hugging_face("gpt2", made))
     entries.pop("lm_head.weight", None)
     model = implementation.load("gpt2", entries, **made.hyperparameters)
     parameters = model.structure() if implementation.package == "torch_impl" else model.parameters
@@ -400,6 +419,21 @@ def test_tied_weights_are_two_arrays(implementation: Implementation) -> None:
         assert not np.shares_memory(tokens, output)
     if implementation.package == "torch_impl":
         assert tokens.data_ptr() != output.data_ptr()
+
+
+@pytest.mark.parametrize(("dialect", "head"), [(name, head) for name in ORIGINS for head in ORIGINS[name].heads])
+def test_heads_are_ignored(dialect: str, head: str) -> None:
+    """Under the names that they have in a file with a head, the same arrays are read."""
+    made = PRETRAINED["small"]
+    entries = state(hugging_face(dialect, made, kind=head))
+    prefix = DIALECTS[dialect].prefixes[0]
+    plain = {name.removeprefix(prefix): array for name, array in entries.items() if name.startswith(prefix)}
+    assert len(plain) < len(entries)
+    given = {name: value for name, value in made.hyperparameters.items() if name in DIALECTS[dialect].hyperparameters}
+    parameters, configuration = dialects.read(dialect, entries, **given)
+    alone, same = dialects.read(dialect, plain, **given)
+    assert configuration == same
+    assert all(map(np.array_equal, flatten(parameters).values(), flatten(alone).values()))
 
 
 OTHERWISE: dict[str, dict[str, Any]] = {
@@ -411,12 +445,48 @@ OTHERWISE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("dialect", PRETRAINED_CASES)
-@pytest.mark.parametrize("what", OTHERWISE)
+OF_EACH = [
+    (dialect, what) for dialect in ORIGINS for what in OTHERWISE
+    if what == "padding" or what in DIALECTS[dialect].hyperparameters
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dialect", "what"), OF_EACH)
 def test_what_is_not_in_a_checkpoint_shows(dialect: str, what: str) -> None:
     """With one hyperparameter or the mask otherwise, Hugging Face's module is beyond the bound."""
-    got, checkpoint, inputs, given = PRETRAINED_CASES[dialect](PRETRAINED["deep"], "float64")
+    got, checkpoint, inputs, given = hugging_face_case(dialect, PRETRAINED["deep"], "float64")
     exact, bound = expected(dialect, checkpoint, inputs, "float64", **given | OTHERWISE[what])
+    assert np.max(np.abs(got - exact) / bound) > 1
+
+
+def with_queries_for_keys(variant: Variant) -> Variant:
+    """Its table with the query and the key exchanged."""
+    other = {"query": "key", "key": "query"}
+    rows = []
+    for row in variant.table:
+        paths = tuple(re.sub("query|key", lambda found: other[found[0]], path) for path in row.paths)
+        rows.append(row._replace(ours=paths if len(paths) > 1 else paths[0]))
+    return replace(variant, table=tuple(rows))
+
+
+def with_another_eps(variant: Variant) -> Variant:
+    def configuration(**given: Any) -> Any:
+        right = variant.configuration(**given)
+        return replace(right, norm_eps=right.norm_eps + 1e-6)
+
+    names = functools.wraps(variant.configuration)(configuration)
+    return replace(variant, configuration=names)
+
+
+@pytest.mark.parametrize("fault", [with_queries_for_keys, with_another_eps])
+@pytest.mark.parametrize("dialect", ORIGINS)
+def test_a_fault_in_a_record_shows(
+    dialect: str, fault: Callable[[Variant], Variant], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got, checkpoint, inputs, given = hugging_face_case(dialect, PRETRAINED["small"], "float64")
+    record = DIALECTS[dialect]
+    monkeypatch.setitem(DIALECTS, dialect, replace(record, variants=tuple(map(fault, record.variants))))
+    exact, bound = expected(dialect, checkpoint, inputs, "float64", **given)
     assert np.max(np.abs(got - exact) / bound) > 1
 
 

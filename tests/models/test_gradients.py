@@ -22,7 +22,7 @@ import pytest
 import reference_numpy
 from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
-from reference_numpy.attention import join_heads
+from reference_numpy.multi_head_attention import join_heads
 from specification import (
     Causal,
     Configuration,
@@ -514,7 +514,7 @@ WRONG = (
     Wrong(
         "empty_rows", "encoder", "attention_vjp", "fill_empty_rows(weights, allowed, empty_rows)", "weights, allowed"
     ),
-    Wrong("empty_rows", "empty_rows=zero", "attention", 'if empty_rows == "zero":', 'if empty_rows == "never":'),
+    Wrong("empty_rows", "empty_rows=zero", "attention_steps", 'if empty_rows == "zero":', 'if empty_rows == "never":'),
     Wrong(
         "empty_rows",
         "empty_rows=nan",
@@ -659,15 +659,17 @@ WRONG = (
     ),
     Wrong("last norm", "encoder", "transformer_vjp", ENCODER_NORM, ENCODER_NORM.replace("cotangent", "_", 1)),
     Wrong("last norm", "language_model", "transformer_vjp", DECODER_NORM, DECODER_NORM.replace("cotangent", "_", 1)),
-    Wrong("separate heads", "separate heads", "attention_vjp", "K, W).sum(axis=2)", "K, W)[:, :, 0]"),
+    Wrong("separate heads", "separate heads", "attention_steps_vjp", "K, W).sum(axis=2)", "K, W)[:, :, 0]"),
     Wrong(
         "separate heads",
         "separate heads",
-        "attention",
+        "multi_head_attention",
         "np.concatenate([head.weight for head in projections]",
         "np.concatenate([head.weight for head in projections[::-1]]",
     ),
-    Wrong("no biases", "embedded transformer", "attention_vjp", BIAS, "bias = rows.sum(axis=0).astype(x.dtype)"),
+    Wrong(
+        "no biases", "embedded transformer", "multi_head_attention_vjp", BIAS, "bias = rows.sum(axis=0).astype(x.dtype)"
+    ),
     Wrong(
         "tied output",
         "tied output",

@@ -38,7 +38,7 @@ from specification import (
 )
 from specification.checkpoints import KINDS, flatten, read_model, read_safetensors, unflatten
 from specification.parameters import mapped
-from tests.support.helpers import Implementation, literally
+from tests.support.helpers import Implementation, by_reference
 from tests.support.small_models import VOCABULARY, E, H, Maker, fitted
 
 
@@ -298,7 +298,7 @@ def test_torch_model_is_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(model.state_dict()) == set(flatten(parameters))
     tokens = torch.tensor(SOURCE)
     compiled = torch.compile(model, fullgraph=True, backend="eager")
-    literally("torch_impl", monkeypatch)
+    by_reference("torch_impl", monkeypatch)
     torch.testing.assert_close(compiled(tokens), model(tokens), rtol=0, atol=0)
     assert model.to(torch.float64)(tokens).dtype == torch.float64
 

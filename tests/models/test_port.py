@@ -17,8 +17,9 @@ from specification import Causal, KeyPadding
 from specification.checkpoints import read_safetensors
 from specification.dialects import read
 from specification.masks import And, Dense
-from tests.models.test_dialects import SIZES, SOURCES, filled, state
+from tests.models.test_dialects import filled, state
 from tests.support.helpers import command
+from tests.support.tutorials import SIZES, SOURCES
 
 SIZE = SIZES[1]
 PACKAGES = ["reference_numpy", "torch_impl", "jax_impl"]

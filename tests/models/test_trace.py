@@ -89,12 +89,12 @@ def test_pieces_put_together_are_the_step() -> None:
 
 
 FAULTS = {
-    "queries": ("attention", "split_heads", lambda right: lambda x, heads: right(x, heads).flip(-1)),
-    "scores": ("attention", "attention_scores", lambda right: lambda *a, **k: 1.001 * right(*a, **k)),
+    "queries": ("multi_head_attention", "split_heads", lambda right: lambda x, heads: right(x, heads).flip(-1)),
+    "scores": ("attention_steps", "attention_scores", lambda right: lambda *a, **k: 1.001 * right(*a, **k)),
     "scores, masked": ("masks", "materialize", lambda right: lambda *a, **k: ~right(*a, **k)),
     "weights": ("attention", "attention_weights", lambda right: lambda *a, **k: 1.001 * right(*a, **k)),
     "weighted values": ("attention", "attention", lambda right: lambda *a, **k: 1.001 * right(*a, **k)),
-    "heads merged": ("attention", "concatenate_heads", lambda right: lambda x: right(x).flip(-1)),
+    "heads merged": ("multi_head_attention", "concatenate_heads", lambda right: lambda x: right(x).flip(-1)),
 }
 
 

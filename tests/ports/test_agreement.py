@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from conformance.checks.probe import agreement
 from conformance.judge.run import run
-from conformance.operations.probes import PROBES, agreement
-from conformance.sampling.strategies import OPERATIONS, operation_cases
+from conformance.operations import OPERATIONS
+from conformance.operations.probes import PROBES
+from conformance.sampling.strategies import operation_cases
 from conformance.subjects.subject import IMPLEMENTATIONS, Subject
 from specification import RULES
 

@@ -18,7 +18,7 @@ import pytest
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 import jax_impl
-from jax_impl.attention import cast
+from jax_impl.dtypes import cast
 from specification import (
     Causal,
     Dense,

@@ -6,9 +6,12 @@ And arrows point one way: no implementation loads another's framework, or anothe
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+import re
 import subprocess
 import sys
+from collections.abc import Callable, Set
 from pathlib import Path
 from types import ModuleType
 
@@ -29,9 +32,8 @@ and which of its algorithms to take."""
 PORT_NAMES = {"explain_engine", "explain_layer_norm_engine"}
 """Public names that a port may have beyond the definition's."""
 
-PORT_FILES = {"blocked.py", "engines.py", "fused.py", "fused_gpu.py", "fused_norm.py", "kernel_inputs.py"}
-PORT_FILES |= {f"triton_{part}.py" for part in ("masks", "tiles", "forward", "backward")}
-"""Files that a port may have beyond the definition's: its fast engines, and the choice among them."""
+CORES = {"attention_steps": "reference_attention", "layer_norm_steps": "reference_layer_norm"}
+"""By file, what an operation computes once its arguments are checked, and before its result is rounded."""
 
 ARRAYS = ("np.ndarray", "torch.Tensor", "Tensor", "jax.Array", "Array")
 
@@ -48,9 +50,14 @@ def file_of(operation: object) -> str:
     return operation.__module__.partition(".")[2] + ".py"
 
 
-def functions_in_order(package: str, file: str, names: set[str]) -> list[str]:
+def files_of(package: str) -> list[str]:
+    """What one studies: the files beside `engines/`, without gradients."""
+    return sorted(file.name for file in (ROOT / package).glob("*.py") if not is_gradient(file.stem))
+
+
+def functions_in_order(package: str, file: str) -> list[str]:
     tree = ast.parse((ROOT / package / file).read_text())
-    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
+    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
 
 
 def common_annotation(annotation: object) -> str:
@@ -61,13 +68,16 @@ def common_annotation(annotation: object) -> str:
     return text
 
 
-def parameters(implementation: Implementation, operation: str) -> list[tuple[str, str, object, str]]:
-    extra = PORT_KEYWORDS.get(implementation.package, set())
+def parameters(function: Callable[..., object], extra: Set[str] = frozenset()) -> list[tuple[str, str, object, str]]:
     return [
         (parameter.name, str(parameter.kind), parameter.default, common_annotation(parameter.annotation))
-        for parameter in inspect.signature(getattr(implementation, operation)).parameters.values()
+        for parameter in inspect.signature(function).parameters.values()
         if not (parameter.name in extra and parameter.kind is parameter.KEYWORD_ONLY)
     ]
+
+
+def result(function: Callable[..., object]) -> str:
+    return common_annotation(inspect.signature(function).return_annotation)
 
 
 OPERATIONS = public_names(REFERENCE.subject.module)
@@ -79,15 +89,23 @@ def test_same_public_names(implementation: Implementation) -> None:
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_same_signature(implementation: Implementation, operation: str) -> None:
-    assert parameters(implementation, operation) == parameters(REFERENCE, operation)
+    extra = PORT_KEYWORDS.get(implementation.package, set())
+    assert parameters(getattr(implementation, operation), extra) == parameters(getattr(REFERENCE, operation))
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_same_result_annotation(implementation: Implementation, operation: str) -> None:
-    def result(of: Implementation) -> str:
-        return common_annotation(inspect.signature(getattr(of, operation)).return_annotation)
+    assert result(getattr(implementation, operation)) == result(getattr(REFERENCE, operation))
 
-    assert result(implementation) == result(REFERENCE)
+
+@pytest.mark.parametrize(("file", "name"), CORES.items())
+def test_same_core(implementation: Implementation, file: str, name: str) -> None:
+    """Engines call it, and it is studied side by side."""
+    own, defined = (
+        getattr(importlib.import_module(f"{package}.{file}"), name)
+        for package in (implementation.package, REFERENCE.package)
+    )
+    assert (parameters(own), result(own)) == (parameters(defined), result(defined))
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -95,17 +113,32 @@ def test_same_file(implementation: Implementation, operation: str) -> None:
     assert file_of(getattr(implementation, operation)) == file_of(getattr(REFERENCE, operation))
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_docstrings_name_every_argument_in_order(package: str) -> None:
+    module = importlib.import_module(package)
+    for name in module.__all__:
+        function = getattr(module, name)
+        if inspect.isfunction(function):
+            section = (inspect.getdoc(function) or "").partition("Args:\n")[2].partition("\n\n")[0]
+            lines = re.findall(r"^    ([*\w]+(?:, [*\w]+)*): \S", section, re.MULTILINE)
+            named = [argument.lstrip("*") for line in lines for argument in line.split(", ")]
+            assert named == list(inspect.signature(function).parameters), name
+
+
 @pytest.mark.parametrize("package", PORTS)
 def test_same_files(package: str) -> None:
-    reference = {file.name for file in (ROOT / "reference_numpy").glob("*.py") if not file.name.endswith("_vjp.py")}
-    port = {file.name for file in (ROOT / package).glob("*.py")}
-    assert port - PORT_FILES == reference
+    assert files_of(package) == files_of(REFERENCE.package)
+    assert {file.parent.name for file in (ROOT / package).glob("*/*.py")} == {"engines"}
 
 
-def test_same_order_within_files(implementation: Implementation) -> None:
-    for file in sorted({file_of(getattr(REFERENCE, operation)) for operation in OPERATIONS}):
-        expected = functions_in_order("reference_numpy", file, set(OPERATIONS))
-        assert functions_in_order(implementation.package, file, set(OPERATIONS)) == expected, file
+@pytest.mark.parametrize("package", PORTS)
+def test_same_functions_in_the_same_files_and_order(package: str) -> None:
+    """Of all functions that the definition has too, helpers included; a port may have further helpers."""
+    defined = {name for file in files_of(REFERENCE.package) for name in functions_in_order(REFERENCE.package, file)}
+    for file in files_of(package):
+        shared = [name for name in functions_in_order(package, file) if name in defined]
+        expected = [name for name in functions_in_order(REFERENCE.package, file) if name in shared]
+        assert shared == expected, file
 
 
 @pytest.mark.rule("ATT-12")

@@ -107,7 +107,7 @@ def test_the_playground_without_javascript(chromium: Any, file: Path) -> None:
         addresses = page.eval_on_selector_all("noscript a, .lead a", "links => links.map(link => link.href)")
     assert len(addresses) == 4
     linked = {Path(unquote(urlparse(address).path)) for address in addresses}
-    assert linked == {ROOT / "SPEC.md", ROOT / "reference_numpy" / "attention.py"}
+    assert linked == {ROOT / "SPEC.md", ROOT / "reference_numpy" / "attention_steps.py"}
 
 
 def test_the_playground_links_below_a_base_address(tmp_path: Path) -> None:

@@ -39,17 +39,17 @@ def test_most_steps_stand_in_all_three() -> None:
     ("file", "function", "package", "old", "new", "told"),
     [
         pytest.param(
-            "attention.py", "softmax", "jax_impl",
+            "attention_steps.py", "softmax", "jax_impl",
             "exponentials = jnp.exp(jnp.where(allowed, scores - maximum, -jnp.inf))\n    total = jnp.sum(exponentials,",
             "powers = jnp.exp(jnp.where(allowed, scores - maximum, -jnp.inf))\n    total = jnp.sum(powers,",
-            r"softmax: step `powers` of jax_impl/attention.py:\d+ has nothing beside it in reference_numpy and",
+            r"softmax: step `powers` of jax_impl/attention_steps.py:\d+ has nothing beside it in reference_numpy and",
             id="renamed",
         ),
         pytest.param(
-            "attention.py", "softmax", "torch_impl",
+            "attention_steps.py", "softmax", "torch_impl",
             "    maximum = torch.where(maximum == -torch.inf, 0, maximum).detach()\n", "",
-            r"softmax: step `maximum` of reference_numpy/attention.py:\d+ and jax_impl/attention.py:\d+ has nothing "
-            r"beside it in torch_impl",
+            r"softmax: step `maximum` of reference_numpy/attention_steps.py:\d+ and jax_impl/attention_steps.py:\d+ "
+            r"has nothing beside it in torch_impl",
             id="left out",
         ),
         pytest.param(
@@ -61,17 +61,16 @@ def test_most_steps_stand_in_all_three() -> None:
             id="swapped",
         ),
         pytest.param(
-            "attention.py", "literal_attention", "torch_impl",
-            "    allowed, bias = visible_pairs(inputs.mask, widen(inputs.bias), Q, K, query.device)\n    scores = ",
-            "    pairs, bias = visible_pairs(inputs.mask, widen(inputs.bias), Q, K, query.device)\n    scores = ",
-            r"attention: .*`pairs, bias` .*torch_impl/attention.py:\d+",
+            "attention_steps.py", "allowed_sum", "torch_impl",
+            "        finite = torch.isfinite(values)\n", "        numbers = torch.isfinite(values)\n",
+            r"allowed_sum: .*`numbers` .*torch_impl/attention_steps.py:\d+",
             id="in the helper that follows",
         ),
         pytest.param(
-            "attention.py", "softmax", "reference_numpy",
+            "attention_steps.py", "softmax", "reference_numpy",
             "    return weights, (maximum + np.log(total))[..., 0]\n",
             "    logsumexp = maximum + np.log(total)\n    return weights, logsumexp[..., 0]\n",
-            r"softmax: step `logsumexp` of reference_numpy/attention.py:\d+ has nothing beside it in torch_impl",
+            r"softmax: step `logsumexp` of reference_numpy/attention_steps.py:\d+ has nothing beside it in torch_impl",
             id="one more in the definition",
         ),
         pytest.param(
@@ -90,8 +89,8 @@ def test_most_steps_stand_in_all_three() -> None:
 )  # fmt: skip
 def test_an_edit_is_found(file: str, function: str, package: str, old: str, new: str, told: str) -> None:
     functions = edited(file, package, old, new)
-    name = "attention" if function == "literal_attention" else function
-    assert any(re.search(told, message) for message in faults(file, name, functions)), faults(file, name, functions)
+    found = faults(file, function, functions)
+    assert any(re.search(told, message) for message in found), found
 
 
 def test_an_idiom_that_nothing_needs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +137,7 @@ def row(columns: Columns, name: str, which: int = 0) -> list[str]:
 
 
 def test_steps_of_the_same_purpose_stand_beside_each_other() -> None:
-    softmax = side_by_side("attention.py", "softmax")
+    softmax = side_by_side("attention_steps.py", "softmax")
     assert row(softmax, "exponentials") == [
         "exponentials = np.exp(np.where(allowed, scores - maximum, -np.inf))",
         "exponentials = torch.exp(torch.where(allowed, scores - maximum, -torch.inf))",
@@ -152,7 +151,7 @@ def test_comments_are_notes_and_not_code() -> None:
         for one in columns.body:
             for step in one.steps:
                 assert step is None or not re.search(r"(^|\s)# ", step.text), step
-    steps = [one.steps[1] for one in side_by_side("attention.py", "softmax").body]
+    steps = [one.steps[1] for one in side_by_side("attention_steps.py", "softmax").body]
     assert "constant to the gradient" in next(step.notes[0] for step in steps if step is not None and step.notes)
 
 

@@ -64,17 +64,17 @@ def test_all_that_differs_is_told(dialect: str, built: Path) -> None:
 
 
 def test_a_choice_that_changes_is_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = known.DIALECTS["dawn"]
+    record = known.DIALECTS["dawn"]
+    variant = record.described
 
-    def scaled(*given: Any, **options: Any) -> Any:
-        parameters, configuration = read(*given, **options)
-        return parameters, replace(configuration, scale="model_width")
+    def scaled(*, num_heads: int) -> Configuration:
+        return replace(variant.configuration(num_heads=num_heads), scale="model_width")
 
     dialects.studied.cache_clear()
     before = dialects.studied("dawn").options
     dialects.studied.cache_clear()
-    monkeypatch.setitem(known.DIALECTS, "dawn", scaled)
-    monkeypatch.setattr(known, "checked", lambda dialect, read, given: given)
+    changed = replace(record, variants=(replace(variant, configuration=scaled),))
+    monkeypatch.setitem(known.DIALECTS, "dawn", changed)
     after = dialects.studied("dawn")
     assert set(after.options) - set(before) == {dialects.Option("scale", "model_width", "head_width")}
     assert after.alone["scale"].largest > 0
@@ -116,7 +116,7 @@ def test_all_at_once_is_the_definition_with_its_defaults() -> None:
     one, found = small()["dawn"], dialects.studied("dawn")
     plain = reference_numpy.Model(found.parameters, Configuration(found.configuration.num_heads))
     assert found.together.change is not None
-    assert np.array_equal(found.output - found.together.change, plain(*one.inputs.values()))
+    assert np.array_equal(found.together.change, found.output - plain(*one.inputs.values()))
 
 
 def test_a_fault_in_the_definition_changes_the_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +166,8 @@ def test_every_entry_goes_somewhere(dialect: str) -> None:
     arrays = set(flatten(parameters))
     assert {line.ours for line in found} - {""} == arrays
     unread = {line.theirs for line in found if not line.ours}
-    assert all("pooler" in name for name in unread)
+    record = known.DIALECTS[dialect]
+    assert unread == {(*record.prefixes, "")[0] + name for name in record.example.unread}
 
 
 def test_where_some_entries_go() -> None:
@@ -179,9 +180,13 @@ def test_where_some_entries_go() -> None:
 
 
 def test_names_that_are_exchanged_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("specification.dialects.dawn")
-    take = module.Reader.attention
-    monkeypatch.setattr(module.Reader, "attention", lambda self, name, q, k, v, o: take(self, name, k, q, v, o))
+    record = known.DIALECTS["dawn"]
+    other = {"mha.W_q": "mha.W_k", "mha.W_k": "mha.W_q"}
+    exchanged = tuple(
+        row._replace(theirs=re.sub(r"mha\.W_[qk]", lambda found: other[found[0]], row.theirs))
+        for row in record.described.table
+    )
+    monkeypatch.setitem(known.DIALECTS, "dawn", replace(record, variants=(replace(record.described, table=exchanged),)))
     assert Correspondence("encs.0.mha.W_q.weight", "encoder.blocks.0.attention.key.weight", "turned") in correspondence(
         "dawn"
     )
@@ -204,9 +209,9 @@ def test_the_three_agree(dialect: str) -> None:
 
 
 def test_a_fault_in_a_port_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    attention = importlib.import_module("torch_impl.attention")
-    right = attention.linear
-    monkeypatch.setattr(attention, "linear", lambda parameters, x: 1.01 * right(parameters, x))
+    heads = importlib.import_module("torch_impl.multi_head_attention")
+    right = heads.linear
+    monkeypatch.setattr(heads, "linear", lambda parameters, x: 1.01 * right(parameters, x))
     found = dialects.agreement("transformer101")
     assert found.errors["torch_impl"] > 1
     assert found.errors["jax_impl"] <= 1 < found.apart
@@ -228,14 +233,12 @@ def test_a_page_without_agreement_says_so(built: Path) -> None:
 # --- texts ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_tables_of_the_tutorials_are_read() -> None:
-    text = dialect_texts.MODELS_TEXT.read_text()
-    found = dialect_texts.tutorials(text)
-    assert set(found) == set(NAMES) - {"pytorch", "bert", "gpt2"}
-    assert found["dawn"]["dropout"] == "twice before the sum"
-    assert found["imdb-classifier"]["scores divided by"].startswith("sqrt(E)")
-    moved = dialect_texts.tutorials(text.replace("twice before the sum", "never"))
-    assert moved["dawn"]["dropout"] == "never"
+def test_what_the_tutorials_do_is_told(built: Path) -> None:
+    for dialect, record in known.DIALECTS.items():
+        text = page(built, dialect)
+        assert ("What the tutorial's text does" in text) == (record.tutorial is not None)
+        for told in record.tutorial.departures.values() if record.tutorial else ():
+            assert f"<dd>{told}</dd>" in text
 
 
 def test_the_line_that_loads_is_the_one_that_was_run() -> None:

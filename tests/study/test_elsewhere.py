@@ -26,22 +26,22 @@ def test_names_are_found_where_they_are_defined() -> None:
     """A helper of one port, one that is imported, one of a module, and what another page shows."""
     softmax = meanings(next(one for one in OPERATIONS if one.name == "softmax").functions)
     (row_maximum,) = softmax["row_maximum"]
-    assert (row_maximum.labels, row_maximum.definition.path) == (("PyTorch",), "torch_impl/attention.py")
+    assert (row_maximum.labels, row_maximum.definition.path) == (("PyTorch",), "torch_impl/attention_steps.py")
     attention = meanings(next(one for one in OPERATIONS if one.name == "attention").functions)
     (checks,) = attention["checks.attention"]
     assert checks.definition.path == "specification/checks/operations.py"
     assert checks.labels == ("NumPy", "PyTorch", "JAX")
     assert {one.page for one in attention["softmax"]} == {"softmax"}
-    assert [one.definition.path for one in attention["engines.LIMITS"]] == [
-        "torch_impl/engines.py",
-        "jax_impl/engines.py",
+    assert [one.definition.path for one in attention["choice.LIMITS"]] == [
+        "torch_impl/engines/choice.py",
+        "jax_impl/engines/choice.py",
     ]
     assert "attention" not in attention
-    assert "literal_attention" not in attention
+    assert "reference_attention" not in attention
 
 
 def test_a_line_tells_where() -> None:
-    for name, one in definitions("torch_impl/attention.py").items():
+    for name, one in definitions("torch_impl/attention_steps.py").items():
         assert name in (ROOT / one.path).read_text().splitlines()[one.line - 1]
 
 

@@ -100,7 +100,7 @@ def test_no_place_has_a_name_twice(built: Path) -> None:
 def test_lines_are_linked_to_a_base_when_one_is_given(tmp_path: Path) -> None:
     site.build(tmp_path, "https://example.org/tree/main", examples=False)
     text = (tmp_path / "softmax.html").read_text()
-    assert 'href="https://example.org/tree/main/reference_numpy/attention.py#L' in text
+    assert 'href="https://example.org/tree/main/reference_numpy/attention_steps.py#L' in text
     assert str(ROOT) not in text
 
 
@@ -216,7 +216,7 @@ def test_steps_are_the_ones_of_the_call() -> None:
 
 
 def test_a_fault_in_a_port_shows(monkeypatch: pytest.MonkeyPatch) -> None:
-    attention = importlib.import_module("torch_impl.attention")
+    attention = importlib.import_module("torch_impl.attention_steps")
     right = attention.resolve_scale
     monkeypatch.setattr(attention, "resolve_scale", lambda scale, width: 1.001 * right(scale, width))
     worked.cache_clear()
@@ -235,7 +235,7 @@ def test_names_are_found_whatever_their_case() -> None:
     assert find("attention") == known()["attention"]
     assert find("multi-head attention") == known()["multi_head_attention"]
     assert find("causal").rules == ("MASK-3",)  # type: ignore[union-attr]
-    assert find("att-5").functions == (("attention.py", "softmax"),)  # type: ignore[union-attr]
+    assert find("att-5").functions == (("attention_steps.py", "softmax"),)  # type: ignore[union-attr]
     assert find("atention") is None
     assert nearest("atention")[0] == "attention"
     assert nearest("ATT-55")[0] == "ATT-5"
@@ -250,9 +250,9 @@ def test_as_many_columns_as_fit(width: int, count: int) -> None:
     for piece in shown(found, width):
         console.print(piece)
     lines = console.export_text().splitlines()
-    heads = [line for line in lines if "/attention.py:" in line]
-    assert heads[0].count("/attention.py:") == count
-    assert sum(line.count("/attention.py:") for line in heads) == 6
+    heads = [line for line in lines if "/attention_steps.py:" in line]
+    assert heads[0].count("/attention_steps.py:") == count
+    assert sum(line.count("/attention_steps.py:") for line in heads) == 6
     assert max(map(len, lines)) <= width
 
 

@@ -40,7 +40,7 @@ def subject(engine: Engine, jit: bool = False) -> Subject:
 
 
 def module_of(engine: Engine, name: str) -> Any:
-    """A file of the port; `torch_impl.attention` itself is the function of that name."""
+    """A module of the port; `torch_impl.attention` itself is the function of that name."""
     return importlib.import_module(f"{engine.package}.{name}")
 
 

@@ -66,9 +66,9 @@ def command(*words: object) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
-def literally(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every attention and norm of a port be the literal one: two ways to the same numbers then round alike."""
+def by_reference(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every attention and norm of a port be by the reference engine, so that two ways to one result round alike."""
     if package != REFERENCE.package:
-        monkeypatch.setattr(f"{package}.engines.engine_for", lambda *_: Choice("reference", "", {}))
+        monkeypatch.setattr(f"{package}.engines.choice.engine_for", lambda *_: Choice("reference", "", {}))
     if package == "torch_impl":
-        monkeypatch.setattr("torch_impl.engines.layer_norm_engine_for", lambda *_: Choice("reference", "", {}))
+        monkeypatch.setattr("torch_impl.engines.choice.layer_norm_engine_for", lambda *_: Choice("reference", "", {}))

@@ -16,8 +16,9 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from specification import Causal, Dense, KeyPadding, Segments
-from torch_impl import fused_gpu, triton_backward, triton_forward, triton_masks
-from torch_impl.blocked import Inputs
+from torch_impl.engines import fused_gpu
+from torch_impl.engines.blocked import Inputs
+from torch_impl.engines.triton import backward, forward, masks
 
 B, H, G, Q, K, D = 2, 4, 2, 100, 150, 32
 
@@ -65,10 +66,10 @@ def launch(dtype: torch.dtype, width: int) -> None:
     keep = KeyPadding(torch.ones(B, K, dtype=torch.bool))
     mask = Causal(50) & keep & Segments(*ids) & Dense(torch.ones(Q, K, dtype=torch.bool))
     tiles = fused_gpu.tiles_for(Inputs(query, key, key, mask, None, None, None, None))
-    ranges, _ = triton_masks.ranges_of(mask, query, K, tiles)
-    marks = triton_masks.marks_of(mask, query, K)
-    output, logsumexp = triton_forward.forward(query, key, key, marks, ranges, 0.1, tiles)
-    triton_backward.backward(query, key, key, output, logsumexp, query, marks, ranges, 0.1, tiles)
+    ranges, _ = masks.ranges_of(mask, query, K, tiles)
+    marks = masks.marks_of(mask, query, K)
+    output, logsumexp = forward.forward(query, key, key, marks, ranges, 0.1, tiles)
+    backward.backward(query, key, key, output, logsumexp, query, marks, ranges, 0.1, tiles)
 
 
 if __name__ == "__main__":

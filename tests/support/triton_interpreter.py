@@ -25,7 +25,7 @@ from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, Slidi
 from tests.support.engine_cases import RNG, drawn, module_of, subject, worst
 
 ROOT = Path(__file__).parents[2]
-KERNELS = ("triton_tiles", "triton_forward", "triton_backward")
+KERNELS = ("tiles", "forward", "backward")
 """The files that have kernels, each after those that it imports."""
 
 TRITON = Engine("torch_impl", "fused", ("no-bias", "no-softcap", "no-sinks"))
@@ -45,7 +45,7 @@ def interpreted(
     edits: in a file of kernels the first text, which must occur once, becomes the second; the copy goes to `folder`.
     """
     needs_triton()
-    attention, engines, gpu = (module_of(TRITON, name) for name in ("attention", "engines", "fused_gpu"))
+    attention, choice, gpu = (module_of(TRITON, name) for name in ("attention", "engines.choice", "engines.fused_gpu"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")  # read where a kernel is defined
         triton = importlib.import_module("triton")
@@ -54,8 +54,8 @@ def interpreted(
         patch.setattr(importlib.import_module("triton.runtime.interpreter").InterpretedFunction, "__call__", called)
         for name in KERNELS:
             load(name, (edits or {}).get(name), folder, patch)
-        patch.setattr(gpu, "tiles_for", lambda inputs: module_of(TRITON, "triton_masks").Tiles(*tiles))
-        patch.setattr(engines, "hindrance_of_the_kernel", gpu.hindrance_of_triton)
+        patch.setattr(gpu, "tiles_for", lambda inputs: module_of(TRITON, "engines.triton.masks").Tiles(*tiles))
+        patch.setattr(choice, "hindrance_of_the_kernel", gpu.hindrance_of_triton)
         patch.setattr(attention, "fused_attention", gpu.fused_attention)
         yield
 
@@ -78,13 +78,13 @@ def called(function: Any, *arguments: Any, **options: Any) -> Any:
 
 def load(name: str, edit: tuple[str, str] | None, folder: Path | None, patch: pytest.MonkeyPatch) -> None:
     """A file of kernels read anew, so that what it defines is interpreted."""
-    file = ROOT / "torch_impl" / f"{name}.py"
+    file = ROOT / "torch_impl" / "engines" / "triton" / f"{name}.py"
     if edit is not None and folder is not None:
         source = file.read_text()
         assert source.count(edit[0]) == 1, f"{edit[0]!r} occurs {source.count(edit[0])} times in {name}"
         file = folder / file.name  # a file, since the interpreter reads the source of a kernel from there
         file.write_text(source.replace(*edit))
-    specification = importlib.util.spec_from_file_location(f"torch_impl.{name}", file)
+    specification = importlib.util.spec_from_file_location(f"torch_impl.engines.triton.{name}", file)
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from torch_impl.triton_tiles import weighted_sum
+from torch_impl.engines.triton.tiles import weighted_sum
 
 
 @triton.jit

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -378,3 +380,105 @@ class Dawn(nn.Module):
         for block in self.decs:
             x = block(x, memory, source_mask, target_mask)
         return self.fc(x)
+
+
+# --- what is compared with them ---------------------------------------------------------------------------------------
+
+Arrays = tuple[np.ndarray, ...]
+
+
+class Sizes(NamedTuple):
+    width: int
+    heads: int
+    inner: int
+    depth: int
+    batch: int
+    source: int
+    target: int
+
+
+SIZES = [Sizes(16, 4, 24, 2, 3, 9, 7), Sizes(48, 3, 40, 1, 2, 5, 11)]
+VOCABULARY = (11, 13)
+
+
+def tokens(sizes: Sizes, length: int, vocabulary: int) -> np.ndarray:
+    """Ids in which 0 is padding: of differing amounts, none in the first sequence, and nothing else in the last."""
+    generator = np.random.default_rng(length)
+    ids = generator.integers(1, vocabulary, (sizes.batch, length))
+    for row, count in enumerate(np.linspace(0, length, sizes.batch).astype(int)):
+        ids[row, length - count :] = 0
+    return ids
+
+
+def both(sizes: Sizes) -> Arrays:
+    return tokens(sizes, sizes.source, VOCABULARY[0]), tokens(sizes, sizes.target, VOCABULARY[1])
+
+
+def one(sizes: Sizes) -> Arrays:
+    return (tokens(sizes, sizes.target, VOCABULARY[1]),)
+
+
+def embedded(*lengths: str) -> Callable[[Sizes], Arrays]:
+    def inputs(sizes: Sizes) -> Arrays:
+        generator = np.random.default_rng(0)
+        return tuple(generator.normal(1, 2, (sizes.batch, getattr(sizes, name), sizes.width)) for name in lengths)
+
+    return inputs
+
+
+class Source(NamedTuple):
+    """Where a checkpoint comes from. narrow: steps that the module takes in float32 in every dtype."""
+
+    dialect: str
+    module: Callable[[Sizes], torch.nn.Module]
+    inputs: Callable[[Sizes], Arrays]
+    hyperparameters: Callable[[Sizes], dict[str, Any]] = lambda s: {"num_heads": s.heads}
+    narrow: frozenset[str] = frozenset()
+
+
+FLOAT32_TABLE = frozenset({"sinusoidal_positions"})
+SOURCES = {
+    "notebook-scratch": Source(
+        "notebook-scratch",
+        lambda s: NotebookScratch(*VOCABULARY, s.width, s.heads, 3, s.depth, 0),
+        both,
+        lambda s: {"num_heads": s.heads, "source_pad": 0, "target_pad": 0},
+    ),
+    "imdb-classifier, max": Source(
+        "imdb-classifier",
+        lambda s: ImdbClassifier(VOCABULARY[1], s.width, s.heads, s.depth, 5, "max"),
+        one,
+        lambda s: {"num_heads": s.heads, "pool": "max"},
+    ),
+    "imdb-classifier, mean, wide": Source(
+        "imdb-classifier",
+        lambda s: ImdbClassifier(VOCABULARY[1], s.width, s.heads, s.depth, 5, "mean", wide=True),
+        one,
+        lambda s: {"num_heads": s.heads, "pool": "mean"},
+    ),
+    "transformer101": Source(
+        "transformer101",
+        lambda s: SeparateHeads(s.width, s.heads, s.width // s.heads, s.width // s.heads, "output_linear"),
+        embedded("target"),
+        lambda s: {},
+    ),
+    "prenorm-blog": Source(
+        "prenorm-blog",
+        lambda s: PrenormBlog(*VOCABULARY, s.width, s.heads, s.inner, s.depth, 0),
+        both,
+        lambda s: {"num_heads": s.heads, "source_pad": 0, "target_pad": 0},
+        FLOAT32_TABLE,
+    ),
+    "prenorm-blog, heads": Source(
+        "prenorm-blog",
+        lambda s: SeparateHeads(s.width, s.heads, 4, 6, "linear"),
+        embedded("source", "target", "target"),
+        lambda s: {},
+    ),
+    "dawn": Source(
+        "dawn",
+        lambda s: Dawn(*VOCABULARY, s.width, s.heads, s.inner, s.depth),
+        both,
+        narrow=FLOAT32_TABLE,
+    ),
+}

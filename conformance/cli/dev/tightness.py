@@ -20,8 +20,8 @@ def tightness(
 ) -> None:
     """Search for the largest errors of honest implementations, in units of their bounds."""
     from conformance.cases.declaration import known
+    from conformance.operations import OPERATIONS
     from conformance.oracle.reference import balls_available
-    from conformance.sampling.strategies import OPERATIONS
     from conformance.selftest import sensitivity
     from conformance.selftest import tightness as measuring
 

@@ -15,7 +15,8 @@ NaN and infinity have no ball: where one counts, ValueError is raised. Behind a 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +27,7 @@ except ImportError as error:
 
 from conformance.cases.case import Case
 from conformance.oracle.ball import attention, layers
+from conformance.oracle.ball.attention import Results
 from conformance.oracle.ball.inputs import Leaves
 from conformance.oracle.ball.layers import Undecided
 from conformance.oracle.ball.tape import ZERO, backward, balls, zeros
@@ -34,21 +36,6 @@ WORKING_PRECISION = 256
 LARGEST_PRECISION = 2**14
 RELATIVE_BITS = 100
 NEGLIGIBLE = arb(2) ** -200
-
-OPERATIONS = {
-    "attention": attention.attention,
-    "attention_weights": attention.attention_weights,
-    "attention_logsumexp": attention.attention_logsumexp,
-    "merge_attention": attention.merge_attention,
-    "multi_head_attention": attention.multi_head_attention,
-    "layer_norm": layers.layer_norm,
-    "rms_norm": layers.rms_norm,
-    "standard_deviation_norm": layers.standard_deviation_norm,
-    "sinusoidal_positions": layers.sinusoidal_positions,
-    "learned_positions": layers.learned_positions,
-    "embedding": layers.embedding,
-    "feed_forward": layers.feed_forward,
-}
 
 
 class Exact(NamedTuple):
@@ -86,7 +73,7 @@ def evaluate(case: Case, precision: int = WORKING_PRECISION) -> dict[str, Exact]
 def evaluate_balls(case: Case) -> dict[str, np.ndarray]:
     """The same as object arrays of balls, at the precision that flint is set to."""
     leaves = Leaves(case.inputs, wanted=bool(case.cotangents))
-    results = OPERATIONS[case.operation](leaves, case.options)
+    results = formula(case.operation)(leaves, case.options)
     unknown = [name for name in leaves.floating_names() if name not in leaves.variables]
     unknown += [f"cotangent of {name}" for name in case.cotangents if name not in results]
     if unknown:
@@ -101,6 +88,13 @@ def evaluate_balls(case: Case) -> dict[str, np.ndarray]:
             gradient = variable.gradient
             answer[f"gradient of {name}"] = zeros(variable.shape) if gradient is None else gradient
     return answer
+
+
+def formula(operation: str) -> Callable[[Leaves, dict[str, Any]], Results]:
+    """The function of the operation's name, in `attention.py` or `layers.py`."""
+    home = attention if hasattr(attention, operation) else layers
+    found: Callable[[Leaves, dict[str, Any]], Results] = getattr(home, operation)
+    return found
 
 
 def is_settled(ball: arb) -> bool:

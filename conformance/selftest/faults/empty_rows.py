@@ -45,7 +45,8 @@ def mean_by_queries(weights: Any, allowed: Any, empty_rows: str) -> Any:
 
 def lowest(maximum: Any, total: Any) -> Any:
     """The lowest float32 where -inf is due."""
-    return np.nan_to_num(RIGHT.logsumexp(maximum, total), nan=np.nan, posinf=np.inf, neginf=np.finfo(np.float32).min)
+    least = float(np.finfo(np.float32).min)
+    return np.nan_to_num(RIGHT.logsumexp(maximum, total), nan=np.nan, posinf=np.inf, neginf=least)
 
 
 def without_an_empty_rows_sink(scores: Any, allowed: Any, sinks: Any) -> Any:

@@ -119,7 +119,8 @@ def no_sinks(sinks: Any, softmax: Softmax, mean: Any, logsumexp_bar: Any) -> Any
 
 
 def sinks_of_element_0(sinks: Any, softmax: Softmax, mean: Any, logsumexp_bar: Any) -> Any:
-    first = Softmax(*(part[:1] if isinstance(part, np.ndarray) else part for part in softmax))
+    parts: Any = (part[:1] if isinstance(part, np.ndarray) else part for part in softmax)
+    first = Softmax(*parts)
     return right.sinks_bar(sinks, first, mean[:1], logsumexp_bar)
 
 

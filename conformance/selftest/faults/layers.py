@@ -91,6 +91,7 @@ MULTI_HEAD = (
     heads("MHA-1", "scale by the model width", attention=model_scale),
     heads("MHA-1", "biases forgotten", linear=without_bias),
     heads("MHA-1", "batch mask repeated over flattened heads", attention=flat_masks),
+    heads("MHA-1", "square weights transposed", linear=square_weights_transposed),
     heads("MHA-2", "heads joined in reverse", joined=in_reverse),
     heads("MHA-2", "columns of heads interleaved", joined=stacked),
     heads("MHA-2", "bias of the first head for all", joined=first_bias),

@@ -146,7 +146,7 @@ def biased_in_place(query: Any, key: Any, value: Any, *, mask: Any = None, bias:
 def cleaned_in_place(query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None) -> Any:
     """Values that nobody sees are set to 0 where they are."""
     if mask is not None:
-        seen = np.broadcast_to(mask, (*query.shape[:3], key.shape[2])).any((1, 2))
+        seen: Any = np.broadcast_to(mask, (*query.shape[:3], key.shape[2])).any((1, 2))
         value *= seen[:, None, :, None]
     return attention(query, key, value, mask=mask, scale=scale)
 

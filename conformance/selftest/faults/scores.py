@@ -120,9 +120,12 @@ def promoted(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = 
     return output if bias is None else output.astype(np.result_type(output.dtype, bias.dtype))
 
 
-def mask_guards_empty_rows(weights: Any, total: Any, allowed: Any) -> Any:
-    """A row that only the bias has emptied is 0 / 0; the mask alone is looked at for empty rows."""
-    return np.where(allowed | (total == 0), weights / total, 0)
+def mask_guards_empty_rows(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None) -> Any:
+    """A row that the bias has emptied is 0 / 0: only the mask is looked at for empty rows."""
+    output = attention(query, key, value, mask=mask, bias=bias)
+    shape = (*query.shape[:3], key.shape[2])
+    by_mask, by_both = (allowed_pairs(mask, b, shape).any(-1, keepdims=True) for b in (None, bias))
+    return np.where(by_mask & ~by_both, np.nan, output).astype(output.dtype)
 
 
 BIAS = (
@@ -138,6 +141,7 @@ BIAS = (
     planted("ATT-6", "-inf in the bias taken for the lowest number",
             allowed=lambda mask, bias, shape: allowed_pairs(mask, None, shape),
             scores=bias_as(lambda bias, products, scale: np.maximum(bias, np.finfo(np.float32).min / 2))),
+    Fault("ATT-6", "rows that the bias has emptied are 0 / 0", "attention", mask_guards_empty_rows, attention),
     Fault("ATT-3", "bias rounded to the inputs' dtype", "attention", narrow_bias, attention),
     Fault("ATT-3", "result as wide as the bias", "attention", promoted, attention),
 )  # fmt: skip

@@ -92,7 +92,7 @@ def sink_of_full_rows(query: Any, key: Any, value: Any, *, mask: Any = None, sin
     if mask is None or sinks is None:
         return output
     shape = (*query.shape[:3], key.shape[2])
-    full = np.broadcast_to(mask, shape).all(-1)[..., None]
+    full = np.broadcast_to(mask, shape).all(-1, keepdims=True)
     return np.where(full, output, attention(query, key, value, mask=mask))
 
 

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.lax import stop_gradient
 
-from jax_impl.attention import allowed_sum, pair_products, repeat_heads, resolve_scale, visible_pairs, widen
+from jax_impl.attention_steps import allowed_sum, pair_products, repeat_heads, resolve_scale, visible_pairs
+from jax_impl.dtypes import widen
 from jax_impl.masks import checked_mask
 
 LOG2E = math.log2(math.e)

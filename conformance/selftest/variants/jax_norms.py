@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_impl.attention import widen
+from jax_impl.dtypes import widen
 
 
 @jax.jit

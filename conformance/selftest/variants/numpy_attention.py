@@ -24,7 +24,7 @@ from conformance.selftest.variants.numpy_pieces import (
     problem,
     transposed,
 )
-from reference_numpy.attention_vjp import sum_broadcast, sum_groups
+from reference_numpy.attention_steps_vjp import sum_broadcast, sum_groups
 
 Compute = Callable[[Problem], tuple[np.ndarray, np.ndarray, np.ndarray]]
 """From a problem to the output [B, H, Q, V], and every row's maximum and total of exponentials, both [B, H, Q, 1].

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.declaration import declare
-from reference_numpy.attention import widen
+from reference_numpy.dtypes import widen
 
 Moments = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 """From rows [R, n] to their means and sums of squared deviations, [R, 1]."""

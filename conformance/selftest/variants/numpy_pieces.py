@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reference_numpy.attention import repeat_heads, resolve_scale, visible_pairs, widen
+from reference_numpy.attention_steps import repeat_heads, resolve_scale, visible_pairs
+from reference_numpy.dtypes import widen
 from reference_numpy.masks import checked_mask
 
 Product = Callable[[np.ndarray, np.ndarray], np.ndarray]

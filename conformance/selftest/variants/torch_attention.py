@@ -23,7 +23,7 @@ from conformance.selftest.variants.torch_pieces import (
     row_maximum,
     sink_exponential,
 )
-from torch_impl.attention import allowed_sum, pair_products
+from torch_impl.attention_steps import allowed_sum, pair_products
 
 Compute = Callable[[Problem], torch.Tensor]
 LOG2E = math.log2(math.e)

@@ -16,7 +16,8 @@ from conformance.selftest.variants.torch_pieces import (
     row_maximum,
     sink_exponential,
 )
-from torch_impl.attention import pair_products, widen
+from torch_impl.attention_steps import pair_products
+from torch_impl.dtypes import widen
 
 LN2 = math.log(2.0)
 

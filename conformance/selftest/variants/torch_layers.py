@@ -11,7 +11,8 @@ from torch.nn import functional
 from conformance.cases.declaration import declare
 from conformance.selftest.variants.torch_pieces import Rounding, as_they_are, capped, problem, to_tf32
 from conformance.selftest.variants.torch_rounded import TF32_PRODUCTS, UP_TO_FLOAT32, flash, tf32_products
-from torch_impl.attention import concatenate_heads, join_heads, split_heads, widen
+from torch_impl.dtypes import widen
+from torch_impl.multi_head_attention import concatenate_heads, join_heads, split_heads
 
 
 def multi_head_by_einsum(
@@ -31,7 +32,7 @@ def multi_head_by_einsum(
     heads = projected(parameters, (query, key, value), num_heads, as_they_are)
     p = problem(heads[0], heads[1], heads[2], mask, bias, scale, softcap, sinks)
     scores = capped(torch.einsum("bhqd,bhkd->bhqk", p.query, p.key) * p.scale, p)
-    if sinks is not None:
+    if p.sinks is not None:
         sink = p.sinks[:, None, None].expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, sink], dim=-1)
     empty = ~p.allowed.any(dim=-1, keepdim=True)
@@ -102,7 +103,7 @@ multi_head_in_tf32 = multi_head_by(
     tf32_products, to_tf32, "multi_head_in_tf32", dtypes=UP_TO_FLOAT32, conventions=TF32_PRODUCTS
 )
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from torch_impl.attention import widen
-from torch_impl.layer_norm import affine
+from torch_impl.dtypes import widen
+from torch_impl.layer_norm_steps import affine
 
 
 def layer_norm_two_passes(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:

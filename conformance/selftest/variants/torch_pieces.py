@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_impl.attention import repeat_heads, resolve_scale, visible_pairs, widen
+from torch_impl.attention_steps import repeat_heads, resolve_scale, visible_pairs
+from torch_impl.dtypes import widen
 from torch_impl.masks import checked_mask
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]

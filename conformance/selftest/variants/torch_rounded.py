@@ -24,7 +24,7 @@ from conformance.selftest.variants.torch_pieces import (
     to_float16,
     to_tf32,
 )
-from torch_impl.attention import allowed_sum, pair_products
+from torch_impl.attention_steps import allowed_sum, pair_products
 
 NARROW = (torch.float16, torch.bfloat16)
 

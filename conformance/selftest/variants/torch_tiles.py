@@ -20,7 +20,8 @@ from conformance.selftest.variants.torch_pieces import (
     row_maximum,
     sink_exponential,
 )
-from torch_impl.attention import allowed_sum, pair_products, widen
+from torch_impl.attention_steps import allowed_sum, pair_products
+from torch_impl.dtypes import widen
 
 
 def padded(p: Problem, queries: int = 1, keys: int = 1, width: int = 1) -> Problem:

@@ -1,6 +1,6 @@
 """Attention in PyTorch as one call that a fault may change: its arguments before, its output or gradients after.
 
-`torch_impl` computes everything, by its literal engine.
+`torch_impl` computes everything, by its reference engine.
 """
 
 from __future__ import annotations
@@ -225,17 +225,6 @@ def with_keys(c: Call, keys: Any) -> Call:
     found = replace(c, key=c.key[:, :, keys], bias=pairs_at(c.bias, keys), keep=pairs_at(c.keep, keys))
     found = found if c.value is None else replace(found, value=c.value[:, :, keys])
     return found if c.mask is None else replace(found, mask=dense(c)[..., keys])
-
-
-def with_queries(c: Call, queries: Any) -> Call:
-    """The call on some of the queries."""
-    several = {name: None if array is None else array[..., queries, :] for name, array in pairs(c).items()}
-    return replace(c, query=c.query[:, :, queries], **several)
-
-
-def pairs(c: Call) -> dict[str, Any]:
-    """What has a number for every pair of a query and a key."""
-    return {"mask": None if c.mask is None else dense(c), "bias": c.bias, "keep": c.keep}
 
 
 class Altered(torch.autograd.Function):

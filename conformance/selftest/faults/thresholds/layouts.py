@@ -12,6 +12,7 @@ from conformance.selftest.faults.fault import Fault
 from conformance.selftest.faults.thresholds.call import (
     After,
     Before,
+    Call,
     Condition,
     Tensor,
     after,
@@ -84,7 +85,12 @@ Reading = Callable[[Tensor], Tensor]
 
 
 def of_argument(name: str, read: Reading) -> Before:
-    return lambda c: replace(c, **{name: None if getattr(c, name) is None else read(getattr(c, name))})
+    def change(c: Call) -> Call:
+        array: Any = getattr(c, name)
+        found: dict[str, Any] = {name: None if array is None else read(array)}
+        return replace(c, **found)
+
+    return change
 
 
 def cotangent(read: Reading) -> After:

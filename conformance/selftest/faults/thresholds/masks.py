@@ -248,8 +248,13 @@ def segments_by_tiles(n: int) -> Meaning:
     return meaning
 
 
-def segments_in_8_bits(mask: Segments, queries: Tensor, keys: Tensor) -> Tensor:
-    return (mask.query_ids % 256)[:, None, :, None] == (mask.key_ids % 256)[:, None, None, :]
+def segments_in_bits(bits: int) -> Meaning:
+    """Ids that differ by a multiple of 2^bits are taken for one."""
+
+    def meaning(mask: Segments, queries: Tensor, keys: Tensor) -> Tensor:
+        return (mask.query_ids % 2**bits)[:, None, :, None] == (mask.key_ids % 2**bits)[:, None, None, :]
+
+    return meaning
 
 
 DESCRIBED = (
@@ -321,6 +326,12 @@ DESCRIBED = (
         (64, 256, 2048),
         lambda n: described_fault(
             "MASK-2", f"segment of the first of {n} keys for all", "K", n, Segments, segments_by_tiles(n)
+        ),
+    ),
+    *each(
+        (8, 16),
+        lambda bits: described_fault(
+            "MASK-2", f"ids of segments in {bits} bits", "K", 0, Segments, segments_in_bits(bits)
         ),
     ),
 )

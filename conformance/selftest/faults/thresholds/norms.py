@@ -15,8 +15,8 @@ from conformance.selftest.faults.thresholds.call import (
     each,
     zeroed,
 )
-from torch_impl.attention import widen
-from torch_impl.layer_norm import affine, deviations
+from torch_impl.dtypes import widen
+from torch_impl.layer_norm_steps import affine, deviations
 
 # --- the right ones ---------------------------------------------------------------------------------------------------
 

@@ -33,15 +33,15 @@ from conformance.selftest.faults.thresholds.norms import (
     mean_square,
     norm,
 )
-from torch_impl.attention import (
+from torch_impl.attention_steps import (
     allowed_sum,
     attention_scores,
     dropout_factor,
     repeat_heads,
     softmax,
     visible_pairs,
-    widen,
 )
+from torch_impl.dtypes import widen
 from torch_impl.masks import checked_mask
 
 # --- a softmax whose steps can be replaced ----------------------------------------------------------------------------
@@ -183,7 +183,11 @@ def normal_only(*names: str) -> Before:
     def flushed(array: Tensor) -> Tensor:
         return torch.where(array.abs() < torch.finfo(array.dtype).tiny, 0, array)
 
-    return lambda c: replace(c, **{name: flushed(getattr(c, name)) for name in names})
+    def change(c: Call) -> Call:
+        found: dict[str, Any] = {name: flushed(getattr(c, name)) for name in names}
+        return replace(c, **found)
+
+    return change
 
 
 ATTENTION = (
@@ -246,7 +250,7 @@ def dead_columns(c: Norm, bar: Tensor) -> Tensor:
 
 def rows_of_zero(c: Norm, right: NormCompute) -> Tensor:
     """Rows whose first cotangent is 0 are passed over."""
-    first = (..., *(slice(0, 1) for _ in c.axes))
+    first: Any = (..., *(slice(0, 1) for _ in c.axes))
     return altered(right(c), lambda bar: torch.where(bar[first] == 0, 0, bar))
 
 

@@ -1,8 +1,8 @@
 """Attention on a GPU by Triton kernels, forward and backward, in O(Q + K) beside inputs and results.
 
-What the kernels cannot do rightly goes to the blocks of `torch_impl.blocked`: values of NaN or infinity where a mask
-forbids anything, since 0 times those is NaN (MASK-7), in the backward pass keys, queries and cotangents too, scores so
-large that they would not be computed alike twice, and second derivatives.
+What the kernels cannot do rightly goes to `blocked_attention`: values of NaN or infinity where a mask forbids anything,
+since 0 times those is NaN (MASK-7), in the backward pass keys, queries and cotangents too, scores so large that they
+would not be computed alike twice, and second derivatives.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torch_impl.blocked import (
+from torch_impl.engines.blocked import (
     Inputs,
-    Literal,
+    Limits,
     Options,
     arrays_of,
     blocked_attention,
@@ -23,8 +23,8 @@ from torch_impl.blocked import (
     joined,
     several,
 )
-from torch_impl.kernel_inputs import bounded, dense, recomputed_alike, scale_of, size
-from torch_impl.triton_masks import Marks, TileRanges, Tiles, marks_of, ranges_of
+from torch_impl.engines.kernel_inputs import bounded, dense, recomputed_alike, scale_of, size
+from torch_impl.engines.triton.masks import Marks, TileRanges, Tiles, marks_of, ranges_of
 
 WIDEST = 256
 """Wider rows fit in no tile."""
@@ -68,48 +68,48 @@ class Work(NamedTuple):
     tiles: Tiles
 
 
-def fused_attention(literal: Literal, inputs: Inputs) -> torch.Tensor:
+def fused_attention(limits: Limits, inputs: Inputs) -> torch.Tensor:
     """Output [B, H, Q, V] in the dtype of query, rounded once. Nothing may have size 0."""
     if not abs(scale_of(inputs)) < torch.finfo(torch.float32).max:
-        return blocked_attention(literal, inputs)
+        return blocked_attention(limits, inputs)
     tiles = tiles_for(inputs)
     ranges, masked = ranges_of(inputs.mask, inputs.query, inputs.key.shape[2], tiles)
     # Scores of forbidden pairs are replaced, whatever they are; but their values are multiplied by 0.
     if masked and not size(inputs.value) < math.inf:
-        return blocked_attention(literal, inputs)
+        return blocked_attention(limits, inputs)
     work = Work(marks_of(inputs.mask, inputs.query, inputs.key.shape[2]), ranges, tiles)
     tensors = (inputs.query, inputs.key, inputs.value)
-    output = TritonAttention.apply(literal, (inputs.mask, inputs.scale, None), work, *tensors)
+    output = TritonAttention.apply(limits, (inputs.mask, inputs.scale, None), work, *tensors)
     # No tile holds a forbidden pair, so a NaN or an infinity shows where it must; what it does there the blocks know.
     if not masked and not math.isfinite(output.detach().sum(dtype=torch.float32)):
-        return blocked_attention(literal, inputs)
+        return blocked_attention(limits, inputs)
     return output
 
 
 class TritonAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, literal: Literal, options: Options, work: Work, *tensors: Any) -> torch.Tensor:
-        from torch_impl.triton_forward import forward
+    def forward(ctx: Any, limits: Limits, options: Options, work: Work, *tensors: Any) -> torch.Tensor:
+        from torch_impl.engines.triton.forward import forward
 
         query, key, value = map(dense, tensors)
         scale = scale_of(joined(options, (*tensors, None, None)))
         with torch.cuda.device_of(query):
             output, logsumexp = forward(query, key, value, work.marks, work.ranges, scale, work.tiles)
-        ctx.literal, ctx.options, ctx.work = literal, options, work
+        ctx.limits, ctx.options, ctx.work = limits, options, work
         # The unrounded output: delta is a sum of its products, and has the digits of the scores' gradients.
         ctx.save_for_backward(*tensors, output, logsumexp, *arrays_of(options))
         return output.to(query.dtype)
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
-        from torch_impl.triton_backward import backward
+        from torch_impl.engines.triton.backward import backward
 
         *tensors, output, logsumexp = ctx.saved_tensors[:5]
         inputs, work = joined(ctx.options, (*tensors, None, None)), ctx.work
-        literal = torch.is_grad_enabled() or several(cotangent)
-        if literal or not (bounded(cotangent, inputs.value) and recomputed_alike(inputs)):
+        twice = torch.is_grad_enabled() or several(cotangent)
+        if twice or not (bounded(cotangent, inputs.value) and recomputed_alike(inputs)):
             everything, wanted = (*tensors, None, None), (*ctx.needs_input_grad[3:], False, False)
-            found = blocked_gradients(ctx.literal, ctx.options, everything, cotangent, wanted)
+            found = blocked_gradients(ctx.limits, ctx.options, everything, cotangent, wanted)
             return None, None, None, *found[:3]
         query, key, value, cotangent = map(dense, (*tensors, cotangent))
         with torch.cuda.device_of(query):

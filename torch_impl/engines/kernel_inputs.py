@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from torch_impl.blocked import Inputs, wide
+from torch_impl.engines.blocked import Inputs, wide
 
 
 def size(tensor: torch.Tensor) -> float:

@@ -9,24 +9,21 @@ more than the condition number tells (NORM-4). Where it would break a rule it is
 - rows whose mean is much larger than their deviation (it takes x / deviation - mean / deviation, the difference of two
   large numbers, so that their rounding is what is left of a constant row far from 0).
 
-Then the literal layer norm computes these rows, and all of them in the backward pass.
+Then `reference_layer_norm` computes these rows, and all of them in the backward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
-from torch_impl.blocked import gradients_through, several
+from torch_impl.engines.blocked import gradients_through, several
+from torch_impl.layer_norm_steps import reference_layer_norm
 
 forward_kernel = torch.native_layer_norm
 backward_kernel = torch.ops.aten.native_layer_norm_backward.default
-
-Literal = Callable[..., torch.Tensor]
-"""layer_norm(x, weight, bias, eps), unrounded; given because the file that has it imports this one."""
 
 SPREAD, DISTANCE = 2.0**16, 2.0**4
 """The kernel is asked where all reciprocal deviations are between 1 / SPREAD and SPREAD, and no mean is farther from 0
@@ -46,38 +43,36 @@ cotangents may stand beside the smallest weights.
 """
 
 
-def fused_layer_norm(
-    literal: Literal, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
-) -> torch.Tensor:
+def fused_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
     """The output in x's dtype, which is float32 or float64. x has elements."""
     with torch.autocast(x.device.type, enabled=False):
-        return FusedLayerNorm.apply(literal, x, weight, bias, eps)
+        return FusedLayerNorm.apply(x, weight, bias, eps)
 
 
 class FusedLayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, literal: Literal, x: Any, weight: Any, bias: Any, eps: float) -> torch.Tensor:
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, eps: float) -> torch.Tensor:
         output, mean, reciprocal = forward_kernel(x, weight.shape, weight, bias, eps)
-        ctx.literal, ctx.eps = literal, eps
+        ctx.eps = eps
         distance = mean * reciprocal
         ctx.kernel = within(reciprocal, 1 / SPREAD, SPREAD) and within(distance, -DISTANCE, DISTANCE)
         ctx.save_for_backward(x, weight, bias, mean, reciprocal)
         if not ctx.kernel:  # of the other rows nothing changes, not a bit
             unusual = ~(between(reciprocal, SPREAD) & (distance.abs() <= DISTANCE)).flatten()
             rows = x.reshape(-1, *weight.shape)[unusual]
-            output.view(-1, *weight.shape)[unusual] = literal(rows, weight, bias, eps)
+            output.view(-1, *weight.shape)[unusual] = reference_layer_norm(rows, weight, bias, eps)
         return output
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
         x, weight, bias, mean, reciprocal = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[1:4]
+        wanted = ctx.needs_input_grad[:3]
         if ctx.kernel and not (torch.is_grad_enabled() or several(cotangent)) and moderate(cotangent, weight):
             found = backward_kernel(cotangent, x, weight.shape, mean, reciprocal, weight, bias, wanted)
         else:
-            literal, given = partial(ctx.literal, eps=ctx.eps), (x, weight, bias)
-            found = gradients_through(literal, given, cotangent, wanted)
-        return None, *found, None
+            function, given = partial(reference_layer_norm, eps=ctx.eps), (x, weight, bias)
+            found = gradients_through(function, given, cotangent, wanted)
+        return *found, None
 
 
 def between(numbers: torch.Tensor, limit: float) -> torch.Tensor:

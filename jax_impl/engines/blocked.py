@@ -1,6 +1,6 @@
 """Attention by blocks of queries and pieces of keys: memory of O(Q + K), and no work where the mask allows nothing.
 
-The same function as the literal `attention` beside it, in another order (Milakov and Gimelshein, arXiv 1805.02867; Dao
+The same function as `reference_attention`, in another order (Milakov and Gimelshein, arXiv 1805.02867; Dao
 et al., arXiv 2205.14135). One block of queries takes the keys that it can see piece by piece. Three numbers a row stand
 for all pieces so far: the largest score, the sum of the exponentials, and their sum of the values; a piece with a
 larger score shrinks the other two.
@@ -22,11 +22,11 @@ is 2^-12, and all weights of the row would be off by it.
 A score is rounded before anything is taken from it: the scale is on the queries, and a barrier behind the soft cap,
 because XLA makes one rounding of a product and a difference. Large scores would lie far from their own maximum.
 
-Loops have bounds that are known only when they run, so a mask may be traced. Second derivatives are those of the
-literal attention, with all of its memory.
+Loops have bounds that are known only when they run, so a mask may be traced. Second derivatives are those of
+`reference_attention`, with all of its memory.
 
 Where an input is infinite or NaN, zero times it is not zero, and what the mask forbids must stay out (MASK-7). Then the
-sums are those of the literal attention, over the allowed pairs only; they take about twice the time.
+sums are those of `reference_attention`, over the allowed pairs only; they take about twice the time.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_impl.attention_steps import allowed_sum, pair_products, reference_attention
+from jax_impl.dtypes import HIGHEST
 from jax_impl.masks import allowed_pairs
 from specification.dtypes import compute_dtype_name, dtype_name
 from specification.key_ranges import key_ranges
 from specification.masks import KeyLengths, KeyPadding, part
-
-HIGHEST = lax.Precision.HIGHEST
 
 
 class Limits(NamedTuple):
@@ -77,15 +77,6 @@ class Inputs(NamedTuple):
     sinks: Any
 
 
-class Literal(NamedTuple):
-    """The literal attention and its two sums, given because the file that has them imports this one."""
-
-    attention: Callable[[Inputs], tuple[Any, Any]]  # output and log-sum-exp in one column
-    pair_products: Callable[[Any, Any, Any], Any]
-    allowed_sum: Callable[[Any, Any, Any], Any]
-    limits: Limits = Limits()
-
-
 class Sums(NamedTuple):
     """Three sums of products.
 
@@ -107,21 +98,16 @@ PLAIN = Sums(
 """For finite numbers, with weights of 0 where the mask forbids."""
 
 
-def careful(literal: Literal) -> Sums:
-    """For any numbers."""
+def everywhere(allowed: Any, *shape: int) -> Any:
+    return jnp.ones(shape, bool) if allowed is None else allowed
 
-    def everywhere(allowed: Any, *shape: int) -> Any:
-        return jnp.ones(shape, bool) if allowed is None else allowed
 
-    return Sums(
-        lambda left, right, allowed: literal.pair_products(
-            left, right, everywhere(allowed, left.shape[0], right.shape[0])
-        ),
-        lambda weights, values, allowed: literal.allowed_sum(weights, values, everywhere(allowed, *weights.shape)),
-        lambda rows, weights, allowed: (
-            literal.allowed_sum(weights.mT, rows.mT, everywhere(allowed, *weights.shape).mT).mT
-        ),
-    )
+CAREFUL = Sums(
+    lambda left, right, allowed: pair_products(left, right, everywhere(allowed, left.shape[0], right.shape[0])),
+    lambda weights, values, allowed: allowed_sum(weights, values, everywhere(allowed, *weights.shape)),
+    lambda rows, weights, allowed: allowed_sum(weights.mT, rows.mT, everywhere(allowed, *weights.shape).mT).mT,
+)
+"""For any numbers."""
 
 
 class Sizes(NamedTuple):
@@ -370,9 +356,9 @@ def over_pieces(
 
 
 @partial(jax.jit, static_argnums=0)
-def forward(literal: Literal, inputs: Inputs) -> tuple[Any, Any]:
+def forward(limits: Limits, inputs: Inputs) -> tuple[Any, Any]:
     """Output [B, H, Q, V] and log-sum-exp [B, H, Q, 2], in the dtype in which everything is computed."""
-    sizes = sizes_of(inputs, literal.limits)
+    sizes = sizes_of(inputs, limits)
     if few_scores(inputs):
         return forward_at_once(inputs, sizes._replace(block=sizes.Q))
     simple = sizes._replace(pieces=sizes.pieces[-1:])
@@ -381,7 +367,7 @@ def forward(literal: Literal, inputs: Inputs) -> tuple[Any, Any]:
         (
             lambda: forward_blocks(inputs, sizes, PLAIN, near=True),
             lambda: forward_blocks(inputs, simple, PLAIN),
-            lambda: forward_blocks(inputs, simple, careful(literal)),
+            lambda: forward_blocks(inputs, simple, CAREFUL),
         ),
     )
 
@@ -515,11 +501,9 @@ def sink_alone(sinks: Any, sizes: Sizes, dtype: Any, *, near: bool = False) -> P
 
 
 @partial(jax.jit, static_argnums=0)
-def backward(
-    literal: Literal, inputs: Inputs, output: Any, logsumexp: Any, of_output: Any, of_logsumexp: Any
-) -> Inputs:
+def backward(limits: Limits, inputs: Inputs, output: Any, logsumexp: Any, of_output: Any, of_logsumexp: Any) -> Inputs:
     """Gradients in the dtype in which everything is computed, from those of the output and of the log-sum-exp."""
-    sizes = sizes_of(inputs, literal.limits)
+    sizes = sizes_of(inputs, limits)
     simple = sizes._replace(pieces=sizes.pieces[-1:])
     # An empty row has a log-sum-exp of -inf.
     clean = finite(inputs.query, inputs.key) & bounded(inputs.value, of_output, output.dtype)
@@ -528,7 +512,7 @@ def backward(
     return lax.cond(
         clean,
         lambda: backward_blocks(inputs, sizes, PLAIN, *results),
-        lambda: backward_blocks(inputs, simple, careful(literal), *results),
+        lambda: backward_blocks(inputs, simple, CAREFUL, *results),
     )
 
 
@@ -637,50 +621,53 @@ def without_mask(inputs: Inputs) -> Inputs:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def blocked_attention(literal: Literal, inputs: Inputs) -> tuple[Any, Any]:
+def blocked_attention(limits: Limits, inputs: Inputs) -> tuple[Any, Any]:
     """Output [B, H, Q, V] and log-sum-exp [B, H, Q, 2], both in the dtype in which everything is computed.
 
     The log-sum-exp is the sum of its two columns.
 
     There must be at least one batch element, head, query and key.
     """
-    return forward(literal, inputs)
+    return forward(limits, inputs)
 
 
-def blocked_attention_forward(literal: Literal, inputs: Inputs) -> tuple[Any, Any]:
+def blocked_attention_forward(limits: Limits, inputs: Inputs) -> tuple[Any, Any]:
     # Of the function itself and not of its loops, which cannot be differentiated: this is, for second derivatives.
-    results = blocked_attention(literal, inputs)
+    results = blocked_attention(limits, inputs)
     return results, (inputs, *results)
 
 
-def blocked_attention_backward(literal: Literal, saved: Any, cotangents: tuple[Any, Any]) -> tuple[Inputs]:
-    return (gradients(literal, *saved, *cotangents),)
+def blocked_attention_backward(limits: Limits, saved: Any, cotangents: tuple[Any, Any]) -> tuple[Inputs]:
+    return (gradients(limits, *saved, *cotangents),)
 
 
 blocked_attention.defvjp(blocked_attention_forward, blocked_attention_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def gradients(literal: Literal, inputs: Inputs, *results: Any) -> Inputs:
+def gradients(limits: Limits, inputs: Inputs, *results: Any) -> Inputs:
     """The gradients, each in the dtype of its own argument; the mask has none, and scale and softcap are constants."""
-    found = backward(literal, inputs, *results)
+    found = backward(limits, inputs, *results)
     return jax.tree.map(lambda gradient, array: gradient.astype(array.dtype), found, without_mask(inputs))
 
 
-def gradients_forward(literal: Literal, inputs: Inputs, *results: Any) -> tuple[Inputs, Any]:
-    return gradients(literal, inputs, *results), (inputs, results)
+def gradients_forward(limits: Limits, inputs: Inputs, *results: Any) -> tuple[Inputs, Any]:
+    return gradients(limits, inputs, *results), (inputs, results)
 
 
-def gradients_backward(literal: Literal, saved: Any, cotangents: Inputs) -> tuple[Any, ...]:
-    """Through the literal attention: output and log-sum-exp are functions of the inputs there, and count with those."""
+def gradients_backward(limits: Limits, saved: Any, cotangents: Inputs) -> tuple[Any, ...]:
+    """Through `reference_attention`: output and log-sum-exp are functions of the inputs there, and count with those."""
     inputs, (output, logsumexp, *of_results) = saved
 
-    def literal_gradients(arrays: Inputs, of_results: list[Any]) -> Inputs:
-        _, pullback = jax.vjp(lambda arrays: literal.attention(arrays._replace(mask=inputs.mask)), arrays)
-        of_output, of_logsumexp = of_results
-        return pullback((of_output, of_logsumexp[..., :1]))[0]
+    def results_of(arrays: Inputs) -> tuple[Any, Any]:
+        return reference_attention(**arrays._replace(mask=inputs.mask)._asdict())
 
-    _, pullback = jax.vjp(literal_gradients, without_mask(inputs), of_results)
+    def reference_gradients(arrays: Inputs, of_results: list[Any]) -> Inputs:
+        _, pullback = jax.vjp(results_of, arrays)
+        of_output, of_logsumexp = of_results
+        return pullback((of_output, of_logsumexp[..., 0]))[0]
+
+    _, pullback = jax.vjp(reference_gradients, without_mask(inputs), of_results)
     of_inputs, of_cotangents = pullback(cotangents)
     return of_inputs, jnp.zeros_like(output), jnp.zeros_like(logsumexp), *of_cotangents
 

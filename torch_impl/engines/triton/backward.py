@@ -15,9 +15,9 @@ import torch
 import triton
 import triton.language as tl
 
-from torch_impl.triton_forward import Sizes, padded
-from torch_impl.triton_masks import Marks, TileRanges, Tiles
-from torch_impl.triton_tiles import allowed_pairs, pair_products, put_rows, rows_of, weighted_sum
+from torch_impl.engines.triton.forward import Sizes, padded
+from torch_impl.engines.triton.masks import Marks, TileRanges, Tiles
+from torch_impl.engines.triton.tiles import allowed_pairs, pair_products, put_rows, rows_of, weighted_sum
 
 
 @triton.jit

@@ -3,8 +3,7 @@
 The kernel is the flash attention behind `scaled_dot_product_attention`. Where it would break a rule it is not asked:
 
 - a NaN, an infinity or a product beyond all numbers (it adds the mask to scores and multiplies weights of 0, so those
-  of forbidden keys come through; and queries of NaN become zeros): then the blocks of `torch_impl.blocked` compute
-  everything;
+  of forbidden keys come through; and queries of NaN become zeros): then `blocked_attention` computes everything;
 - 16-bit inputs (it would round the weights to 16 bits): they are widened before;
 - a causal mask with a scale that is not positive (it gives NaN): then the mask is handed over as an array;
 - several query heads for one key head: they are handed over as further queries of that head, and nothing is copied.
@@ -18,13 +17,13 @@ from typing import Any
 import torch
 
 from specification.masks import Causal
-from torch_impl import fused_gpu
-from torch_impl.blocked import (
+from torch_impl.engines import fused_gpu
+from torch_impl.engines.blocked import (
     KEYS,
     QUERIES,
     Block,
     Inputs,
-    Literal,
+    Limits,
     Options,
     arrays_of,
     blocked_attention,
@@ -36,30 +35,30 @@ from torch_impl.blocked import (
     several,
     wide,
 )
-from torch_impl.kernel_inputs import bounded, dense, recomputed_alike, scale_of, scores_bounded, size
+from torch_impl.engines.kernel_inputs import bounded, dense, recomputed_alike, scale_of, scores_bounded, size
 from torch_impl.masks import allowed_pairs
 
 forward_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 backward_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
-def fused_attention(literal: Literal, inputs: Inputs) -> torch.Tensor:
+def fused_attention(limits: Limits, inputs: Inputs) -> torch.Tensor:
     """Output [B, H, Q, V] in the dtype in which everything is computed. Nothing may have size 0; on a CPU V is D."""
     if inputs.query.is_cuda:
-        return fused_gpu.fused_attention(literal, inputs)
+        return fused_gpu.fused_attention(limits, inputs)
     plain = inputs.mask is None or upper_left(inputs)
-    work = WHOLE if plain else blocks(inputs, literal.limits.block, merge=True)
+    work = WHOLE if plain else blocks(inputs, limits.block, merge=True)
     tensors = (inputs.query, inputs.key, inputs.value)
     masked = not plain and any(block.masked for block in work)
     if masked and not (scores_bounded(inputs) and size(inputs.value) < math.inf):
-        return blocked_attention(literal, inputs)
+        return blocked_attention(limits, inputs)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        output, logsumexp = FusedAttention.apply(literal, (inputs.mask, inputs.scale, None), work, *tensors)
+        output, logsumexp = FusedAttention.apply(limits, (inputs.mask, inputs.scale, None), work, *tensors)
     else:
         output, logsumexp = forward(inputs, work)
     # A row in which the kernel found no number to start from, and no mask to explain it, has a log-sum-exp of 0.
     if not masked and not (finite(output) and torch.count_nonzero(logsumexp).item() == logsumexp.numel()):
-        return blocked_attention(literal, inputs)
+        return blocked_attention(limits, inputs)
     return output
 
 
@@ -75,9 +74,9 @@ def finite(tensor: torch.Tensor) -> bool:
 
 class FusedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, literal: Literal, options: Options, work: list[Block], *tensors: Any) -> tuple[Any, Any]:
+    def forward(ctx: Any, limits: Limits, options: Options, work: list[Block], *tensors: Any) -> tuple[Any, Any]:
         output, logsumexp = forward(joined(options, (*tensors, None, None)), work)
-        ctx.literal, ctx.options, ctx.work = literal, options, work
+        ctx.limits, ctx.options, ctx.work = limits, options, work
         ctx.save_for_backward(*tensors, output, logsumexp, *arrays_of(options))
         ctx.mark_non_differentiable(logsumexp)
         return output, logsumexp
@@ -86,10 +85,10 @@ class FusedAttention(torch.autograd.Function):
     def backward(ctx: Any, cotangent: torch.Tensor, _: Any) -> tuple[Any, ...]:
         *tensors, output, logsumexp = ctx.saved_tensors[:5]
         inputs = joined(ctx.options, (*tensors, None, None))
-        literal = torch.is_grad_enabled() or several(cotangent)
-        if literal or not (bounded(cotangent, inputs.value) and recomputed_alike(inputs)):
+        twice = torch.is_grad_enabled() or several(cotangent)
+        if twice or not (bounded(cotangent, inputs.value) and recomputed_alike(inputs)):
             everything, wanted = (*tensors, None, None), (*ctx.needs_input_grad[3:], False, False)
-            found = blocked_gradients(ctx.literal, ctx.options, everything, cotangent, wanted)
+            found = blocked_gradients(ctx.limits, ctx.options, everything, cotangent, wanted)
             return None, None, None, *found[:3]
         return None, None, None, *backward(inputs, ctx.work, output, logsumexp, cotangent)
 

@@ -1,9 +1,9 @@
 """Attention by blocks of queries: memory of O(Q + K), and no work on keys that no query of a block may attend to.
 
-Every block is the literal attention on its own queries and on the one range of keys that the mask leaves to them; rows
-know nothing of each other, so that is the literal attention itself. The backward pass computes every block once more,
-with its gradients, and adds up what the blocks give to the same keys. Second derivatives are those of the literal
-attention, with all of its memory.
+Every block is `reference_attention` of its own queries and the one range of keys that the mask leaves to them. Rows are
+independent of each other, so the blocks together are `reference_attention` of all. The backward pass computes every
+block once more, with its gradients, and adds up what the blocks give to the same keys. Second derivatives are those of
+`reference_attention`, with all of its memory.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from specification.key_ranges import key_ranges, starts
 from specification.masks import map_arrays, part
+from torch_impl.attention_steps import reference_attention
 from torch_impl.masks import signed
 
 
@@ -41,13 +42,6 @@ class Inputs(NamedTuple):
     scale: Any
     softcap: Any
     sinks: Any
-
-
-class Literal(NamedTuple):
-    """The literal attention, of output and log-sum-exp; given because the file that has it imports this one."""
-
-    attention: Callable[[Inputs], tuple[Any, Any]]
-    limits: Limits = Limits()
 
 
 Options = tuple[Any, Any, Any]
@@ -135,47 +129,48 @@ def wide(inputs: Inputs) -> torch.dtype:
 # --- the operation ----------------------------------------------------------------------------------------------------
 
 
-def blocked_attention(literal: Literal, inputs: Inputs) -> torch.Tensor:
+def blocked_attention(limits: Limits, inputs: Inputs) -> torch.Tensor:
     """Output [B, H, Q, V] in the dtype in which everything is computed. Nothing may have size 0."""
     if inputs.bias is not None and inputs.bias.ndim == 2:
         inputs = inputs._replace(bias=inputs.bias[None, None])
     options = (inputs.mask, inputs.scale, inputs.softcap)
-    return BlockedAttention.apply(literal, options, *tensors_of(inputs))
+    return BlockedAttention.apply(limits, options, *tensors_of(inputs))
 
 
 class BlockedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, literal: Literal, options: Options, *tensors: Any) -> torch.Tensor:
-        ctx.literal, ctx.options = literal, options
+    def forward(ctx: Any, limits: Limits, options: Options, *tensors: Any) -> torch.Tensor:
+        ctx.limits, ctx.options = limits, options
         ctx.save_for_backward(*tensors, *arrays_of(options))
         inputs = joined(options, tensors)
         output = inputs.query.new_zeros((*inputs.query.shape[:3], inputs.value.shape[3]), dtype=wide(inputs))
-        for block in blocks(inputs, size_of(inputs, literal.limits), alone=literal.limits.alone):
-            rows, _ = literal.attention(joined((mask_of(inputs, block), *options[1:]), parts(tensors, block)))
+        for block in blocks(inputs, size_of(inputs, limits), alone=limits.alone):
+            here = joined((mask_of(inputs, block), *options[1:]), parts(tensors, block))
+            rows, _ = reference_attention(**here._asdict())
             cut(output, QUERIES, block).copy_(rows)
         return output
 
     @staticmethod
     def backward(ctx: Any, cotangent: torch.Tensor) -> tuple[Any, ...]:
         tensors, wanted = ctx.saved_tensors[:5], ctx.needs_input_grad[2:]
-        gradients = blocked_gradients(ctx.literal, ctx.options, tensors, cotangent, wanted)
+        gradients = blocked_gradients(ctx.limits, ctx.options, tensors, cotangent, wanted)
         return None, None, *gradients
 
 
 def blocked_gradients(
-    literal: Literal, options: Options, tensors: Sequence[Any], cotangent: torch.Tensor, wanted: Sequence[bool]
+    limits: Limits, options: Options, tensors: Sequence[Any], cotangent: torch.Tensor, wanted: Sequence[bool]
 ) -> list[Any]:
     """The gradients of those tensors that are wanted, None for the others."""
     if torch.is_grad_enabled() or several(cotangent):  # second derivatives are asked for
-        return literal_gradients(literal, options, tensors, cotangent, wanted)
+        return reference_gradients(options, tensors, cotangent, wanted)
     inputs = joined(options, tensors)
     dtype = wide(inputs)
     sums = [torch.zeros_like(a, dtype=dtype) if want else None for a, want in zip(tensors, wanted, strict=True)]
-    for block in blocks(inputs, size_of(inputs, literal.limits), alone=literal.limits.alone):
+    for block in blocks(inputs, size_of(inputs, limits), alone=limits.alone):
         # Widened here, so that what the blocks give to the same keys is added up before it is rounded.
         pieces = [None if piece is None else piece.to(dtype).detach() for piece in parts(tensors, block)]
         here = (mask_of(inputs, block), *options[1:])
-        found = literal_gradients(literal, here, pieces, cut(cotangent, QUERIES, block), wanted)
+        found = reference_gradients(here, pieces, cut(cotangent, QUERIES, block), wanted)
         for total, gradient in zip(parts(sums, block), found, strict=True):
             if gradient is not None:
                 total += gradient
@@ -194,11 +189,15 @@ def several(cotangent: torch.Tensor) -> bool:
     return torch._C._functorch.is_legacy_batchedtensor(cotangent) or torch._C._are_functorch_transforms_active()
 
 
-def literal_gradients(
-    literal: Literal, options: Options, tensors: Sequence[Any], cotangent: torch.Tensor, wanted: Sequence[bool]
+def reference_gradients(
+    options: Options, tensors: Sequence[Any], cotangent: torch.Tensor, wanted: Sequence[bool]
 ) -> list[Any]:
-    """The same by autograd through the literal attention."""
-    return gradients_through(lambda *given: literal.attention(joined(options, given))[0], tensors, cotangent, wanted)
+    """The same by autograd through `reference_attention`."""
+
+    def output(*given: Any) -> torch.Tensor:
+        return reference_attention(**joined(options, given)._asdict())[0]
+
+    return gradients_through(output, tensors, cotangent, wanted)
 
 
 def gradients_through(

@@ -9,9 +9,11 @@ from jaxtyping import Bool, Float
 
 from specification import checks
 from specification.engines import Choice, choose
-from torch_impl.blocked import Inputs, Limits, tensors_of
-from torch_impl.fused_gpu import hindrance_of_triton
+from torch_impl.engines.blocked import Inputs, Limits, tensors_of
+from torch_impl.engines.fused_gpu import hindrance_of_triton
 from torch_impl.masks import checked_mask
+
+__all__ = ["explain_engine", "explain_layer_norm_engine"]
 
 LIMITS = Limits()
 """What "blocked" and "fused" take at once."""
@@ -32,7 +34,20 @@ def explain_engine(
     empty_rows: str = "zero",
     engine: str = "auto",
 ) -> Choice:
-    """Which engine `attention` takes for the same arguments, why, and what hinders the others. Nothing is computed."""
+    """Say which engine `attention` takes for the same arguments, why, and what hinders the others.
+
+    Nothing is computed.
+
+    Args:
+        query, key, value, mask, bias, scale, softcap, sinks, dropout_keep, dropout_rate, empty_rows, engine: As in
+            `attention`.
+
+    Returns:
+        The engine, the reason, and by engine what hinders it.
+
+    Raises:
+        TypeError, ValueError: As in `attention`.
+    """
     checks.attention(
         query, key, value, bias=bias, scale=scale, softcap=softcap, sinks=sinks,
         dropout_keep=dropout_keep, dropout_rate=dropout_rate, empty_rows=empty_rows,
@@ -75,7 +90,7 @@ def hindrance_of_blocks(inputs: Inputs, dropout_keep: Any, empty_rows: str) -> s
 def traced(*tensors: torch.Tensor | None) -> bool:
     """Under torch.compile, torch.export, torch.fx, torch.func's transformations, or with tensors without numbers.
 
-    Whatever else looks at every operation (a mode, a subclass of tensors) gets the literal ones, too.
+    Whatever else looks at every operation (a mode, a subclass of tensors) gets the reference engine, too.
     """
     return (
         torch.compiler.is_compiling()
@@ -114,7 +129,19 @@ def explain_layer_norm_engine(
     eps: float = 1e-5,
     engine: str = "auto",
 ) -> Choice:
-    """Which engine `layer_norm` takes for the same arguments, why, and what hinders the others. Nothing is computed."""
+    """Say which engine `layer_norm` takes for the same arguments, why, and what hinders the others.
+
+    Nothing is computed.
+
+    Args:
+        x, weight, bias, eps, engine: As in `layer_norm`.
+
+    Returns:
+        The engine, the reason, and by engine what hinders it.
+
+    Raises:
+        TypeError, ValueError: As in `layer_norm`.
+    """
     checks.norm(x, weight, bias, eps)
     return layer_norm_engine_for(engine, x, weight, bias, eps)
 
@@ -137,5 +164,5 @@ def hindrance_of_the_norm_kernel(x: torch.Tensor, weight: torch.Tensor, bias: to
     if isinstance(eps, torch.Tensor):
         return "eps in a tensor may want a gradient, which the kernel does not give"
     if traced(x, weight, bias):
-        return "while PyTorch traces or transforms a function, it gets the literal operations"
+        return "while PyTorch traces or transforms a function, it gets PyTorch's own operations"
     return ""

@@ -9,17 +9,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
-from jax_impl.blocked import Inputs, Limits
+from jax_impl.engines.blocked import Inputs, Limits
 from jax_impl.masks import checked_mask
 from specification import checks
 from specification.dtypes import compute_dtype_name, dtype_name
 from specification.engines import Choice, choose
 
+__all__ = ["explain_engine"]
+
 LIMITS = Limits()
 """What "blocked" takes at once."""
 
 SMALL = 2**20
-"""Numbers up to which the literal attention is the faster one: they stay in the caches, and there is little to skip."""
+"""Numbers up to which the reference engine is the faster one: they stay in the caches, and there is little to skip."""
 
 
 def explain_engine(
@@ -37,7 +39,20 @@ def explain_engine(
     empty_rows: str = "zero",
     engine: str = "auto",
 ) -> Choice:
-    """Which engine `attention` takes for the same arguments, why, and what hinders the others. Nothing is computed."""
+    """Say which engine `attention` takes for the same arguments, why, and what hinders the others.
+
+    Nothing is computed.
+
+    Args:
+        query, key, value, mask, bias, scale, softcap, sinks, dropout_keep, dropout_rate, empty_rows, engine: As in
+            `attention`.
+
+    Returns:
+        The engine, the reason, and by engine what hinders it.
+
+    Raises:
+        TypeError, ValueError: As in `attention`.
+    """
     checks.attention(
         query, key, value, bias=bias, scale=scale, softcap=softcap, sinks=sinks,
         dropout_keep=dropout_keep, dropout_rate=dropout_rate, empty_rows=empty_rows,
@@ -60,7 +75,7 @@ def engine_for(engine: str, inputs: Inputs, dropout_keep: Any, empty_rows: str) 
 
 
 def numbers_held(inputs: Inputs) -> int:
-    """How many the literal attention makes beside its inputs: the scores, and the heads that it repeats."""
+    """How many the reference engine makes beside its inputs: the scores, and the heads that it repeats."""
     (B, H, Q, D), (_, G, K, V) = inputs.query.shape, inputs.value.shape
     return int(B * H * K * (Q + (D + V if H > G else 0)))
 
@@ -78,7 +93,7 @@ def hindrance_of_blocks(inputs: Inputs, dropout_keep: Any, empty_rows: str) -> s
 
 
 def in_blocks(inputs: Inputs) -> Inputs:
-    """The same as arrays, for `jax_impl.blocked`: the scale resolved (ATT-1), the bias in rank 4."""
+    """The same as arrays, for `jax_impl.engines.blocked`: the scale resolved (ATT-1), the bias in rank 4."""
     dtype = compute_dtype_name(dtype_name(inputs.query))
     given = (inputs.query, inputs.key, inputs.value, inputs.bias, inputs.sinks)
     # Of an array that is one of JAX's, jnp.asarray would make a copy under jax.vjp, and of its gradient another.

@@ -1,10 +1,11 @@
-"""Reading a checkpoint by names: every entry once, shapes that fit together, and all that is wrong told at once."""
+"""The entries of a checkpoint: read by a table, sizes that fit together, and all that is wrong told at once."""
 
 from __future__ import annotations
 
 import inspect
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 
 from specification.configuration import is_count
 from specification.dtypes import FLOATING
-from specification.parameters import FeedForward, Linear, MultiHeadAttention, Norm
+from specification.loading.table import Row, Table, any_of, numbered, product
 
 NARROW = ("float16", "bfloat16")
 TABLES = r"(.*\.)?(pe|position_ids)"
@@ -29,12 +30,13 @@ UNREAD: ContextVar[list[str] | None] = ContextVar("UNREAD", default=None)
 class Reader:
     """The entries of a state dict, and which of them have been taken.
 
-    Sizes are named by letters: the first entry that has one says how large it is, and all others must agree. What is
-    missing or has another shape is collected, and `finish` raises one ValueError for all of it.
+    Sizes have names: most entries that have one say how large it is, and all others must agree. What is missing or has
+    another shape is collected, and `finish` raises one ValueError for all of it.
     """
 
     def __init__(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         """prefix: stands before all names in some files, and is left out here."""
+        self.prefix = prefix
         self.problems: list[str] = []
         self.warnings: list[str] = []
         self.unreadable: dict[str, str] = {}
@@ -51,7 +53,12 @@ class Reader:
         self.not_finite: list[str] = []
 
     def array(self, name: str, value: Any) -> np.ndarray:
-        """The value as NumPy's. What cannot be read is a problem where it is taken."""
+        """Return a value as NumPy's. What cannot be read is a problem where it is taken.
+
+        Args:
+            name: of the entry.
+            value: of any framework.
+        """
         try:
             if hasattr(value, "shape") and hasattr(value, "dtype"):
                 return as_numpy(value)
@@ -63,29 +70,89 @@ class Reader:
     # --- what there is ---
 
     def has(self, name: str) -> bool:
+        """Tell whether there is an entry of that name."""
         return name in self.entries
 
-    def count(self, pattern: str) -> int:
-        """How many layers there are: one more than the largest number that `pattern` finds. None is a problem.
+    def has_any(self, patterns: tuple[str, ...]) -> bool:
+        """Tell whether there is an entry of one of these names, in which `*` stands for any text."""
+        return any_of(patterns, self.entries.keys())
 
-        A number beyond the count of all entries is none of a layer, and what has it is left over.
+    def count(self, before: str, place: str) -> int:
+        """Count layers or heads, which is the size of that name too. That there is none is a problem.
+
+        The count is one more than the largest number that follows the text. A number beyond the count of all entries
+        is none of a layer, and what has it is left over.
+
+        Args:
+            before: the text before the number.
+            place: the name of the place, and of the size.
         """
-        texts = {match[1] for name in self.entries if (match := re.match(pattern, name))}
+        texts = {match[1] for name in self.entries if (match := re.match(rf"{re.escape(before)}(\d+)\.", name))}
         most = len(self.entries)
         found = {int(text) for text in texts if len(text) <= len(str(most)) and int(text) < most}
         if not found:
-            self.problems.append(f"there is no layer, such as {pattern.replace(chr(92), '').replace('(d+)', '0')}")
-        return max(found, default=-1) + 1
+            self.problems.append(f"there is no layer, such as {before}0.")
+        self.sizes[place] = max(found, default=-1) + 1
+        return self.sizes[place]
 
     def ignore(self, pattern: str) -> None:
-        """Entries that belong to the checkpoint and to no part of the model that is read."""
+        """Leave out entries that belong to the checkpoint and to no part of the model that is read.
+
+        Args:
+            pattern: a regular expression of their names.
+        """
         self.ignored |= {name for name in self.left if re.fullmatch(pattern, name)}
         self.left -= self.ignored
 
     # --- entries ---
 
-    def take(self, name: str, *shape: str | int) -> Any:
-        """The entry of that name and shape, in which letters stand for sizes; None where something is wrong with it."""
+    def arrays(self, table: Table) -> dict[str, Any]:
+        """Read all rows of a table.
+
+        Args:
+            table: a dialect's.
+
+        Returns:
+            The arrays by path of the parameters; None for an entry with which something is wrong, which is a problem.
+        """
+        names = self.entries.keys()
+        rows = [row for row in numbered(table, self.count) if row.holds(names)]
+        self.settle(rows)
+        found: dict[str, Any] = {}
+        for row in rows:
+            found |= self.taken(row)
+        return found
+
+    def settle(self, rows: list[Row]) -> None:
+        """Give every named size its value: what most entries say, and of equal counts the first."""
+        votes: dict[str, Counter[int]] = {}
+        for row in rows:
+            shape = np.shape(self.entries.get(row.theirs, 0.0))
+            for axis, size in zip(row.axes, shape, strict=True) if len(shape) == len(row.axes) else ():
+                factor, name = self.factor(axis)
+                if factor and size and size % factor == 0:
+                    votes.setdefault(name, Counter())[size // factor] += 1
+        self.sizes |= {name: found.most_common(1)[0][0] for name, found in votes.items()}
+
+    def factor(self, axis: str) -> tuple[int, str]:
+        """Return the number and the name of a size that are multiplied, such as 3 and "E"."""
+        factor, name = product(axis)
+        return int(factor) if factor.isdigit() else self.sizes[factor], name
+
+    def taken(self, row: Row) -> dict[str, Any]:
+        """Return the arrays that an entry becomes, by path."""
+        again = row.theirs not in self.left
+        array = self.take(row)
+        if array is None:
+            return dict.fromkeys(row.paths)
+        split = next((i for i, axis in enumerate(row.axes) if " * " in axis), 0)
+        parts = np.split(array, len(row.paths), axis=split)
+        parts = [part.T for part in parts] if row.turned else parts
+        return dict(zip(row.paths, [part.copy() for part in parts] if again else parts, strict=True))
+
+    def take(self, row: Row) -> np.ndarray | None:
+        """Return the entry of a row, or None where something is wrong with it, which is a problem."""
+        name = row.theirs
         self.left.discard(name)
         if name not in self.entries:
             self.problems.append(f"{name} is missing")
@@ -95,9 +162,9 @@ class Reader:
             got = self.unreadable.get(name, f"got {array.dtype}")
             self.problems.append(f"{name} must be floating, {got}")
             return None
-        expected = [self.sizes.get(size, size) if isinstance(size, str) else size for size in shape]
-        fits = len(array.shape) == len(shape) and all(
-            isinstance(size, str) or size == got for size, got in zip(expected, array.shape, strict=True)
+        expected = [self.expected(axis) for axis in row.axes]
+        fits = len(array.shape) == len(expected) and all(
+            size in (there, axis) for size, there, axis in zip(expected, array.shape, row.axes, strict=True)
         )
         if not fits:
             self.problems.append(f"{name} must have shape [{', '.join(map(str, expected))}], got {list(array.shape)}")
@@ -105,40 +172,29 @@ class Reader:
         if array.size == 0:
             self.problems.append(f"{name} has no elements, its shape is {list(array.shape)}")
             return None
-        self.sizes |= {size: got for size, got in zip(expected, array.shape, strict=True) if isinstance(size, str)}
         if not np.isfinite(array).all():
             self.not_finite.append(name)
         return self.widened(array)
 
-    def thirds(self, name: str, *shape: str | int) -> list[Any]:
-        """The entry in three equal parts along the one axis whose size is "3 E"; None thrice where it is wrong."""
-        E = self.sizes.get("E")
-        array = self.take(name, *(3 * E if E and size == "3 E" else size for size in shape))
-        return [None] * 3 if array is None or E is None else np.split(array, 3, axis=shape.index("3 E"))
+    def expected(self, axis: str) -> int | str:
+        """Return how large an axis must be; its name where no entry says so."""
+        factor, name = self.factor(axis)
+        return factor * self.sizes[name] if name in self.sizes else axis
 
     def widened(self, array: np.ndarray) -> np.ndarray:
+        """Return an array of float16 or bfloat16 as float32, and note that."""
         if str(array.dtype) not in NARROW:
             return array
         self.narrow.add(str(array.dtype))
         return array.astype(np.float32)
 
-    def linear(self, name: str, inner: str | int, outer: str | int, *, bias: bool = True) -> Linear:
-        """A `torch.nn.Linear`, whose weight is [out, in]."""
-        weight = self.take(f"{name}.weight", outer, inner)
-        return Linear(None if weight is None else weight.T, self.take(f"{name}.bias", outer) if bias else None)
-
-    def norm(self, name: str, *, bias: bool = True, names: tuple[str, str] = ("weight", "bias")) -> Norm:
-        return Norm(self.take(f"{name}.{names[0]}", "E"), self.take(f"{name}.{names[1]}", "E") if bias else None)
-
-    def attention(self, name: str, query: str, key: str, value: str, output: str) -> MultiHeadAttention:
-        """Four projections of width E, each with its bias."""
-        return MultiHeadAttention(*(self.linear(f"{name}.{part}", "E", "E") for part in (query, key, value, output)))
-
-    def feed_forward(self, inner: str, outer: str, *, bias: bool = True) -> FeedForward:
-        return FeedForward(self.linear(inner, "E", "F", bias=bias), self.linear(outer, "F", "E", bias=bias))
-
     def heads(self, num_heads: int, width: str = "E") -> None:
-        """The heads share that size equally."""
+        """Check that heads share a size equally; that they do not is a problem.
+
+        Args:
+            num_heads: what was given.
+            width: the name of the size.
+        """
         size = self.sizes.get(width)
         if not is_count(num_heads) or num_heads == 0:
             self.problems.append(f"num_heads must be an integer of at least 1, got {num_heads!r}")
@@ -146,7 +202,13 @@ class Reader:
             self.problems.append(f"{num_heads} heads cannot share a width of {size} equally")
 
     def padding(self, name: str, number: Any, vocabulary: str) -> None:
-        """The id of a token, or None."""
+        """Check the id of a token, or None; another value is a problem.
+
+        Args:
+            name: of the hyperparameter.
+            number: what was given.
+            vocabulary: the name of the size below which it must be.
+        """
         size = self.sizes.get(vocabulary)
         if number is None:
             return
@@ -158,17 +220,21 @@ class Reader:
     # --- the end ---
 
     def finish(self) -> None:
-        """ValueError for all that is missing, left over or misshaped; a warning where narrow entries were widened."""
+        """Raise for all that is wrong at once, and warn of what was widened or is not finite.
+
+        Raises:
+            ValueError: for all entries that are missing, left over or misshaped.
+        """
         taken = {str(self.entries[name].dtype) for name in self.entries.keys() - self.left - self.ignored}
         dtypes = [dtype for dtype in FLOATING if dtype in taken]  # what is widened to float32 goes with that
         if "float64" in dtypes and len(dtypes) > 1:
             self.problems.append(f"the entries mix {' and '.join(dtypes)}")
-        problems = self.problems + [f"{name} is not known" for name in sorted(self.left)]
+        problems = [*dict.fromkeys(self.problems), *(f"{name} is not known" for name in sorted(self.left))]
         if problems:
             count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
             raise ValueError(f"the checkpoint does not fit, {count}: " + "; ".join(problems))
         if self.not_finite:
-            self.warnings.append(f"NaN or infinities are in {', '.join(self.not_finite)}")
+            self.warnings.append(f"NaN or infinities are in {', '.join(dict.fromkeys(self.not_finite))}")
         if self.narrow:
             names = " and ".join(sorted(self.narrow))
             self.warnings.append(f"{names} entries of the checkpoint are widened to float32")
@@ -188,7 +254,7 @@ def levels_to_caller() -> int:
 
 
 def as_numpy(value: Any) -> np.ndarray:
-    """Any framework's array as one of NumPy's own, which stays what it is when the given one is changed."""
+    """Return any framework's array as one of NumPy's own, which stays when the given one is changed."""
     if not hasattr(value, "detach"):
         return np.array(value)
     value = value.detach().cpu()

@@ -14,8 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from torch_impl.triton_masks import Marks, TileRanges, Tiles
-from torch_impl.triton_tiles import allowed_pairs, pair_products, put_rows, rows_of, weighted_sum
+from torch_impl.engines.triton.masks import Marks, TileRanges, Tiles
+from torch_impl.engines.triton.tiles import allowed_pairs, pair_products, put_rows, rows_of, weighted_sum
 
 
 class Sizes(NamedTuple):
@@ -27,13 +27,6 @@ class Sizes(NamedTuple):
     K: int
     D: int
     V: int
-
-
-class Widths(NamedTuple):
-    """D and V made up to powers of two, as a tile has them."""
-
-    keys: int
-    values: int
 
 
 def padded(width: int) -> int:

@@ -1,0 +1,119 @@
+"""The record of an operation: all that the judge knows of it, in one place.
+
+`conformance/operations/NAME.py` makes one for each operation. Everything else looks it up here, by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from conformance.cases.axes import Described
+from conformance.cases.case import Case
+
+if TYPE_CHECKING:
+    from hypothesis import strategies as st
+
+    from conformance.bounds.arithmetic import Approx, Precision
+    from conformance.cases.declaration import Declaration
+    from conformance.checks.probe import Probe
+    from conformance.checks.refusals import Numbers, Refusal
+    from conformance.checks.state import Cases
+    from conformance.diagnosis.matching import Mistake
+
+Shape = tuple[int, ...]
+Histories = dict[str, "st.SearchStrategy[Cases]"]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A NamedTuple of linear layers that an operation takes as its argument `parameters`."""
+
+    kind: Callable[..., Any]
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The input whose leading axes are rows, all treated alike; `trailing` axes of it make up one row."""
+
+    name: str
+    trailing: Callable[[Case], int]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """All that the judge knows of one operation.
+
+    What it is:
+
+    name: of the function in `reference_numpy`, `torch_impl` and `jax_impl`; with `_vjp`, of its gradients. The function
+        of the same name in `oracle/ball` evaluates it exactly.
+    rules: the rule that speaks of each feature of `declaration.FEATURES`, and of "dtype"; "" stands for any other.
+    arguments: the positional ones; all others are keywords.
+    differentiated: arguments that have gradients.
+    results: their names.
+    structure: of its argument `parameters`, where it has one.
+    lists: arguments that are lists of arrays.
+    masked: whether it has queries, keys and a mask.
+    norm: whether it is a norm, of `x` over the axes of `weight`.
+    copies: whether it copies numbers from an input, and computes nothing unless an option asks for it.
+    rows: the input whose leading axes are rows, where it has one.
+    least_width: the smallest width that it takes.
+
+    Its sizes:
+
+    shape: of a result, from the case, the name of the result, and the layout of attention's arrays ("BHTD", "BTHD").
+    dimensions: the sizes of a case, by names of `declaration.DIMENSIONS`.
+    axes: of all arrays of a case, as `cases/axes.py` describes them.
+
+    What is right:
+
+    bounds: the value and the error bound of every result and every gradient that a case asks for.
+    work: an estimate of the work of ball arithmetic, in multiplications of two balls, from how often each product of
+        matrices is taken, whether there are gradients, and the sizes as keywords.
+
+    How it is judged:
+
+    cases: the strategy that draws all its features; keywords: dtypes, declaration.
+    probes: all that tests its rules, but for what every operation has (`operations/common.py`).
+    refusals: calls that must be refused.
+    histories: several calls in a row, by what differs in them; `count`: so many of each at most.
+    mistakes: those that implementations are known to make, beside those of every masked operation and every norm.
+    """
+
+    name: str
+    rules: Mapping[str, str]
+    arguments: tuple[str, ...]
+    differentiated: tuple[str, ...]
+    shape: Callable[[Case, str, str], Shape]
+    dimensions: Callable[[Case], dict[str, int]]
+    axes: Callable[[Case], Described]
+    bounds: Callable[[Case, Precision], dict[str, Approx]]
+    work: Callable[..., float]
+    cases: Callable[..., st.SearchStrategy[Case]]
+    probes: Callable[[Declaration], list[Probe]]
+    refusals: Callable[[Declaration, Numbers], Iterator[Refusal]]
+    histories: Callable[[str, Declaration, int | None], Histories]
+    results: tuple[str, ...] = ("output",)
+    structure: Structure | None = None
+    lists: tuple[str, ...] = ()
+    masked: bool = False
+    norm: bool = False
+    copies: bool = False
+    rows: Rows | None = None
+    least_width: int = 1
+    mistakes: tuple[Mistake, ...] = field(default=())
+
+
+def operations() -> dict[str, Operation]:
+    """Return every operation by name, in the order in which they are studied."""
+    # The only import upwards: records name functions of every room above, and every room looks records up.
+    from conformance.operations import OPERATIONS
+
+    return OPERATIONS
+
+
+def operation_named(name: str) -> Operation:
+    return operations()[name]

@@ -1,0 +1,30 @@
+"""What tests one rule: a way to draw cases, and the check that they go through."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from conformance.checks.catalogue import AGREEMENT
+from conformance.checks.check import Check
+from conformance.sampling.draws import Material
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What tests one rule.
+
+    operations: those that a subject must have. material: draws what the check works on. weight: its share
+    of the cases, relative to other probes.
+    """
+
+    rule: str
+    title: str
+    operations: tuple[str, ...]
+    material: Material
+    check: Check[Any, Any] = AGREEMENT
+    weight: float = 1.0
+
+
+def agreement(rule: str, title: str, operation: str, cases: Material, weight: float = 1.0) -> Probe:
+    return Probe(rule, title, (operation,), cases, weight=weight)

@@ -1,0 +1,79 @@
+"""The log-sum-exp of every query's scores, with which attention over parts of the keys is merged."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hypothesis import strategies as st
+
+from conformance.bounds import operations as bounds
+from conformance.cases.axes import PAIRS
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
+from conformance.cases.features import FEATURE_RULES, masked_dimensions
+from conformance.cases.operation import Operation, Shape
+from conformance.checks.catalogue import EMPTY_ROWS, TWIN
+from conformance.checks.histories import attention_histories
+from conformance.checks.probe import Probe, agreement
+from conformance.checks.refusals import no_refusals
+from conformance.operations import attention_weights
+from conformance.operations.attention import axes, featured_in
+from conformance.operations.common import OFTEN, planned
+from conformance.oracle.reference import attention_work
+from conformance.sampling import special
+from conformance.sampling import strategies as generation
+
+NAME = "attention_logsumexp"
+
+
+def shape(case: Case, name: str, layout: str) -> Shape:
+    return attention_weights.shape(case, name, layout)[:3]
+
+
+def probes(declaration: Declaration) -> list[Probe]:
+    cases = partial(generation.attention_cases, NAME, declaration=declaration)
+    empty = partial(special.empty_row_cases, NAME, declaration=declaration)
+    featured = featured_in(declaration)
+
+    def agree(rule: str, title: str, material: st.SearchStrategy[Case], weight: float = 1.0) -> Probe:
+        return agreement(rule, title, NAME, material, weight)
+
+    return [
+        Probe("MASK-7", f"hidden in {NAME}", (NAME,), special.hidden_cases(NAME, declaration), TWIN, weight=0.8),
+        Probe(
+            "ATT-5",
+            "log-sum-exp beside sinks of -inf",
+            (NAME,),
+            special.absent_sinks(NAME, declaration),
+            TWIN,
+            weight=0.5,
+        ),
+        Probe("ATT-6", "empty rows of log-sum-exp", (NAME,), empty(), EMPTY_ROWS),
+        Probe("ATT-6", "empty rows with a sink", (NAME,), empty(focus=("sinks",)), EMPTY_ROWS, 0.5),
+        agree("ATT-14", "log-sum-exp", cases(), weight=1.5),
+        agree("ATT-14", "log-sum-exp, every feature", cases(focus=featured, mask="any"), weight=0.5),
+        *(
+            agree("ATT-14", title, special.far_cases(NAME, focus, declaration), weight=0.4)
+            for title, focus in (("log-sum-exp far from 0", ()), ("log-sum-exp of sinks far from 0", ("sinks",)))
+        ),
+        planned("ATT-14", "log-sum-exp, features", "features", NAME, declaration, mask="none"),
+        planned("ATT-14", "log-sum-exp, lengths", "lengths", NAME, declaration, others=True, rate=OFTEN),
+    ]
+
+
+OPERATION = Operation(
+    name=NAME,
+    rules=FEATURE_RULES,
+    arguments=("query", "key"),
+    differentiated=("query", "key", "bias", "sinks"),
+    masked=True,
+    shape=shape,
+    dimensions=masked_dimensions,
+    axes=partial(axes, output=PAIRS[:3]),
+    bounds=bounds.attention,
+    work=attention_work,
+    cases=partial(generation.attention_cases, NAME),
+    probes=probes,
+    refusals=no_refusals,
+    histories=attention_histories,
+)

@@ -1,0 +1,74 @@
+"""The weights that attention gives to every key."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hypothesis import strategies as st
+
+from conformance.bounds import operations as bounds
+from conformance.cases.axes import PAIRS
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
+from conformance.cases.features import FEATURE_RULES, masked_dimensions
+from conformance.cases.operation import Operation, Shape
+from conformance.checks.catalogue import EMPTY_ROWS, TWIN
+from conformance.checks.histories import attention_histories
+from conformance.checks.probe import Probe, agreement
+from conformance.checks.refusals import no_refusals
+from conformance.operations.attention import axes, featured_in
+from conformance.operations.common import OFTEN, planned
+from conformance.oracle.reference import attention_work
+from conformance.sampling import special
+from conformance.sampling import strategies as generation
+
+NAME = "attention_weights"
+
+
+def shape(case: Case, name: str, layout: str) -> Shape:
+    query, key = case.inputs["query"].shape, case.inputs["key"].shape
+    heads, length = (1, 2) if layout == "BHTD" else (2, 1)
+    return query[0], query[heads], query[length], key[length]
+
+
+def probes(declaration: Declaration) -> list[Probe]:
+    cases = partial(generation.attention_cases, NAME, declaration=declaration)
+    empty = partial(special.empty_row_cases, NAME, declaration=declaration)
+    featured = featured_in(declaration)
+
+    def agree(rule: str, title: str, material: st.SearchStrategy[Case], weight: float = 1.0) -> Probe:
+        return agreement(rule, title, NAME, material, weight)
+
+    return [
+        Probe("MASK-7", f"hidden in {NAME}", (NAME,), special.hidden_cases(NAME, declaration), TWIN, weight=0.8),
+        agree("ATT-5", "weights", cases(others=False)),
+        agree("ATT-5", "weights beside sinks", cases(others=False, focus=("sinks",)), weight=0.5),
+        Probe("ATT-6", "empty rows of weights", (NAME,), empty(), EMPTY_ROWS),
+        *(
+            Probe("ATT-6", f"empty rows as {mode}", (NAME,), empty(modes=(mode,)), EMPTY_ROWS, weight=0.8)
+            for mode in ("mean", "nan")
+            if "empty_rows" in declaration
+        ),
+        agree("ATT-14", "weights", cases(), weight=1.5),
+        agree("ATT-14", "weights, every feature", cases(focus=featured, mask="any"), weight=0.5),
+        planned("ATT-14", "weights, features", "features", NAME, declaration, mask="none"),
+        planned("ATT-14", "weights, lengths", "lengths", NAME, declaration, others=True, rate=OFTEN),
+    ]
+
+
+OPERATION = Operation(
+    name=NAME,
+    rules=FEATURE_RULES,
+    arguments=("query", "key"),
+    differentiated=("query", "key", "bias", "sinks"),
+    masked=True,
+    shape=shape,
+    dimensions=masked_dimensions,
+    axes=partial(axes, output=PAIRS),
+    bounds=bounds.attention,
+    work=attention_work,
+    cases=partial(generation.attention_cases, NAME),
+    probes=probes,
+    refusals=no_refusals,
+    histories=attention_histories,
+)

@@ -1,0 +1,163 @@
+"""Probes that every operation has, and those at the sizes of a plan."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from hypothesis import strategies as st
+
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
+from conformance.cases.layouts import LAYOUTS, OF_HEADS, REFUSABLE
+from conformance.cases.operation import Operation
+from conformance.cases.sizes import Sizes
+from conformance.checks.catalogue import (
+    AFTER_OTHER_CALLS,
+    AGREEMENT,
+    DETERMINISM,
+    INTERLEAVED,
+    MEMORY,
+    REPETITIONS,
+    THREADS,
+)
+from conformance.checks.check import Check
+from conformance.checks.histories import asking_gradients, histories, repeatable
+from conformance.checks.probe import Probe, agreement
+from conformance.sampling import strategies as generation
+from conformance.sampling.draws import Rows
+from conformance.sampling.layouts import memory_cases
+from conformance.sampling.plan import attention as attention_plan
+from conformance.sampling.plan import layers as layer_plan
+from conformance.sampling.plan.covering import Row
+from conformance.sampling.plan.layers import Plan
+from conformance.sampling.strategies import DTYPES, KERNEL_WIDTHS, NORM_SHAPES, SHORT, NormShape
+
+HALF = ("float16", "bfloat16")
+WIDE = ("float32", "float64")
+
+# --- the same call again, in other memory, after other calls ----------------------------------------------------------
+
+
+def determinism_probe(operation: Operation, declaration: Declaration) -> Probe:
+    cases = operation.cases(dtypes=DTYPES, declaration=declaration)
+    return Probe("ATT-13", operation.name, (operation.name,), cases, DETERMINISM, weight=0.4)
+
+
+def memory_probes(operation: Operation, declaration: Declaration) -> list[Probe]:
+    """One for each way in which arrays may lie in memory; none without arrays, or where arrays have no strides."""
+    if not operation.differentiated or not declaration.strides:
+        return []
+    layouts = [layout for layout in LAYOUTS if layout not in OF_HEADS or "attention" in operation.name]
+    found = []
+    for layout in layouts:
+        material = memory_cases(memory_plans(operation, declaration), layout, declaration)
+        by = MEMORY if layout in REFUSABLE else AGREEMENT
+        found.append(Probe("ATT-13", f"memory of {operation.name}: {layout}", (operation.name,), material, by))
+    return found
+
+
+VECTOR_WIDTHS: tuple[NormShape, ...] = tuple(((3, width), 1) for width in (4, 8, 16, 32, 64, 96, 128, 256))
+"""Rows of norms that kernels read in vectors of 16 bytes."""
+
+
+KERNEL_TILES = (
+    *(Sizes(2, 4, 2, 5, 70, 128, 64), Sizes(2, 4, 2, 3, 70, 64, 128), Sizes(2, 2, 2, 4, 130, 128, 128)),
+    *(Sizes(2, 4, 2, 2, 70, 128, 96), Sizes(3, 2, 2, 6, 80, 64, 64)),
+)
+"""Widths for which kernels are made, and more than one tile of keys."""
+
+
+def memory_plans(operation: Operation, declaration: Declaration) -> st.SearchStrategy[Case]:
+    """Cases of an operation in the sizes for which kernels read arrays in their own way, mostly with all arrays."""
+    name = operation.name
+    if operation.norm:
+        return generation.norm_cases(name, plans=(*NORM_SHAPES, *VECTOR_WIDTHS), declaration=declaration)
+    if not name.startswith("attention"):
+        return operation.cases(dtypes=DTYPES, declaration=declaration)
+    plans = (*SHORT[:2], *KERNEL_WIDTHS, *KERNEL_TILES)
+    cases = partial(generation.attention_cases, name, plans=plans, declaration=declaration)
+    if not {"bias", "dense"} & declaration.features:
+        return cases()
+    every = cases("dense" if "dense" in declaration else "none", tuple({"bias"} & declaration.features))
+    return st.integers(0, 2).flatmap(lambda which: every if which < 2 else cases())
+
+
+def state_probes(operation: Operation, declaration: Declaration) -> list[Probe]:
+    """What an operation keeps between calls, or shares among them."""
+    name = operation.name
+    few = st.one_of(*histories(name, declaration, 3).values())
+    few_shapes = 0.1 if declaration.compiled else 1.0
+    found: list[tuple[str, st.SearchStrategy[Any], Check[Any, Any], float]] = [
+        (f"after other {kind} in {name}", calls, AFTER_OTHER_CALLS, (0.4 if operation.norm else 0.2) * few_shapes)
+        for kind, calls in histories(name, declaration).items()
+    ]
+    found.append((f"many equal calls of {name}", repeatable(name, declaration), REPETITIONS, 1.0 * few_shapes))
+    if "gradients" in declaration and operation.differentiated:
+        found.append((f"alternating passes of {name}", asking_gradients(few, 2), INTERLEAVED, 0.3))
+    found.append((f"several threads in {name}", few, THREADS, 0.3 if declaration.compiled else 0.8))
+    return [Probe("ATT-13", title, (name,), material, by, weight) for title, material, by, weight in found]
+
+
+# --- the plan of sizes ------------------------------------------------------------------------------------------------
+
+OFTEN = 3
+"""At planned sizes one case in so many has each feature."""
+Cases = Callable[..., st.SearchStrategy[Case]]
+
+
+def planned(
+    rule: str,
+    title: str,
+    plan: str,
+    operation: str,
+    declaration: Declaration,
+    weight: float = 1.0,
+    others: bool = False,
+    dtypes: tuple[str, ...] = DTYPES,
+    **given: Any,
+) -> Probe:
+    """A probe with one case for each row of a plan; without rows where the subject lacks what all of them need."""
+    cases = partial(generation.attention_cases, operation, others=others, declaration=declaration, **given)
+    takes = generation.possible(given.get("mask", "maybe"), declaration)
+    takes = takes and not set(dtypes).isdisjoint(declaration.dtypes)
+    if not takes or not set(given.get("focus", ())) <= declaration.features:
+        return agreement(rule, title, operation, Rows(tuple), weight)
+    wanted = (lambda s: s.H > s.G) if given.get("grouped") else everything
+    return agreement(rule, title, operation, rows_of(cases, plan, title, declaration, wanted, dtypes), weight)
+
+
+def everything(sizes: Sizes) -> bool:
+    return True
+
+
+def rows_of(
+    cases: Cases,
+    plan: str,
+    title: str,
+    declaration: Declaration,
+    wanted: Callable[[Sizes], bool] = everything,
+    dtypes: tuple[str, ...] = DTYPES,
+) -> Rows:
+    """One strategy for each row of a plan. By the title, each probe has other sizes of the same ranges.
+
+    Where shapes are compiled, each row has one dtype too.
+    """
+    able = [dtype for dtype in dtypes if dtype in declaration.dtypes and dtype != "float64"] or [*dtypes]
+
+    def of(sizes: tuple[Sizes, ...]) -> tuple[st.SearchStrategy[Case], ...]:
+        every = [(able[index % len(able)],) if declaration.compiled else dtypes for index in range(len(sizes))]
+        return tuple(cases(plans=(s,), dtypes=some) for s, some in zip(sizes, every, strict=True) if wanted(s))
+
+    def later() -> tuple[st.SearchStrategy[Case], ...]:
+        return of(attention_plan.thorough_plan(declaration)) if plan == "everything" else ()
+
+    return Rows(lambda: of(attention_plan.plan_of(plan, declaration, zlib.crc32(title.encode()))), later)
+
+
+def rows_of_layers(
+    plan: Plan, cases: Callable[[Row], st.SearchStrategy[Case]], declaration: Declaration, title: str = ""
+) -> Rows:
+    return Rows(lambda: tuple(map(cases, layer_plan.plan_of(plan, declaration, zlib.crc32(title.encode())))))

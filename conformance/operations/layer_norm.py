@@ -1,0 +1,126 @@
+"""Layer norm: every row is centred and brought to the same size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from hypothesis import strategies as st
+
+from conformance.bounds import operations as bounds
+from conformance.cases.axes import Described, leading
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
+from conformance.cases.operation import Operation, Rows, Shape
+from conformance.checks.catalogue import CONSTANT_ROWS, SPOILED_ROWS
+from conformance.checks.histories import norm_histories
+from conformance.checks.probe import Probe, agreement
+from conformance.checks.refusals import Kind, Numbers, Refusal
+from conformance.operations.common import HALF, WIDE, rows_of_layers
+from conformance.oracle.reference import norm_work
+from conformance.sampling import draws, special
+from conformance.sampling import strategies as generation
+from conformance.sampling.plan.covering import Row
+from conformance.sampling.plan.layers import Plan
+from conformance.sampling.plan.values import NORM_WIDTHS, ROWS
+from conformance.sampling.strategies import NORM_SHAPES
+
+NAME = "layer_norm"
+PLAN = Plan(
+    values={"rows": ROWS, "norm_width": NORM_WIDTHS},
+    typical={"rows": (3, 40, 129, 1025, 65537), "norm_width": (5, 40, 257, 1025, 3000, 20480, 65537)},
+)
+"""Of every norm."""
+
+
+def shape(case: Case, name: str, layout: str) -> Shape:
+    return case.inputs["x"].shape
+
+
+def dimensions(case: Case) -> dict[str, int]:
+    x, width = case.inputs["x"], case.inputs["weight"].size
+    return {"rows": x.size // max(width, 1), "norm_width": width}
+
+
+def axes(case: Case) -> Described:
+    x, weight = case.inputs["x"], case.inputs["weight"]
+    rows, sizes = leading(x, weight.ndim)
+    widths = ["W", *(f"W {i}" for i in range(1, weight.ndim))][::-1]
+    inner = tuple((name,) for name in widths)
+    sizes |= dict(zip(widths, weight.shape, strict=True))
+    return sizes, {"x": (*rows, *inner), "weight": inner, "bias": inner, "-> output": (*rows, *inner)}, {}
+
+
+def at_sizes(operation: str, title: str, declaration: Declaration, **given: Any) -> draws.Rows:
+    """Cases of a norm at the sizes of its plan."""
+
+    def cases(row: Row) -> st.SearchStrategy[Case]:
+        shapes = generation.norm_shapes(row["rows"], row["norm_width"])
+        return generation.norm_cases(operation, plans=shapes, declaration=declaration, **given)
+
+    return rows_of_layers(PLAN, cases, declaration, title)
+
+
+def probes(declaration: Declaration) -> list[Probe]:
+    cases = partial(generation.norm_cases, declaration=declaration)
+    planned = partial(at_sizes, NAME, declaration=declaration)
+    tiny: dict[str, Any] = {"means": (0.0,), "spreads": (1e-4, 1e-3), "epsilons": (1e-12,)}
+    far: dict[str, Any] = {"means": (1e3, -1e4), "gradients": False, "dtypes": WIDE}
+    narrow: dict[str, Any] = {"gradients": False, "dtypes": HALF}
+
+    def agree(rule: str, title: str, material: draws.Material, weight: float = 1.0) -> Probe:
+        return agreement(rule, title, NAME, material, weight)
+
+    return [
+        agree("NORM-1", "layer norm", cases(gradients=False)),
+        *(agree("NORM-1", f"rows of {list(x[-n:])}", cases(plans=((x, n),)), weight=0.2) for x, n in NORM_SHAPES),
+        agree("NORM-1", "eps left out", cases(spreads=(3e-3, 0.03), default_eps=True), weight=0.5),
+        agree("NORM-1", "a tiny eps", cases(**tiny), weight=0.4),
+        agree("NORM-2", "16-bit inputs", cases(**narrow), weight=2.0),
+        Probe("NORM-3", "constant rows", (NAME,), special.constant_rows(declaration=declaration), CONSTANT_ROWS, 2.5),
+        agree("NORM-4", "far from zero", cases(**far)),
+        agree("NORM-4", "a first element far from the others", special.outlying_rows(declaration)),
+        spoiled(NAME, declaration),
+        agree("NORM-6", "gradients", cases(focus=("gradients",)), weight=2.0),
+        agree("NORM-1", "layer norm, sizes", planned("output", gradients=False)),
+        agree("NORM-2", "16-bit inputs, sizes", planned("16 bits", **narrow), 0.3),
+        agree("NORM-4", "far from zero, sizes", planned("far", far=True, **far)),
+        agree("NORM-6", "gradients, sizes", planned("grad", focus=("gradients",))),
+    ]
+
+
+def spoiled(operation: str, declaration: Declaration) -> Probe:
+    material = special.spoiled_rows(operation, declaration)
+    return Probe("NORM-5", f"NaN and infinity in {operation}", (operation,), material, SPOILED_ROWS, weight=0.5)
+
+
+def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
+    bias = {} if "bias" in declaration.lacking else {"bias": array(6)}
+
+    def refused(rule: str, title: str, error: Kind, eps: float = 1e-5, **changes: Any) -> Refusal:
+        inputs = {"x": array(2, 3, 6), "weight": array(6)} | bias | changes
+        return array.refusal(rule, title, error, NAME, inputs, eps=eps)
+
+    yield refused("NORM-1", "weight of another width", ValueError, weight=array(5))
+    yield refused("NORM-1", "eps 0", ValueError, eps=0.0)
+    yield refused("NORM-2", "mixed dtypes", TypeError, weight=array(6, dtype=array.another))
+
+
+OPERATION = Operation(
+    name=NAME,
+    rules={"": "NORM-1", "dtype": "NORM-2", "gradients": "NORM-6"},
+    arguments=("x", "weight", "bias"),
+    differentiated=("x", "weight", "bias"),
+    norm=True,
+    rows=Rows("x", lambda case: case.inputs["weight"].ndim),
+    shape=shape,
+    dimensions=dimensions,
+    axes=axes,
+    bounds=bounds.layer_norm,
+    work=norm_work,
+    cases=partial(generation.norm_cases, NAME),
+    probes=probes,
+    refusals=refusals,
+    histories=norm_histories,
+)

@@ -1,0 +1,84 @@
+"""Tables about all dialects in Markdown, made from their records."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+
+from specification.dialects import DIALECTS
+from specification.loading.record import Dialect, Variant
+
+DOCUMENT = "docs/models.md"
+"""The file that has the tables, each between two comments with its name."""
+
+
+def markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table; what is empty has no text."""
+    titles = list(head)
+    lines = [titles, ["---"] * len(titles), *map(list, rows)]
+    return "\n".join("".join(f"| {cell} " if cell else "| " for cell in line) + "|" for line in lines)
+
+
+def hyperparameter(name: str, default: object) -> str:
+    """A hyperparameter as it stands in a call."""
+    if default is inspect.Parameter.empty:
+        return f"`{name}`"
+    return f'`{name}="{default}"`' if isinstance(default, str) else f"`{name}={default}`"
+
+
+def row(dialect: Dialect, variant: Variant) -> tuple[str, ...]:
+    """How a checkpoint of that kind is loaded and called."""
+    shared = variant.name and variant is not dialect.described and not variant.hyperparameters
+    name = f"`{dialect.name}`, {variant.name}" if shared else f"`{dialect.name}`"
+    takes = variant.hyperparameters.items()
+    return name, ", ".join(hyperparameter(*one) for one in takes), variant.called_with, variant.gives
+
+
+def list_of_dialects() -> str:
+    """Every dialect, and of each the kinds of checkpoints that are called in different ways."""
+    rows = dict.fromkeys(row(dialect, variant) for dialect in DIALECTS.values() for variant in dialect.variants)
+    return markdown(("dialect", "hyperparameters", "called with", "gives"), rows)
+
+
+def keys_of_files() -> str:
+    """Where hyperparameters stand in the config.json of a checkpoint."""
+    keys = {f"of `{name}`": dialect.config.keys for name, dialect in DIALECTS.items() if dialect.config is not None}
+    names = dict.fromkeys(name for theirs in keys.values() for name in theirs)
+    cells = ([f"`{theirs[name]}`" if name in theirs else "" for theirs in keys.values()] for name in names)
+    return markdown(("hyperparameter", *keys), ([f"`{name}`", *told] for name, told in zip(names, cells, strict=True)))
+
+
+def list_of_tutorials() -> str:
+    """What the tutorials are."""
+    tutorials = {name: dialect.tutorial for name, dialect in DIALECTS.items()}
+    rows = [(name, told.title, told.builds) for name, told in tutorials.items() if told is not None]
+    return markdown(("name", "title", "what it builds"), rows)
+
+
+def departures_of_tutorials() -> str:
+    """What the tutorials do, beside each other."""
+    told = {name: dialect.tutorial.departures for name, dialect in DIALECTS.items() if dialect.tutorial is not None}
+    labels = dict.fromkeys(label for departures in told.values() for label in departures)
+    rows = ((label, *(departures.get(label, "") for departures in told.values())) for label in labels)
+    return markdown(("", *told), rows)
+
+
+TABLES = {
+    "dialects": list_of_dialects,
+    "keys of config.json": keys_of_files,
+    "tutorials": list_of_tutorials,
+    "departures": departures_of_tutorials,
+}
+"""By the name in the comments."""
+
+
+def renewed(text: str) -> str:
+    """The document with its tables made anew. ValueError where the comments around one are missing."""
+    for name, made in TABLES.items():
+        begin, end = f"<!-- {name}: made by `conformance dev dialects` -->", f"<!-- end of {name} -->"
+        before, found, rest = text.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not (found and ended):
+            raise ValueError(f"there is no place for the table: {begin} ... {end}")
+        text = f"{before}{begin}\n\n{made()}\n\n{end}{after}"
+    return text

@@ -1,0 +1,106 @@
+"""Multi-head attention, defined (rules MHA-1, MHA-2; "Attention Is All You Need", section 3.2.2).
+
+Attention in every head, between linear projections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from reference_numpy.attention import attention
+from reference_numpy.dtypes import widen
+from specification import Linear, MultiHeadAttention, checks
+
+__all__ = ["multi_head_attention"]
+
+
+def linear(parameters: Linear, x: Float[np.ndarray, "... I"]) -> Float[np.ndarray, "... O"]:
+    """x @ weight + bias, rounded once to the dtype of x (MHA-1)."""
+    output = widen(x) @ widen(parameters.weight)
+    if parameters.bias is not None:
+        output = output + widen(parameters.bias)
+    return output.astype(x.dtype)
+
+
+def join_heads(projections: Linear | Sequence[Linear]) -> Linear:
+    """One projection out of per-head projections: their columns side by side, in head order (MHA-2)."""
+    if isinstance(projections, Linear):
+        return projections
+    checks.join_heads(projections)
+    weight = np.concatenate([head.weight for head in projections], axis=1)
+    if projections[0].bias is None:
+        return Linear(weight)
+    return Linear(weight, np.concatenate([head.bias for head in projections]))
+
+
+def split_heads(x: Float[np.ndarray, "B T HW"], num_heads: int) -> Float[np.ndarray, "B H T W"]:
+    """Head h is the h-th block of consecutive columns (MHA-1)."""
+    B, T, width = x.shape
+    return x.reshape(B, T, num_heads, width // num_heads).swapaxes(1, 2)
+
+
+def concatenate_heads(x: Float[np.ndarray, "B H T W"]) -> Float[np.ndarray, "B T HW"]:
+    """The heads' columns side by side again, in order."""
+    B, H, T, width = x.shape
+    return x.swapaxes(1, 2).reshape(B, T, H * width)
+
+
+@np.errstate(all="ignore")
+def multi_head_attention(
+    parameters: MultiHeadAttention,
+    query: Float[np.ndarray, "B Q E"],
+    key: Float[np.ndarray, "B K E_key"],
+    value: Float[np.ndarray, "B K E_value"],
+    *,
+    num_heads: int,
+    mask: Any = None,
+    bias: Float[np.ndarray, "..."] | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Float[np.ndarray, "H"] | None = None,
+    dropout_keep: Bool[np.ndarray, "B H Q K"] | None = None,
+    dropout_rate: float = 0.0,
+    empty_rows: str = "zero",
+) -> Float[np.ndarray, "B Q E_out"]:
+    """Project query, key and value, attend in every head, and project what the heads give (MHA-1, MHA-2).
+
+    D is query's columns / num_heads, G is key's columns / D, V is value's columns / G. Every projection and the
+    attention round to the dtype of query.
+
+    Args:
+        parameters: Four projections in the dtype of query, each with a weight [in, out]. Instead of one projection,
+            query, key and value may have a list with one for each head.
+        query: [B, Q, E].
+        key: [B, K, E_key].
+        value: [B, K, E_value].
+        num_heads: H, the number of query heads.
+        mask, bias, scale, softcap, sinks, dropout_keep, dropout_rate, empty_rows: As in `attention`.
+
+    Returns:
+        A new array [B, Q, E_out] in the dtype of query.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
+    """
+    checks.structure("parameters", parameters, MultiHeadAttention)
+    projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])
+    H, G, _ = checks.multi_head_attention(parameters, projections, query, key, value, num_heads)
+    output = attention(
+        split_heads(linear(projections.query, query), H),
+        split_heads(linear(projections.key, key), G),
+        split_heads(linear(projections.value, value), G),
+        mask=mask,
+        bias=bias,
+        scale=scale,
+        softcap=softcap,
+        sinks=sinks,
+        dropout_keep=dropout_keep,
+        dropout_rate=dropout_rate,
+        empty_rows=empty_rows,
+    )
+    return linear(projections.output, concatenate_heads(output))

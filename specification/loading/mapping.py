@@ -1,0 +1,111 @@
+"""A checkpoint, read by the record of its dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from specification.checkpoints import unflatten
+from specification.configuration import Configuration
+from specification.loading.families import covered, uncovered
+from specification.loading.hyperparameters import of_variant
+from specification.loading.reader import Reader
+from specification.loading.record import Dialect, Variant
+
+
+def mapped(
+    dialect: Dialect, state_dict: Mapping[str, Any], given: dict[str, Any], known: Collection[Dialect]
+) -> tuple[Any, Configuration]:
+    """Read a checkpoint by the record of its dialect.
+
+    Args:
+        dialect: the record.
+        state_dict: arrays by their names in the checkpoint.
+        given: all hyperparameters, as `checked` returns them.
+        known: all dialects, to say whose names those are that do not fit.
+
+    Returns:
+        The parameters, of NumPy arrays, and the configuration.
+
+    Raises:
+        TypeError: for hyperparameters that a checkpoint of this kind does not take, or needs.
+        ValueError: for all at once that does not fit.
+    """
+    prefix = next((one for one in dialect.prefixes if any(name.startswith(one) for name in state_dict)), "")
+    read = Reader(with_new_names(dialect, state_dict), prefix)
+    for pattern in dialect.ignored:
+        read.ignore(pattern)
+    variant = variant_of(dialect, read)
+    hyperparameters = of_variant(dialect, variant, given)
+    arrays = read.arrays(variant.table)
+    if "num_heads" in hyperparameters:
+        read.heads(hyperparameters["num_heads"], variant.heads_share)
+    for name, vocabulary in variant.padding.items():
+        read.padding(name, hyperparameters[name], vocabulary)
+    if variant.check is not None:
+        variant.check(read, hyperparameters)
+    if read.problems or read.left:
+        recognise(read, dialect, known, state_dict)
+    read.finish()
+    counted = {name: read.sizes[place] for name, place in variant.counted.items()}
+    return unflatten(variant.structure, arrays), variant.configuration(**hyperparameters, **counted)
+
+
+def with_new_names(dialect: Dialect, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """Rename the entries of an older checkpoint.
+
+    Args:
+        dialect: the record, which says what was renamed.
+        state_dict: arrays by name.
+
+    Returns:
+        The entries under the names of today.
+
+    Raises:
+        ValueError: for entries that are there under both names.
+    """
+    names = {}
+    for name in state_dict:
+        names[name] = name
+        for old, new in dialect.renamed.items():
+            names[name] = names[name].replace(old, new)
+    twice = sorted(old for old, new in names.items() if old != new and new in state_dict)
+    if twice:
+        raise ValueError(f"the checkpoint does not fit: {', '.join(twice)} beside the newer names for the same")
+    return {names[name]: array for name, array in state_dict.items()}
+
+
+def variant_of(dialect: Dialect, read: Reader) -> Variant:
+    """Choose the variant of a dialect that a checkpoint is.
+
+    Args:
+        dialect: the record.
+        read: the checkpoint's entries.
+
+    Returns:
+        The first variant whose marks are there; the last where no variant's are.
+    """
+    found = (variant for variant in dialect.variants if all(read.has_any((mark,)) for mark in variant.marks))
+    return next(found, dialect.variants[-1])
+
+
+def recognise(read: Reader, dialect: Dialect, known: Collection[Dialect], state_dict: Mapping[str, Any]) -> None:
+    """Say of a checkpoint that does not fit whose names it has, as the first of its problems.
+
+    Args:
+        read: the checkpoint's entries.
+        dialect: the one that was given.
+        known: all dialects.
+        state_dict: arrays by the names of the file.
+
+    Raises:
+        ValueError: for a family that no dialect covers.
+    """
+    names = state_dict.keys()
+    if covered((dialect,), names):
+        return
+    other, family = covered(known, names), uncovered(names)
+    if other:
+        read.problems.insert(0, f"its names are those of dialect {other!r}")
+    elif family:
+        raise ValueError(f"the checkpoint does not fit: its names are those of {family}, which no dialect covers")

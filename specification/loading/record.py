@@ -1,0 +1,173 @@
+"""What a dialect is: one record of data, from which all that the project does with it follows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from specification.configuration import Configuration
+from specification.loading.table import Table, matches, numbered, product
+
+if TYPE_CHECKING:
+    from specification.loading.reader import Reader
+
+EXAMPLE_SIZES = {"E": 8, "F": 12, "vocabulary": 6, "positions": 5}
+"""Of an example, unless it says otherwise."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Example:
+    """A small checkpoint, and a call of its model. Its numbers are drawn where it is used.
+
+    hyperparameters: what `load` is given beside the checkpoint.
+    inputs: by name, what the model is called with: an array of tokens, or the length of a sequence of embeddings.
+    options: by name, the masks and whatever else it is called with by keyword.
+    about: what is particular to the call, in a sentence.
+    sizes: by name, the sizes that the table names, beside those of `EXAMPLE_SIZES`; a size that the table multiplies
+        with, such as the h of "h * V", is a number of layers or heads. There is one of all others.
+    without: names of entries that the checkpoint does not have, of those that not every checkpoint has.
+    unread: by name, with the sizes of its axes, an entry that the checkpoint has and the dialect ignores.
+    """
+
+    hyperparameters: Mapping[str, Any]
+    inputs: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    about: str = ""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    unread: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Variant:
+    """A kind of checkpoint that a dialect reads.
+
+    structure: of `specification.parameters`, what the paths of the table lead into.
+    table: which entry becomes which array.
+    configuration: a function of the hyperparameters, all by keyword; what its signature has no default for must be
+        given. Its docstring says what they mean.
+    called_with, gives: what the model takes and returns, in a few words.
+    name: what tells it apart from other variants, in a few words; empty where there is one.
+    marks: names by which a checkpoint of this kind is known: it has all of them; `*` stands for any text. The first
+        variant whose marks are there is read.
+    counted: by hyperparameter, the place in the table whose numbers are counted for it, in place of being given.
+    heads_share: the name of the size that the heads share equally.
+    padding: by hyperparameter, the name of the size below which this id of a token must be.
+    check: adds to `problems` and `warnings` of the `Reader` what the table cannot say, given all hyperparameters.
+    example: a small checkpoint for the study pages and tests; at least one variant has one.
+    """
+
+    structure: type
+    table: Table
+    configuration: Callable[..., Configuration]
+    called_with: str
+    gives: str
+    name: str = ""
+    marks: tuple[str, ...] = ()
+    counted: Mapping[str, str] = field(default_factory=dict)
+    heads_share: str = "E"
+    padding: Mapping[str, str] = field(default_factory=dict)
+    check: Callable[[Reader, Mapping[str, Any]], None] | None = None
+    example: Example | None = None
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """By name, the default; `inspect.Parameter.empty` for those that must be given."""
+        parameters = inspect.signature(self.configuration).parameters.values()
+        return {one.name: one.default for one in parameters if one.name not in self.counted}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ConfigFile:
+    """What a config.json says of a checkpoint, so that contradictions are refused.
+
+    families: by model_type, the fields of `Configuration` that such a model has, where not all have the same.
+    keys: by hyperparameter, its key in the file.
+    fixed: by key, the only value that is supported, of options that leave no trace in a checkpoint.
+    """
+
+    families: Mapping[str, Mapping[str, Any]]
+    keys: Mapping[str, str]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Tutorial:
+    """What a tutorial's text says and does.
+
+    title: its title, or what can be said in place of one. builds: what it builds.
+    departures: the lines of a table of all tutorials, by label.
+    """
+
+    title: str
+    builds: str
+    departures: Mapping[str, str]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Dialect:
+    """A Transformer under the names of the library or tutorial that its checkpoints come from.
+
+    name: what `load` calls it.
+    about: what it is and what is particular to it, in paragraphs of plain text; the first is a summary.
+    source: where it is from: paper, library, or tutorial.
+    variants: the kinds of checkpoints; most dialects have one.
+    prefixes: what stands before all names in some files. The first that a name begins with is left out.
+    renamed: endings of names that older checkpoints have, with those of today.
+    ignored: regular expressions of names that belong to a checkpoint and to no part of the model, such as heads.
+    config: the config.json that Hugging Face has beside a checkpoint, where the dialect is one of Hugging Face's.
+    tutorial: what its text says, where a dialect is that of a tutorial.
+    """
+
+    name: str
+    about: str
+    source: str
+    variants: tuple[Variant, ...]
+    prefixes: tuple[str, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    ignored: tuple[str, ...] = ()
+    config: ConfigFile | None = None
+    tutorial: Tutorial | None = None
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """By name, the default. One that must be given to some variants only has the default None."""
+        found: dict[str, Any] = {}
+        for variant in self.variants:
+            for name, default in variant.hyperparameters.items():
+                everywhere = all(name in one.hyperparameters for one in self.variants)
+                found[name] = default if everywhere or default is not inspect.Parameter.empty else None
+        return found
+
+    @property
+    def described(self) -> Variant:
+        """The variant whose example stands for the dialect."""
+        return next(variant for variant in self.variants if variant.example is not None)
+
+    @property
+    def example(self) -> Example:
+        """The example that stands for the dialect."""
+        found = self.described.example
+        if found is None:
+            raise ValueError(f"dialect {self.name} has no example")
+        return found
+
+    def example_entries(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """By name in the checkpoint, the shape of an entry of the example, and its path; empty where it is not read."""
+        example, prefix = self.example, self.prefixes[0] if self.prefixes else ""
+        sizes = EXAMPLE_SIZES | dict(example.sizes)
+        rows = list(numbered(self.described.table, lambda _, place: sizes.get(place, 1)))
+        names = {row.theirs for row in rows if not matches(example.without, row.theirs)}
+        found: dict[str, tuple[tuple[int, ...], str]] = {}
+        for row in rows:
+            if row.theirs in names and row.holds(names):
+                found.setdefault(prefix + row.theirs, (shape_of(row.axes, sizes), row.paths[0]))
+        return found | {prefix + name: (shape_of(axes, sizes), "") for name, axes in example.unread.items()}
+
+
+def shape_of(axes: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the shape of axes by these sizes."""
+    pairs = [product(axis) for axis in axes]
+    return tuple((int(factor) if factor.isdigit() else sizes[factor]) * sizes[name] for factor, name in pairs)

@@ -1,0 +1,194 @@
+"""The table of a dialect: which entry of a checkpoint becomes which array of the parameters.
+
+A dialect writes its table with `array`, `linear` and `norm`, a line for each entry or pair of entries, and with `each`
+for what occurs once in every layer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator
+from fnmatch import fnmatchcase
+from itertools import groupby
+from typing import NamedTuple
+
+PLACE = re.compile(r"\{(\w+)\}")
+"""A place for a number in a name, such as `{i}`."""
+
+
+class Row(NamedTuple):
+    """One entry of a checkpoint.
+
+    theirs: its name there, without the dialect's prefix. `{i}` stands for the number of a layer or head.
+    ours: the path of the array in the parameters; several paths for the equal parts along the axis "3 * E".
+    axes: the name of each size, as the entry is stored. One name is one size in the whole checkpoint; "3 * E" is three
+        times it, and "h * V" as many times it as there are numbers for `{h}`.
+    turned: whether the entry is stored [out, in]; our weights are [in, out].
+    when: the row holds only where the checkpoint has one of these names; empty for always. `*` stands for any text.
+    unless: the row does not hold where the checkpoint has one of these names.
+    """
+
+    theirs: str
+    ours: str | tuple[str, ...]
+    axes: tuple[str, ...]
+    turned: bool = False
+    when: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Where the entry goes, one path or several."""
+        return (self.ours,) if isinstance(self.ours, str) else self.ours
+
+    def renamed(self, theirs: Callable[[str], str], ours: Callable[[str], str]) -> Row:
+        """Change the names of a row. A condition that begins with `*` is about the whole checkpoint, and stays.
+
+        Args:
+            theirs: from a name in the checkpoint to another.
+            ours: from a path of the parameters to another.
+        """
+        when, unless = (
+            tuple(name if name.startswith("*") else theirs(name) for name in names)
+            for names in (self.when, self.unless)
+        )
+        paths = tuple(map(ours, self.paths))
+        return self._replace(
+            theirs=theirs(self.theirs),
+            ours=paths[0] if isinstance(self.ours, str) else paths,
+            when=when,
+            unless=unless,
+        )
+
+    def holds(self, names: Collection[str]) -> bool:
+        """Tell whether a checkpoint with these names has the row."""
+        return (not self.when or any_of(self.when, names)) and not any_of(self.unless, names)
+
+
+Table = tuple[Row, ...]
+
+
+def any_of(patterns: tuple[str, ...], names: Collection[str]) -> bool:
+    """Tell whether one of the patterns is among the names.
+
+    Args:
+        patterns: names; in one with a `*` that stands for any text, and `?` for any character.
+        names: of a checkpoint.
+    """
+    return any(
+        pattern in names or ("*" in pattern and any(fnmatchcase(name, pattern) for name in names))
+        for pattern in patterns
+    )
+
+
+def matches(patterns: tuple[str, ...], name: str) -> bool:
+    """Tell whether a name is one of the patterns'; see `any_of`."""
+    return any_of(patterns, (name,))
+
+
+# --- what a dialect writes --------------------------------------------------------------------------------------------
+
+
+def table(*groups: Table) -> Table:
+    """Join groups of rows in order."""
+    return tuple(row for group in groups for row in group)
+
+
+def array(theirs: str, ours: str, *axes: str) -> Table:
+    """Write the row of an entry that is taken as it is.
+
+    Args:
+        theirs: its name in the checkpoint.
+        ours: its path in the parameters.
+        *axes: the names of its sizes.
+    """
+    return (Row(theirs, ours, axes),)
+
+
+def linear(
+    theirs: str,
+    ours: str | tuple[str, ...],
+    inner: str = "E",
+    outer: str = "E",
+    *,
+    bias: bool = True,
+    turned: bool = True,
+) -> Table:
+    """Write the rows of a linear layer from size `inner` to size `outer`.
+
+    Args:
+        theirs: the layer's name, to which ".weight" and ".bias" are added.
+        ours: the path of a `Linear`, or of several, among which the columns are shared equally.
+        inner: the name of the size that goes in.
+        outer: the name of the size that comes out, such as "3 * E" for three of ours.
+        bias: whether there is one.
+        turned: whether the weight is stored [out, in], as `torch.nn.Linear` stores it.
+    """
+    paths = (ours,) if isinstance(ours, str) else ours
+    weights, biases = (tuple(f"{path}.{part}" for path in paths) for part in ("weight", "bias"))
+    single = isinstance(ours, str)
+    weight = Row(
+        f"{theirs}.weight",
+        weights[0] if single else weights,
+        (outer, inner) if turned else (inner, outer),
+        turned,
+    )
+    return (weight, Row(f"{theirs}.bias", biases[0] if single else biases, (outer,))) if bias else (weight,)
+
+
+def norm(theirs: str, ours: str, weight: str = "weight", bias: str = "bias") -> Table:
+    """Write the rows of a norm's two vectors.
+
+    Args:
+        theirs: the norm's name in the checkpoint.
+        ours: its path in the parameters.
+        weight: what its weight is called there.
+        bias: what its bias is called there.
+    """
+    return (Row(f"{theirs}.{weight}", f"{ours}.weight", ("E",)), Row(f"{theirs}.{bias}", f"{ours}.bias", ("E",)))
+
+
+def each(theirs: str, ours: str, *groups: Table) -> Table:
+    """Put rows under a prefix on either side.
+
+    Args:
+        theirs: before the names in the checkpoint, such as "encoder.layer.{i}.".
+        ours: before the paths of the parameters, such as "blocks.{i}.".
+        *groups: the rows.
+    """
+    return tuple(row.renamed(theirs.__add__, ours.__add__) for row in table(*groups))
+
+
+# --- what is made of it -----------------------------------------------------------------------------------------------
+
+
+def numbered(rows: Table, count: Callable[[str, str], int]) -> Iterator[Row]:
+    """Put numbers in the places of a table's names, layer by layer.
+
+    Args:
+        rows: a table.
+        count: how many numbers there are for the text before a place and the place's name; asked once for consecutive
+            rows that begin alike.
+    """
+    for (before, place), group in groupby(rows, start):
+        if not place:
+            yield from group
+            continue
+        alike = list(group)
+        for number in range(count(before, place)):
+
+            def put(name: str, number: int = number, place: str = place) -> str:
+                return name.replace(f"{{{place}}}", str(number))
+
+            yield from (row.renamed(put, put) for row in alike)
+
+
+def start(row: Row) -> tuple[str, str]:
+    """Return the text before the first place of a row's name, and the place's name; empty for a row without one."""
+    found = PLACE.search(row.theirs)
+    return (row.theirs[: found.start()], found[1]) if found else ("", "")
+
+
+def product(axis: str) -> tuple[str, str]:
+    """Split a size into factor and name: "3 * E" is ("3", "E"), and "E" is ("1", "E")."""
+    factor, _, name = axis.rpartition(" * ")
+    return factor or "1", name

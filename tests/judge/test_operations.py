@@ -1,0 +1,92 @@
+"""Every operation has a complete record, and all that belongs to it stands under its name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+
+import jax_impl
+import reference_numpy
+import torch_impl
+from conformance.bounds import bound
+from conformance.cases.arguments import gradient_name
+from conformance.cases.case import Case
+from conformance.cases.declaration import EVERYTHING, FEATURES
+from conformance.cases.operation import Operation
+from conformance.cases.signatures import definition
+from conformance.operations import OPERATIONS
+from conformance.operations.probes import catalogue
+from conformance.oracle.reference import by_definition
+from conformance.runner.dimensions import layout_of
+from conformance.sampling.draws import drawn
+from conformance.selftest.faults import planted
+from specification.rules import RULES
+
+ball = pytest.importorskip("conformance.oracle.ball", reason="needs python-flint")
+
+
+def complete(operation: Operation) -> list[str]:
+    """What the record lacks, as text; empty where it lacks nothing."""
+    name, found = operation.name, list[str]()
+    for package in (reference_numpy, torch_impl, jax_impl):
+        if not callable(getattr(package, name, None)):
+            found.append(f"{package.__name__} has no {name}")
+    if operation.differentiated and not callable(getattr(reference_numpy, f"{name}_vjp", None)):
+        found.append(f"reference_numpy has no {name}_vjp")
+    found += [f"no rule {rule} for {feature!r}" for feature, rule in operation.rules.items() if rule not in RULES]
+    found += [f"no feature {feature!r}" for feature in operation.rules if feature not in (*FEATURES, "dtype", "")]
+    if "" not in operation.rules:
+        found.append("no rule for whatever no other rule speaks of")
+    own = definition(name)
+    found += [f"{argument} is no argument" for argument in operation.arguments if argument not in own]
+    found += [f"{argument} is no argument" for argument in operation.differentiated if argument not in own]
+    if not any(fault.operation == name for fault in planted()):
+        found.append("no planted fault")
+    if not any(probe.operations == (name,) and probe.check.name == "agreement" for probe in catalogue()):
+        found.append("no probe of its results")
+    return found
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_nothing_is_missing(name: str) -> None:
+    assert complete(OPERATIONS[name]) == []
+
+
+def test_what_is_missing_is_told() -> None:
+    record = OPERATIONS["embedding"]
+    values: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(record)}
+    lacking = Operation(**values | {"name": "nothing_like_it", "rules": {"width": "EMB-9"}} | {"arguments": ("rows",)})
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        complete(lacking)
+    wrong = Operation(**values | {"rules": {"width": "EMB-9"}, "arguments": ("rows",)})
+    assert complete(wrong) == [
+        "no rule EMB-9 for 'width'",
+        "no feature 'width'",
+        "no rule for whatever no other rule speaks of",
+        "rows is no argument",
+    ]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_record_fits_its_cases(name: str) -> None:
+    """Shapes, bounds, axes and exact values have the names and shapes that the definition's results have."""
+    operation = OPERATIONS[name]
+    material = operation.cases(dtypes=("float32",), declaration=EVERYTHING)
+    for _, case in drawn(material, 6, 0):
+        truth = by_definition(case)
+        assert set(truth) == {*operation.results, *(gradient_name(n) for n in differentiated(case, operation))}
+        assert {key: array.shape for key, array in bound(case).items()} == {k: e.high.shape for k, e in truth.items()}
+        for result in operation.results:
+            assert operation.shape(case, result, "BHTD") == truth[result].high.shape
+        assert set(layout_of(case).arrays) >= set(case.inputs)
+        assert all(size >= 0 for size in operation.dimensions(case).values())
+        assert callable(ball.formula(name))
+
+
+def differentiated(case: Case, operation: Operation) -> list[str]:
+    """The case's inputs that have gradients, where it asks for any."""
+    names = [n for n, array in case.inputs.items() if np.issubdtype(array.dtype, np.floating)]
+    return names if case.cotangents and operation.differentiated else []

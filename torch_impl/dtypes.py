@@ -1,0 +1,33 @@
+"""The dtype in which everything is computed, float32 or float64 for float64 (ATT-9), and what would change it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+
+from specification.dtypes import compute_dtype_name, dtype_name
+
+
+def widen(array: Float[torch.Tensor, "..."] | None) -> Any:
+    """The tensor in the dtype in which everything is computed: float32, or float64 for float64 (ATT-9)."""
+    if array is None:
+        return None
+    if not isinstance(array, torch.Tensor):
+        raise TypeError(f"expected a torch.Tensor, got {type(array).__name__}")
+    return array.to(getattr(torch, compute_dtype_name(dtype_name(array))))
+
+
+def number(value: Any) -> Any:
+    """A Python float, whose product with a tensor keeps the tensor's dtype; a tensor stays, and gets a gradient."""
+    return value if isinstance(value, torch.Tensor) else float(value)
+
+
+def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """left @ right in their own dtype, under autocast too.
+
+    TF32 is off in PyTorch unless the user turns it on, and that choice is left as it is.
+    """
+    with torch.autocast(left.device.type, enabled=False):
+        return left @ right
