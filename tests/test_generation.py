@@ -48,6 +48,7 @@ def cases() -> Iterator[Any]:
                     yield pytest.param(implementation, name, method, dtype, cached, id=id)
 
 
+@pytest.mark.rule("GEN-1")
 @pytest.mark.parametrize(("implementation", "name", "method", "dtype", "cached"), list(cases()))
 def test_all_choose_the_same_tokens(
     implementation: Implementation, name: str, method: str, dtype: str, cached: bool
@@ -102,6 +103,7 @@ def test_nothing_to_do(implementation: Implementation, method: str) -> None:
 # --- loaded models ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("GEN-1")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["gpt2", "notebook-scratch"])
 def test_a_loaded_model_generates(implementation: Implementation, name: str, method: str, tmp_path: Path) -> None:
@@ -276,6 +278,7 @@ def undecided(example: Example, logits: np.ndarray) -> Any:
     return parameters._replace(output=parameters.output._replace(weight=parameters.output.weight * 0, bias=logits))
 
 
+@pytest.mark.rule("GEN-1")
 @pytest.mark.parametrize("cached", [True, False])
 def test_ties_go_to_the_lowest_id(implementation: Implementation, cached: bool) -> None:
     example = EXAMPLES["gpt2"]
@@ -325,6 +328,7 @@ FAULTS = (
 )
 
 
+@pytest.mark.rule("GEN-1")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_faults_are_found(fault: Fault) -> None:
     assert not caught(generation(REFERENCE))
