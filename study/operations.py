@@ -197,8 +197,14 @@ def known() -> dict[str, Found]:
             found[name] = Found(f"{name}: {rule_texts()[rule].title}", (rule,), places("masks", "allowed_pairs"))
     for name, text in rule_texts().items():
         shared = [place for place in text.defined_by if any(place in one.functions for one in OPERATIONS)]
-        found[name] = Found(f"{name} {text.title}", (name,), tuple(dict.fromkeys(shared)))
+        functions = tuple(dict.fromkeys(shared)) or functions_of_pages(name)
+        found[name] = Found(f"{name} {text.title}", (name,), functions)
     return found
+
+
+def functions_of_pages(rule: str) -> tuple[Place, ...]:
+    """Return all functions of the pages that show a rule; of its gradients only the definition has functions."""
+    return tuple(place for one in OPERATIONS if rule in one.rules for place in one.functions)
 
 
 def find(name: str) -> Found | None:

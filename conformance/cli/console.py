@@ -26,10 +26,10 @@ def explained(error: BaseException) -> str:
     return first_line(error) if told else f"{type(error).__name__}: {first_line(error)}"
 
 
-def refuse(message: str) -> NoReturn:
-    """Wrong usage: one line, and exit code 2."""
+def refuse(message: str, code: int = 2) -> NoReturn:
+    """Print one line, and exit; 2 is the exit code of wrong usage."""
     console.print(Text(message, style="red"))
-    raise typer.Exit(2)
+    raise typer.Exit(code)
 
 
 def save_report(report: dict[str, Any], files: dict[str, Path | None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from conformance.cli.dev import corpus, detection_probability, engines, onnx, peers, tightness, variants
+from conformance.cli.dev import corpus, detection_probability, engines, onnx, peers, spec, tightness, variants
 
 app = typer.Typer(no_args_is_help=True, help="What the project itself is checked with.")
 
@@ -15,3 +15,4 @@ app.command("detection-probability")(detection_probability.detection_probability
 app.command("tightness")(tightness.tightness)
 app.command("onnx")(onnx.onnx)
 app.command("corpus")(corpus.corpus)
+app.command("spec")(spec.spec)
