@@ -19,7 +19,7 @@ from benchmarks.cases import Case
 from benchmarks.subjects import Subject
 
 app = typer.Typer(add_completion=False, help="Timings of attention and layer norm, judged before, while and after.")
-console = Console()
+console = Console(markup=False)
 if not console.is_terminal:
     console.width = 160  # in a file no line need be broken
 

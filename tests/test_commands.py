@@ -19,10 +19,12 @@ from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import Finding
 from conformance.checks.results import Tally, Violation
 from conformance.cli import replay as replay_command
+from conformance.cli.console import console
 from conformance.judge import replaying
+from conformance.judge.judged_rules import JUDGED
 from conformance.models.real import RealFinding, RealResult
 from conformance.runner.in_process import JudgeError
-from specification import RULES
+from specification import MODEL_RULES, RULES
 from tests.helpers import command
 
 ROOT = Path(__file__).parent.parent
@@ -673,10 +675,12 @@ def test_wrong_usage_of_run(folder: Path, words: tuple[str, ...], message: str) 
     assert message in json.loads((folder / "run.json").read_text())["error"]
 
 
-def test_rules() -> None:
+def test_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "width", 200)
     code, output = command("rules")
     assert code == 0
-    assert "MASK-1" in output
+    listed = [" ".join(line.split()) for line in output.splitlines()]
+    assert listed == [f"{rule.id} {rule.title} {rule.statement}" for rule in (JUDGED | MODEL_RULES).values()]
 
 
 def test_module_is_the_program() -> None:

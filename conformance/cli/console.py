@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-console = Console()
-errors = Console(stderr=True)
+console = Console(markup=False)
+errors = Console(stderr=True, markup=False)
+"""Both print brackets as they are: shapes like [B, H, Q, D] are no markup."""
 
 
 def explained(error: BaseException) -> str:
@@ -50,7 +51,8 @@ def interrupted() -> NoReturn:
 @contextlib.contextmanager
 def bar(start: str, total: int | None, where: Console = console) -> Iterator[Callable[[str, str], None]]:
     """A bar that moves; where there is no terminal, a dot for every rule and title that is new."""
-    columns = (TextColumn("{task.description:42}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    title = TextColumn("{task.description:42}", markup=False)
+    columns = (title, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Standard output stays what it is while the bar moves: whether a subject prints to it is judged.
     options = {"transient": True, "disable": not where.is_terminal, "redirect_stdout": where is console}
     last = ""

@@ -18,4 +18,5 @@ def detection_probability(
     from conformance.selftest.detection_probability import CASES, SEED, measure, odds_table
 
     start()
-    Console(width=140).print(odds_table(list(measure(only, cases or CASES, SEED if seed is None else seed))))
+    odds = list(measure(only, cases or CASES, SEED if seed is None else seed))
+    Console(width=140, markup=False).print(odds_table(odds))

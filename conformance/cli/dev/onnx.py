@@ -49,7 +49,7 @@ def implementations_agree(cases: Collection[Bridged]) -> bool:
     departures = found(cases)
     console.print(cases_table(outcomes), deviations_table(departures), sep="\n")
     for line in violation_lines(outcomes):
-        console.print(line, markup=False)
+        console.print(line)
     return departures.keys() == DEVIATIONS.keys() and not violation_lines(outcomes)
 
 

@@ -25,7 +25,7 @@ def tightness(
     from conformance.selftest import sensitivity
     from conformance.selftest import tightness as measuring
 
-    console = Console(width=140)
+    console = Console(width=140, markup=False)
     if faults:
         console.print(sensitivity.sensitivity_table(sensitivity.measure()))
         return
