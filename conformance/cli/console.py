@@ -1,4 +1,4 @@
-"""What the commands share on a terminal: progress, and one line for what was wrong."""
+"""Terminal output that the commands share: progress, and one line for an error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ errors = Console(stderr=True, markup=False)
 
 
 def explained(error: BaseException) -> str:
-    """What was wrong, in one line."""
+    """Return an error in one line."""
     from conformance.subjects.subject import first_line
 
     if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "jax"):
@@ -34,7 +34,7 @@ def refuse(message: str, code: int = 2) -> NoReturn:
 
 
 def save_report(report: dict[str, Any], files: dict[str, Path | None]) -> None:
-    """Into the files that were asked for."""
+    """Write the report to files, by format; None for a file that the user did not name."""
     from conformance.reports.writing import write
 
     try:
@@ -50,7 +50,7 @@ def interrupted() -> NoReturn:
 
 @contextlib.contextmanager
 def bar(start: str, total: int | None, where: Console = console) -> Iterator[Callable[[str, str], None]]:
-    """A bar that moves; where there is no terminal, a dot for every rule and title that is new."""
+    """Show a progress bar; without a terminal, print a dot for every new rule and title."""
     title = TextColumn("{task.description:42}", markup=False)
     columns = (title, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Standard output stays what it is while the bar moves: whether a subject prints to it is judged.

@@ -1,4 +1,4 @@
-"""`conformance dev`: what the project itself is checked with, one command a file."""
+"""`conformance dev`: maintenance of the project, one command a file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import typer
 
 from conformance.cli.dev import corpus, detection_probability, engines, onnx, peers, spec, tightness, variants
 
-app = typer.Typer(no_args_is_help=True, help="What the project itself is checked with.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="Tests of the judge, and generated files.")
 
 app.command("peers")(peers.peers)
 app.command("engines")(engines.engines)
