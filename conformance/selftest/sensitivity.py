@@ -82,7 +82,7 @@ def measure(count: int = 200, runs: int = 10, seed: int = 0) -> list[Sensitivity
 
 
 def sensitivity_table(rows: Sequence[Sensitivity]) -> Table:
-    table = Table(title="Slightly wrong attention in float32, in units of the bound", title_justify="left")
+    table = Table(title="Slightly wrong attention in float32: error ratios", title_justify="left")
     for name, justify in (("rule and fault", "left"), ("cases that catch it", "right"), ("median ratio", "right")):
         table.add_column(name, justify=justify)
     table.add_column("default runs of its rule that catch it", justify="right")
