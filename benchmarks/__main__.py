@@ -257,7 +257,7 @@ def compare(
 @app.command()
 def plot(
     result: Annotated[Path, typer.Argument(help="a result, written by --json", metavar="RESULT.json")],
-    folder: Annotated[Path, typer.Option("--to", help="folder for the pictures", metavar="DIR")] = Path(
+    folder: Annotated[Path, typer.Option("--to", help="their folder", metavar="DIR")] = Path(
         "benchmark-plots"
     ),
 ) -> None:

@@ -67,7 +67,7 @@ MODEL_RULES = {
         Rule(
             "BLK-2",
             "dropout sites",
-            "Dropout acts where the caller passes a keep mask: five named sites, and no others.",
+            "Dropout acts where the caller passes a keep mask: five named sites, no others.",
         ),
         Rule("TRF-1", "models", "Encoder, decoder and the layers around them, as parameters and a configuration say."),
         Rule("GEN-1", "generation", "Step by step with a cache gives what the whole forward pass gives."),
