@@ -218,7 +218,7 @@ def test_a_missing_framework_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialect_pages, "small", lambda: {"transformer101": small()["transformer101"]})
     assert set(dialects.agreement("transformer101").errors) == {"reference_numpy", "jax_impl"}
     text = dialect_pages.rendered(site.environment(""), frameworks=True)["dialect-transformer101"]
-    assert "PyTorch is not installed, and left out. <code>make study</code>" in text
+    assert "PyTorch is not installed, and skipped. <code>make study</code>" in text
 
 
 def test_a_page_without_agreement_says_so(built: Path) -> None:

@@ -68,8 +68,8 @@ catches the fault.
 ## What they allow
 
 The largest error ratio of any honest implementation, by a search for large errors. These are the definition, its ports
-and the variants. Above {high:g} a bound would be wrong, and below {low:g} it would catch hardly anything. In 16 bits the one
-rounding at the end outweighs everything else, and reaches its bound.
+and the variants. Above {high:g} a bound would be wrong, and below {low:g} it would catch hardly anything. In 16 bits
+the one rounding at the end outweighs everything else, and reaches its bound.
 
 {honest}
 """
