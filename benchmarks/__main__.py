@@ -257,9 +257,7 @@ def compare(
 @app.command()
 def plot(
     result: Annotated[Path, typer.Argument(help="a result, written by --json", metavar="RESULT.json")],
-    folder: Annotated[Path, typer.Option("--to", help="their folder", metavar="DIR")] = Path(
-        "benchmark-plots"
-    ),
+    folder: Annotated[Path, typer.Option("--to", help="their folder", metavar="DIR")] = Path("benchmark-plots"),
 ) -> None:
     """Draw pictures of a result."""
     from benchmarks.result import read

@@ -150,4 +150,4 @@ def summary() -> str:
     """How much of the three aligns, in a sentence."""
     rows = [row for columns in all_columns() for row in columns.body]
     whole = sum(len(present(row)) == len(PACKAGES) for row in rows)
-    return f"{whole} of {len(rows)} steps have their counterpart in all of {', '.join(LABELS.values())}"
+    return f"{whole} of {len(rows)} steps have a counterpart in each of {', '.join(LABELS.values())}"

@@ -69,7 +69,7 @@ def kept() -> Results:
 def stored(path: Path, name: str, read: Callable[[Path], Found | None], how: str) -> Stored[Found]:
     shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     if not path.exists():
-        return Stored(None, f"No {name} is stored: there is no {shown}.", how)
+        return Stored(None, f"No {name} is stored: {shown} does not exist.", how)
     try:
         return Stored(read(path), "", how)
     except (ValueError, OSError) as error:
@@ -77,4 +77,4 @@ def stored(path: Path, name: str, read: Callable[[Path], Found | None], how: str
         return Stored(None, f"The stored {name} cannot be shown: {told}", how)
     except (KeyError, TypeError, AttributeError, IndexError, ArithmeticError) as error:
         # What has the name and version of a format, and not its fields.
-        return Stored(None, f"The stored {name} cannot be shown: {shown} lacks what its format has, {error!r}", how)
+        return Stored(None, f"The stored {name} cannot be shown: {shown} lacks a field of its format, {error!r}", how)

@@ -1,4 +1,4 @@
-"""The rules as SPEC.md states them: the text, why, what others do, where it is defined, and what holds it."""
+"""The rules of SPEC.md: text, reason, other libraries, definition and tests."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def store(path: Path, folder: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m study.storing", description="Keep results for the pages.")
-    parser.add_argument("files", type=Path, nargs="+", help="what the --json of conformance run or benchmarks wrote")
+    parser = argparse.ArgumentParser(prog="python -m study.storing", description="Store results for the pages.")
+    parser.add_argument("files", type=Path, nargs="+", help="results of conformance run or benchmarks, by --json")
     parser.add_argument("--to", type=Path, default=CONFORMANCE.parent, help="the folder for the stored results")
     given = parser.parse_args()
     for path in given.files:

@@ -133,7 +133,7 @@ def test_a_fault_in_the_definition_changes_the_numbers(monkeypatch: pytest.Monke
 def test_what_cannot_be_switched_says_why(built: Path) -> None:
     effect = dialects.studied("pytorch").alone["positions"]
     assert effect.change is None
-    assert "no tokens of its own" in effect.without
+    assert "input is embeddings" in effect.without
     assert effect.without in page(built, "pytorch")
     assert dialects.studied("pytorch").together.change is not None
     assert dialects.hindrance(model("dawn"), dialects.Option("positions", "none", "sinusoidal")) == ""

@@ -107,7 +107,7 @@ def test_the_page_of_benchmarks(pages: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("result", "line"),
     [
-        (benchmark(finished=False), "The run was broken off: here is what was finished, 3 cases."),
+        (benchmark(finished=False), "The run was interrupted: it finished 3 cases."),
         (benchmark(finished=False) | {"cases": [], "scaling": []}, "what was finished, 0 cases."),
         (benchmark(quick=True), "A quick run"),
         (benchmark(only=["causal"]), "one of these in its name: \u201ccausal\u201d."),

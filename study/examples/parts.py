@@ -54,10 +54,7 @@ class Part(NamedTuple):
 def of_bound(largest: float, errors: Mapping[str, float], what: str = "the result") -> str:
     """largest: the largest disagreement of two; errors: the largest error by package; all in units of the bound."""
     each = ", ".join(f"{LABELS[package]} {error:.2g}" for package, error in errors.items())
-    return (
-        f"The two that differ most about {what} are {largest:.2g} bounds apart. The largest error of each, in bounds: "
-        f"{each} (1 or less conforms)."
-    )
+    return f"Two packages differ by at most {largest:.2g} bounds in {what}. Largest error ratios: {each} (at most 1 conforms)."
 
 
 def counted(name: str, count: int, first: int = 0) -> tuple[str, ...]:
