@@ -26,8 +26,8 @@ def beam_search() -> Part:
         "Beam search",
         f"The search keeps the {BEAMS} best sequences. It continues each with every token, and keeps the best of all "
         f"continuations. A sequence that has ended with {END} stays as it is. A score is the sum of the "
-        f"log-probabilities, divided by the length to the power {PENALTY}. Greedy search takes the most probable first token; here "
-        "the best sequence begins with another one.",
+        f"log-probabilities, divided by the length to the power {PENALTY}. Greedy search takes the most probable first "
+        "token; here the best sequence begins with another one.",
         f"beam_search(parameters, prompt, steps={STEPS}, beams={BEAMS}, end={END}, length_penalty={PENALTY})",
         given(),
         tuple(continuations(number, call) for number, call in enumerate(runs[PACKAGES[0]].calls)),

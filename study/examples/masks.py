@@ -65,9 +65,9 @@ def descriptions() -> dict[str, tuple[Any, ...]]:
 
 
 SAYS = {
-    "By position": "1 means that the query may attend to the key. Query i stands at position i + offset. With an offset "
-    "for each sequence of a batch there is a table for each. If an offset is so small that a query has no key, its row is "
-    "empty.",
+    "By position": "1 means that the query may attend to the key. Query i stands at position i + offset. With an "
+    "offset for each sequence of a batch there is a table for each. If an offset is so small that a query has no key, "
+    "its row is empty.",
     "By content": "Lengths and padding exclude keys that are not real tokens; segments separate sequences that share a "
     "row; `Dense` is the array itself.",
     "Combined": "`&` allows what both sides allow, `|` what either does.",

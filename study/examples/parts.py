@@ -54,7 +54,8 @@ class Part(NamedTuple):
 def of_bound(largest: float, errors: Mapping[str, float], what: str = "the result") -> str:
     """largest: the largest disagreement of two; errors: the largest error by package; all in units of the bound."""
     each = ", ".join(f"{LABELS[package]} {error:.2g}" for package, error in errors.items())
-    return f"Two packages differ by at most {largest:.2g} bounds in {what}. Largest error ratios: {each} (at most 1 conforms)."
+    apart = f"Two packages differ by at most {largest:.2g} bounds in {what}."
+    return f"{apart} Largest error ratios: {each} (at most 1 conforms)."
 
 
 def counted(name: str, count: int, first: int = 0) -> tuple[str, ...]:
