@@ -71,8 +71,8 @@ def parts() -> list[Part]:
         Part(
             "",
             f"A language model of one block reads {PROMPT} tokens at once and then one at a time. Each step adds rows "
-            "to the cached keys and values and changes no earlier row; the rest of the cache is 0. The logits of a step "
-            "equal those of the full forward pass at the same position.",
+            "to the cached keys and values and changes no earlier row; the rest of the cache is 0. The logits of a "
+            "step equal those of the full forward pass at the same position.",
             f"start(parameters, tokens[:, :{PROMPT}], capacity={CAPACITY}); "
             f"decode_step(parameters, tokens[:, {PROMPT}:{PROMPT + 1}], cache); ...",
             given,
