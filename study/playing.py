@@ -1,4 +1,4 @@
-"""The attention playground: one page that computes attention in the browser, and needs nothing beside itself.
+"""The attention playground: one self-contained page that computes attention in the browser.
 
 python -m study.playing --out FILE
 """

@@ -1,14 +1,13 @@
-"""The results that the pages show: what a stored run found or, where there is none, why not and what makes it.
+"""The results that the pages show: a stored run or, without one, the reason and the command that makes one.
 
-A run is stored by
+These commands store a run:
 
     python -m conformance run --json build/conformance.json
     python -m study.storing build/conformance.json
     make bench
     python -m study.storing build/benchmarks/result.json
 
-and other results, whole ones too, are shown by `python -m study --conformance FILE --benchmarks FILE
---divergences FILE`.
+`python -m study --conformance FILE --benchmarks FILE --divergences FILE` shows other results, also complete ones.
 """
 
 from __future__ import annotations

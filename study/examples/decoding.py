@@ -1,4 +1,4 @@
-"""Decoding: the cache after every step, and the logits beside those of the full forward pass."""
+"""Decoding: the cache after every step, and the logits next to those of the full forward pass."""
 
 from __future__ import annotations
 

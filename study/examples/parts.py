@@ -1,4 +1,4 @@
-"""What an example is made of when it is shown: sentences, arrays under titles, tables, and what came of it."""
+"""The parts of an example: sentences, arrays with titles, tables, and the verdict."""
 
 from __future__ import annotations
 
