@@ -93,7 +93,7 @@ def test_every_step_on_real_text() -> None:
     assert "layer 5" in report
     assert "2 sentences, 43 steps" in report
     for package in PORTS:
-        assert f"{package} in float64, against the definition, 43 steps: at most 0." in report
+        assert f"{package} in float64, 43 steps: largest error ratio 0." in report
     assert "reference_numpy in float64" not in report
     assert "violation" not in report
 
