@@ -49,7 +49,7 @@ def test_agreement_stands_on_its_page(pages: dict[str, str]) -> None:
 
 def test_rules_of_models_have_the_trained_model(pages: dict[str, str]) -> None:
     found = text_of(pages["blocks"], "measured")
-    assert "BLK-1, BLK-2: rules of whole models" in found
+    assert "BLK-1, BLK-2: these rules of whole models" in found
     assert "16 real sentences" in found
     assert "layer 1" in found
     assert "real sentences" not in text_of(pages["attention"], "measured")
@@ -69,9 +69,9 @@ def test_violations_are_shown_where_they_belong(tmp_path: Path) -> None:
 def test_a_run_that_did_not_end(told: Result, tmp_path: Path) -> None:
     texts = built(tmp_path / "site", written(tmp_path, conformance=report(**told), benchmarks=None), "attention")
     found = text_of(texts["attention"], "measured")
-    assert ("Not everything was judged" in found) == ("error" in told)
+    assert ("The judge could not try everything" in found) == ("error" in told)
     if "error" in told:
-        assert "Not everything was judged: ended by it&#39;s &lt;b&gt;wrong" in found
+        assert "The judge could not try everything: ended by it&#39;s &lt;b&gt;wrong" in found
     elif told["names"]:
         assert "ATT-7 grouped heads not judged 0.12 0.88 not judged 3" in found
     else:
@@ -82,7 +82,7 @@ def test_speed_stands_where_it_is_known(pages: dict[str, str]) -> None:
     found = text_of(pages["attention"], "measured")
     assert "causal, T=32 2.25e+03 [2e+03, 2.5e+03] 562 [500, 625] 281 [250, 312] Fast library 141" in found
     assert "Slow library" in text_of(pages["layer_norm"], "measured")
-    assert "Timed are attention and layer norm as a whole" in text_of(pages["softmax"], "measured")
+    assert "Only attention and layer norm as a whole are timed" in text_of(pages["softmax"], "measured")
 
 
 # --- benchmarks -------------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def test_options_choose_the_results(
     words = [word for name, file in given.items() for word in (f"--{name}", str(tmp_path / file))]
     monkeypatch.setattr(sys, "argv", ["study", "--no-examples", "--out", str(tmp_path / "site"), *words])
     command.main()
-    assert "none.md. make peers makes one." in capsys.readouterr().out
+    assert "none.md does not exist. make peers makes one." in capsys.readouterr().out
     page = (tmp_path / "site/attention.html").read_text()
     assert "JAX breaks ATT-7" in page
     assert "Fast library" in page
