@@ -149,7 +149,7 @@ def test_pictures_share_a_page() -> None:
 # --- what is no result ------------------------------------------------------------------------------------------------
 
 BAD = {
-    "missing": (None, "there is no"),
+    "missing": (None, "does not exist"),
     "not JSON": ("{", "cannot be shown"),
     "a list": ("[]", "cannot be shown"),
     "something else": ('{"schema": {"name": "another", "version": 1}}', "cannot be shown"),
@@ -203,7 +203,7 @@ def test_what_is_stored_shows_the_same(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_what_is_no_result_is_not_stored(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"no report.*no result of a benchmark"):
+    with pytest.raises(ValueError, match=r"not a report.*no result of a benchmark"):
         storing.store(tmp_path / "other.json", tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
 
