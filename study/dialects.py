@@ -89,7 +89,7 @@ def differing(configuration: Configuration) -> tuple[Option, ...]:
 def hindrance(model: Model, option: Option) -> str:
     """Why an option cannot be switched with the same weights; empty where it can."""
     if option.name == "positions" and not every(Embedding, model.parameters):
-        return "The model's input is embeddings, so it adds no positions."
+        return "The model reads embeddings and adds no positions."
     return ""
 
 

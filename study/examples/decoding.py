@@ -78,7 +78,7 @@ def parts() -> list[Part]:
             given,
             tuple(shown),
             (both_ways(runs, exact, bound),),
-            verdict(logits_of(runs, "stepwise"), exact, bound, "the logits, step by step,"),
+            verdict(logits_of(runs, "stepwise"), exact, bound, "the step-by-step logits"),
             tuple(Shown(name, array) for name, array in flatten(Maker(6).language_model()).items()),
         )
     ]
