@@ -44,7 +44,7 @@ def spec(
 
 
 def with_table(text: str, lines: Iterable[str]) -> str:
-    """The text of SPEC.md with these lines between the two comments."""
+    """Return the text of SPEC.md with these lines between the two comments."""
     if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
         raise ValueError(f"SPEC.md must have the comments {BEGIN} and {END}, once each and in this order")
     before, _, rest = text.partition(BEGIN)
@@ -52,7 +52,7 @@ def with_table(text: str, lines: Iterable[str]) -> str:
 
 
 def table() -> list[str]:
-    """The table in Markdown, with one row for each rule."""
+    """Return the table in Markdown, with one row for each rule."""
     from specification import MODEL_RULES, RULES
 
     rules = [*RULES, *MODEL_RULES]
@@ -62,6 +62,7 @@ def table() -> list[str]:
 
 
 def shortened(titles: Iterable[str]) -> str:
+    """Return the first titles in one cell, and count the others."""
     names = [title.replace("|", "\\|") for title in dict.fromkeys(titles)]
     more = [f"and {len(names) - SHOWN} more"] if len(names) > SHOWN else []
     return "; ".join(names[:SHOWN] + more)
@@ -71,7 +72,7 @@ def shortened(titles: Iterable[str]) -> str:
 
 
 def probes() -> dict[str, str]:
-    """The titles of each rule's probes, as far as a comma or colon: what follows it says which sizes a probe draws."""
+    """Return the titles of each rule's probes. The part after a comma or colon, which names sizes, is cut off."""
     from conformance.cases.arguments import POSITIONAL
     from conformance.cases.declaration import EVERYTHING
     from conformance.operations.probes import catalogue
@@ -83,7 +84,7 @@ def probes() -> dict[str, str]:
 
 
 def together(titles: list[str], operations: Iterable[str]) -> list[str]:
-    """One title in place of those that differ only in the operation that they name."""
+    """Replace more than two titles that differ only in the name of an operation by one title."""
     name = re.compile(rf"\b({'|'.join(operations)})\b")
     alike: defaultdict[str, set[str]] = defaultdict(set)
     for title in titles:
@@ -93,7 +94,7 @@ def together(titles: list[str], operations: Iterable[str]) -> list[str]:
 
 
 def refusals() -> dict[str, str]:
-    """The titles of the calls that each rule refuses."""
+    """Return the titles of the calls that an implementation must refuse, by rule."""
     from conformance.cases.declaration import EVERYTHING
     from conformance.checks.refusals import refusals_of
 
@@ -107,7 +108,7 @@ def refusals() -> dict[str, str]:
 
 
 def definitions(rules: list[str]) -> dict[str, str]:
-    """Links to the functions whose docstrings name the rule; to a file where only its own docstring names it."""
+    """Link the functions whose docstrings name the rule, or the file if only its own docstring does."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for path in python_files("reference_numpy", "specification"):
         tree = ast.parse(path.read_text())
@@ -121,7 +122,7 @@ def definitions(rules: list[str]) -> dict[str, str]:
 
 
 def mentioned(node: ast.Module | ast.FunctionDef | ast.ClassDef, rules: list[str]) -> set[str]:
-    """The rules that a docstring names, alone or in a range like "MASK-1 to MASK-6"."""
+    """Return the rules that a docstring names, alone or in a range like "MASK-1 to MASK-6"."""
     found: set[str] = set()
     for first, last in MENTION.findall(ast.get_docstring(node) or ""):
         if first in rules:
@@ -133,7 +134,7 @@ def mentioned(node: ast.Module | ast.FunctionDef | ast.ClassDef, rules: list[str
 
 
 def tests() -> dict[str, str]:
-    """Links to the test files whose tests are marked with the rule, and how many tests of each file are."""
+    """Link the test files with tests that are marked with the rule, and count these tests."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for path in python_files("tests"):
         if path.name.startswith("test_"):
@@ -143,10 +144,10 @@ def tests() -> dict[str, str]:
 
 
 def marked(tree: ast.Module) -> Counter[str]:
-    """How many test functions each rule marks.
+    """Count the test functions that are marked with each rule.
 
     A marker whose argument is not literal takes its rules from a table in the same file. It then counts for every
-    string of the file that holds rules and nothing else.
+    rule in a string of the file that consists of rules only.
     """
     everywhere = {rule for node in tree.body if isinstance(node, ast.Assign) for rule in literal_rules(node.value)}
     named = rules_in_strings(tree)
@@ -171,7 +172,7 @@ def takes_a_table(node: ast.AST) -> bool:
 
 
 def rules_in_strings(tree: ast.Module) -> set[str]:
-    """Rules in the strings of a file, markers aside."""
+    """Return the rules in strings of a file that consist of rules only, except in markers."""
     inside = {one for call in markers(tree) for one in ast.walk(call)}
     strings = (
         node.value
