@@ -160,9 +160,9 @@ def selftest(
     for part in outcomes(only, effort, seed, workers):
         outcome += part
         progress(len(outcome.caught) + len(outcome.missed), count)
-    skipped = tuple(f"{name} is not installed, its faults were left out" for name in absent())
+    skipped = tuple(f"{name} is not installed: its faults were skipped" for name in absent())
     if not balls_available():
-        skipped += ("python-flint is not installed, float64 was left out",)
+        skipped += ("python-flint is not installed: float64 was skipped",)
     return Score(effort, seed, outcome, skipped)
 
 
