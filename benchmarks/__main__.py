@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: run, compare two results, plot one."""
+"""`python -m benchmarks`: run the benchmarks, compare two results, plot one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rich.text import Text
 from benchmarks.cases import Case
 from benchmarks.subjects import Subject
 
-app = typer.Typer(add_completion=False, help="Timings of attention and layer norm, judged before, while and after.")
-console = Console()
+app = typer.Typer(add_completion=False, help="Time attention and layer norm, and judge every result.")
+console = Console(markup=False)
 if not console.is_terminal:
     console.width = 160  # in a file no line need be broken
 
@@ -32,7 +32,7 @@ def refuse(message: str) -> NoReturn:
 
 
 def chosen(words: Sequence[str], cases: Sequence[Case], known: Sequence[Subject]) -> tuple[list[Case], list[Subject]]:
-    """What the words name: parts of names of cases or, where no case has it, of subjects. ValueError for neither."""
+    """Return cases and subjects whose names contain a word; a word that no case contains chooses subjects."""
     of_cases = [word for word in words if any(word in case.name for case in cases)]
     of_subjects = [word for word in words if word not in of_cases]
     for word in of_subjects:
@@ -48,7 +48,7 @@ def chosen(words: Sequence[str], cases: Sequence[Case], known: Sequence[Subject]
 
 
 def told_apart(known: list[Subject]) -> list[Subject]:
-    """ValueError where two have one name, by which processes, ratios and results go."""
+    """Raise ValueError if two subjects have the same name, because results are stored by name."""
     names = [subject.name for subject in known]
     for name in names:
         if names.count(name) > 1:
@@ -61,17 +61,17 @@ def run(
     quick: Annotated[bool, typer.Option("--quick", help="small cases of most kinds, below two minutes")] = False,
     only: Annotated[list[str] | None, typer.Option(help="part of a case's or subject's name; may be repeated")] = None,
     json: Annotated[Path | None, typer.Option(help="write the result to this file", metavar="FILE")] = None,
-    plots: Annotated[Path | None, typer.Option(help="draw pictures into this folder", metavar="DIR")] = None,
+    plots: Annotated[Path | None, typer.Option(help="write pictures to this folder", metavar="DIR")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
-    threads: Annotated[int | None, typer.Option(help="all processors unless given", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="threads; by default all processors", min=1)] = None,
     seed: Annotated[
-        int | None, typer.Option(help="draw the same inputs again; a fresh seed unless given", min=0)
+        int | None, typer.Option(help="generate the same inputs again; by default a fresh seed", min=0)
     ] = None,
     others: Annotated[
         list[str] | None, typer.Option("--with", help="a subject of your own; may be repeated", metavar="MODULE:NAME")
     ] = None,
 ) -> None:
-    """Time what is installed. Exit code 1 if a subject failed, 2 for wrong usage."""
+    """Time all installed subjects. Exit code 1 if a subject failed, 2 for wrong usage."""
     from benchmarks import cases as every_case
     from benchmarks import rounds
     from benchmarks.environment import environment, has_gpu
@@ -84,7 +84,7 @@ def run(
         refuse(f"--device must be one of {', '.join(DEVICES)}, got {device!r}")
     there = len(processors())
     if threads is not None and threads > there:
-        refuse(f"--threads must be at most {there}, the processors that there are, got {threads}")
+        refuse(f"--threads must be at most {there}, the number of processors, got {threads}")
     try:
         there_are = told_apart([*subjects().values(), *map(subject_at, others or ())])
         picked, asked = chosen(only or (), every_case.cases(device, quick), there_are)
@@ -106,19 +106,19 @@ def run(
     say(f"seed {seed}, {threads} threads, {result['environment']['cpu']}")
     busy = result["environment"]["load"]
     if busy is not None and busy > 0.5 * there:
-        say(f"others are at work here (load {busy:.1f} on {there} processors): intervals will be wide")
+        say(f"other programs use this machine (load {busy:.1f} on {there} processors): intervals will be wide")
     finish(execute(plan, picked, known, result, json), plots)
 
 
 def memory_wanted(quick: bool) -> Any:
-    """--quick measures memory at one case: a process for every subject takes its time."""
+    """Return which cases measure memory; --quick measures one, because every subject needs a process for it."""
     return (lambda case: case.series == "causal" and case.K == 1024) if quick else (lambda case: True)
 
 
 def usable(asked: Sequence[Subject], device: str, quick: bool, named: bool) -> list[Subject]:
-    """Those that are installed and for this device, and in a hurry not slow; one line for each that is left out.
+    """Return the subjects that are installed, run on this device and, if quick, are not slow; print why others do not.
 
-    named: by the user; else what is made for another device goes without saying.
+    named: the user has named them; otherwise subjects of other devices are not mentioned.
     """
     found = []
     for subject in asked:
@@ -137,7 +137,7 @@ def say(line: str) -> None:
 
 @contextmanager
 def progress(plan: Any, total: int) -> Iterator[Any]:
-    """A bar with what is being done; where there is no terminal, nothing but the tables."""
+    """Show a progress bar; without a terminal, print a line for each case."""
     columns = (TextColumn("{task.description:60.60}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as shown:
         task, title = shown.add_task("", total=total), ""
@@ -156,7 +156,7 @@ def progress(plan: Any, total: int) -> Iterator[Any]:
 def execute(
     plan: Any, cases: Sequence[Case], known: Sequence[Subject], result: dict[str, Any], json: Path | None
 ) -> dict[str, Any]:
-    """All cases; after each, the result so far is written. An interrupt ends the run and keeps what there is."""
+    """Run all cases, and write the result after each. An interrupt ends the run and keeps the result."""
     from benchmarks.result import case_result, save
     from benchmarks.running import Run
     from benchmarks.scaling import scaling
@@ -190,7 +190,7 @@ def execute(
 
 
 def finish(result: dict[str, Any], plots: Path | None) -> NoReturn:
-    """What is to be read at the end."""
+    """Print the legend, the ceilings and the growth, draw the pictures, and exit."""
     from benchmarks.scaling import WHAT_THEN, in_words
     from benchmarks.tables import ceiling_lines, legend
 
@@ -225,10 +225,10 @@ def draw(result: dict[str, Any], folder: Path | None) -> None:
 
 @app.command()
 def compare(
-    before: Annotated[Path, typer.Argument(help="a result that --json wrote", metavar="A.json")],
-    after: Annotated[Path, typer.Argument(help="a later one", metavar="B.json")],
+    before: Annotated[Path, typer.Argument(help="an earlier result, written by --json", metavar="A.json")],
+    after: Annotated[Path, typer.Argument(help="a later result", metavar="B.json")],
 ) -> None:
-    """Tell what became faster or slower, and what may be noise; exit code 1 if anything of ours is slower."""
+    """Compare two results: faster, slower or noise. Exit code 1 if any of our subjects is slower."""
     from benchmarks.compare import SLOWER
     from benchmarks.compare import compare as compared
     from benchmarks.result import read
@@ -238,11 +238,11 @@ def compare(
     except ValueError as error:
         refuse(str(error))
     except (KeyError, TypeError) as error:
-        refuse(f"no result of this format: {error!r}")
+        refuse(f"not a result of this format: {error!r}")
     for line in found.circumstances:
         say(line)
     for case, (least, most) in found.drift.items():
-        say(f"{case}: what is the same in both took {least:.2f} to {most:.2f} times as long")
+        say(f"{case}: unchanged libraries took {least:.2f} to {most:.2f} times as long")
     table = Table(box=None)
     for heading, side in (("case", "left"), ("subject", "left"), ("B / A", "right"), ("may be", "right"), ("", "left")):
         table.add_column(heading, justify=side)  # type: ignore[arg-type]
@@ -256,10 +256,10 @@ def compare(
 
 @app.command()
 def plot(
-    result: Annotated[Path, typer.Argument(help="a result that --json wrote", metavar="RESULT.json")],
-    folder: Annotated[Path, typer.Option("--to", help="for the pictures", metavar="DIR")] = Path("benchmark-plots"),
+    result: Annotated[Path, typer.Argument(help="a result, written by --json", metavar="RESULT.json")],
+    folder: Annotated[Path, typer.Option("--to", help="their folder", metavar="DIR")] = Path("benchmark-plots"),
 ) -> None:
-    """Draw a result."""
+    """Draw pictures of a result."""
     from benchmarks.result import read
 
     try:
@@ -267,7 +267,7 @@ def plot(
     except ValueError as error:
         refuse(str(error))
     except (KeyError, TypeError) as error:
-        refuse(f"no result of this format: {error!r}")
+        refuse(f"not a result of this format: {error!r}")
 
 
 def main() -> None:

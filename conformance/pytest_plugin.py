@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from conformance.judge.session import Trial
 
 OPTIONS = {
-    "operation": "attention, layer_norm, ...: what it is to compute",
-    "arrays": "numpy, torch or jax",
+    "operation": "what the function computes: attention, layer_norm, ...",
+    "arrays": "arrays that it takes and returns: numpy, torch or jax",
     "device": "cpu or cuda",
-    "dtypes": "those to be judged, such as float32,float16",
-    "supports": "what it takes, or no-softcap and the like for all but that",
+    "dtypes": "dtypes to judge, such as float32,float16",
+    "supports": "features that it supports, or no-softcap for all but that",
     "layout": "BHTD or BTHD",
-    "width-multiple": "what widths must be multiples of",
-    "tile": "queries and keys of its tiles, such as 128x64",
-    "limits": "the most that it takes, such as keys=4096,heads=32",
-    "convention": "declared departures, such as empty_rows=mean,polarity=masked",
-    "effort": "quick, default or thorough",
-    "seed": "draw the same cases again",
+    "width-multiple": "every width must be a multiple of this",
+    "tile": "its tiles of queries and keys, such as 128x64",
+    "limits": "the largest sizes that it supports, such as keys=4096,heads=32",
+    "convention": "intended departures, such as empty_rows=mean,polarity=masked",
+    "effort": "how many cases each probe gets: quick, default or thorough",
+    "seed": "generate the same cases again",
     "time-limit": "seconds for one case",
 }
-"""Each with a value, and with the meaning that it has for `conformance check`."""
+"""Options with a value, which mean the same as for `conformance check`."""
 NUMBERS = {"width-multiple": int, "seed": int, "time-limit": float}
 NEVER_GIVEN = "conformance: never given"
 """The property of a test that says which of the function's parameters no case gives."""
@@ -55,9 +55,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--conformance", metavar="TARGET", help="package.module:callable or path/to/file.py:callable")
     for name, told in OPTIONS.items():
         group.addoption(f"--conformance-{name}", metavar=name.upper(), type=NUMBERS.get(name, str), help=told)
-    group.addoption("--conformance-rule", metavar="RULE", action="append", help="only this rule; may be given again")
-    group.addoption("--conformance-isolate", action="store_true", help="in a process of its own, which may crash")
-    group.addoption("--conformance-no-shrink", action="store_true", help="look for no smaller failing cases")
+    group.addoption("--conformance-rule", metavar="RULE", action="append", help="judge only this rule; may be repeated")
+    group.addoption("--conformance-isolate", action="store_true", help="run it in a subprocess, which may crash")
+    group.addoption("--conformance-no-shrink", action="store_true", help="do not make failing cases smaller")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,6 +1,6 @@
 """The rules of SPEC.md as data: every identifier with its one-line statement.
 
-SPEC.md says the same at length, with the reasons, and what well-known libraries do instead.
+SPEC.md states each rule in full, with its reason and the choices of well-known libraries.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ RULES = {
         Rule("MASK-4", "window", "Key j is allowed iff -left <= j - (i + offset) <= right, both ends included."),
         Rule("MASK-5", "shape", "A dense mask is [Q, K] or [B or 1, H or 1, Q, K]; every other shape is refused."),
         Rule("MASK-6", "combination", "All constraints hold together: & allows what both allow, | what either allows."),
-        Rule("MASK-7", "isolation", "What stands behind a mask reaches no output and no gradient, NaN included."),
-        Rule("ATT-1", "scale", "scores = scale * (query . key), with scale 1 / sqrt(D) unless given."),
+        Rule("MASK-7", "isolation", "What a mask forbids reaches no output and no gradient, NaN included."),
+        Rule("ATT-1", "scale", "scores = scale * (query . key), with scale 1 / sqrt(D) by default."),
         Rule("ATT-2", "softcap", "scores become c * tanh(scores / c) before bias and mask; c is positive."),
         Rule("ATT-3", "bias", "A bias is added after the softcap, in float32 or wider; -inf in it forbids the pair."),
-        Rule("ATT-4", "masking", "Forbidden scores are left out of the arithmetic, whatever the size of the others."),
+        Rule("ATT-4", "masking", "Forbidden scores take no part in the arithmetic, whatever the size of the others."),
         Rule("ATT-5", "softmax", "Softmax over the allowed keys; a sink is one more logit, with no value."),
         Rule("ATT-6", "empty row", "A row that allows nothing has weights, output and gradients 0, log-sum-exp -inf."),
         Rule("ATT-7", "grouped heads", "Query head h reads key and value head h // (H / G); H is a multiple of G."),
         Rule("ATT-8", "shapes", "[B,H,Q,D], [B,G,K,D], [B,G,K,V] give [B,H,Q,V]; B, H, Q and K may be 0."),
         Rule("ATT-9", "dtype", "One floating dtype in and out, float32 or wider in between, one rounding at the end."),
         Rule("ATT-10", "special values", "An attended NaN reaches what attends to it; large logits do not overflow."),
-        Rule("ATT-11", "dropout", "Weights are multiplied by a given keep mask and divided by 1 - rate."),
+        Rule("ATT-11", "dropout", "Weights are multiplied by the caller's keep mask and divided by 1 - rate."),
         Rule("ATT-12", "gradients", "The gradients of query, key, value, bias and sinks are part of the definition."),
         Rule("ATT-13", "determinism", "Same inputs, same bits; inputs are not changed, and results share no memory."),
         Rule("ATT-14", "companions", "Weights, log-sum-exp, and the exact merge of results over disjoint keys."),
@@ -54,7 +54,7 @@ RULES = {
         Rule("NORM-7", "variants", "rms_norm and standard_deviation_norm are functions of their own."),
         Rule("POS-1", "sinusoidal", "sin(p / 10000^(2i/E)) in column 2i, cos of the same angle in column 2i + 1."),
         Rule("POS-2", "learned", "Row p of a table; a position past its end is refused."),
-        Rule("EMB-1", "embedding", "Row lookup; an id outside the vocabulary is refused; times sqrt(E) when asked."),
+        Rule("EMB-1", "embedding", "Row lookup; an id outside the vocabulary is refused; times sqrt(E) if scaled."),
         Rule("FFN-1", "feed-forward", "activation(x @ W1 + b1) @ W2 + b2 with ReLU, GELU (erf) or GELU (tanh)."),
     )
 }  # fmt: skip
@@ -64,9 +64,13 @@ MODEL_RULES = {
     rule.id: rule
     for rule in (
         Rule("BLK-1", "residual", "Post-norm: x = norm(x + sublayer(x)); pre-norm: x = x + sublayer(norm(x))."),
-        Rule("BLK-2", "dropout sites", "Dropout acts where a keep mask is given: five named sites, and no others."),
-        Rule("TRF-1", "models", "Encoder, decoder and what stands around them, as parameters and a configuration say."),
+        Rule(
+            "BLK-2",
+            "dropout sites",
+            "Dropout acts where the caller passes a keep mask: five named sites, no others.",
+        ),
+        Rule("TRF-1", "models", "Encoder, decoder and the layers around them, as parameters and a configuration say."),
         Rule("GEN-1", "generation", "Step by step with a cache gives what the whole forward pass gives."),
     )
 }
-"""Rules of blocks and models, which are judged step by step."""
+"""Rules of blocks and models. The judge compares these step by step."""

@@ -12,19 +12,17 @@ from study.site import build
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m study", description="NumPy, PyTorch and JAX side by side.")
+    parser = argparse.ArgumentParser(prog="python -m study", description="Write the study pages.")
     parser.add_argument("--out", type=Path, default=Path("build/study"), help="the folder for the pages")
     parser.add_argument("--base", help="address of the repository's files, for links to lines of the source")
-    parser.add_argument(
-        "--no-examples", action="store_true", help="leave out the worked examples, and load no framework"
-    )
+    parser.add_argument("--no-examples", action="store_true", help="skip the worked examples, and load no framework")
     stored = (
-        ("--conformance", CONFORMANCE, "what `conformance run --json` wrote"),
-        ("--benchmarks", BENCHMARKS, "what `python -m benchmarks --json` wrote"),
-        ("--divergences", divergences.MATRIX, "what `make peers` wrote"),
+        ("--conformance", CONFORMANCE, "the report of `conformance run --json`"),
+        ("--benchmarks", BENCHMARKS, "the result of `python -m benchmarks --json`"),
+        ("--divergences", divergences.MATRIX, "the matrix of `make peers`"),
     )
     for option, default, what in stored:
-        told = f"{what}; a stored one unless given"
+        told = f"{what}; by default the stored one"
         parser.add_argument(option, type=Path, default=default, metavar="FILE", help=told)
     given = parser.parse_args()
     results = gather(given.conformance, given.benchmarks, given.divergences)
@@ -34,7 +32,7 @@ def main() -> None:
     for one in results:
         if one.missing:
             print(f"{one.missing} {one.how} makes one.")
-    print(f"{len(written)} pages in {given.out}, of which index.html is the first")
+    print(f"{len(written)} pages in {given.out}; start with index.html")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a stored run of the judge says of a page's rules: cases, the largest error in units of its bound, violations."""
+"""The results of a stored run of the judge for a page's rules: cases, the largest error ratio, violations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two or three sequences beside each other: as many pairs of equals as fit without crossing."""
+"""Alignment of two or three sequences: as many pairs of equal items as possible without crossing."""
 
 from __future__ import annotations
 

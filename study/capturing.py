@@ -1,4 +1,4 @@
-"""Every array that a function names while it runs: the source's own steps, watched, and nothing computed twice."""
+"""Recording of every array that a function names while it runs; nothing is computed twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small checkpoint of random numbers for each dialect, under its own names, and something to call it with."""
+"""A small checkpoint of random numbers for each dialect, under its own names, with inputs for the model."""
 
 from __future__ import annotations
 

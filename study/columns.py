@@ -1,7 +1,7 @@
-"""Which functions stand beside each other, and inside a function which steps.
+"""Alignment of functions and of their steps in columns.
 
-Functions are beside each other when they have the same name in files of the same name; the definition gives the order.
-Steps are beside each other when they assign a name that is the same, or do the same where they assign nothing.
+Functions are aligned if they have the same name in files of the same name; the definition gives the order. Steps are
+aligned if they assign the same name or, if they assign nothing, do the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which entry of a dialect's checkpoint becomes which array of ours: found by loading numbers that are all others."""
+"""Which entry of a dialect's checkpoint becomes which array of ours, found by loading numbers that all differ."""
 
 from __future__ import annotations
 

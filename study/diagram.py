@@ -1,6 +1,6 @@
-"""The whole Transformer as a drawing in which every box leads to its operation: post-norm, pre-norm, and attention.
+"""A drawing of the whole Transformer in which every box links to its operation: post-norm, pre-norm, and attention.
 
-What stands in a block, and in which order, is read off the structures of the parameters.
+The structures of the parameters determine the content of a block and its order.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def words(drawing: Drawing) -> str:
 
 def figures() -> list[Figure]:
     found = [Figure(order, *told, words(whole(order)), whole(order)) for order, told in ORDERS.items()]
-    caption = "What stands in each box of self-attention and cross-attention."
+    caption = "The steps inside each box of self-attention and cross-attention."
     return [*found, Figure("inside", "Inside multi-head attention", caption, "", words(inside()), inside())]
 
 

@@ -1,4 +1,4 @@
-"""The pages of the dialects: one for each, and one on which all their choices stand beside each other."""
+"""The pages of the dialects: one for each, and one that compares all their choices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said about a dialect in words: by its record, the configuration, and its own weights."""
+"""Texts about a dialect: from its record, the configuration, and its own weights."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from study.structures import every, per_head
 
 SAYINGS = {
     "norm": "layer norm (NORM-1), or one of its variants (NORM-7).",
-    "norm_eps": "what a norm adds before it divides, so that no row is divided by 0 (NORM-1).",
+    "norm_eps": "the number that a norm adds to its divisor, so that it never divides by 0 (NORM-1).",
     "activation": "of the feed-forward network (FFN-1).",
 }
-"""Of options that the configuration's own text leaves to their names."""
+"""Texts of options that the configuration does not explain."""
 
 
 def about(dialect: str) -> str:

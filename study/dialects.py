@@ -1,4 +1,4 @@
-"""What a dialect does otherwise than the definition's defaults, option by option, and what that changes in numbers."""
+"""Where a dialect differs from the definition's defaults, option by option, and by how much the result changes."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def differing(configuration: Configuration) -> tuple[Option, ...]:
 def hindrance(model: Model, option: Option) -> str:
     """Why an option cannot be switched with the same weights; empty where it can."""
     if option.name == "positions" and not every(Embedding, model.parameters):
-        return "The model is given embeddings and has no tokens of its own, so there is nothing to add positions to."
+        return "The model reads embeddings and adds no positions."
     return ""
 
 
@@ -122,7 +122,7 @@ def asked(model: Model, one: Small) -> frozenset[str]:
 
 def effect(model: Model, one: Small, options: tuple[Option, ...], output: np.ndarray) -> Effect:
     dropped = any(option.name == "positions" and option.here in TABLES for option in options)
-    note = "The table of positions is then not read." if dropped else ""
+    note = "The model then does not read the table of positions." if dropped else ""
     return Effect(output - run(switched(model, options), one), note=note)
 
 

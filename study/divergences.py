@@ -1,4 +1,4 @@
-"""What other libraries do instead, as the divergence matrix of the last run has it."""
+"""Departures of other libraries, from the stored divergence matrix."""
 
 from __future__ import annotations
 

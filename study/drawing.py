@@ -1,4 +1,4 @@
-"""Boxes, lines and frames of a drawing: where they stand, in units of about a pixel on a phone. y grows downwards."""
+"""Boxes, lines and frames of a drawing, in units of about a pixel on a phone. y grows downwards."""
 
 from __future__ import annotations
 

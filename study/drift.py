@@ -1,7 +1,7 @@
-"""Where the columns no longer align: a step that stands in one implementation and not beside it, or under another name.
+"""Differences between the columns: a step that some implementations lack, or that has another name in them.
 
-What a framework's own way makes necessary is listed with its reason in `idioms.toml`. An entry there that nothing needs
-any more is told as well.
+`idioms.toml` allows the differences that a framework's idiom requires, with a reason. This file also reports entries of
+it that are no longer needed.
 """
 
 from __future__ import annotations
@@ -151,4 +151,4 @@ def summary() -> str:
     """How much of the three aligns, in a sentence."""
     rows = [row for columns in all_columns() for row in columns.body]
     whole = sum(len(present(row)) == len(PACKAGES) for row in rows)
-    return f"{whole} of {len(rows)} steps have their counterpart in all of {', '.join(LABELS.values())}"
+    return f"{whole} of {len(rows)} steps have a counterpart in each of {', '.join(LABELS.values())}"

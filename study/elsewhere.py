@@ -1,6 +1,6 @@
-"""Names that a page's code uses and does not show: what each is by its own docstring, and where it stands.
+"""Names that a page's code uses and does not show: the first sentence of their docstrings, and their files.
 
-Read from the sources, without importing them: what a file defines, and what it imports from the project's packages.
+They are read from the sources without importing them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables that are made for a terminal, as plain cells for a page; and points in time."""
+"""Terminal tables as plain cells for a page; and points in time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code in coloured pieces, with the pieces marked that are not the same in all columns."""
+"""Code in coloured pieces; pieces that differ between the columns are marked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operations in the order in which they are studied: formula, rules, and the functions that belong to each."""
+"""The operations in the order of study: formula, rules, and functions of each."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Place = tuple[str, str]  # file, function
 
 
 class Operation(NamedTuple):
-    """One page. formulas: LaTeX. functions, gradients: as places; only the definition has gradients written out.
+    """One page. formulas: LaTeX. functions, gradients: as places; only the definition has hand-written gradients.
 
-    optional: whether it can be left out at first. also: other names under which people look for it.
+    optional: whether a reader may skip it at first. also: other names under which people look for it.
     """
 
     name: str
@@ -47,7 +47,7 @@ OPERATIONS = (
         also=("padding", "packed sequences", "local attention"),
     ),
     Operation(
-        "scores", "Scores", "How well a query fits a key, for the pairs that the mask allows.",
+        "scores", "Scores", "How well a query matches a key, for the pairs that the mask allows.",
         (r"s_{ij} = c \tanh\left(\frac{\text{scale}}{c}\, q_i \cdot k_j\right) + b_{ij}",
          r"\text{scale} = \frac{1}{\sqrt{D}}"),
         ("MASK-7", *numbered("ATT", 1, 2, 3, 4)),
@@ -64,7 +64,7 @@ OPERATIONS = (
         places("attention_steps_vjp", "softmax_vjp", "sinks_vjp"),
     ),
     Operation(
-        "attention", "Attention", "Every query's mean of the values, weighted by how well their keys fit.",
+        "attention", "Attention", "The mean of the values for each query, weighted by how well their keys match.",
         (r"\text{output}_i = \sum_{j \text{ allowed}} w_{ij}\, v_j",
          r"w = \text{softmax}\left(\text{softcap}\left(\frac{q k^{\mathsf T}}{\sqrt{D}}\right) + b\right)"),
         numbered("ATT", 7, 8, 9, 10, 11, 12, 13),
@@ -74,7 +74,7 @@ OPERATIONS = (
         also=("SDPA", "scaled dot-product attention", "GQA", "MQA", "grouped-query", "multi-query", "flash attention"),
     ),
     Operation(
-        "companions", "Weights, log-sum-exp, merging", "What else attention can be asked for, and attention in parts.",
+        "companions", "Weights, log-sum-exp, merging", "Other results of attention, and attention in parts.",
         (r"\ell = \log \sum_p e^{\ell_p}", r"\text{output} = \sum_p e^{\ell_p - \ell}\, \text{output}_p"),
         ("ATT-14",), places("attention", "attention_weights", "attention_logsumexp", "merge_attention"),
         places("attention_vjp", "attention_weights_vjp", "attention_logsumexp_vjp", "merge_attention_vjp"),
@@ -92,7 +92,7 @@ OPERATIONS = (
         also=("MHA", "self-attention", "cross-attention"),
     ),
     Operation(
-        "layer_norm", "Layer norm", "Every row is centred and brought to the same size.",
+        "layer_norm", "Layer norm", "Every row gets mean 0 and variance 1, then a weight and a bias.",
         (r"y = \frac{x - \mu}{\sqrt{\sigma^2 + \varepsilon}} \odot g + b",
          r"\mu = \frac{1}{n} \sum_i x_i, \qquad \sigma^2 = \frac{1}{n} \sum_i (x_i - \mu)^2"),
         numbered("NORM", 1, 2, 3, 4, 5, 6),
@@ -101,7 +101,7 @@ OPERATIONS = (
         places("layer_norm_vjp", "layer_norm_vjp", "rounded"),
     ),
     Operation(
-        "norm_variants", "Variants of layer norm", "Without the mean, and with another deviation.",
+        "norm_variants", "Variants of layer norm", "RMS norm, without the mean, and a norm with another deviation.",
         (r"\text{rms}: \quad y = \frac{x}{\sqrt{\frac{1}{n} \sum_i x_i^2 + \varepsilon}} \odot g",
          r"\text{standard deviation}: \quad y = \frac{x - \mu}{\sqrt{\frac{1}{n - 1} \sum_i (x_i - \mu)^2}"
          r" + \varepsilon} \odot g + b"),
@@ -115,7 +115,7 @@ OPERATIONS = (
         ("EMB-1",), places("embedding", "embedding", "check_rows"), places("embedding_vjp", "embedding_vjp"),
     ),
     Operation(
-        "positions", "Positions", "Numbers that tell where in a sequence a token stands.",
+        "positions", "Positions", "Vectors that encode the position of a token in its sequence.",
         (r"P_{p,2i} = \sin\left(p / 10000^{2i/E}\right), \qquad P_{p,2i+1} = \cos\left(p / 10000^{2i/E}\right)",),
         numbered("POS", 1, 2), places("positions", "sinusoidal_positions", "learned_positions"),
         places("positions_vjp", "learned_positions_vjp"),
@@ -131,7 +131,7 @@ OPERATIONS = (
         also=("FFN", "MLP"),
     ),
     Operation(
-        "blocks", "Blocks", "Attention and feed-forward network, each with a norm and a way around it.",
+        "blocks", "Blocks", "Attention and feed-forward network, each with a norm and a residual connection.",
         (r"\text{post}: \quad x \leftarrow \text{norm}(x + \text{sublayer}(x))",
          r"\text{pre}: \quad x \leftarrow x + \text{sublayer}(\text{norm}(x))"),
         numbered("BLK", 1, 2),
@@ -141,7 +141,7 @@ OPERATIONS = (
                "normalize_vjp", "self_attention", "cross_attention", "position_wise", "through"),
     ),
     Operation(
-        "transformer", "Transformer", "Encoder, decoder, and what stands around them.",
+        "transformer", "Transformer", "Encoder, decoder, and the layers around them.",
         (r"\text{output}(\text{decoder}(\text{target}, \text{encoder}(\text{source})))",),
         ("TRF-1",),
         places("transformer", "transformer", "encoder", "decoder", "classifier", "language_model", "embed",
@@ -151,7 +151,7 @@ OPERATIONS = (
                "language_model_vjp", "embed_vjp", "batch_sum", "pool_vjp", "log_softmax_vjp", "output_vjp"),
     ),
     Operation(
-        "decoding", "Decoding", "One token after the other, with the keys and values of those before kept.",
+        "decoding", "Decoding", "One token after the other, with a cache of earlier keys and values.",
         (r"\text{step}(x_t \mid K_{<t}, V_{<t}) = \text{decoder}(x_{\le t})_t",),
         ("GEN-1",),
         places("decoding", "decode_step", "decoder_block_step", "project_keys", "attend_to", "step_mask", "start",
@@ -159,7 +159,7 @@ OPERATIONS = (
         also=("KV cache", "incremental decoding"),
     ),
     Operation(
-        "generation", "Generation", "Text: the most probable token, a drawn one, or a search with beams.",
+        "generation", "Generation", "Text: the most probable token, a random one, or beam search.",
         (r"\text{greedy}: \quad x_{t+1} = \text{argmax}_n\; p(n \mid x_{\le t})",
          r"\text{beams}: \quad \text{score} = \frac{\sum_t \log p(x_{t+1} \mid x_{\le t})}"
          r"{\text{length}^{\text{penalty}}}"),
@@ -173,11 +173,11 @@ MASK_RULES = {
     "Causal": "MASK-3", "SlidingWindow": "MASK-4", "KeyLengths": "MASK-2", "KeyPadding": "MASK-2",
     "Segments": "MASK-2", "Dense": "MASK-5", "And": "MASK-6", "Or": "MASK-6",
 }  # fmt: skip
-"""Where each description of a mask is stated."""
+"""The rule of each mask description."""
 
 
 class Found(NamedTuple):
-    """What a name stands for: rules, and functions that are shown beside each other."""
+    """The meaning of a name: rules, and functions that the pages show side by side."""
 
     title: str
     rules: tuple[str, ...]
@@ -185,12 +185,12 @@ class Found(NamedTuple):
 
 
 def page_of(place: Place) -> Operation | None:
-    """The operation that a function belongs to."""
+    """Return the operation of a function."""
     return next((one for one in OPERATIONS if place in one.functions or place in one.gradients), None)
 
 
 def known() -> dict[str, Found]:
-    """Everything that can be asked for by name: operations, functions, masks and rules."""
+    """Return everything that has a name: operations, functions, masks and rules."""
     found = {one.name: Found(one.title, one.rules, one.functions) for one in OPERATIONS}
     for one in OPERATIONS:
         found |= dict.fromkeys(one.also, found[one.name])
@@ -202,12 +202,18 @@ def known() -> dict[str, Found]:
             found[name] = Found(f"{name}: {rule_texts()[rule].title}", (rule,), places("masks", "allowed_pairs"))
     for name, text in rule_texts().items():
         shared = [place for place in text.defined_by if any(place in one.functions for one in OPERATIONS)]
-        found[name] = Found(f"{name} {text.title}", (name,), tuple(dict.fromkeys(shared)))
+        functions = tuple(dict.fromkeys(shared)) or functions_of_pages(name)
+        found[name] = Found(f"{name} {text.title}", (name,), functions)
     return found
 
 
+def functions_of_pages(rule: str) -> tuple[Place, ...]:
+    """Return all functions of the pages that show a rule; of its gradients only the definition has functions."""
+    return tuple(place for one in OPERATIONS if rule in one.rules for place in one.functions)
+
+
 def find(name: str) -> Found | None:
-    """What a name stands for, whatever its case and with spaces or hyphens for underscores; None for nothing."""
+    """Return the meaning of a name; case, spaces, hyphens and underscores do not matter. None if there is none."""
     plain = {folded(key): value for key, value in known().items()}
     return plain.get(folded(name))
 
@@ -217,6 +223,6 @@ def folded(name: str) -> str:
 
 
 def nearest(name: str, count: int = 3) -> list[str]:
-    """The names that look most like this one."""
+    """Return the names that are most like this one."""
     names = {folded(key): key for key in known()}
     return [names[key] for key in difflib.get_close_matches(folded(name), names, count, 0.4)]

@@ -1,4 +1,4 @@
-"""What stands on the pages, made ready for the templates."""
+"""Content of the pages, prepared for the templates."""
 
 from __future__ import annotations
 

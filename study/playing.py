@@ -1,4 +1,4 @@
-"""The attention playground: one page that computes attention in the browser, and needs nothing beside itself.
+"""The attention playground: one self-contained page that computes attention in the browser.
 
 python -m study.playing --out FILE
 """
@@ -45,9 +45,9 @@ def write(page_file: Path, base: str | None = None, home: str | None = None) -> 
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m study.playing", description="Writes the attention playground.")
+    parser = argparse.ArgumentParser(prog="python -m study.playing", description="Write the attention playground.")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="the page to write")
-    parser.add_argument("--base", metavar="ADDRESS", help="where the project's files are; else they are linked to here")
+    parser.add_argument("--base", metavar="ADDRESS", help="address of the repository's files, for links")
     chosen = parser.parse_args(arguments)
     write(chosen.out, chosen.base)
     print(f"wrote {chosen.out}")

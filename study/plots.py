@@ -1,4 +1,4 @@
-"""The pictures of a benchmark as SVG that stands in a page: its text is text, and it refers to nothing outside."""
+"""The pictures of a benchmark as self-contained SVG with real text."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""The results that the pages show: what a stored run found or, where there is none, why not and what makes it.
+"""The results that the pages show: a stored run or, without one, the reason and the command that makes one.
 
-A run is stored by
+These commands store a run:
 
     python -m conformance run --json build/conformance.json
     python -m study.storing build/conformance.json
     make bench
     python -m study.storing build/benchmarks/result.json
 
-and other results, whole ones too, are shown by `python -m study --conformance FILE --benchmarks FILE
---divergences FILE`.
+`python -m study --conformance FILE --benchmarks FILE --divergences FILE` shows other results, also complete ones.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ def kept() -> Results:
 def stored(path: Path, name: str, read: Callable[[Path], Found | None], how: str) -> Stored[Found]:
     shown = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
     if not path.exists():
-        return Stored(None, f"No {name} is stored: there is no {shown}.", how)
+        return Stored(None, f"No {name} is stored: {shown} does not exist.", how)
     try:
         return Stored(read(path), "", how)
     except (ValueError, OSError) as error:
@@ -77,4 +76,4 @@ def stored(path: Path, name: str, read: Callable[[Path], Found | None], how: str
         return Stored(None, f"The stored {name} cannot be shown: {told}", how)
     except (KeyError, TypeError, AttributeError, IndexError, ArithmeticError) as error:
         # What has the name and version of a format, and not its fields.
-        return Stored(None, f"The stored {name} cannot be shown: {shown} lacks what its format has, {error!r}", how)
+        return Stored(None, f"The stored {name} cannot be shown: {shown} lacks a field of its format, {error!r}", how)

@@ -1,4 +1,4 @@
-"""The pages: an index, one for each operation, and the rules. Each is a file that needs nothing else."""
+"""The pages: an index, one for each operation, and the rules. Each is one self-contained file."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Functions of the three implementations as text: signature, docstring, and the steps of the body, with their lines.
 
-A step is one statement. It is named by what it assigns (`weights, _` assigns `weights`), and where it assigns nothing
-by what it does: `return`, `if sinks is not None`, `checks.attention`. What stands inside an `if`, a loop or a function
-is a step of its own, one level deeper. Comments are taken out of the code and kept with the step below or beside them.
+A step is one statement. Its name is what it assigns (`weights, _` assigns `weights`) or, if it assigns nothing, what it
+does: `return`, `if sinks is not None`, `checks.attention`. A statement inside an `if`, a loop or a function is its own
+step, one level deeper. Comments are removed from the code and kept with the step below or beside them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""`python -m study.storing FILE...`: what the pages need of a run's result, into study/results.
+"""`python -m study.storing FILE...`: store the part of a result that the pages show, in study/results.
 
-A report of the judge loses what its failures are replayed with. A benchmark loses the single trials, and of intervals
-what no page shows: of a rate or a share all but the median, of a ratio the level and count, which are the time's. Its
-numbers keep six digits. Both stay what they were: `conformance compare`, and `python -m benchmarks compare` and `plot`
-read them.
+A report of the judge loses its replay data. A benchmark loses the single trials and the parts of intervals that no page
+shows: of a rate or a share it keeps the median, and of a ratio not the level and count, which are those of the time.
+Its numbers keep six digits. `conformance compare`, and `python -m benchmarks compare` and `plot`, still read both.
 """
 
 from __future__ import annotations
@@ -77,8 +76,8 @@ def store(path: Path, folder: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m study.storing", description="Keep results for the pages.")
-    parser.add_argument("files", type=Path, nargs="+", help="what the --json of conformance run or benchmarks wrote")
+    parser = argparse.ArgumentParser(prog="python -m study.storing", description="Store results for the pages.")
+    parser.add_argument("files", type=Path, nargs="+", help="results of conformance run or benchmarks, by --json")
     parser.add_argument("--to", type=Path, default=CONFORMANCE.parent, help="the folder for the stored results")
     given = parser.parse_args()
     for path in given.files:

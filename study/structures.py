@@ -1,4 +1,4 @@
-"""Structures of parameters, looked through and changed."""
+"""Search and change in structures of parameters."""
 
 from __future__ import annotations
 

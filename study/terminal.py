@@ -1,4 +1,4 @@
-"""The columns on a terminal: as many beside each other as its width has room for, and the rest below."""
+"""The columns on a terminal: as many side by side as fit its width, and the others below."""
 
 from __future__ import annotations
 

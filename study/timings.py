@@ -1,4 +1,4 @@
-"""What a stored benchmark says: under which circumstances, case by case in tables, and in pictures."""
+"""A stored benchmark on a page: its settings, a table for every case, and pictures."""
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ def notes(result: Result) -> tuple[str, ...]:
     failed = [(case["name"], one["name"]) for case in cases for one in case["subjects"] if one["status"] == FAILED]
     found = []
     if not result["finished"]:
-        found.append(f"The run was broken off: here is what was finished, {counted(len(cases), 'case')}.")
+        found.append(f"The run was interrupted: it finished {counted(len(cases), 'case')}.")
     if settings["quick"]:
-        found.append("A quick run (--quick): small cases, with no time for more.")
+        found.append("A quick run (--quick): small cases only.")
     if settings["only"]:
-        found.append(f"Not everything was run, but only what has one of these in its name: {quoted(settings['only'])}.")
+        found.append(f"The run was limited to names with {quoted(settings['only'])}.")
     if there["load"] is not None and there["load"] > 0.5 * there["processors"]:
-        found.append(f"Others were at work on the machine (load {there['load']:.1f}): intervals are wide.")
+        found.append(f"Other programs used the machine (load {there['load']:.1f}): intervals are wide.")
     if failed:
         where = "; ".join(f"{name} at {case}" for case, name in failed)
         found.append(f"{len(failed)} failed, and have no time: {where}.")

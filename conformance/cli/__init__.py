@@ -1,4 +1,4 @@
-"""The commands of `conformance`, one file each. Nothing that draws or judges is loaded before a command needs it."""
+"""The commands of `conformance`, one file each. A command imports the judge only when it runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ import typer
 import conformance
 from conformance.cli import check, compare, definition, dev, port, replay, rules, run, selftest, show, trace
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Does an implementation compute what SPEC.md says?")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",  # "rich" swallows brackets
+    help="Does an implementation compute what SPEC.md says?",
+)
 
 
 def version(wanted: bool) -> None:
@@ -21,7 +26,7 @@ def version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=version, is_eager=True, help="show it and exit")
+        bool, typer.Option("--version", callback=version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
     """Does an implementation compute what SPEC.md says?"""

@@ -1,4 +1,4 @@
-"""`conformance check`: anybody's function against every rule of an operation."""
+"""`conformance check`: judge one function by every rule of an operation."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from conformance.judge.report import Report
 
 INTERRUPTED = "interrupted"
-OPERATION = "attention, layer_norm, ...: what it is to compute"
-SUPPORTS = "what it takes, or no-softcap and the like for all but that; unless given, all its signature has room for"
-WORKERS = "processes that share the cases; as many as there are cores for JAX on the CPU, else 1, unless given"
-CONVENTION = "declared departures, such as empty_rows=mean,polarity=masked"
+OPERATION = "what the function computes: attention, layer_norm, ..."
+SUPPORTS = "features that it supports, or no-softcap for all but that; by default, all that its signature allows"
+WORKERS = "worker processes; by default one, or one for each core where a check takes long"
+CONVENTION = "intended departures, such as empty_rows=mean,polarity=masked"
 
 
 def check(
     target: Annotated[str, typer.Argument(help="package.module:callable or path/to/file.py:callable")],
     operation: Annotated[str, typer.Option(help=OPERATION)],
-    arrays: Annotated[str, typer.Option(help="numpy, torch or jax: what it is given and returns")] = "numpy",
+    arrays: Annotated[str, typer.Option(help="arrays that it takes and returns: numpy, torch or jax")] = "numpy",
     device: Annotated[str, typer.Option(help="cpu or cuda; NumPy stays on the CPU")] = "cpu",
-    dtypes: Annotated[str | None, typer.Option(help="float32,float16: those to be judged; all unless given")] = None,
+    dtypes: Annotated[str | None, typer.Option(help="dtypes to judge, such as float32,float16; all by default")] = None,
     supports: Annotated[str | None, typer.Option(help=SUPPORTS)] = None,
-    layout: Annotated[str | None, typer.Option(help="BTHD for arrays of batch, length, heads, width")] = None,
-    width_multiple: Annotated[int | None, typer.Option(help="what widths must be multiples of", min=1)] = None,
+    layout: Annotated[str | None, typer.Option(help="BTHD if its arrays are [batch, length, heads, width]")] = None,
+    width_multiple: Annotated[int | None, typer.Option(help="every width must be a multiple of this", min=1)] = None,
     tile: Tile = None,
     max_batch: Annotated[int | None, at_most(DIMENSIONS["batch"])] = None,
     max_heads: Annotated[int | None, at_most(DIMENSIONS["heads"])] = None,
@@ -49,19 +49,19 @@ def check(
     convention: Annotated[list[str] | None, typer.Option(help=CONVENTION)] = None,
     effort: Effort = "default",
     seed: Seed = None,
-    rule: Annotated[list[str] | None, typer.Option(help="only this rule; may be given again")] = None,
-    time_limit: Annotated[float | None, typer.Option(help="seconds for one case; 30 unless given", min=0.01)] = None,
-    isolate: Annotated[bool, typer.Option("--isolate", help="in a process of its own, which may crash")] = False,
-    no_shrink: Annotated[bool, typer.Option("--no-shrink", help="look for no smaller failing cases")] = False,
+    rule: Annotated[list[str] | None, typer.Option(help="judge only this rule; may be repeated")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="seconds for one case; 30 by default", min=0.01)] = None,
+    isolate: Annotated[bool, typer.Option("--isolate", help="run it in a subprocess, which may crash")] = False,
+    no_shrink: Annotated[bool, typer.Option("--no-shrink", help="do not make failing cases smaller")] = False,
     workers: Annotated[int | None, typer.Option(help=WORKERS, min=1)] = None,
     json: Json = None,
     junit: Junit = None,
     html: Html = None,
     replays: Annotated[Path, typer.Option(help="folder for replay files")] = Path("conformance-replays"),
 ) -> None:
-    """Judge a function that is to compute an operation.
+    """Judge a function by the rules of an operation.
 
-    Exit code 0: it conforms. 1: it violates a rule. 2: it cannot be judged, or not to the end. 130: interrupted.
+    Exit code 0: it conforms. 1: it violates a rule. 2: the judge could not finish. 130: interrupted.
     """
     from conformance.reports.tables import subject_report
 
@@ -90,13 +90,13 @@ def check(
 
 
 def usual_workers(arrays: str, device: str, effort: str) -> int:
-    """A process for each core where a check is long enough to gain by it."""
+    """Return one process for each core if a check takes long enough to gain by it."""
     long = arrays == "jax" or (arrays == "torch" and effort != "quick")
     return CORES if long and device == "cpu" else 1
 
 
 def judged(target: str, operation: str, convention: list[str], given: dict[str, Any], replays: Path) -> dict[str, Any]:
-    """The report; with an error, and what was found before it, where the target cannot be judged, or not to the end."""
+    """Return the report. If the judge cannot finish, it holds the error and the results until then."""
     from conformance.judge import checking
     from conformance.reports.content import document
 
@@ -121,7 +121,7 @@ def judged(target: str, operation: str, convention: list[str], given: dict[str, 
 
 
 def with_replays(report: Report, replays: Path, chosen: list[str] | None) -> tuple[dict[str, Any], str | None]:
-    """(the report's part about the subject, why its replay files could not be written)."""
+    """Return the report's part about the subject, and why its replay files could not be written."""
     from conformance.reports.subjects import checked
 
     try:
@@ -132,7 +132,7 @@ def with_replays(report: Report, replays: Path, chosen: list[str] | None) -> tup
 
 
 def known_usage(operation: str, given: dict[str, Any]) -> None:
-    """ValueError for what `check` takes without a word."""
+    """Raise ValueError for wrong arguments that `check` itself does not refuse."""
     from conformance.cases.declaration import known
     from conformance.cases.operation import operations
     from conformance.judge.judged_rules import JUDGED
@@ -150,7 +150,7 @@ def known_usage(operation: str, given: dict[str, Any]) -> None:
 
 
 def steps(operation: str, rules: list[str] | None, examples: int) -> int:
-    """About how many cases there will be."""
+    """Return about how many cases the check has."""
     from conformance.judge.run import cases_of
     from conformance.operations.probes import PROBES
 

@@ -15,17 +15,17 @@ STYLES = {"worse": "bold red", "better": "green", "other": ""}
 
 
 def compare(
-    before: Annotated[Path, typer.Argument(help="a report that --json wrote", metavar="A.json")],
-    after: Annotated[Path, typer.Argument(help="a later one", metavar="B.json")],
+    before: Annotated[Path, typer.Argument(help="an earlier report, written by --json", metavar="A.json")],
+    after: Annotated[Path, typer.Argument(help="a later report", metavar="B.json")],
 ) -> None:
-    """Tell what changed from one report to another; exit code 1 if anything got worse."""
+    """Compare two reports. Exit code 1 if anything got worse."""
     from conformance.reports.comparison import changes, circumstances, read_report
 
     try:
         old, new = read_report(before), read_report(after)
         differing, found = circumstances(old, new), changes(old, new)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        refuse(str(error) if type(error) is ValueError else f"no report of this schema: {error!r}")
+        refuse(str(error) if type(error) is ValueError else f"not a report of this schema: {error!r}")
     for line in differing:
         console.print(Text(line, style="dim"))
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))

@@ -1,4 +1,4 @@
-"""What the commands share on a terminal: progress, and one line for what was wrong."""
+"""Terminal output that the commands share: progress, and one line for an error."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-console = Console()
-errors = Console(stderr=True)
+console = Console(markup=False)
+errors = Console(stderr=True, markup=False)
+"""Both print brackets as they are: shapes like [B, H, Q, D] are no markup."""
 
 
 def explained(error: BaseException) -> str:
-    """What was wrong, in one line."""
+    """Return an error in one line."""
     from conformance.subjects.subject import first_line
 
     if isinstance(error, ModuleNotFoundError) and error.name in ("torch", "jax"):
@@ -26,14 +27,14 @@ def explained(error: BaseException) -> str:
     return first_line(error) if told else f"{type(error).__name__}: {first_line(error)}"
 
 
-def refuse(message: str) -> NoReturn:
-    """Wrong usage: one line, and exit code 2."""
+def refuse(message: str, code: int = 2) -> NoReturn:
+    """Print one line, and exit; 2 is the exit code of wrong usage."""
     console.print(Text(message, style="red"))
-    raise typer.Exit(2)
+    raise typer.Exit(code)
 
 
 def save_report(report: dict[str, Any], files: dict[str, Path | None]) -> None:
-    """Into the files that were asked for."""
+    """Write the report to files, by format; None for a file that the user did not name."""
     from conformance.reports.writing import write
 
     try:
@@ -49,8 +50,9 @@ def interrupted() -> NoReturn:
 
 @contextlib.contextmanager
 def bar(start: str, total: int | None, where: Console = console) -> Iterator[Callable[[str, str], None]]:
-    """A bar that moves; where there is no terminal, a dot for every rule and title that is new."""
-    columns = (TextColumn("{task.description:42}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    """Show a progress bar; without a terminal, print a dot for every new rule and title."""
+    title = TextColumn("{task.description:42}", markup=False)
+    columns = (title, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Standard output stays what it is while the bar moves: whether a subject prints to it is judged.
     last = ""
     with Progress(

@@ -12,18 +12,18 @@ from conformance.cli.options import CORES, Seed, Workers
 
 
 def definition(
-    cases: Annotated[int, typer.Option(help="cases of each operation", min=1)] = 1000,
+    cases: Annotated[int, typer.Option(help="test cases for each operation", min=1)] = 1000,
     seed: Seed = None,
     workers: Workers = CORES,
 ) -> None:
-    """Hold the definition itself to its bound of ball arithmetic, which shares no code with it."""
+    """Judge the definition itself by ball arithmetic, which shares no code with it."""
     from conformance.judge.pool import Workers as Pool
     from conformance.operations import OPERATIONS
     from conformance.oracle.reference import balls_available
     from conformance.reports.tables import results_table, violation_lines
 
     if not balls_available():
-        refuse("this needs python-flint, which is not installed")
+        refuse("ball arithmetic needs python-flint, which is not installed")
     seed = secrets.randbelow(2**32) if seed is None else seed
     pool = Pool(["reference_numpy"], workers)
     try:

@@ -1,4 +1,4 @@
-"""Options that several commands take, and what is written in them."""
+"""Options that several commands share, and how their values are read."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import typer
 CORES = min(os.cpu_count() or 1, 4)
 
 Json = Annotated[Path | None, typer.Option("--json", help="write the report to this file", metavar="FILE")]
-Junit = Annotated[Path | None, typer.Option("--junit", help="the same as JUnit XML", metavar="FILE")]
-Html = Annotated[Path | None, typer.Option("--html", help="the same as one HTML page", metavar="FILE")]
-Effort = Annotated[str, typer.Option(help="quick, default or thorough: how many cases for each probe")]
-Seed = Annotated[int | None, typer.Option(help="draw the same cases again; a fresh seed unless given", min=0)]
-Workers = Annotated[int, typer.Option(help="processes", min=1)]
+Junit = Annotated[Path | None, typer.Option("--junit", help="write a JUnit XML file too", metavar="FILE")]
+Html = Annotated[Path | None, typer.Option("--html", help="write an HTML page too", metavar="FILE")]
+Effort = Annotated[str, typer.Option(help="how many cases each probe gets: quick, default or thorough")]
+Seed = Annotated[int | None, typer.Option(help="generate the same cases again; by default a fresh seed", min=0)]
+Workers = Annotated[int, typer.Option(help="worker processes", min=1)]
 
 
 def conventions_of(given: Iterable[str]) -> dict[str, str]:
-    """ "empty_rows=mean,polarity=masked" as a dictionary; ValueError where no value is given."""
+    """Read "empty_rows=mean,polarity=masked" as a dictionary; raise ValueError for a name without a value."""
     found = {}
     for part in (part.strip() for text in given for part in text.split(",")):
         name, equals, value = part.partition("=")
@@ -30,16 +30,16 @@ def conventions_of(given: Iterable[str]) -> dict[str, str]:
     return found
 
 
-Tile = Annotated[str | None, typer.Option(help="queries and keys of its tiles, such as 128x64: sizes around them too")]
+Tile = Annotated[str | None, typer.Option(help="its tiles of queries and keys, such as 128x64; adds sizes around them")]
 
 
 def at_most(what: str) -> Any:
-    """The option that declares a limit."""
-    return typer.Option(help=f"the most {what} that it takes", min=1)
+    """Return the option that declares a limit."""
+    return typer.Option(help=f"it supports at most this many {what}", min=1)
 
 
 def tile_of(given: str | None) -> tuple[int, int] | None:
-    """ "128x64" as (128, 64); ValueError for anything else."""
+    """Read "128x64" as (128, 64); raise ValueError for anything else."""
     if given is None:
         return None
     queries, cross, keys = given.partition("x")
@@ -49,7 +49,7 @@ def tile_of(given: str | None) -> tuple[int, int] | None:
 
 
 def limits_of(given: str | None) -> dict[str, int] | None:
-    """ "keys=4096,heads=32" as a dictionary; ValueError for anything else."""
+    """Read "keys=4096,heads=32" as a dictionary; raise ValueError for anything else."""
     if given is None:
         return None
     pairs = [part.strip().partition("=") for part in given.split(",")]

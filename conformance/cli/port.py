@@ -1,4 +1,4 @@
-"""`conformance port`: does a checkpoint compute the same in all three packages?"""
+"""`conformance port`: judge a checkpoint's model in all three packages."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ Settings = Annotated[list[str] | None, typer.Option("--set", help="a hyperparame
 
 def port(
     checkpoint: Annotated[Path, typer.Argument(help="a safetensors file")],
-    dialect: Annotated[str, typer.Option(help="whose names the checkpoint has")],
+    dialect: Annotated[str, typer.Option(help="the model family whose parameter names the checkpoint uses")],
     settings: Settings = None,
-    seed: Annotated[int, typer.Option(help="of the probe input", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="seed of the generated input", min=0)] = 0,
 ) -> None:
-    """Map a checkpoint, and judge it in all three packages on a probe input: every step, and the whole.
+    """Load a checkpoint in all three packages, and judge every step and the whole model on a generated input.
 
-    Each package is compared with the definition, reference_numpy in float64; not with the library or the code that the
-    checkpoint comes from. Entries that belong to no part of the model that is read are named. The probe is a batch of
-    sequences of differing lengths, padded and masked as such a model meets them. Exit code 0: all steps and all results
-    keep their bounds; 1: one does not; 2: the checkpoint cannot be read or does not fit, or there are NaN or infinities
-    in it, because of which not all could be judged.
+    The judge compares each package with the definition, reference_numpy in float64. It does not compare them with the
+    library that the checkpoint comes from. The input is a batch of sequences of different lengths, with padding and
+    masks. The command lists entries of the file that the model does not use.
+
+    Exit code 0: all steps and results keep their bounds. 1: one does not. 2: the checkpoint cannot be read or does not
+    fit, or NaN or infinities kept the judge from some steps.
     """
     from conformance.models.agreement import agreement, end_to_end
     from conformance.models.probing import probe
@@ -43,7 +44,7 @@ def port(
     parameters, configuration = read_checkpoint(checkpoint, dialect, settings, unread)
     console.print(parameters_table(parameters))
     if unread:
-        console.print(Text(f"in the file, and no part of what dialect {dialect} computes: {', '.join(unread)}"))
+        console.print(Text(f"entries that dialect {dialect} does not use: {', '.join(unread)}"))
     packages = packages_here()
     inputs, options = probe(parameters, configuration, seed)
     console.print(Text(probe_line(inputs, options)))
@@ -60,7 +61,7 @@ def port(
 
 
 def tell_steps(found: Agreement, packages: list[str]) -> bool:
-    """Whether every step keeps its bound, and which is the first that does not."""
+    """Print whether every step keeps its bound, or the first that does not; return the former."""
     from conformance.models.agreement import compared
 
     beyond = found.first_beyond
@@ -68,30 +69,30 @@ def tell_steps(found: Agreement, packages: list[str]) -> bool:
         style = "" if found.hollow else "bold green"
         kept = "every step that can be judged" if found.hollow else "every step"
         told = ", ".join(compared(packages, found.oracle.dtype))
-        console.print(Text(f"{kept} keeps its bound in {told or 'no package but the definition'}", style=style))
+        console.print(Text(f"{kept} keeps its bound in {told or 'no package other than the definition'}", style=style))
     else:
         console.print(Text(f"the first error beyond its bound: {beyond[1]} in {beyond[0]}", style="bold red"))
     return beyond is None
 
 
 def tell_whole(whole: StepAgreement) -> bool:
-    """Whether what the models give when they are called keeps the carried bound."""
+    """Print and return whether the results of the whole models keep the carried bound."""
     if not whole.ratios or not whole.judged:
         return all(ratio <= 1 for ratio in whole.ratios.values())
     told = ", ".join(f"{package} {ratio:.3g}" for package, ratio in whole.ratios.items())
     beyond = [package for package, ratio in whole.ratios.items() if not ratio <= 1]
     verdict = f"beyond it: {', '.join(beyond)}" if beyond else "all keep it"
-    line = f"{whole.name}, each model as it is called, from the definition, in carried bounds: {told}; {verdict}"
+    line = f"{whole.name}, error ratios of the whole models by the carried bound: {told}; {verdict}"
     console.print(Text(line, style="bold red" if beyond else "bold green"))
     return not beyond
 
 
 def tell_hollow(steps: list[str]) -> bool:
-    """Whether every step, and the whole, could be judged in full."""
+    """Print which steps could not be judged in full; return whether all could."""
     if steps:
         count = "1 step gives" if len(steps) == 1 else f"{len(steps)} steps give"
         first, more = steps[0], f" and {len(steps) - 1} more" if len(steps) > 1 else ""
-        told = f"{count} NaN or infinities, because of which not all could be judged: {first}{more}"
+        told = f"{count} NaN or infinities and could not be judged in full: {first}{more}"
         console.print(Text(told, style="bold red"))
     return not steps
 
@@ -99,7 +100,7 @@ def tell_hollow(steps: list[str]) -> bool:
 def loaded(
     checkpoint: Path, dialect: str, settings: list[str] | None, packages: list[str], dtype: str
 ) -> dict[str, Any]:
-    """The model of every package, by its own `load`: of the file as it is, or widened to float64."""
+    """Load the model in every package by its own `load`, from the file as it is or widened to float64."""
     from conformance.models.local import cast
     from conformance.models.stepwise import framework_of
     from specification.checkpoints import read_safetensors
@@ -110,7 +111,7 @@ def loaded(
     models = {}
     for package in packages:
         with warnings.catch_warnings(), framework_of(package).context():
-            warnings.simplefilter("ignore")  # told once, by `read_checkpoint`
+            warnings.simplefilter("ignore")  # `read_checkpoint` has printed them
             models[package] = importlib.import_module(package).load(dialect, given, **hyperparameters(settings or []))
     return models
 
@@ -118,9 +119,9 @@ def loaded(
 def read_checkpoint(
     checkpoint: Path, dialect: str, settings: list[str] | None, unread: list[str] | None = None
 ) -> tuple[Any, Any]:
-    """Parameters of NumPy arrays, and the configuration; what was widened is told.
+    """Return the parameters as NumPy arrays, and the configuration; print what was widened.
 
-    unread: is given the names of entries that belong to no part of the model.
+    unread: a list to which the names of entries are added that the model does not use.
     """
     from specification.dialects import read
     from specification.loading.reader import UNREAD
@@ -140,7 +141,7 @@ def read_checkpoint(
 
 
 def hyperparameters(settings: list[str]) -> dict[str, Any]:
-    """ "num_heads=12" as a number, "norm_first=true" as a truth value, everything else as text."""
+    """Read "num_heads=12" as a number, "norm_first=true" as a truth value, everything else as text."""
     found: dict[str, Any] = {}
     for setting in settings:
         name, given, value = setting.partition("=")

@@ -1,4 +1,4 @@
-"""`conformance replay`: nothing that draws cases is loaded for it."""
+"""`conformance replay`: try the cases of violations again. It generates no cases, so it loads quickly."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rich.text import Text
 from conformance.cli.console import console, explained, refuse
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, zlib.error)
-"""What a file raises that is damaged or holds nothing to replay, and what a target raises that cannot be loaded."""
+"""Errors of a damaged file, of a file without a violation, and of a target that cannot be loaded."""
 
 LOADING = 60.0
 """Seconds that a process may take to load a framework."""
 
 
 class Given(NamedTuple):
-    """What is said on the command line in place of what the file says."""
+    """Values from the command line that replace those in the file."""
 
     target: str | None
     vjp: str | None
@@ -31,13 +31,13 @@ class Given(NamedTuple):
 
 
 def replay(
-    file: Annotated[Path, typer.Argument(help="a replay file, or a report that --json wrote", metavar="FILE")],
-    target: Annotated[str | None, typer.Option(help="another function to ask, as in `check`")] = None,
-    vjp: Annotated[str | None, typer.Option(help="what gives its gradients, if `check` was given that too")] = None,
-    time_limit: Annotated[float | None, typer.Option(help="seconds; those that it had then, unless given")] = None,
-    isolate: Annotated[bool, typer.Option("--isolate", help="in a process of its own, which may die")] = False,
+    file: Annotated[Path, typer.Argument(help="a replay file, or a report written by --json", metavar="FILE")],
+    target: Annotated[str | None, typer.Option(help="call this function instead, as in `check`")] = None,
+    vjp: Annotated[str | None, typer.Option(help="the function of its gradients, if `check` had one")] = None,
+    time_limit: Annotated[float | None, typer.Option(help="seconds for one case; by default as in the file")] = None,
+    isolate: Annotated[bool, typer.Option("--isolate", help="run it in a subprocess, which may crash")] = False,
 ) -> None:
-    """Ask again what a violation was found with; exit code 1 if it is seen again."""
+    """Try the case of a violation again. Exit code 1 if the violation occurs again."""
     from conformance.runner.limits import valid_limit
 
     try:
@@ -50,7 +50,7 @@ def replay(
 
 
 def contents_of(file: Path) -> list[dict[str, Any]]:
-    """The content of a replay file, or of every violation of a report."""
+    """Return the content of a replay file, or of every violation of a report."""
     from conformance.reports.comparison import read_report
 
     try:
@@ -62,12 +62,12 @@ def contents_of(file: Path) -> list[dict[str, Any]]:
     violations = [violation for subject in read_report(file)["subjects"] for violation in subject["violations"]]
     found = [violation["replay"] for violation in violations if violation["replay"] is not None]
     if not found:
-        raise ValueError("the report holds no violation")
+        raise ValueError("the report contains no violation")
     return found
 
 
 def seen_again(content: Any, given: Given, isolate: bool) -> bool:
-    """Print what was found then and now."""
+    """Print the earlier result and the new one; return whether the new one violates the rule."""
     from conformance.judge.judged_rules import JUDGED
     from conformance.reports.content import clean
 
@@ -89,7 +89,7 @@ def seen_again(content: Any, given: Given, isolate: bool) -> bool:
 
 
 def asked(path: Path, given: Given) -> tuple[float, str]:
-    """The worst ratio, and what it is of."""
+    """Return the largest error ratio and its message."""
     from conformance.judge.replaying import replay
 
     findings = replay(path, given.target, vjp=given.vjp, time_limit=given.time_limit)
@@ -99,7 +99,7 @@ def asked(path: Path, given: Given) -> tuple[float, str]:
 
 
 def asked_in_a_process(path: Path, given: Given) -> tuple[float, str]:
-    """The same in a process that may die of it."""
+    """Do the same in a subprocess, which may crash."""
     from conformance.runner.in_process import TIME_LIMIT
 
     code = f"from conformance.cli.replay import answer; answer({str(path)!r}, *{tuple(given)!r})"
@@ -121,7 +121,7 @@ def asked_in_a_process(path: Path, given: Given) -> tuple[float, str]:
 
 
 def answer(path: str, *given: Any) -> None:
-    """What the process says, on its last line."""
+    """Print the result as the last line of the subprocess."""
     try:
         ratio, message = asked(Path(path), Given(*given))
         said = {"ratio": str(ratio), "message": message}

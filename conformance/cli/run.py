@@ -1,4 +1,4 @@
-"""`conformance run`: the three implementations of this project."""
+"""`conformance run`: judge the three implementations of this project."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 FRAMEWORKS = {"reference_numpy": "numpy", "torch_impl": "torch", "jax_impl": "jax"}
 INTERRUPTED = "interrupted"
-OF_MODELS = "{} is a rule of whole models: run does not probe it, the tests under it in SPEC.md and conformance port do"
+OF_MODELS = "{} is a rule of whole models and has no probes: its tests and conformance port hold it"
 
 
 class Plan(NamedTuple):
-    """What is to be judged. names: of the implementations. seeds: one for each run. real: a trained model too."""
+    """What to judge. names: the implementations. seeds: one for each run. real: judge a trained model too."""
 
     names: list[str]
     rules: list[str]
@@ -38,7 +38,7 @@ class Plan(NamedTuple):
 
 @dataclass
 class Found:
-    """What was judged until now. runs: how many ended, `failures` of them with violations. error: what ended it all."""
+    """Results so far. runs: how many ended, `failures` of them with violations. error: why the judge stopped."""
 
     tally: Tally
     runs: int = 0
@@ -50,24 +50,24 @@ class Found:
 
 def run(
     effort: Effort = "default",
-    cases: Annotated[int | None, typer.Option(help="cases for each probe, instead of an effort", min=1)] = None,
+    cases: Annotated[int | None, typer.Option(help="cases for each probe; replaces --effort", min=1)] = None,
     seed: Seed = None,
-    repeat: Annotated[int, typer.Option(help="that many runs, each with the next seed", min=1)] = 1,
-    only: Annotated[list[str] | None, typer.Option(help="an implementation or a rule; may be given again")] = None,
+    repeat: Annotated[int, typer.Option(help="number of runs, each with the next seed", min=1)] = 1,
+    only: Annotated[list[str] | None, typer.Option(help="an implementation or a rule; may be repeated")] = None,
     workers: Workers = CORES,
     device: Annotated[str, typer.Option(help="cpu or cuda; NumPy stays on the CPU")] = "cpu",
-    real: Annotated[bool, typer.Option(help="a trained model on real sentences too, where it is installed")] = True,
-    peers: Annotated[bool, typer.Option("--peers", help="libraries in wide use too, for comparison")] = False,
+    real: Annotated[bool, typer.Option(help="also judge a trained model on real sentences, if installed")] = True,
+    peers: Annotated[bool, typer.Option("--peers", help="also judge other libraries, for comparison")] = False,
     json: Json = None,
     junit: Junit = None,
     html: Html = None,
 ) -> None:
-    """Judge the three implementations against every rule of single operations, on generated cases.
+    """Judge the three implementations by every rule of single operations, on generated cases.
 
-    And a trained model on real sentences, step by step. The rules BLK, TRF and GEN, of whole models, have no probes of
-    their own: the tests hold them on small models, and conformance port judges a checkpoint.
+    The command also judges a trained model on real sentences, step by step. The rules of whole models (BLK, TRF and
+    GEN) have no probes: tests hold them on small models, and conformance port judges a checkpoint.
 
-    Exit code 0: they conform. 1: one does not. 2: wrong usage, or not judged to the end. 130: interrupted.
+    Exit code 0: all conform. 1: one does not. 2: wrong usage, or the judge could not finish. 130: interrupted.
     """
     from conformance.checks.results import Tally
     from conformance.reports.content import document
@@ -102,11 +102,11 @@ def exit_code(report: dict[str, Any]) -> int:
     return 0 if report["conforms"] else 1
 
 
-# --- what is to be judged ---------------------------------------------------------------------------------------------
+# --- the plan ---------------------------------------------------------------------------------------------------------
 
 
 def planned(effort: str, cases: int | None, seeds: range, only: list[str], device: str, real: bool) -> Plan:
-    """ValueError says what was not understood, or is not there."""
+    """Return the plan; raise ValueError for an unknown name or a missing device."""
     from conformance.judge.checking import EFFORTS
     from conformance.judge.report import NO_ORACLE
     from conformance.oracle.reference import balls_available
@@ -126,7 +126,7 @@ def planned(effort: str, cases: int | None, seeds: range, only: list[str], devic
     rules = [name for name in only if name in RULES] or list(RULES)
     names = [n for n in [name for name in only if name in FRAMEWORKS] or FRAMEWORKS if available(n)]
     if not names:
-        raise ValueError("nothing to judge")
+        raise ValueError("nothing to judge: no framework of the chosen implementations is installed")
     if not balls_available():
         console.print(NO_ORACLE)
     examples = EFFORTS[effort] if cases is None else cases
@@ -135,7 +135,7 @@ def planned(effort: str, cases: int | None, seeds: range, only: list[str], devic
 
 def available(name: str) -> bool:
     if importlib.util.find_spec(FRAMEWORKS[name]) is None:
-        console.print(f"{name} is left out: {FRAMEWORKS[name]} is not installed")
+        console.print(f"{name} is skipped: {FRAMEWORKS[name]} is not installed")
         return False
     return True
 
@@ -152,7 +152,7 @@ def gpu_available() -> bool:
 
 @contextlib.contextmanager
 def ended(found: Found) -> Iterator[None]:
-    """What goes wrong in the judge, or an interrupt, ends the block, and is kept beside what was found until then."""
+    """Keep an error of the judge, or an interrupt, beside the results so far."""
     from conformance.runner.in_process import JudgeError
 
     try:
@@ -164,7 +164,7 @@ def ended(found: Found) -> Iterator[None]:
 
 
 def judge(plan: Plan, workers: int, found: Found) -> None:
-    """Every run, and the trained model, into `found`."""
+    """Judge every run and the trained model, and add the results to `found`."""
     from conformance.judge.pool import Workers as Pool
 
     pool = Pool(plan.names, workers, plan.device)
@@ -178,7 +178,7 @@ def judge(plan: Plan, workers: int, found: Found) -> None:
 
 
 def one_run(pool: Any, plan: Plan, seed: int, found: Found) -> None:
-    """Its violations are asked for again, and printed at once."""
+    """Judge one run. Try its violations again, and print them at once."""
     from conformance.judge.pool import asked_again
     from conformance.operations.probes import PROBES
     from conformance.reports.tables import violation_lines
@@ -187,7 +187,7 @@ def one_run(pool: Any, plan: Plan, seed: int, found: Found) -> None:
         tally = pool.run(plan.rules, plan.examples, seed, advance)
     try:
         tally.violations = {key: asked_again(one, plan.device) for key, one in tally.violations.items()}
-    finally:  # what was found counts, also where asking again fails
+    finally:  # the results count, also if trying again fails
         found.tally.include(tally)
         found.runs += 1
         found.failures += not tally.conforms
@@ -196,14 +196,14 @@ def one_run(pool: Any, plan: Plan, seed: int, found: Found) -> None:
 
 
 def trained_model(pool: Any, plan: Plan) -> dict[str, Any]:
-    """The report's part about a trained model; with the reason, and a line, where it cannot be judged."""
+    """Return the report's part about a trained model; print and return a reason if it is skipped."""
     from conformance.models.real import batches, missing, sentences
     from conformance.reports.real import MODEL, left_out_content, model_content
 
     reason = f"{', '.join(missing())} not installed" if missing() else ""
-    reason = reason if plan.device == "cpu" else "that is done on the CPU"
+    reason = reason if plan.device == "cpu" else "it runs on the CPU only"
     if reason:
-        console.print(f"no trained model is judged: {reason}")
+        console.print(f"the trained model is skipped: {reason}")
         return left_out_content(reason)
     with bar(MODEL, len(batches())) as advance:
         results = pool.run_real(advance)
@@ -211,7 +211,7 @@ def trained_model(pool: Any, plan: Plan) -> dict[str, Any]:
 
 
 def peers_of(effort: str, seed: int) -> list[dict[str, Any]]:
-    """The peers' parts of the report; the table of what they do otherwise is printed."""
+    """Return the peers' parts of the report, and print the table of their divergences."""
     from conformance.peers.matrix import matrix
     from conformance.peers.terminal import as_table
     from conformance.reports.subjects import checked
@@ -222,11 +222,11 @@ def peers_of(effort: str, seed: int) -> list[dict[str, Any]]:
     return [checked(report, None, peer=True) for report in reports]
 
 
-# --- what is told -----------------------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------------------
 
 
 def tell(plan: Plan, found: Found) -> None:
-    """The tables of all that was judged; nothing where nothing was."""
+    """Print the tables of all results; nothing if no run has ended."""
     from conformance.reports.real_tables import real_report
     from conformance.reports.tables import print_report
 
@@ -242,7 +242,7 @@ def tell(plan: Plan, found: Found) -> None:
 
 
 def subjects_of(plan: Plan, found: Found) -> list[dict[str, Any]]:
-    """The report's part for each implementation; none before the first run has ended."""
+    """Return the report's part for each implementation; none before the first run has ended."""
     from conformance.reports.subjects import tallied
 
     planned = len(plan.seeds)

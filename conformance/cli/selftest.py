@@ -13,9 +13,9 @@ def selftest(
     effort: Effort = "default",
     seed: Seed = None,
     workers: Workers = CORES,
-    only: Annotated[list[str] | None, typer.Option(help="a rule or a fault; may be given again")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="a rule or a fault; may be repeated")] = None,
 ) -> None:
-    """Plant every known mistake, and see that the judge finds it."""
+    """Judge every planted fault, and check that its own rule catches it."""
     from conformance.selftest.selftest import main
 
     raise typer.Exit(main(effort, seed, workers, only))

@@ -1,4 +1,4 @@
-"""`conformance trace`: a look inside a model, on one sentence."""
+"""`conformance trace`: every intermediate value of a model, on one sentence."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ class Sequences(NamedTuple):
 
 def trace(
     sentence: Annotated[
-        str, typer.Argument(help="for a checkpoint of your own: token ids, such as 5,7,2, or source/target: 5,7,2/3,1")
+        str, typer.Argument(help="with --checkpoint: token ids, such as 5,7,2, or source/target: 5,7,2/3,1")
     ] = SENTENCE,
     layer: Annotated[
         str | None,
-        typer.Option(help="the block, or its attention, that is looked into and drawn, such as blocks.2.attention"),
+        typer.Option(help="the block, or its attention, to show and draw, such as blocks.2.attention"),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="look into all blocks")] = False,
-    picture: Annotated[Path | None, typer.Option(help="a PNG, SVG or PDF file of the attention weights")] = None,
+    every: Annotated[bool, typer.Option("--all", help="show the inside of all blocks")] = False,
+    picture: Annotated[Path | None, typer.Option(help="draw the weights into this PNG, SVG or PDF file")] = None,
     checkpoint: Annotated[Path | None, typer.Option(help="a safetensors file instead of all-MiniLM-L6-v2")] = None,
-    dialect: Annotated[str, typer.Option(help="whose names the checkpoint has")] = "bert",
+    dialect: Annotated[str, typer.Option(help="the model family whose parameter names the checkpoint uses")] = "bert",
     settings: Settings = None,
 ) -> None:
-    """Every intermediate value of a model by name, in all three packages, and a picture of its attention.
+    """Show every intermediate value of a model in all three packages, and draw its attention.
 
-    Of one block, or of all, also what lies inside: queries, keys and values, scores before and after the mask, weights,
-    heads, and the feed-forward network before and after its activation. Each package is compared with the definition,
-    in bounds.
+    For one block, or for all, it also shows the values inside: queries, keys and values, scores before and after the
+    mask, weights, heads, and the feed-forward network before and after its activation. The judge compares each package
+    with the definition, by error bounds.
 
-    Exit code 0: all steps keep their bounds; 1: one does not; 2: something that was given cannot be used, or
-    gives NaN or infinities somewhere, because of which not all could be judged.
+    Exit code 0: all steps keep their bounds. 1: one does not. 2: wrong usage, or NaN or infinities kept the judge from
+    some steps.
     """
     from conformance.models.agreement import agreement
     from conformance.models.inside import with_pieces
@@ -57,7 +57,7 @@ def trace(
         refuse(problem)
     if checkpoint is None:
         if settings or dialect != "bert":
-            refuse("--dialect and --set say how a --checkpoint is read, and none is given")
+            refuse("--dialect and --set need --checkpoint")
         parameters, configuration, sequences = from_minilm(sentence)
     else:
         parameters, configuration = read_checkpoint(checkpoint, dialect, settings)
@@ -84,10 +84,10 @@ def trace(
 
 
 def attention_step(found: Agreement, name: str | None) -> str:
-    """The step of that name, or the first attention of the block of that name; the first of all for none."""
+    """Return the attention step with this name, or the first in the block with this name, or the first of all."""
     names = [name for name, taken in found.oracle.taken.items() if taken.step == "attend"]
     if not names:
-        refuse("this model has no attention to look into")
+        refuse("this model has no attention")
     if name is None:
         return names[0]
     inside = [attention for attention in names if attention == name or attention.startswith(f"{name}.")]
@@ -97,7 +97,7 @@ def attention_step(found: Agreement, name: str | None) -> str:
 
 
 def looked_into(found: Agreement, attention: str | None) -> list[str]:
-    """Steps that are shown piece by piece: those of the attention's block, or all."""
+    """Return the steps to show in detail: those of the attention's block, or all."""
     from conformance.models.inside import INSIDE
 
     names = [name for name, taken in found.oracle.taken.items() if taken.step in INSIDE]
@@ -109,27 +109,27 @@ def block_of(step: str) -> str:
 
 
 def axes_of(name: str, sequences: Sequences) -> tuple[list[str], list[str]]:
-    """The words of the queries and of the keys: cross-attention goes from the target to the source."""
+    """Return the words of the queries and of the keys: cross-attention goes from the target to the source."""
     source, target = sequences.words[0], sequences.words[-1]
     queries = source if name.startswith("encoder.") else target
     return queries, source if name.endswith("cross_attention") else queries
 
 
-# --- what is given ----------------------------------------------------------------------------------------------------
+# --- the input --------------------------------------------------------------------------------------------------------
 
 
 def from_minilm(sentence: str) -> tuple[Any, Any, Sequences]:
     from conformance.models import real
 
     if real.missing():
-        refuse(f"not installed: {', '.join(real.missing())}; give a checkpoint instead")
+        refuse(f"not installed: {', '.join(real.missing())}; use --checkpoint instead")
     parameters, configuration = real.parameters()
     encoded = real.tokenizer().encode(sentence)
     return parameters, configuration, Sequences((np.array([encoded.ids]),), (encoded.tokens,))
 
 
 def token_ids(text: str, parameters: Any) -> Sequences:
-    """An encoder-decoder takes two sequences, or the same twice."""
+    """Read token ids; an encoder-decoder takes two sequences, or the same twice."""
     from specification.parameters import Transformer
 
     if not takes_tokens(parameters):

@@ -8,6 +8,6 @@ from specification.rules import Rule
 CONTRACT = Rule(
     "CALL",
     "contract",
-    "The function takes the operation's arguments, answers with its framework's arrays, in time, and prints nothing.",
+    "The function takes the operation's arguments, returns its framework's arrays, in time, and prints nothing.",
 )
 JUDGED = {CONTRACT.id: CONTRACT} | RULES

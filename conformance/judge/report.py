@@ -19,7 +19,7 @@ from conformance.subjects.targets import Target
 if TYPE_CHECKING:
     from conformance.judge.judgement import Judgement
 
-NO_ORACLE = "float64 is left out: its oracle needs python-flint, which is not installed"
+NO_ORACLE = "float64 is skipped: its oracle needs python-flint, which is not installed"
 PACKAGES = ("numpy", "torch", "jax", "hypothesis", "transformer-conformance")
 
 

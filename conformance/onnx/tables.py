@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from rich.markup import escape
 from rich.table import Table
 
 from conformance.onnx.cases import OPERATORS
@@ -64,7 +63,7 @@ def faults_table(catches: Collection[Catch]) -> Table:
         table.add_column(column, justify="right")
     for catch in catches:
         fault, counts = catch.fault, (catch.asked, catch.by_onnx, catch.by_bounds)
-        table.add_row(fault.rule, escape(fault.name), fault.operation, *(str(len(cases) or "-") for cases in counts))
+        table.add_row(fault.rule, fault.name, fault.operation, *(str(len(cases) or "-") for cases in counts))
     return table
 
 

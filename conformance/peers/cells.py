@@ -17,8 +17,8 @@ SIGNS = {CONFORMS: "✓", VIOLATED: "✗", ACCEPTS: "○", NOT_ASKED: "·"}
 LEGEND = {
     CONFORMS: "conforms on every case",
     VIOLATED: "a case shows otherwise",
-    ACCEPTS: "right wherever it answers, but takes a call that the rule refuses",
-    NOT_ASKED: "the path has no parameter for it, or promises nothing",
+    ACCEPTS: "right wherever it returns, but accepts a call that the rule refuses",
+    NOT_ASKED: "the path has no parameter for it, or documents no result",
 }
 PRECISION = ("ATT-9", "NORM-2")
 """Rules whose remark says in which dtypes they are broken, and under which convention they are not."""

@@ -11,21 +11,21 @@ from conformance.peers.matrix import PeerReport
 from conformance.reports.markdown import row
 
 PREFACE = """\
-# What libraries compute otherwise
+# Where other libraries depart from the definition
 
-Each row is one path through a library, judged like anybody's function against the rules of [SPEC.md](../SPEC.md),
-within what the path has parameters for. A rule that is not kept is a departure from this project's definition, and not
-always from the library's own documentation: where an empty row gives the mean of the values, somebody may have wanted
-that. What one cause breaks is told once, under the rule that it belongs to, and left out of the cases of the others.
+Each row is one path through a library. The judge tries it like any function by the rules of [SPEC.md](../SPEC.md), as
+far as the path has parameters for them. A violation is a departure from this project's definition. It may agree with
+the library's own documentation: a library may intend the mean of the values for an empty row. If one cause violates
+several rules, the page shows it once, under the rule of the cause, and the cases of other rules avoid it.
 
-Cases are small, or have the [sizes that kernels have](judging.md) in one or two dimensions. What compiles for every
-shape, or answers from a process of its own, gets a third of the large ones. Where a divergence depends on a size, it
-says so: "first wrong at 257 keys (256 are right)". The row of `jax.numpy.einsum` is no library's function, but
-attention as many write it, compiled as a whole and differentiated from outside.
+Cases are small, or have [sizes that matter to kernels](judging.md#sizes) in one or two dimensions. Paths that compile
+for every shape, or run in a subprocess, get a third of the large cases. If a divergence depends on a size, the page
+says so: "first wrong at 257 keys (256 are right)". The row of `jax.numpy.einsum` is not a library's function. It is
+attention as many people write it, compiled as a whole and differentiated from outside.
 
-Written by `make peers`; compiled FlexAttention, which compiles for every shape, by
+`make peers` writes this page. Compiled FlexAttention compiles for every shape, and has a command of its own:
 `conformance dev peers "FlexAttention, compiled"`. [test_divergences.py](../tests/peers/test_divergences.py) shows the
-weightiest of it once more, in plain calls of the libraries and without the judge.
+most important divergences once more, in plain calls of the libraries and without the judge.
 
 """
 

@@ -55,7 +55,7 @@ def chosen(only: Collection[str], say: Callable[[str], None]) -> Iterator[Peer]:
             continue
         why = peer.absent or ("" if named else peer.slow)
         if why:
-            say(f"{peer.name} is left out: {why}")
+            say(f"{peer.name} is skipped: {why}")
         else:
             yield peer
 

@@ -18,7 +18,7 @@ def heading(violation: Content) -> str:
 
 
 def rows(violation: Content) -> list[tuple[str, str]]:
-    """(label, text) of everything that is known of a violation; a list of several lines repeats no label."""
+    """Return (label, text) for every fact about a violation; further lines of one fact have an empty label."""
     found = [("found by", violation["probe"])]
     if violation["index"] is None:
         found.append(("found", violation["message"]))
@@ -40,37 +40,36 @@ def rows(violation: Content) -> list[tuple[str, str]]:
 
 
 def block(violation: Content) -> str:
-    """The same as plain text."""
+    """Return the block as plain text."""
     return "\n".join([heading(violation), *(f"  {label:<15}{text}" for label, text in rows(violation))])
 
 
-# --- what a subject's verdict leaves open -----------------------------------------------------------------------------
+# --- limits of a subject's verdict ------------------------------------------------------------------------------------
 
 
 def never_given(subject: Content) -> str:
-    """Parameters that no case gave; empty where there are none, as in older reports."""
+    """Name the parameters that no test case passed; empty if there are none, as in older reports."""
     names = subject.get("never_given") or ()
     return parameters_never_given(names, subject["operations"][0]) if names else ""
 
 
 def rules_not_tried(subject: Content) -> str:
-    """How many rules of those that speak of the operation, and which; empty where all were tried."""
+    """Count and name the rules of the operation that were not tried; empty if all were."""
     rules = [rule for rule in subject["rules"] if rule["rule"] != CONTRACT.id]
     untried = [rule["rule"] for rule in rules if rule["status"] == "untried"]
     return f"{len(untried)} of {len(rules)} rules not tried: {', '.join(untried)}" if untried else ""
 
 
 def follow(subject: Content) -> str:
-    """Which violations follow from the others, where there are any."""
+    """Name the violations that follow from the others; empty if there are none."""
     rules = [violation["rule"] for violation in subject["violations"] if violation.get("follows")]
-    several = len(rules) > 1
-    fail = "fail by the same mistakes, or on cases that use nothing these rules speak of: they follow"
-    fails = "fails by the same mistake, or on a case that uses nothing this rule speaks of: it follows"
-    return f"{', '.join(rules)} {fail if several else fails} from the above." if rules else ""
+    several = "follow from the violations above: they have the same cause, or their cases use none of their features."
+    one = "follows from the violations above: it has the same cause, or its case uses none of its features."
+    return f"{', '.join(rules)} {several if len(rules) > 1 else one}" if rules else ""
 
 
 def only_refused(rule: Content) -> bool:
-    """Whether all that was asked of the rule was what the subject does not support, and it refused that."""
+    """Return whether the subject supports none of the rule's cases and refused them all."""
     return rule["status"] == "conforms" and rule.get("refused", 0) == rule["cases"]
 
 
@@ -82,13 +81,13 @@ def where(violation: Content) -> str:
 
 
 def got(violation: Content) -> str:
-    """With as many digits as tell it from its neighbours in its dtype."""
+    """Return the number with enough digits to distinguish it from its neighbours in its dtype."""
     value, dtype = real(violation["got"]), violation["dtype"]
     return repr(value) if dtype in (None, "float64") else str(narrowed(value, dtype))
 
 
 def expected(violation: Content) -> str:
-    """With digits enough to see how far off a number of that dtype is."""
+    """Return the number with enough digits to show an error of that dtype."""
     value = real(violation["expected"])
     return repr(value) if violation["dtype"] in (None, "float64") else repr(float(f"{value:.12g}"))
 
@@ -99,11 +98,11 @@ def narrowed(value: float, dtype: str) -> Any:
 
 
 def error(violation: Content) -> str:
-    """The error in units of its bound and in units in the last place."""
+    """Return the error, also in units of its bound and in units in the last place."""
     came, due, bound = (real(violation[name]) for name in ("got", "expected", "bound"))
     if not math.isfinite(came) or not math.isfinite(due):
         return "no bound allows it"
     ratio, ulp = real(violation["ratio"]), real(violation["ulp"])
-    exactly = "where only the exact number will do"
+    exactly = "where only the exact value conforms"
     off = f"{abs(came - due):.3g}, " + (f"{ratio:.3g} times its bound of {bound:.3g}" if bound else exactly)
     return f"{off}, {ulp:.3g} ULP of {violation['dtype']}" if math.isfinite(ulp) else off

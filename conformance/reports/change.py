@@ -1,4 +1,4 @@
-"""One change from one report to another, of a rule or of a step: its verdict, or by how much its error differs."""
+"""A change of a rule or a step between two reports: another verdict, or an error that differs by a large factor."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from conformance.reports.content import Content, real
 
 FACTOR = 2.0
-"""A worst ratio that grows or shrinks by more than this is a change."""
+"""An error ratio that grows or shrinks by more than this factor is a change."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that is different. kind: "worse", "better" or "other"."""
+    """A difference. kind: "worse", "better" or "other"."""
 
     kind: str
     subject: str
@@ -22,23 +22,23 @@ class Change:
 
 
 def rule_change(old: Content, new: Content, same: bool) -> tuple[str, str]:
-    """("", "") for none."""
+    """Return (kind, text) of the change; ("", "") if there is none."""
     return status_change(old, new) if old["status"] != new["status"] else ratio_change(old, new, same)
 
 
 def status_change(old: Content, new: Content) -> tuple[str, str]:
-    """Of two verdicts that differ."""
+    """Return (kind, text) for two verdicts that differ."""
     if new["status"] == "violated":
         return "worse", f"violated now, {described(new)}"
     if new["status"] == "untried":
-        return "worse", f"tried no longer; {'it was violated' if old['status'] == 'violated' else 'it conformed'}"
+        return "worse", f"no longer tried; {'it was violated' if old['status'] == 'violated' else 'it conformed'}"
     if old["status"] == "violated":
         return "better", f"repaired, {described(new)}"
     return "other", f"tried now, {described(new)}"
 
 
 def ratio_change(old: Content, new: Content, same: bool) -> tuple[str, str]:
-    """The larger of two changes: of the worst in float32 and float64, and of the worst of all dtypes."""
+    """Return the larger of two changes: of the error ratio in float32 and float64, and in all dtypes."""
     factors = [factor(real(old[name]), real(new[name])) for name in ("worst_wide", "worst")]
     largest = max(factors, key=size)
     if not is_change(largest):
@@ -49,7 +49,7 @@ def ratio_change(old: Content, new: Content, same: bool) -> tuple[str, str]:
 
 
 def factor(old: float, new: float) -> float:
-    """new / old; 1 where there is nothing to compare."""
+    """Return new / old; 1 if there is nothing to compare."""
     if math.isnan(old) or math.isnan(new) or old == new:
         return 1.0
     return math.inf if old == 0 or math.isinf(new) else new / old
@@ -60,7 +60,7 @@ def is_change(by: float) -> bool:
 
 
 def size(by: float) -> float:
-    """How much a factor changes, in either direction."""
+    """Return how much a factor changes an error, in either direction."""
     return abs(math.log(by)) if by > 0 else math.inf
 
 

@@ -1,4 +1,4 @@
-"""What changed from one report to another: rules, ratios, models, and under which circumstances."""
+"""Comparison of two reports: rules, error ratios, models, versions and settings."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from conformance.reports.content import SCHEMA, Content
 from conformance.reports.real_comparison import model_changes
 
 READ = (1, 2)
-"""Versions of the schema that are understood. The first has no models."""
+"""Versions of the schema that this file reads. The first has no models."""
 CIRCUMSTANCES = ("project", "seed", "effort", "cases_per_probe", "runs")
 DRAWN_BY = ("numpy", "hypothesis")
-"""Packages with other versions of which a seed may draw other cases."""
+"""Packages whose version decides which cases a seed generates."""
 
 
 def read_report(path: Path) -> Content:
-    """ValueError where the file is no report, or one of another version of the schema."""
+    """Read a report; raise ValueError if the file is not one, or has another version of the schema."""
     try:
         report: Any = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} cannot be read as a report: {getattr(error, 'strerror', None) or error}") from error
     schema = report.get("schema") if isinstance(report, dict) else None
     if not isinstance(schema, dict) or schema.get("name") != SCHEMA["name"] or "subjects" not in report:
-        raise ValueError(f"{path} is no report")
+        raise ValueError(f"{path} is not a report")
     if schema.get("version") not in READ:
         raise ValueError(f"{path} has version {schema.get('version')}, expected {' or '.join(map(str, READ))}")
     return {"models": []} | report
 
 
 def circumstances(before: Content, after: Content) -> list[str]:
-    """Versions, seed and effort that differ, one line each."""
+    """Return one line for each version or setting that differs."""
     lines = [f"{name}: {before[name]} -> {after[name]}" for name in CIRCUMSTANCES if before[name] != after[name]]
     olds, news = all_versions(before), all_versions(after)
     coming = {model["name"] for report in (before, after) for model in report["models"]} - (olds.keys() & news.keys())
@@ -41,25 +41,25 @@ def circumstances(before: Content, after: Content) -> list[str]:
 
 
 def all_versions(report: Content) -> dict[str, Any]:
-    """Of the format, the packages, and the models."""
+    """Return the versions of the format, the packages, and the models."""
     models = {model["name"]: model["version"] for model in report["models"]}
     return {"format of the report": report["schema"]["version"]} | report["versions"] | models
 
 
 def same_cases(before: Content, after: Content) -> bool:
-    """Whether both runs drew the same cases for the same declaration, so that their ratios can be compared."""
+    """Return whether both runs generated the same cases, so that their error ratios can be compared."""
     same = all(before[name] == after[name] for name in CIRCUMSTANCES)
     return same and all(before["versions"].get(name) == after["versions"].get(name) for name in DRAWN_BY)
 
 
 def changes(before: Content, after: Content) -> list[Change]:
-    """Every change, rule by rule. A ratio that grew is worse only where both runs drew the same cases."""
+    """Return every change, rule by rule. A larger ratio is worse only if both runs generated the same cases."""
     found = []
     if after["error"] is not None and after["error"] != before["error"]:
         found.append(Change("worse", "", "", f"not judged: {after['error']}"))
     for old, new in pairs(before, after):
         if old is None or new is None:
-            kind, text = ("worse", "judged no longer") if new is None else ("other", "judged now")
+            kind, text = ("worse", "no longer judged") if new is None else ("other", "judged now")
             found.append(Change(kind, (old or new or {})["name"], "", text))
             continue
         same = same_cases(before, after) and all(old[name] == new[name] for name in ("declaration", "untried"))
@@ -68,7 +68,7 @@ def changes(before: Content, after: Content) -> list[Change]:
 
 
 def pairs(before: Content, after: Content) -> list[tuple[Content | None, Content | None]]:
-    """Subjects of the same name; the only subjects of both whatever their names."""
+    """Pair subjects of the same name; if both reports have one subject, pair these whatever their names."""
     if len(before["subjects"]) == len(after["subjects"]) == 1:
         return [(before["subjects"][0], after["subjects"][0])]
     old, new = ({subject["name"]: subject for subject in report["subjects"]} for report in (before, after))
@@ -76,7 +76,7 @@ def pairs(before: Content, after: Content) -> list[tuple[Content | None, Content
 
 
 def declared(old: Content, new: Content) -> list[str]:
-    """What is said of the subject in another way than before; it changes what is asked and held."""
+    """Return the differences between two declarations, which change the cases and the verdict."""
     before, after = old["declaration"] or {}, new["declaration"] or {}
     found = []
     for part in [part for part in before | after if before.get(part) != after.get(part)]:
@@ -97,7 +97,7 @@ def subject_changes(old: Content, new: Content, same: bool) -> list[Change]:
         kind = "worse" if new["untried"] else "better"
         found.append(Change(kind, name, "", new["untried"] or "everything was tried again"))
     if (old["declaration"] or {}) != (new["declaration"] or {}):
-        found.append(Change("other", name, "", f"declared otherwise: {', '.join(declared(old, new))}"))
+        found.append(Change("other", name, "", f"another declaration: {', '.join(declared(old, new))}"))
     rules = [{rule["rule"]: rule for rule in subject["rules"]} for subject in (old, new)]
     for rule in dict.fromkeys([*rules[0], *rules[1]]):
         absent = {"status": "untried", "worst": None, "worst_wide": None}

@@ -27,7 +27,7 @@ SCHEMA = {"name": "transformer-conformance report", "version": 2}
 PROJECT = "transformer-conformance"
 ARRAYS = {"numpy": "NumPy arrays", "torch": "PyTorch tensors", "jax": "JAX arrays"}
 UNPRINTABLE = re.compile("[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""What a terminal would obey, or XML and UTF-8 cannot hold."""
+"""Control characters for a terminal, and characters that XML or UTF-8 cannot hold."""
 
 Content = dict[str, Any]
 
@@ -44,9 +44,9 @@ def document(
     error: str | None = None,
     models: Sequence[Content] = (),
 ) -> Content:
-    """The whole report. cases: for each probe. error: why nothing, or not everything, could be judged.
+    """Return the whole report. cases: for each probe. error: why the judge could not finish.
 
-    models: trained ones on real text, as `real.py` has them.
+    models: the parts about trained models on real text, made by `real.py`.
     """
     found = versions()
     return {
@@ -68,7 +68,7 @@ def document(
 
 
 def counted(subjects: Iterable[Content], models: Iterable[Content]) -> list[Content]:
-    """What counts in the verdict: no peers, and no model that cannot be judged here."""
+    """Return the parts that count in the verdict: no peers, and no skipped models."""
     ours = [subject for subject in subjects if not subject["peer"]]
     return ours + [model for model in models if model["left_out"] is None]
 
@@ -87,12 +87,16 @@ def subject_content(
     left_out: str = "",
     never_given: Sequence[str] = (),
 ) -> Content:
-    """One subject's part.
+    """Return the report's part about one subject.
 
-    rules: those that speak of the operations. cells: of the rules that were tried. untried: why not everything was.
-    headline: what explains most violations. peer: it stands beside others for comparison, and need not conform.
-    left_out: what could not be judged here, which counts in no verdict. never_given: parameters of the function that
-    are none of the operation's.
+    Args:
+        rules: the rules of the operations.
+        cells: results of the rules that were tried.
+        untried: why the judge did not try everything.
+        headline: the explanation of most violations.
+        peer: whether the subject stands there for comparison, and need not conform.
+        left_out: what the judge skipped; it counts in no verdict.
+        never_given: parameters of the function that the operation does not have.
     """
     broken = {violation["rule"] for violation in violations}
     listed = [rule for rule in JUDGED if rule in {*rules, *cells, *broken}]
@@ -146,9 +150,9 @@ def rule_content(rule: str, cell: Cell | None, broken: bool) -> Content:
 
 
 def violation_content(violation: Violation, replay_file: str | None = None, follows: bool = False) -> Content:
-    """A violation with all its evidence; replay_file: where its replay file was written.
+    """Return a violation with all its evidence. replay_file: the path of its replay file.
 
-    follows: its smallest case has nothing of what its rule is about, and fails for what other violations show.
+    follows: whether it follows from other violations, because its smallest case uses none of its rule's features.
     """
     rule, finding = JUDGED[violation.rule], violation.finding
     return {
@@ -170,22 +174,22 @@ def violation_content(violation: Violation, replay_file: str | None = None, foll
 
 
 UNCALLED = ("took longer", "its process", "raised SystemExit", "coroutine")
-"""In messages about calls that fail for no want of other arrays."""
+"""Parts of messages about failures that other arrays would not prevent."""
 
 
 def called_with(violation: Violation) -> str | None:
-    """In what arrays a function was called that does not even take the plainest call."""
+    """Return which arrays the judge passed, for a function that fails even on the plainest call."""
     if violation.rule != "CALL" or violation.case is None or violation.target is None:
         return None
     if any(words in violation.message for words in UNCALLED):
         return None
     own = violation.target.arrays
     others = [arrays for arrays in ARRAYS if arrays != own]
-    return f"it was called with {ARRAYS.get(own, own)}; --arrays {' or '.join(others)} for others"
+    return f"the judge called it with {ARRAYS.get(own, own)}; --arrays {' or '.join(others)} for others"
 
 
 def numbers_content(violation: Violation, finding: Finding) -> Content:
-    """Where the worst element stands and what it is; all but the ratio is null for what is no matter of numbers."""
+    """Return the index and numbers of the worst element; for a violation without numbers, all but the ratio is null."""
     content = {"ratio": number(finding.ratio), "result": clean(finding.name)}
     if finding.message and not finding.index:
         return content | dict.fromkeys(("dtype", "index", "got", "expected", "bound", "ulp"))
@@ -200,7 +204,7 @@ def numbers_content(violation: Violation, finding: Finding) -> Content:
 
 
 def replay_content(violation: Violation) -> Content | None:
-    """What its replay file holds; None where there is nothing to ask again, or it cannot be written."""
+    """Return the content of its replay file; None if the violation cannot be replayed."""
     from conformance.judge.replaying import save
 
     if not askable(violation):
@@ -215,7 +219,7 @@ def replay_content(violation: Violation) -> Content | None:
 
 
 def clean(text: str) -> str:
-    """Text of anybody's, fit for a terminal and for every file."""
+    """Return the text without characters that a terminal or a file cannot show."""
     return UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
@@ -227,5 +231,5 @@ def number(value: float) -> float | str:
 
 
 def real(value: float | str | None) -> float:
-    """The number that stands in a report; NaN for null."""
+    """Return a number of a report as a float; NaN for null."""
     return float("nan") if value is None else float(value)

@@ -1,7 +1,7 @@
-"""A report as JUnit XML, which continuous integration shows: a suite for each subject, a test case for each rule.
+"""A report as JUnit XML for continuous integration: a suite for each subject, a test case for each rule.
 
-A trained model has a suite for each implementation, with a test case for each step. Peers are left out: they need not
-conform.
+A trained model has a suite for each implementation, with a test case for each step. Peers need not conform and are not
+listed.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ def properties(parent: Element, report: Content, subject: Content) -> None:
 def test_case(rule: Content, subject: Content) -> Element:
     case = Element("testcase", classname=clean(subject["name"]), name=f"{rule['rule']} {rule['title']}")
     if rule["status"] == "untried":
-        SubElement(case, "skipped", message=clean(subject["untried"] or "no case of it was tried"))
+        SubElement(case, "skipped", message=clean(subject["untried"] or "no case was tried"))
     violations = [violation for violation in subject["violations"] if violation["rule"] == rule["rule"]]
     if rule["status"] == "violated":
-        message = violations[0]["message"] if violations else "its worst case is beyond its bound"
+        message = violations[0]["message"] if violations else "its largest error is beyond its bound"
         failure = SubElement(case, "failure", message=clean(message), type=rule["rule"])
         failure.text = clean("\n\n".join(map(block, violations)))
     elif rule["cases"]:
-        worst = "all refused, as what is not supported must be"
+        worst = "all unsupported, and refused as they must be"
         worst = worst if only_refused(rule) else f"worst error {rule['worst']} of its bound"
         SubElement(case, "system-out").text = f"{rule['cases']} case{'s' * (rule['cases'] != 1)}, {worst}"
     return case
 
 
 def model_suites(report: Content, model: Content) -> list[Element]:
-    """One for each implementation; one with a test case that was skipped where the model was left out."""
+    """Return a suite for each implementation; for a skipped model, one suite with a skipped test case."""
     if model["left_out"] is None:
         return [implementation_suite(report, model["name"], one) for one in model["implementations"]]
     found = Element("testsuite", name=model["name"], tests="1", failures="0", errors="0", skipped="1")
@@ -79,7 +79,7 @@ def model_suites(report: Content, model: Content) -> list[Element]:
 
 
 def implementation_suite(report: Content, model: str, implementation: Content) -> Element:
-    """A test case for each step, and one for the sentence embeddings."""
+    """Return a test case for each step, and one for the sentence embeddings."""
     name, failed = clean(f"{implementation['name']}, {model}"), violations_of(implementation)
     told = {step["step"]: f"worst error {step['worst']} of its bound" for step in implementation["steps"]}
     told[EMBEDDINGS] = f"smallest cosine with the definition's {smallest_cosine(implementation)}"
@@ -95,7 +95,7 @@ def implementation_suite(report: Content, model: str, implementation: Content) -
 
 
 def error_suite(report: Content) -> Element:
-    """What could not be judged, or not to the end, as one test case."""
+    """Return the error that stopped the judge, as one test case."""
     found = Element("testsuite", name="conformance", tests="1", failures="0", errors="1", skipped="0")
     case = SubElement(found, "testcase", classname="conformance", name=clean(report["command"]))
     SubElement(case, "error", message=clean(report["error"]), type="error")

@@ -21,7 +21,7 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def parameters_table(parameters: Any) -> Table:
-    """Structures that hold arrays, and how many numbers."""
+    """Return a table of the parameters: blocks, arrays and numbers."""
     arrays = flatten(parameters)
     table = Table(title=f"{len(arrays)} arrays, {sum(array.size for array in arrays.values()):,} numbers")
     table.add_column("part")
@@ -36,7 +36,7 @@ def parameters_table(parameters: Any) -> Table:
 
 
 def part_of(name: str) -> str:
-    """The block that an array is in, or the first two names of its path."""
+    """Return the block of an array, or the first two names of its path."""
     words = name.split(".")
     if "blocks" in words:
         return ".".join(words[: words.index("blocks") + 2])
@@ -44,10 +44,10 @@ def part_of(name: str) -> str:
 
 
 def probe_line(inputs: Sequence[np.ndarray], options: dict[str, Any]) -> str:
-    """What the model is called with."""
+    """Describe the arguments of the model."""
     shapes = [f"{array.dtype} {list(array.shape)}" for array in inputs]
     return ", ".join(
-        ["the probe: " + " and ".join(shapes), *(f"{name} {told(value)}" for name, value in options.items())]
+        ["the input: " + " and ".join(shapes), *(f"{name} {told(value)}" for name, value in options.items())]
     )
 
 
@@ -64,11 +64,11 @@ def told(value: Any) -> str:
 
 
 def steps_table(found: Agreement, packages: Sequence[str], wholes: Sequence[StepAgreement] = ()) -> Table:
-    """Every step with its shape and range, and each package's largest error in bounds; and those of the whole.
+    """Return a table of every step, its shape and range, and each package's largest error ratio; then whole models.
 
-    A dash stands where nothing can be wrong: the definition in float64, and what has no finite number.
+    A dash means that there is nothing to compare: the definition in float64, or a step without finite numbers.
     """
-    table = Table(title=f"steps in {found.oracle.dtype}; how far from the definition in float64, in bounds")
+    table = Table(title=f"steps in {found.oracle.dtype}: largest error ratio, by the definition in float64")
     table.add_column("step", overflow="fold")
     for name in ("shape", "from", "to", *(framework_of(package).name for package in packages)):
         table.add_column(name, justify="right", no_wrap=True)
@@ -89,14 +89,14 @@ def ratio_cell(step: StepAgreement, package: str) -> Text:
 
 
 def in_bounds(ratio: float) -> str:
-    """Two places, or the first digit of what is smaller; 0 is what is exact."""
+    """Format a ratio with two decimal places, a smaller one with one digit, and an exact result as 0."""
     if ratio == 0:
         return "0"
     return f"{ratio:.1g}" if ratio < 0.005 else f"{ratio:.2f}"
 
 
 def weights_of(found: Agreement, name: str) -> np.ndarray:
-    """The attention weights [B, H, Q, K] of the step of that name, by the definition in float64."""
+    """Return the attention weights [B, H, Q, K] of a step, by the definition in float64."""
     from reference_numpy import attention_weights
     from reference_numpy.blocks import attention_options
     from reference_numpy.multi_head_attention import join_heads, linear, split_heads
@@ -112,16 +112,16 @@ def weights_of(found: Agreement, name: str) -> np.ndarray:
 
 
 def unknown_format(path: Path) -> str | None:
-    """Why a picture cannot be written there, as far as its name says it."""
+    """Return why a picture cannot be written to this path; None if it can."""
     if importlib.util.find_spec("matplotlib") is None:
         return "not installed: matplotlib, which draws pictures"
     if path.suffix.lower() not in PICTURES:
         return f"{path}: a picture ends in one of {', '.join(PICTURES)}"
-    return None if path.parent.is_dir() else f"{path}: there is no such folder"
+    return None if path.parent.is_dir() else f"{path}: the folder does not exist"
 
 
 def draw_weights(weights: np.ndarray, queries: Sequence[str], keys: Sequence[str], title: str, path: Path) -> None:
-    """One panel for each head: the weights of one sequence [H, Q, K], with the tokens on both axes."""
+    """Draw one panel for each head: the weights of one sequence [H, Q, K], with the tokens on both axes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -154,12 +154,12 @@ def draw_weights(weights: np.ndarray, queries: Sequence[str], keys: Sequence[str
 
 
 CELL, FONT, SMALLEST_PANEL = 0.16, 8, 1.6
-"""Inches for one token, in which a word of that many points stands clear of the next; inches for a panel's side."""
+"""Inches for one token; points of its label, which then does not touch the next; inches for a panel's side."""
 LARGEST_SIDE = 12000
-"""Pixels at most, however long a sequence is."""
+"""Pixels at most, for sequences of any length."""
 
 
 def grid_columns(heads: int) -> int:
-    """As nearly square as the heads fill whole rows, at least where that is not far from a square."""
+    """Return a number of columns near a square that fills whole rows, if there is one."""
     nearest = math.ceil(math.sqrt(heads))
     return next((columns for columns in range(nearest, nearest + 2) if heads % columns == 0), nearest)

@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else: a row for each rule, a column for each subject.
+"""A report as one self-contained HTML page: a row for each rule, a column for each subject.
 
 A trained model has a row for each of its layers, and a column for each implementation.
 
@@ -32,10 +32,10 @@ HERE = Path(__file__).parent
 
 
 def page(report: Content) -> str:
-    """Everything from the report is escaped: names and messages are anybody's."""
+    """Return the page. Everything from the report is escaped, because names and messages may hold markup."""
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((HERE / "page.html").read_text())
-    style = Markup((HERE / "page.css").read_text())  # our own file, and no place for anything from the report
+    style = Markup((HERE / "page.css").read_text())  # our own file; nothing from the report goes in here
     names = [subject["name"] for subject in report["subjects"] if not subject["peer"]]
     helpers: dict[str, Any] = {"pictures": pictures, "ratio": ratio, "real": real}
     helpers |= {"where": where, "got": got, "expected": expected, "error": error}
@@ -46,7 +46,7 @@ def page(report: Content) -> str:
 
 
 def matrix(report: Content) -> list[dict[str, Any]]:
-    """For every rule: a cell for each subject, with its violations; None where the rule does not speak of it."""
+    """Return for every rule a cell for each subject, with its violations; None if the rule does not concern it."""
     listed = [{rule["rule"]: rule for rule in subject["rules"]} for subject in report["subjects"]]
     known = {rule: content for one in listed for rule, content in one.items()}
     rows = []
@@ -64,7 +64,7 @@ def status(cell: dict[str, Any]) -> str:
 
 
 def layer_rows(model: Content) -> list[dict[str, Any]]:
-    """For every layer of a model: a cell for each implementation, with its steps and their messages."""
+    """Return for every layer of a model a cell for each implementation, with its steps and their messages."""
     rows = []
     for layer in layers_of(model):
         cells = []
@@ -90,11 +90,11 @@ def verdict(report: Content) -> str:
     for model in (model for model in report["models"] if model["conforms"] is False):
         count = violation_count(model)
         told.append(f"{count} violation{'s' * (count != 1)} in {model['name']}")
-    return ", ".join(told) or "Not everything was tried"
+    return ", ".join(told) or "Not judged in full"
 
 
 def ratio(rule: Content | None) -> str:
-    """What stands in a cell of the matrix."""
+    """Return the text of a cell of the matrix."""
     if rule is None or rule["status"] == "untried":
         return "\N{EN DASH}"
     worst = real(rule["worst"])
@@ -106,5 +106,5 @@ def ratio(rule: Content | None) -> str:
 
 
 def step_ratio(step: Content | None) -> str:
-    """The same for a step of a model; a dash where an implementation does not take it."""
+    """Return the text of a cell for a step of a model; a dash if an implementation does not have it."""
     return ratio(None if step is None else {"cases": 1, **step})

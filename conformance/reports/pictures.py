@@ -1,4 +1,4 @@
-"""A case's arrays as small tables of shaded cells; of a large array the part that the worst element depends on."""
+"""A case's arrays as small tables of shaded cells; a large array shows the part that the worst element depends on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from reference_numpy import materialize
 LARGEST = 64
 """Elements of a picture at most."""
 MARKED = {"query": (2, None), "bias": (2, None), "mask": (2, None), "value": (None, 3)}
-"""For attention's output: the axes of its index that say which row and column of an input the element is made of."""
+"""For attention's output: the axes of its index that give the row and column of an input for one element."""
 
 Place = tuple[int | None, int | None]
 
@@ -31,7 +31,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Picture:
-    """title: the name, with the indices of the part that is shown. shape: of the whole array."""
+    """title: the name, with the indices of the visible part. shape: of the whole array."""
 
     title: str
     dtype: str
@@ -44,7 +44,7 @@ class Picture:
 
 
 def pictures(violation: Content) -> list[Picture]:
-    """Of the inputs and the mask of the violation's case; none where it is about no case, or cannot be read."""
+    """Return pictures of the inputs and the mask of the violation's case; none if it has no case."""
     from conformance.checks.catalogue import CHECKS
     from conformance.checks.encoding import decode
 

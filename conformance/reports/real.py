@@ -1,4 +1,4 @@
-"""A report's part about a trained model on real sentences, and what stands in it: steps by layer, and violations."""
+"""A report's part about a trained model on real sentences: steps by layer, and violations."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ FAR = 1e-6
 """How far from 1 the cosine of two embeddings of one sentence may be."""
 
 
-# --- from what was judged ---------------------------------------------------------------------------------------------
+# --- from results -----------------------------------------------------------------------------------------------------
 
 
 def model_content(results: Sequence[RealResult], packages: Sequence[str], sentences: int) -> Content:
-    """The model's part. results: one for each batch. packages: those that were to be judged."""
+    """Return the model's part. results: one for each batch. packages: the implementations of the plan."""
     implementations = [implementation_content(results, package) for package in packages]
     conforms = bool(implementations) and all(one["conforms"] for one in implementations)
     return empty() | {"sentences": sentences, "conforms": conforms, "implementations": implementations}
 
 
 def left_out_content(reason: str) -> Content:
-    """The part of a model that cannot be judged here, which counts in no verdict."""
+    """Return the part of a skipped model, which counts in no verdict."""
     return empty() | {"left_out": clean(reason)}
 
 
@@ -52,7 +52,7 @@ def installed_version() -> str | None:
 
 
 def implementation_content(results: Sequence[RealResult], package: str) -> Content:
-    """Every step's worst error of all batches, and the smallest cosine. What was not judged does not conform."""
+    """Return every step's largest error ratio of all batches, and the smallest cosine. No result is a violation."""
     findings = [finding for result in results for finding in result.findings if finding.package == package]
     cosines = [np.ravel(result.cosines[package]) for result in results if package in result.cosines]
     steps = [step_content(name, findings) for name in dict.fromkeys(finding.step for finding in findings)]
@@ -70,11 +70,11 @@ def step_content(name: str, findings: Sequence[RealFinding]) -> Content:
     return {"step": name, "status": status, "worst": number(worst.ratio), "message": message}
 
 
-# --- what stands in it ------------------------------------------------------------------------------------------------
+# --- reading the part -------------------------------------------------------------------------------------------------
 
 
 def layer_of(step: str) -> str:
-    """ "blocks.4.attention: add" belongs to layer 4, and what is before the blocks to the embedding."""
+    """Return the layer of a step: "blocks.4.attention: add" is in layer 4, steps before the blocks in the embedding."""
     if step.startswith(EMBEDDINGS):
         return EMBEDDINGS
     return f"layer {step.split('.')[1]}" if step.startswith("blocks.") else "embedding"
@@ -83,7 +83,7 @@ def layer_of(step: str) -> str:
 def layers_of(model: Content) -> list[str]:
     """All layers, in order."""
     found = dict.fromkeys(layer_of(step["step"]) for one in model["implementations"] for step in one["steps"])
-    return sorted(found, key=EMBEDDINGS.__eq__)  # what comes of the last layer comes last
+    return sorted(found, key=EMBEDDINGS.__eq__)  # the embeddings come last
 
 
 def steps_of(implementation: Content, layer: str) -> list[Content]:
@@ -91,18 +91,18 @@ def steps_of(implementation: Content, layer: str) -> list[Content]:
 
 
 def in_dtype(steps: Sequence[Content], wide: bool) -> list[Content]:
-    """Those that were judged in float64, or those that were judged in the model's own dtype."""
+    """Return the steps that were judged in float64, or those in the model's own dtype."""
     return [step for step in steps if step["step"].endswith(WIDE) == wide]
 
 
 def worst_step(steps: Sequence[Content], ending: str = "") -> str:
-    """The largest error of the steps whose names end so, in bounds."""
+    """Return the largest error ratio of the steps whose names have this ending."""
     ratios = [real_number(s["worst"]) for s in steps if s["step"].removesuffix(WIDE).endswith(ending)]
     return f"{np.max(ratios):.2f}" if ratios else "-"
 
 
 def worst_parts(implementation: Content, layer: str) -> str:
-    """One number for each part of a block, and one for the embedding; in either dtype."""
+    """Return one number for each part of a block, or one for the embedding, in either dtype."""
     steps = steps_of(implementation, layer)
     if not layer.startswith("layer"):
         return worst_step(steps)
@@ -110,12 +110,12 @@ def worst_parts(implementation: Content, layer: str) -> str:
 
 
 def smallest_cosine(implementation: Content) -> str:
-    """With the definition's embeddings; how far it is from 1 is what counts."""
+    """Return the smallest cosine with the definition's embeddings, as its distance from 1."""
     return f"1 - {max(1 - real_number(implementation['embeddings']['cosine']), 0.0):.1e}"
 
 
 def violations_of(implementation: Content) -> dict[str, str]:
-    """Messages by step, of everything that is beyond its bound."""
+    """Return messages by step for every step beyond its bound."""
     found = {step["step"]: step["message"] for step in implementation["steps"] if step["status"] == "violated"}
     if implementation["embeddings"]["status"] == "violated":
         found[EMBEDDINGS] = f"smallest cosine with the definition's {smallest_cosine(implementation)}"

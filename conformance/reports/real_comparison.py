@@ -1,6 +1,6 @@
-"""What changed in a trained model on real sentences: verdicts step by step, and errors, in one line for each way.
+"""Comparison of a trained model in two reports: a line for each new verdict, one for larger and one for smaller errors.
 
-A model has dozens of steps, and another version of a framework moves most of their errors a little.
+A model has dozens of steps, and another version of a framework changes most of their errors a little.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ UNTAKEN = {"status": "untried", "worst": None}
 
 
 def model_changes(before: Content, after: Content) -> list[Change]:
-    """Of all models of two reports. An error that grew is worse only where both had the same model and sentences."""
+    """Return the changes in all models. A larger error is worse only if the model and the sentences are the same."""
     olds, news = ({model["name"]: model for model in report["models"]} for report in (before, after))
     found = []
     for name in dict.fromkeys([*olds, *news]):
         old, new = olds.get(name, ABSENT), news.get(name, ABSENT)
         if old["implementations"] and not new["implementations"]:
             reason = f": {new['left_out']}" if new["left_out"] else ""
-            found.append(Change("worse", name, "", f"judged no longer{reason}"))
+            found.append(Change("worse", name, "", f"no longer judged{reason}"))
             continue
         same = before["project"] == after["project"] and same_text(old, new)
         parts = [{one["name"]: one for one in model["implementations"]} for model in (old, new)]
@@ -38,7 +38,7 @@ def same_text(old: Content, new: Content) -> bool:
 
 def implementation_changes(name: str, old: Content | None, new: Content | None, same: bool) -> list[Change]:
     if new is None:
-        return [Change("worse", name, "", "judged no longer")]
+        return [Change("worse", name, "", "no longer judged")]
     if old is None:
         count = len(violations_of(new))
         told = f"judged now, {count} violation{'s' * (count != 1)}"
@@ -47,17 +47,15 @@ def implementation_changes(name: str, old: Content | None, new: Content | None, 
 
 
 def verdict_changes(name: str, old: Content, new: Content) -> list[Change]:
-    """Steps that are beyond their bounds now, or were."""
+    """Return the steps whose verdict changed."""
     olds, news = steps(old), steps(new)
     pairs = {step: (olds.get(step, UNTAKEN), news.get(step, UNTAKEN)) for step in (*olds, *news)}
     differing = {step: pair for step, pair in pairs.items() if pair[0]["status"] != pair[1]["status"]}
     coming = [step for step, pair in differing.items() if pair[0] is UNTAKEN and pair[1]["status"] == "conforms"]
     found = []
-    if len(coming) > 1:  # one line for all: another version of the judge may ask for dozens more
+    if len(coming) > 1:  # one line for all: another version of the judge may add dozens
         found.append(
-            Change(
-                "other", name, coming[0], f"tried now, with {len(coming) - 1} more that were not before; they conform"
-            )
+            Change("other", name, coming[0], f"tried now for the first time, and {len(coming) - 1} more; they conform")
         )
         differing = {step: pair for step, pair in differing.items() if step not in coming}
     for step, pair in differing.items():
@@ -67,7 +65,7 @@ def verdict_changes(name: str, old: Content, new: Content) -> list[Change]:
 
 
 def error_changes(name: str, old: Content, new: Content, same: bool) -> list[Change]:
-    """How many steps of the same verdict are further off now, and how many are nearer, with the largest change."""
+    """Count the steps whose errors grew or shrank under the same verdict, with the largest change."""
     olds, news = steps(old), steps(new)
     factors = {
         step: factor(real(olds[step]["worst"]), real(news[step]["worst"]))
@@ -80,14 +78,14 @@ def error_changes(name: str, old: Content, new: Content, same: bool) -> list[Cha
     for kind, there in ways.items():
         if there:
             most = max(there, key=lambda step: size(moved[step]))
-            told = f"{len(there)} of {len(news)} steps {'further off' if kind == 'worse' else 'nearer'}, most of all "
-            told += f"this one: {described(olds[most])} -> {described(news[most])}"
+            told = f"{'larger' if kind == 'worse' else 'smaller'} errors in {len(there)} of {len(news)} steps, "
+            told += f"most of all in this one: {described(olds[most])} -> {described(news[most])}"
             found.append(on_same(Change(kind, name, most, told), same))
     return found
 
 
 def cosine_changes(name: str, old: Content, new: Content, same: bool) -> list[Change]:
-    """Of the sentence embeddings: another verdict, or a smallest cosine that is further from 1, or nearer."""
+    """Return the change of the sentence embeddings: another verdict, or another smallest cosine."""
     text = f"smallest cosine {smallest_cosine(old)} -> {smallest_cosine(new)}"
     status = old["embeddings"]["status"], new["embeddings"]["status"]
     if status[0] != status[1]:
@@ -99,12 +97,12 @@ def cosine_changes(name: str, old: Content, new: Content, same: bool) -> list[Ch
 
 
 def distance(implementation: Content) -> float:
-    """How far the smallest cosine is from 1; below the spacing of float64 there, cosines cannot be told apart."""
+    """Return the distance of the smallest cosine from 1, at least the spacing of float64 there."""
     return float(np.maximum(1 - real(implementation["embeddings"]["cosine"]), np.finfo(np.float64).eps))
 
 
 def on_same(change: Change, same: bool) -> Change:
-    """No verdict where the text or the model is another."""
+    """Return the change without a verdict if the text or the model differs."""
     return change if same else Change("other", change.subject, change.rule, f"{change.text}, on other text")
 
 

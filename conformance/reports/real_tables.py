@@ -1,4 +1,4 @@
-"""The table of a trained model on real sentences: layer by layer, in units of the bounds."""
+"""The table of a trained model on real sentences: error ratios, layer by layer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from conformance.reports.real import (
 
 
 def real_table(model: Content) -> Table:
-    table = Table(title=f"{model['name']} on real sentences: largest error of a step, in bounds")
+    table = Table(title=f"{model['name']} on real sentences: largest error ratio of a step")
     table.add_column("")
     for implementation in model["implementations"]:
         table.add_column(f"{implementation['name']}\n{' / '.join(PARTS)}", justify="right")
@@ -33,7 +33,7 @@ def real_table(model: Content) -> Table:
 
 
 def real_report(model: Content) -> RenderableType:
-    """The table, what lies beyond its bound, and how far the sentence embeddings agree."""
+    """Return the table, the steps beyond their bounds, and the smallest cosine of the sentence embeddings."""
     implementations = model["implementations"]
     lines: list[RenderableType] = [real_table(model)]
     for one in implementations:
@@ -41,8 +41,8 @@ def real_report(model: Content) -> RenderableType:
         lines += [Text(f"{one['name']}, {step}: {told}", "bold red") for step, told in found if step != EMBEDDINGS]
     steps = in_dtype([step for one in implementations for step in one["steps"]], wide=False)
     count, sums = len({step["step"] for step in steps}), worst_step(steps, "add")
-    told = f"{model['sentences']} sentences, {count} steps, each on the definition's own activations; sums, which round"
-    lines.append(Text(f"{told} once: {sums}"))
+    told = f"{model['sentences']} sentences, {count} steps, each from the definition's activations"
+    lines.append(Text(f"{told}; largest error ratio of the sums, which round once: {sums}"))
     lines += [Text(told) for told in map(wide_line, implementations) if told]
     for one in implementations:
         style = "bold red" if one["embeddings"]["status"] == "violated" else ""
@@ -55,13 +55,13 @@ def real_report(model: Content) -> RenderableType:
 
 
 def wide_line(implementation: Content) -> str:
-    """What was judged in float64: the largest error of a step, and of the embeddings; empty where nothing was."""
+    """Return the largest error ratio of a step and of the embeddings in float64; empty if there are none."""
     found = in_dtype(implementation["steps"], wide=True)
     steps = [step for step in found if step["step"] != EMBEDDINGS + WIDE]
     if not steps:
         return ""
     worst = steps[int(np.argmax([real_number(step["worst"]) for step in steps]))]
-    told = f"{worst_step([worst])} bounds in {worst['step'].removesuffix(WIDE)}"
+    told = f"{worst_step([worst])}, in {worst['step'].removesuffix(WIDE)}"
     wholes = [f"{real_number(step['worst']):.1g}" for step in found if step["step"] == EMBEDDINGS + WIDE]
-    ends = f"; sentence embeddings from end to end: {wholes[0]} carried bounds" if wholes else ""
-    return f"{implementation['name']}{WIDE}, against the definition, {len(steps)} steps: at most {told}{ends}"
+    ends = f"; of the sentence embeddings, by the carried bound: {wholes[0]}" if wholes else ""
+    return f"{implementation['name']}{WIDE}, {len(steps)} steps: largest error ratio {told}{ends}"

@@ -1,4 +1,4 @@
-"""Replay files of a run's violations, and the command that replays each."""
+"""Replay files of violations, and the command that replays each."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from conformance.judge.replaying import save
 
 
 def write_replay(violation: Violation, folder: Path, *, titled: bool = False) -> str | None:
-    """The path of its replay file; None where there is nothing to ask again, or it cannot be written.
+    """Write a replay file and return its path; None if the violation cannot be replayed.
 
-    One file for each subject and rule; titled: one for each probe.
+    There is one file for each subject and rule; titled: one for each probe.
     """
     name = f"{slug(violation.subject)}-{violation.rule}" + (f"-{slug(violation.title)}" if titled else "")
     path = folder / f"{name}.json"
@@ -32,17 +32,17 @@ def write_replay(violation: Violation, folder: Path, *, titled: bool = False) ->
 
 
 def askable(violation: Violation) -> bool:
-    """Whether it was found by one question, and not by the way, over all of them."""
+    """Return whether one check found the violation, and it can be replayed."""
     return violation.check != NOTHING
 
 
 def slug(name: str) -> str:
-    """The name as part of a file's name."""
+    """Return the name in a form fit for a file's name."""
     return re.sub(r"[^\w.+]+", "-", name).strip("-.")[-80:] or "subject"
 
 
 def replay_command(violation: Violation, path: str) -> str:
-    """What to type to see the violation again; from Python where the function has no name to find it by."""
+    """Return the command that replays the violation; a call in Python if the function has no importable name."""
     subject = None if violation.target is None else violation.target.subject
     vjp = None if violation.target is None else violation.target.given.get("vjp")
     functions = {"--target": subject if callable(subject) else None, "--vjp": vjp}
@@ -56,7 +56,7 @@ def replay_command(violation: Violation, path: str) -> str:
 
 
 def import_name(function: Callable[..., Any]) -> str | None:
-    """`path/to/file.py:name` of a function at the top level of its file; None for any other."""
+    """Return `path/to/file.py:name` of a function at the top level of its file; None for any other."""
     name, module = getattr(function, "__qualname__", ""), inspect.getmodule(function)
     file = getattr(module, "__file__", None)
     if not name.isidentifier() or file is None or getattr(module, name, None) is not function:
@@ -66,5 +66,5 @@ def import_name(function: Callable[..., Any]) -> str | None:
 
 
 def ended(violation: Violation) -> bool:
-    """Whether only a process of its own survived it."""
+    """Return whether the call ended its process."""
     return "its process" in violation.finding.message

@@ -1,4 +1,4 @@
-"""A report's subjects: from the result of a check, and from the tally of a run."""
+"""A report's subjects: from the result of a check, and from the results of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from conformance.subjects.targets import Target
 def checked(
     report: Report, replays: Path | None, *, chosen: Collection[str] | None = None, peer: bool = False
 ) -> Content:
-    """What was checked. replays: the folder for its replay files. chosen: rules, if not all of them were asked for."""
+    """Return the part about a checked subject. replays: folder for replay files. chosen: rules, if not all."""
     files = (None if replays is None else write_replay(violation, replays) for violation in report.violations)
     following = {violation.rule for violation in report.following}
     violations = [violation_content(v, f, v.rule in following) for v, f in zip(report.violations, files, strict=True)]
@@ -41,16 +41,16 @@ def checked(
 
 
 def rules_of(operation: str) -> list[str]:
-    """Those that speak of a function which has this operation alone."""
+    """Return the rules of a function that has this operation alone."""
     from conformance.operations.probes import PROBES
 
     return ["CALL", *(probe.rule for probe in PROBES if probe.operations == (operation,))]
 
 
 def tallied(tally: Tally, name: str, arrays: str, device: str, chosen: Collection[str], untried: str = "") -> Content:
-    """One implementation of this project, whose violations can be replayed from the report.
+    """Return the part about an implementation of this project; its violations can be replayed from the report.
 
-    chosen: the rules. untried: why not everything was tried.
+    chosen: the rules. untried: why the judge did not try everything.
     """
     target = Target(name, "attention", arrays, device)
 

@@ -1,4 +1,4 @@
-"""What a run prints: rules by implementation, operations by dtype, violations, and how much the cases tested."""
+"""Tables on a terminal: rules by implementation, operations by dtype, violations, and the substance of the cases."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from specification import RULES
 from specification.dtypes import FLOATING
 
 LABELS = len("smallest case")
-RATIOS = "Worst error in units of its bound (at most 1 conforms): in float32 and float64, and in all four dtypes"
+RATIOS = "Largest error ratio (at most 1 conforms): in float32 and float64, and in all four dtypes"
 
 
 def ratio(worst: float) -> Text:
-    """A worst ratio; "exact" where nothing was off at all, "-" where there was no case."""
+    """Format an error ratio; "exact" for no error at all, "-" for no case."""
     if worst < 0:
         return Text("-")
     if worst > 1:
@@ -30,7 +30,7 @@ def ratio(worst: float) -> Text:
 
 
 def both(cell: Cell) -> Text:
-    """The worst in float32 and float64, then that of all dtypes."""
+    """Format the largest ratio in float32 and float64, then that of all dtypes."""
     return ratio(cell.worst) if cell.worst > 1 or cell.worst == 0 else ratio(cell.wide) + "  " + ratio(cell.worst)
 
 
@@ -49,7 +49,7 @@ def rules_table(tally: Tally, subjects: Sequence[str]) -> Table:
 
 
 def results_table(tally: Tally, subjects: Sequence[str]) -> Table:
-    table = Table(title="The same by operation and dtype, the worst of all implementations", title_justify="left")
+    table = Table(title="Largest error ratio by operation and dtype, of all implementations", title_justify="left")
     table.add_column("operation")
     for dtype in FLOATING:
         table.add_column(dtype, justify="right")
@@ -65,7 +65,7 @@ def results_table(tally: Tally, subjects: Sequence[str]) -> Table:
 
 
 def substance_lines(substance: Substance) -> Text:
-    """How much the attention cases tested: a case that zeros, or any mask, would pass tests nothing."""
+    """Describe how much the attention cases test: a case that zeros, or any mask, would pass tests nothing."""
     count = len(substance.masked)
     if count == 0:
         return Text("")
@@ -89,13 +89,15 @@ def violation_lines(violation: Violation) -> Text:
 
 
 def report(tally: Tally, subjects: Sequence[str], ended: bool = True) -> RenderableType:
-    """ended: False where an error or an interrupt came before all cases were tried."""
+    """Return the whole output of a run. ended: False if an error or an interrupt stopped it."""
     parts: list[RenderableType] = [rules_table(tally, subjects), results_table(tally, subjects)]
     parts.append(substance_lines(tally.substance))
     parts += [violation_lines(violation) for violation in tally.violations.values()]
     count = sum(tally.generated.values())
     if tally.conforms and not ended:
-        verdict = Text(f"{', '.join(subjects)}: no violation on {count} generated cases until then.", style="yellow")
+        verdict = Text(
+            f"{', '.join(subjects)}: no violation on {count} generated cases before the judge stopped.", style="yellow"
+        )
     elif tally.conforms:
         verb = "conforms" if len(subjects) == 1 else "conform"
         verdict = Text(f"{', '.join(subjects)} {verb} on {count} generated cases.", style="bold green")
@@ -117,7 +119,7 @@ def verdict_of(rule: Content) -> Text:
 
 
 def worst_of(rule: Content) -> Text:
-    """As in a run: the worst in float32 and float64, then that of all dtypes."""
+    """Format the largest ratio in float32 and float64, then that of all dtypes, as in a run."""
     if rule["status"] == "untried" or only_refused(rule) or (rule["status"] == "violated" and real(rule["worst"]) <= 1):
         return Text("-")
     wide = -1.0 if rule["worst_wide"] is None else real(rule["worst_wide"])
@@ -125,7 +127,7 @@ def worst_of(rule: Content) -> Text:
 
 
 def subject_table(subject: Content) -> Table:
-    """Rule, what it is, cases, worst ratio, verdict."""
+    """Return a table of rules with cases, error ratio and verdict."""
     table = Table(title=RATIOS, title_justify="left")
     for column in ("rule", ""):
         table.add_column(column)
@@ -139,7 +141,7 @@ def subject_table(subject: Content) -> Table:
 
 
 def violation_block(violation: Content) -> RenderableType:
-    """The violation's rule, and below it everything that is known of it."""
+    """Return the violation's rule, and below it every fact about it."""
     inside = Table.grid(padding=(0, 2))
     inside.add_column(style="dim", no_wrap=True, min_width=LABELS)
     inside.add_column(overflow="fold")
@@ -153,12 +155,12 @@ def violation_block(violation: Content) -> RenderableType:
 
 
 def unbroken(label: str, text: str) -> Text:
-    """A line to be copied, which is printed as one on any terminal, if nothing crops it."""
+    """Return a line to be copied, which no terminal breaks."""
     return Text.assemble((f"  {label:<{LABELS + 2}}", "dim"), text, no_wrap=True, overflow="ignore")
 
 
 def subject_report(subject: Content, seed: int | None) -> RenderableType:
-    """To be printed with `crop=False`, so that lines to be copied stay whole."""
+    """Return the report about a subject. Print it with `crop=False`, so that lines to be copied stay whole."""
     alone = [violation for violation in subject["violations"] if not violation.get("follows")]
     parts: list[RenderableType] = [subject_table(subject), *map(violation_block, alone)]
     parts += [Text(line) for line in (follow(subject),) if line]
@@ -169,10 +171,10 @@ def subject_report(subject: Content, seed: int | None) -> RenderableType:
     if subject["left_out"]:
         parts.append(Text(f"{subject['left_out']}.", style="yellow"))
     if subject["untried"]:
-        parts.append(Text(f"Not everything was tried: {subject['untried']}.", style="red"))
+        parts.append(Text(f"The judge could not try everything: {subject['untried']}.", style="red"))
     cases = sum(rule["cases"] for rule in subject["rules"])
     count = len(subject["violations"])
-    violates = f"violates {count} rule{'s' * (count != 1)}" if count else "is not judged to the end"
+    violates = f"violates {count} rule{'s' * (count != 1)}" if count else "is not judged in full"
     what = "conforms" if subject["conforms"] else violates
     style = "bold green" if subject["conforms"] else "bold red"
     told = "" if seed is None else f", seed {seed}"

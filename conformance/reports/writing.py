@@ -1,4 +1,4 @@
-"""A report into the files that were asked for."""
+"""Writing a report to files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMATS = {"json": as_json, "junit": junit, "html": as_page}
 
 
 def write(report: Content, paths: dict[str, Path | None]) -> None:
-    """paths: by the name of their format; ValueError says which file cannot be written."""
+    """Write the report. paths: by format, None for no file. Raises ValueError for a file that cannot be written."""
     for name, path in paths.items():
         if path is None:
             continue

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from conformance.checks.results import Tally
 from conformance.judge.checking import EFFORTS
@@ -159,9 +160,9 @@ def selftest(
     for part in outcomes(only, effort, seed, workers):
         outcome += part
         progress(len(outcome.caught) + len(outcome.missed), count)
-    skipped = tuple(f"{name} is not installed, its faults were left out" for name in absent())
+    skipped = tuple(f"{name} is not installed: its faults were skipped" for name in absent())
     if not balls_available():
-        skipped += ("python-flint is not installed, float64 was left out",)
+        skipped += ("python-flint is not installed: float64 was skipped",)
     return Score(effort, seed, outcome, skipped)
 
 
@@ -173,7 +174,7 @@ def show(score: Score, console: Console) -> None:
             table.add_row(*title.split(" ", 1))
         console.print(table)
     for alarm in score.outcome.false_alarms:
-        console.print(f"[red]false alarm[/red] {alarm}")
+        console.print(Text.assemble(("false alarm", "red"), f" {alarm}"))
     for line in score.skipped:
         console.print(line)
     caught = f"{len(score.outcome.caught)} of {score.planted} planted faults were caught by the rule they break"
@@ -184,7 +185,7 @@ def main(
     effort: str = "default", seed: int | None = None, workers: int = WORKERS, only: Collection[str] | None = None
 ) -> int:
     """What the command line does: 0 if all was caught and nothing else, 1 if not, 2 for a wrong argument."""
-    console = Console()
+    console = Console(markup=False)
     try:
         with console.status("loading the frameworks") as status:
             score = selftest(effort, seed, workers, only, lambda done, of: status.update(f"{done} of {of} faults"))

@@ -82,7 +82,7 @@ def measure(count: int = 200, runs: int = 10, seed: int = 0) -> list[Sensitivity
 
 
 def sensitivity_table(rows: Sequence[Sensitivity]) -> Table:
-    table = Table(title="Slightly wrong attention in float32, in units of the bound", title_justify="left")
+    table = Table(title="Slightly wrong attention in float32: error ratios", title_justify="left")
     table.add_column("rule and fault")
     for name in ("cases that catch it", "median ratio", "default runs of its rule that catch it"):
         table.add_column(name, justify="right")

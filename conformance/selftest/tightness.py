@@ -54,22 +54,22 @@ Ratios = dict[str, float]
 PAGE = """\
 # How tight the bounds are
 
-A bound that no honest implementation exceeds is easily had: a large one. So both sides are measured. Written by
-`conformance dev tightness --markdown docs/tightness.md`.
+A large bound is never exceeded by an honest implementation, and catches nothing. So this page measures both sides.
+`conformance dev tightness --markdown docs/tightness.md` writes it.
 
 ## What they catch
 
-Attention that is wrong by a little more than float32 arithmetic is. Every case is asked alone: the share of the cases
-that have a result beyond its bound, the median of the cases' largest errors in units of the bound, and how often a
-default run of the rule finds the fault.
+The faults here are slightly larger than the rounding errors of float32 arithmetic. The table shows the share of cases
+with a result beyond its bound, the median of the cases' largest error ratios, and how often a default run of the rule
+catches the fault.
 
 {wrong}
 
 ## What they allow
 
-The largest error that any honest implementation made, in units of its bound: the definition, its ports and the
-variants, by search for large errors. Above {high:g} a bound would be wrong, below {low:g} it would let nearly
-everything pass. In 16 bits the one rounding at the end outweighs everything else, and reaches its bound.
+The largest error ratio of any honest implementation, by a search for large errors. These are the definition, its ports
+and the variants. Above {high:g} a bound would be wrong, and below {low:g} it would catch hardly anything. In 16 bits
+the one rounding at the end outweighs everything else, and reaches its bound.
 
 {honest}
 """
@@ -195,7 +195,7 @@ def cell(ratio: float | None) -> Text:
 
 def tightness_table(tightness: Tightness) -> Table:
     dtypes = [dtype for dtype in DTYPES if any(dtype in row for row in tightness.rows.values())]
-    table = Table(title="Largest error of honest implementations in units of its bound", title_justify="left")
+    table = Table(title="Largest error ratio of honest implementations", title_justify="left")
     table.add_column("operation")
     table.add_column("result")
     for dtype in dtypes:

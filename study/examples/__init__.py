@@ -1,4 +1,4 @@
-"""A worked example for each operation: small inputs, what all three make of them, and how far they are apart."""
+"""A worked example for each operation: small inputs, the results of all three packages, and their differences."""
 
 from study.examples.calls import examples
 from study.examples.working import worked

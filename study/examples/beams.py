@@ -1,4 +1,4 @@
-"""Beam search on the same tiny model: what is kept after every step, and what it was chosen from."""
+"""Beam search on the same tiny model: the beams after every step, and the continuations they were chosen from."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def beam_search() -> Part:
 
     return Part(
         "Beam search",
-        f"The {BEAMS} best sequences are kept. Each is continued with every token, and of all continuations the best "
-        f"are kept again; one that has ended with {END} stays as it is. A score is the sum of the log-probabilities, "
-        f"divided by the length to the power {PENALTY}. Greedy search takes the most probable first token; here a "
-        "sequence that begins with another one comes out best.",
+        f"The search keeps the {BEAMS} best sequences. It continues each with every token, and keeps the best of all "
+        f"continuations. A sequence that has ended with {END} stays as it is. A score is the sum of the "
+        f"log-probabilities, divided by the length to the power {PENALTY}. Greedy search takes the most probable first "
+        "token; here the best sequence begins with another one.",
         f"beam_search(parameters, prompt, steps={STEPS}, beams={BEAMS}, end={END}, length_penalty={PENALTY})",
         given(),
         tuple(continuations(number, call) for number, call in enumerate(runs[PACKAGES[0]].calls)),

@@ -1,4 +1,4 @@
-"""The calls of operations that are worked out: small inputs, and which of the arrays inside are worth seeing."""
+"""The calls of the worked examples: small inputs, and the names of the inner arrays to show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoding: the cache after every step, and the logits beside those of the full forward pass."""
+"""Decoding: the cache after every step, and the logits next to those of the full forward pass."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ def parts() -> list[Part]:
     return [
         Part(
             "",
-            f"A language model of one block is given {PROMPT} tokens at once and then one at a time. Each step adds "
-            "rows to the keys and values that are kept and changes none of those before; the rest of the room is 0. "
-            "The logits of a step are those that the full forward pass gives at the same position.",
+            f"A language model of one block reads {PROMPT} tokens at once and then one at a time. Each step adds rows "
+            "to the cached keys and values and changes no earlier row; the rest of the cache is 0. The logits of a "
+            "step equal those of the full forward pass at the same position.",
             f"start(parameters, tokens[:, :{PROMPT}], capacity={CAPACITY}); "
             f"decode_step(parameters, tokens[:, {PROMPT}:{PROMPT + 1}], cache); ...",
             given,
             tuple(shown),
             (both_ways(runs, exact, bound),),
-            verdict(logits_of(runs, "stepwise"), exact, bound, "the logits, step by step,"),
+            verdict(logits_of(runs, "stepwise"), exact, bound, "the step-by-step logits"),
             tuple(Shown(name, array) for name, array in flatten(Maker(6).language_model()).items()),
         )
     ]

@@ -1,4 +1,4 @@
-"""Generation on a tiny model, greedy and with given random numbers: every choice, by all three."""
+"""Generation on a tiny model, greedy and with the caller's random numbers: every choice, by all three."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def greedy() -> Part:
     taken = np.arange(VOCABULARY) == tokens[1:, None]
     return Part(
         "Greedy",
-        f"At every step the token with the largest logit, outlined. Token {END} ends the sequence.",
+        f"Every step takes the token with the largest logit (outlined). Token {END} ends the sequence.",
         f"greedy(parameters, prompt, steps={STEPS}, end={END})",
         given(),
         (Shown("logits", logits[PACKAGES[0]], so_far, TOKENS, taken[None]),),
@@ -129,9 +129,9 @@ def sample() -> Part:
     draws = runs[PACKAGES[0]].calls
     return Part(
         "With random numbers",
-        f"Nothing is drawn inside: the random numbers are given, so all three choose the same. The logits are divided "
-        f"by the temperature, {SAMPLING['temperature']}; the most probable tokens stay that together reach "
-        f"{SAMPLING['top_p']}; and the first one is taken whose probability and those before it sum to more than u.",
+        f"The caller passes the random numbers u, so all three choose the same tokens. `sample` divides the logits by "
+        f"the temperature, {SAMPLING['temperature']}, and keeps the most probable tokens that together reach "
+        f"{SAMPLING['top_p']}. It takes the first token at which the cumulative probability exceeds u.",
         f"sample(parameters, prompt, uniforms, temperature={SAMPLING['temperature']}, top_p={SAMPLING['top_p']}, "
         f"end={END})",
         given(Shown("uniforms", UNIFORMS, columns=counted("step", STEPS))),

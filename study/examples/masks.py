@@ -1,4 +1,4 @@
-"""Every mask description on one small grid, as all three read it."""
+"""Every mask description on one small grid, in all three packages."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def descriptions() -> dict[str, tuple[Any, ...]]:
             SlidingWindow(left=None, right=1, offset=BEFORE),
             Causal(offset=np.array([2, -1])),
         ),
-        "By what stands there": (
+        "By content": (
             lengths,
             KeyPadding(np.array([[True, True, False, True, True, False]])),
             Segments(np.array([[0, 1, 1, 2]]), np.array([[0, 0, 0, 1, 1, 2]])),
@@ -65,11 +65,11 @@ def descriptions() -> dict[str, tuple[Any, ...]]:
 
 
 SAYS = {
-    "By position": "1 stands where the query may attend to the key. Query i stands at position i + offset; with one "
-    "offset for each sequence of a batch there is one table for each. Where an offset is so small that a query has no "
-    "key, its row is empty.",
-    "By what stands there": "Lengths and padding leave out keys that are no real tokens; segments keep apart sequences "
-    "that share a row; `Dense` is the array itself.",
+    "By position": "1 means that the query may attend to the key. Query i stands at position i + offset. With an "
+    "offset for each sequence of a batch there is a table for each. If an offset is so small that a query has no key, "
+    "its row is empty.",
+    "By content": "Lengths and padding exclude keys that are not real tokens; segments separate sequences that share a "
+    "row; `Dense` is the array itself.",
     "Combined": "`&` allows what both sides allow, `|` what either does.",
 }
 

@@ -1,4 +1,4 @@
-"""Blocks and the whole Transformer: every step by name, each judged on the definition's own activations."""
+"""Blocks and the whole Transformer: every step by name, each judged from the definition's activations."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def block_examples() -> list[Example]:
     encoder = Encoder(None, [Maker(3).encoder_block()])
     decoder = Decoder(None, [Maker(4).decoder_block()])
     orders = {
-        "post": "After each sublayer its input is added, and the sum is normalised: the paper's order. So what leaves "
-        "the block is normalised.",
-        "pre": "The same parameters and input, but the norm comes first, and what is added is left as it is. So what "
-        "leaves the block is not normalised, and its numbers grow.",
+        "post": "Each sublayer adds its input to its result and then normalises the sum: the paper's order. So the "
+        "block's output is normalised.",
+        "pre": "The same parameters and input, but the norm comes first, and the sum is not normalised. So the "
+        "block's output is not normalised, and its numbers grow.",
     }
     blocks = [
         Example(
@@ -55,7 +55,7 @@ def block_examples() -> list[Example]:
         *blocks,
         Example(
             "A decoder block, post-norm",
-            "Between the two sublayers of an encoder block stands a third: the queries come from x, keys and values "
+            "It has a third sublayer between the two of an encoder block: the queries come from x, keys and values "
             "from memory, the encoder's output. The first sublayer is causal.",
             "decoder_block(parameters, x, memory, mask=Causal())",
             decoder, Configuration(HEADS, positions="none"), {"x": x, "memory": memory}, "blocks.0.",
@@ -66,9 +66,8 @@ def block_examples() -> list[Example]:
 def transformer_example() -> Example:
     return Example(
         "",
-        "One block each, source and target of a few tokens; in the source, 0 is padding. The steps in the order in "
-        "which they are taken: the encoder's, then the decoder's, and the output layer, whose rows are the logits of "
-        "the token that comes next.",
+        "One block each, source and target of a few tokens; in the source, 0 is padding. The steps run in this order: "
+        "the encoder's, the decoder's, and the output layer, whose rows are the logits of the next token.",
         "transformer(parameters, source, target)",
         Maker(5).transformer(),
         Configuration(HEADS, source_padding=0, scaled_embedding=True),
@@ -107,10 +106,10 @@ def part(example: Example, attentions: bool = False) -> Part:
     return Part(example.title, example.says, example.call, given, shown, (table,), judged(example, results), folded)
 
 
-TABLE = "Every step on the definition's own numbers"
+TABLE = "Every step from the definition's numbers"
 NOTE = (
-    "Here each step is given what the definition made in the steps before, so that its own error is all that is seen; "
-    "in units of its bound. A sum rounds just once, so its bound is that one rounding, and its error comes near to 1."
+    "Each step gets the definition's results of the steps before. So the table shows only its own error, in units of "
+    "its bound. A sum rounds just once: its bound is that one rounding, and its error is near 1."
 )
 HEADS_OF_TABLE = ("step", "made from", *LABELS.values())
 
@@ -161,4 +160,4 @@ def judged(example: Example, results: dict[str, np.ndarray]) -> str:
         return functions.MODELS[type(wide)](wide, *inputs, configuration=example.configuration)
 
     exact, bound = carried_bound(run, wide, DTYPE)
-    return verdict(results, exact, bound, "what comes out at the end")
+    return verdict(results, exact, bound, "the final output")

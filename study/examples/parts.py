@@ -1,4 +1,4 @@
-"""What an example is made of when it is shown: sentences, arrays under titles, tables, and what came of it."""
+"""The parts of an example: sentences, arrays with titles, tables, and the verdict."""
 
 from __future__ import annotations
 
@@ -54,10 +54,8 @@ class Part(NamedTuple):
 def of_bound(largest: float, errors: Mapping[str, float], what: str = "the result") -> str:
     """largest: the largest disagreement of two; errors: the largest error by package; all in units of the bound."""
     each = ", ".join(f"{LABELS[package]} {error:.2g}" for package, error in errors.items())
-    return (
-        f"The two that differ most about {what} are {largest:.2g} bounds apart. The largest error of each, in bounds: "
-        f"{each} (1 or less conforms)."
-    )
+    apart = f"Two packages differ by at most {largest:.2g} bounds in {what}."
+    return f"{apart} Largest error ratios: {each} (at most 1 conforms)."
 
 
 def counted(name: str, count: int, first: int = 0) -> tuple[str, ...]:

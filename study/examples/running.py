@@ -1,4 +1,4 @@
-"""The same run in all three packages, and how far apart is what they give."""
+"""The same run in all three packages, and the differences of the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Examples on a page: which operation has which, and the arrays of each as tables of shaded cells."""
+"""Examples on a page: which operation has which, and their arrays as tables of shaded cells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models so small that every number in them can be looked at: width 4, two heads, five tokens."""
+"""Models small enough to look at every number: width 4, two heads, five tokens."""
 
 from __future__ import annotations
 

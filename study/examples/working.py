@@ -1,4 +1,4 @@
-"""One call, computed by all three: what their functions name on the way, the results, and how far they are apart."""
+"""One call in all three packages: the named arrays inside their functions, the results, and the differences."""
 
 from __future__ import annotations
 

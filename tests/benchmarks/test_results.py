@@ -260,7 +260,7 @@ BAD = {
     ("plot", "FOLDER/none.json"): "FOLDER/none.json cannot be read: No such file or directory",
     ("plot", "OTHER"): "OTHER is no result of a benchmark",
     ("plot", "LATER"): "LATER has version 2 of the format, and this reads 1",
-    ("compare", "TORN", "TORN"): "no result of this format: ",
+    ("compare", "TORN", "TORN"): "not a result of this format: ",
 }
 
 

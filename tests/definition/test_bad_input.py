@@ -587,7 +587,7 @@ def test_nothing_to_look_up(implementation: Implementation) -> None:
     assert implementation.call("feed_forward", networks(), floats(0, 4, E)).shape == (0, 4, 3)
 
 
-@pytest.mark.rule("ATT-1", "ATT-2", "ATT-11", "MASK-3", "MASK-4")
+@pytest.mark.rule("MASK-2", "MASK-3", "MASK-4", "ATT-1", "ATT-2", "ATT-11")
 @pytest.mark.parametrize(
     ("unusual", "plain"),
     [

@@ -20,6 +20,7 @@ from reference_numpy.attention_steps import query_blocks
 from specification import Causal
 
 
+@pytest.mark.rule("ATT-8")
 @given(attention_cases(dtypes=("float32",)))
 @settings(max_examples=40, deadline=None, derandomize=True, database=None)
 def test_blocks_change_nothing(case: Case) -> None:
@@ -30,6 +31,7 @@ def test_blocks_change_nothing(case: Case) -> None:
     assert all(finding.ratio <= 1 for finding in judge(case, answers, truth, bound(case)))
 
 
+@pytest.mark.rule("ATT-8")
 def test_blocks_cover_every_query_once() -> None:
     for queries in (0, 1, 5, 4096):
         rows = [row for block in query_blocks(2, 3, queries, 5000) for row in range(queries)[block]]

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from typer.testing import CliRunner
 
+from conformance.cli import app
+from conformance.cli.dev import spec
+from conformance.cli.dev.spec import BEGIN, END, ROOT, marked, mentioned, shortened, together, with_table
 from conformance.operations.probes import PROBES
-from conformance.operations.refusals import REFUSALS
 from specification import MODEL_RULES, RULES
 from tests.support.faults import FAULTS
 
-ROOT = Path(__file__).parents[2]
 SPEC = (ROOT / "SPEC.md").read_text()
 TITLES = {rule.id: rule.title for rule in (RULES | MODEL_RULES).values()}
 
 LINK = re.compile(r"\[([^\[\]]+)\]\(([^()\s]+)\)")
 HEADING = re.compile(r"### (\S+) (.+)")
 RULE_ID = re.compile(r"[A-Z]+-\d+")
-QUOTED = re.compile(r"`([^`]+)`")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -53,40 +53,23 @@ def sections(text: str) -> list[Section]:
     return found
 
 
-def links(text: str) -> list[tuple[str, str, str]]:
-    """(text, target, what follows until the next link) of every link to a file."""
-    matches = list(LINK.finditer(text))
-    ends = [*(match.start() for match in matches), len(text)][1:]
-    found = [(match[1], match[2], text[match.end() : end]) for match, end in zip(matches, ends, strict=True)]
-    return [link for link in found if "://" not in link[1]]
+def links(text: str) -> list[str]:
+    """The target of every link to a file."""
+    return [target for _, target in LINK.findall(text) if "://" not in target]
 
 
-def file_of(target: str) -> Path:
-    return ROOT / target.partition("#")[0]
-
-
-@cache
-def defined(path: Path) -> frozenset[str]:
-    """Functions and classes at the top level of a Python file."""
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    return frozenset(node.name for node in ast.parse(path.read_text()).body if isinstance(node, kinds))
-
-
-@cache
-def rules_of_markers(path: Path) -> frozenset[str]:
-    """Identifiers that stand literally in the `pytest.mark.rule(...)` of a test file."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.rule":
-            found |= {a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)}
-    return frozenset(found)
+def rows(text: str) -> dict[str, list[str]]:
+    """The cells of each rule's row in the table at the end."""
+    lines = text.partition(BEGIN)[2].partition(END)[0].strip().splitlines()[2:]
+    cells = [re.split(r"(?<!\\) ?\| ?", line)[1:-1] for line in lines]
+    return {row[0]: row[1:] for row in cells}
 
 
 # --- judging ----------------------------------------------------------------------------------------------------------
 
 
 def dead_links(text: str) -> list[str]:
-    return [f"no file {target}" for _, target, _ in links(text) if not file_of(target).exists()]
+    return [f"no file {target}" for target in links(text) if not (ROOT / target.partition("#")[0]).exists()]
 
 
 def heading_problems(text: str, titles: Mapping[str, str]) -> list[str]:
@@ -105,62 +88,6 @@ def heading_problems(text: str, titles: Mapping[str, str]) -> list[str]:
     return problems
 
 
-def definition_problems(section: Section) -> list[str]:
-    """Links of which each names a function or class of the file, after # or as its text."""
-    found = section.starting("Definition:")
-    if len(found) != 1 or not links(found[0]):
-        return [f"{section.id} needs one definition with links"]
-    problems = []
-    for text, target, _ in links(found[0]):
-        name = target.partition("#")[2] or text
-        if not file_of(target).exists():
-            problems.append(f"{section.id}: no file {target}")
-        elif name not in defined(file_of(target)):
-            problems.append(f"{section.id}: no {name} in {file_of(target).name}")
-    return problems
-
-
-def evidence_problems(section: Section, catalogue: Mapping[str, Collection[tuple[str, str]]]) -> list[str]:
-    """Links followed by quoted names, each of which exists; at least one probe and one planted fault of the rule.
-
-    Rules of models have no probes, and their faults are planted in a test.
-
-    `catalogue`: for the files that hold entries with a rule, their (rule, name) pairs.
-    """
-    found = section.starting("Tests:")
-    if len(found) != 1:
-        return [f"{section.id} needs one list of tests"]
-    problems, linked = [], set()
-    for _, target, after in links(found[0]):
-        names = QUOTED.findall(after)
-        if not file_of(target).exists():
-            problems.append(f"{section.id}: no file {target}")
-            continue
-        if target in catalogue:
-            known = {name for rule, name in catalogue[target] if rule == section.id}
-        else:
-            known = {name for name in defined(file_of(target)) if name.startswith("test_")}
-        problems += [f"{section.id}: no {name!r} in {target}" for name in names if name not in known]
-        if not names:
-            problems.append(f"{section.id}: nothing named in {target}")
-        elif known.issuperset(names):
-            linked.add(target)
-    missing = {} if section.id in MODEL_RULES else {PROBES_FILE: "probe", FAULTS_FILE: "planted fault"}
-    return problems + [f"{section.id} names no {kind}" for file, kind in missing.items() if file not in linked]
-
-
-PROBES_FILE, REFUSALS_FILE, FAULTS_FILE = (
-    "conformance/operations/probes.py",
-    "conformance/checks/refusals.py",
-    "tests/support/faults.py",
-)
-CATALOGUE = {
-    PROBES_FILE: [(probe.rule, probe.title) for probe in PROBES],
-    REFUSALS_FILE: [(refusal.rule, refusal.title) for refusal in REFUSALS],
-    FAULTS_FILE: [(fault.rule, fault.name) for fault in FAULTS],
-}
-
-
 # --- the documents ----------------------------------------------------------------------------------------------------
 
 
@@ -169,10 +96,25 @@ def test_every_rule_has_its_section() -> None:
 
 
 @pytest.mark.parametrize("section", sections(SPEC), ids=lambda section: section.id)
-def test_section_is_complete(section: Section) -> None:
+def test_every_rule_has_its_reason(section: Section) -> None:
     assert len(section.starting("Why:")) == 1
-    assert definition_problems(section) == []
-    assert evidence_problems(section, CATALOGUE) == []
+
+
+def test_table_is_up_to_date() -> None:
+    result = CliRunner().invoke(app, ["dev", "spec", "--check"])
+    assert (result.exit_code, result.output) == (0, "SPEC.md is up to date.\n")
+
+
+@pytest.mark.parametrize("rule", TITLES)
+def test_every_rule_is_defined_and_tested(rule: str) -> None:
+    defined, probed, _, tested = rows(SPEC)[rule]
+    assert "reference_numpy/" in defined
+    if rule in MODEL_RULES:
+        assert tested != "-"
+    else:
+        assert probed != "-"
+        assert rule in {probe.rule for probe in PROBES}
+        assert rule in {fault.rule for fault in FAULTS}
 
 
 def test_no_rule_is_mentioned_that_does_not_exist() -> None:
@@ -187,8 +129,7 @@ def test_links_lead_somewhere(document: str) -> None:
 
 
 def test_markers_name_rules() -> None:
-    files = sorted((ROOT / "tests").rglob("test_*.py"))
-    named = {id for file in files for id in rules_of_markers(file)}
+    named = {rule for path in (ROOT / "tests").rglob("test_*.py") for rule in marked(ast.parse(path.read_text()))}
     assert named
     assert named - set(TITLES) == set()
 
@@ -207,40 +148,23 @@ A mask is boolean.
 
 Why: because.
 
-Definition: [materialize](reference_numpy/masks.py),
-[masks](reference_numpy/masks.py#allowed_pairs)
-
-Tests: [probes](conformance/operations/probes.py) `dense
-masks`; [tests](tests/definition/test_spec.py) `test_every_rule_has_its_section`; [faults](tests/support/faults.py)
-`dense masks inverted`
-
 ### MASK-4 window
 
 Nothing yet.
 
 ## After
 
-Definition: [nobody](nowhere.py)
+Some [other file](nowhere.py).
 """
 TWO = {"MASK-1": "polarity", "MASK-4": "window"}
-KNOWN = {
-    PROBES_FILE: [("MASK-1", "dense masks"), ("MASK-4", "window")],
-    REFUSALS_FILE: [],
-    FAULTS_FILE: [("MASK-1", "dense masks inverted"), ("MASK-4", "left bound exclusive")],
-}
-
-
-def problems(text: str) -> list[str]:
-    section = sections(text)[0]
-    return heading_problems(text, TWO) + definition_problems(section) + evidence_problems(section, KNOWN)
 
 
 def test_snippet_is_read() -> None:
     first, second = sections(SNIPPET)
-    assert (first.id, first.title, len(first.paragraphs)) == ("MASK-1", "polarity", 4)
+    assert (first.id, first.title, len(first.paragraphs)) == ("MASK-1", "polarity", 2)
     assert second == Section("MASK-4", "window", ["Nothing yet."])
-    assert next(target for _, target, _ in links(SNIPPET)) == "specification/rules.py"
-    assert problems(SNIPPET) == []
+    assert links(SNIPPET) == ["specification/rules.py", "nowhere.py"]
+    assert heading_problems(SNIPPET, TWO) == []
 
 
 @pytest.mark.parametrize(
@@ -250,26 +174,11 @@ def test_snippet_is_read() -> None:
         ("### MASK-4 window", "### MASK-1 polarity", ["no section for MASK-4", "MASK-1 has two sections"]),
         ("MASK-1 polarity", "MASK-1 Polarity", ["MASK-1 is called 'Polarity', not 'polarity'"]),
         ("### MASK-4", "#### MASK-4", ["no section for MASK-4"]),
-        ("Definition: [mat", "Defined by [mat", ["MASK-1 needs one definition with links"]),
-        ("[materialize](reference_numpy/masks.py),\n[masks](reference_numpy/masks.py#allowed_pairs)", "nowhere",
-         ["MASK-1 needs one definition with links"]),
-        ("[materialize]", "[materialise]", ["MASK-1: no materialise in masks.py"]),
-        ("#allowed_pairs", "#pairs", ["MASK-1: no pairs in masks.py"]),
-        ("(reference_numpy/masks.py)", "(reference_numpy/mask.py)", ["MASK-1: no file reference_numpy/mask.py"]),
-        ("Tests:", "Held by", ["MASK-1 needs one list of tests"]),
-        ("`dense\nmasks`", "", ["MASK-1: nothing named in conformance/operations/probes.py", "MASK-1 names no probe"]),
-        ("`dense\nmasks`", "`window`",
-         ["MASK-1: no 'window' in conformance/operations/probes.py", "MASK-1 names no probe"]),
-        ("[faults](tests/support/faults.py)", "", ["MASK-1: no 'dense masks inverted' in tests/definition/test_spec.py",
-         "MASK-1 names no planted fault"]),
-        ("`test_every_rule_has_its_section`", "`test_nothing`",
-         ["MASK-1: no 'test_nothing' in tests/definition/test_spec.py"]),
-        ("(tests/definition/test_spec.py)", "(tests/test_specs.py)", ["MASK-1: no file tests/test_specs.py"]),
     ],
-)  # fmt: skip
+)
 def test_broken_snippet_is_noticed(old: str, new: str, expected: list[str]) -> None:
     assert SNIPPET.count(old) == 1
-    assert problems(SNIPPET.replace(old, new)) == expected
+    assert heading_problems(SNIPPET.replace(old, new), TWO) == expected
 
 
 def test_sections_in_another_order_are_noticed() -> None:
@@ -278,3 +187,64 @@ def test_sections_in_another_order_are_noticed() -> None:
 
 def test_dead_link_is_noticed() -> None:
     assert dead_links(SNIPPET) == ["no file nowhere.py"]
+
+
+# --- the generated table ----------------------------------------------------------------------------------------------
+
+DEFINING = '''"""Masks (MASK-1 to MASK-3)."""
+def causal():
+    """Key j is allowed iff j <= i + offset (MASK-3)."""
+def other():
+    # MASK-5 in a comment does not count.
+    return 0
+'''
+TESTING = """
+pytestmark = pytest.mark.rule("MASK-6")
+CASES = [("one", "ATT-1 ATT-2"), ("ATT-3 is in a sentence", 3)]
+@pytest.mark.rule("MASK-1", "MASK-2")
+def test_one(): ...
+@pytest.mark.parametrize("case", [pytest.param(c, marks=pytest.mark.rule(*c.rules)) for c in CASES])
+def test_two(): ...
+def test_three(): ...
+def helper(): ...
+"""
+
+
+def test_docstrings_are_read() -> None:
+    tree, rules = ast.parse(DEFINING), ["MASK-1", "MASK-2", "MASK-3", "MASK-4", "MASK-5"]
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert mentioned(tree, rules) == {"MASK-1", "MASK-2", "MASK-3"}
+    assert [mentioned(function, rules) for function in functions] == [{"MASK-3"}, set()]
+
+
+def test_marked_tests_are_counted() -> None:
+    expected = {"MASK-6": 3, "MASK-1": 1, "MASK-2": 1, "ATT-1": 1, "ATT-2": 1}
+    assert marked(ast.parse(TESTING)) == expected
+
+
+def test_titles_are_put_together() -> None:
+    titles = ["scale", *(f"memory of {name}" for name in "abcd"), "rows of a"]
+    assert together(titles, "abcd") == ["scale", *["memory of an operation"] * 4, "rows of a"]
+    assert shortened(["a | b", "c", "c"]) == "a \\| b; c"
+    assert shortened(map(str, range(10))) == "0; 1; 2; 3; 4; 5; 6; 7; and 2 more"
+
+
+def test_table_stands_between_the_comments() -> None:
+    text = f"before\n{BEGIN}\nold\n{END}\nafter\n"
+    assert with_table(text, ["new"]) == text.replace("old", "new")
+    for broken in ("", f"{END}\n{BEGIN}", text + text):
+        with pytest.raises(ValueError, match="must have the comments"):
+            with_table(broken, ["new"])
+
+
+def test_old_table_is_noticed_and_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in ("reference_numpy", "specification", "tests"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    path = tmp_path / "SPEC.md"
+    path.write_text(SPEC.replace("| MASK-1 |", "| MASK-9 |"))
+    monkeypatch.setattr(spec, "ROOT", tmp_path)
+    checked = CliRunner().invoke(app, ["dev", "spec", "--check"])
+    assert (checked.exit_code, "out of date" in checked.output) == (1, True)
+    assert "| MASK-9 |" in path.read_text()
+    assert CliRunner().invoke(app, ["dev", "spec"]).exit_code == 0
+    assert path.read_text() == with_table(SPEC, spec.table())

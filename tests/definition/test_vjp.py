@@ -506,6 +506,7 @@ def projection_biases_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multi_head_attention_vjp, "linear_vjp", averaged)
 
 
+@pytest.mark.rule("ATT-2", "ATT-12", "NORM-6")
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     id, plant = FAULTS[name]

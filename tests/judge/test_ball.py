@@ -130,6 +130,7 @@ def along(of: Case, directions: dict[str, np.ndarray], step: arb) -> arb:
     )
 
 
+@pytest.mark.rule("ATT-12")
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_gradients_are_the_limit_of_difference_quotients(name: str, fine: None) -> None:
     """D(h) = f' + c h^2 + O(h^4), and so (4 D(h/2) - D(h)) / 3 = f' + O(h^4).
@@ -152,16 +153,19 @@ def test_gradients_are_the_limit_of_difference_quotients(name: str, fine: None) 
         assert abs((4 * quotient(h / 2) - quotient(h)) / 3 - slope) < arb(2) ** -200
 
 
+@pytest.mark.rule("EMB-1")
 def test_gradients_add_up_over_repeated_ids() -> None:
     repeated = case("embedding", {"table": np.ones((3, 1)), "ids": [2, 0, 2]}, output=[[1], [2], [4]])
     np.testing.assert_array_equal(evaluate(repeated)["gradient of table"].high, [[2], [0], [5]])
 
 
+@pytest.mark.rule("FFN-1")
 def test_slope_of_relu_at_0_is_0() -> None:
     at_kink = {"x": [[0.0]], "inner.weight": [[1.0]], "outer.weight": [[1.0]]}
     assert evaluate(case("feed_forward", at_kink, output=[[1.0]]))["gradient of x"].high == 0
 
 
+@pytest.mark.rule("NORM-6")
 def test_constant_row_has_no_slope_through_its_deviation() -> None:
     """With cotangent c and eps outside the root the gradient is (c - mean(c)) / eps; the output is the bias."""
     inputs = {"x": [0.1, 0.1, 0.1], "weight": np.ones(3), "bias": [1, 2, 3]}
@@ -173,6 +177,7 @@ def test_constant_row_has_no_slope_through_its_deviation() -> None:
 # --- closed forms -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("ATT-1")
 def test_two_keys_are_a_logistic_function() -> None:
     """Keys 0 and 3/4, values 1 and 0: the output is p = 1 / (1 + e^(3q/4)), its slope in q is -3/4 p (1 - p)."""
     inputs = {"query": [[[[0.625]]]], "key": [[[[0.0], [0.75]]]], "value": [[[[1.0], [0.0]]]]}
@@ -188,6 +193,7 @@ def test_two_keys_are_a_logistic_function() -> None:
         assert abs(fraction(logsumexp, (0, 0, 0)) / Fraction((1 + term).ln()) - 1) < Fraction(1, 2**98)
 
 
+@pytest.mark.rule("ATT-14")
 def test_logsumexp_of_one_key_is_its_score() -> None:
     """c tanh(scale query . key / c) + bias."""
     inputs = {"query": [[[[1.0, 2.0]]]], "key": [[[[0.5, -0.75]]]], "bias": [[0.25]]}
@@ -198,18 +204,21 @@ def test_logsumexp_of_one_key_is_its_score() -> None:
     )
 
 
+@pytest.mark.rule("ATT-11")
 def test_dropout_keeps_the_mean() -> None:
     one_key = {"query": np.ones((1, 1, 2, 1)), "key": [[[[1.0]]]], "value": [[[[3.0]]]]}
     options = {"dropout_keep": np.array([[[[True], [False]]]]), "dropout_rate": 0.25}
     np.testing.assert_array_equal(evaluate(case("attention", one_key, options))["output"].high.ravel(), [4, 0])
 
 
+@pytest.mark.rule("EMB-1")
 def test_embedding_is_scaled_by_the_root_of_its_width() -> None:
     inputs = {"table": np.ones((1, 4)), "ids": [0]}
     np.testing.assert_array_equal(evaluate(case("embedding", inputs, {"scaled": True}))["output"].high, [[2] * 4])
     np.testing.assert_array_equal(evaluate(case("embedding", inputs))["output"].high, [[1] * 4])
 
 
+@pytest.mark.rule("ATT-4")
 def test_equal_scores_give_the_mean_of_the_allowed_values() -> None:
     inputs = {"query": np.ones((1, 1, 2, 1)), "key": np.ones((1, 1, 3, 1)), "value": [[[[1.0], [2.0], [6.0]]]]}
     np.testing.assert_array_equal(evaluate(case("attention", inputs))["output"].high, [[[[3], [3]]]])
@@ -217,6 +226,7 @@ def test_equal_scores_give_the_mean_of_the_allowed_values() -> None:
     np.testing.assert_array_equal(causal, [[[[1], [1.5]]]])
 
 
+@pytest.mark.rule("ATT-6")
 def test_empty_rows() -> None:
     inputs = {"query": np.ones((1, 1, 2, 1)), "key": np.ones((1, 1, 3, 1)), "value": [[[[1.0], [2.0], [6.0]]]]}
     cotangent = np.ones((1, 1, 2, 1))
@@ -238,6 +248,7 @@ def test_empty_rows() -> None:
     assert with_sink.high[0, 0, 1] == 0.3
 
 
+@pytest.mark.rule("NORM-1", "NORM-7")
 def test_layer_norm_of_minus_one_and_one() -> None:
     """y = (-1, 1) / sqrt(1 + eps), and the slope of its second element in the second x is eps / (1 + eps)^1.5 / 2."""
     answer = evaluate(case("layer_norm", {"x": [-1, 1], "weight": [1, 1]}, {"eps": 0.5}, output=[0, 1]))
@@ -254,6 +265,7 @@ def test_layer_norm_of_minus_one_and_one() -> None:
     )
 
 
+@pytest.mark.rule("POS-1")
 @pytest.mark.parametrize("exponent", ["shared", "doubled"])
 def test_sinusoidal_positions(exponent: str) -> None:
     table = evaluate(case("sinusoidal_positions", {}, {"length": 3, "width": 5, "offset": 2, "exponent": exponent}))
@@ -264,6 +276,7 @@ def test_sinusoidal_positions(exponent: str) -> None:
         np.testing.assert_allclose(table["output"].high[row], expected, rtol=1e-14)
 
 
+@pytest.mark.rule("FFN-1")
 @pytest.mark.parametrize(
     ("activation", "literal"),
     [
@@ -283,6 +296,7 @@ def test_activations_are_their_literal_formulas(activation: str, literal: Callab
 # --- identities -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("ATT-5")
 def test_weights_of_a_row_sum_to_one() -> None:
     weights = evaluate_balls(case("attention_weights", attention_inputs("query", "key")))["output"]
     for total in weights.sum(-1).flat:
@@ -290,6 +304,7 @@ def test_weights_of_a_row_sum_to_one() -> None:
         assert total.rad() < 2.0**-40
 
 
+@pytest.mark.rule("ATT-14")
 def test_merging_halves_gives_the_whole(fine: None) -> None:
     inputs = attention_inputs("query", "key", "value")
     parts: dict[str, np.ndarray] = {}
@@ -303,17 +318,20 @@ def test_merging_halves_gives_the_whole(fine: None) -> None:
     np.testing.assert_allclose(merged["output"].high, whole["output"].high, rtol=1e-14, atol=1e-15)
 
 
+@pytest.mark.rule("ATT-7")
 def test_query_head_h_reads_key_head_h_over_group_size() -> None:
     grouped = attention_inputs("query", "key", "value")
     repeated = grouped | {name: np.repeat(grouped[name], 2, axis=1) for name in ("key", "value")}
     assert_equal(evaluate(case("attention", grouped))["output"], evaluate(case("attention", repeated))["output"])
 
 
+@pytest.mark.rule("MHA-2")
 def test_separate_projections_are_the_fused_one() -> None:
     fused, separate = (evaluate(case("multi_head_attention", i, {"num_heads": 4})) for i in (FUSED, SEPARATE))
     assert_equal(fused["output"], separate["output"])
 
 
+@pytest.mark.rule("MHA-1")
 def test_multi_head_attention_with_identity_projections_is_attention() -> None:
     inputs = {"query": random(2, 3, 4), "key": random(2, 5, 4), "value": random(2, 5, 4, seed=1)}
     identity = {f"{name}.weight": np.eye(4) for name in ("query", "key", "value", "output")}
@@ -359,6 +377,7 @@ MATRICES = {
 }
 
 
+@pytest.mark.rule("MASK-2", "MASK-3", "MASK-4", "MASK-6")
 @pytest.mark.parametrize("name", MATRICES)
 def test_predicate(name: str) -> None:
     mask, rows = MATRICES[name]
@@ -366,6 +385,7 @@ def test_predicate(name: str) -> None:
     np.testing.assert_array_equal(visible_pairs(mask, None, (1, 2, 3, 4)), np.stack([[expected, expected]]))
 
 
+@pytest.mark.rule("MASK-2")
 def test_predicate_per_batch_and_head() -> None:
     lengths = visible_pairs(KeyLengths([1, 2]), None, (2, 1, 1, 3))
     np.testing.assert_array_equal(lengths[:, 0, 0], [[True, False, False], [True, True, False]])
@@ -377,11 +397,13 @@ def test_predicate_per_batch_and_head() -> None:
     np.testing.assert_array_equal(visible_pairs(shared, None, (2, 1, 1, 2))[:, 0, 0], [[True, False], [False, True]])
 
 
+@pytest.mark.rule("ATT-3")
 def test_minus_infinity_in_the_bias_forbids() -> None:
     bias = np.array([[0.0, -np.inf], [1.0, 2.0]])
     np.testing.assert_array_equal(visible_pairs(None, bias, (1, 1, 2, 2))[0, 0], [[True, False], [True, True]])
 
 
+@pytest.mark.rule("MASK-7")
 def test_what_stands_behind_a_mask_does_not_count() -> None:
     clean = attention_inputs("query", "key", "value", "bias")
     poisoned = {name: array.copy() for name, array in clean.items()}
@@ -393,6 +415,7 @@ def test_what_stands_behind_a_mask_does_not_count() -> None:
         np.testing.assert_array_equal(exact, right[name])
 
 
+@pytest.mark.rule("ATT-10")
 @pytest.mark.parametrize("name", ["query", "key", "value", "bias", "sinks"])
 def test_special_values_that_count_are_refused(name: str) -> None:
     inputs = {n: array.copy() for n, array in attention_inputs("query", "key", "value", "bias", "sinks").items()}
@@ -421,6 +444,7 @@ def test_a_sign_is_decided_however_small() -> None:
     np.testing.assert_array_equal(answer.high, [[2.0**-300, 0]])
 
 
+@pytest.mark.rule("ATT-10")
 def test_scores_beyond_every_float() -> None:
     inputs = {"query": [[[[1e300]]]], "key": [[[[1e300], [-1e300]]]], "value": [[[[1.0], [2.0]]]]}
     assert evaluate(case("attention", inputs))["output"].high == 1

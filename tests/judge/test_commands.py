@@ -20,9 +20,10 @@ from conformance.checks.comparison import Finding
 from conformance.checks.results import Tally, Violation
 from conformance.cli import replay as replay_command
 from conformance.judge import replaying
+from conformance.judge.judged_rules import JUDGED
 from conformance.models.real import RealFinding, RealResult
 from conformance.runner.in_process import JudgeError
-from specification import RULES
+from specification import MODEL_RULES, RULES
 from tests.support.helpers import command
 
 ROOT = Path(__file__).parents[2]
@@ -342,7 +343,7 @@ def test_replay_of_a_report(check: Command) -> None:
     assert command("replay", "report.json")[0] == 1
     check("good", "--rule", "ATT-1")
     code, output = command("replay", "report.json")
-    assert (code, output) == (2, "report.json cannot be replayed: the report holds no violation\n")
+    assert (code, output) == (2, "report.json cannot be replayed: the report contains no violation\n")
 
 
 @pytest.mark.parametrize(
@@ -561,7 +562,7 @@ def test_trained_model_that_cannot_be_judged(judged_by: Callable[..., Run], monk
     monkeypatch.setattr("conformance.models.real.missing", lambda: ["tokenizers"])
     found = judged_by()
     assert found.code == 0
-    assert "no trained model is judged: tokenizers not installed" in found.output
+    assert "the trained model is skipped: tokenizers not installed" in found.output
     (model,) = found.report["models"]
     assert (model["left_out"], model["conforms"]) == ("tokenizers not installed", None)
     assert found.junit.get("skipped") == str(3 * (len(RULES) - 1) + 1)
@@ -597,7 +598,7 @@ def test_what_was_judged_before_an_error_is_told(
     assert found.code == code
     assert f"not judged to the end: {message}" in found.output
     assert "│MASK-1 │ polarity" in found.output
-    assert "no violation on 20 generated cases until then" in found.output
+    assert "no violation on 20 generated cases before the judge stopped" in found.output
     assert "conform on" not in found.output
     assert "2 of 4 runs of 10 cases for each probe, 0 with violations" in found.output
     assert found.report["error"] == message
@@ -661,7 +662,7 @@ def test_error_in_the_peers_leaves_the_runs(judged_by: Callable[..., Run], monke
     ("words", "message"),
     [
         (("--only", "ATT-99"), "not understood: ATT-99"),
-        (("--only", "BLK-1"), "BLK-1 is a rule of whole models: run does not probe it, the tests"),
+        (("--only", "BLK-1"), "BLK-1 is a rule of whole models and has no probes: its tests"),
         (("--effort", "maximal"), "not understood: maximal"),
         (("--device", "tpu"), "no device tpu here"),
     ],
@@ -676,7 +677,13 @@ def test_wrong_usage_of_run(folder: Path, words: tuple[str, ...], message: str) 
 def test_rules() -> None:
     code, output = command("rules")
     assert code == 0
-    assert "MASK-1" in output
+    listed = [" ".join(line.split()) for line in output.splitlines()]
+    assert listed == [f"{rule.id} {rule.title} {rule.statement}" for rule in (JUDGED | MODEL_RULES).values()]
+
+
+def test_help_keeps_brackets() -> None:
+    _, output = command("check", "--help")
+    assert "[batch, length" in " ".join(output.replace("│", " ").split())
 
 
 def test_module_is_the_program() -> None:

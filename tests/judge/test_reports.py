@@ -519,7 +519,7 @@ def test_another_declaration_is_told() -> None:
     declaration["refused_dtypes"] = ["float16"]
     (change,) = changes(before, after)
     assert (change.kind, change.rule) == ("other", "")
-    assert change.text == "declared otherwise: features: no empty, refused_dtypes: float16, isolation strict -> finite"
+    assert change.text == "another declaration: features: no empty, refused_dtypes: float16, isolation strict -> finite"
 
 
 @pytest.mark.parametrize(
@@ -559,7 +559,10 @@ def test_steps_violated_and_repaired() -> None:
 def test_errors_of_steps_are_told_in_one_line() -> None:
     found = changes(model_report(model()), model_report(model(blocks_0_attention=0.6, blocks_1_feed_forward=0.3)))
     assert [(change.kind, change.rule) for change in found] == [("worse", "blocks.1.feed_forward")]
-    assert "2 of 4 steps further off, most of all this one: worst error 0.01 of its bound -> worst" in found[0].text
+    assert (
+        "larger errors in 2 of 4 steps, most of all in this one: worst error 0.01 of its bound -> worst"
+        in found[0].text
+    )
     moved = model(blocks_0_attention=0.1, blocks_1_feed_forward=0.3)
     ways = [("worse", "torch_impl", "blocks.1.feed_forward"), ("better", "torch_impl", "blocks.0.attention")]
     assert model_told(model(), moved) == ways
@@ -605,7 +608,7 @@ def test_models_come_and_go() -> None:
     assert [kind for kind, *_ in model_told(away, model())] == ["other", "other"]
     assert model_told(away, away) == []
     (change,) = changes(model_report(model()), model_report())
-    assert (change.kind, change.text) == ("worse", "judged no longer")
+    assert (change.kind, change.text) == ("worse", "no longer judged")
     assert changes(model_report(), model_report(away)) == changes(model_report(away), model_report()) == []
 
 

@@ -149,7 +149,7 @@ def test_what_is_not_supported_and_refused_is_called_so() -> None:
 def test_a_call_that_fails_says_with_which_arrays() -> None:
     subject = told(of_torch)
     (violation,) = subject["violations"]
-    line = "it was called with NumPy arrays; --arrays torch or jax for others"
+    line = "the judge called it with NumPy arrays; --arrays torch or jax for others"
     assert violation["called_with"] == line
     assert line in printed(subject)
     assert line in page(document("check", [subject]))

@@ -58,6 +58,7 @@ def after(tokens: tuple[int, ...]) -> np.ndarray:
     return module.wide_log_softmax(logits[:, -1])[0]
 
 
+@pytest.mark.rule("GEN-1")
 @pytest.mark.parametrize("penalty", [0.0, 0.8, -0.5])
 def test_a_search_with_room_for_everything_finds_the_best(implementation: Implementation, penalty: float) -> None:
     options = WIDE | {"length_penalty": penalty}
@@ -144,6 +145,7 @@ FAULTS = (
 )
 
 
+@pytest.mark.rule("GEN-1")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_faults_are_found(fault: Fault) -> None:
     assert not caught(generation(REFERENCE))

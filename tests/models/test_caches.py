@@ -52,6 +52,7 @@ def test_what_a_cache_holds(implementation: Implementation, name: str) -> None:
         assert (array[:, :, 3:] == 0).all()
 
 
+@pytest.mark.rule("GEN-1")
 def test_a_step_leaves_its_cache_as_it_is(implementation: Implementation) -> None:
     module, parameters, cache, keywords = begun(implementation)
     before = arrays(implementation, cache)

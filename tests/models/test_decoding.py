@@ -188,6 +188,7 @@ FAULTS = (
 )
 
 
+@pytest.mark.rule("GEN-1")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_faults_are_found(fault: Fault) -> None:
     module = edited("reference_numpy.decoding", fault.old, fault.new)
@@ -233,6 +234,7 @@ LOOKING_AHEAD = {"dawn": ((1, 4),), "prenorm-blog": ((2, 0),)}
 """Examples whose empty rows take the mean of all values, and where padding makes such a row."""
 
 
+@pytest.mark.rule("GEN-1")
 @pytest.mark.parametrize("name", LOOKING_AHEAD)
 def test_rows_that_look_ahead_are_refused(implementation: Implementation, name: str) -> None:
     """What the full pass gives at a position changes there with the tokens after it, so no cache could give it."""

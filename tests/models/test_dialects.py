@@ -124,6 +124,7 @@ def test_the_tutorial_agrees(tutorial: Any, within: Any) -> None:
 OPTIONS = [(first, bias, act) for first in (False, True) for bias in (False, True) for act in ("relu", "gelu")]
 
 
+@pytest.mark.rule("TRF-1")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("norm_first", "bias", "activation"), OPTIONS)
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor", "ignore:The PyTorch API of nested tensors")
@@ -181,6 +182,7 @@ PARTS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[Sizes], Arrays]]
 }  # fmt: skip
 
 
+@pytest.mark.rule("TRF-1")
 @pytest.mark.parametrize("name", PARTS)
 def test_parts_of_torch(name: str, implementation: Implementation) -> None:
     make, inputs_of = PARTS[name]
@@ -517,6 +519,7 @@ def padded_anywhere() -> np.ndarray:
 ROBERTA: dict[str, Any] = {"num_heads": 3, "eps": 1e-5, "positions": "after_padding", "padding": PAD}
 
 
+@pytest.mark.rule("TRF-1")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", LIKE_ROBERTA)
 @pytest.mark.slow_where("float64")
@@ -556,6 +559,7 @@ SUMS = {"reference_numpy": "np.cumsum(real, axis=1)", "torch_impl": "torch.cumsu
         "jax_impl": "jnp.cumsum(real, axis=1)"}  # fmt: skip
 
 
+@pytest.mark.rule("TRF-1")
 @pytest.mark.parametrize("name", FAULTS)
 def test_faults_in_positions_are_found(
     name: str, implementation: Implementation, monkeypatch: pytest.MonkeyPatch

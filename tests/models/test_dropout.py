@@ -208,6 +208,7 @@ LOST = {
 """By the model that shows it: the file, what hands the keep masks on, and the same without."""
 
 
+@pytest.mark.rule("BLK-2")
 @pytest.mark.parametrize("name", LOST)
 def test_a_site_that_is_lost_is_found(
     name: str, implementation: Implementation, monkeypatch: pytest.MonkeyPatch
@@ -222,6 +223,7 @@ def test_a_site_that_is_lost_is_found(
 # --- what is no dropout of this model ---------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("BLK-2")
 @pytest.mark.parametrize("wrong", [0.1, None, TransformerDropout(), Dropout(np.ones((2, T, E), bool), 0.5)])
 def test_another_structure_is_refused(implementation: Implementation, wrong: Any) -> None:
     trained = language_model()
@@ -260,6 +262,7 @@ def test_another_structure_in_a_block_is_refused(
         called(implementation, trained, trained.dropout._replace(blocks=blocks))
 
 
+@pytest.mark.rule("BLK-2")
 def test_a_site_that_the_model_does_not_have_is_refused(implementation: Implementation) -> None:
     trained = language_model()
     dropout = keep_masks(1, 2, T, 2, memory=T)

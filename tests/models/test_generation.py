@@ -48,6 +48,7 @@ def cases() -> Iterator[Any]:
                     yield pytest.param(implementation, name, method, dtype, cached, id=id)
 
 
+@pytest.mark.rule("GEN-1")
 @pytest.mark.parametrize(("implementation", "name", "method", "dtype", "cached"), list(cases()))
 @pytest.mark.slow_where("jax_impl, prenorm-blog, beam_search")
 @pytest.mark.slow_where("jax_impl", "full")
@@ -104,6 +105,7 @@ def test_nothing_to_do(implementation: Implementation, method: str) -> None:
 # --- loaded models ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("GEN-1")
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["gpt2", "notebook-scratch"])
 @pytest.mark.slow_where("jax_impl", unless="greedy")
@@ -282,6 +284,7 @@ def undecided(example: Example, logits: np.ndarray) -> Any:
     return parameters._replace(output=parameters.output._replace(weight=parameters.output.weight * 0, bias=logits))
 
 
+@pytest.mark.rule("GEN-1")
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.slow_where("jax_impl-False")
 def test_ties_go_to_the_lowest_id(implementation: Implementation, cached: bool) -> None:
@@ -332,6 +335,7 @@ FAULTS = (
 )
 
 
+@pytest.mark.rule("GEN-1")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_faults_are_found(fault: Fault) -> None:
     assert not caught(generation(REFERENCE))

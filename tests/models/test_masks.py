@@ -184,6 +184,7 @@ def tables(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(VOCABULARY, E)).astype("float32")
 
 
+@pytest.mark.rule("TRF-1")
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor", "ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_masks_beside_padding_as_in_torch(norm_first: bool) -> None:
@@ -271,6 +272,7 @@ BOTH = {
 ONE_LOST = [(name, lost) for name in BOTH for lost in (0, 1)]
 
 
+@pytest.mark.rule("TRF-1")
 @pytest.mark.parametrize(("name", "lost"), ONE_LOST)
 def test_a_mask_that_is_lost_is_found(
     name: str, lost: int, implementation: Implementation, monkeypatch: pytest.MonkeyPatch

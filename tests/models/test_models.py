@@ -77,6 +77,7 @@ MODELS: dict[str, Callable[[Maker], Any]] = {
 }
 
 
+@pytest.mark.rule("BLK-1", "TRF-1")
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("order", CONFIGURATIONS)
 @pytest.mark.parametrize("kind", MODELS)
@@ -98,6 +99,7 @@ def in_bfloat16(parameters: Any) -> Any:
 # --- where a fault is found -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("BLK-1")
 def test_a_fault_in_one_layer_is_found_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layer 5 of 6: eps of one norm is 1e-4. Only that step is beyond its bound; before and after, nothing is."""
     blocks = importlib.import_module("torch_impl.blocks")
@@ -114,6 +116,7 @@ def test_a_fault_in_one_layer_is_found_there(monkeypatch: pytest.MonkeyPatch) ->
     assert [step.name for step in found if step.finding.ratio > 1] == ["blocks.4.attention_norm"]
 
 
+@pytest.mark.rule("TRF-1")
 def test_a_mask_that_is_lost_is_found_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     models = importlib.import_module("torch_impl.transformer")
     monkeypatch.setattr(models, "padding_mask", lambda tokens, padding: None)
@@ -202,6 +205,7 @@ def autograd(package: str, parameters: Any, configuration: Configuration, cotang
         return {name: np.asarray(g) for name, g in flatten(gradients).items()}
 
 
+@pytest.mark.rule("BLK-1", "TRF-1")
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("order", CONFIGURATIONS)

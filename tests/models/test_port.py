@@ -65,7 +65,7 @@ def of_torch(module: torch.nn.Module) -> tuple[Any, Any]:
 
 def ratios(output: str, dtype: str) -> dict[str, float]:
     """What is told of the whole in that dtype, by package."""
-    (line,) = (line for line in output.splitlines() if f"end to end, {dtype}, each model as it is called" in line)
+    (line,) = (line for line in output.splitlines() if f"end to end, {dtype}, error ratios of the whole models" in line)
     return {name: float(ratio) for name, ratio in re.findall(r"(\w+_\w+) ([-\w.+]+)[,;]", line)}
 
 
@@ -243,7 +243,7 @@ def test_what_is_not_read_is_named() -> None:
     heads = {"pooler.dense.weight": np.ones((16, 16)), "embeddings.position_ids": np.ones(4)}
     code, output = command("port", *saved_bert(**heads))
     assert code == 0, output
-    line = "in the file, and no part of what dialect bert computes: embeddings.position_ids, pooler.dense.weight"
+    line = "entries that dialect bert does not use: embeddings.position_ids, pooler.dense.weight"
     assert line in output
 
 
@@ -257,10 +257,10 @@ def test_nan_is_not_green(spoilt: str) -> None:
     code, output = command("port", *words)
     assert code == 2, output
     assert "every step that can be judged keeps its bound in reference_numpy, torch_impl, jax_impl" in output
-    assert "NaN or infinities, because of which not all could be judged: " in output
+    assert "NaN or infinities and could not be judged in full: " in output
     first, more = ("embedding.tokens", 13) if spoilt == "" else ("blocks.0.attention_norm", 5)
     assert f"{more + 1} steps give NaN or infinities" in output
-    assert f"not all could be judged: {first} and {more} more" in output
+    assert f"could not be judged in full: {first} and {more} more" in output
     assert "all keep it" not in output
 
 
@@ -273,7 +273,7 @@ def test_finite_numbers_without_a_bound_are_not_green() -> None:
     code, output = command("port", *words)
     assert code == 2, output
     assert "beyond" not in output
-    assert "NaN or infinities, because of which not all could be judged: " in output
+    assert "NaN or infinities and could not be judged in full: " in output
 
 
 @pytest.mark.parametrize(("padding", "rows"), [(1, 3), (1, 17), (5, 21), (5, 40)])

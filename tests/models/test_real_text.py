@@ -94,7 +94,7 @@ def test_every_step_on_real_text() -> None:
     assert "layer 5" in report
     assert "2 sentences, 43 steps" in report
     for package in PORTS:
-        assert f"{package} in float64, against the definition, 43 steps: at most 0." in report
+        assert f"{package} in float64, 43 steps: largest error ratio 0." in report
     assert "reference_numpy in float64" not in report
     assert "violation" not in report
 
@@ -202,8 +202,8 @@ def test_float64_is_told_apart() -> None:
     text = printed(found)
     assert "0.25 / - / -" in text
     assert "2 sentences, 1 steps" in text
-    line = "torch_impl in float64, against the definition, 1 steps: at most 0.25 bounds in blocks.0.attention"
-    assert f"{line}; sentence embeddings from end to end: 2e-06 carried bounds" in text
+    line = "torch_impl in float64, 1 steps: largest error ratio 0.25, in blocks.0.attention"
+    assert f"{line}; of the sentence embeddings, by the carried bound: 2e-06" in text
 
 
 def test_steps_that_are_judged_for_the_first_time_are_one_change() -> None:
@@ -216,5 +216,5 @@ def test_steps_that_are_judged_for_the_first_time_are_one_change() -> None:
 
     before, after = content(word=0.5), content(word=0.5, one=0.5, two=0.5, three=2.0)
     told = [(change.kind, change.rule, change.text) for change in model_changes(before, after)]
-    assert told[0] == ("other", "one", "tried now, with 1 more that were not before; they conform")
+    assert told[0] == ("other", "one", "tried now for the first time, and 1 more; they conform")
     assert [(kind, rule) for kind, rule, _ in told[1:]] == [("worse", "three")]

@@ -53,6 +53,7 @@ def differences(choose: Callable[..., Any], implementation: Implementation, choi
     return int((got != [plainly(*row, choice) for row in zip(logits, uniforms, strict=True)]).sum())
 
 
+@pytest.mark.rule("GEN-1")
 @pytest.mark.parametrize("choice", CHOICES, ids=str)
 def test_choices_are_the_plain_ones(implementation: Implementation, choice: Choice) -> None:
     assert differences(generation(implementation).choose, implementation, choice) == 0
@@ -164,6 +165,7 @@ FAULTS = (
 )
 
 
+@pytest.mark.rule("GEN-1")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_faults_are_found(fault: Fault) -> None:
     assert not caught(generation(REFERENCE))

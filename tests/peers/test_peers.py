@@ -190,7 +190,7 @@ def test_what_cannot_be_judged_is_told_in_one_line() -> None:
     absent = replace(PEERS[0], name="a name that no other has", packages=("no_such_package",))
     assert absent.absent == "no_such_package is not installed"
     list(chosen((), lines.append))
-    assert all(" is left out: " in line for line in lines)
+    assert all(" is skipped: " in line for line in lines)
     assert sum("FlexAttention, compiled" in line for line in lines) == 1
 
 
@@ -261,7 +261,7 @@ def test_a_divergence_stands_under_its_own_rule(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("conformance.peers.matrix.PEERS", (peer, replace(peer, name="slow", slow="it is slow")))
     (report,) = matrix("default", 1, say=lines.append)
     judged_line = f"one pass: {len(report.violations)} divergences in {report.seconds:.0f} s"
-    assert lines == ["slow is left out: it is slow", judged_line]
+    assert lines == ["slow is skipped: it is slow", judged_line]
     states = {rule: state(report, rule) for rule in ("NORM-1", "NORM-2", "NORM-4", "NORM-5", "NORM-6", "NORM-7")}
     expected = {"NORM-1": VIOLATED, "NORM-2": ACCEPTS, "NORM-4": VIOLATED}
     expected |= {"NORM-5": CONFORMS, "NORM-6": NOT_ASKED, "NORM-7": NOT_ASKED}

@@ -82,6 +82,7 @@ def assert_close(got: Any, expected: Any) -> None:
 # --- masks as pytrees -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rule("MASK-2")
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_masks_pass_through_jit(mask: Any) -> None:
     expected = jax_impl.materialize(mask, Q, K, batch=B)
@@ -104,6 +105,7 @@ def test_masks_are_rebuilt_from_any_leaves() -> None:
     assert jax.tree.structure(Causal()) == jax.tree.structure(Causal(None))
 
 
+@pytest.mark.rule("MASK-2")
 def test_ids_are_never_narrowed_silently() -> None:
     ids = np.array([[1]]), np.array([[1 + 2**32]])
     assert not jax_impl.materialize(Segments(*ids), 1, 1).any()
@@ -248,6 +250,7 @@ def test_traced_ids_outside_the_table_give_nan() -> None:
     assert np.isnan(learned(2)).all(axis=1).tolist() == [False, True]
 
 
+@pytest.mark.rule("POS-1")
 def test_traced_offset_of_sinusoidal_positions() -> None:
     expected = jax_impl.sinusoidal_positions(6, 5, offset=9, dtype="float64")
     got = jax.jit(lambda offset: jax_impl.sinusoidal_positions(6, 5, offset=offset, dtype="float64"))(9)
@@ -286,6 +289,7 @@ def programs(dtype: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     }
 
 
+@pytest.mark.rule("ATT-9")
 @pytest.mark.parametrize("operation", [*PROGRAMS, "merge_attention"])
 def test_float64_is_never_narrowed_silently(operation: str) -> None:
     """NumPy's arrays can be in float64 where JAX's cannot."""

@@ -301,6 +301,7 @@ def test_any_array_will_do_inside_a_mask() -> None:
         assert torch_impl.materialize(KeyLengths(lengths), Q, K).sum(dim=(1, 2, 3)).tolist() == [0, 5 * Q]
 
 
+@pytest.mark.rule("EMB-1")
 def test_values_are_refused_where_they_can_be_read() -> None:
     table, lengths, ids = normal(1, 3, 2), torch.tensor([8]), torch.tensor([-1])
     with pytest.raises(ValueError, match="lengths must lie between"):

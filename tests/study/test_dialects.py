@@ -133,7 +133,7 @@ def test_a_fault_in_the_definition_changes_the_numbers(monkeypatch: pytest.Monke
 def test_what_cannot_be_switched_says_why(built: Path) -> None:
     effect = dialects.studied("pytorch").alone["positions"]
     assert effect.change is None
-    assert "no tokens of its own" in effect.without
+    assert "reads embeddings" in effect.without
     assert effect.without in page(built, "pytorch")
     assert dialects.studied("pytorch").together.change is not None
     assert dialects.hindrance(model("dawn"), dialects.Option("positions", "none", "sinusoidal")) == ""
@@ -143,8 +143,8 @@ def test_options_that_a_model_does_not_look_at(built: Path) -> None:
     assert "target_padding" not in dialects.studied("notebook-scratch").asked
     assert "target_padding" in dialects.studied("dawn").asked
     assert dialects.studied("transformer101").asked == {"num_heads", "scale", "empty_rows"}
-    assert "this model does not look at it" in page(built, "notebook-scratch")
-    assert "this model does not look at it" not in page(built, "dawn")
+    assert "this model does not use it" in page(built, "notebook-scratch")
+    assert "this model does not use it" not in page(built, "dawn")
 
 
 def test_separate_heads_are_the_same_function() -> None:
@@ -223,7 +223,7 @@ def test_a_missing_framework_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialect_pages, "small", lambda: {"transformer101": small()["transformer101"]})
     assert set(dialects.agreement("transformer101").errors) == {"reference_numpy", "jax_impl"}
     text = dialect_pages.rendered(site.environment(""), frameworks=True)["dialect-transformer101"]
-    assert "PyTorch is not installed, and left out. <code>make study</code>" in text
+    assert "PyTorch is not installed, and skipped. <code>make study</code>" in text
 
 
 def test_a_page_without_agreement_says_so(built: Path) -> None:

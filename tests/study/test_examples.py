@@ -45,7 +45,7 @@ def column(part: Part, package: str, table: int = 0) -> dict[str, str]:
 
 def of_bounds(part: Part) -> list[float]:
     """The numbers of the verdict: the disagreement, and each package's error."""
-    found = re.findall(r"(?:are|NumPy|PyTorch|JAX) (inf|[\d.e+-]+)", part.verdict)
+    found = re.findall(r"(?:by at most|NumPy|PyTorch|JAX) (inf|[\d.e+-]+)", part.verdict)
     assert len(found) == 4, part.verdict
     return [float(number) for number in found]
 

@@ -36,7 +36,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def test_agreement_stands_on_its_page(pages: dict[str, str]) -> None:
     found = text_of(pages["attention"], "measured")
-    assert "3 cases were put to each implementation" in found
+    assert "Each implementation was judged on 3 cases" in found
     assert "NumPy 0.88, PyTorch 0.88, JAX 0.88" in " ".join(found.replace(" ,", ",").split())
     assert "no violations" in found
     assert "ATT-7 grouped heads 0.12 0.88 0.12 0.88 0.12 0.88 3" in found
@@ -49,7 +49,7 @@ def test_agreement_stands_on_its_page(pages: dict[str, str]) -> None:
 
 def test_rules_of_models_have_the_trained_model(pages: dict[str, str]) -> None:
     found = text_of(pages["blocks"], "measured")
-    assert "BLK-1, BLK-2: rules of whole models" in found
+    assert "BLK-1, BLK-2: these rules of whole models" in found
     assert "16 real sentences" in found
     assert "layer 1" in found
     assert "real sentences" not in text_of(pages["attention"], "measured")
@@ -69,9 +69,9 @@ def test_violations_are_shown_where_they_belong(tmp_path: Path) -> None:
 def test_a_run_that_did_not_end(told: Result, tmp_path: Path) -> None:
     texts = built(tmp_path / "site", written(tmp_path, conformance=report(**told), benchmarks=None), "attention")
     found = text_of(texts["attention"], "measured")
-    assert ("Not everything was judged" in found) == ("error" in told)
+    assert ("The judge could not try everything" in found) == ("error" in told)
     if "error" in told:
-        assert "Not everything was judged: ended by it&#39;s &lt;b&gt;wrong" in found
+        assert "The judge could not try everything: ended by it&#39;s &lt;b&gt;wrong" in found
     elif told["names"]:
         assert "ATT-7 grouped heads not judged 0.12 0.88 not judged 3" in found
     else:
@@ -82,7 +82,7 @@ def test_speed_stands_where_it_is_known(pages: dict[str, str]) -> None:
     found = text_of(pages["attention"], "measured")
     assert "causal, T=32 2.25e+03 [2e+03, 2.5e+03] 562 [500, 625] 281 [250, 312] Fast library 141" in found
     assert "Slow library" in text_of(pages["layer_norm"], "measured")
-    assert "Timed are attention and layer norm as a whole" in text_of(pages["softmax"], "measured")
+    assert "Only attention and layer norm as a whole are timed" in text_of(pages["softmax"], "measured")
 
 
 # --- benchmarks -------------------------------------------------------------------------------------------------------
@@ -107,10 +107,10 @@ def test_the_page_of_benchmarks(pages: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("result", "line"),
     [
-        (benchmark(finished=False), "The run was broken off: here is what was finished, 3 cases."),
-        (benchmark(finished=False) | {"cases": [], "scaling": []}, "what was finished, 0 cases."),
+        (benchmark(finished=False), "The run was interrupted: it finished 3 cases."),
+        (benchmark(finished=False) | {"cases": [], "scaling": []}, "it finished 0 cases."),
         (benchmark(quick=True), "A quick run"),
-        (benchmark(only=["causal"]), "one of these in its name: \u201ccausal\u201d."),
+        (benchmark(only=["causal"]), "names with \u201ccausal\u201d."),
     ],
 )
 def test_partial_results_say_so(result: Result, line: str, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_partial_results_say_so(result: Result, line: str, tmp_path: Path) -> No
     assert line in text_of(texts["benchmarks"])
     if not result["cases"]:
         assert "There is nothing to draw." in text_of(texts["benchmarks"])
-        assert "Timed are attention" in text_of(texts["attention"], "measured")
+        assert "Only attention and layer norm as a whole are timed" in text_of(texts["attention"], "measured")
 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_pictures_share_a_page() -> None:
 # --- what is no result ------------------------------------------------------------------------------------------------
 
 BAD = {
-    "missing": (None, "there is no"),
+    "missing": (None, "does not exist"),
     "not JSON": ("{", "cannot be shown"),
     "a list": ("[]", "cannot be shown"),
     "something else": ('{"schema": {"name": "another", "version": 1}}', "cannot be shown"),
@@ -203,7 +203,7 @@ def test_what_is_stored_shows_the_same(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_what_is_no_result_is_not_stored(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"no report.*no result of a benchmark"):
+    with pytest.raises(ValueError, match=r"not a report.*no result of a benchmark"):
         storing.store(tmp_path / "other.json", tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
 
@@ -233,7 +233,7 @@ def test_options_choose_the_results(
     words = [word for name, file in given.items() for word in (f"--{name}", str(tmp_path / file))]
     monkeypatch.setattr(sys, "argv", ["study", "--no-examples", "--out", str(tmp_path / "site"), *words])
     command.main()
-    assert "none.md. make peers makes one." in capsys.readouterr().out
+    assert "none.md does not exist. make peers makes one." in capsys.readouterr().out
     page = (tmp_path / "site/attention.html").read_text()
     assert "JAX breaks ATT-7" in page
     assert "Fast library" in page

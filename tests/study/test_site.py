@@ -285,5 +285,5 @@ def test_show_by_the_command_wherever_it_is_started(tmp_path: Path) -> None:
 def test_show_of_nothing_known() -> None:
     code, text = command("atention")
     assert code == 2
-    assert text.startswith("nothing here is called 'atention'; did you mean attention or")
-    assert command("qqqqqqq") == (2, "nothing here is called 'qqqqqqq'")
+    assert text.startswith("nothing is called 'atention'; did you mean attention or")
+    assert command("qqqqqqq") == (2, "nothing is called 'qqqqqqq'")

@@ -1,12 +1,12 @@
-"""`conformance dev`: what the project itself is checked with, one command a file."""
+"""`conformance dev`: maintenance of the project, one command a file."""
 
 from __future__ import annotations
 
 import typer
 
-from conformance.cli.dev import corpus, detection_probability, dialects, engines, onnx, peers, tightness, variants
+from conformance.cli.dev import corpus, detection_probability, dialects, engines, onnx, peers, spec, tightness, variants
 
-app = typer.Typer(no_args_is_help=True, help="What the project itself is checked with.")
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown", help="Tests of the judge, and generated files.")
 
 app.command("peers")(peers.peers)
 app.command("engines")(engines.engines)
@@ -16,3 +16,4 @@ app.command("dialects")(dialects.dialects)
 app.command("tightness")(tightness.tightness)
 app.command("onnx")(onnx.onnx)
 app.command("corpus")(corpus.corpus)
+app.command("spec")(spec.spec)

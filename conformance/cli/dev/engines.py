@@ -16,10 +16,10 @@ from conformance.cli.options import Effort, Seed
 def engines(
     effort: Effort = "default",
     seed: Seed = None,
-    only: Annotated[list[str] | None, typer.Option(help="a word in the title; may be given again")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="a word in the title; may be repeated")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
 ) -> None:
-    """Judge every engine of the ports, and print the worst error of each in units of its bound."""
+    """Judge every engine of the ports, and print its largest error ratio."""
     from conformance.peers.engines import ENGINES, judge
     from conformance.peers.peer import gpu_of
     from conformance.reports.tables import violation_lines
@@ -27,7 +27,7 @@ def engines(
     first = secrets.randbelow(2**32) if seed is None else seed
     chosen = [e for e in ENGINES if not only or any(word in e.title for word in only)]
     if not chosen:
-        console.print(f"no engine has that in its title; there are: {'; '.join(e.title for e in ENGINES)}")
+        console.print(f"no engine has this word in its title; the engines are: {'; '.join(e.title for e in ENGINES)}")
         raise typer.Exit(2)
     table = Table(title=f"Engines, seed {first}", title_justify="left")
     for heading in ("engine", "cases", "rules", "worst error in bounds", "violations"):
@@ -35,10 +35,10 @@ def engines(
     conforms = True
     for engine in chosen:
         if importlib.util.find_spec(engine.arrays) is None:
-            console.print(f"{engine.title} is left out: {engine.arrays} is not installed")
+            console.print(f"{engine.title} is skipped: {engine.arrays} is not installed")
             continue
         if device == "cuda" and not gpu_of(engine.arrays):
-            console.print(f"{engine.title} is left out: {engine.arrays} sees no GPU")
+            console.print(f"{engine.title} is skipped: {engine.arrays} sees no GPU")
             continue
         report = judge(engine, effort=effort, seed=first, device=device)
         console.print(*map(violation_lines, report.violations), sep="\n", end="")

@@ -1,4 +1,4 @@
-"""`conformance dev onnx`: ONNX's cases against the three implementations, and against planted faults."""
+"""`conformance dev onnx`: run ONNX's test cases on the three implementations and on planted faults."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def onnx(
-    faults: Annotated[bool, typer.Option(help="also count which planted faults ONNX's cases catch")] = False,
+    faults: Annotated[bool, typer.Option(help="also list the planted faults that ONNX's cases catch")] = False,
 ) -> None:
-    """Put ONNX's own cases to the three implementations."""
+    """Run ONNX's own test cases on the three implementations."""
     if importlib.util.find_spec("onnx") is None:
         console.print("onnx is not installed")
         raise typer.Exit(2)
@@ -40,7 +40,7 @@ def onnx(
 
 
 def implementations_agree(cases: Collection[Bridged]) -> bool:
-    """Whether every implementation is accepted and within the bounds, and ONNX departs just where it is known to."""
+    """Return whether every implementation passes, and ONNX departs from the definition only where it is known to."""
     from conformance.onnx.deviations import DEVIATIONS, found
     from conformance.onnx.running import outcome
     from conformance.onnx.tables import cases_table, deviations_table, violation_lines
@@ -49,16 +49,16 @@ def implementations_agree(cases: Collection[Bridged]) -> bool:
     departures = found(cases)
     console.print(cases_table(outcomes), deviations_table(departures), sep="\n")
     for line in violation_lines(outcomes):
-        console.print(line, markup=False)
+        console.print(line)
     return departures.keys() == DEVIATIONS.keys() and not violation_lines(outcomes)
 
 
 def implementations() -> Iterator[Subject]:
-    """Those whose framework is installed."""
+    """Yield the implementations whose framework is installed."""
     from conformance.subjects.subject import IMPLEMENTATIONS
 
     for name, make in IMPLEMENTATIONS.items():
         try:
             yield make()
         except ImportError as error:
-            console.print(f"{name} is left out: {error}")
+            console.print(f"{name} is skipped: {error}")

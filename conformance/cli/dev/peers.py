@@ -1,4 +1,4 @@
-"""`conformance dev peers`: judge what is installed, and print the divergence matrix."""
+"""`conformance dev peers`: judge the installed libraries, and print the divergence matrix."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from conformance.cli.console import console
 
 def peers(
     only: Annotated[
-        list[str] | None, typer.Argument(help="parts of names; all peers that are not slow if none")
+        list[str] | None, typer.Argument(help="parts of names; by default all peers that are not slow")
     ] = None,
-    effort: Annotated[str, typer.Option(help="quick, default or thorough: how many cases for each probe")] = "default",
-    seed: Annotated[int, typer.Option(help="draws the same cases again")] = 0,
-    markdown: Annotated[Path | None, typer.Option(help="a file for the same as Markdown")] = None,
+    effort: Annotated[str, typer.Option(help="how many cases each probe gets: quick, default or thorough")] = "default",
+    seed: Annotated[int, typer.Option(help="generate the same cases again")] = 0,
+    markdown: Annotated[Path | None, typer.Option(help="also write the matrix to this file, as Markdown")] = None,
 ) -> None:
-    """Judge what is installed, path by path, and print what each of them does otherwise than the definition."""
+    """Judge the installed libraries, and print where each departs from the definition."""
     from conformance.peers.markdown import as_page
     from conformance.peers.matrix import matrix
     from conformance.peers.terminal import as_table

@@ -10,22 +10,22 @@ from rich.console import Console
 
 
 def tightness(
-    seconds: Annotated[float, typer.Option(help="of processor time, for each group and dtype")] = 900.0,
-    cases: Annotated[int | None, typer.Option(help="to begin with, of which half climb", min=2)] = None,
-    operation: Annotated[list[str] | None, typer.Option(help="may be given again; all unless given")] = None,
-    dtype: Annotated[list[str] | None, typer.Option(help="may be given again; all unless given")] = None,
-    jax: Annotated[bool, typer.Option("--jax", help="JAX too, which compiles for every new shape")] = False,
-    faults: Annotated[bool, typer.Option("--faults", help="what the bounds catch, not how tight they are")] = False,
-    markdown: Annotated[Path | None, typer.Option(help="a file for both tables")] = None,
+    seconds: Annotated[float, typer.Option(help="processor time for each group and dtype, in seconds")] = 900.0,
+    cases: Annotated[int | None, typer.Option(help="first cases; the search improves half of them", min=2)] = None,
+    operation: Annotated[list[str] | None, typer.Option(help="may be repeated; all by default")] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="may be repeated; all by default")] = None,
+    jax: Annotated[bool, typer.Option("--jax", help="also search JAX, which compiles for every new shape")] = False,
+    faults: Annotated[bool, typer.Option("--faults", help="measure which small faults the bounds catch")] = False,
+    markdown: Annotated[Path | None, typer.Option(help="write both tables to this file")] = None,
 ) -> None:
-    """Search for the largest errors of honest implementations, in units of their bounds."""
+    """Search for the largest error ratios of honest implementations."""
     from conformance.cases.declaration import known
     from conformance.operations import OPERATIONS
     from conformance.oracle.reference import balls_available
     from conformance.selftest import sensitivity
     from conformance.selftest import tightness as measuring
 
-    console = Console(width=140)
+    console = Console(width=140, markup=False)
     if faults:
         console.print(sensitivity.sensitivity_table(sensitivity.measure()))
         return

@@ -1,4 +1,4 @@
-"""`conformance dev variants`: the judge on every honest variant, in which it may find nothing."""
+"""`conformance dev variants`: judge every honest variant; the judge must find no violation."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 def variants(
     effort: Effort = "default",
-    repeat: Annotated[int, typer.Option(help="that many runs, each with the next seed", min=1)] = 1,
+    repeat: Annotated[int, typer.Option(help="number of runs, each with the next seed", min=1)] = 1,
     seed: Seed = None,
-    only: Annotated[list[str] | None, typer.Option(help="a word in the title; may be given again")] = None,
-    jax: Annotated[bool, typer.Option(help="those in JAX too, which compiles for every new shape")] = True,
+    only: Annotated[list[str] | None, typer.Option(help="a word in the title; may be repeated")] = None,
+    jax: Annotated[bool, typer.Option(help="also judge variants in JAX, which compiles for every new shape")] = True,
     workers: Workers = CORES,
 ) -> None:
-    """Judge implementations that are right but written differently, and print what is found in them."""
+    """Judge implementations that are right but written differently, and print any violations."""
     from conformance.checks.results import Tally
     from conformance.reports.tables import violation_lines
     from conformance.selftest.variants.judging import chosen, runs
@@ -45,10 +45,10 @@ def variants(
 
 
 def table(tally: Tally, indices: list[int]) -> Table:
-    """Cases and the worst errors of every variant."""
+    """Return a table of the cases and the largest error ratios of every variant."""
     from conformance.selftest.variants import VARIANTS
 
-    made = Table(title="Worst error in units of its bound: in float32 and float64, and in all", title_justify="left")
+    made = Table(title="Largest error ratio: in float32 and float64, and in all dtypes", title_justify="left")
     for heading in ("operation", "variant", "arrays"):
         made.add_column(heading)
     for heading in ("wide", "all", "cases"):
