@@ -92,10 +92,22 @@ def imported(path: str) -> dict[str, tuple[str | None, str]]:
     found: dict[str, tuple[str | None, str]] = {}
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.ImportFrom) and node.module and file_of(node.module):
+            home = file_of(node.module)
             for alias in node.names:
+                if alias.name == "*":
+                    found |= {name: (home, name) for name in exported(home)}
+                    continue
                 module = file_of(f"{node.module}.{alias.name}")
-                found[alias.asname or alias.name] = (module, "") if module else (file_of(node.module), alias.name)
+                found[alias.asname or alias.name] = (module, "") if module else (home, alias.name)
     return found
+
+
+def exported(path: str | None) -> list[str]:
+    """The names in a file's `__all__`."""
+    if path is None:
+        return []
+    lists = [node.value for node in tree(path).body if isinstance(node, ast.Assign) and targets(node) == ["__all__"]]
+    return [name for one in lists for name in ast.literal_eval(one)]
 
 
 def defined(path: str | None, name: str) -> Definition | None:
