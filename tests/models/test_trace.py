@@ -138,7 +138,7 @@ def test_the_step_that_disagrees_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     [
         (("5,7", "--picture", "x.unknown"), "x.unknown: a picture ends in one of .png, .svg, .pdf"),
         (("5,7", "--picture", "picture"), "picture: a picture ends in one of"),
-        (("5,7", "--picture", "nowhere/x.png"), "nowhere/x.png: there is no such folder"),
+        (("5,7", "--picture", "nowhere/x.png"), "nowhere/x.png: the folder does not exist"),
         (("5,-7",), "ids must lie in [0, 11)"),
         (("5,7.0",), "token ids are numbers with commas between them"),
         (("",), "token ids are numbers with commas between them"),
