@@ -1,28 +1,29 @@
-"""One record for each operation: what it takes, what is right, and how it is judged."""
+"""One record for each operation: what it takes, what is right, and how it is judged.
+
+Every file of this folder is the record of an operation, but for those in `SHARED`.
+"""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+
 from conformance.cases.operation import Operation
-from conformance.operations import (
-    attention,
-    attention_logsumexp,
-    attention_weights,
-    embedding,
-    feed_forward,
-    layer_norm,
-    learned_positions,
-    merge_attention,
-    multi_head_attention,
-    rms_norm,
-    sinusoidal_positions,
-    standard_deviation_norm,
-)
 
-MODULES = (
-    *(attention, attention_weights, attention_logsumexp, merge_attention, multi_head_attention),
-    *(layer_norm, rms_norm, standard_deviation_norm),
-    *(feed_forward, embedding, learned_positions, sinusoidal_positions),
+SHARED = ("common", "corpus", "probes", "refusals")
+"""What all records share, and what is made from all of them."""
+STUDIED_FIRST = (
+    *("attention", "attention_weights", "attention_logsumexp", "merge_attention", "multi_head_attention"),
+    *("layer_norm", "rms_norm", "standard_deviation_norm"),
+    *("feed_forward", "embedding", "learned_positions", "sinusoidal_positions"),
 )
-"""In the order in which they are studied."""
+"""In this order; others follow by name."""
 
-OPERATIONS: dict[str, Operation] = {module.OPERATION.name: module.OPERATION for module in MODULES}
+
+def records() -> dict[str, Operation]:
+    names = {module.name for module in pkgutil.iter_modules(__path__)} - {*SHARED}
+    ordered = (*STUDIED_FIRST, *sorted(names - {*STUDIED_FIRST}))
+    return {name: importlib.import_module(f"{__name__}.{name}").OPERATION for name in ordered}
+
+
+OPERATIONS = records()
