@@ -70,7 +70,8 @@ class Operation:
 
     What is right:
 
-    bounds: the value and the error bound of every result and every gradient that a case asks for.
+    bounds: the value and the error bound of every result and every gradient that a case asks for, before results are
+        rounded to the dtype of the case, which `bounds.operations.bound` adds.
     work: an estimate of the work of ball arithmetic, in multiplications of two balls, from how often each product of
         matrices is taken, whether there are gradients, and the sizes as keywords.
 

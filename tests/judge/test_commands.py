@@ -22,6 +22,7 @@ from conformance.cli import replay as replay_command
 from conformance.judge import replaying
 from conformance.judge.judged_rules import JUDGED
 from conformance.models.real import RealFinding, RealResult
+from conformance.operations import OPERATIONS
 from conformance.runner.in_process import JudgeError
 from specification import MODEL_RULES, RULES
 from tests.support.helpers import command
@@ -454,7 +455,8 @@ def test_run_writes_reports(folder: Path) -> None:
     assert code == 0
     assert "reference_numpy conforms on" in output
     (subject,) = json.loads((folder / "run.json").read_text())["subjects"]
-    assert (subject["name"], subject["conforms"], len(subject["operations"])) == ("reference_numpy", True, 12)
+    assert (subject["name"], subject["conforms"]) == ("reference_numpy", True)
+    assert len(subject["operations"]) == len(OPERATIONS)
     assert (folder / "run.html").is_file()
 
 
