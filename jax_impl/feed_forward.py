@@ -1,4 +1,4 @@
-"""The position-wise feed-forward network in JAX (rule FFN-1; "Attention Is All You Need", section 3.3)."""
+"""The position-wise feed-forward network in JAX (rule FFN-1; "Attention Is All You Need", section 3.3), and SiLU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax_impl.dtypes import cast, compiled, widen
 from jax_impl.multi_head_attention import linear
 from specification import FeedForward, checks
 
-__all__ = ["feed_forward"]
+__all__ = ["feed_forward", "silu"]
 
 
 def relu(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
@@ -36,6 +36,24 @@ def normal_distribution(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
 def gelu_tanh(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
     """0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), the same paper's approximation."""
     return 0.5 * x * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def finite_size(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
+    """|x|, and the largest number for infinity, which no 0 makes a NaN. NaN stays NaN; the slope at 0 is 1."""
+    size = jnp.where(x >= 0, x, -x)
+    return jnp.where(jnp.isinf(size), jnp.finfo(x.dtype).max, size)
+
+
+@compiled
+def silu_steps(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
+    """x * sigmoid(x) = max(x, 0) - |x| * sigmoid(-|x|), in the dtype of x.
+
+    exp(-|x|) is taken as the square of exp(-|x| / 2), a factor at a time: where x * exp(x) is still a normal number, it
+    is none any more, but its root is.
+    """
+    size = finite_size(x)
+    root = jnp.exp(-0.5 * size)
+    return jnp.where(x >= 0, x, 0) - size * root * root / (1 + root * root)
 
 
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
@@ -73,3 +91,19 @@ def feed_forward(
     if dropout_keep is not None:
         hidden = hidden * dropout_factor(dropout_keep, dropout_rate, hidden.dtype)
     return linear(parameters.outer, cast(hidden, x.dtype))
+
+
+def silu(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
+    """Compute x * sigmoid(x) for every element, and round once (ACT-1).
+
+    Args:
+        x: An array of any shape, in float16, bfloat16, float32 or float64.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: x is no array, or has another dtype.
+    """
+    checks.silu(x)
+    return cast(silu_steps(widen(x)), x.dtype)

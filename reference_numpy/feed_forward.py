@@ -1,4 +1,4 @@
-"""The position-wise feed-forward network, defined (rule FFN-1; "Attention Is All You Need", section 3.3)."""
+"""The position-wise feed-forward network, defined (rule FFN-1; "Attention Is All You Need", section 3.3), and SiLU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from reference_numpy.dtypes import widen
 from reference_numpy.multi_head_attention import linear
 from specification import FeedForward, checks
 
-__all__ = ["feed_forward"]
+__all__ = ["feed_forward", "silu"]
 
 
 def complementary_error(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
@@ -41,6 +41,23 @@ def normal_distribution(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]
 def gelu_tanh(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     """0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))), the same paper's approximation."""
     return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def finite_size(x: Any) -> Any:
+    """|x|, and the largest number for infinity, which no 0 makes a NaN. NaN stays NaN."""
+    size = np.abs(x)
+    return np.minimum(size, np.finfo(x.dtype).max)
+
+
+def silu_steps(x: Any) -> Any:
+    """x * sigmoid(x) = max(x, 0) - |x| * sigmoid(-|x|), in the dtype of x.
+
+    exp(-|x|) is taken as the square of exp(-|x| / 2), a factor at a time: where x * exp(x) is still a normal number, it
+    is none any more, but its root is. Of an array without axes NumPy makes numbers.
+    """
+    size = finite_size(x)
+    root = np.exp(-0.5 * size)
+    return np.where(x >= 0, x, 0) - size * root * root / (1 + root * root)
 
 
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
@@ -77,3 +94,22 @@ def feed_forward(
     if dropout_keep is not None:
         hidden = hidden * dropout_factor(dropout_keep, dropout_rate, hidden.dtype)
     return linear(parameters.outer, hidden.astype(x.dtype))
+
+
+@np.errstate(all="ignore")
+def silu(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """Compute x * sigmoid(x) for every element, and round once (ACT-1).
+
+    "SiLU" in Hendrycks and Gimpel, arXiv 1606.08415; "swish" in Ramachandran et al., arXiv 1710.05941.
+
+    Args:
+        x: An array of any shape, in float16, bfloat16, float32 or float64.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: x is no array, or has another dtype.
+    """
+    checks.silu(x)
+    return np.asarray(silu_steps(widen(x)), x.dtype)

@@ -1,4 +1,4 @@
-"""Gradient of the operation in `feed_forward.py`, by hand."""
+"""Gradients of the operations in `feed_forward.py`, by hand."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from jaxtyping import Float
 
 from reference_numpy.attention_steps import dropout_factor
 from reference_numpy.dtypes import widen
-from reference_numpy.feed_forward import ACTIVATIONS, normal_distribution
+from reference_numpy.feed_forward import ACTIVATIONS, finite_size, normal_distribution
 from reference_numpy.multi_head_attention import linear
 from reference_numpy.multi_head_attention_vjp import linear_vjp
 from specification import FeedForward, checks
 from specification.dtypes import dtype_name
 
-__all__ = ["FeedForwardGradients", "feed_forward_vjp"]
+__all__ = ["FeedForwardGradients", "feed_forward_vjp", "silu_vjp"]
 
 
 class FeedForwardGradients(NamedTuple):
@@ -42,6 +42,18 @@ def gelu_tanh_slope(x: Any) -> Any:
     root = math.sqrt(2 / math.pi)
     t = np.tanh(root * (x + 0.044715 * x**3))
     return 0.5 * (1 + t) + 0.5 * x * (1 - t**2) * root * (1 + 3 * 0.044715 * x**2)
+
+
+def silu_slope(x: Any) -> Any:
+    """sigmoid(x) + x * sigmoid(x) * sigmoid(-x), which for x of 0 or more is 1 less the slope at -x.
+
+    1 at infinity and 0 at -infinity. exp(x) is taken by its root, as in `silu_steps`.
+    """
+    size = finite_size(x)
+    root = np.exp(-0.5 * size)
+    total = 1 + root * root
+    below = root * (1 - size / total) * root / total
+    return np.where(x >= 0, 1 - below, below)
 
 
 SLOPES = {"relu": relu_slope, "gelu": gelu_slope, "gelu_tanh": gelu_tanh_slope}
@@ -83,3 +95,22 @@ def feed_forward_vjp(
         before_gradient = np.where(slope == 0, 0, before_gradient)
     inner, x_gradient = linear_vjp(parameters.inner, x, before_gradient.astype(x.dtype))
     return FeedForwardGradients(FeedForward(inner, outer), x_gradient)
+
+
+@np.errstate(all="ignore")
+def silu_vjp(x: Float[np.ndarray, "..."], cotangent: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """Compute the gradient of x: the cotangent times the slope, rounded once (ACT-1).
+
+    Args:
+        x: As in `silu`.
+        cotangent: Gradient with respect to the result of `silu`, in its shape and dtype.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError, ValueError: As in `silu`, and for a cotangent in another shape or dtype than its result.
+    """
+    checks.silu(x)
+    checks.cotangent(cotangent, x.shape, dtype_name(x))
+    return np.asarray(widen(cotangent) * silu_slope(widen(x)), x.dtype)

@@ -56,6 +56,7 @@ RULES = {
         Rule("POS-2", "learned", "Row p of a table; a position past its end is refused."),
         Rule("EMB-1", "embedding", "Row lookup; an id outside the vocabulary is refused; times sqrt(E) if scaled."),
         Rule("FFN-1", "feed-forward", "activation(x @ W1 + b1) @ W2 + b2 with ReLU, GELU (erf) or GELU (tanh)."),
+        Rule("ACT-1", "silu", "x * sigmoid(x) for every element, to its last digits for large negative x too."),
     )
 }  # fmt: skip
 """Rules of single operations."""

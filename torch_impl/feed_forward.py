@@ -1,4 +1,4 @@
-"""The position-wise feed-forward network in PyTorch (rule FFN-1), as `reference_numpy/feed_forward.py` defines it."""
+"""The feed-forward network (FFN-1) and SiLU (ACT-1) in PyTorch, as `reference_numpy/feed_forward.py` defines them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch_impl.attention_steps import dropout_factor
 from torch_impl.dtypes import widen
 from torch_impl.multi_head_attention import linear
 
-__all__ = ["feed_forward"]
+__all__ = ["feed_forward", "silu"]
 
 
 def relu(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
@@ -33,6 +33,23 @@ def normal_distribution(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, ".
 def gelu_tanh(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
     """0.5 * x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))."""
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def finite_size(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
+    """|x|, and the largest number for infinity, which no 0 makes a NaN. NaN stays NaN; the slope at 0 is 1."""
+    size = torch.where(x >= 0, x, -x)
+    return torch.where(torch.isinf(size), torch.finfo(x.dtype).max, size)
+
+
+def silu_steps(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
+    """x * sigmoid(x) = max(x, 0) - |x| * sigmoid(-|x|), in the dtype of x.
+
+    exp(-|x|) is taken as the square of exp(-|x| / 2), a factor at a time: where x * exp(x) is still a normal number, it
+    is none any more, but its root is.
+    """
+    size = finite_size(x)
+    root = torch.exp(-0.5 * size)
+    return torch.where(x >= 0, x, 0) - size * root * root / (1 + root * root)
 
 
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
@@ -70,3 +87,19 @@ def feed_forward(
     if dropout_keep is not None:
         hidden = hidden * dropout_factor(dropout_keep, dropout_rate, hidden.dtype)
     return linear(parameters.outer, hidden.to(x.dtype))
+
+
+def silu(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
+    """Compute x * sigmoid(x) for every element, and round once (ACT-1).
+
+    Args:
+        x: An array of any shape, in float16, bfloat16, float32 or float64.
+
+    Returns:
+        A new array in the shape and dtype of x.
+
+    Raises:
+        TypeError: x is no array, or has another dtype.
+    """
+    checks.silu(x)
+    return silu_steps(widen(x)).to(x.dtype)

@@ -47,6 +47,7 @@ __all__ = [
     "norm",
     "pool",
     "positions",
+    "silu",
     "stack",
     "standard_deviation_norm",
     "summands",
@@ -423,6 +424,11 @@ def summands(x: Any, y: Any) -> None:
     whole, part = shape_of("x", x), shape_of("y", y)
     if whole[len(whole) - len(part) :] != part or len(part) > len(whole):
         raise ValueError(f"what is added to {list(whole)} must have its trailing axes, got {list(part)}")
+
+
+def silu(x: Any) -> None:
+    """Argument of silu, of any shape (ACT-1)."""
+    floating("x", x)
 
 
 def no_bias(bias: Any) -> None:

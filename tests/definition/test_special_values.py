@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import reference_numpy
+from conformance.bounds import bound
 from conformance.cases.case import Case
 from specification import Causal, Dense, FeedForward, KeyLengths, KeyPadding, Linear
 from tests.definition.test_vjp import CASES, Function, with_entry
@@ -316,6 +317,66 @@ def test_gelus_of_infinity(implementation: Implementation, activation: str) -> N
     parameters = FeedForward(*(Linear(np.ones((1, 1), np.float32)),) * 2)
     output = implementation.call("feed_forward", parameters, x, activation=activation)
     np.testing.assert_array_equal(output, np.array([[np.inf], [np.nan], [3e4], [0]], np.float32))
+
+
+def silu_case(numbers: Any, dtype: str = "float32") -> Case:
+    """With cotangents of 1, so that the gradient is the slope."""
+    x = np.array(numbers, dtype)
+    return Case("silu", dtype, {"x": x}, {}, {"output": np.ones_like(x)}, special=True)
+
+
+def of_silu(implementation: Implementation, numbers: Any, dtype: str = "float32") -> tuple[np.ndarray, np.ndarray]:
+    """SiLU and its slope."""
+    found = implementation.subject(silu_case(numbers, dtype))
+    return found["output"], found["gradient of x"]
+
+
+DIGITS = {
+    0.0: ("0", "0.5"),
+    1.0: ("0.73105857863000487925", "0.92767051187148673179"),
+    -1.0: ("-0.26894142136999512075", "0.072329488128513268211"),
+    -20.0: ("-4.1223072363804071629e-8", "-3.9161918660646783292e-8"),
+}
+"""By x: x sigmoid(x), and sigmoid(x) + x sigmoid(x) sigmoid(-x)."""
+LAST_NORMAL = {
+    "float32": {
+        -87.5: ("-8.7345570642480916115e-37", "-8.6347335549423991359e-37"),
+        -91.5: ("-1.6729231843800723862e-38", "-1.6546398708895797919e-38"),
+    },
+    "float64": {-714.5: ("-3.5529975928330214748e-308", "-3.5480248880145008010e-308")},
+}
+
+
+@pytest.mark.rule("ACT-1")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_silu_of_single_numbers(implementation: Implementation, dtype: str) -> None:
+    """Within the bounds. Where exp(-x) overflows and exp(x) is no normal number, x exp(x) still is one."""
+    numbers = DIGITS | LAST_NORMAL[dtype]
+    case = silu_case(list(numbers), dtype)
+    values, slopes = np.array(list(numbers.values()), float).T
+    output, slope = of_silu(implementation, list(numbers), dtype)
+    allowed = bound(case)
+    assert (np.abs(output - values) <= allowed["output"]).all()
+    assert (np.abs(slope - slopes) <= allowed["gradient of x"]).all()
+
+
+@pytest.mark.rule("ACT-1")
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_silu_of_infinity_and_nan(implementation: Implementation, dtype: str) -> None:
+    """Limits at infinity, where products of infinity and 0 would be NaN; NaN stays NaN."""
+    largest = np.finfo(dtype).max
+    output, slope = of_silu(implementation, [np.inf, -np.inf, np.nan, largest, -largest], dtype)
+    np.testing.assert_array_equal(output, np.array([np.inf, 0, np.nan, largest, 0], dtype))
+    np.testing.assert_array_equal(slope, np.array([1, 0, np.nan, 1, 0], dtype))
+
+
+@pytest.mark.rule("ACT-1")
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (2, 1, 3)])
+def test_silu_of_any_shape(implementation: Implementation, shape: tuple[int, ...]) -> None:
+    output, slope = of_silu(implementation, np.zeros(shape))
+    assert output.shape == slope.shape == shape
+    assert (output == 0).all()
+    assert (slope == 0.5).all()
 
 
 @pytest.mark.rule("ATT-10", "NORM-5")

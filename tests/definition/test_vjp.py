@@ -313,6 +313,10 @@ for activation in ("relu", "gelu", "gelu_tanh"):
         dropout_keep=booleans(2, 3, E), dropout_rate=0.4,
     )  # fmt: skip
 
+case("plain", "ACT-1", "silu", 3 * floats(2, 3, 4))
+case("no-axes", "ACT-1", "silu", floats())
+case("nothing", "ACT-1", "silu", floats(0, 4))
+
 ids = integers([0, 3, 3], [1, 3, 0])
 case("repeated", "EMB-1", "embedding", floats(5, E), ids)
 case("scaled", "EMB-1", "embedding", floats(5, E), ids, scaled=True)
@@ -483,6 +487,11 @@ def parameters_of_the_first_row_only(monkeypatch: pytest.MonkeyPatch) -> None:
 @fault("feed_forward-relu", "feed_forward-gelu", "feed_forward-gelu_tanh")
 def no_slope_of_the_activation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_forward_vjp, "SLOPES", dict.fromkeys(feed_forward_vjp.SLOPES, np.ones_like))
+
+
+@fault("silu-plain")
+def slope_of_the_sigmoid_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_forward_vjp, "silu_slope", lambda x: 1 / (1 + np.exp(-x)))
 
 
 @fault("embedding-repeated")

@@ -112,6 +112,8 @@ FAULTS = (
           "    gradient[ids.reshape(-1)] = widen(cotangent).reshape(ids.size, table.shape[1])\n"),
     Fault("FFN-1", "one GELU for the other", "feed_forward.py", '"gelu": gelu,', '"gelu": gelu_tanh,'),
     Fault("FFN-1", "slope of the ReLU at every place", "feed_forward_vjp.py", "return (x > 0).astype(x.dtype)", "return np.ones_like(x)"),
+    Fault("ACT-1", "sigmoid of 1.702 x", "feed_forward.py", "root = np.exp(-0.5 * size)", "root = np.exp(-0.851 * size)"),
+    Fault("ACT-1", "slope of SiLU without x", "feed_forward_vjp.py", "root * (1 - size / total) * root / total", "root * root / total"),
 )  # fmt: skip
 
 

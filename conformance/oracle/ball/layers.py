@@ -1,4 +1,4 @@
-"""Norms, positions, embedding and feed-forward network in balls."""
+"""Norms, positions, embedding, feed-forward network and SiLU in balls."""
 
 from __future__ import annotations
 
@@ -114,6 +114,12 @@ def gelu_tanh(x: Variable) -> Variable:
     """x (1 + tanh(y)) / 2 with y = sqrt(2 / pi) (x + 0.044715 x^3), as x / (1 + exp(-2 y)), which never cancels."""
     y = (x + x * x * x * (arb(44715) / 10**6)) * (2 / arb.pi()).sqrt()
     return x / (exp(y * arb(-2)) + ONE)
+
+
+def silu(leaves: Leaves, options: dict[str, Any]) -> Results:
+    """x sigmoid(x) as x / (1 + exp(-x)) (ACT-1)."""
+    x = leaves.read("x")
+    return {"output": x / (exp(x * arb(-1)) + ONE)}
 
 
 ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}

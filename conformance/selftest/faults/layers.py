@@ -1,4 +1,4 @@
-"""Multi-head attention and the feed-forward network gone wrong (MHA-1, MHA-2, FFN-1)."""
+"""Multi-head attention, the feed-forward network and SiLU gone wrong (MHA-1, MHA-2, FFN-1, ACT-1)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.cases.declaration import declare
 from conformance.selftest.faults import right_layers as right
 from conformance.selftest.faults import right_numpy
 from conformance.selftest.faults.fault import Fault
@@ -125,4 +126,89 @@ NETWORKS = (
     network("dropout not divided by 1 - rate", dropout=lambda x, keep, rate: x if keep is None else x * keep),
 )  # fmt: skip
 
-FAULTS = (*MULTI_HEAD, *NETWORKS)
+# --- SiLU -------------------------------------------------------------------------------------------------------------
+
+
+def split_sigmoid(x: Any) -> Any:
+    """exp(-x) for x of 0 or more, exp(x) below, so that neither overflows."""
+    e = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1, e) / (1 + e)
+
+
+def by_root(x: Any) -> Any:
+    """x sigmoid(x), below 0 by the root of exp(x), and never of an infinity below."""
+    x = np.maximum(x, np.finfo(x.dtype).min)
+    root = np.exp(np.minimum(x, 0) / 2)
+    return np.where(x >= 0, x * split_sigmoid(x), x * root / (1 + root * root) * root)
+
+
+def slope_by_root(x: Any) -> Any:
+    """sigmoid(x) (1 + x sigmoid(-x)), in the same way."""
+    x = np.clip(x, np.finfo(x.dtype).min, np.finfo(x.dtype).max)
+    root = np.exp(np.minimum(x, 0) / 2)
+    inside = 1 + x * split_sigmoid(-x)
+    return np.where(x >= 0, split_sigmoid(x) * inside, root * inside / (1 + root * root) * root)
+
+
+def silu_by(
+    value: Function = by_root, slope: Function = slope_by_root, widen: Function = right_numpy.widen
+) -> Function:
+    """`silu` from `value(x)` and `slope(x)` in the dtype that `widen` gives."""
+
+    @np.errstate(all="ignore")
+    def vjp(x: Any, cotangent: Any) -> dict[str, Any]:
+        return {"x": np.asarray(right_numpy.widen(cotangent) * slope(widen(x)), x.dtype)}
+
+    @declare(vjp=vjp)
+    @np.errstate(all="ignore")
+    def silu(x: Any) -> Any:
+        return np.asarray(value(widen(x)), x.dtype)
+
+    return silu
+
+
+right_silu = silu_by()
+
+
+def unit(name: str, *steps: Function, **named: Function) -> Fault:
+    return Fault("ACT-1", name, "silu", silu_by(*steps, **named), right_silu)
+
+
+def by_tanh(x: Any) -> Any:
+    """sigmoid(x) as (1 + tanh(x / 2)) / 2, which cancels for negative x."""
+    return x * (0.5 * (1 + np.tanh(0.5 * x)))
+
+
+def in_float16(x: Any) -> Any:
+    """But for float64, which is left alone."""
+    return x if x.dtype == np.float64 else x.astype(np.float16)
+
+
+def normal_only(x: Any) -> Any:
+    """x times a sigmoid that is 0 where it would be subnormal, as fast modes have it."""
+    sigmoid = split_sigmoid(x)
+    return np.maximum(x, np.finfo(x.dtype).min) * np.where(sigmoid < np.finfo(x.dtype).tiny, 0, sigmoid)
+
+
+def nothing_below(x: Any) -> Any:
+    """0 from -20 on."""
+    return np.where(x < -20, 0, by_root(x))
+
+
+UNITS = (
+    unit("sigmoid of 1.702 x", lambda x: by_root(x * x.dtype.type(1.702)) / x.dtype.type(1.702)),
+    unit("sigmoid by a tanh", by_tanh),
+    unit("silu in float16", widen=in_float16),
+    unit("hard swish", lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
+    unit("exp(-x) overflows", lambda x: np.maximum(x, np.finfo(x.dtype).min) / (1 + np.exp(-x))),
+    unit("no subnormal sigmoid", normal_only),
+    unit("silu 0 below -20", nothing_below),
+    unit("-infinity times 0", lambda x: x * split_sigmoid(x)),
+    unit("NaN taken for 0", lambda x: by_root(np.nan_to_num(x, posinf=np.inf, neginf=-np.inf))),
+    unit("gradient of silu without x times the slope", slope=split_sigmoid),
+    unit("gradient of silu by the slope of a GELU", slope=lambda x: slope_by_root(x * x.dtype.type(1.702))),
+    unit("infinity times 0 in the gradient", slope=lambda x: split_sigmoid(x) * (1 + x * split_sigmoid(-x))),
+    unit("NaN's gradient 0", slope=lambda x: np.nan_to_num(slope_by_root(x))),
+)  # fmt: skip
+
+FAULTS = (*MULTI_HEAD, *NETWORKS, *UNITS)
