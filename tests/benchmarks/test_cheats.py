@@ -306,6 +306,7 @@ def test_what_failed_before_is_never_timed(forward: dict[str, Entry]) -> None:
 
 
 @pytest.mark.parametrize("way", GRADIENTS)
+@pytest.mark.slow
 def test_wrong_gradients_fail(backward: dict[str, Entry], norm: dict[str, Entry], way: str) -> None:
     for case, found in ((BACKWARD, backward), (NORM, norm)):
         when = "timed trial" if way.endswith("while") else "before the timing"
@@ -319,6 +320,7 @@ def test_one_line_for_what_falls_over(forward: dict[str, Entry], falling: dict[s
     assert told((falling if way in falling else forward)[way]) == f"{FAILED}: {LINES[way]}"
 
 
+@pytest.mark.slow
 def test_the_others_go_on(falling: dict[str, Entry]) -> None:
     assert told(falling["honest"]) == f"{MEASURED}: "
     assert len(falling["honest"].trials) == 4

@@ -874,6 +874,7 @@ def test_process_that_is_spoilt_is_started_again(folder: Path) -> None:
     ],
 )
 @pytest.mark.slow_where("babbles")
+@pytest.mark.slow
 def test_process_that_answers_no_more(folder: Path, name: str, message: str) -> None:
     """It holds no pipe any more, has written into it, or has left a process that holds it."""
     code, _, report = check_command(name, "--isolate", "--rule", "ATT-1", "--time-limit", 20)
@@ -891,6 +892,7 @@ def test_process_that_answers_half(folder: Path) -> None:
     assert violation["message"] == "call: took longer than 2 s, and its process was ended"
 
 
+@pytest.mark.slow
 def test_process_that_does_not_read_the_question(folder: Path) -> None:
     examiner = ChildExaminer(Target("targets.py:good", "attention"), 1.0)
     wide = np.ones((1, 1, 1, 1_000_000), dtype=np.float32)
@@ -913,6 +915,7 @@ def test_process_forked_by_the_function_does_not_answer(folder: Path) -> None:
         (r"import targets; targets.write_everywhere(b'\0\0\0\5hello')", "its process lost its connection"),
     ],
 )
+@pytest.mark.slow
 def test_process_that_is_lost_while_loading(folder: Path, lines: str, message: str) -> None:
     Path("lost.py").write_text(f"import os, time\n{lines}\n\ndef function(query, key, value):\n    return query\n")
     start = time.monotonic()

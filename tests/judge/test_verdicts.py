@@ -91,6 +91,7 @@ def plain() -> dict[str, Any]:
     return told(flagged)
 
 
+@pytest.mark.slow
 def test_what_was_never_given_is_said_everywhere(plain: dict[str, Any]) -> None:
     how = "no parameters of attention; what they do can be judged in a function that sets them"
     said = f"never given: causal, sm_scale ({how})"

@@ -52,6 +52,7 @@ def cases() -> Iterator[Any]:
 @pytest.mark.parametrize(("implementation", "name", "method", "dtype", "cached"), list(cases()))
 @pytest.mark.slow_where("jax_impl, prenorm-blog, beam_search")
 @pytest.mark.slow_where("jax_impl", "full")
+@pytest.mark.slow_where("jax_impl", unless="greedy")
 def test_all_choose_the_same_tokens(
     implementation: Implementation, name: str, method: str, dtype: str, cached: bool
 ) -> None:
@@ -109,6 +110,7 @@ def test_nothing_to_do(implementation: Implementation, method: str) -> None:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", ["gpt2", "notebook-scratch"])
 @pytest.mark.slow_where("jax_impl", unless="greedy")
+@pytest.mark.slow_where("jax_impl", unless="gpt2")
 def test_a_loaded_model_generates(implementation: Implementation, name: str, method: str, tmp_path: Path) -> None:
     """What a file gives, in place of its parameters and configuration; from the cache, and with a source."""
     example = EXAMPLES[name]

@@ -142,6 +142,7 @@ def test_compiled_equals_eager(name: str) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile's own backend needs a C++ compiler")
+@pytest.mark.slow
 def test_compiled_by_the_default_backend() -> None:
     function, arrays = PROGRAMS["attention"]
     compiled = torch.compile(function, fullgraph=True)

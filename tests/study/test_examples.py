@@ -98,6 +98,7 @@ def test_steps_of_a_block_are_in_order_and_within_bounds() -> None:
     assert np.allclose(x + shown(part, "1 ").array, shown(part, "2 ").array)
 
 
+@pytest.mark.slow
 def test_the_last_step_is_what_the_model_gives() -> None:
     for example in (*models.block_examples(), models.transformer_example()):
         last = list(models.traced(example).oracle.taken.values())[-1].result
@@ -128,6 +129,7 @@ def test_a_fault_in_a_step_shows_at_that_step(monkeypatch: pytest.MonkeyPatch) -
 # --- decoding ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_cache_grows_by_the_rows_that_are_outlined() -> None:
     (part,) = decoding.parts()
     after = [one for one in part.steps if one.title.startswith("keys after")]
@@ -176,6 +178,7 @@ def test_what_is_outlined_is_what_is_taken() -> None:
         assert one.array[0].sum() == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_the_table_of_beams_ends_in_the_result() -> None:
     part = beams.beam_search()
     tokens, scores = reference_numpy.beam_search(
