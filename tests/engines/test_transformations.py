@@ -163,6 +163,7 @@ def test_torch_transforms_attention_by_default(name: str) -> None:
 
 
 @pytest.mark.usefixtures("no_case_is_small")
+@pytest.mark.slow
 def test_jax_transforms_attention_by_default() -> None:
     arrays = [jnp.asarray(array, float) for array in CASES["none"].inputs.values()]
     assert jax_impl.explain_engine(*arrays).engine == "blocked"

@@ -859,6 +859,7 @@ def test_process_that_cannot_be_started_again(folder: Path) -> None:
     assert [violation["message"] for violation in subject["violations"]] == ["call: its process ended with exit code 4"]
 
 
+@pytest.mark.slow
 def test_process_that_is_spoilt_is_started_again(folder: Path) -> None:
     options = ("--supports", "causal", "--rule", "MASK-3", "--rule", "ATT-5")
     code, _, _ = check_command("spoils_the_judge", *options, "--isolate")

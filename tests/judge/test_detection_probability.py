@@ -134,6 +134,7 @@ def test_a_right_one_is_always_missed() -> None:
     assert all(count == 0 for count, _ in odds.shown.values())
 
 
+@pytest.mark.slow
 def test_the_chance_is_what_runs_show() -> None:
     """Of quick runs with different seeds about so many miss it."""
     fault, runs = now_and_then(6, "MASK-5"), 60  # whose probes follow no plan

@@ -106,6 +106,7 @@ def test_what_was_never_given_is_said_everywhere(plain: dict[str, Any]) -> None:
     assert never_given({name: value for name, value in plain.items() if name != "never_given"}) == ""  # older
 
 
+@pytest.mark.slow
 def test_rules_that_were_not_tried_are_counted_and_named(plain: dict[str, Any]) -> None:
     left = rules_not_tried(plain)
     assert left.startswith("13 of 20 rules not tried: MASK-1, MASK-2, ")
@@ -113,6 +114,7 @@ def test_rules_that_were_not_tried_are_counted_and_named(plain: dict[str, Any]) 
     assert left in page(document("check", [plain]))
 
 
+@pytest.mark.slow
 def test_what_was_never_given_is_known_of_a_process_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "kernel.py").write_text("def mean(q, k, v, causal=False):\n    return 0 * q\n")
     subject = told(f"{tmp_path / 'kernel.py'}:mean", isolate=True, rules=["ATT-13"], shrink=False)

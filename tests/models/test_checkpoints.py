@@ -168,6 +168,7 @@ def torch_checkpoint() -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("name", ["pytorch", *sorted(SOURCES)])
 @pytest.mark.slow_where("-")
+@pytest.mark.slow_where("pytorch")
 def test_an_entry_of_any_wrong_kind_is_one_of_the_problems(name: str) -> None:
     """Every entry in turn, and every kind of mistake in turn."""
     dialect = name if name == "pytorch" else SOURCES[name].dialect

@@ -154,6 +154,7 @@ def cases() -> list[Any]:
 @pytest.mark.rule("GEN-1")
 @pytest.mark.slow_where("jax_impl", unless=("gpt2, float32", "prenorm-blog, float32", "padded queries, float32"))
 @pytest.mark.slow_where("reference_numpy", unless=("prompt, then one by one", "gpt2", "padded queries"))
+@pytest.mark.slow_where("jax_impl", unless="prenorm-blog, float32")
 def test_steps_give_what_the_full_pass_gives(implementation: Implementation, name: str, dtype: str, cut: str) -> None:
     example = EXAMPLES[name]
     found = ratios(example, watched(implementation, decoding(implementation), example, dtype, CUTS[cut]), dtype)

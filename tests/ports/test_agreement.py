@@ -23,10 +23,10 @@ def subjects() -> list[Subject]:
 @pytest.mark.parametrize("examples", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rule", RULES)
 def test_all_three_keep_the_rule(rule: str, examples: int, subjects: list[Subject]) -> None:
-    """Four cases for each probe. In the fast tier one, for at most twelve probes, and in JAX for one of these."""
+    """Four cases for each probe. In the fast tier one, for at most six probes, and in JAX for one of these."""
     probes = [probe for probe in PROBES if probe.rule == rule]
     if examples == 1:
-        probes = probes[:: -(-len(probes) // 12)]
+        probes = probes[:: -(-len(probes) // 6)]
     *others, in_jax = subjects
     for asked, some in ((others, probes), ([in_jax], probes if examples > 1 else probes[:1])):
         tally = run(some, asked, examples=examples, seed=SEED)

@@ -335,6 +335,7 @@ def test_float64_is_not_made_where_jax_would_narrow_it() -> None:
 @pytest.mark.parametrize("operation", PROGRAMS)
 @pytest.mark.slow_where("multi_head")
 @pytest.mark.slow_where("in blocks")
+@pytest.mark.slow_where("attention")
 def test_nothing_is_converted_to_the_dtype_that_it_has(operation: str, caplog: pytest.LogCaptureFixture) -> None:
     """Outside jax.jit, jax.vjp would compile and make a copy of every array, and of every gradient."""
 
