@@ -13,6 +13,7 @@ from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
+from conformance.cases.features import is_norm
 from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import SPOILED_ROWS, TOWERING, TWIN
 from conformance.checks.check import Check, nothing
@@ -114,7 +115,7 @@ def vague(failing: Failing, name: str) -> Iterator[str]:
 def hints(failing: Failing, name: str) -> Iterator[str]:
     yield from variance_off(failing)
     yield from excused(failing)
-    norm = operation_named(failing.case.operation).norm
+    norm = is_norm(failing.case.operation)
     if failing.case.operation == "attention" or norm:
         yield from extents.round_regions(failing, name, norm)
 

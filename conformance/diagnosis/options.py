@@ -1,30 +1,20 @@
-"""Changes of a case that mistakes make: other options, or an input left out."""
+"""Changes of a case that mistakes make: other options. `runner.shrinking.without` leaves inputs out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from conformance.cases.case import Case
-
-Change = Callable[[Case], Case | None]
-"""None where the change makes no difference."""
+from conformance.runner.shrinking import Change
 
 
 def options(**changed: Any) -> Change:
+    """With these options; None where the case has them."""
+
     def change(case: Case) -> Case | None:
         if all(case.options.get(name) == value for name, value in changed.items()):
             return None
         return replace(case, options=case.options | changed)
-
-    return change
-
-
-def without_input(name: str) -> Change:
-    def change(case: Case) -> Case | None:
-        if name not in case.inputs:
-            return None
-        return replace(case, inputs={n: a for n, a in case.inputs.items() if n != name})
 
     return change

@@ -131,12 +131,11 @@ class Judgement:
             declaration = declaration.promising(empty_rows="any")
             self.order(declaration)
         others = [question for question in self.questions(declaration) if not question.of_empty_rows]
-        probes = [question.about for question in others if question.kind == "probe"]
-        for question in others:
-            if question.kind != "probe":
-                self.answer(question)
-            elif question.about is probes[0]:
-                self.ask_probes(probes)
+        for question in (other for other in others if other.kind == "frozen"):
+            self.answer(question)
+        self.ask_probes(question.about for question in others if question.kind == "probe")
+        for question in (other for other in others if other.kind == "refusal"):
+            self.answer(question)
 
     def questions(self, declaration: Declaration) -> list[Question]:
         """What is asked of a subject that takes all that it declares: frozen cases, probes, calls to be refused."""

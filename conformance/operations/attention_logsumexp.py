@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from hypothesis import strategies as st
 
-from conformance.bounds import operations as bounds
 from conformance.cases.axes import PAIRS
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.features import FEATURE_RULES, masked_dimensions
-from conformance.cases.operation import Operation, Shape
+from conformance.cases.operation import Shape
 from conformance.checks.catalogue import EMPTY_ROWS, TWIN
-from conformance.checks.histories import attention_histories
 from conformance.checks.probe import Probe, agreement
-from conformance.checks.refusals import no_refusals
 from conformance.operations import attention_weights
 from conformance.operations.attention import axes, featured_in
 from conformance.operations.common import OFTEN, planned
-from conformance.oracle.reference import attention_work
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
 
@@ -61,19 +57,11 @@ def probes(declaration: Declaration) -> list[Probe]:
     ]
 
 
-OPERATION = Operation(
+OPERATION = replace(
+    attention_weights.OPERATION,
     name=NAME,
-    rules=FEATURE_RULES,
-    arguments=("query", "key"),
-    differentiated=("query", "key", "bias", "sinks"),
-    masked=True,
     shape=shape,
-    dimensions=masked_dimensions,
     axes=partial(axes, output=PAIRS[:3]),
-    bounds=bounds.attention,
-    work=attention_work,
     cases=partial(generation.attention_cases, NAME),
     probes=probes,
-    refusals=no_refusals,
-    histories=attention_histories,
 )

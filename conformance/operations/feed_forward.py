@@ -16,9 +16,10 @@ from conformance.checks.histories import plain_histories
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
 from conformance.diagnosis.matching import instead
-from conformance.diagnosis.options import options, without_input
+from conformance.diagnosis.options import options
 from conformance.operations.common import rows_of_layers
 from conformance.oracle.reference import feed_forward_work
+from conformance.runner.shrinking import without
 from conformance.sampling import strategies as generation
 from conformance.sampling.plan.covering import Row
 from conformance.sampling.plan.layers import Plan
@@ -95,7 +96,7 @@ OPERATION = Operation(
     histories=plain_histories,
     mistakes=(
         *(instead(f"the activation is {name}", options(activation=name)) for name in ACTIVATIONS),
-        instead("the inner bias is ignored", without_input("inner.bias")),
-        instead("the outer bias is ignored", without_input("outer.bias")),
+        instead("the inner bias is ignored", without("inner.bias")),
+        instead("the outer bias is ignored", without("outer.bias")),
     ),
 )

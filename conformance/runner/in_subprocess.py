@@ -36,9 +36,10 @@ UNGUARDED = 86
 class ChildExaminer(Examiner):
     """As `Examiner`, in a child process, which is started again after it has died or was ended for taking too long."""
 
+    time_limit: float
+
     def __init__(self, target: Target, time_limit: float) -> None:
         self.target, self.name, self.time_limit = target, target.title, valid_limit(time_limit)
-        self.in_child = time_limit
         movable(target)
         self.printed, self.overrun, self.answered = "", 0, 0
         self.process: Any = None
@@ -79,7 +80,7 @@ class ChildExaminer(Examiner):
         except Exception as error:
             raise JudgeError(f"the judge failed: {type(error).__name__}: {first_line(error)}") from error
         # The child ends what Python can end itself; a little later only ending the child is left.
-        answer, in_time = self.received(self.in_child + ENDING, question)
+        answer, in_time = self.received(self.time_limit + ENDING, question)
         if not in_time:
             self.overrun += 1
             self.close()

@@ -8,19 +8,21 @@ import sys
 import threading
 import time
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 LONGEST = 1e6
 """Seconds of the longest time limit: more than any system's alarm can count is nobody's intention."""
 AGAIN = 1.0
 """Seconds after which somebody is told again who did not heed that the time is over."""
 
+Limit = TypeVar("Limit", float, float | None)
+
 
 class TooSlow(BaseException):
     """The time limit passed. No `Exception`, which a subject might catch and go on."""
 
 
-def valid_limit(seconds: float | None) -> float | None:
+def valid_limit(seconds: Limit) -> Limit:
     """The limit itself; ValueError where it is none."""
     if seconds is not None and not 0 < seconds <= LONGEST:
         raise ValueError(f"time_limit must be above 0 and at most {LONGEST:g} seconds, got {seconds!r}")
