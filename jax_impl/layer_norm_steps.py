@@ -36,6 +36,7 @@ def affine(
     return output if bias is None else output + widen(bias)
 
 
+@compiled
 def reference_layer_norm(
     x: Float[jax.Array, "..."], weight: Float[jax.Array, "*N"], bias: Float[jax.Array, "*N"] | None, eps: float
 ) -> Float[jax.Array, "..."]:
