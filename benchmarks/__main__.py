@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchmarks.cases import Case
-from benchmarks.subjects import Subject
+from benchmarks.subjects.subject import Subject
 
 app = typer.Typer(add_completion=False, help="Time attention and layer norm, and judge every result.")
 console = Console(markup=False)
@@ -73,12 +73,12 @@ def run(
 ) -> None:
     """Time all installed subjects. Exit code 1 if a subject failed, 2 for wrong usage."""
     from benchmarks import cases as every_case
-    from benchmarks import rounds
-    from benchmarks.environment import environment, has_gpu
-    from benchmarks.registry import subject_at, subjects
-    from benchmarks.result import empty, refusal
-    from benchmarks.running import Plan
-    from benchmarks.workers import processors
+    from benchmarks.measure import rounds
+    from benchmarks.measure.environment import environment, has_gpu
+    from benchmarks.measure.running import Plan
+    from benchmarks.measure.workers import processors
+    from benchmarks.results.result import empty, refusal
+    from benchmarks.subjects.registry import subject_at, subjects
 
     if device not in DEVICES:
         refuse(f"--device must be one of {', '.join(DEVICES)}, got {device!r}")
@@ -157,10 +157,10 @@ def execute(
     plan: Any, cases: Sequence[Case], known: Sequence[Subject], result: dict[str, Any], json: Path | None
 ) -> dict[str, Any]:
     """Run all cases, and write the result after each. An interrupt ends the run and keeps the result."""
-    from benchmarks.result import case_result, save
-    from benchmarks.running import Run
-    from benchmarks.scaling import scaling
-    from benchmarks.tables import case_table, other_lines
+    from benchmarks.measure.running import Run
+    from benchmarks.results.result import case_result, save
+    from benchmarks.results.scaling import scaling
+    from benchmarks.results.tables import case_table, other_lines
 
     def keep() -> None:
         try:
@@ -191,8 +191,8 @@ def execute(
 
 def finish(result: dict[str, Any], plots: Path | None) -> NoReturn:
     """Print the legend, the ceilings and the growth, draw the pictures, and exit."""
-    from benchmarks.scaling import WHAT_THEN, in_words
-    from benchmarks.tables import ceiling_lines, legend
+    from benchmarks.results.scaling import WHAT_THEN, in_words
+    from benchmarks.results.tables import ceiling_lines, legend
 
     if result["cases"]:
         console.print(Text(legend(result["settings"]["level"], result["settings"]["rounds"][1])))
@@ -212,7 +212,7 @@ def draw(result: dict[str, Any], folder: Path | None) -> None:
     if folder is None:
         return
     try:
-        from benchmarks.plots import plot
+        from benchmarks.results.plots import plot
 
         written = plot(result, folder)
     except ImportError as error:
@@ -229,9 +229,9 @@ def compare(
     after: Annotated[Path, typer.Argument(help="a later result", metavar="B.json")],
 ) -> None:
     """Compare two results: faster, slower or noise. Exit code 1 if any of our subjects is slower."""
-    from benchmarks.compare import SLOWER
-    from benchmarks.compare import compare as compared
-    from benchmarks.result import read
+    from benchmarks.results.compare import SLOWER
+    from benchmarks.results.compare import compare as compared
+    from benchmarks.results.result import read
 
     try:
         found = compared(read(before), read(after))
@@ -260,7 +260,7 @@ def plot(
     folder: Annotated[Path, typer.Option("--to", help="their folder", metavar="DIR")] = Path("benchmark-plots"),
 ) -> None:
     """Draw pictures of a result."""
-    from benchmarks.result import read
+    from benchmarks.results.result import read
 
     try:
         draw(read(result), folder)

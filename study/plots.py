@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from benchmarks.plots import STYLE, figures, slug
+from benchmarks.results.plots import STYLE, figures, slug
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}href"
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")

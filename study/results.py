@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from benchmarks.result import read as read_benchmarks
+from benchmarks.results.result import read as read_benchmarks
 from conformance.reports.comparison import read_report
 from study import divergences
 from study.agreement import Agreement, agreement

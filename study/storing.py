@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.result import read as read_benchmark
+from benchmarks.results.result import read as read_benchmark
 from conformance.reports.comparison import read_report
 from study.results import BENCHMARKS, CONFORMANCE
 

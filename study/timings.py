@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.plots import slug
-from benchmarks.scaling import in_words
-from benchmarks.tables import case_table, ceiling_lines, legend, milliseconds, other_lines, times
+from benchmarks.results.plots import slug
+from benchmarks.results.scaling import in_words
+from benchmarks.results.tables import case_table, ceiling_lines, legend, milliseconds, other_lines, times
 from study.grids import Grid, grid, moment
 from study.plots import Plots, plots
 from study.sources import LABELS

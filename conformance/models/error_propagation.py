@@ -37,7 +37,7 @@ SMALL = 2.0**-34
 smaller still, and the rounding of float64 is far smaller too."""
 
 Run = Callable[[types.SimpleNamespace], Any]
-"""From the functions of a twin of the definition to results, in any structure of float64 arrays."""
+"""From the functions of an instrumented definition to results, in any structure of float64 arrays."""
 
 
 def carried_bound(
@@ -51,7 +51,7 @@ def carried_bound(
 ) -> tuple[Any, Any]:
     """(results, bounds), both in the structure of what `run` returns, for an implementation in that dtype.
 
-    parameters: those that `run` gives to the twin's functions, in float64. narrow: steps that the implementation takes
+    parameters: those that `run` gives to those functions, in float64. narrow: steps that the implementation takes
     in float32 whatever the dtype.
     """
     clean, bounds = step_bounds(run, parameters, dtype, narrow)

@@ -1,7 +1,7 @@
-"""Twins of an implementation, in which every step of a model can be seen and changed.
+"""Copies of an implementation, in which every step of a model can be seen and changed.
 
 A model is made of functions that call one another by name: `encoder_block` calls `residual`, that calls `attend`, `add`
-and `normalize`. A twin is a copy of these functions that share the originals' code and look names up in a dictionary of
+and `normalize`. The copies share the originals' code and look names up in a dictionary of
 their own, where each step is wrapped. The originals stay as they are, and none of them knows of this.
 """
 
@@ -46,7 +46,7 @@ Visit = Callable[[str, str, Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 def visited(package: str, parameters: Any, visit: Visit) -> types.SimpleNamespace:
-    """The twin of a package whose every step goes through `visit`, named after the parameters that it will be given."""
+    """The copy of a package whose every step goes through `visit`, named after the parameters that it will be given."""
     namer = Namer(parameters)
 
     def wrap(step: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,7 +56,7 @@ def visited(package: str, parameters: Any, visit: Visit) -> types.SimpleNamespac
 
         return called
 
-    return twin(package, wrap)
+    return instrumented(package, wrap)
 
 
 def only_when_dropping(function: Any, wrapped: Any) -> Any:
@@ -64,7 +64,7 @@ def only_when_dropping(function: Any, wrapped: Any) -> Any:
     return lambda x, dropout: function(x, None) if dropout is None else wrapped(x, dropout)
 
 
-def twin(package: str, wrap: Wrap) -> types.SimpleNamespace:
+def instrumented(package: str, wrap: Wrap) -> types.SimpleNamespace:
     """The package's functions on models, by name, with every step wrapped; `MODELS` is by the parameters' structure."""
     modules = {}
     for file in FILES:

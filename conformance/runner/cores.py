@@ -19,7 +19,7 @@ def kind(declaration: Declaration) -> str:
 
 
 def together(kinds: Sequence[Hashable]) -> list[list[int]]:
-    """Indices of equal kinds, largest company first."""
+    """Indices of equal kinds, largest group first."""
     found: dict[Hashable, list[int]] = {}
     for index, of in enumerate(kinds):
         found.setdefault(of, []).append(index)

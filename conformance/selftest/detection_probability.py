@@ -34,7 +34,7 @@ from conformance.operations.probes import probes_of
 from conformance.runner.in_process import TIME_LIMIT, Examiner
 from conformance.sampling.draws import Rows, drawn, of_seed, own_seed
 from conformance.selftest.faults import Fault
-from conformance.selftest.selftest import chosen, companies
+from conformance.selftest.selftest import chosen, groups
 
 CASES, ENOUGH = 60, 20
 """For each probe, or each row of a plan; and for faults that are sure to be caught."""
@@ -50,7 +50,7 @@ SHOWN = 15
 
 
 @dataclass
-class Odds:
+class Detection:
     """Of one fault. shown: for every probe, the cases that showed it, of so many. missed: by the effort's name, the
     chance that a run catches it by none of its rule's probes.
     """
@@ -63,24 +63,24 @@ class Odds:
     def sure(self) -> bool:
         return self.missed["default"] <= SURE
 
-    def after(self, probe: Probe, shows: Sequence[bool], settled: bool) -> Odds:
+    def after(self, probe: Probe, shows: Sequence[bool], settled: bool) -> Detection:
         """shows: for every case of one more probe whether it shows the fault; at least one. settled: every run has the
         first of them.
         """
         simplest, fresh = (shows[0], shows[1:]) if settled else (None, shows)
         return self.times(probe, shows, lambda cases: chance_of_none(simplest, fresh, cases))
 
-    def after_plan(self, probe: Probe, rows: Sequence[Sequence[bool]], first: int) -> Odds:
+    def after_plan(self, probe: Probe, rows: Sequence[Sequence[bool]], first: int) -> Detection:
         """rows: for every case of each row of one more probe's plan whether it shows the fault. first: rows that come
         before the others.
         """
         shows = [show for row in rows for show in row]
         return self.times(probe, shows, lambda cases: chance_of_none_in_rows(rows, first, cases))
 
-    def times(self, probe: Probe, shows: Sequence[bool], none: Callable[[int], float]) -> Odds:
+    def times(self, probe: Probe, shows: Sequence[bool], none: Callable[[int], float]) -> Detection:
         """none: the chance that none of so many cases of one more probe shows the fault."""
         missed = {effort: chance * none(cases_of(probe, EFFORTS[effort])) for effort, chance in self.missed.items()}
-        return Odds(self.title, self.shown | {probe.title: (sum(shows), len(shows))}, missed)
+        return Detection(self.title, self.shown | {probe.title: (sum(shows), len(shows))}, missed)
 
 
 def chance_of_none(simplest: bool | None, fresh: Sequence[bool], cases: int) -> float:
@@ -118,57 +118,61 @@ def mean_of_products(factors: Sequence[float], count: int) -> float:
     return means[count]
 
 
-def odds_of(faults: Collection[Fault], cases: int, seed: int) -> list[Odds]:
+def detections_of(faults: Collection[Fault], cases: int, seed: int) -> list[Detection]:
     """Of faults that are asked together."""
     first = next(iter(faults))
     examiners = {fault.title: Examiner(fault.target().make(), TIME_LIMIT) for fault in faults}
     refused = run_refusals({first.rule}, list(examiners.values()), first.operation).violations
-    odds = {title: Odds(title) for title in examiners}
-    for title, found in odds.items():
+    detections = {title: Detection(title) for title in examiners}
+    for title, found in detections.items():
         if (first.rule, title) in refused:  # the same in every run
             found.missed = dict.fromkeys(EFFORTS, 0.0)
     for probe in probes_of(first.rule, first.operation, examiners[first.title].declaration):
-        asked = [(found, examiners[title]) for title, found in odds.items() if not found.sure]
-        odds |= {found.title: found for found in after_probe(probe, asked, cases, seed)}
-    return list(odds.values())
+        asked = [(found, examiners[title]) for title, found in detections.items() if not found.sure]
+        detections |= {found.title: found for found in after_probe(probe, asked, cases, seed)}
+    return list(detections.values())
 
 
-def after_probe(probe: Probe, before: Sequence[tuple[Odds, Examiner]], cases: int, seed: int) -> list[Odds]:
+def after_probe(probe: Probe, before: Sequence[tuple[Detection, Examiner]], cases: int, seed: int) -> list[Detection]:
     """before: of each fault, and who examines it."""
     if isinstance(probe.material, Rows):
         return after_plan(probe, probe.material, before, cases, seed)
     shows: list[list[bool]] = [[] for _ in before]
-    now = [odds for odds, _ in before]
+    now = [detection for detection, _ in before]
     of_probe = seed_of(probe, seed)
     settled = starts_the_same(probe.material, of_probe)
     for number, material in drawn(probe.material, cases, of_probe):
-        asked = [index for index, odds in enumerate(now) if number < ENOUGH or not odds.sure]
+        asked = [index for index, detection in enumerate(now) if number < ENOUGH or not detection.sure]
         if not asked:
             break
         shared = probe.check.prepare(material)
         for index in asked:
-            odds, examiner = before[index]
+            detection, examiner = before[index]
             shows[index].append(shown_by(probe, examiner, material, shared))
-            now[index] = odds.after(probe, shows[index], settled)
+            now[index] = detection.after(probe, shows[index], settled)
     return now
 
 
-def after_plan(probe: Probe, plan: Rows, before: Sequence[tuple[Odds, Examiner]], cases: int, seed: int) -> list[Odds]:
+def after_plan(
+    probe: Probe, plan: Rows, before: Sequence[tuple[Detection, Examiner]], cases: int, seed: int
+) -> list[Detection]:
     """`after_probe` for a plan. cases: of each row at most."""
     rows, of_probe = plan.all_strategies, seed_of(probe, seed)
     shows: list[list[list[bool]]] = [[[] for _ in rows] for _ in before]
-    now = [odds for odds, _ in before]
+    now = [detection for detection, _ in before]
     for turn, row in product(range(cases), range(len(rows))):
         asked = [
-            index for index, odds in enumerate(now) if not odds.sure and (turn < AT_FIRST or any(shows[index][row]))
+            index
+            for index, detection in enumerate(now)
+            if not detection.sure and (turn < AT_FIRST or any(shows[index][row]))
         ]
         drawn_now = of_seed(rows[row], own_seed(of_probe, turn * len(rows) + row), False) if asked else []
         for material in drawn_now[-1:]:
             shared = probe.check.prepare(material)
             for index in asked:
-                odds, examiner = before[index]
+                detection, examiner = before[index]
                 shows[index][row].append(shown_by(probe, examiner, material, shared))
-                now[index] = odds.after_plan(probe, shows[index], len(plan.strategies))
+                now[index] = detection.after_plan(probe, shows[index], len(plan.strategies))
     return now
 
 
@@ -185,25 +189,25 @@ def starts_the_same(material: SearchStrategy[Any], seed: int) -> bool:
     return len({json.dumps(encode(tuple(first))) for first in firsts}) == 1
 
 
-def measure(only: Collection[str] | None, cases: int, seed: int) -> Iterator[Odds]:
+def measure(only: Collection[str] | None, cases: int, seed: int) -> Iterator[Detection]:
     """only: as in `selftest`."""
     faults = chosen(only)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what faults make of their numbers
-        for company in companies(faults):
-            yield from odds_of([faults[index] for index in company], cases, seed)
+        for group in groups(faults):
+            yield from detections_of([faults[index] for index in group], cases, seed)
 
 
-def odds_table(odds: Sequence[Odds]) -> Table:
+def detection_table(detections: Sequence[Detection]) -> Table:
     """The likeliest to be missed, and the sum over all: how many faults a run is expected to miss."""
     table = Table(title="Chance that a run with a fresh seed misses a planted fault", title_justify="left")
     table.add_column("fault")
     table.add_column("of so many cases, shown by")
     for effort in EFFORTS:
         table.add_column(effort, justify="right")
-    for found in sorted(odds, key=lambda found: -found.missed["default"])[:SHOWN]:
+    for found in sorted(detections, key=lambda found: -found.missed["default"])[:SHOWN]:
         probes = ", ".join(f"{title} {count}/{of}" for title, (count, of) in found.shown.items() if count)
         table.add_row(found.title, probes, *(f"{found.missed[effort]:.1e}" for effort in EFFORTS))
-    sums = [sum(found.missed[effort] for found in odds) for effort in EFFORTS]
-    table.add_row(f"missed of {len(odds)}, expected", "", *(f"{total:.1e}" for total in sums), style="bold")
+    sums = [sum(found.missed[effort] for found in detections) for effort in EFFORTS]
+    table.add_row(f"missed of {len(detections)}, expected", "", *(f"{total:.1e}" for total in sums), style="bold")
     return table

@@ -81,8 +81,8 @@ class Suspect(Examiner):
 # --- faults that are asked together -----------------------------------------------------------------------------------
 
 
-def companies(faults: Collection[Fault]) -> list[list[int]]:
-    """Indices of faults that the same cases test, largest company first."""
+def groups(faults: Collection[Fault]) -> list[list[int]]:
+    """Indices of faults that the same cases test, largest group first."""
     subjects = (fault.target().make() for fault in faults)
     return together(
         [(f.rule, f.operation, f.arrays, kind(s.declaration)) for f, s in zip(faults, subjects, strict=True)]
@@ -118,20 +118,20 @@ def chosen(only: Collection[str] | None) -> tuple[Fault, ...]:
     return tuple(f for f in faults if any(w in (f.rule, f.operation, f.arrays) or w in f.name for w in only))
 
 
-def work(only: Collection[str] | None, company: list[int], effort: str, seed: int) -> Outcome:
+def work(only: Collection[str] | None, group: list[int], effort: str, seed: int) -> Outcome:
     faults = chosen(only)
-    return judged([faults[index] for index in company], effort, seed)
+    return judged([faults[index] for index in group], effort, seed)
 
 
 def outcomes(only: Collection[str] | None, effort: str, seed: int, workers: int) -> Iterator[Outcome]:
-    """One for each company, as they come."""
-    all_of_them = companies(chosen(only))
+    """One for each group, as they come."""
+    all_of_them = groups(chosen(only))
     if workers < 2:
-        yield from (work(only, company, effort, seed) for company in all_of_them)
+        yield from (work(only, group, effort, seed) for group in all_of_them)
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(workers, WORKERS), mp_context=context, initializer=start) as pool:
-        futures = [pool.submit(work, only, company, effort, seed) for company in all_of_them]
+        futures = [pool.submit(work, only, group, effort, seed) for group in all_of_them]
         for future in as_completed(futures):
             yield future.result()
 

@@ -82,7 +82,7 @@ def chosen(runs: Mapping[str, Run]) -> Table:
 def judged(what: str, got: Mapping[str, np.ndarray], run: Callable[[Any, Any], np.ndarray]) -> str:
     """The packages' numbers by the bound that is carried to them from every step of the model.
 
-    run: from a twin's functions and the parameters in float64 to the same numbers.
+    run: from the instrumented functions and the parameters in float64 to the same numbers.
     """
     wide = as_float64(parameters())
     exact, bound = carried_bound(lambda functions: run(functions, wide), wide, "float32")

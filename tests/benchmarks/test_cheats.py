@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import numpy_subjects
 from benchmarks.cases import BOTH, Case
-from benchmarks.rounds import Budget
-from benchmarks.running import FAILED, LEFT_OUT, MEASURED, Entry, Plan, Run
-from benchmarks.subjects import Prepared, Results, Subject
+from benchmarks.measure.rounds import Budget
+from benchmarks.measure.running import FAILED, LEFT_OUT, MEASURED, Entry, Plan, Run
+from benchmarks.subjects import numpy_subjects
+from benchmarks.subjects.subject import Prepared, Results, Subject
 
 SIZES: dict[str, Any] = {"B": 2, "H": 4, "G": 2, "Q": 64, "K": 64, "D": 8, "V": 8}
 CAUSAL = Case("causal", kind="causal", **SIZES)
@@ -148,7 +148,7 @@ def while_timed(action: Callable[[], Any]) -> Callable[[Call], Call]:
 
 
 def unfit(call: Call) -> Call:
-    from benchmarks.subjects import Unfit
+    from benchmarks.subjects.subject import Unfit
 
     raise Unfit("it is for Sundays")
 

@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import gate, numpy_subjects, scaling
 from benchmarks.cases import BOTH, Case, dense_mask, inputs, mask
-from benchmarks.gate import Call
-from benchmarks.memory import MemoryStation, extra_peak, hindrance, needed
-from benchmarks.registry import subjects
-from benchmarks.rounds import INPUTS, MOST, Budget, calls_in_trial, order, rounds
-from benchmarks.row_sampling import Place, small_case
-from benchmarks.running import Entry, impossible
-from benchmarks.statistics import interval, paired
-from benchmarks.subjects import Prepared, Subject
-from benchmarks.timing_worker import Start, Station, Trial, call_to_judge
+from benchmarks.measure.memory import MemoryStation, extra_peak, hindrance, needed
+from benchmarks.measure.rounds import INPUTS, MOST, Budget, calls_in_trial, order, rounds
+from benchmarks.measure.running import Entry, impossible
+from benchmarks.measure.statistics import interval, paired
+from benchmarks.measure.timing_worker import Start, TimingWorker, Trial, call_to_judge
+from benchmarks.results import scaling
+from benchmarks.subjects import numpy_subjects
+from benchmarks.subjects.registry import subjects
+from benchmarks.subjects.subject import Prepared, Subject
+from benchmarks.verify import gate
+from benchmarks.verify.gate import Call
+from benchmarks.verify.row_sampling import Place, small_case
 from benchmarks.work import Work, work
 from conformance.bounds import bound
 from conformance.oracle.reference import oracle
@@ -118,9 +120,9 @@ def test_bounds_over_blocks_hold_those_of_the_whole(monkeypatch: pytest.MonkeyPa
 
 def test_rows_are_drawn_by_nobody_who_could_tell_them() -> None:
     case = KINDS[1]
-    station = Station(subjects()["reference_numpy"], "cpu")
-    station.prepare(case, 1)
-    trials = [station.trial(case, 1, (0,), 3, 1.0) for _ in range(8)]
+    timing_worker = TimingWorker(subjects()["reference_numpy"], "cpu")
+    timing_worker.prepare(case, 1)
+    trials = [timing_worker.trial(case, 1, (0,), 3, 1.0) for _ in range(8)]
     assert len({trial.place for trial in trials}) > 4
     random = np.random.default_rng(0)
     drawn = [call_to_judge(random, 10) for _ in range(1000)]
@@ -140,18 +142,18 @@ def test_the_clock_runs_until_every_result_is_there(monkeypatch: pytest.MonkeyPa
             passed(1.0)
 
     case = KINDS[1]
-    station = Station(Subject("late", "attention", "numpy", ("numpy",), f"{__name__}:late"), "cpu")
-    station.prepare(case, 1)
-    call = station.prepared.call
+    timing_worker = TimingWorker(Subject("late", "attention", "numpy", ("numpy",), f"{__name__}:late"), "cpu")
+    timing_worker.prepare(case, 1)
+    call = timing_worker.prepared.call
 
     def slow(loaded: Any) -> Any:
         passed(10.0)
         return tuple(each.view(Late) for each in call(loaded))
 
-    station.prepared.call, station.prepared.wait = slow, lambda results: passed(100.0 * len(results))
-    monkeypatch.setattr("benchmarks.clocks.perf_counter", lambda: now)
-    monkeypatch.setattr("benchmarks.timing_worker.array_classes", lambda: {Late})
-    assert station.trial(case, 1, (0,), 3, 1.0).seconds == pytest.approx(111.0)  # for each of 3 calls
+    timing_worker.prepared.call, timing_worker.prepared.wait = slow, lambda results: passed(100.0 * len(results))
+    monkeypatch.setattr("benchmarks.measure.clocks.perf_counter", lambda: now)
+    monkeypatch.setattr("benchmarks.measure.timing_worker.array_classes", lambda: {Late})
+    assert timing_worker.trial(case, 1, (0,), 3, 1.0).seconds == pytest.approx(111.0)  # for each of 3 calls
 
 
 def late(case: Case, device: str) -> Prepared:

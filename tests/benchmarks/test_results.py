@@ -16,18 +16,19 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import running, scaling
 from benchmarks.__main__ import app
 from benchmarks.cases import Case
-from benchmarks.compare import FASTER, NOISE, SLOWER, compare
-from benchmarks.environment import environment, has_gpu
-from benchmarks.registry import subjects
-from benchmarks.result import case_result, empty, read, refusal, save
-from benchmarks.rounds import Budget
-from benchmarks.running import FAILED, Plan, Run
-from benchmarks.subjects import Subject, without
+from benchmarks.measure import running
+from benchmarks.measure.environment import environment, has_gpu
+from benchmarks.measure.rounds import Budget
+from benchmarks.measure.running import FAILED, Plan, Run
+from benchmarks.measure.workers import Failed
+from benchmarks.results import scaling
+from benchmarks.results.compare import FASTER, NOISE, SLOWER, compare
+from benchmarks.results.result import case_result, empty, read, refusal, save
+from benchmarks.subjects.registry import subjects
+from benchmarks.subjects.subject import Subject, without
 from benchmarks.work import Work
-from benchmarks.workers import Failed
 from tests.benchmarks.test_parts import CEILINGS, SIZES, entry
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "benchmarks.md"
@@ -115,7 +116,7 @@ def test_every_field_is_described(result: dict[str, Any]) -> None:
 
 def test_pictures(result: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from benchmarks.plots import plot
+    from benchmarks.results.plots import plot
 
     written = plot(result, tmp_path / "pictures")
     assert [path.name for path in written] == ["growth-causal.png", "ratios-reference-numpy.png"]
@@ -255,7 +256,11 @@ BAD = {
     ("run", "--json", "FOLDER"): "FOLDER is a folder",
     ("run", "--json", "FILE/b.json"): "FILE/b.json cannot be written: ",
     ("run", "--with", "no_such_module:MINE"): "'no_such_module:MINE' cannot be loaded, expected module:NAME: No module",
-    ("run", "--with", "benchmarks.cases:CASES"): "'benchmarks.cases:CASES' is a tuple, expected a benchmarks.subjects",
+    (
+        "run",
+        "--with",
+        "benchmarks.cases:CASES",
+    ): "'benchmarks.cases:CASES' is a tuple, expected a benchmarks",
     ("compare", "FILE", "FILE"): "FILE is not JSON: ",
     ("plot", "FOLDER/none.json"): "FOLDER/none.json cannot be read: No such file or directory",
     ("plot", "OTHER"): "OTHER is no result of a benchmark",

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from benchmarks import steal_time, timing_worker
 from benchmarks.cases import Case
-from benchmarks.registry import subjects
-from benchmarks.rounds import Budget
-from benchmarks.row_sampling import Place
-from benchmarks.running import Entry, Plan, Run
-from benchmarks.tables import line_of_the_host
-from benchmarks.timing_worker import Start, Station, Trial
-from benchmarks.workers import Failed
+from benchmarks.measure import steal_time, timing_worker
+from benchmarks.measure.rounds import Budget
+from benchmarks.measure.running import Entry, Plan, Run
+from benchmarks.measure.timing_worker import Start, TimingWorker, Trial
+from benchmarks.measure.workers import Failed
+from benchmarks.results.tables import line_of_the_host
+from benchmarks.subjects.registry import subjects
+from benchmarks.verify.row_sampling import Place
 
 CASE = Case("causal", kind="causal", B=1, H=2, G=2, Q=32, K=32, D=8, V=8)
 ACCOUNT = """\
@@ -56,7 +56,7 @@ def test_a_trial_tells_what_was_taken_while_it_ran(monkeypatch: pytest.MonkeyPat
     def noted(name: str, function: Any) -> Any:
         return lambda *given: (happened.append(name), function(*given))[1]
 
-    place = Station(subjects()["reference_numpy"], "cpu")
+    place = TimingWorker(subjects()["reference_numpy"], "cpu")
     place.prepare(CASE, 1)
     place.prepared = replace(place.prepared, call=noted("call", place.prepared.call))
     monkeypatch.setattr(timing_worker, "stolen_so_far", read)

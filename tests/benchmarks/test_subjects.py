@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from benchmarks.cases import BOTH, Case
-from benchmarks.registry import subjects
-from benchmarks.rounds import Budget
-from benchmarks.running import LEFT_OUT, MEASURED, Entry, Plan, Run
-from benchmarks.subjects import Subject
+from benchmarks.measure.rounds import Budget
+from benchmarks.measure.running import LEFT_OUT, MEASURED, Entry, Plan, Run
+from benchmarks.subjects.registry import subjects
+from benchmarks.subjects.subject import Subject
 
 SIZES: dict[str, Any] = {"B": 2, "H": 2, "G": 2, "Q": 32, "K": 32, "D": 16, "V": 16}
 CASES = (

@@ -19,13 +19,13 @@ from conformance.runner.in_process import Examiner
 from conformance.sampling.draws import Rows
 from conformance.sampling.strategies import norm_cases
 from conformance.selftest.detection_probability import (
-    Odds,
+    Detection,
     after_probe,
     chance_of_none,
     chance_of_none_in_rows,
+    detection_table,
+    detections_of,
     mean_of_products,
-    odds_of,
-    odds_table,
     starts_the_same,
 )
 from conformance.selftest.faults import Fault, planted
@@ -74,30 +74,30 @@ def test_chances_of_a_plan() -> None:
     assert chance_of_none_in_rows(rows, 2, 6) == pytest.approx(0.25 * 0.25 * 0.75)
 
 
-def shown_by_one_row_of(size: int) -> tuple[Probe, Odds]:
+def shown_by_one_row_of(size: int) -> tuple[Probe, Detection]:
     """A plan of three rows, and a fault that shows past 512 columns only."""
     fault = next(f for f in planted() if f.title == "NORM-1 last chunk of 512 columns not in the variance (numpy)")
     shapes = (((2, 7), 1), ((2, size), 1), ((3, 5), 1))
     plan = Rows(lambda: tuple(norm_cases(plans=(shape,), gradients=False, dtypes=("float32",)) for shape in shapes))
     probe = Probe("NORM-1", "three rows", ("layer_norm",), plan)
-    [odds] = after_probe(probe, [(Odds(fault.title), Examiner(fault.target().make()))], 12, SEED)
-    return probe, odds
+    [detection] = after_probe(probe, [(Detection(fault.title), Examiner(fault.target().make()))], 12, SEED)
+    return probe, detection
 
 
 def test_rows_of_a_plan_are_counted_one_by_one() -> None:
-    probe, odds = shown_by_one_row_of(700)
-    count, of = odds.shown[probe.title]
+    probe, detection = shown_by_one_row_of(700)
+    count, of = detection.shown[probe.title]
     assert of == 2 + 2 + 12, "only the row that shows it is drawn again"
     assert 8 < count <= 12
-    assert odds.missed["default"] == pytest.approx(1 - count / 13)
-    assert odds.missed["quick"] == pytest.approx(1 - count / 13 / 3), "one row of three"
-    assert odds.missed["thorough"] < 1e-3
+    assert detection.missed["default"] == pytest.approx(1 - count / 13)
+    assert detection.missed["quick"] == pytest.approx(1 - count / 13 / 3), "one row of three"
+    assert detection.missed["thorough"] < 1e-3
 
 
 def test_what_no_row_shows_is_always_missed() -> None:
-    probe, odds = shown_by_one_row_of(300)
-    assert odds.shown[probe.title] == (0, 6)
-    assert odds.missed == dict.fromkeys(EFFORTS, 1.0)
+    probe, detection = shown_by_one_row_of(300)
+    assert detection.shown[probe.title] == (0, 6)
+    assert detection.missed == dict.fromkeys(EFFORTS, 1.0)
 
 
 def test_a_rejected_simplest_case_is_no_first_of_every_run() -> None:
@@ -108,38 +108,38 @@ def test_a_rejected_simplest_case_is_no_first_of_every_run() -> None:
     examiner = Examiner(fault.target().make())
     probe = next(probe for probe in PROBES if (probe.rule, probe.title) == ("MASK-4", "window"))
     for seed in range(20):
-        [odds] = after_probe(probe, [(Odds(fault.title), examiner)], 2, seed)
-        if odds.shown[probe.title] == (2, 2):  # the first shows it, here
+        [detection] = after_probe(probe, [(Detection(fault.title), examiner)], 2, seed)
+        if detection.shown[probe.title] == (2, 2):  # the first shows it, here
             break
-    assert 0.0 < odds.missed["default"] < 1.0
+    assert 0.0 < detection.missed["default"] < 1.0
 
 
 def test_a_violation_of_another_rule_does_not_count() -> None:
     """Wrong in contiguous arrays too: no layout shows that it is one of ATT-13."""
     examiner = Examiner(TILED.target().make())
     memory = next(p for p in probes_of("ATT-13", "attention", examiner.declaration) if "transposed" in p.title)
-    [odds] = after_probe(memory, [(Odds(TILED.title), examiner)], 6, SEED)
-    assert odds.shown[memory.title] == (0, 6)
+    [detection] = after_probe(memory, [(Detection(TILED.title), examiner)], 6, SEED)
+    assert detection.shown[memory.title] == (0, 6)
 
 
 def test_what_always_shows_is_never_missed() -> None:
-    [odds] = odds_of([TILED], 10, SEED)
-    assert odds.sure
-    assert max(odds.missed.values()) < 1e-3
+    [detection] = detections_of([TILED], 10, SEED)
+    assert detection.sure
+    assert max(detection.missed.values()) < 1e-3
 
 
 def test_a_right_one_is_always_missed() -> None:
-    [odds] = odds_of([replace(TILED, function=TILED.right)], 10, SEED)
-    assert odds.missed == dict.fromkeys(EFFORTS, 1.0)
-    assert all(count == 0 for count, _ in odds.shown.values())
+    [detection] = detections_of([replace(TILED, function=TILED.right)], 10, SEED)
+    assert detection.missed == dict.fromkeys(EFFORTS, 1.0)
+    assert all(count == 0 for count, _ in detection.shown.values())
 
 
 @pytest.mark.slow
 def test_the_chance_is_what_runs_show() -> None:
     """Of quick runs with different seeds about so many miss it."""
     fault, runs = now_and_then(6, "MASK-5"), 60  # whose probes follow no plan
-    [odds] = odds_of([fault], 200, SEED)
-    chance = odds.missed["quick"]
+    [detection] = detections_of([fault], 200, SEED)
+    chance = detection.missed["quick"]
     missed = sum(bool(judged([fault], "quick", SEED + run).missed) for run in range(runs))
     spread = np.sqrt(runs * chance * (1 - chance))
     assert 3 * spread < runs / 3, "a chance twice as large or half as large would show"
@@ -147,10 +147,10 @@ def test_the_chance_is_what_runs_show() -> None:
 
 
 def test_the_likeliest_to_be_missed_come_first() -> None:
-    odds = [*odds_of([TILED], 5, SEED), *odds_of([now_and_then(6)], 5, SEED)]
+    detection = [*detections_of([TILED], 5, SEED), *detections_of([now_and_then(6)], 5, SEED)]
     console = Console(width=150)
     with console.capture() as captured:
-        console.print(odds_table(odds))
+        console.print(detection_table(detection))
     shown = captured.get()
     assert 0 < shown.index("one in 6") < shown.index(TILED.name)
     assert "missed of 2, expected" in shown

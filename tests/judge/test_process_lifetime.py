@@ -38,7 +38,7 @@ CHILD = """
         """
 BENCHMARK = """
         import multiprocessing
-        from benchmarks.workers import serve
+        from benchmarks.measure.workers import serve
         pipe, other = multiprocessing.get_context("spawn").Pipe()
         process = multiprocessing.get_context("spawn").Process(target=serve, args=(other, 1, {}, dict, ()))
         process.start()

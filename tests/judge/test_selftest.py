@@ -12,17 +12,17 @@ from rich.console import Console
 
 from conformance.judge.run import STUCK
 from conformance.selftest.faults import Fault, planted
-from conformance.selftest.selftest import Outcome, Score, Suspect, companies, judged, main, show
+from conformance.selftest.selftest import Outcome, Score, Suspect, groups, judged, main, show
 from specification import RULES
 
 SEED = 20260101
 FAULTS = tuple(fault for fault in planted() if fault.arrays == "numpy")
-COMPANIES = companies(FAULTS)
+GROUPS = groups(FAULTS)
 
 
 @cache
-def outcome(company: int) -> Outcome:
-    return judged([FAULTS[index] for index in COMPANIES[company]], "default", SEED)
+def outcome(group: int) -> Outcome:
+    return judged([FAULTS[index] for index in GROUPS[group]], "default", SEED)
 
 
 def test_there_are_many() -> None:
@@ -36,21 +36,21 @@ def test_every_rule_has_some() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("company", "fault"),
+    ("group", "fault"),
     [
-        pytest.param(company, FAULTS[index], id=FAULTS[index].title)
-        for company, indices in enumerate(COMPANIES)
+        pytest.param(group, FAULTS[index], id=FAULTS[index].title)
+        for group, indices in enumerate(GROUPS)
         for index in indices
     ],
 )
-def test_fault_is_caught(company: int, fault: Fault) -> None:
-    assert fault.title in outcome(company).caught
+def test_fault_is_caught(group: int, fault: Fault) -> None:
+    assert fault.title in outcome(group).caught
 
 
-@pytest.mark.parametrize("company", range(len(COMPANIES)))
+@pytest.mark.parametrize("group", range(len(GROUPS)))
 @pytest.mark.slow
-def test_what_it_is_made_from_conforms(company: int) -> None:
-    assert outcome(company).false_alarms == ()
+def test_what_it_is_made_from_conforms(group: int) -> None:
+    assert outcome(group).false_alarms == ()
 
 
 def test_a_right_one_is_a_fault_that_is_missed() -> None:

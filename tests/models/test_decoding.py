@@ -117,18 +117,18 @@ def ratios(example: Example, run: Watched, dtype: str) -> dict[str, float]:
         masks["memory_mask"] = KeyPadding(source != configuration.source_padding)
     found = {
         "embedding": ratio(
-            lambda twin: twin.embed(decoder.embedding, target, **options), decoder.embedding, run.states[0], dtype
+            lambda copy: copy.embed(decoder.embedding, target, **options), decoder.embedding, run.states[0], dtype
         )
     }
     for i, block in enumerate(decoder.blocks):
         found[f"block {i}"] = ratio(
-            lambda twin, i=i, block=block: twin.decoder_block(block, states[i], memory, **options, **masks),
+            lambda copy, i=i, block=block: copy.decoder_block(block, states[i], memory, **options, **masks),
             block,
             run.states[i + 1],
             dtype,
         )
     found["logits"] = ratio(
-        lambda twin: twin.linear(output, twin.normalize(decoder.norm, states[-1], configuration)),
+        lambda copy: copy.linear(output, copy.normalize(decoder.norm, states[-1], configuration)),
         parameters,
         run.logits,
         dtype,

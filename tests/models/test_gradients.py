@@ -321,7 +321,7 @@ def cotangent_of(example: Example) -> np.ndarray:
 
 
 def by_hand(functions: Any, example: Example, parameters: Any, inputs: Any, cotangent: np.ndarray) -> Arguments:
-    """The definition's gradients. functions: the definition, or its twin; parameters: untied."""
+    """The definition's gradients. functions: the definition, or its copy; parameters: untied."""
     pullback = getattr(functions, f"{example.function}_vjp")
     found = pullback(parameters, *inputs, cotangent, configuration=example.configuration, **example.options)
     gradients, given = (found[0], tuple(found[1:])) if hasattr(found, "parameters") else (found, ())

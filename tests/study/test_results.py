@@ -10,7 +10,7 @@ from pathlib import Path
 import fastjsonschema
 import pytest
 
-from benchmarks.compare import compare
+from benchmarks.results.compare import compare
 from conformance.reports.comparison import changes
 from study import __main__ as command
 from study import results, storing

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from benchmarks.cases import Case
-from benchmarks.environment import environment
-from benchmarks.result import case_result, empty
-from benchmarks.running import FAILED, LEFT_OUT, Entry
-from benchmarks.scaling import scaling
+from benchmarks.measure.environment import environment
+from benchmarks.measure.running import FAILED, LEFT_OUT, Entry
+from benchmarks.results.result import case_result, empty
+from benchmarks.results.scaling import scaling
 from benchmarks.work import work
 from conformance.checks.results import Cell, Tally
 from conformance.reports.content import document

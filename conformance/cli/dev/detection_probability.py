@@ -15,8 +15,8 @@ def detection_probability(
 ) -> None:
     """Estimate for every planted fault the probability that a run misses it."""
     from conformance.runner.cores import start
-    from conformance.selftest.detection_probability import CASES, SEED, measure, odds_table
+    from conformance.selftest.detection_probability import CASES, SEED, detection_table, measure
 
     start()
-    odds = list(measure(only, cases or CASES, SEED if seed is None else seed))
-    Console(width=140, markup=False).print(odds_table(odds))
+    detections = list(measure(only, cases or CASES, SEED if seed is None else seed))
+    Console(width=140, markup=False).print(detection_table(detections))

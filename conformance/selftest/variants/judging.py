@@ -15,7 +15,7 @@ from conformance.runner.cores import kind, start, together
 from conformance.runner.in_process import TIME_LIMIT, Examiner
 from conformance.selftest.variants import VARIANTS
 
-Company = tuple[int, ...]
+Group = tuple[int, ...]
 """Indices of variants of one operation with one declaration: the same cases are for all of them."""
 
 examiners: dict[int, Examiner] = {}
@@ -31,18 +31,18 @@ def chosen(arrays: Collection[str], only: Collection[str] = ()) -> list[int]:
     ]
 
 
-def companies(indices: Sequence[int]) -> list[Company]:
-    """Those of one operation and one declaration together, largest company first."""
+def groups(indices: Sequence[int]) -> list[Group]:
+    """Those of one operation and one declaration together, largest group first."""
     kinds = [(VARIANTS[index].operation, kind(VARIANTS[index].subject().declaration)) for index in indices]
     return [tuple(indices[place] for place in places) for places in together(kinds)]
 
 
-def judged(company: Company, examples: int, seed: int) -> Tally:
+def judged(group: Group, examples: int, seed: int) -> Tally:
     """What the frozen corpus, the probes and the refusals find in them."""
-    for index in company:
+    for index in group:
         if index not in examiners:
             examiners[index] = Examiner(VARIANTS[index].subject(), TIME_LIMIT)
-    asked, operation = [examiners[index] for index in company], VARIANTS[company[0]].operation
+    asked, operation = [examiners[index] for index in group], VARIANTS[group[0]].operation
     declaration, tally = asked[0].declaration, Tally()
     tally.include(run_corpus(entries_for({operation}, declaration), asked))
     for probe in catalogue(declaration):
@@ -54,10 +54,10 @@ def judged(company: Company, examples: int, seed: int) -> Tally:
 
 def runs(indices: Sequence[int], effort: str, seeds: Sequence[int], workers: int) -> Iterator[Tally]:
     """One tally for each seed, in order."""
-    asked, examples = companies(indices), EFFORTS[effort]
+    asked, examples = groups(indices), EFFORTS[effort]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=start) as pool:
-        waiting = [[pool.submit(judged, company, examples, seed) for company in asked] for seed in seeds]
+        waiting = [[pool.submit(judged, group, examples, seed) for group in asked] for seed in seeds]
         for futures in waiting:
             total = Tally()
             for future in futures:

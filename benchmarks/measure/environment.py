@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("numpy", "torch", "jax", "jaxlib", "flax", "keras", "onnx", "onnxruntime", "ml_dtypes")
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def environment(device: str, threads: int) -> dict[str, Any]:

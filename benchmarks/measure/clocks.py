@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, Protocol
 
-from benchmarks.subjects import Prepared, Results
+from benchmarks.subjects.subject import Prepared, Results
 
 
 class Clock(Protocol):

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks import cases as timed
 from benchmarks.cases import Arrays, Case
-from benchmarks.row_sampling import BY_ROW, Place, Sample, as_answers, count_rows, only_there, small_case
+from benchmarks.verify.row_sampling import BY_ROW, Place, Sample, as_answers, count_rows, only_there, small_case
 from conformance.bounds import bound
 from conformance.bounds.arithmetic import Precision
 from conformance.cases.expectations import Exact

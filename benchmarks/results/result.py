@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases import Case
-from benchmarks.ceilings import Measured, best_copy, best_product
-from benchmarks.running import Entry
-from benchmarks.statistics import LEVEL, Interval, paired
+from benchmarks.measure.ceilings import Measured, best_copy, best_product
+from benchmarks.measure.running import Entry
+from benchmarks.measure.statistics import LEVEL, Interval, paired
 from benchmarks.work import Work
 
 NAME, VERSION = "transformer-conformance benchmark", 1

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from benchmarks.workers import processors
+from benchmarks.measure.workers import processors
 
 ACCOUNT = Path("/proc/stat")
 FIELD = 8

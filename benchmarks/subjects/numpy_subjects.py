@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases import Arrays, Case, dense_mask
-from benchmarks.subjects import BHTD, ROWS, Layout, Prepared, Results, Subject, heads_of, without
+from benchmarks.subjects.subject import BHTD, ROWS, Layout, Prepared, Results, Subject, heads_of, without
 
 
 def prepared(case: Case, function: Any, given: Any = None, *, gradients: Any = None, layout: Layout = BHTD) -> Prepared:

@@ -10,19 +10,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks import memory
 from benchmarks.cases import AFTER, BEFORE, Case
-from benchmarks.ceilings import CeilingStation, Measured, best_copy, best_product
-from benchmarks.gate import GOOD, Call, Verdict, all_rows_judged, worst
-from benchmarks.memory import MemoryStation
-from benchmarks.rounds import Budget, calls_in_trial, rounds
-from benchmarks.row_sampling import BY_ROW, draw, place_random
-from benchmarks.statistics import Interval, interval
-from benchmarks.steal_time import TOLERATED
-from benchmarks.subjects import Subject
-from benchmarks.timing_worker import Start, Station, Trial
+from benchmarks.measure import memory
+from benchmarks.measure.ceilings import CeilingStation, Measured, best_copy, best_product
+from benchmarks.measure.memory import MemoryStation
+from benchmarks.measure.rounds import Budget, calls_in_trial, rounds
+from benchmarks.measure.statistics import Interval, interval
+from benchmarks.measure.steal_time import TOLERATED
+from benchmarks.measure.timing_worker import Start, TimingWorker, Trial
+from benchmarks.measure.workers import Failed, Worker
+from benchmarks.subjects.subject import Subject
+from benchmarks.verify.gate import GOOD, Call, Verdict, all_rows_judged, worst
+from benchmarks.verify.row_sampling import BY_ROW, draw, place_random
 from benchmarks.work import Work, work
-from benchmarks.workers import Failed, Worker
 
 PLACES, ROWS, STILL = 3, 8, 3
 """Of the judge before and after the timing: places, rows of each, and rows more whose cotangent is zero."""
@@ -98,7 +98,7 @@ class Run:
 
     def worker(self, subject: Subject) -> Askable:
         if subject.name not in self.workers:
-            self.workers[subject.name] = self.start(Station, (subject, self.plan.device), subject.environment)
+            self.workers[subject.name] = self.start(TimingWorker, (subject, self.plan.device), subject.environment)
         return self.workers[subject.name]
 
     def close(self) -> None:

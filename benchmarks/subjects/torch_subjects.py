@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.cases import Arrays, Case, dense_mask
-from benchmarks.subjects import (
+from benchmarks.subjects.subject import (
     BHTD,
     ROUNDED,
     ROWS,

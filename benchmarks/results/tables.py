@@ -9,8 +9,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from benchmarks.memory import gigabytes
-from benchmarks.steal_time import TOLERATED
+from benchmarks.measure.memory import gigabytes
+from benchmarks.measure.steal_time import TOLERATED
 
 Result = dict[str, Any]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases import Arrays, Case, dense_mask
-from benchmarks.subjects import (
+from benchmarks.subjects.subject import (
     BHTD,
     BTHD,
     ROUNDED,

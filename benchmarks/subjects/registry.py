@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 
-from benchmarks import jax_subjects, numpy_subjects, other_subjects, torch_subjects
-from benchmarks.subjects import Subject
+from benchmarks.subjects import jax_subjects, numpy_subjects, other_subjects, torch_subjects
+from benchmarks.subjects.subject import Subject
 
 
 def subject_at(target: str) -> Subject:
@@ -16,7 +16,7 @@ def subject_at(target: str) -> Subject:
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"{target!r} cannot be loaded, expected module:NAME: {error}") from error
     if not isinstance(found, Subject):
-        raise ValueError(f"{target!r} is a {type(found).__name__}, expected a benchmarks.subjects.Subject")
+        raise ValueError(f"{target!r} is a {type(found).__name__}, expected a benchmarks.subjects.subject.Subject")
     return found
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases import Arrays, Case, generator
-from benchmarks.subjects import Prepared
+from benchmarks.subjects.subject import Prepared
 from conformance.cases import case as judged
 from reference_numpy.masks import allowed_pairs
 

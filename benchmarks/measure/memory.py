@@ -13,13 +13,11 @@ import numpy as np
 
 from benchmarks import cases as timed
 from benchmarks.cases import MEMORY, Case
-from benchmarks.subjects import Subject
+from benchmarks.subjects.subject import NO_ARENAS, Subject
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 RESET_PEAK = "5"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-NO_ARENAS = "BENCHMARKS_NO_ARENAS"
-"""Set where memory is measured: a library that keeps what it has freed would show nothing in its second call."""
 SPARE = 0.8
 """The share of the free memory that a case may need."""
 

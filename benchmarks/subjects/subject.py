@@ -19,6 +19,8 @@ from benchmarks.cases import Arrays, Case
 
 Results = tuple[Any, ...]
 """The output and, with a backward pass, the gradients of the inputs: the framework's own arrays, in its own layout."""
+NO_ARENAS = "BENCHMARKS_NO_ARENAS"
+"""Set where memory is measured: a library that keeps what it has freed would show nothing in its second call."""
 
 
 class Unfit(Exception):

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import jax_subjects, torch_subjects
 from benchmarks.cases import Arrays, Case, dense_mask
-from benchmarks.memory import NO_ARENAS
-from benchmarks.numpy_subjects import prepared as numpy_prepared
-from benchmarks.subjects import BHTD, BTHD, ROWS, TOKENS, Prepared, Subject, without
+from benchmarks.subjects import jax_subjects, torch_subjects
+from benchmarks.subjects.numpy_subjects import prepared as numpy_prepared
+from benchmarks.subjects.subject import BHTD, BTHD, NO_ARENAS, ROWS, TOKENS, Prepared, Subject, without
 from conformance.peers import onnx_nodes
 from conformance.subjects.frameworks import JaxArrays, TorchArrays
 
@@ -195,11 +194,11 @@ SUBJECTS = (
         takes=without("window", "segments", grouped=False, **INFERENCE), scores=(1, 1), **ONNX,
     ),
     Subject(
-        "Flax layer norm", "layer_norm", make="benchmarks.jax_subjects:layer_norm", arguments=("flax, fast",),
+        "Flax layer norm", "layer_norm", make="benchmarks.subjects.jax_subjects:layer_norm", arguments=("flax, fast",),
         **FLAX,
     ),
     Subject(
-        "Flax layer norm, two passes", "layer_norm", make="benchmarks.jax_subjects:layer_norm",
+        "Flax layer norm, two passes", "layer_norm", make="benchmarks.subjects.jax_subjects:layer_norm",
         arguments=("flax",), **FLAX,
     ),
     subject(

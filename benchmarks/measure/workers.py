@@ -64,7 +64,7 @@ def context() -> Any:
         return multiprocessing.get_context("spawn")
     found = multiprocessing.get_context("forkserver")
     there = [name for name in FRAMEWORKS if importlib.util.find_spec(name)]
-    found.set_forkserver_preload([*there, "benchmarks.timing_worker"])
+    found.set_forkserver_preload([*there, "benchmarks.measure.timing_worker"])
     return found
 
 
@@ -99,7 +99,7 @@ def settle(threads: int, variables: Mapping[str, str]) -> None:
 
 def serve(pipe: Any, threads: int, variables: Mapping[str, str], make: Callable[..., Any], arguments: Any) -> None:
     """Make an object, and answer with what its methods return until the pipe is closed."""
-    from benchmarks.subjects import Unfit
+    from benchmarks.subjects.subject import Unfit
 
     end_with_parent()
     settle(threads, variables)

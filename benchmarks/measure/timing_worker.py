@@ -20,11 +20,11 @@ import numpy as np
 
 from benchmarks import cases as timed
 from benchmarks.cases import TRIAL, WARM_UP, Arrays, Case
-from benchmarks.clocks import clock_for
-from benchmarks.gate import all_rows_judged
-from benchmarks.row_sampling import BY_ROW, Place, Sample, draw, only_there, taken
-from benchmarks.steal_time import share, stolen_so_far
-from benchmarks.subjects import Prepared, Results, Subject
+from benchmarks.measure.clocks import clock_for
+from benchmarks.measure.steal_time import share, stolen_so_far
+from benchmarks.subjects.subject import Prepared, Results, Subject
+from benchmarks.verify.gate import all_rows_judged
+from benchmarks.verify.row_sampling import BY_ROW, Place, Sample, draw, only_there, taken
 from conformance.runner.compiled_code import give_back_freed_memory
 from specification.dtypes import dtype_name
 
@@ -67,7 +67,7 @@ class Wrong(Exception):
     """A result that is none: of the wrong number, class, shape or dtype."""
 
 
-class Station:
+class TimingWorker:
     """One subject; it has one case at a time."""
 
     def __init__(self, subject: Subject, device: str) -> None:

@@ -1,0 +1,1 @@
+"""Clocks, memory, processes, and the run that puts them together."""

@@ -1,0 +1,1 @@
+"""A result as data, and how it is printed, plotted and compared."""
