@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from conformance.cases.declaration import Declaration
 from conformance.judge.run import Tried
 from conformance.runner.compiled_code import LEAST, memory
-from conformance.runner.process_lifetime import begun, ended
+from conformance.runner.process_lifetime import POSIX, begun, ended
 from conformance.subjects.targets import Target
 
 LOOKING = 0.02
@@ -122,7 +122,7 @@ def started(target: Target, time_limit: float, processes: int) -> WorkerProcesse
     """None where there is no room for a second process, or where it could not load the target again."""
     room = int(memory() / 4 / LEAST)
     processes = min(processes, room)
-    if processes < 2 or not isinstance(target.subject, str):
+    if processes < 2 or not POSIX or not isinstance(target.subject, str):
         return None
     with contextlib.suppress(TypeError, AttributeError, pickle.PicklingError):
         return WorkerProcesses(Start(target, time_limit, processes))

@@ -135,6 +135,7 @@ class Examiner:
     def close(self) -> None:
         if self.output is not None:
             self.output.close()
+            self.output = None
 
 
 class Output:

@@ -21,7 +21,7 @@ from conformance.checks.size_limits import SizeLimits
 from conformance.runner.compiled_code import keep_compiled_code
 from conformance.runner.in_process import Examiner, JudgeError, broken, judging, new_log
 from conformance.runner.limits import valid_limit
-from conformance.runner.process_lifetime import begun, end_with_input, ended
+from conformance.runner.process_lifetime import POSIX, begun, end_with_input, ended
 from conformance.subjects.subject import first_line
 from conformance.subjects.targets import Target
 
@@ -43,8 +43,8 @@ def examiner_for(target: Target, time_limit: float, isolate: bool | None) -> Exa
     Args:
         target: the subject to make.
         time_limit: seconds for one check.
-        isolate: whether in a subprocess. None: if a string names the function, and no function object gives its
-            gradients.
+        isolate: whether in a subprocess. None: if a string names the function, no function object gives its gradients,
+            and the system is a POSIX one.
 
     Returns:
         A `ChildExaminer` or an `Examiner`.
@@ -53,7 +53,7 @@ def examiner_for(target: Target, time_limit: float, isolate: bool | None) -> Exa
         ValueError: the target cannot be loaded, or cannot be sent to a subprocess.
     """
     if isolate is None:
-        isolate = isinstance(target.subject, str) and not callable(target.given.get("vjp"))
+        isolate = POSIX and isinstance(target.subject, str) and not callable(target.given.get("vjp"))
     return ChildExaminer(target, time_limit) if isolate else Examiner(target.make(), time_limit)
 
 
@@ -77,7 +77,7 @@ class ChildExaminer(Examiner):
         start = sendable(self.target, self.time_limit)
         self.process, self.socket = begun("conformance.runner.in_subprocess:serve", env=KEEP_MEMORY | os.environ)
         self.answers = self.socket.makefile("rb")
-        self.end = weakref.finalize(self, ended, self.process)
+        self.kill = weakref.finalize(self, ended, self.process)
         loaded, in_time = self.received(STARTING, start)
         if isinstance(loaded, tuple):
             declaration, self.never_given = loaded
@@ -144,7 +144,7 @@ class ChildExaminer(Examiner):
 
     def close(self) -> None:
         if self.process is not None:
-            self.end()
+            self.kill()
             self.answers.close()
             self.socket.close()
             self.process, self.answered = None, 0

@@ -13,6 +13,8 @@ import threading
 from multiprocessing.connection import wait
 from typing import Any
 
+POSIX = os.name == "posix"
+"""Whether this system has sessions, and processes inherit sockets, as `begun` needs."""
 STANDARD_INPUT = 0
 
 

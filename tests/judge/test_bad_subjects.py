@@ -37,6 +37,7 @@ from conformance.runner import in_subprocess
 from conformance.runner.in_process import Examiner
 from conformance.runner.in_subprocess import ChildExaminer
 from conformance.runner.limits import limited
+from conformance.subjects.callables import module_name
 from conformance.subjects.frameworks import TorchArrays
 from conformance.subjects.subject import NumpySubject
 from conformance.subjects.targets import Target
@@ -318,6 +319,7 @@ def test_by_default_what_belongs_to_a_process_is_not_the_judges(folder: Path) ->
     before = sys.getrecursionlimit(), signal.getsignal(signal.SIGALRM)
     report = conformance.check("targets.py:unruly", "attention", **OPTIONS, rules=["MASK-1"])
     assert messages(report) == {}
+    assert module_name(Path("targets.py")) not in sys.modules
     assert Path.cwd() == folder
     assert (sys.getrecursionlimit(), signal.getsignal(signal.SIGALRM)) == before
     first, *lines = Path("log").read_text().splitlines()
@@ -360,9 +362,15 @@ def test_time_is_over_also_where_the_alarm_is_caught(function: Callable[..., Any
     assert time.monotonic() - start < 5
 
 
-@pytest.mark.parametrize("name", ["swallows", "holds_the_interpreter"])
-def test_what_heeds_no_alarm_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The judge waits less long for a process that is to end by itself."""
     monkeypatch.setattr(in_subprocess, "ENDING", 0.3)
+
+
+@pytest.mark.parametrize("name", ["swallows", "holds_the_interpreter"])
+@pytest.mark.usefixtures("impatient")
+def test_what_heeds_no_alarm_is_killed(folder: Path, name: str) -> None:
     report = conformance.check(f"targets.py:{name}", "attention", **OPTIONS, time_limit=0.2)
     assert messages(report) == {"CALL": "call: took longer than 0.2 s, and its process was ended"}
 
@@ -815,8 +823,8 @@ def test_process_that_is_spoilt_is_started_again(folder: Path) -> None:
         ("survived", "its process died of SIGKILL"),
     ],
 )
-@pytest.mark.slow_where("babbles")
 @pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
 def test_process_that_answers_no_more(folder: Path, name: str, message: str) -> None:
     """It holds no pipe any more, has written into it, or has left a process that holds it."""
     code, _, report = check_command(name, "--isolate", "--rule", "ATT-1", "--time-limit", 20)
@@ -827,6 +835,7 @@ def test_process_that_answers_no_more(folder: Path, name: str, message: str) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
 def test_process_that_answers_half(folder: Path) -> None:
     code, _, report = check_command("half_an_answer", "--isolate", "--rule", "ATT-1", "--time-limit", 2)
     assert code == 1
@@ -835,6 +844,7 @@ def test_process_that_answers_half(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
 def test_process_that_does_not_read_the_question(folder: Path) -> None:
     examiner = ChildExaminer(Target("targets.py:good", "attention"), 1.0)
     wide = np.ones((1, 1, 1, 1_000_000), dtype=np.float32)
@@ -858,6 +868,7 @@ def test_process_forked_by_the_function_does_not_answer(folder: Path) -> None:
     ],
 )
 @pytest.mark.slow
+@pytest.mark.usefixtures("impatient")
 def test_process_that_is_lost_while_loading(folder: Path, lines: str, message: str) -> None:
     Path("lost.py").write_text(f"import os, time\n{lines}\n\ndef function(query, key, value):\n    return query\n")
     start = time.monotonic()
