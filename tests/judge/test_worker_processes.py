@@ -101,7 +101,7 @@ def checked(subject: Path, name: str, workers: int = 2, **given: Any) -> Report:
 def found(report: Report) -> Any:
     """All but the time."""
     violations = [(v.rule, str(v.finding), v.title, str(v.case), v.diagnosis) for v in report.violations]
-    return report.rules, violations, report.untried, str(report.declaration)
+    return report.rules, violations, report.untried, report.declaration
 
 
 def worker_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
