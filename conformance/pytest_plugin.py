@@ -56,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for name, told in OPTIONS.items():
         group.addoption(f"--conformance-{name}", metavar=name.upper(), type=NUMBERS.get(name, str), help=told)
     group.addoption("--conformance-rule", metavar="RULE", action="append", help="judge only this rule; may be repeated")
-    group.addoption("--conformance-isolate", action="store_true", help="run it in a subprocess, which may crash")
+    group.addoption("--conformance-in-process", action="store_true", help="run it here and not in a subprocess")
     group.addoption("--conformance-no-shrink", action="store_true", help="do not make failing cases smaller")
 
 
@@ -108,7 +108,7 @@ class TargetCollector(pytest.Collector):
         option = self.config.option
         names = [name.replace("-", "_") for name in OPTIONS if name not in ("operation", "convention")]
         options = {name: getattr(option, f"conformance_{name}") for name in names}
-        options |= {"rules": option.conformance_rule, "isolate": option.conformance_isolate}
+        options |= {"rules": option.conformance_rule, "isolate": False if option.conformance_in_process else None}
         options["shrink"] = not option.conformance_no_shrink
         try:
             options |= {"tile": tile_of(options["tile"]), "limits": limits_of(options["limits"])}

@@ -11,7 +11,19 @@ from rich.text import Text
 
 from conformance.cases.declaration import DIMENSIONS
 from conformance.cli.console import bar, console, errors, explained, save_report
-from conformance.cli.options import CORES, Effort, Html, Json, Junit, Seed, Tile, at_most, conventions_of, tile_of
+from conformance.cli.options import (
+    CORES,
+    Effort,
+    Html,
+    Isolate,
+    Json,
+    Junit,
+    Seed,
+    Tile,
+    at_most,
+    conventions_of,
+    tile_of,
+)
 
 if TYPE_CHECKING:
     from conformance.judge.report import Report
@@ -51,7 +63,7 @@ def check(
     seed: Seed = None,
     rule: Annotated[list[str] | None, typer.Option(help="judge only this rule; may be repeated")] = None,
     time_limit: Annotated[float | None, typer.Option(help="seconds for one case; 30 by default", min=0.01)] = None,
-    isolate: Annotated[bool, typer.Option("--isolate", help="run it in a subprocess, which may crash")] = False,
+    isolate: Isolate = None,
     no_shrink: Annotated[bool, typer.Option("--no-shrink", help="do not make failing cases smaller")] = False,
     workers: Annotated[int | None, typer.Option(help=WORKERS, min=1)] = None,
     json: Json = None,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,20 +12,19 @@ import typer
 from rich.text import Text
 
 from conformance.cli.console import console, explained, refuse
+from conformance.cli.options import Isolate
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError, zlib.error)
 """Errors of a damaged file, of a file without a violation, and of a target that cannot be loaded."""
 
-LOADING = 60.0
-"""Seconds that a process may take to load a framework."""
-
 
 class Given(NamedTuple):
-    """Values from the command line that replace those in the file."""
+    """Values from the command line. The first three replace those in the file."""
 
     target: str | None
     vjp: str | None
     time_limit: float | None
+    isolate: bool | None
 
 
 def replay(
@@ -35,7 +32,7 @@ def replay(
     target: Annotated[str | None, typer.Option(help="call this function instead, as in `check`")] = None,
     vjp: Annotated[str | None, typer.Option(help="the function of its gradients, if `check` had one")] = None,
     time_limit: Annotated[float | None, typer.Option(help="seconds for one case; by default as in the file")] = None,
-    isolate: Annotated[bool, typer.Option("--isolate", help="run it in a subprocess, which may crash")] = False,
+    isolate: Isolate = None,
 ) -> None:
     """Try the case of a violation again. Exit code 1 if the violation occurs again."""
     from conformance.runner.limits import valid_limit
@@ -44,8 +41,8 @@ def replay(
         contents, time_limit = contents_of(file), valid_limit(time_limit)
     except UNREADABLE as error:
         refuse(f"{file} cannot be replayed: {explained(error)}")
-    given = Given(target, vjp, time_limit)
-    seen = [seen_again(content, given, isolate) for content in contents]
+    given = Given(target, vjp, time_limit, isolate)
+    seen = [seen_again(content, given) for content in contents]
     raise typer.Exit(1 if any(seen) else 0)
 
 
@@ -66,7 +63,7 @@ def contents_of(file: Path) -> list[dict[str, Any]]:
     return found
 
 
-def seen_again(content: Any, given: Given, isolate: bool) -> bool:
+def seen_again(content: Any, given: Given) -> bool:
     """Print the earlier result and the new one; return whether the new one violates the rule."""
     from conformance.judge.judged_rules import JUDGED
     from conformance.reports.content import clean
@@ -75,7 +72,7 @@ def seen_again(content: Any, given: Given, isolate: bool) -> bool:
         path = Path(folder) / "replay.json"
         path.write_text(json.dumps(content))
         try:
-            ratio, message = asked_in_a_process(path, given) if isolate else asked(path, given)
+            ratio, message = asked(path, given)
             rule = JUDGED[content["rule"]]
             told = {"found by": content["title"], "then": f"{content['subject']}: {content['message']}"}
         except UNREADABLE as error:
@@ -92,39 +89,7 @@ def asked(path: Path, given: Given) -> tuple[float, str]:
     """Return the largest error ratio and its message."""
     from conformance.judge.replaying import replay
 
-    findings = replay(path, given.target, vjp=given.vjp, time_limit=given.time_limit)
+    findings = replay(path, given.target, vjp=given.vjp, time_limit=given.time_limit, isolate=given.isolate)
     worst = max(findings, key=lambda finding: finding.ratio, default=None)
     ratio = 0.0 if worst is None else worst.ratio
     return ratio, str(worst) if ratio > 1 else f"conforms, worst error {ratio:.3g} of its bound"
-
-
-def asked_in_a_process(path: Path, given: Given) -> tuple[float, str]:
-    """Do the same in a subprocess, which may crash."""
-    from conformance.runner.in_process import TIME_LIMIT
-
-    code = f"from conformance.cli.replay import answer; answer({str(path)!r}, *{tuple(given)!r})"
-    command = [sys.executable, "-c", code]
-    limit = given.time_limit or json.loads(path.read_text()).get("time_limit") or TIME_LIMIT
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit + LOADING)
-    except subprocess.TimeoutExpired:
-        return float("inf"), f"took longer than {limit:g} s, and its process was ended"
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        from conformance.runner.in_subprocess import died
-
-        return float("inf"), died(done.returncode)
-    answered = json.loads(lines[-1])
-    if "error" in answered:
-        raise ValueError(answered["error"])
-    return float(answered["ratio"]), answered["message"]
-
-
-def answer(path: str, *given: Any) -> None:
-    """Print the result as the last line of the subprocess."""
-    try:
-        ratio, message = asked(Path(path), Given(*given))
-        said = {"ratio": str(ratio), "message": message}
-    except UNREADABLE as error:
-        said = {"error": explained(error)}
-    print(f"\n{json.dumps(said)}", flush=True)

@@ -18,8 +18,8 @@ from conformance.judge.judgement import Judgement
 from conformance.judge.report import Report, report_of
 from conformance.judge.run import Progress, silent
 from conformance.judge.worker_processes import started
-from conformance.runner.in_process import TIME_LIMIT, Examiner, judging
-from conformance.runner.in_subprocess import ChildExaminer
+from conformance.runner.in_process import TIME_LIMIT, judging
+from conformance.runner.in_subprocess import examiner_for
 from conformance.subjects.targets import Target
 
 EFFORTS = {"quick": 3, "default": 10, "thorough": 100}
@@ -48,7 +48,7 @@ def check(
     name: str | None = None,
     rules: Collection[str] | None = None,
     time_limit: float = TIME_LIMIT,
-    isolate: bool = False,
+    isolate: bool | None = None,
     shrink: bool = True,
     workers: int = 1,
     progress: Progress = silent,
@@ -69,10 +69,12 @@ def check(
         dictionary by their names; else torch.autograd or jax.vjp does.
     limits: the largest sizes that it takes, by names from `declaration.DIMENSIONS`, such as {"keys": 4096}; nothing
         beyond is tried. tile: queries and keys of its tiles, so that sizes around their multiples are tried too.
-    rules: only these. time_limit: seconds for one case. isolate: run it in a process of its own, for functions that may
-        crash or hang in native code.
-    workers: processes that share the cases, for a function that is named by a string, and is not isolated. A second one
-        loads the function again, and sees nothing of what this one has set, such as `jax.config`.
+    rules: only these. time_limit: seconds for one case.
+    isolate: whether it runs in a subprocess, which may crash, and is killed where it hangs. By default a function that
+        is named by a string does, unless a `vjp` is given, and a function object runs in this process.
+    workers: processes that share the cases, for a function that is named by a string.
+        A subprocess and a worker load the function by its name, and see nothing of what this process has set, such as
+        `jax.config`.
     unfinished: is given what is known so far where an error or an interrupt ends the check, before that is raised.
 
     ValueError says what is wrong with a target that cannot be judged at all, or that none of the rules has been tried.
@@ -87,12 +89,12 @@ def check(
     target = Target(subject, operation, arrays, device, name, given)
     seed = secrets.randbelow(2**32) if seed is None else seed
     start = time.monotonic()
-    examiner = ChildExaminer(target, time_limit) if isolate else Examiner(target.make(), time_limit)
+    examiner = examiner_for(target, time_limit, isolate)
     shrinking = SHRINKING if shrink else 0.0
     judgement = Judgement(examiner, operation, EFFORTS[effort], seed, rules, progress, shrinking, target=target)
     shared = None
     try:
-        shared = judgement.workers = None if isolate else started(target, time_limit, workers)
+        shared = judgement.workers = started(target, time_limit, workers)
         with judging():
             judgement.run()
     except BaseException:

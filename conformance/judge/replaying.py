@@ -14,7 +14,8 @@ from conformance.checks.comparison import Finding
 from conformance.checks.encoding import decode, encode
 from conformance.checks.results import Violation
 from conformance.oracle.reference import balls_available
-from conformance.runner.in_process import TIME_LIMIT, Examiner, judging
+from conformance.runner.in_process import TIME_LIMIT, judging
+from conformance.runner.in_subprocess import examiner_for
 from conformance.subjects.callables import load
 from conformance.subjects.targets import Target
 
@@ -57,11 +58,13 @@ def replay(
     *,
     vjp: str | Callable[..., Any] | None = None,
     time_limit: float | None = None,
+    isolate: bool | None = None,
 ) -> list[Finding]:
     """Ask the same of the file's subject again, or of another one; a ratio above 1 is the violation seen again.
 
     vjp: the function for its gradients, if one was given to `check`; a function, or named like one.
     time_limit: seconds; those that the subject had then, unless given.
+    isolate: whether the subject runs in a subprocess, as in `check`.
 
     ValueError where the file is no replay file, where its subject or its vjp has to be given, or where its case cannot
     be judged here.
@@ -70,12 +73,11 @@ def replay(
     target = target_of(content, path, subject, vjp)
     limit = next(limit for limit in (time_limit, content.get("time_limit"), TIME_LIMIT) if limit is not None)
     check, material = CHECKS[content["examined_by"]], decode(content["material"])
-    judged = target.make()
-    differentiated = judged.declaration.vjp is not None or (subject is not None and target.arrays != "numpy")
-    if content.get("own_gradients") and not differentiated:
-        raise ValueError(f"{path} was written for a function whose gradients another one gives: give that as vjp")
-    examiner = Examiner(judged, limit)
+    examiner = examiner_for(target, limit, isolate)
     try:
+        differentiated = examiner.declaration.vjp is not None or (subject is not None and target.arrays != "numpy")
+        if content.get("own_gradients") and not differentiated:
+            raise ValueError(f"{path} was written for a function whose gradients another one gives: give that as vjp")
         with judging():
             judgeable(check.case_of(material))
             return examiner(check, material, check.prepare(material))

@@ -32,8 +32,8 @@ from conformance.judge.judgement import (
 from conformance.judge.run import STUCK, silent
 from conformance.judge.skipped import missing, some_cases
 from conformance.judge.thresholds import FIRST, with_thresholds
-from conformance.runner.in_process import TIME_LIMIT, Examiner, judging
-from conformance.runner.in_subprocess import ChildExaminer
+from conformance.runner.in_process import TIME_LIMIT, judging
+from conformance.runner.in_subprocess import examiner_for
 from conformance.subjects.targets import Target
 
 
@@ -57,13 +57,13 @@ class Trial:
         seed: int = 0,
         rules: Collection[str] | None = None,
         time_limit: float = TIME_LIMIT,
-        isolate: bool = False,
+        isolate: bool | None = None,
         shrink: bool = True,
     ) -> None:
         known("effort", [effort], EFFORTS)
         known("rules", rules or [], JUDGED)
         self.target, self.operation, self.rules = target, target.operation, rules
-        self.examiner = ChildExaminer(target, time_limit) if isolate else Examiner(target.make(), time_limit)
+        self.examiner = examiner_for(target, time_limit, isolate)
         shrinking = SHRINKING if shrink else 0.0
         asked = self.examiner, self.operation, EFFORTS[effort], seed, None, silent, shrinking
         self.judgement = Judgement(*asked, target=target)

@@ -1,13 +1,18 @@
-"""A worker process of a check: `python -m conformance.judge.worker_main FOLDER`; see `worker_processes`."""
+"""A worker process of a check; see `worker_processes`."""
 
 from __future__ import annotations
 
+import faulthandler
+import os
 import pickle
+import socket
 import sys
-import threading
 from itertools import count
 from pathlib import Path
+from typing import Any
 
+from conformance.checks.check import Check
+from conformance.checks.comparison import Finding
 from conformance.checks.probe import Probe
 from conformance.judge.judgement import Judgement
 from conformance.judge.run import STUCK, try_probe
@@ -25,17 +30,37 @@ from conformance.judge.worker_processes import (
 from conformance.oracle.reference import balls_available
 from conformance.runner.compiled_code import forget_compiled_code, keep_compiled_code, share_of_memory
 from conformance.runner.in_process import Examiner, judging
-from conformance.runner.process_lifetime import end_after
+from conformance.runner.in_subprocess import ENDING
+from conformance.runner.process_lifetime import end_with_input
 
 
-def main(path: Path) -> None:
+class Watched(Examiner):
+    """An examiner that ends its process where a call does not heed its time limit, as native code may not."""
+
+    def examined(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
+        with open(os.devnull, "w") as nowhere:
+            faulthandler.dump_traceback_later((self.time_limit or 0) + ENDING, exit=True, file=nowhere)
+            try:
+                return super().examined(check, material, shared)
+            finally:
+                faulthandler.cancel_dump_traceback_later()
+
+
+def main(descriptor: int) -> None:
     """Run what is ordered, until the checking process ends this one."""
-    threading.Thread(target=end_after, args=(sys.stdin.fileno(),), daemon=True).start()
+    end_with_input()
     keep_compiled_code()
     balls_available()  # loaded now, because Hypothesis draws constants that it finds in loaded modules
-    start: Start = awaited(path / "start")
-    examiner = Examiner(start.target.make(), start.time_limit)
-    room = share_of_memory(start.processes)
+    try:
+        with socket.socket(fileno=descriptor) as ours, ours.makefile("rb") as sent:
+            start: Start = pickle.load(sent)
+            path: Path = pickle.load(sent)
+        work(path, Watched(start.target.make(), start.time_limit), share_of_memory(start.processes))
+    except BaseException:  # the checking process runs what is left, and says what is wrong
+        sys.exit(1)
+
+
+def work(path: Path, examiner: Examiner, room: float) -> None:
     with (path / "progress").open("a", encoding="utf-8", buffering=1) as told, judging():
         for number in count(1):
             order: Order = awaited(order_file(path, number))
@@ -59,10 +84,3 @@ def run(judgement: Judgement, probe: Probe) -> Outcome:
     before, examiner.printed = examiner.overrun, ""
     tried = try_probe(probe, [examiner], judgement.examples, judgement.seed, judgement.progress)
     return Outcome(tried, examiner.overrun - before, examiner.printed)
-
-
-if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]))
-    except BaseException:  # the checking process runs what is left, and says what is wrong
-        sys.exit(1)

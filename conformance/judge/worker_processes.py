@@ -3,8 +3,11 @@
 The checking process goes through the probes from the first one on, the workers from the last one back. Whoever creates
 a probe's claim file runs that probe. A worker leaves what it found in another file, and the checking process collects
 these files in the order of the probes, so the result is the one that a single process gives. Only the checking process
-looks for smaller failing cases. What a worker claimed and did not finish, the checking process runs itself: a function
-that crashes its process is thus seen to crash where one process would see it.
+looks for smaller failing cases.
+
+A worker calls the function in its own process. It dies where the function crashes, and ends itself where a call does
+not heed its time limit. What a worker claimed and did not finish, the checking process runs itself, through its own
+subprocess: a crash or a hang is thus seen where a single process would see it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ import contextlib
 import os
 import pickle
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple
 from conformance.cases.declaration import Declaration
 from conformance.judge.run import Tried
 from conformance.runner.compiled_code import LEAST, memory
+from conformance.runner.process_lifetime import POSIX, begun, ended
 from conformance.subjects.targets import Target
 
 LOOKING = 0.02
@@ -67,19 +70,9 @@ class WorkerProcesses:
         content = pickle.dumps(start)
         self.folder = tempfile.TemporaryDirectory(prefix="conformance-")
         self.path, self.orders = Path(self.folder.name), 0
-        write(self.path / "start", content)
+        content += pickle.dumps(self.path)
         self.told = (self.path / "progress").open("a+", encoding="utf-8")
-        self.processes = {process.pid: process for process in map(self.begun, range(start.processes - 1))}
-
-    def begun(self, number: int) -> subprocess.Popen[bytes]:
-        """No `multiprocessing`, which would load the script again that calls `check`. A session of its own, so that an
-        interrupt is for the checking process alone; the worker ends once its standard input does."""
-        warned = [f"-W{option}" for option in sys.warnoptions]
-        command = (sys.executable, *warned, "-m", "conformance.judge.worker_main", str(self.path))
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(path or os.curdir for path in sys.path)} | ONE_THREAD
-        return subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
-        )
+        self.processes = {process.pid: process for process in (begun_with(content) for _ in range(start.processes - 1))}
 
     def order(self, order: Order) -> None:
         """Drop what was ordered before."""
@@ -120,8 +113,7 @@ class WorkerProcesses:
 
     def close(self) -> None:
         for process in self.processes.values():
-            process.kill()
-            process.communicate()
+            ended(process)
         self.told.close()
         self.folder.cleanup()
 
@@ -130,11 +122,19 @@ def started(target: Target, time_limit: float, processes: int) -> WorkerProcesse
     """None where there is no room for a second process, or where it could not load the target again."""
     room = int(memory() / 4 / LEAST)
     processes = min(processes, room)
-    if processes < 2 or not isinstance(target.subject, str):
+    if processes < 2 or not POSIX or not isinstance(target.subject, str):
         return None
     with contextlib.suppress(TypeError, AttributeError, pickle.PicklingError):
         return WorkerProcesses(Start(target, time_limit, processes))
     return None
+
+
+def begun_with(content: bytes) -> subprocess.Popen[bytes]:
+    """Start a worker, which is sent a `Start` and the folder, pickled."""
+    process, ours = begun("conformance.judge.worker_main:main", env=os.environ | ONE_THREAD)
+    with ours, contextlib.suppress(OSError):  # one that has ended already is noticed as any other
+        ours.sendall(content)
+    return process
 
 
 # --- the files --------------------------------------------------------------------------------------------------------

@@ -51,7 +51,6 @@ def replay_command(violation: Violation, path: str) -> str:
         function = ", the function" if "--target" in found else ""
         return f"python: conformance.replay({path!r}{function}{', vjp=its gradients' if vjp is not None else ''})"
     words = ["conformance", "replay", path, *(word for option in found.items() for word in option if word is not None)]
-    words += ["--isolate"] if ended(violation) else []
     return shlex.join(words)
 
 
@@ -63,8 +62,3 @@ def import_name(function: Callable[..., Any]) -> str | None:
         return None
     path = Path(file)
     return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}:{name}"
-
-
-def ended(violation: Violation) -> bool:
-    """Return whether the call ended its process."""
-    return "its process" in violation.finding.message

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,6 +17,7 @@ from typing import Any
 from conformance.checks.comparison import Finding
 from conformance.runner.in_process import Step, broken
 from conformance.runner.in_subprocess import died
+from conformance.runner.process_lifetime import begun, ended
 from conformance.runner.template import Reply, Request
 from conformance.subjects.targets import Target
 
@@ -31,10 +30,6 @@ PRELOADED = {"torch": ("torch", "torch.fx.experimental.symbolic_shapes", "torch.
 
 Not JAX: it starts threads, which no fork survives.
 """
-START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
-    "from conformance.runner.template import serve; serve(int(sys.argv[1]))"
-)
 
 
 class Template:
@@ -65,22 +60,13 @@ class Template:
         running = self.process is not None and self.owner == os.getpid() and self.process.poll() is None
         if running and self.pipe is not None:
             return self.pipe
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", START, str(theirs.fileno()), json.dumps([str(p) for p in sys.path])],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+        self.process, ours = begun("conformance.runner.template:serve", stderr=subprocess.DEVNULL)
         self.pipe, self.owner = Connection(ours.detach()), os.getpid()
         return self.pipe
 
     def close(self) -> None:
         if self.process is not None and self.owner == os.getpid():
-            self.process.kill()
-            self.process.wait()
+            ended(self.process)
         if self.pipe is not None:
             with contextlib.suppress(OSError):
                 self.pipe.close()

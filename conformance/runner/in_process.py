@@ -1,7 +1,7 @@
 """How a subject is examined: in this process, under a time limit, with everything that goes wrong turned into findings.
 
-What goes wrong in the judge is no finding: it is raised. `in_subprocess.py` does the same in a process
-of its own, for subjects that may hang in native code or crash.
+What goes wrong in the judge is no finding: it is raised. `in_subprocess.py` does the same in a subprocess, which may
+hang or crash. Here nothing stops a subject that catches every exception, hangs in native code or ends the process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ TIME_LIMIT = 30.0
 
 LOOKING = 10
 """After so many checks a look whether too much code was compiled; each may compile for a shape of its own."""
-
+SHOWN = 1000
+"""Bytes that are kept of what a subject prints."""
 
 LOGGED = 20
 """So many of the latest checks are remembered, for what depends on earlier calls."""
@@ -93,16 +94,14 @@ class Examiner:
         self.asked += 1
         if self.asked % LOOKING == 0:
             forget_compiled_code()
-        limit = limited(self.time_limit)
         try:
-            with self.capturing(), limit:
+            with self.capturing(), limited(self.time_limit):
                 return check.run(self.subject, material, shared)
+        except KeyboardInterrupt:
+            raise
         except BaseException as error:
-            if error is limit.raised_by_another or isinstance(error, KeyboardInterrupt):
-                raise
             return self.found(error)
         finally:
-            limit.end()
             self.subject.answering.raised = None  # with all that its traceback holds
 
     def found(self, error: BaseException) -> list[Finding]:
@@ -120,16 +119,15 @@ class Examiner:
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
-        """Standard output goes to a file, because some ask it for its descriptor or write bytes to it."""
+        """Send Python's standard output to a file, because some ask it for its descriptor or write bytes to it."""
         if self.time_limit is None:
             yield
             return
-        if self.output is None or self.output.lost:
-            self.close()
+        if self.output is None:
             self.output = Output()
             weakref.finalize(self, self.output.close)
         try:
-            with contextlib.redirect_stdout(self.output.file):
+            with contextlib.redirect_stdout(self.output.stream):
                 yield
         finally:
             self.printed = self.printed or self.output.taken()
@@ -137,55 +135,28 @@ class Examiner:
     def close(self) -> None:
         if self.output is not None:
             self.output.close()
+            self.output = None
 
 
 class Output:
-    """A file for what a subject prints, which may close it, take its buffer, or put another file at its descriptor.
-
-    That other file may be the subject's own log: it is neither read nor emptied nor closed.
-    """
+    """What a subject prints: a temporary file, a stream to write to it, and a descriptor of the judge's to read it."""
 
     def __init__(self) -> None:
-        with tempfile.TemporaryFile() as file:
-            self.descriptor = os.dup(file.fileno())
-        self.file = open(self.descriptor, "w+", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
-        buffer: Any = self.file.buffer
-        self.raw = buffer.raw
-        self.identity = self.seen()
-
-    def seen(self) -> tuple[int, int] | None:
-        """Of the file that stands at the descriptor now."""
-        with contextlib.suppress(OSError):
-            status = os.fstat(self.descriptor)
-            return status.st_dev, status.st_ino
-        return None
-
-    @property
-    def lost(self) -> bool:
-        try:
-            self.file.fileno()
-        except ValueError:  # closed, or without its buffer
-            return True
-        return self.seen() != self.identity
+        self.file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        self.stream = open(os.dup(self.file.fileno()), "w", encoding="utf-8", errors="backslashreplace")  # noqa: SIM115
 
     def taken(self) -> str:
-        """What has been written to the file, which is empty after it."""
-        if self.lost:
-            return ""
-        self.file.flush()
-        if not os.fstat(self.descriptor).st_size:
-            return ""
+        """Return the beginning of what was written, and empty the file."""
+        with contextlib.suppress(ValueError, OSError):  # closed by the subject; on a full disk
+            self.stream.flush()
         self.file.seek(0)
-        text = self.file.read()
-        self.file.seek(0)
-        self.file.truncate()
-        return text
+        text = self.file.read(SHOWN)
+        if text:
+            self.file.seek(0)
+            self.file.truncate()
+        return text.decode(errors="backslashreplace")
 
     def close(self) -> None:
-        """Whoever has kept the file can write no more: the descriptor will be another file's."""
-        if self.identity is not None and self.seen() == self.identity:
-            with contextlib.suppress(ValueError, OSError):  # without its buffer; on a full disk
-                self.file.close()
-            self.raw.close()
-            os.close(self.descriptor)
-        self.identity = None
+        with contextlib.suppress(ValueError, OSError):
+            self.stream.close()
+        self.file.close()

@@ -1,27 +1,27 @@
-"""An examiner in a process of its own: what hangs there is ended, and what crashes there takes nothing with it."""
+"""An examiner in a subprocess: what hangs there is killed, and what crashes there takes nothing with it."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
+import pickle
 import signal
 import socket
-import sys
-import threading
+import subprocess
 import time
+import weakref
 from dataclasses import replace
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
+from multiprocessing.connection import wait
 from typing import Any
 
 from conformance.cases.declaration import Declaration
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding
 from conformance.checks.size_limits import SizeLimits
+from conformance.runner.compiled_code import keep_compiled_code
 from conformance.runner.in_process import Examiner, JudgeError, broken, judging, new_log
 from conformance.runner.limits import valid_limit
-from conformance.runner.process_lifetime import end_with_parent
+from conformance.runner.process_lifetime import POSIX, begun, end_with_input, ended
 from conformance.subjects.subject import first_line
 from conformance.subjects.targets import Target
 
@@ -29,43 +29,61 @@ STARTING = 300.0
 """Seconds that loading the frameworks and the target may take."""
 ENDING, LOOKING = 5.0, 0.2
 """Seconds for a process to end by itself, and between two looks whether it lives."""
-UNGUARDED = 86
-"""The exit code of a process that loads a script which starts one itself."""
+KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": str(2**25)}
+"""Settings of the GNU C library. Else it gives the memory of large arrays back after every check, and asks again."""
+
+loading = False
+"""Whether this process is a subprocess that loads its function."""
+UNGUARDED = 'the file that is judged calls the judge while it is loaded: put that under `if __name__ == "__main__":`'
+
+
+def examiner_for(target: Target, time_limit: float, isolate: bool | None) -> Examiner:
+    """Return an examiner of the target, in a subprocess or here.
+
+    Args:
+        target: the subject to make.
+        time_limit: seconds for one check.
+        isolate: whether in a subprocess. None: if a string names the function, no function object gives its gradients,
+            and the system is a POSIX one.
+
+    Returns:
+        A `ChildExaminer` or an `Examiner`.
+
+    Raises:
+        ValueError: the target cannot be loaded, or cannot be sent to a subprocess.
+    """
+    if isolate is None:
+        isolate = POSIX and isinstance(target.subject, str) and not callable(target.given.get("vjp"))
+    return ChildExaminer(target, time_limit) if isolate else Examiner(target.make(), time_limit)
 
 
 class ChildExaminer(Examiner):
-    """As `Examiner`, in a child process, which is started again after it has died or was ended for taking too long."""
+    """As `Examiner`, in a subprocess, which is started again after it has died or was killed for taking too long."""
 
     time_limit: float
 
     def __init__(self, target: Target, time_limit: float) -> None:
         self.target, self.name, self.time_limit = target, target.title, valid_limit(time_limit)
-        movable(target)
         self.printed, self.overrun, self.answered = "", 0, 0
-        self.process: Any = None
-        self.pipe: Any = None
-        self.context: Any = multiprocessing.get_context("spawn")
+        self.process: subprocess.Popen[bytes] | None = None
         self.never_given: tuple[str, ...] = ()
         self.log, self.sizes = new_log(), SizeLimits()
         self.declaration = self.start()
 
     def start(self) -> Declaration:
         """ValueError where the target cannot be loaded, as in `Target.make`."""
-        self.pipe, other = self.context.Pipe()
-        self.process = self.context.Process(target=serve, args=(other, self.target, self.time_limit), daemon=True)
-        started(self.process)
-        other.close()
-        loaded, in_time = self.received(STARTING)
-        if not in_time:
-            loaded = f"not loaded after {STARTING:g} s"
-        elif loaded is None:
-            loaded = f"while it was loaded {self.end()}"
-            if self.process.exitcode == UNGUARDED:
-                loaded = "its process loads this script again, which starts another: "
-                loaded += 'put what the script does under `if __name__ == "__main__":`'
+        if loading:
+            raise ValueError(UNGUARDED)
+        start = sendable(self.target, self.time_limit)
+        self.process, self.socket = begun("conformance.runner.in_subprocess:serve", env=KEEP_MEMORY | os.environ)
+        self.answers = self.socket.makefile("rb")
+        self.kill = weakref.finalize(self, ended, self.process)
+        loaded, in_time = self.received(STARTING, start)
         if isinstance(loaded, tuple):
             declaration, self.never_given = loaded
             return declaration
+        if loaded is None:
+            loaded = f"while it was loaded {self.fate()}" if in_time else f"not loaded after {STARTING:g} s"
         self.close()
         raise ValueError(loaded)
 
@@ -76,17 +94,14 @@ class ChildExaminer(Examiner):
             except ValueError as error:
                 raise JudgeError(f"the function could not be loaded again: {error}") from error
         try:
-            question = ForkingPickler.dumps((check, material, shared))
+            question = pickle.dumps((check, material, shared), pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             raise JudgeError(f"the judge failed: {type(error).__name__}: {first_line(error)}") from error
         # The child ends what Python can end itself; a little later only ending the child is left.
         answer, in_time = self.received(self.time_limit + ENDING, question)
-        if not in_time:
-            self.overrun += 1
-            self.close()
-            return broken(f"took longer than {self.time_limit:g} s, and its process was ended")
         if answer is None:
-            message = self.end()
+            self.overrun += not in_time
+            message = self.fate() if in_time else f"took longer than {self.time_limit:g} s, and its process was ended"
             self.close()
             return broken(message)
         if isinstance(answer, JudgeError):
@@ -99,74 +114,51 @@ class ChildExaminer(Examiner):
         self.answered += 1
         return findings
 
-    def received(self, seconds: float, question: Any = b"") -> tuple[Any, bool]:
-        """(what it answers to the question, None if nothing; whether it has answered or ended in time).
+    def received(self, seconds: float, question: bytes) -> tuple[Any, bool]:
+        """(what the process answers, None if it ends or answers nothing that can be read; whether it was in time).
 
-        Nothing is waited for any longer: not for a process that is gone, since what it has started may hold the pipe
-        open; nor for one that does not read the whole question, or writes half an answer.
+        A process that is gone is not waited for: one that it has started may hold the socket open.
         """
-        answer, end = None, time.monotonic() + seconds
-        timer = threading.Timer(seconds, shut, [self.pipe])
-        timer.start()
+        end = time.monotonic() + seconds
         try:
-            # What fails is the end of the pipe, or what a function that writes to any file has left in it.
-            with contextlib.suppress(Exception):
-                if question:
-                    self.pipe.send_bytes(question)
-                while not self.pipe.poll(LOOKING) and self.process.is_alive():
-                    pass
-                answer = self.pipe.recv() if self.pipe.poll() else None
-        finally:
-            timer.cancel()
-            timer.join()
-        return answer, answer is not None or time.monotonic() < end or not self.process.is_alive()
+            self.socket.settimeout(seconds)
+            self.socket.sendall(question)
+            gone = False
+            while not wait([self.socket], LOOKING):
+                if gone or time.monotonic() > end:
+                    return None, gone
+                gone = self.process is None or self.process.poll() is not None
+            self.socket.settimeout(max(end - time.monotonic(), LOOKING))
+            return pickle.load(self.answers), True
+        except TimeoutError:
+            return None, False
+        except Exception:  # the end of the socket, or what a function that writes to any descriptor has left in it
+            return None, True
 
-    def end(self) -> str:
+    def fate(self) -> str:
         """What became of a process that answers no more."""
-        end = time.monotonic() + ENDING
-        while self.process.is_alive() and time.monotonic() < end:
-            time.sleep(LOOKING)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
+        try:
+            return died(self.process.wait(ENDING)) if self.process is not None else ""
+        except subprocess.TimeoutExpired:
             return "its process lost its connection to the judge, and was ended"
-        return died(self.process.exitcode)
 
     def close(self) -> None:
         if self.process is not None:
-            self.process.kill()
-            self.process.join()
-            self.pipe.close()
+            self.kill()
+            self.answers.close()
+            self.socket.close()
             self.process, self.answered = None, 0
 
 
-def shut(pipe: Connection) -> None:
-    """Whoever waits for the pipe goes on, at either end."""
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(pipe.fileno())) as ours:
-        ours.shutdown(socket.SHUT_RDWR)
-
-
-def movable(target: Target) -> None:
-    """ValueError where a process of its own cannot be given the target."""
+def sendable(target: Target, time_limit: float) -> bytes:
+    """What a subprocess is sent to start with; ValueError where it cannot be given the target."""
     what = "name it as package.module:callable or path/to/file.py:callable, or define it at the top level of a module"
+    if any(getattr(f, "__module__", "") == "__main__" for f in (target.subject, target.given.get("vjp"))):
+        raise ValueError(f"{target.title} is in the script that runs, which a process of its own does not load: {what}")
     try:
-        ForkingPickler.dumps(target)
+        return pickle.dumps((target, time_limit))
     except Exception as error:
         raise ValueError(f"{target.title} cannot be sent to a process of its own ({error}): {what}") from error
-    main = sys.modules["__main__"]
-    for function in (target.subject, target.given.get("vjp")):
-        if getattr(function, "__module__", None) == "__main__" and not hasattr(main, "__file__"):
-            raise ValueError(f"{target.title} is not in a file that a process of its own could load: {what}")
-
-
-def started(process: Any) -> None:
-    """Ends this process where it is a child itself, and still loading the script that it was started from."""
-    try:
-        process.start()
-    except RuntimeError as error:
-        if "bootstrapping" not in str(error):
-            raise
-        os._exit(UNGUARDED)
 
 
 def apart(*arguments: Any, **keywords: Any) -> None:
@@ -181,31 +173,42 @@ def died(code: int) -> str:
     return f"its process died of signal {-code}"
 
 
-def serve(pipe: Connection, target: Target, time_limit: float) -> None:
-    """The child: what is asked is examined, until nobody asks any more."""
-    from conformance.runner.compiled_code import keep_compiled_code
-
-    end_with_parent()
+def serve(descriptor: int) -> None:
+    """The child: load the target, and examine what is asked until the judge ends this process."""
+    end_with_input()
     keep_compiled_code()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the parent, which ends this process
-    with open(os.devnull, "w") as nowhere:  # what native code prints is for nobody
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    with socket.socket(fileno=descriptor) as ours, ours.makefile("rwb") as pipe:
+        examiner = loaded(pipe)
+        own = os.getpid()
+        with contextlib.suppress(EOFError):
+            while examiner is not None:
+                answered = answer(examiner, *pickle.load(pipe))
+                if os.getpid() != own:  # a process that the function has forked and does not end
+                    os._exit(0)
+                send(pipe, answered)
+                examiner.overrun = 0
+
+
+def loaded(pipe: Any) -> Examiner | None:
+    """The examiner of the target that is sent; None where that cannot be loaded, which the judge is told."""
+    global loading
+    loading = True
     try:
+        target, time_limit = pickle.load(pipe)
         examiner = Examiner(target.make(), time_limit)
     except Exception as error:
-        pipe.send(str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}")
-        return
-    own = os.getpid()
-    declaration = replace(examiner.declaration, vjp=None if examiner.declaration.vjp is None else apart)
-    pipe.send((declaration, examiner.never_given))
-    with contextlib.suppress(EOFError):
-        while True:
-            asked = pipe.recv()
-            answered = answer(examiner, *asked)
-            if os.getpid() != own:  # a process that the function has forked and does not end
-                os._exit(0)
-            pipe.send(answered)
-            examiner.overrun = 0
+        send(pipe, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}")
+        return None
+    finally:
+        loading = False
+    declaration = examiner.declaration
+    send(pipe, (replace(declaration, vjp=declaration.vjp and apart), examiner.never_given))
+    return examiner
+
+
+def send(pipe: Any, content: Any) -> None:
+    pipe.write(pickle.dumps(content, pickle.HIGHEST_PROTOCOL))
+    pipe.flush()
 
 
 def answer(examiner: Examiner, *asked: Any) -> Any:

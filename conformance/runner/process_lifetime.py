@@ -1,11 +1,62 @@
-"""A process that another has started ends with it, also where that one is killed and cannot say so."""
+"""Processes that this one starts. Each ends with it, also where this one is killed and cannot say so."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import signal
+import socket
+import subprocess
+import sys
 import threading
 from multiprocessing.connection import wait
+from typing import Any
+
+POSIX = os.name == "posix"
+"""Whether this system has sessions, and processes inherit sockets, as `begun` needs."""
+STANDARD_INPUT = 0
+
+
+def begun(serve: str, **options: Any) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start a process that calls a function with the descriptor of its end of a socket.
+
+    `multiprocessing` would load the script again that calls the judge. The process has a session of its own: an
+    interrupt is for this process alone.
+
+    Args:
+        serve: the function, "package.module:function". It calls `end_with_input` first.
+        options: for `subprocess.Popen`.
+
+    Returns:
+        The process and this process's end of the socket.
+    """
+    module, _, function = serve.partition(":")
+    path, warned = [str(folder) for folder in sys.path], [f"-W{option}" for option in sys.warnoptions]
+    ours, theirs = socket.socketpair()
+    code = f"import sys; sys.path[:] = {path}; from {module} import {function}; {function}({theirs.fileno()})"
+    given: dict[str, Any] = {
+        "stdin": subprocess.PIPE,
+        "stdout": subprocess.DEVNULL,
+        "start_new_session": True,
+    } | options
+    with theirs:
+        process = subprocess.Popen([sys.executable, *warned, "-c", code], pass_fds=[theirs.fileno()], **given)
+    return process, ours
+
+
+def ended(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process, and what it has started in its session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
+
+
+def end_with_input() -> None:
+    """End this process with the one that has started it by `begun`, and holds its standard input open."""
+    threading.Thread(target=end_after, args=(STANDARD_INPUT,), daemon=True).start()
 
 
 def end_with_parent() -> None:

@@ -6,15 +6,12 @@ the case has cotangents.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import os
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -38,44 +35,18 @@ class WrongAnswer(Exception):
         self.name = name
 
 
-class Place(NamedTuple):
-    """A working folder, None if it is gone, and a limit of recursion."""
-
-    folder: str | None
-    depth: int
-
-    @classmethod
-    def now(cls) -> Place:
-        folder = None
-        with contextlib.suppress(OSError):
-            folder = os.getcwd()
-        return cls(folder, sys.getrecursionlimit())
-
-    def take(self) -> None:
-        with contextlib.suppress(RecursionError):  # who asks is deeper than that already
-            sys.setrecursionlimit(self.depth)
-        if self.folder is not None:
-            with contextlib.suppress(OSError):
-                os.chdir(self.folder)
-
-
 class Answering:
     """Around all that a subject does: what is raised in here is the subject's doing, and `raised` holds it.
 
     What the subject says by `numpy.seterr` holds in here and nowhere else: the judge's own arithmetic is none of its.
-    So do a working folder and a limit of recursion that it sets: the judge writes files and calls deeply.
     """
 
     def __init__(self) -> None:
         self.raised: BaseException | None = None
         self.settings: Any = np.geterr()
-        self.place: Place | None = None
 
     def __enter__(self) -> None:
         self.raised = None
-        self.judges = Place.now()
-        if self.place is not None:
-            self.place.take()
         self.scope = np.errstate(**self.settings)
         self.scope.__enter__()
 
@@ -85,10 +56,6 @@ class Answering:
         self.settings = np.geterr()
         self.scope.__exit__(kind, error, trace)
         self.raised = error
-        place, self.place = Place.now(), None
-        if place != self.judges:
-            self.place = place
-            self.judges.take()
 
 
 def first_line(error: BaseException) -> str:

@@ -18,11 +18,11 @@ from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import Finding
 from conformance.checks.results import Tally, Violation
-from conformance.cli import replay as replay_command
 from conformance.judge import replaying
 from conformance.judge.judged_rules import JUDGED
 from conformance.models.real import RealFinding, RealResult
 from conformance.operations import OPERATIONS
+from conformance.runner import in_subprocess
 from conformance.runner.in_process import JudgeError
 from specification import MODEL_RULES, RULES
 from tests.support.helpers import command
@@ -31,6 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 TARGETS = """
 import os
+import signal
 import time
 
 import numpy as np
@@ -90,6 +91,11 @@ def leaves(query, key, value):
 def hangs(query, key, value):
     while True:
         time.sleep(0.01)
+
+
+def hangs_deaf(query, key, value):
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    hangs(query, key, value)
 
 
 def hangs_on_masks(query, key, value, *, mask=None):
@@ -153,6 +159,7 @@ def check(folder: Path) -> Command:
 
     def run(name: str, *words: object, operation: str = "attention") -> Outcome:
         target = name if ":" in name else f"targets.py:{name}"
+        words = words if "--isolate" in words else ("--in-process", *words)
         files = ("--json", "report.json", "--junit", "report.xml", "--html", "report.html")
         quick = ("--effort", "quick", "--seed", 1, "--time-limit", 1, "--no-shrink", *files)
         code, output = command("check", target, "--operation", operation, *quick, *words)
@@ -318,8 +325,7 @@ def test_function_that_dies(check: Command) -> None:
     found = check("dies_on_masks", "--rule", "MASK-1", "--rule", "ATT-13", "--supports", "dense", "--isolate")
     assert list(found.violations) == ["MASK-1"]
     assert found.violations["MASK-1"]["message"] == "call: its process died of SIGABRT"
-    assert found.violations["MASK-1"]["replay_command"].endswith("--isolate")
-    code, output = command("replay", found.violations["MASK-1"]["replay_file"], "--isolate")
+    code, output = command("replay", found.violations["MASK-1"]["replay_file"])  # isolated by default
     assert code == 1
     assert "its process died of SIGABRT" in output
 
@@ -387,15 +393,12 @@ def test_replay_needs_a_target(check: Command) -> None:
     assert command("replay", "no/such/file.json")[0] == 2
 
 
-def test_replay_in_a_process_that_hangs(check: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hang(command: Any, timeout: float, **keywords: Any) -> None:
-        raise subprocess.TimeoutExpired(command, timeout)
-
+def test_replay_of_what_hangs(check: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     path = check("unscaled", "--rule", "ATT-1").violations["ATT-1"]["replay_file"]
-    monkeypatch.setattr(replay_command.subprocess, "run", hang)
-    code, output = command("replay", path, "--isolate")
+    monkeypatch.setattr(in_subprocess, "ENDING", 0.3)
+    code, output = command("replay", path, "--target", "targets.py:hangs_deaf", "--time-limit", 0.3)
     assert code == 1
-    assert "its process was ended" in output
+    assert "took longer than 0.3 s, and its process was ended" in output
 
 
 def test_replay_loads_no_other_framework(check: Command) -> None:

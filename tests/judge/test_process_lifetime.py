@@ -34,7 +34,8 @@ CHILD = """
         import time
         from conformance.runner.in_subprocess import ChildExaminer
         from conformance.subjects.targets import Target
-        print(ChildExaminer(Target("reference_numpy:layer_norm", "layer_norm"), 60.0).process.pid, flush=True)
+        examiner = ChildExaminer(Target("reference_numpy:layer_norm", "layer_norm"), 60.0)
+        print(examiner.process.pid, flush=True)
         """
 BENCHMARK = """
         import multiprocessing

@@ -23,8 +23,10 @@ INSTALLED = any(point.name == "conformance" for point in entry_points(group="pyt
 PLUGIN = () if INSTALLED else ("-p", "conformance.pytest_plugin")
 QUICK = ("--conformance-operation", "attention", "--conformance-effort", "quick", "--conformance-seed", "1")
 QUICK += ("--conformance-no-shrink", "--conformance-time-limit", "1")
+HERE = ("--conformance-in-process",)
 
 TARGETS = """
+import os
 import time
 
 import numpy as np
@@ -77,6 +79,12 @@ def up_to_8_keys(query, key, value):
     return reference_numpy.attention(query, key[..., :8, :], value[..., :8, :])
 
 
+def dies_on_masks(query, key, value, *, mask=None):
+    if mask is not None:
+        os.abort()
+    return reference_numpy.attention(query, key, value)
+
+
 def hangs_on_masks(query, key, value, *, mask=None):
     if mask is not None:
         time.sleep(100)
@@ -97,8 +105,8 @@ def run(pytester: pytest.Pytester) -> Any:
     """pytest on a function of targets.py."""
     pytester.makepyfile(targets=TARGETS)
 
-    def run(name: str, *words: str) -> pytest.RunResult:
-        return pytester.runpytest_inprocess(*PLUGIN, "--conformance", f"targets.py:{name}", *QUICK, *words)
+    def run(name: str, *words: str, where: tuple[str, ...] = HERE) -> pytest.RunResult:
+        return pytester.runpytest_inprocess(*PLUGIN, "--conformance", f"targets.py:{name}", *QUICK, *where, *words)
 
     return run
 
@@ -192,6 +200,13 @@ def test_function_that_hangs(run: Any) -> None:
     result.stdout.fnmatch_lines(["SKIPPED * 3 cases took longer than 0.3 s, and nothing more is tried"])
 
 
+def test_function_that_dies(run: Any) -> None:
+    """By default it does so in a subprocess."""
+    result = run("dies_on_masks", "-k", "plain or takes and causal", "--conformance-dtypes", "float32", where=())
+    result.assert_outcomes(passed=1, failed=1, deselected=result.parseoutcomes()["deselected"])
+    result.stdout.fnmatch_lines(["*its process died of SIGABRT*"])
+
+
 def test_target_that_cannot_be_judged(run: Any) -> None:
     result = run("nothing")
     result.stdout.fnmatch_lines(["not judged: targets.py has no nothing"])
@@ -256,7 +271,7 @@ def test_questions_find_what_a_check_finds(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     chosen = {"mean_of_empty_rows": ["ATT-6", "MASK-1"], "takes_no_masks": ["MASK-1", "MASK-3"], "prints": ["CALL"]}
     for name, rules in chosen.items():
-        options: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "rules": rules}
+        options: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "rules": rules, "isolate": False}
         report = conformance.check(f"targets.py:{name}", "attention", dtypes=["float32"], **options)
         trial = trials.Trial(Target(f"targets.py:{name}", "attention", given={"dtypes": ["float32"]}), **options)
         found: dict[str, str] = {}
@@ -274,7 +289,7 @@ def test_questions_find_what_a_check_finds(tmp_path: Path, monkeypatch: pytest.M
 
 def test_every_refusal_is_a_question() -> None:
     target = Target("reference_numpy:attention", "attention", given={"supports": ["refusals", "structured"]})
-    trial = trials.Trial(target, effort="quick")
+    trial = trials.Trial(target, effort="quick", isolate=False)
     refusals = [question for question in trial.questions() if question.kind == "refusal"]
     assert len(refusals) > 20
     assert all(trial.ask(question) is None for question in refusals)

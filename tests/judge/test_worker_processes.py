@@ -18,7 +18,7 @@ from conformance.judge.worker_processes import Order, Start, WorkerProcesses, cl
 from conformance.subjects.targets import Target
 
 SUBJECT = """
-import os, time
+import ctypes, os, signal, time
 import numpy as np
 from pathlib import Path
 
@@ -62,6 +62,19 @@ def slow_in_a_worker(query, key, value, *, mask=None, scale=None):
     return attention(query, key, value, mask=mask, scale=scale)
 
 
+def hangs_in_a_worker(query, key, value, *, mask=None, scale=None):
+    if WORKER:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+        ctypes.PyDLL(None).sleep(600)  # nothing else runs meanwhile in this process
+    return attention(query, key, value, mask=mask, scale=scale)
+
+
+def dies_on_masks(query, key, value, *, mask=None, scale=None):
+    if mask is not None:
+        os.abort()
+    return attention(query, key, value, scale=scale)
+
+
 def prints_in_a_worker(query, key, value, *, mask=None, scale=None):
     if WORKER:
         print("a worker")
@@ -80,14 +93,15 @@ def subject(tmp_path: Path) -> Path:
 
 
 def checked(subject: Path, name: str, workers: int = 2, **given: Any) -> Report:
-    given = {"rules": RULES, "effort": "quick", "dtypes": ["float32"], "shrink": False} | given
+    """In this process and in workers, unless `isolate` says where."""
+    given = {"rules": RULES, "effort": "quick", "dtypes": ["float32"], "shrink": False, "isolate": False} | given
     return check(f"{subject}:{name}", "attention", seed=1, workers=workers, **given)
 
 
 def found(report: Report) -> Any:
     """All but the time."""
     violations = [(v.rule, str(v.finding), v.title, str(v.case), v.diagnosis) for v in report.violations]
-    return report.rules, violations, report.untried, str(report.declaration)
+    return report.rules, violations, report.untried, report.declaration
 
 
 def worker_takes_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,6 +154,27 @@ def test_both_processes_have_a_share(subject: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_worker_that_dies_leaves_its_probes_to_this_process(subject: Path) -> None:
     assert found(checked(subject, "dies")) == found(checked(subject, "attention", 1))
+
+
+def test_a_worker_that_hangs_in_native_code_leaves_its_probes_to_this_process(
+    subject: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends itself, some seconds after the time limit."""
+    outcome = WorkerProcesses.outcome
+
+    def after_a_claim(self: WorkerProcesses, index: int, waiting: Any) -> Any:
+        while not list(self.path.glob(f"{self.orders}/*.claim")):
+            time.sleep(0.01)
+        return outcome(self, index, waiting)
+
+    monkeypatch.setattr(WorkerProcesses, "outcome", after_a_claim)
+    assert found(checked(subject, "hangs_in_a_worker", time_limit=0.5)) == found(checked(subject, "attention", 1))
+
+
+def test_a_crash_in_workers_is_a_violation_as_in_one_isolated_process(subject: Path) -> None:
+    alone = checked(subject, "dies_on_masks", 1, isolate=True, supports=["causal"])
+    assert [violation.message for violation in alone.violations] == ["call: its process died of SIGABRT"]
+    assert found(checked(subject, "dies_on_masks", isolate=None, supports=["causal"])) == found(alone)
 
 
 def test_what_only_a_worker_sees_counts(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:
