@@ -25,7 +25,7 @@ import pytest
 
 if TYPE_CHECKING:
     from conformance.judge.judgement import Question
-    from conformance.judge.session import Trial
+    from conformance.judge.session import JudgeSession
 
 OPTIONS = {
     "operation": "what the function computes: attention, layer_norm, ...",
@@ -114,24 +114,24 @@ class TargetCollector(pytest.Collector):
             options |= {"tile": tile_of(options["tile"]), "limits": limits_of(options["limits"])}
             if option.conformance_convention is not None:
                 options["conventions"] = conventions_of([option.conformance_convention])
-            trial = trial_of(option.conformance, option.conformance_operation, options)
-            self.config.add_cleanup(trial.close)
-            questions = questions_of(trial)
+            judge = session_of(option.conformance, option.conformance_operation, options)
+            self.config.add_cleanup(judge.close)
+            questions = questions_of(judge)
         except (ValueError, ImportError, RuntimeError) as error:
             raise self.CollectError(f"not judged: {error}") from error
         for question in questions:
-            yield QuestionItem.from_parent(self, name=str(question), trial=trial, question=question)
+            yield QuestionItem.from_parent(self, name=str(question), judge=judge, question=question)
 
 
 class QuestionItem(pytest.Item):
     """One question to the target."""
 
-    def __init__(self, *, trial: Trial, question: Question, **keywords: Any) -> None:
+    def __init__(self, *, judge: JudgeSession, question: Question, **keywords: Any) -> None:
         super().__init__(**keywords)
-        self.trial, self.question = trial, question
+        self.judge, self.question = judge, question
 
     def runtest(self) -> None:
-        put(self.trial, self.question, self)
+        put(self.judge, self.question, self)
 
     def reportinfo(self) -> tuple[Path, None, str]:
         return self.config.rootpath, None, f"{self.parent.name if self.parent else ''} {self.name}"
@@ -143,21 +143,21 @@ def conformance_test(subject: str | Callable[..., Any], operation: str, **option
     subject, operation and options are those of `conformance.check`, with a seed of 0 unless another is given. Assign
     the result to a name that pytest collects. ValueError says what is wrong with a subject that cannot be judged.
     """
-    trial = trial_of(subject, operation, {"seed": SEED} | options)
+    judge = session_of(subject, operation, {"seed": SEED} | options)
 
-    @pytest.mark.parametrize("question", questions_of(trial), ids=str)
+    @pytest.mark.parametrize("question", questions_of(judge), ids=str)
     def test(question: Question, request: pytest.FixtureRequest) -> None:
-        request.config.add_cleanup(trial.close)
-        put(trial, question, request.node)
+        request.config.add_cleanup(judge.close)
+        put(judge, question, request.node)
 
-    test.__doc__ = f"{trial.target.title} computes {operation}."
+    test.__doc__ = f"{judge.target.title} computes {operation}."
     return test
 
 
-def trial_of(subject: str | Callable[..., Any], operation: str, options: dict[str, Any]) -> Trial:
+def session_of(subject: str | Callable[..., Any], operation: str, options: dict[str, Any]) -> JudgeSession:
     """options: those of `conformance.check`. ValueError says what is wrong with them, or with the subject."""
     from conformance.cases.declaration import known
-    from conformance.judge.session import Trial
+    from conformance.judge.session import JudgeSession
     from conformance.subjects.targets import Target
 
     kept = ("effort", "seed", "rules", "time_limit", "isolate", "shrink")
@@ -170,18 +170,18 @@ def trial_of(subject: str | Callable[..., Any], operation: str, options: dict[st
     arrays, device = options.get("arrays") or "numpy", options.get("device") or "cpu"
     known("device", [device], ("cpu", "cuda"))
     target = Target(subject, operation, arrays, device, options.get("name"), given)
-    return Trial(target, **own)
+    return JudgeSession(target, **own)
 
 
-def questions_of(trial: Trial) -> list[Question]:
+def questions_of(judge: JudgeSession) -> list[Question]:
     """ValueError where there is none."""
-    questions = trial.questions()
+    questions = judge.questions()
     if not questions:
-        raise ValueError(f"rules: nothing in {', '.join(trial.rules or ())} speaks of {trial.operation}")
+        raise ValueError(f"rules: nothing in {', '.join(judge.rules or ())} speaks of {judge.operation}")
     return questions
 
 
-def put(trial: Trial, question: Question, item: pytest.Item) -> None:
+def put(judge: JudgeSession, question: Question, item: pytest.Item) -> None:
     """Fails with all that is known of a violation; skips where the question cannot be asked."""
     __tracebackhide__ = True
     from conformance.judge.session import NotAsked
@@ -189,10 +189,10 @@ def put(trial: Trial, question: Question, item: pytest.Item) -> None:
     from conformance.reports.content import violation_content
     from conformance.reports.replays import write_replay
 
-    if trial.never_given:
-        item.user_properties.append((NEVER_GIVEN, f"{trial.target.title} was {trial.never_given}"))
+    if judge.never_given:
+        item.user_properties.append((NEVER_GIVEN, f"{judge.target.title} was {judge.never_given}"))
     try:
-        found = trial.ask(question)
+        found = judge.ask(question)
     except NotAsked as reason:
         pytest.skip(str(reason))
     if found is not None:

@@ -14,7 +14,7 @@ from conformance.checks.comparison import Finding
 from conformance.judge.run import breaks, run_probe, run_refusals, silent
 from conformance.operations.probes import PROBES
 from conformance.oracle.reference import balls_available
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 from conformance.subjects.subject import NumpySubject
 from mutation.calls import Calls, Functions, relevant
 from mutation.mutants import ROOT, Mutant
@@ -27,7 +27,7 @@ PACKAGE = ROOT / "reference_numpy"
 
 
 class Question(NamedTuple):
-    """One case, or refused call, as an examiner is asked it, and the definition's functions that run to answer it."""
+    """One case, or refused call, as a runner is asked it, and the definition's functions that run to answer it."""
 
     title: str
     check: Check[Any, Any]
@@ -37,7 +37,7 @@ class Question(NamedTuple):
 
 
 class Recorder:
-    """Stands in an examiner's place, and writes down what it is asked."""
+    """Stands in a runner's place, and writes down what it is asked."""
 
     name, declaration, overrun = "recorder", EVERYTHING, 0
 
@@ -61,19 +61,19 @@ def questions() -> list[Question]:
             run_probe(probe, [recorder], CASES, SEED, silent, 0)
         title = "refusals" if probe is None else f"{probe.rule} {probe.title}"
         titles += [title] * (len(recorder.asked) - len(titles))
-    examiner, result = Examiner(NumpySubject()), []
+    runner, result = Runner(NumpySubject()), []
     for title, (check, material, shared) in zip(titles, recorder.asked, strict=True):
-        functions, findings = traced(examiner, check, material, shared)
+        functions, findings = traced(runner, check, material, shared)
         if breaks(findings):
             raise RuntimeError(f"the definition itself does not pass {title}: {findings}")
         result.append(Question(title, check, material, shared, functions))
     return result
 
 
-def traced(examiner: Examiner, check: Check[Any, Any], material: Any, shared: Any) -> tuple[Functions, list[Finding]]:
+def traced(runner: Runner, check: Check[Any, Any], material: Any, shared: Any) -> tuple[Functions, list[Finding]]:
     with warnings.catch_warnings(), Calls() as calls:
         warnings.simplefilter("error")
-        findings = examiner(check, material, shared)
+        findings = runner(check, material, shared)
     return calls.functions, findings
 
 
@@ -98,8 +98,8 @@ def judged(asked: list[Question], mutant: Mutant, folder: Path) -> str:
         importlib.import_module("mutant")
     except Exception as error:
         return f"cannot be imported: {type(error).__name__}"
-    examiner = Examiner(NumpySubject("mutant"), TIME_LIMIT)
+    runner = Runner(NumpySubject("mutant"), TIME_LIMIT)
     for question in relevant(mutant, asked):
-        if breaks(examiner(question.check, question.material, question.shared)):
+        if breaks(runner(question.check, question.material, question.shared)):
             return question.title
     return ""

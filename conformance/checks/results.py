@@ -196,12 +196,12 @@ def spread_out(count: int, limit: int) -> np.ndarray:
     return np.linspace(0, count - 1, min(count, max(limit, 1))).astype(int)
 
 
-class Tally:
+class Results:
     """Everything that a run counts."""
 
     def __init__(self) -> None:
         self.rules: dict[tuple[str, str], Cell] = defaultdict(Cell)
-        self.results: dict[tuple[str, str, str], Cell] = defaultdict(Cell)
+        self.by_dtype: dict[tuple[str, str, str], Cell] = defaultdict(Cell)
         self.generated: Counter[str] = Counter()
         self.violations: dict[tuple[str, str], Violation] = {}
         self.substance = Substance()
@@ -217,7 +217,7 @@ class Tally:
         for kind in ("output", "gradient"):
             ratios = [f.ratio for f in findings if f.name.startswith("gradient of") == (kind == "gradient")]
             if ratios:
-                self.results[f"{case.operation}, {kind}", case.dtype, subject].add(max(ratios), case.dtype)
+                self.by_dtype[f"{case.operation}, {kind}", case.dtype, subject].add(max(ratios), case.dtype)
 
     def violate(self, violation: Violation) -> None:
         """Of each rule by each subject one is kept: the first, unless it lost digits and a later one has no number."""
@@ -225,12 +225,12 @@ class Tally:
         if violation.stands_before(self.violations.get(key)):
             self.violations[key] = violation
 
-    def include(self, other: Tally) -> None:
+    def include(self, other: Results) -> None:
         """Add what another run found, with the same subjects."""
         for rule, cell in other.rules.items():
             self.rules[rule].include(cell)
-        for result, cell in other.results.items():
-            self.results[result].include(cell)
+        for result, cell in other.by_dtype.items():
+            self.by_dtype[result].include(cell)
         self.generated.update(other.generated)
         for violation in other.violations.values():
             self.violate(violation)

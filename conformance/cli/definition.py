@@ -28,11 +28,11 @@ def definition(
     pool = Pool(["reference_numpy"], workers)
     try:
         with bar("ball arithmetic", len(OPERATIONS)) as advance:
-            tally = pool.run_definition(cases, seed, advance)
+            results = pool.run_definition(cases, seed, advance)
     except KeyboardInterrupt:
         interrupted()
     finally:
         pool.close()
-    console.print(results_table(tally, ["reference_numpy"]), *map(violation_lines, tally.violations.values()))
-    console.print(f"seed {seed}, {cases} cases of each operation: {'conforms' if tally.conforms else 'violations'}")
-    raise typer.Exit(0 if tally.conforms else 1)
+    console.print(results_table(results, ["reference_numpy"]), *map(violation_lines, results.violations.values()))
+    console.print(f"seed {seed}, {cases} cases of each operation: {'conforms' if results.conforms else 'violations'}")
+    raise typer.Exit(0 if results.conforms else 1)

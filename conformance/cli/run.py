@@ -18,7 +18,7 @@ from conformance.cli.options import CORES, Effort, Html, Json, Junit, Seed, Work
 from specification import MODEL_RULES, RULES
 
 if TYPE_CHECKING:
-    from conformance.checks.results import Tally
+    from conformance.checks.results import Results
 
 FRAMEWORKS = {"reference_numpy": "numpy", "torch_impl": "torch", "jax_impl": "jax"}
 INTERRUPTED = "interrupted"
@@ -40,7 +40,7 @@ class Plan(NamedTuple):
 class Found:
     """Results so far. runs: how many ended, `failures` of them with violations. error: why the judge stopped."""
 
-    tally: Tally
+    results: Results
     runs: int = 0
     failures: int = 0
     models: list[dict[str, Any]] = field(default_factory=list)
@@ -69,7 +69,7 @@ def run(
 
     Exit code 0: all conform. 1: one does not. 2: wrong usage, or the judge could not finish. 130: interrupted.
     """
-    from conformance.checks.results import Tally
+    from conformance.checks.results import Results
     from conformance.reports.content import document
 
     files = {"json": json, "junit": junit, "html": html}
@@ -81,7 +81,7 @@ def run(
         console.print(Text(str(error)))
         save_report(document("run", [], error=str(error), **told), files)
         raise typer.Exit(2) from None
-    found, start = Found(Tally()), time.monotonic()
+    found, start = Found(Results()), time.monotonic()
     with ended(found):
         judge(plan, workers, found)
     tell(plan, found)
@@ -184,15 +184,15 @@ def one_run(pool: Any, plan: Plan, seed: int, found: Found) -> None:
     from conformance.reports.tables import violation_lines
 
     with bar("loading the frameworks", sum(probe.rule in plan.rules for probe in PROBES)) as advance:
-        tally = pool.run(plan.rules, plan.examples, seed, advance)
+        results = pool.run(plan.rules, plan.examples, seed, advance)
     try:
-        tally.violations = {key: asked_again(one, plan.device) for key, one in tally.violations.items()}
+        results.violations = {key: asked_again(one, plan.device) for key, one in results.violations.items()}
     finally:  # the results count, also if trying again fails
-        found.tally.include(tally)
+        found.results.include(results)
         found.runs += 1
-        found.failures += not tally.conforms
-    console.print(f"seed {seed}: {'conforms' if tally.conforms else 'violations'}")
-    console.print(*map(violation_lines, tally.violations.values()), sep="\n", end="")
+        found.failures += not results.conforms
+    console.print(f"seed {seed}: {'conforms' if results.conforms else 'violations'}")
+    console.print(*map(violation_lines, results.violations.values()), sep="\n", end="")
 
 
 def trained_model(pool: Any, plan: Plan) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def tell(plan: Plan, found: Found) -> None:
 
     if not found.runs:
         return
-    print_report(found.tally, plan.names, console, found.error is None)
+    print_report(found.results, plan.names, console, found.error is None)
     for model in found.models:
         if model["left_out"] is None:
             console.print(real_report(model))
@@ -243,10 +243,10 @@ def tell(plan: Plan, found: Found) -> None:
 
 def subjects_of(plan: Plan, found: Found) -> list[dict[str, Any]]:
     """Return the report's part for each implementation; none before the first run has ended."""
-    from conformance.reports.subjects import tallied
+    from conformance.reports.subjects import run_subject
 
     planned = len(plan.seeds)
     untried = "" if found.runs == planned else f"{found.runs} of {planned} runs ended"
     names = plan.names if found.runs else []
-    ours = [tallied(found.tally, name, FRAMEWORKS[name], plan.device, plan.rules, untried) for name in names]
+    ours = [run_subject(found.results, name, FRAMEWORKS[name], plan.device, plan.rules, untried) for name in names]
     return ours + found.peers

@@ -19,7 +19,7 @@ from conformance.checks.catalogue import AGREEMENT, MEMORY
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding, breaks
 from conformance.diagnosis.memory import because_of_memory, contiguous
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 
 
 class Failure(NamedTuple):
@@ -31,20 +31,20 @@ class Failure(NamedTuple):
     findings: list[Finding]
 
 
-def attributed(examiner: Examiner, failure: Failure) -> Failure:
+def attributed(runner: Runner, failure: Failure) -> Failure:
     """The failure under the rule that it speaks of, with the case that shows it."""
-    if because_of_memory(examiner, failure.check, failure.material):
+    if because_of_memory(runner, failure.check, failure.material):
         return failure._replace(rule="ATT-13")
     if failure.rule == "ATT-13" and failure.check in (AGREEMENT, MEMORY):
         plain = contiguous(failure.material)
-        findings = asked(examiner, plain)
+        findings = asked(runner, plain)
         if breaks(findings):
-            return Failure(rule_shown(examiner, plain, findings), AGREEMENT, plain, findings)
+            return Failure(rule_shown(runner, plain, findings), AGREEMENT, plain, findings)
     if isinstance(failure.material, Planted) and of_numbers(failure.findings):
         clean = failure.material.clean
-        findings = asked(examiner, clean)
+        findings = asked(runner, clean)
         if breaks(findings):
-            return Failure(rule_shown(examiner, clean, findings), AGREEMENT, clean, findings)
+            return Failure(rule_shown(runner, clean, findings), AGREEMENT, clean, findings)
     return failure
 
 
@@ -54,18 +54,18 @@ def of_numbers(findings: list[Finding]) -> bool:
     return not worst.message and bool(np.isfinite(worst.got) and np.isfinite(worst.expected))
 
 
-def asked(examiner: Examiner, case: Case) -> list[Finding]:
-    return examiner(AGREEMENT, case, AGREEMENT.prepare(case))
+def asked(runner: Runner, case: Case) -> list[Finding]:
+    return runner(AGREEMENT, case, AGREEMENT.prepare(case))
 
 
-def rule_shown(examiner: Examiner, case: Case, findings: list[Finding]) -> str:
+def rule_shown(runner: Runner, case: Case, findings: list[Finding]) -> str:
     """The rule of the one thing without which the case would not fail; ATT-8, "every shape", where there is none."""
     worst = max(findings, key=lambda finding: finding.ratio)
     if case.operation != "attention":
         feature = "gradients" if worst.name.startswith("gradient of ") else "cross"
         return "ATT-14" if case.operation.startswith("attention") else rule_of(feature, case.operation)
     for plainer in without_each(case):
-        found = asked(examiner, plainer(case))
+        found = asked(runner, plainer(case))
         if breaks(found):
             case, findings = plainer(case), found
     kinds = mask_kinds(case.options.get("mask"))
@@ -75,7 +75,7 @@ def rule_shown(examiner: Examiner, case: Case, findings: list[Finding]) -> str:
     if needed:
         return FEATURE_RULES[min(needed, key=list(FEATURE_RULES).index)]
     H, G, _, _ = heads_and_keys(case)
-    if G and H != G and not breaks(asked(examiner, with_every_head(case))):
+    if G and H != G and not breaks(asked(runner, with_every_head(case))):
         return "ATT-7"
     worst = max(findings, key=lambda finding: finding.ratio)
     return "ATT-12" if worst.name.startswith("gradient of ") else "ATT-8"

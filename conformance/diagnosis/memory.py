@@ -9,16 +9,16 @@ from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
 from conformance.checks.check import Check
 from conformance.checks.comparison import breaks
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 
 STRIDES = "strides are ignored: in contiguous arrays the same numbers are answered rightly"
 
 
-def because_of_memory(examiner: Examiner, check: Check[Any, Any], material: Any) -> bool:
+def because_of_memory(runner: Runner, check: Check[Any, Any], material: Any) -> bool:
     """Ask once more, and with contiguous arrays: whether the violation, of whatever rule, is one of ATT-13.
 
     Args:
-        examiner: of the subject.
+        runner: of the subject.
         check: by which the material fails.
         material: as the check takes it.
 
@@ -30,7 +30,7 @@ def because_of_memory(examiner: Examiner, check: Check[Any, Any], material: Any)
         return False
 
     def right(material: Any) -> bool:
-        findings = examiner(check, material, check.prepare(material))
+        findings = runner(check, material, check.prepare(material))
         return not breaks(findings)
 
     return right(contiguous(material)) and not right(material)

@@ -1,4 +1,4 @@
-"""Diagnoses for all violations of a tally."""
+"""Diagnoses for all violations."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from conformance.checks.results import WRONG_IN, Tally, Violation
-from conformance.diagnosis.examining import DIAGNOSIS
+from conformance.checks.results import WRONG_IN, Results, Violation
+from conformance.diagnosis.matches import DIAGNOSIS
 from conformance.diagnosis.matching import MOST
 from conformance.diagnosis.memory import STRIDES, because_of_memory
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 
 PARAMETER = re.compile(r" \((blocks of \d+ (keys|rows)|-?[.e\d][-+.e\d]*)\)$")
 """In which mistakes of one family differ."""
@@ -20,33 +20,33 @@ MEASURED = re.compile(r"^(the scale is) [-+.e\d]+ times")
 """What is measured on a case, and may come out a little differently on another."""
 
 
-def diagnosed(tally: Tally, examiner: Examiner) -> None:
+def diagnosed(results: Results, runner: Runner) -> None:
     """Add to every violation the known mistakes that its case's answers match, and which of its results are wrong.
 
     Of several mistakes those come first that match most violations.
     """
-    lines = {key: diagnosis(violation, examiner) for key, violation in tally.violations.items()}
+    lines = {key: diagnosis(violation, runner) for key, violation in results.violations.items()}
     often = Counter(name for found in lines.values() for name in found)
     for key, found in lines.items():
         names = [line for line in found if not line.startswith(WRONG_IN)]
         last = [line for line in found if line.startswith(WRONG_IN)]
         ordered = sorted(names, key=lambda name: -often[name])[:MOST]
-        tally.violations[key] = replace(tally.violations[key], diagnosis=(*ordered, *last))
+        results.violations[key] = replace(results.violations[key], diagnosis=(*ordered, *last))
 
 
-def diagnosis(violation: Violation, examiner: Examiner) -> tuple[str, ...]:
+def diagnosis(violation: Violation, runner: Runner) -> tuple[str, ...]:
     """Names of mistakes; none where nothing known matches, or nothing was answered.
 
     Where no name explains the case before it was cut down, too, that larger one tells what is wrong.
     """
     if violation.finding.message or violation.material is None:  # no numbers that could be compared
         return ()
-    if because_of_memory(examiner, violation.check, violation.material):
+    if because_of_memory(runner, violation.check, violation.material):
         return (STRIDES,)
-    found = asked(violation, violation.material, examiner)
+    found = asked(violation, violation.material, runner)
     names = tuple(line for line in found if not line.startswith(WRONG_IN))
     if violation.uncut is not None:
-        before = tuple(n for n in asked(violation, violation.uncut, examiner) if not n.startswith(WRONG_IN))
+        before = tuple(n for n in asked(violation, violation.uncut, runner) if not n.startswith(WRONG_IN))
         names = explaining(names, before) or before
     return (*in_families(names), *(line for line in found if line.startswith(WRONG_IN)))
 
@@ -70,6 +70,6 @@ def in_families(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(members[0] if len(members) == 1 else family for family, members in families.items())
 
 
-def asked(violation: Violation, material: Any, examiner: Examiner) -> tuple[str, ...]:
-    found = examiner(DIAGNOSIS, (violation.check, material, violation.finding), None)
+def asked(violation: Violation, material: Any, runner: Runner) -> tuple[str, ...]:
+    found = runner(DIAGNOSIS, (violation.check, material, violation.finding), None)
     return tuple(finding.message for finding in found if finding.name == "diagnosis")

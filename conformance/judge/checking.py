@@ -19,7 +19,7 @@ from conformance.judge.report import Report, report_of
 from conformance.judge.run import Progress, silent
 from conformance.judge.worker_processes import started
 from conformance.runner.in_process import TIME_LIMIT, judging
-from conformance.runner.in_subprocess import examiner_for
+from conformance.runner.in_subprocess import runner_for
 from conformance.subjects.targets import Target
 
 EFFORTS = {"quick": 3, "default": 10, "thorough": 100}
@@ -89,9 +89,9 @@ def check(
     target = Target(subject, operation, arrays, device, name, given)
     seed = secrets.randbelow(2**32) if seed is None else seed
     start = time.monotonic()
-    examiner = examiner_for(target, time_limit, isolate)
+    runner = runner_for(target, time_limit, isolate)
     shrinking = SHRINKING if shrink else 0.0
-    judgement = Judgement(examiner, operation, EFFORTS[effort], seed, rules, progress, shrinking, target=target)
+    judgement = Judgement(runner, operation, EFFORTS[effort], seed, rules, progress, shrinking, target=target)
     shared = None
     try:
         shared = judgement.workers = started(target, time_limit, workers)
@@ -103,7 +103,7 @@ def check(
             unfinished(report_of(target, judgement, effort, time.monotonic() - start))
         raise
     finally:
-        examiner.close()
+        runner.close()
         if shared is not None:
             shared.close()
     report = report_of(target, judgement, effort, time.monotonic() - start)

@@ -20,7 +20,7 @@ from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, ANSWERS, 
 from conformance.checks.comparison import Finding
 from conformance.checks.probe import Probe
 from conformance.checks.refusals import Refusal
-from conformance.checks.results import Tally, Violation
+from conformance.checks.results import Results, Violation
 from conformance.diagnosis.naming import diagnosed
 from conformance.judge.reproduction import Reproduction
 from conformance.judge.run import STUCK, Progress, Tried, run_corpus, run_probe, run_refusal, violation
@@ -30,7 +30,7 @@ from conformance.operations.corpus import Entry, entries_for
 from conformance.operations.probes import catalogue
 from conformance.operations.refusals import refusals_of
 from conformance.oracle.reference import balls_available
-from conformance.runner.in_process import Examiner, broken
+from conformance.runner.in_process import Runner, broken
 from conformance.sampling import strategies as generation
 from conformance.sampling.special import narrow
 from conformance.sampling.strategies import EMPTY, SHORT
@@ -84,50 +84,50 @@ class Claim:
 
 @dataclass
 class Judgement:
-    """What is asked, and the tally of what is found. `untried`: why not everything was.
+    """What is asked, and the results so far. `untried`: why not everything was.
 
     workers: run some probes. target: how another process finds the subject, to tell what depends on earlier calls.
     """
 
-    examiner: Examiner
+    runner: Runner
     operation: str
     examples: int
     seed: int
     rules: Collection[str] | None
     progress: Progress
     shrinking: float
-    tally: Tally = field(default_factory=Tally)
+    results: Results = field(default_factory=Results)
     untried: str = ""
     workers: WorkerProcesses | None = None
     target: Target | None = None
 
     def __post_init__(self) -> None:
-        self.reproduction = Reproduction(self.examiner, self.target)
+        self.reproduction = Reproduction(self.runner, self.target)
 
     def run(self) -> None:
-        declaration = self.examiner.declaration
+        declaration = self.runner.declaration
         if not self.takes("CALL", PLAIN_CALL, plain(self.operation, declaration, declaration.dtypes[0])):
             self.untried = NOTHING_ELSE
         else:
             self.judge(self.what_it_takes(declaration))
-        if self.examiner.overrun >= STUCK:
-            limit = f"{self.examiner.time_limit:g} s"
+        if self.runner.overrun >= STUCK:
+            limit = f"{self.runner.time_limit:g} s"
             self.untried = f"after {STUCK} cases that took longer than {limit} nothing else was tried"
         self.ask_what_is_printed()
-        diagnosed(self.tally, self.examiner)
+        diagnosed(self.results, self.runner)
         if self.shrinking:
-            with_thresholds(self.tally, self.examiner)
+            with_thresholds(self.results, self.runner)
 
     def judge(self, declaration: Declaration) -> None:
         """Empty rows first: who gets them wrong is asked for no more of them, so that each rule is seen by itself."""
         self.order(declaration)
         rows = self
         if self.rules is not None and EMPTY_ROWS not in self.rules:
-            rows = replace(self, rules=[EMPTY_ROWS], tally=Tally())
+            rows = replace(self, rules=[EMPTY_ROWS], results=Results())
         for question in rows.questions(declaration):
             if question.of_empty_rows:
                 rows.answer(question)
-        if (EMPTY_ROWS, self.examiner.name) in rows.tally.violations:
+        if (EMPTY_ROWS, self.runner.name) in rows.results.violations:
             declaration = declaration.promising(empty_rows="any")
             self.order(declaration)
         others = [question for question in self.questions(declaration) if not question.of_empty_rows]
@@ -148,24 +148,24 @@ class Judgement:
         return found + [Question("refusal", one.rule, one.title, one) for one in self.refusals(declaration)]
 
     def answer(self, question: Question) -> None:
-        """Ask a question, and keep in the tally what is found."""
+        """Ask a question, and keep its results."""
         if question.kind == "frozen":
-            self.include(run_corpus(question.about, [self.examiner], self.time_to_shrink(), self.settle))
+            self.include(run_corpus(question.about, [self.runner], self.time_to_shrink(), self.settle))
         elif question.kind == "probe":
             self.ask_one(question.about)
-        elif self.examiner.overrun < STUCK:
-            run_refusal(question.about, self.examiner, self.tally)
+        elif self.runner.overrun < STUCK:
+            run_refusal(question.about, self.runner, self.results)
 
     def refusals(self, declaration: Declaration) -> list[Refusal]:
         """Calls that the subject refuses, as it says."""
-        if "refusals" not in self.examiner.declaration:
+        if "refusals" not in self.runner.declaration:
             return []
         found = refusals_of(self.operation, declaration)
         return [refusal for refusal in found if self.rules is None or refusal.rule in self.rules]
 
     def time_to_shrink(self) -> float:
         """Less for each violation once there are many: the first ones say what is wrong."""
-        return self.shrinking / max(1, len(self.tally.violations) - MANY)
+        return self.shrinking / max(1, len(self.results.violations) - MANY)
 
     def order(self, declaration: Declaration) -> None:
         if self.workers is not None:
@@ -185,8 +185,8 @@ class Judgement:
 
     def ask_one(self, probe: Probe, tried: Tried | None = None) -> None:
         """tried: what a worker has found with the probe; then only a smaller failing case is looked for."""
-        given = (probe, [self.examiner], self.examples, self.seed, self.told, self.time_to_shrink())
-        self.include(run_probe(*given, self.tally.violations, tried, self.settle))
+        given = (probe, [self.runner], self.examples, self.seed, self.told, self.time_to_shrink())
+        self.include(run_probe(*given, self.results.violations, tried, self.settle))
 
     def ask_with_workers(self, probes: Sequence[Probe], workers: WorkerProcesses) -> None:
         """The same in the same order; where that is ended early, all that workers have found is counted."""
@@ -195,17 +195,17 @@ class Judgement:
                 self.ask_one(probe, self.tried_by(workers, index))
             except BaseException:
                 for found in map(workers.found, range(index, len(probes))):
-                    self.tally.include(Tally() if found is None else found.tried.tally)
+                    self.results.include(Results() if found is None else found.tried.results)
                 raise
 
     def tried_by(self, workers: WorkerProcesses, index: int) -> Tried | None:
         """What a worker has found with the probe; None where this process is to run it."""
-        outcome = None if self.examiner.overrun >= STUCK else workers.outcome(index, self.listen)
+        outcome = None if self.runner.overrun >= STUCK else workers.outcome(index, self.listen)
         self.listen()
         if outcome is None:
             return None
-        self.examiner.overrun += outcome.overrun
-        self.examiner.printed = self.examiner.printed or outcome.printed
+        self.runner.overrun += outcome.overrun
+        self.runner.printed = self.runner.printed or outcome.printed
         return outcome.tried
 
     def told(self, rule: str, title: str) -> None:
@@ -220,24 +220,24 @@ class Judgement:
     def settle(self, found: Violation) -> Violation | None:
         """What becomes of a violation once its case has been asked alone; None where others say the same."""
         settled = self.reproduction.settle(found)
-        if settled is None or (found.uncut is None and self.examiner.sizes.again(settled.finding)):
+        if settled is None or (found.uncut is None and self.runner.sizes.again(settled.finding)):
             return None
         alone = found.check == AFTER_OTHER_CALLS and settled.check == AGREEMENT and not settled.of_state
-        return None if alone and self.tally.violations else settled
+        return None if alone and self.results.violations else settled
 
-    def include(self, tally: Tally) -> None:
+    def include(self, results: Results) -> None:
         """Calls in order, which can be seen again, stand before what cannot."""
-        for key, found in tally.violations.items():
-            known = self.tally.violations.get(key)
+        for key, found in results.violations.items():
+            known = self.results.violations.get(key)
             if known is not None and found.check == CALLS_IN_ORDER != known.check:
-                del self.tally.violations[key]
-        self.tally.include(tally)
+                del self.results.violations[key]
+        self.results.include(results)
 
     def ask_what_is_printed(self) -> None:
         """Standard output is the judge's: a function that prints to it is in violation."""
-        if self.examiner.printed:
-            findings = broken(f"prints to standard output: {self.examiner.printed[:80]!r}")
-            self.tally.violate(violation("CALL", PRINTS, NOTHING, self.examiner, None, findings))
+        if self.runner.printed:
+            findings = broken(f"prints to standard output: {self.runner.printed[:80]!r}")
+            self.results.violate(violation("CALL", PRINTS, NOTHING, self.runner, None, findings))
 
     # --- what it takes at all ---
 
@@ -250,17 +250,17 @@ class Judgement:
     def takes(self, rule: str, title: str, cases: st.SearchStrategy[Case], unsure: bool = False) -> bool:
         """Whether the subject answers a case at all; how well is asked later. unsure: it may say that it does not."""
         probe = Probe(rule, title, (self.operation,), cases, ANSWERS)
-        tally = run_probe(probe, [self.examiner], 1, self.seed, self.progress, 0)
-        if unsure and any(says_no(violation.finding) for violation in tally.violations.values()):
+        results = run_probe(probe, [self.runner], 1, self.seed, self.progress, 0)
+        if unsure and any(says_no(violation.finding) for violation in results.violations.values()):
             return False
         if self.rules is None or rule in self.rules or rule == "CALL":
-            self.tally.include(tally)
-        return not tally.violations
+            self.results.include(results)
+        return not results.violations
 
     # --- how well ---
 
     def probes(self, declaration: Declaration) -> Iterator[Probe]:
-        for probe in (*catalogue(declaration), *unsupported(self.operation, self.examiner, declaration)):
+        for probe in (*catalogue(declaration), *unsupported(self.operation, self.runner, declaration)):
             if probe.operations == (self.operation,) and (self.rules is None or probe.rule in self.rules):
                 yield probe
 
@@ -326,9 +326,9 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
     return shown.filter(lambda case: feature in features_of(case))
 
 
-def unsupported(operation: str, examiner: Examiner, declaration: Declaration) -> Iterator[Probe]:
+def unsupported(operation: str, runner: Runner, declaration: Declaration) -> Iterator[Probe]:
     """Cases with one thing each that the subject says it does not support, and has room for in its signature."""
-    said = examiner.declaration
+    said = runner.declaration
     for feature in sorted((said.room - said.features) & set(FEATURES)):
         wider = replace(declaration, features=declaration.features | {feature})
         cases = None if feature == "gradients" else showing(feature, operation, wider, declaration.dtypes[0])

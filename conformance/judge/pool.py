@@ -15,7 +15,7 @@ from conformance.cases.declaration import EVERYTHING
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding
 from conformance.checks.probe import agreement
-from conformance.checks.results import Tally, Violation
+from conformance.checks.results import Results, Violation
 from conformance.judge.run import SHRINKING, Progress, breaks, cases_of, run_corpus, run_probe, run_refusals, silent
 from conformance.models.real import RealResult, batches, judge_batch
 from conformance.operations import OPERATIONS
@@ -23,12 +23,12 @@ from conformance.operations.corpus import entries_for
 from conformance.operations.probes import PROBES
 from conformance.oracle.reference import balls_available
 from conformance.runner.compiled_code import forget_compiled_code, keep_compiled_code, share_of_memory
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 from conformance.runner.process_lifetime import end_with_parent
 from conformance.sampling.strategies import operation_cases
 from conformance.subjects.subject import IMPLEMENTATIONS
 
-examiners: list[Examiner] = []
+runners: list[Runner] = []
 """A worker process's own subjects, made once."""
 
 room = math.inf
@@ -43,9 +43,9 @@ def start(names: Sequence[str], device: str, processes: int = 1) -> None:
     keep_compiled_code()
     balls_available()  # loaded now, because Hypothesis draws constants that it finds in loaded modules
     made: dict[str, Any] = IMPLEMENTATIONS
-    examiners[:] = [Examiner(made[name](device=device)) for name in names]
-    for examiner in examiners:
-        torch: Any = getattr(examiner.subject.framework, "torch", None)
+    runners[:] = [Runner(made[name](device=device)) for name in names]
+    for runner in runners:
+        torch: Any = getattr(runner.subject.framework, "torch", None)
         if torch is not None:
             torch.set_num_threads(1)  # the processes share the cores among them
 
@@ -54,31 +54,31 @@ SHARES = 8
 """Pieces into which the frozen corpus is divided among the processes."""
 
 
-def work(index: int | None, rules: Collection[str], examples: int, seed: int) -> Tally:
+def work(index: int | None, rules: Collection[str], examples: int, seed: int) -> Results:
     """The probe of that index; for None the refusals; below 0 a share of the frozen corpus."""
     forget_compiled_code(room)
     if index is None:
-        return run_refusals(rules, examiners)
+        return run_refusals(rules, runners)
     if index < 0:
         frozen = entries_for(set(OPERATIONS), EVERYTHING)[-1 - index :: SHARES]
-        return run_corpus((entry for entry in frozen if entry.rule in rules), examiners)
-    return run_probe(PROBES[index], examiners, examples, seed, silent, SHRINKING)
+        return run_corpus((entry for entry in frozen if entry.rule in rules), runners)
+    return run_probe(PROBES[index], runners, examples, seed, silent, SHRINKING)
 
 
-def work_definition(operation: str, examples: int, seed: int) -> Tally:
+def work_definition(operation: str, examples: int, seed: int) -> Results:
     """The definition in float64 against ball arithmetic, on cases of one operation."""
     probe = agreement("ATT-9", operation, operation, operation_cases(operation, ("float64",)))
-    return run_probe(probe, examiners, examples, seed, silent, SHRINKING)
+    return run_probe(probe, runners, examples, seed, silent, SHRINKING)
 
 
 def ask_again(check: Check[Any, Any], material: Any) -> list[Finding]:
-    return examiners[0](check, material, check.prepare(material))
+    return runners[0](check, material, check.prepare(material))
 
 
 def work_real(batch: int) -> RealResult:
     """One batch of real sentences."""
     forget_compiled_code(room)
-    return judge_batch(batches()[batch], [examiner.name for examiner in examiners])
+    return judge_batch(batches()[batch], [runner.name for runner in runners])
 
 
 ONLY_THERE = "a new process gives the right answer: what was compiled or loaded in that one computes something else"
@@ -108,7 +108,7 @@ class Workers:
             self.pool.submit(int)
         signal.signal(signal.SIGINT, heard)
 
-    def run(self, rules: Collection[str], examples: int, seed: int, progress: Progress) -> Tally:
+    def run(self, rules: Collection[str], examples: int, seed: int, progress: Progress) -> Results:
         """As `run.run`, for the probes of the given rules; `progress` hears of a probe once all its cases are done."""
         largest_first = sorted(range(len(PROBES)), key=lambda index: -cases_of(PROBES[index], examples))
         chosen = [*range(-SHARES, 0), None, *(index for index in largest_first if PROBES[index].rule in rules)]
@@ -118,23 +118,23 @@ class Workers:
             future.result()  # what went wrong in a worker goes wrong here
             if index is not None and index >= 0:
                 progress(PROBES[index].rule, PROBES[index].title)
-        tally = Tally()
+        results = Results()
         for future in sorted(
             futures, key=lambda future: -SHARES - 1 if futures[future] is None else futures[future]
         ):  # the same order every time
-            tally.include(future.result())
-        return tally
+            results.include(future.result())
+        return results
 
-    def run_definition(self, examples: int, seed: int, progress: Progress) -> Tally:
+    def run_definition(self, examples: int, seed: int, progress: Progress) -> Results:
         """Every operation in float64, against an oracle that shares no code with the definition."""
         futures = {self.pool.submit(work_definition, name, examples, seed): name for name in OPERATIONS}
         for future in as_completed(futures):
             future.result()
             progress("float64", futures[future])
-        tally = Tally()
+        results = Results()
         for future in futures:
-            tally.include(future.result())
-        return tally
+            results.include(future.result())
+        return results
 
     def run_real(self, progress: Progress) -> list[RealResult]:
         """A trained model on real sentences, batch by batch."""

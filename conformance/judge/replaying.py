@@ -15,7 +15,7 @@ from conformance.checks.encoding import decode, encode
 from conformance.checks.results import Violation
 from conformance.oracle.reference import balls_available
 from conformance.runner.in_process import TIME_LIMIT, judging
-from conformance.runner.in_subprocess import examiner_for
+from conformance.runner.in_subprocess import runner_for
 from conformance.subjects.callables import load
 from conformance.subjects.targets import Target
 
@@ -73,16 +73,16 @@ def replay(
     target = target_of(content, path, subject, vjp)
     limit = next(limit for limit in (time_limit, content.get("time_limit"), TIME_LIMIT) if limit is not None)
     check, material = CHECKS[content["examined_by"]], decode(content["material"])
-    examiner = examiner_for(target, limit, isolate)
+    runner = runner_for(target, limit, isolate)
     try:
-        differentiated = examiner.declaration.vjp is not None or (subject is not None and target.arrays != "numpy")
+        differentiated = runner.declaration.vjp is not None or (subject is not None and target.arrays != "numpy")
         if content.get("own_gradients") and not differentiated:
             raise ValueError(f"{path} was written for a function whose gradients another one gives: give that as vjp")
         with judging():
             judgeable(check.case_of(material))
-            return examiner(check, material, check.prepare(material))
+            return runner(check, material, check.prepare(material))
     finally:
-        examiner.close()
+        runner.close()
 
 
 def read(path: str | Path) -> dict[str, Any]:

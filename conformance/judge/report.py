@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from conformance.cases.declaration import Declaration
-from conformance.checks.results import Cell, Tally, Violation
+from conformance.checks.results import Cell, Results, Violation
 from conformance.diagnosis.following import separated
 from conformance.diagnosis.precision import AT_MOST
 from conformance.judge.judged_rules import JUDGED
@@ -93,14 +93,14 @@ class Report:
 
 
 def report_of(target: Target, judgement: Judgement, effort: str, seconds: float) -> Report:
-    tally: Tally = judgement.tally
-    rules = {rule: tally.rules[rule, target.title] for rule in JUDGED if (rule, target.title) in tally.rules}
-    limit = judgement.examiner.time_limit
-    violations = [replace(violation, target=target, time_limit=limit) for violation in tally.violations.values()]
+    results: Results = judgement.results
+    rules = {rule: results.rules[rule, target.title] for rule in JUDGED if (rule, target.title) in results.rules}
+    limit = judgement.runner.time_limit
+    violations = [replace(violation, target=target, time_limit=limit) for violation in results.violations.values()]
     violations.sort(key=lambda violation: list(JUDGED).index(violation.rule))
     alone, following = separated(violations)
     found = (rules, [*alone, *following], judgement.untried, seconds, versions())
-    declared, never_given = judged_here(judgement.examiner.declaration), judgement.examiner.never_given
+    declared, never_given = judged_here(judgement.runner.declaration), judgement.runner.never_given
     return Report(target, effort, judgement.seed, *found, *declared, never_given=never_given)
 
 

@@ -31,7 +31,7 @@ from conformance.checks.comparison import Finding
 from conformance.checks.results import CHANGES, DEPENDS, Violation
 from conformance.judge.run import breaks
 from conformance.runner.fresh import FreshProcesses
-from conformance.runner.in_process import Examiner, Logged, Step
+from conformance.runner.in_process import Logged, Runner, Step
 from conformance.subjects.targets import Target
 
 RULE = "ATT-13"
@@ -50,9 +50,9 @@ NOT_AGAIN = f"{CHANGES}: right when the same is asked again"
 class Reproduction:
     """Asks failing cases again. target: how another process finds the subject; None where none does."""
 
-    def __init__(self, examiner: Examiner, target: Target | None) -> None:
-        self.examiner = examiner
-        self.fresh = FreshProcesses(target, examiner.time_limit)
+    def __init__(self, runner: Runner, target: Target | None) -> None:
+        self.runner = runner
+        self.fresh = FreshProcesses(target, runner.time_limit)
         self.shown = False  # one run of calls is enough
 
     def settle(self, found: Violation) -> Violation | None:
@@ -72,7 +72,7 @@ class Reproduction:
         answers = self.fresh.ask([asked] * TIMES)
         if answers is not None:
             return answers, NOT_ALONE
-        return [self.examiner(*asked) for _ in range(TIMES)], NOT_AGAIN
+        return [self.runner(*asked) for _ in range(TIMES)], NOT_AGAIN
 
     def after(self, logged: Sequence[Logged], last: Step, found: Violation) -> Violation | None:
         """The violation of the last call after the fewest of those before it; None where no fresh process shows it."""
@@ -99,7 +99,7 @@ class Reproduction:
         """Of several calls that were judged one by one: the first that is wrong in this order only."""
         cases: tuple[Case, ...] = found.material
         steps = [step(AGREEMENT, case) for case in cases]
-        answers = self.fresh.ask(steps) or [self.examiner(*one) for one in steps]
+        answers = self.fresh.ask(steps) or [self.runner(*one) for one in steps]
         broken = [number for number, findings in enumerate(answers) if breaks(findings)]
         if not broken:
             why = NOT_ALONE if self.fresh.target else NOT_AGAIN
@@ -112,7 +112,7 @@ class Reproduction:
                 return shown or of_state(replaced(found, steps[number]), f"{where}; it was {worst}")
         first = broken[0]
         rule = rule_of("cross", cases[first].operation)
-        worst = worst_of(self.examiner.sizes.learned(cases[first], answers[first]))
+        worst = worst_of(self.runner.sizes.learned(cases[first], answers[first]))
         return replace(replaced(found, steps[first]), rule=rule, finding=worst)
 
 

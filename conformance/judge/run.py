@@ -1,4 +1,4 @@
-"""A run: probes, their cases, every subject, one tally. `pool.py` spreads one over several processes."""
+"""A run: probes, their cases, every subject, one set of results. `pool.py` spreads one over several processes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from conformance.checks.check import Check
 from conformance.checks.comparison import Finding, breaks
 from conformance.checks.probe import Probe
 from conformance.checks.refusals import Refusal
-from conformance.checks.results import Tally, Violation
+from conformance.checks.results import Results, Violation
 from conformance.diagnosis.attribution import Failure, attributed
 from conformance.operations.corpus import Entry
 from conformance.operations.refusals import refusals_of
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import Material, cuttable, reduced
 from conformance.sampling.draws import EACH, Rows, drawing, drawn, own_seed, strategy_of, with_lot
 from conformance.subjects.subject import NumpySubject, Subject
@@ -60,18 +60,18 @@ def run(
     seed: int,
     progress: Progress = silent,
     shrink: bool = True,
-) -> Tally:
-    """Draw `examples` cases for each probe (times its weight), the same for every subject, and tally what is found."""
-    examiners = [Examiner(subject) for subject in subjects]
-    tally = run_refusals({probe.rule for probe in probes}, examiners)
+) -> Results:
+    """Draw `examples` cases for each probe (times its weight), the same for every subject, and return the results."""
+    runners = [Runner(subject) for subject in subjects]
+    results = run_refusals({probe.rule for probe in probes}, runners)
     for probe in probes:
-        tally.include(run_probe(probe, examiners, examples, seed, progress, SHRINKING if shrink else 0))
-    return tally
+        results.include(run_probe(probe, runners, examples, seed, progress, SHRINKING if shrink else 0))
+    return results
 
 
 def run_probe(
     probe: Probe,
-    examiners: Sequence[Examiner],
+    runners: Sequence[Runner],
     examples: int,
     seed: int,
     progress: Progress,
@@ -79,42 +79,42 @@ def run_probe(
     known: Mapping[tuple[str, str], Violation] = NOTHING_KNOWN,
     tried: Tried | None = None,
     settle: Settle = as_found,
-) -> Tally:
+) -> Results:
     """One probe's cases; a subject that breaks a rule has its smallest failing case looked for.
 
     known: what was found before; no smaller case is looked for of what does not stand before it. tried: what another
     process has found with the probe's cases. settle: comes before that.
     """
-    tally, failing = tried or try_probe(probe, examiners, examples, seed, progress)
-    of_probe, by_name = seed_of(probe, seed), {examiner.name: examiner for examiner in examiners}
+    results, failing = tried or try_probe(probe, runners, examples, seed, progress)
+    of_probe, by_name = seed_of(probe, seed), {runner.name: runner for runner in runners}
 
     def first_found(found: Violation) -> Violation | None:
         return settle(found) if found.stands_before(known.get((found.rule, found.subject))) else found
 
-    settled(tally, first_found)
+    settled(results, first_found)
     for key, number in failing.items():
-        found, before, examiner = tally.violations.get(key), known.get(key), by_name[key[1]]
+        found, before, runner = results.violations.get(key), known.get(key), by_name[key[1]]
         if found is None or found.of_state:
             continue
-        if shrinking and found.stands_before(before) and not examiner.overrun:
-            smaller = smaller_case(probe, examiner, of_probe, number, shrinking, found)
+        if shrinking and found.stands_before(before) and not runner.overrun:
+            smaller = smaller_case(probe, runner, of_probe, number, shrinking, found)
             # What stood before the one that is known by being no number may have shrunk to a number.
             # What is right alone has shrunk to a case that is not to blame.
             better = smaller is not None and smaller.stands_before(before) and settle(smaller) is smaller
-            tally.violations[key] = smaller if smaller is not None and better else found
-    return tally
+            results.violations[key] = smaller if smaller is not None and better else found
+    return results
 
 
-def settled(tally: Tally, settle: Settle) -> None:
+def settled(results: Results, settle: Settle) -> None:
     """Put in place of every violation what becomes of it."""
-    found, tally.violations = tally.violations, {}
+    found, results.violations = results.violations, {}
     for violation in found.values():
         new = settle(violation)
         if new is None or new.rule != violation.rule:
-            tally.rules[violation.rule, violation.subject].keeps()
+            results.rules[violation.rule, violation.subject].keeps()
         if new is not None:
-            tally.violate(replace(new, before=()))
-            cell = tally.rules[new.rule, new.subject]
+            results.violate(replace(new, before=()))
+            cell = results.rules[new.rule, new.subject]
             cell.worst = max(cell.worst, new.ratio)
 
 
@@ -131,25 +131,25 @@ def cases_of(probe: Probe, examples: int) -> int:
 
 def run_refusals(
     rules: Collection[str] | None,
-    examiners: Sequence[Examiner],
+    runners: Sequence[Runner],
     operation: str | None = None,
     declaration: Declaration | None = None,
-) -> Tally:
+) -> Results:
     """Every call that the rules refuse; of one operation, or of all. declaration: if what a subject takes is less."""
-    tally = Tally()
-    for examiner in examiners:
-        for refusal in refusals_of(operation, declaration or examiner.declaration):
-            claimed = "refusals" in examiner.declaration and (rules is None or refusal.rule in rules)
-            if claimed and examiner.overrun < STUCK:
-                run_refusal(refusal, examiner, tally)
-    return tally
+    results = Results()
+    for runner in runners:
+        for refusal in refusals_of(operation, declaration or runner.declaration):
+            claimed = "refusals" in runner.declaration and (rules is None or refusal.rule in rules)
+            if claimed and runner.overrun < STUCK:
+                run_refusal(refusal, runner, results)
+    return results
 
 
-def run_refusal(refusal: Refusal, examiner: Examiner, tally: Tally) -> None:
-    findings = examiner(REFUSAL, refusal, None)
+def run_refusal(refusal: Refusal, runner: Runner, results: Results) -> None:
+    findings = runner(REFUSAL, refusal, None)
     if breaks(findings):
-        tally.violate(violation(refusal.rule, refusal.title, REFUSAL, examiner, refusal, findings))
-    tally.add(refusal.rule, examiner.name, findings, refusal.case)
+        results.violate(violation(refusal.rule, refusal.title, REFUSAL, runner, refusal, findings))
+    results.add(refusal.rule, runner.name, findings, refusal.case)
 
 
 def seed_of(probe: Probe, seed: int) -> int:
@@ -158,84 +158,84 @@ def seed_of(probe: Probe, seed: int) -> int:
 
 
 def run_corpus(
-    frozen: Iterable[Entry], examiners: Sequence[Examiner], shrinking: float = 0, settle: Settle = as_found
-) -> Tally:
+    frozen: Iterable[Entry], runners: Sequence[Runner], shrinking: float = 0, settle: Settle = as_found
+) -> Results:
     """Cases that are written out; see `conformance.operations.corpus`."""
-    tally, by_name = Tally(), {examiner.name: examiner for examiner in examiners}
+    results, by_name = Results(), {runner.name: runner for runner in runners}
     for entry in frozen:
-        examiners = [examiner for examiner in examiners if examiner.overrun < STUCK]
+        runners = [runner for runner in runners if runner.overrun < STUCK]
         shared = entry.check.prepare(entry.material)
-        for examiner in examiners:
-            findings, rule = examiner(entry.check, entry.material, shared), entry.rule
+        for runner in runners:
+            findings, rule = runner(entry.check, entry.material, shared), entry.rule
             if breaks(findings):
-                before = before_last(examiner)
-                failure = attributed(examiner, Failure(rule, entry.check, entry.material, findings))
+                before = before_last(runner)
+                failure = attributed(runner, Failure(rule, entry.check, entry.material, findings))
                 rule, findings = failure.rule, failure.findings
-                tally.violate(violation_of(failure, f"frozen: {entry.shows}", examiner, before))
-            tally.add(rule, examiner.name, findings, entry.case)
-    settled(tally, settle)
-    for key, found in tally.violations.items():
+                results.violate(violation_of(failure, f"frozen: {entry.shows}", runner, before))
+            results.add(rule, runner.name, findings, entry.case)
+    settled(results, settle)
+    for key, found in results.violations.items():
         if shrinking and found.check != CALLS_IN_ORDER and not by_name[found.subject].overrun:
             smaller = cut_down(found, by_name[found.subject], shrinking)
-            tally.violations[key] = smaller if settle(smaller) is smaller else found
-    return tally
+            results.violations[key] = smaller if settle(smaller) is smaller else found
+    return results
 
 
 class Tried(NamedTuple):
     """What a probe's cases gave. failing: by rule and subject, the number of the case whose violation is kept."""
 
-    tally: Tally
+    results: Results
     failing: dict[tuple[str, str], int]
 
 
-def try_probe(probe: Probe, examiners: Sequence[Examiner], examples: int, seed: int, progress: Progress) -> Tried:
-    """Run a probe's cases and tally what is found."""
+def try_probe(probe: Probe, runners: Sequence[Runner], examples: int, seed: int, progress: Progress) -> Tried:
+    """Run a probe's cases and return the results."""
     agreement = probe.check == AGREEMENT
-    tally, failing = Tally(), dict[tuple[str, str], int]()
+    results, failing = Results(), dict[tuple[str, str], int]()
     for number, material in drawn(probe.material, cases_of(probe, examples), seed_of(probe, seed)):
-        asked = [examiner for examiner in examiners if examiner.overrun < STUCK]
+        asked = [runner for runner in runners if runner.overrun < STUCK]
         if not asked:
             break
         case = probe.check.case_of(material)
-        asked = [examiner for examiner in asked if not examiner.sizes.beyond(case)]
+        asked = [runner for runner in asked if not runner.sizes.beyond(case)]
         if not asked:
             continue
         shared = probe.check.prepare(material)
-        tally.generated[probe.rule] += 1
-        for examiner in asked:
-            findings, rule = examiner(probe.check, material, shared), probe.rule
+        results.generated[probe.rule] += 1
+        for runner in asked:
+            findings, rule = runner(probe.check, material, shared), probe.rule
             if breaks(findings):
-                before = before_last(examiner)
-                failure = attributed(examiner, Failure(rule, probe.check, material, findings))
+                before = before_last(runner)
+                failure = attributed(runner, Failure(rule, probe.check, material, findings))
                 rule, findings = failure.rule, failure.findings
-                examiner.violates(rule)
-                found = violation_of(failure, probe.title, examiner, before)
-                if not examiner.sizes.known(found.finding):
-                    tally.violate(found)
-                if tally.violations.get((rule, examiner.name)) is found:
-                    failing[rule, examiner.name] = number
-            tally.add(rule, examiner.name, findings, case, agreement)
+                runner.violates(rule)
+                found = violation_of(failure, probe.title, runner, before)
+                if not runner.sizes.known(found.finding):
+                    results.violate(found)
+                if results.violations.get((rule, runner.name)) is found:
+                    failing[rule, runner.name] = number
+            results.add(rule, runner.name, findings, case, agreement)
         if agreement and case.operation == "attention":
-            tally.substance.add(case, *shared)
+            results.substance.add(case, *shared)
         progress(probe.rule, probe.title)
-    return Tried(tally, failing)
+    return Tried(results, failing)
 
 
 def violation(
-    rule: str, title: str, check: Check[Any, Any], examiner: Examiner, material: Any, findings: list[Finding]
+    rule: str, title: str, check: Check[Any, Any], runner: Runner, material: Any, findings: list[Finding]
 ) -> Violation:
     worst = max(findings, key=lambda finding: finding.ratio)
-    return Violation(rule, examiner.name, worst, title, check, material, before=before_last(examiner))
+    return Violation(rule, runner.name, worst, title, check, material, before=before_last(runner))
 
 
-def before_last(examiner: Examiner) -> tuple[Any, ...]:
+def before_last(runner: Runner) -> tuple[Any, ...]:
     """The checks before the latest, as far as they are remembered."""
-    return tuple(examiner.log)[:-1]
+    return tuple(runner.log)[:-1]
 
 
-def violation_of(failure: Failure, title: str, examiner: Examiner, before: tuple[Any, ...]) -> Violation:
+def violation_of(failure: Failure, title: str, runner: Runner, before: tuple[Any, ...]) -> Violation:
     _, check, material, findings = failure
-    return replace(violation(failure.rule, title, check, examiner, material, findings), before=before)
+    return replace(violation(failure.rule, title, check, runner, material, findings), before=before)
 
 
 class Broken(Exception):
@@ -247,16 +247,16 @@ class Enough(BaseException):
 
 
 def smaller_case(
-    probe: Probe, examiner: Examiner, of_probe: int, number: int, seconds: float, found: Violation
+    probe: Probe, runner: Runner, of_probe: int, number: int, seconds: float, found: Violation
 ) -> Violation | None:
     """The violation on a smaller case; None if the subject now passes. number: of the case on which it was found."""
     if cuttable(found.material):
-        return cut_down(found, examiner, seconds)
-    return smallest(probe, examiner, of_probe, number, seconds, found)
+        return cut_down(found, runner, seconds)
+    return smallest(probe, runner, of_probe, number, seconds, found)
 
 
 def smallest(
-    probe: Probe, examiner: Examiner, of_probe: int, number: int, seconds: float, first: Violation
+    probe: Probe, runner: Runner, of_probe: int, number: int, seconds: float, first: Violation
 ) -> Violation | None:
     """The smallest failing case that Hypothesis finds from the seed of `first`; None if the subject now passes.
 
@@ -272,9 +272,9 @@ def smallest(
         material = drawn[1]
         if found and time.monotonic() > end:
             raise Enough
-        findings = examiner(probe.check, material, probe.check.prepare(material))
+        findings = runner(probe.check, material, probe.check.prepare(material))
         if breaks(findings):
-            new = violation(first.rule, probe.title, probe.check, examiner, material, findings)
+            new = violation(first.rule, probe.title, probe.check, runner, material, findings)
             if not first.stands_before(new):
                 found.append(new)
                 raise Broken
@@ -286,27 +286,27 @@ def smallest(
     return None
 
 
-def cut_down(least: Violation, examiner: Examiner, seconds: float) -> Violation:
+def cut_down(least: Violation, runner: Runner, seconds: float) -> Violation:
     """The violation on an even smaller case, where the material is a case, or several that can be cut alike.
 
     What failed altogether does not shrink to what loses digits. `steady` is False if the smallest case then passed.
     """
     if not cuttable(least.material):
         return least
-    wrong = asking(least, examiner)
+    wrong = asking(least, runner)
     failures = {id(least.material): least}
 
     def fails(material: Material) -> bool:
         findings = wrong(material)
         if findings is None:
             return False
-        new = violation(least.rule, least.title, least.check, examiner, material, findings)
+        new = violation(least.rule, least.title, least.check, runner, material, findings)
         failures.setdefault(id(material), new)
         return not least.stands_before(new)
 
     masked = least.check in (DESCRIPTION, SHAPES) or least.rule == "MASK-7"
     found = reduced(
-        least.material, examiner.declaration, fails, seconds, masked, least.rule in OF_DTYPES, least.loses_digits
+        least.material, runner.declaration, fails, seconds, masked, least.rule in OF_DTYPES, least.loses_digits
     )
     return replace(failures[id(found.material)], uncut=least.material, steady=found.steady)
 
@@ -315,19 +315,19 @@ OF_DTYPES = ("ATT-9", "NORM-2")
 """Rules of dtypes: a violation of theirs is not shown in another one."""
 
 
-def asking(found: Violation, examiner: Examiner) -> Callable[[Material], list[Finding] | None]:
+def asking(found: Violation, runner: Runner) -> Callable[[Material], list[Finding] | None]:
     """What the subject gets wrong of materials like the violation's; None where it gets nothing wrong.
 
     What is made from a material may no longer be what its check takes for granted (rows that are constant, two
     cases with one answer). Then the definition fails too, and nothing is wrong.
     """
-    definition = Examiner(NumpySubject())
+    definition = Runner(NumpySubject())
     prepared: list[Any] = [None, None]
 
     def wrong(material: Material) -> list[Finding] | None:
         if prepared[0] is not material:
             prepared[:] = material, found.check.prepare(material)
-        findings = examiner(found.check, material, prepared[1])
+        findings = runner(found.check, material, prepared[1])
         if not breaks(findings):
             return None
         sure = found.check == AGREEMENT or not breaks(definition(found.check, material, prepared[1]))

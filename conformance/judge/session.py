@@ -14,7 +14,7 @@ from functools import cache, cached_property
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, known
 from conformance.cases.signatures import parameters_never_given
-from conformance.checks.results import Tally, Violation
+from conformance.checks.results import Results, Violation
 from conformance.diagnosis.naming import diagnosed
 from conformance.judge.checking import EFFORTS, SHRINKING
 from conformance.judge.judged_rules import JUDGED
@@ -33,7 +33,7 @@ from conformance.judge.run import STUCK, silent
 from conformance.judge.skipped import missing, some_cases
 from conformance.judge.thresholds import FIRST, with_thresholds
 from conformance.runner.in_process import TIME_LIMIT, judging
-from conformance.runner.in_subprocess import examiner_for
+from conformance.runner.in_subprocess import runner_for
 from conformance.subjects.targets import Target
 
 
@@ -46,7 +46,7 @@ def cases_about(question: Question) -> list[Case]:
     return some_cases(question.about) if question.kind == "probe" else [entry.case for entry in question.about]
 
 
-class Trial:
+class JudgeSession:
     """All that is to be asked of one subject. rules: only these. ValueError where the target cannot be judged."""
 
     def __init__(
@@ -63,9 +63,9 @@ class Trial:
         known("effort", [effort], EFFORTS)
         known("rules", rules or [], JUDGED)
         self.target, self.operation, self.rules = target, target.operation, rules
-        self.examiner = examiner_for(target, time_limit, isolate)
+        self.runner = runner_for(target, time_limit, isolate)
         shrinking = SHRINKING if shrink else 0.0
-        asked = self.examiner, self.operation, EFFORTS[effort], seed, None, silent, shrinking
+        asked = self.runner, self.operation, EFFORTS[effort], seed, None, silent, shrinking
         self.judgement = Judgement(*asked, target=target)
         self.tried = cache(self.try_one)
         self.refused: set[str] = set()
@@ -74,14 +74,14 @@ class Trial:
     @property
     def never_given(self) -> str:
         """Which parameters of the function no case gives; empty where there are none."""
-        names = self.examiner.never_given
+        names = self.runner.never_given
         return parameters_never_given(names, self.operation) if names else ""
 
     # --- what is asked ---
 
     @cached_property
     def claims(self) -> dict[str, Claim]:
-        declaration = self.examiner.declaration
+        declaration = self.runner.declaration
         dtype = declaration.dtypes[0]
         call = Claim("CALL", "", plain(self.operation, declaration, dtype))
         return {PLAIN_CALL: call} | {claim.title: claim for claim in claims(self.operation, declaration)}
@@ -89,7 +89,7 @@ class Trial:
     def questions(self) -> list[Question]:
         """In the order in which a judgement asks them."""
         found = [Question("claim", claim.rule, title) for title, claim in self.claims.items()]
-        about = self.judgement.questions(self.examiner.declaration)
+        about = self.judgement.questions(self.runner.declaration)
         found += sorted(about, key=lambda question: not question.of_empty_rows)
         found.append(Question("printed", "CALL", PRINTS))
         chosen = self.rules or JUDGED
@@ -102,16 +102,16 @@ class Trial:
         # Warnings are for whoever runs this to see, and nothing that a subject is judged by.
         with warnings.catch_warnings(), judging():
             warnings.simplefilter("default")
-            tally = self.tried(question)
-            if tally.violations:
-                diagnosed(tally, self.examiner)
+            results = self.tried(question)
+            if results.violations:
+                diagnosed(results, self.runner)
                 self.violated += 1
                 if self.judgement.shrinking and self.violated <= FIRST:
-                    with_thresholds(tally, self.examiner)
-        found = next(iter(tally.violations.values()), None)
-        return None if found is None else replace(found, target=self.target, time_limit=self.examiner.time_limit)
+                    with_thresholds(results, self.runner)
+        found = next(iter(results.violations.values()), None)
+        return None if found is None else replace(found, target=self.target, time_limit=self.runner.time_limit)
 
-    def try_one(self, question: Question) -> Tally:
+    def try_one(self, question: Question) -> Results:
         if question.kind == "claim":
             if question.title != PLAIN_CALL:
                 self.answers_at_all()
@@ -123,13 +123,13 @@ class Trial:
             declaration = self.forgiving
         return self.answered(question, declaration)
 
-    def claimed(self, title: str) -> Tally:
+    def claimed(self, title: str) -> Results:
         claim, judgement = self.claims[title], self.fresh()
         if not judgement.takes(claim.rule, title, claim.cases, claim.unsure):
             self.refused.add(claim.name)
-        return self.asked(judgement.tally, claim.name if claim.name in self.refused else "")
+        return self.asked(judgement.results, claim.name if claim.name in self.refused else "")
 
-    def answered(self, question: Question, declaration: Declaration) -> Tally:
+    def answered(self, question: Question, declaration: Declaration) -> Results:
         """What is found within what the function takes; NotAsked where it takes no such case."""
         judgement = self.fresh()
 
@@ -137,30 +137,30 @@ class Trial:
             return [other for other in judgement.questions(declaration) if other == question]
 
         for other in same(declaration):
-            if self.examiner.overrun < STUCK:
+            if self.runner.overrun < STUCK:
                 judgement.answer(other)
-        if judgement.tally.rules:
-            return judgement.tally
+        if judgement.results.rules:
+            return judgement.results
 
         def cases_of(declaration: Declaration) -> list[Case]:
             return [case for other in same(declaration) for case in cases_about(other)]
 
-        return self.asked(judgement.tally, missing(cases_of, declaration) if question.kind != "refusal" else "")
+        return self.asked(judgement.results, missing(cases_of, declaration) if question.kind != "refusal" else "")
 
-    def printed(self) -> Tally:
+    def printed(self) -> Results:
         judgement = self.fresh()
         judgement.ask_what_is_printed()
-        return judgement.tally
+        return judgement.results
 
     def fresh(self) -> Judgement:
-        return replace(self.judgement, tally=Tally())
+        return replace(self.judgement, results=Results())
 
-    def asked(self, tally: Tally, lacks: str = "") -> Tally:
+    def asked(self, results: Results, lacks: str = "") -> Results:
         """lacks: what the function does not take."""
-        if tally.rules:
-            return tally
-        if self.examiner.overrun >= STUCK:
-            raise NotAsked(f"{STUCK} cases took longer than {self.examiner.time_limit:g} s, and nothing more is tried")
+        if results.rules:
+            return results
+        if self.runner.overrun >= STUCK:
+            raise NotAsked(f"{STUCK} cases took longer than {self.runner.time_limit:g} s, and nothing more is tried")
         why = f"it does not take {lacks}: " if lacks else ""
         raise NotAsked(f"{why}within what the function takes there is no such case")
 
@@ -177,7 +177,7 @@ class Trial:
         for title, claim in self.claims.items():
             if title != PLAIN_CALL:
                 self.holds(Question("claim", claim.rule, title))
-        return narrowed(self.examiner.declaration, self.refused)
+        return narrowed(self.runner.declaration, self.refused)
 
     @cached_property
     def forgiving(self) -> Declaration:
@@ -194,4 +194,4 @@ class Trial:
             return None
 
     def close(self) -> None:
-        self.examiner.close()
+        self.runner.close()

@@ -20,12 +20,12 @@ from conformance.cases.axes import OFFSET, Sizes
 from conformance.cases.case import Case
 from conformance.cases.features import within
 from conformance.checks.catalogue import DESCRIPTION
-from conformance.checks.results import Tally, Violation
+from conformance.checks.results import Results, Violation
 from conformance.diagnosis.following import separated
 from conformance.judge.judged_rules import JUDGED
 from conformance.judge.run import asking
 from conformance.runner.dimensions import WORDS, Dimension, Part, dimensions, sizes_of, taken
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import Material, aligned, call, cuttable, mapped, plain_numbers
 
 FIRST = 4
@@ -54,36 +54,36 @@ Seen = dict[int, bool]
 """Whether it is wrong, by the size of one dimension."""
 
 
-def with_thresholds(tally: Tally, examiner: Examiner, seconds: float = SECONDS) -> None:
+def with_thresholds(results: Results, runner: Runner, seconds: float = SECONDS) -> None:
     """Say of the first violations that stand for themselves at which sizes they show."""
-    in_order = sorted(tally.violations.values(), key=lambda violation: list(JUDGED).index(violation.rule))
+    in_order = sorted(results.violations.values(), key=lambda violation: list(JUDGED).index(violation.rule))
     for violation in separated(in_order)[0][:FIRST]:
         if violation.threshold:
             continue
-        found = replace(violation, threshold=threshold(violation, examiner, seconds))
-        tally.violations[violation.rule, violation.subject] = found
+        found = replace(violation, threshold=threshold(violation, runner, seconds))
+        results.violations[violation.rule, violation.subject] = found
 
 
-def threshold(violation: Violation, examiner: Examiner, seconds: float = SECONDS) -> str:
+def threshold(violation: Violation, runner: Runner, seconds: float = SECONDS) -> str:
     """At which sizes the violation shows and at which not; empty where that depends on no size, or cannot be told."""
-    if not violation.steady or violation.of_state or not cuttable(violation.material) or examiner.overrun:
+    if not violation.steady or violation.of_state or not cuttable(violation.material) or runner.overrun:
         return ""
-    probing = Probing(violation, examiner, time.monotonic() + seconds)
+    probing = Probing(violation, runner, time.monotonic() + seconds)
     return "; ".join(probing.sentences())
 
 
 class Probing:
     """One violation's case, asked at other sizes."""
 
-    def __init__(self, violation: Violation, examiner: Examiner, end: float) -> None:
-        self.material, self.end, self.declaration = violation.material, end, examiner.declaration
-        self.case, self.findings = call(violation.material), asking(violation, examiner)
+    def __init__(self, violation: Violation, runner: Runner, end: float) -> None:
+        self.material, self.end, self.declaration = violation.material, end, runner.declaration
+        self.case, self.findings = call(violation.material), asking(violation, runner)
         self.ratio, self.rounds = violation.ratio, violation.loses_digits
         slow = (self.case.dtype == "float64" and not self.case.special) or violation.check == DESCRIPTION
         self.most = MOST_OF_SLOW if slow else MOST
         self.costs: list[tuple[int, float]] = []
         """Of the cases that were asked: about how many multiplications, and how many seconds."""
-        self.sizes, self.dimensions = sizes_of(self.case), dimensions(self.case, examiner.declaration)
+        self.sizes, self.dimensions = sizes_of(self.case), dimensions(self.case, runner.declaration)
         self.before = sizes_of(call(violation.material if violation.uncut is None else violation.uncut))
         self.seen: dict[tuple[int, ...], float | None] = {}
 
@@ -127,10 +127,10 @@ class Probing:
         """The error in bounds, 0 for none, at these sizes; None where the subject cannot be asked."""
         key = tuple((self.sizes | sizes).values())
         if key not in self.seen:
-            self.seen[key] = self.examined(sizes)
+            self.seen[key] = self.measured(sizes)
         return self.seen[key]
 
-    def examined(self, sizes: Sizes) -> float | None:
+    def measured(self, sizes: Sizes) -> float | None:
         """What is right is asked again with other numbers, for which it may be wrong: larger cases may hide errors.
 
         In smaller ones what is wrong may only have been cut off: a maximum that grows at a later key.

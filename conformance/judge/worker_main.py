@@ -29,19 +29,19 @@ from conformance.judge.worker_processes import (
 )
 from conformance.oracle.reference import balls_available
 from conformance.runner.compiled_code import forget_compiled_code, keep_compiled_code, share_of_memory
-from conformance.runner.in_process import Examiner, judging
+from conformance.runner.in_process import Runner, judging
 from conformance.runner.in_subprocess import ENDING
 from conformance.runner.process_lifetime import end_with_input
 
 
-class Watched(Examiner):
-    """An examiner that ends its process where a call does not heed its time limit, as native code may not."""
+class Watched(Runner):
+    """A runner that ends its process where a call does not heed its time limit, as native code may not."""
 
-    def examined(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
+    def run_check(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
         with open(os.devnull, "w") as nowhere:
             faulthandler.dump_traceback_later((self.time_limit or 0) + ENDING, exit=True, file=nowhere)
             try:
-                return super().examined(check, material, shared)
+                return super().run_check(check, material, shared)
             finally:
                 faulthandler.cancel_dump_traceback_later()
 
@@ -60,7 +60,7 @@ def main(descriptor: int) -> None:
         sys.exit(1)
 
 
-def work(path: Path, examiner: Examiner, room: float) -> None:
+def work(path: Path, runner: Runner, room: float) -> None:
     with (path / "progress").open("a", encoding="utf-8", buffering=1) as told, judging():
         for number in count(1):
             order: Order = awaited(order_file(path, number))
@@ -68,10 +68,10 @@ def work(path: Path, examiner: Examiner, room: float) -> None:
             def progress(rule: str, title: str) -> None:
                 told.write(f"{rule}\t{title}\n")
 
-            judgement = Judgement(examiner, order.operation, order.examples, order.seed, order.rules, progress, 0.0)
+            judgement = Judgement(runner, order.operation, order.examples, order.seed, order.rules, progress, 0.0)
             probes = judgement.later_probes(order.declaration)
             for index in reversed(range(len(probes))):
-                if order_file(path, number + 1).exists() or examiner.overrun >= STUCK:
+                if order_file(path, number + 1).exists() or runner.overrun >= STUCK:
                     break
                 if claimed(folder(path, number), index) is None:
                     outcome = run(judgement, probes[index])
@@ -80,7 +80,7 @@ def work(path: Path, examiner: Examiner, room: float) -> None:
 
 
 def run(judgement: Judgement, probe: Probe) -> Outcome:
-    examiner = judgement.examiner
-    before, examiner.printed = examiner.overrun, ""
-    tried = try_probe(probe, [examiner], judgement.examples, judgement.seed, judgement.progress)
-    return Outcome(tried, examiner.overrun - before, examiner.printed)
+    runner = judgement.runner
+    before, runner.printed = runner.overrun, ""
+    tried = try_probe(probe, [runner], judgement.examples, judgement.seed, judgement.progress)
+    return Outcome(tried, runner.overrun - before, runner.printed)

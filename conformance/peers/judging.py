@@ -31,8 +31,8 @@ from conformance.checks.catalogue import (
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding
 from conformance.checks.probe import Probe
-from conformance.checks.results import Tally
-from conformance.diagnosis.examining import DIAGNOSIS
+from conformance.checks.results import Results
+from conformance.diagnosis.matches import DIAGNOSIS
 from conformance.judge.checking import SHRINKING
 from conformance.judge.judgement import Judgement
 from conformance.judge.run import run_probe, violation
@@ -40,8 +40,8 @@ from conformance.judge.thresholds import with_thresholds
 from conformance.operations.refusals import refusals_of
 from conformance.peers import probes as own
 from conformance.peers.peer import Peer, anything, as_it_is
-from conformance.runner.in_process import Examiner
-from conformance.runner.in_subprocess import ChildExaminer
+from conformance.runner.in_process import Runner
+from conformance.runner.in_subprocess import SubprocessRunner
 from conformance.sampling.draws import Rows
 
 DESCRIBED = ("MASK-2", "MASK-3", "MASK-4", "MASK-6")
@@ -63,7 +63,7 @@ def cases_in(check: Check[Any, Any], material: Any) -> tuple[Case, ...]:
     return material if check in OF_SEVERAL else (check.case_of(material),)
 
 
-class Patient(Examiner):
+class RetryingRunner(Runner):
     """Asks once more what took too long: a busy machine is no divergence.
 
     asks: whether the path is asked for a case. Of what it is not asked for, nothing is found: a failing case that is
@@ -83,8 +83,8 @@ class Patient(Examiner):
         return findings
 
 
-class ApartExaminer(Patient, ChildExaminer):
-    """An examiner whose process is started with the peer's environment."""
+class RetryingSubprocessRunner(RetryingRunner, SubprocessRunner):
+    """A runner whose process is started with the peer's environment."""
 
     def __init__(self, peer: Peer) -> None:
         self.environment = peer.environment
@@ -103,9 +103,9 @@ class ApartExaminer(Patient, ChildExaminer):
                     os.environ[name] = value
 
 
-def examiner_of(peer: Peer) -> Examiner:
+def runner_of(peer: Peer) -> Runner:
     apart = peer.isolated or peer.environment
-    return ApartExaminer(peer) if apart else Patient(peer.target.make(), peer.time_limit)
+    return RetryingSubprocessRunner(peer) if apart else RetryingRunner(peer.target.make(), peer.time_limit)
 
 
 @dataclass
@@ -124,18 +124,18 @@ class PeerJudgement(Judgement):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.examiner, Patient):
-            self.examiner.asks = self.asks
+        if isinstance(self.runner, RetryingRunner):
+            self.runner.asks = self.asks
 
     @property
     def skipped(self) -> tuple[str, ...]:
-        return () if "structured" in self.examiner.declaration else DESCRIBED
+        return () if "structured" in self.runner.declaration else DESCRIBED
 
     def run(self) -> None:
         """What takes long to compile gets the time to find its sizes once more."""
         super().run()
         if self.shrinking > SHRINKING:
-            with_thresholds(self.tally, self.examiner, self.shrinking)
+            with_thresholds(self.results, self.runner, self.shrinking)
 
     def judge(self, declaration: Declaration) -> None:
         declaration = self.precise(declaration)
@@ -162,7 +162,7 @@ class PeerJudgement(Judgement):
     def breaks(self, rule: str, declared: list[Declaration]) -> bool:
         for one in declared:
             self.ask_probes(probe for probe in self.probes(one) if probe.rule == rule)
-        return (rule, self.examiner.name) in self.tally.violations
+        return (rule, self.runner.name) in self.results.violations
 
     def precise(self, declaration: Declaration) -> Declaration:
         """The declaration with the dtypes in which plain results are right; the first is taken to be."""
@@ -189,10 +189,10 @@ class PeerJudgement(Judgement):
         """The dtypes in which the probe fails."""
         found = []
         for dtype in dtypes:
-            known = (rule, self.examiner.name) in self.tally.violations
-            tally = self.tried(probe(dtype), 0.0 if known else self.shrinking)
-            self.tally.include(tally)
-            found += [dtype] if tally.violations else []
+            known = (rule, self.runner.name) in self.results.violations
+            results = self.tried(probe(dtype), 0.0 if known else self.shrinking)
+            self.results.include(results)
+            found += [dtype] if results.violations else []
         return found
 
     def excuse(self, rule: str, dtype: str, declaration: Declaration) -> str:
@@ -209,8 +209,8 @@ class PeerJudgement(Judgement):
     def remark(self, rule: str, text: str) -> None:
         self.remarks[rule] = "; ".join(part for part in (self.remarks.get(rule, ""), text) if part)
 
-    def tried(self, probe: Probe, shrinking: float) -> Tally:
-        return run_probe(self.within(probe), [self.examiner], self.examples, self.seed, self.progress, shrinking)
+    def tried(self, probe: Probe, shrinking: float) -> Results:
+        return run_probe(self.within(probe), [self.runner], self.examples, self.seed, self.progress, shrinking)
 
     # --- within the path ---
 
@@ -231,7 +231,7 @@ class PeerJudgement(Judgement):
         return replace(probe, material=material, weight=probe.weight * self.share(probe))
 
     def share(self, probe: Probe) -> float:
-        slow = self.examiner.declaration.compiled or isinstance(self.examiner, ChildExaminer)
+        slow = self.runner.declaration.compiled or isinstance(self.runner, SubprocessRunner)
         return SHARE_OF_PLAN if slow and isinstance(probe.material, Rows) else 1.0
 
     def fitted(self, material: Any) -> Any:
@@ -275,16 +275,16 @@ class PeerJudgement(Judgement):
 
     def ask_refusals(self) -> None:
         """What the rules refuse must raise something; which error, each library decides for itself."""
-        explicit = self.examiner.declaration.promising(causal="explicit")  # a declared alignment is a divergence too
+        explicit = self.runner.declaration.promising(causal="explicit")  # a declared alignment is a divergence too
         for refusal in refusals_of(self.operation, explicit):
             wanted = self.rules is None or refusal.rule in self.rules
             if wanted and refusal.title not in self.peer.documented:
                 asked = refusal._replace(case=self.sized(refusal.case))
-                findings = [f for f in self.examiner(REFUSAL, asked, None) if not f.message.startswith("raised")]
-                self.tally.add(refusal.rule, self.examiner.name, findings, refusal.case)
+                findings = [f for f in self.runner(REFUSAL, asked, None) if not f.message.startswith("raised")]
+                self.results.add(refusal.rule, self.runner.name, findings, refusal.case)
                 if any(finding.ratio > 1 for finding in findings):
-                    found = violation(refusal.rule, refusal.title, REFUSAL, self.examiner, asked, findings)
-                    self.tally.violate(found)
+                    found = violation(refusal.rule, refusal.title, REFUSAL, self.runner, asked, findings)
+                    self.results.violate(found)
                     self.accepted.setdefault(refusal.rule, []).append(refusal.title)
 
     def sized(self, case: Case) -> Case:

@@ -10,7 +10,7 @@ from conformance.judge.checking import EFFORTS
 from conformance.judge.report import Report, report_of
 from conformance.judge.run import Progress, silent
 from conformance.peers import PEERS
-from conformance.peers.judging import PeerJudgement, examiner_of
+from conformance.peers.judging import PeerJudgement, runner_of
 from conformance.peers.peer import Peer, version
 
 
@@ -62,13 +62,13 @@ def chosen(only: Collection[str], say: Callable[[str], None]) -> Iterator[Peer]:
 
 def judged(peer: Peer, effort: str, seed: int, progress: Progress = silent) -> PeerReport:
     """One peer's report, as `conformance.check` gives it, within what its path has parameters for."""
-    start, examiner = time.monotonic(), examiner_of(peer)
+    start, runner = time.monotonic(), runner_of(peer)
     try:
-        given = examiner, peer.operation, EFFORTS[effort], seed, None, progress, peer.shrinking
+        given = runner, peer.operation, EFFORTS[effort], seed, None, progress, peer.shrinking
         judgement = PeerJudgement(*given, peer=peer)
         judgement.run()
     finally:
-        examiner.close()
+        runner.close()
     plain = report_of(peer.target, judgement, effort, time.monotonic() - start)
     inherited = {f.name: getattr(plain, f.name) for f in fields(Report)}
     inherited["versions"] = plain.versions | {package: version(package) for package in peer.packages}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from conformance.cases.declaration import EVERYTHING
 from conformance.cases.operation import operations
-from conformance.checks.results import Tally, Violation
+from conformance.checks.results import Results, Violation
 from conformance.judge.report import Report
 from conformance.reports.content import Content, subject_content, violation_content
 from conformance.reports.replays import write_replay
@@ -47,7 +47,9 @@ def rules_of(operation: str) -> list[str]:
     return ["CALL", *(probe.rule for probe in PROBES if probe.operations == (operation,))]
 
 
-def tallied(tally: Tally, name: str, arrays: str, device: str, chosen: Collection[str], untried: str = "") -> Content:
+def run_subject(
+    results: Results, name: str, arrays: str, device: str, chosen: Collection[str], untried: str = ""
+) -> Content:
     """Return the part about an implementation of this project; its violations can be replayed from the report.
 
     chosen: the rules. untried: why the judge did not try everything.
@@ -57,6 +59,6 @@ def tallied(tally: Tally, name: str, arrays: str, device: str, chosen: Collectio
     def named(violation: Violation) -> Violation:
         return replace(violation, target=replace(target, operation=violation.case.operation))
 
-    violations = [violation_content(named(v)) for (_, subject), v in tally.violations.items() if subject == name]
-    cells = {rule: cell for (rule, subject), cell in tally.rules.items() if subject == name}
+    violations = [violation_content(named(v)) for (_, subject), v in results.violations.items() if subject == name]
+    cells = {rule: cell for (rule, subject), cell in results.rules.items() if subject == name}
     return subject_content(target, EVERYTHING, list(operations()), chosen, cells, violations, untried)

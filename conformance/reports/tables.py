@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from conformance.checks.results import Cell, Substance, Tally, Violation
+from conformance.checks.results import Cell, Results, Substance, Violation
 from conformance.reports.blocks import follow, never_given, only_refused, rows, rules_not_tried
 from conformance.reports.content import Content, real
 from specification import RULES
@@ -34,7 +34,7 @@ def both(cell: Cell) -> Text:
     return ratio(cell.worst) if cell.worst > 1 or cell.worst == 0 else ratio(cell.wide) + "  " + ratio(cell.worst)
 
 
-def rules_table(tally: Tally, subjects: Sequence[str]) -> Table:
+def rules_table(results: Results, subjects: Sequence[str]) -> Table:
     table = Table(title=RATIOS, title_justify="left", pad_edge=False)
     table.add_column("rule")
     table.add_column("")
@@ -42,22 +42,24 @@ def rules_table(tally: Tally, subjects: Sequence[str]) -> Table:
         table.add_column(name, justify="right")
     table.add_column("cases", justify="right")
     for rule in RULES.values():
-        cells = [tally.rules[rule.id, name] for name in subjects if (rule.id, name) in tally.rules]
+        cells = [results.rules[rule.id, name] for name in subjects if (rule.id, name) in results.rules]
         if cells:
             table.add_row(rule.id, rule.title, *map(both, cells), str(cells[0].cases))
     return table
 
 
-def results_table(tally: Tally, subjects: Sequence[str]) -> Table:
+def results_table(results: Results, subjects: Sequence[str]) -> Table:
     table = Table(title="Largest error ratio by operation and dtype, of all implementations", title_justify="left")
     table.add_column("operation")
     for dtype in FLOATING:
         table.add_column(dtype, justify="right")
     table.add_column("cases", justify="right")
-    for operation in dict.fromkeys(key[0] for key in tally.results):
+    for operation in dict.fromkeys(key[0] for key in results.by_dtype):
         worst, count = [], 0
         for dtype in FLOATING:
-            cells = [tally.results[operation, dtype, n] for n in subjects if (operation, dtype, n) in tally.results]
+            cells = [
+                results.by_dtype[operation, dtype, n] for n in subjects if (operation, dtype, n) in results.by_dtype
+            ]
             worst.append(ratio(max(cell.worst for cell in cells)) if cells else Text("-"))
             count += cells[0].cases if cells else 0
         table.add_row(operation, *worst, str(count))
@@ -88,26 +90,26 @@ def violation_lines(violation: Violation) -> Text:
     return text
 
 
-def report(tally: Tally, subjects: Sequence[str], ended: bool = True) -> RenderableType:
+def report(results: Results, subjects: Sequence[str], ended: bool = True) -> RenderableType:
     """Return the whole output of a run. ended: False if an error or an interrupt stopped it."""
-    parts: list[RenderableType] = [rules_table(tally, subjects), results_table(tally, subjects)]
-    parts.append(substance_lines(tally.substance))
-    parts += [violation_lines(violation) for violation in tally.violations.values()]
-    count = sum(tally.generated.values())
-    if tally.conforms and not ended:
+    parts: list[RenderableType] = [rules_table(results, subjects), results_table(results, subjects)]
+    parts.append(substance_lines(results.substance))
+    parts += [violation_lines(violation) for violation in results.violations.values()]
+    count = sum(results.generated.values())
+    if results.conforms and not ended:
         verdict = Text(
             f"{', '.join(subjects)}: no violation on {count} generated cases before the judge stopped.", style="yellow"
         )
-    elif tally.conforms:
+    elif results.conforms:
         verb = "conforms" if len(subjects) == 1 else "conform"
         verdict = Text(f"{', '.join(subjects)} {verb} on {count} generated cases.", style="bold green")
     else:
-        verdict = Text(f"{len(tally.violations)} violations on {count} generated cases.", style="bold red")
+        verdict = Text(f"{len(results.violations)} violations on {count} generated cases.", style="bold red")
     return Group(*parts, verdict)
 
 
-def print_report(tally: Tally, subjects: Sequence[str], console: Console, ended: bool = True) -> None:
-    console.print(report(tally, subjects, ended))
+def print_report(results: Results, subjects: Sequence[str], console: Console, ended: bool = True) -> None:
+    console.print(report(results, subjects, ended))
 
 
 # --- one subject's report ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How a subject is examined: in this process, under a time limit, with everything that goes wrong turned into findings.
+"""How a subject is run: in this process, under a time limit, with everything that goes wrong turned into findings.
 
 What goes wrong in the judge is no finding: it is raised. `in_subprocess.py` does the same in a subprocess, which may
 hang or crash. Here nothing stops a subject that catches every exception, hangs in native code or ends the process.
@@ -65,8 +65,8 @@ def new_log() -> deque[Logged]:
     return deque(maxlen=LOGGED + 1)
 
 
-class Examiner:
-    """Examines a subject here. `printed`: what it wrote to standard output. `overrun`: checks that took too long.
+class Runner:
+    """Runs checks on a subject here. `printed`: what it wrote to standard output. `overrun`: checks that took too long.
     `asked`: checks. `log`: the latest of them. `sizes`: those that it takes.
     `never_given`: parameters of a function that are none of the operation's.
 
@@ -84,13 +84,13 @@ class Examiner:
     def __call__(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
         """The findings; an exception that the subject raises is a finding like any other."""
         self.log.append((check, material))
-        findings = self.examined(check, material, shared)
+        findings = self.run_check(check, material, shared)
         return self.sizes.learned(check.case_of(material), findings) if check.tells_size else findings
 
     def violates(self, rule: str) -> None:
         """Hear which rule a failing case speaks of."""
 
-    def examined(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
+    def run_check(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
         self.asked += 1
         if self.asked % LOOKING == 0:
             forget_compiled_code()

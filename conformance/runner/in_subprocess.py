@@ -1,4 +1,4 @@
-"""An examiner in a subprocess: what hangs there is killed, and what crashes there takes nothing with it."""
+"""A runner in a subprocess: what hangs there is killed, and what crashes there takes nothing with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from conformance.checks.check import Check
 from conformance.checks.comparison import Finding
 from conformance.checks.size_limits import SizeLimits
 from conformance.runner.compiled_code import keep_compiled_code
-from conformance.runner.in_process import Examiner, JudgeError, broken, judging, new_log
+from conformance.runner.in_process import JudgeError, Runner, broken, judging, new_log
 from conformance.runner.limits import valid_limit
 from conformance.runner.process_lifetime import POSIX, begun, end_with_input, ended
 from conformance.subjects.subject import first_line
@@ -37,8 +37,8 @@ loading = False
 UNGUARDED = 'the file that is judged calls the judge while it is loaded: put that under `if __name__ == "__main__":`'
 
 
-def examiner_for(target: Target, time_limit: float, isolate: bool | None) -> Examiner:
-    """Return an examiner of the target, in a subprocess or here.
+def runner_for(target: Target, time_limit: float, isolate: bool | None) -> Runner:
+    """Return a runner of the target, in a subprocess or here.
 
     Args:
         target: the subject to make.
@@ -47,18 +47,18 @@ def examiner_for(target: Target, time_limit: float, isolate: bool | None) -> Exa
             and the system is a POSIX one.
 
     Returns:
-        A `ChildExaminer` or an `Examiner`.
+        A `SubprocessRunner` or an `Runner`.
 
     Raises:
         ValueError: the target cannot be loaded, or cannot be sent to a subprocess.
     """
     if isolate is None:
         isolate = POSIX and isinstance(target.subject, str) and not callable(target.given.get("vjp"))
-    return ChildExaminer(target, time_limit) if isolate else Examiner(target.make(), time_limit)
+    return SubprocessRunner(target, time_limit) if isolate else Runner(target.make(), time_limit)
 
 
-class ChildExaminer(Examiner):
-    """As `Examiner`, in a subprocess, which is started again after it has died or was killed for taking too long."""
+class SubprocessRunner(Runner):
+    """As `Runner`, in a subprocess, which is started again after it has died or was killed for taking too long."""
 
     time_limit: float
 
@@ -87,7 +87,7 @@ class ChildExaminer(Examiner):
         self.close()
         raise ValueError(loaded)
 
-    def examined(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
+    def run_check(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
         if self.process is None:
             try:
                 self.start()
@@ -108,7 +108,7 @@ class ChildExaminer(Examiner):
             if not self.answered:
                 raise answer
             self.close()  # something in that process is spoilt, as a GPU is after a bad access: once more in a new one
-            return self.examined(check, material, shared)
+            return self.run_check(check, material, shared)
         findings, printed, overrun = answer
         self.printed, self.overrun = self.printed or printed, self.overrun + overrun
         self.answered += 1
@@ -174,36 +174,36 @@ def died(code: int) -> str:
 
 
 def serve(descriptor: int) -> None:
-    """The child: load the target, and examine what is asked until the judge ends this process."""
+    """The child: load the target, and run the checks until the judge ends this process."""
     end_with_input()
     keep_compiled_code()
     with socket.socket(fileno=descriptor) as ours, ours.makefile("rwb") as pipe:
-        examiner = loaded(pipe)
+        runner = loaded(pipe)
         own = os.getpid()
         with contextlib.suppress(EOFError):
-            while examiner is not None:
-                answered = answer(examiner, *pickle.load(pipe))
+            while runner is not None:
+                answered = answer(runner, *pickle.load(pipe))
                 if os.getpid() != own:  # a process that the function has forked and does not end
                     os._exit(0)
                 send(pipe, answered)
-                examiner.overrun = 0
+                runner.overrun = 0
 
 
-def loaded(pipe: Any) -> Examiner | None:
-    """The examiner of the target that is sent; None where that cannot be loaded, which the judge is told."""
+def loaded(pipe: Any) -> Runner | None:
+    """The runner of the target that is sent; None where that cannot be loaded, which the judge is told."""
     global loading
     loading = True
     try:
         target, time_limit = pickle.load(pipe)
-        examiner = Examiner(target.make(), time_limit)
+        runner = Runner(target.make(), time_limit)
     except Exception as error:
         send(pipe, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}")
         return None
     finally:
         loading = False
-    declaration = examiner.declaration
-    send(pipe, (replace(declaration, vjp=declaration.vjp and apart), examiner.never_given))
-    return examiner
+    declaration = runner.declaration
+    send(pipe, (replace(declaration, vjp=declaration.vjp and apart), runner.never_given))
+    return runner
 
 
 def send(pipe: Any, content: Any) -> None:
@@ -211,10 +211,10 @@ def send(pipe: Any, content: Any) -> None:
     pipe.flush()
 
 
-def answer(examiner: Examiner, *asked: Any) -> Any:
+def answer(runner: Runner, *asked: Any) -> Any:
     """(findings, what was printed, checks that took too long), or what went wrong in the judge."""
     try:
         with judging():
-            return examiner(*asked), examiner.printed, examiner.overrun
+            return runner(*asked), runner.printed, runner.overrun
     except RuntimeError as error:
         return JudgeError(str(error))

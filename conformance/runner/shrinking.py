@@ -30,7 +30,7 @@ from specification.dtypes import FLOATING, compute_dtype_name
 from specification.masks import And, Or
 
 Material = Any
-"""What is examined: a case, or several that belong together."""
+"""What a check is run on: a case, or several that belong together."""
 Change = Callable[[Case], Case | None]
 """Makes another case of one; None where there is none."""
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.runner.in_process import Examiner, JudgeError, judging
+from conformance.runner.in_process import JudgeError, Runner, judging
 
 CHUNK = 1 << 16
 
@@ -115,11 +115,11 @@ def answer(request: Request, writer: int) -> None:
     different_random_numbers()
     keep_compiled_code()
     target, time_limit, steps = pickle.loads(request.payload)
-    examiner = Examiner(target.make(), time_limit)
+    runner = Runner(target.make(), time_limit)
     for step in steps:
         try:
             with judging():
-                write(writer, examiner(*step))
+                write(writer, runner(*step))
         except (RuntimeError, JudgeError):
             return
 

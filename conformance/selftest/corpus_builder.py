@@ -25,7 +25,7 @@ from conformance.models import real
 from conformance.models.stepwise import taken_steps
 from conformance.operations.corpus import HERE
 from conformance.operations.probes import probes_of
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 from conformance.selftest import corpus_cases
 from conformance.selftest.faults import Fault, planted
 from reference_numpy.multi_head_attention import linear, split_heads
@@ -49,8 +49,8 @@ def failing() -> Iterator[tuple[str, tuple[str, ...], Violation]]:
 def shown(fault: Fault) -> Iterator[tuple[str, tuple[str, ...], Violation]]:
     subject = fault.target().make()
     for probe in probes_of(fault.rule, fault.operation, subject.declaration):
-        tally = run_probe(probe, [Examiner(subject)], EXAMPLES, SEED, silent, SHRINKING)
-        yield from ((fault.name, probe.operations, violation) for violation in tally.violations.values())
+        results = run_probe(probe, [Runner(subject)], EXAMPLES, SEED, silent, SHRINKING)
+        yield from ((fault.name, probe.operations, violation) for violation in results.violations.values())
 
 
 def harvested() -> Iterator[dict[str, Any]]:

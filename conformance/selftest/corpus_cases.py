@@ -17,7 +17,7 @@ from conformance.cases.sizes import Sizes
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT
 from conformance.checks.check import Check
 from conformance.checks.comparison import breaks
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 from conformance.sampling import strategies as generation
 from conformance.sampling.draws import of_seed
 from conformance.sampling.layouts import in_memory
@@ -245,6 +245,6 @@ def shows(fault: Fault, check: Check[Any, Any], material: Any) -> bool:
     """Whether the check convicts the fault, and not what it was made from."""
     shared = check.prepare(material)
     wrong, right = (
-        breaks(Examiner(target.make())(check, material, shared)) for target in (fault.target(), fault.right_target())
+        breaks(Runner(target.make())(check, material, shared)) for target in (fault.target(), fault.right_target())
     )
     return wrong and not right

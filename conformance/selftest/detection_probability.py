@@ -31,7 +31,7 @@ from conformance.diagnosis.attribution import Failure, attributed
 from conformance.judge.checking import EFFORTS
 from conformance.judge.run import breaks, cases_of, run_refusals, seed_of
 from conformance.operations.probes import probes_of
-from conformance.runner.in_process import TIME_LIMIT, Examiner
+from conformance.runner.in_process import TIME_LIMIT, Runner
 from conformance.sampling.draws import Rows, drawn, of_seed, own_seed
 from conformance.selftest.faults import Fault
 from conformance.selftest.selftest import chosen, groups
@@ -121,20 +121,20 @@ def mean_of_products(factors: Sequence[float], count: int) -> float:
 def detections_of(faults: Collection[Fault], cases: int, seed: int) -> list[Detection]:
     """Of faults that are asked together."""
     first = next(iter(faults))
-    examiners = {fault.title: Examiner(fault.target().make(), TIME_LIMIT) for fault in faults}
-    refused = run_refusals({first.rule}, list(examiners.values()), first.operation).violations
-    detections = {title: Detection(title) for title in examiners}
+    runners = {fault.title: Runner(fault.target().make(), TIME_LIMIT) for fault in faults}
+    refused = run_refusals({first.rule}, list(runners.values()), first.operation).violations
+    detections = {title: Detection(title) for title in runners}
     for title, found in detections.items():
         if (first.rule, title) in refused:  # the same in every run
             found.missed = dict.fromkeys(EFFORTS, 0.0)
-    for probe in probes_of(first.rule, first.operation, examiners[first.title].declaration):
-        asked = [(found, examiners[title]) for title, found in detections.items() if not found.sure]
+    for probe in probes_of(first.rule, first.operation, runners[first.title].declaration):
+        asked = [(found, runners[title]) for title, found in detections.items() if not found.sure]
         detections |= {found.title: found for found in after_probe(probe, asked, cases, seed)}
     return list(detections.values())
 
 
-def after_probe(probe: Probe, before: Sequence[tuple[Detection, Examiner]], cases: int, seed: int) -> list[Detection]:
-    """before: of each fault, and who examines it."""
+def after_probe(probe: Probe, before: Sequence[tuple[Detection, Runner]], cases: int, seed: int) -> list[Detection]:
+    """before: each fault and its runner."""
     if isinstance(probe.material, Rows):
         return after_plan(probe, probe.material, before, cases, seed)
     shows: list[list[bool]] = [[] for _ in before]
@@ -147,14 +147,14 @@ def after_probe(probe: Probe, before: Sequence[tuple[Detection, Examiner]], case
             break
         shared = probe.check.prepare(material)
         for index in asked:
-            detection, examiner = before[index]
-            shows[index].append(shown_by(probe, examiner, material, shared))
+            detection, runner = before[index]
+            shows[index].append(shown_by(probe, runner, material, shared))
             now[index] = detection.after(probe, shows[index], settled)
     return now
 
 
 def after_plan(
-    probe: Probe, plan: Rows, before: Sequence[tuple[Detection, Examiner]], cases: int, seed: int
+    probe: Probe, plan: Rows, before: Sequence[tuple[Detection, Runner]], cases: int, seed: int
 ) -> list[Detection]:
     """`after_probe` for a plan. cases: of each row at most."""
     rows, of_probe = plan.all_strategies, seed_of(probe, seed)
@@ -170,17 +170,17 @@ def after_plan(
         for material in drawn_now[-1:]:
             shared = probe.check.prepare(material)
             for index in asked:
-                detection, examiner = before[index]
-                shows[index][row].append(shown_by(probe, examiner, material, shared))
+                detection, runner = before[index]
+                shows[index][row].append(shown_by(probe, runner, material, shared))
                 now[index] = detection.after_plan(probe, shows[index], len(plan.strategies))
     return now
 
 
-def shown_by(probe: Probe, examiner: Examiner, material: Any, shared: Any) -> bool:
+def shown_by(probe: Probe, runner: Runner, material: Any, shared: Any) -> bool:
     """Whether a case is a violation of the probe's own rule."""
-    findings = examiner(probe.check, material, shared)
+    findings = runner(probe.check, material, shared)
     failure = Failure(probe.rule, probe.check, material, findings)
-    return breaks(findings) and attributed(examiner, failure).rule == probe.rule
+    return breaks(findings) and attributed(runner, failure).rule == probe.rule
 
 
 def starts_the_same(material: SearchStrategy[Any], seed: int) -> bool:

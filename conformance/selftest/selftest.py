@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from conformance.checks.results import Tally
+from conformance.checks.results import Results
 from conformance.judge.checking import EFFORTS
 from conformance.judge.run import STUCK, run_probe, run_refusals, silent
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import balls_available
 from conformance.runner.cores import kind, start, together
-from conformance.runner.in_process import TIME_LIMIT, Examiner
+from conformance.runner.in_process import TIME_LIMIT, Runner
 from conformance.selftest.faults import Fault, absent, planted
 
 WORKERS = 2
@@ -65,8 +65,8 @@ class Score:
         return not self.outcome.missed and not self.outcome.false_alarms
 
 
-class Suspect(Examiner):
-    """Examines a fault until a violation of its own rule has been seen."""
+class Suspect(Runner):
+    """Runs checks on a fault until a violation of its own rule has been seen."""
 
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.target().make(), TIME_LIMIT)
@@ -93,17 +93,17 @@ def judged(faults: Collection[Fault], effort: str, seed: int) -> Outcome:
     """Of faults that are asked together."""
     first = next(iter(faults))
     suspects = {fault.title: Suspect(fault) for fault in faults}
-    right = [Examiner(target.make(), TIME_LIMIT) for target in {f.right: f.right_target() for f in faults}.values()]
-    tally = Tally()
+    right = [Runner(target.make(), TIME_LIMIT) for target in {f.right: f.right_target() for f in faults}.values()]
+    results = Results()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what faults make of their numbers
         for probe in probes_of(first.rule, first.operation, suspects[first.title].declaration):
             asked = [suspect for suspect in suspects.values() if suspect.overrun < STUCK]
-            tally.include(run_probe(probe, [*asked, *right], EFFORTS[effort], seed, silent, 0))
-        tally.include(run_refusals({first.rule}, [*suspects.values(), *right], first.operation))
-    caught = tuple(title for title in suspects if (first.rule, title) in tally.violations)
+            results.include(run_probe(probe, [*asked, *right], EFFORTS[effort], seed, silent, 0))
+        results.include(run_refusals({first.rule}, [*suspects.values(), *right], first.operation))
+    caught = tuple(title for title in suspects if (first.rule, title) in results.violations)
     missed = tuple(title for title in suspects if title not in caught)
-    violations = [tally.violations[first.rule, e.name] for e in right if (first.rule, e.name) in tally.violations]
+    violations = [results.violations[first.rule, e.name] for e in right if (first.rule, e.name) in results.violations]
     return Outcome(caught, missed, tuple(f"{v.subject}: {v.rule} {v.title}: {v.message}" for v in violations))
 
 

@@ -16,7 +16,7 @@ from conformance.judge.checking import EFFORTS
 from conformance.judge.run import run_probe, silent
 from conformance.operations.probes import probes_of
 from conformance.oracle.reference import oracle
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 from conformance.sampling.draws import drawn
 from conformance.sampling.strategies import attention_cases
 from conformance.selftest.faults import Fault, planted
@@ -62,10 +62,10 @@ def ratio_of(case: Case, subject: Subject) -> float:
 
 def caught(fault: Fault, seed: int) -> bool:
     """By a default run of its rule."""
-    examiner = Examiner(fault.target().make())
-    probes = probes_of(fault.rule, fault.operation, examiner.declaration)
-    tallies = (run_probe(probe, [examiner], EFFORTS["default"], seed, silent, 0) for probe in probes)
-    return any(tally.violations for tally in tallies)
+    runner = Runner(fault.target().make())
+    probes = probes_of(fault.rule, fault.operation, runner.declaration)
+    every_result = (run_probe(probe, [runner], EFFORTS["default"], seed, silent, 0) for probe in probes)
+    return any(results.violations for results in every_result)
 
 
 def sensitivity(fault: Fault, count: int, runs: int, seed: int) -> Sensitivity:

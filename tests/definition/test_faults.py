@@ -30,13 +30,13 @@ def test_fault_is_caught(fault: Fault, tmp_path: Path) -> None:
     """By a probe of the rule that the fault names, with the default number of cases; later probes are not tried."""
     subject = NumpySubject(planted(fault, tmp_path).__name__)
     probes = [probe for probe in PROBES if probe.rule == fault.rule]
-    tallies = (run([probe], [subject], examples=CASES, seed=SEED, shrink=False) for probe in probes)
-    assert any((fault.rule, subject.name) in tally.violations for tally in tallies)
+    every_result = (run([probe], [subject], examples=CASES, seed=SEED, shrink=False) for probe in probes)
+    assert any((fault.rule, subject.name) in results.violations for results in every_result)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_definition_conforms(rule: str) -> None:
     probes = [probe for probe in PROBES if probe.rule == rule]
-    tally = run(probes, [NumpySubject()], examples=CASES, seed=SEED)
-    assert tally.conforms, tally.violations
+    results = run(probes, [NumpySubject()], examples=CASES, seed=SEED)
+    assert results.conforms, results.violations

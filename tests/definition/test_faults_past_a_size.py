@@ -12,7 +12,7 @@ from conformance.cases.case import Case
 from conformance.cases.sizes import Sizes
 from conformance.checks.catalogue import AGREEMENT, truth_and_bounds
 from conformance.judge.run import breaks
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 from conformance.sampling.draws import of_seed
 from conformance.sampling.strategies import attention_cases, norm_cases
 from conformance.selftest.faults import Fault, planted
@@ -29,7 +29,7 @@ OF_ATTENTION = (*keys.FAULTS, *masks.FAULTS, *heads.FAULTS, *gradients.FAULTS)
 def shown(fault: Fault, cases: st.SearchStrategy[Case], seed: int = SEED) -> tuple[bool, bool]:
     """Whether a case shows the fault, and whether the right one passes it."""
     [case] = of_seed(cases, seed, False)
-    wrong, right = (Examiner(target.make()) for target in (fault.target(), fault.right_target()))
+    wrong, right = (Runner(target.make()) for target in (fault.target(), fault.right_target()))
     shared = truth_and_bounds(case)
     return breaks(wrong(AGREEMENT, case, shared)), not breaks(right(AGREEMENT, case, shared))
 

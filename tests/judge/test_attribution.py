@@ -12,7 +12,7 @@ from conformance.cases.case import Case
 from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.checks.catalogue import AGREEMENT, PLANTED
 from conformance.diagnosis.attribution import Failure, attributed
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
 from specification import Causal, SlidingWindow
 
@@ -34,11 +34,11 @@ def planted(clean: Case) -> Planted:
 
 
 def rule_of_planted(function: Any, clean: Case, rule: str = "MASK-7") -> str:
-    examiner = Examiner(Target(function, "attention", "torch", given={"supports": ["structured"]}).make())
+    runner = Runner(Target(function, "attention", "torch", given={"supports": ["structured"]}).make())
     material = planted(clean)
-    findings = examiner(PLANTED, material, PLANTED.prepare(material))
+    findings = runner(PLANTED, material, PLANTED.prepare(material))
     assert any(finding.ratio > 1 for finding in findings)
-    return attributed(examiner, Failure(rule, PLANTED, material, findings)).rule
+    return attributed(runner, Failure(rule, PLANTED, material, findings)).rule
 
 
 def wrong_by(**changed: Any) -> Any:
@@ -82,8 +82,8 @@ def test_gradients_and_heads() -> None:
 
 @pytest.mark.rule("ATT-13")
 def test_what_is_wrong_in_contiguous_arrays_too_is_no_matter_of_memory() -> None:
-    examiner = Examiner(Target(wrong_by(scale=None), "attention", "torch").make())
+    runner = Runner(Target(wrong_by(scale=None), "attention", "torch").make())
     given = case()
     given.memory["query"] = "transposed"
-    findings = examiner(AGREEMENT, given, AGREEMENT.prepare(given))
-    assert attributed(examiner, Failure("ATT-13", AGREEMENT, given, findings)).rule == "ATT-1"
+    findings = runner(AGREEMENT, given, AGREEMENT.prepare(given))
+    assert attributed(runner, Failure("ATT-13", AGREEMENT, given, findings)).rule == "ATT-1"

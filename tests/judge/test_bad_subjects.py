@@ -34,8 +34,8 @@ from conformance.reports.content import document
 from conformance.reports.subjects import checked
 from conformance.reports.writing import as_json
 from conformance.runner import in_subprocess
-from conformance.runner.in_process import Examiner
-from conformance.runner.in_subprocess import ChildExaminer
+from conformance.runner.in_process import Runner
+from conformance.runner.in_subprocess import SubprocessRunner
 from conformance.runner.limits import limited
 from conformance.subjects.callables import module_name
 from conformance.subjects.frameworks import TorchArrays
@@ -536,13 +536,13 @@ def test_what_is_no_number_is_not_lost_by_shrinking() -> None:
         output, queries = good(query, key, value), query.shape[2]
         return output * np.float32(np.nan) if queries >= 16 else output + np.float32(queries in (2, 3, 4, 8, 9))
 
-    examiner = Examiner(Target(nan_or_wrong, "attention", given={"dtypes": ["float32"]}).make())
-    probes = probes_of("ATT-1", "attention", examiner.declaration)
+    runner = Runner(Target(nan_or_wrong, "attention", given={"dtypes": ["float32"]}).make())
+    probes = probes_of("ATT-1", "attention", runner.declaration)
     probe = next(probe for probe in probes if probe.title == "default scale")
     digits = Finding("output", 2.0, got=1.00001, expected=1.0)
-    known = Violation("ATT-1", examiner.name, digits, "scale", AGREEMENT, ATTENTION)
-    tally = run_probe(probe, [examiner], 20, 1, silent, 4.0, {(known.rule, known.subject): known})
-    (violation,) = tally.violations.values()
+    known = Violation("ATT-1", runner.name, digits, "scale", AGREEMENT, ATTENTION)
+    results = run_probe(probe, [runner], 20, 1, silent, 4.0, {(known.rule, known.subject): known})
+    (violation,) = results.violations.values()
     assert "got nan" in violation.message
 
 
@@ -578,8 +578,8 @@ def test_gradient_that_is_not_there_again() -> None:
         return good(query, key, value)
 
     cotangents = {"output": np.ones((2, 3, 4, 5), np.float32)}
-    examiner = Examiner(Target(attend, "attention", given={"vjp": leaves_out}).make())
-    found = [str(finding) for finding in examiner(DETERMINISM, replace(ATTENTION, cotangents=cotangents), None)]
+    runner = Runner(Target(attend, "attention", given={"vjp": leaves_out}).make())
+    found = [str(finding) for finding in runner(DETERMINISM, replace(ATTENTION, cotangents=cotangents), None)]
     assert found == ["gradient of key: no such result"]
 
 
@@ -597,7 +597,7 @@ def test_cotangent_that_is_given_away() -> None:
     case = replace(ATTENTION, cotangents=cotangents)
     for given, found in ({}, set()), ({"donate_argnums": 3}, {"cannot be read any more after the call"}):
         target = Target(jax_impl.attention, "attention", "jax", given={"vjp": jax.jit(backward, **given)})
-        findings = Examiner(target.make())(DETERMINISM, case, None)
+        findings = Runner(target.make())(DETERMINISM, case, None)
         assert {finding.message for finding in findings if finding.ratio > 1} == found
 
 
@@ -609,9 +609,9 @@ def test_gradients_of_ids_are_of_no_account() -> None:
 
     inputs = {"table": np.ones((3, 2), np.float32), "ids": np.array([0, 2, 2])}
     case = Case("embedding", "float32", inputs, {"scaled": False}, {"output": np.ones((3, 2), np.float32)})
-    examiner = Examiner(Target(reference_numpy.embedding, "embedding", given={"vjp": gradients}).make())
+    runner = Runner(Target(reference_numpy.embedding, "embedding", given={"vjp": gradients}).make())
     for check in (AGREEMENT, DETERMINISM):
-        findings = examiner(check, case, check.prepare(case))
+        findings = runner(check, case, check.prepare(case))
         assert all(finding.ratio <= 1 for finding in findings)
 
 
@@ -621,9 +621,9 @@ def test_gradients_by_hand_are_no_cotangents(monkeypatch: pytest.MonkeyPatch) ->
     table = np.arange(6, dtype=np.float32).reshape(3, 2)
     options = {"length": 3, "offset": 0}
     case = Case("learned_positions", "float32", {"table": table}, options, {"output": np.ones((3, 2), np.float32)})
-    assert all(found.ratio <= 1 for found in Examiner(NumpySubject())(DETERMINISM, case, None))
+    assert all(found.ratio <= 1 for found in Runner(NumpySubject())(DETERMINISM, case, None))
     monkeypatch.setattr(reference_numpy, "learned_positions_vjp", lambda table, length, cotangent, **_: cotangent)
-    findings = Examiner(NumpySubject())(DETERMINISM, case, None)
+    findings = Runner(NumpySubject())(DETERMINISM, case, None)
     found = [str(finding) for finding in findings if finding.ratio > 1]
     assert found == ["gradient of table: shares memory with the cotangent of output, call 3"]
 
@@ -645,9 +645,9 @@ def test_a_wrong_array_of_a_mask_is_a_verdict(answer: Callable[..., Any], monkey
     right = reference_numpy.materialize
     case = replace(ATTENTION, options={"mask": KeyLengths(np.array([1, 4]))})
     shared = DESCRIPTION.prepare(case)
-    assert all(found.ratio <= 1 for found in Examiner(NumpySubject())(DESCRIPTION, case, shared))
+    assert all(found.ratio <= 1 for found in Runner(NumpySubject())(DESCRIPTION, case, shared))
     monkeypatch.setattr(reference_numpy, "materialize", lambda *a, **k: answer(right(*a, **k)))
-    (found,) = Examiner(NumpySubject())(DESCRIPTION, case, shared)
+    (found,) = Runner(NumpySubject())(DESCRIPTION, case, shared)
     assert (found.name, found.message) == ("materialize", "differs from the predicate")
 
 
@@ -665,8 +665,8 @@ ATTENTION = Case(
 
 def ratio(function: Callable[..., Any], check: Check[Any, Any], case: Case, arrays: str = "torch") -> tuple[float, str]:
     """The worst of a check, and what it says."""
-    examiner = Examiner(Target(function, case.operation, arrays).make(), 10)
-    worst = max(examiner(check, case, check.prepare(case)), key=lambda found: found.ratio)
+    runner = Runner(Target(function, case.operation, arrays).make(), 10)
+    worst = max(runner(check, case, check.prepare(case)), key=lambda found: found.ratio)
     return worst.ratio, worst.message
 
 
@@ -846,13 +846,13 @@ def test_process_that_answers_half(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("impatient")
 def test_process_that_does_not_read_the_question(folder: Path) -> None:
-    examiner = ChildExaminer(Target("targets.py:good", "attention"), 1.0)
+    runner = SubprocessRunner(Target("targets.py:good", "attention"), 1.0)
     wide = np.ones((1, 1, 1, 1_000_000), dtype=np.float32)
-    os.kill(examiner.process.pid, signal.SIGSTOP)
+    os.kill(runner.process.pid, signal.SIGSTOP)
     case = Case("attention", "float32", dict.fromkeys(("query", "key", "value"), wide), {})
-    (finding,) = examiner(DETERMINISM, case, None)
+    (finding,) = runner(DETERMINISM, case, None)
     assert finding.message == "took longer than 1 s, and its process was ended at 1,000,000 columns of keys"
-    assert examiner.overrun == 1
+    assert runner.overrun == 1
 
 
 def test_process_forked_by_the_function_does_not_answer(folder: Path) -> None:
@@ -873,7 +873,7 @@ def test_process_that_is_lost_while_loading(folder: Path, lines: str, message: s
     Path("lost.py").write_text(f"import os, time\n{lines}\n\ndef function(query, key, value):\n    return query\n")
     start = time.monotonic()
     with pytest.raises(ValueError, match=f"while it was loaded .*{message}"):
-        ChildExaminer(Target("lost.py:function", "attention"), 1.0)
+        SubprocessRunner(Target("lost.py:function", "attention"), 1.0)
     assert time.monotonic() - start < 40
 
 

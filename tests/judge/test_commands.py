@@ -17,7 +17,7 @@ import pytest
 from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import Finding
-from conformance.checks.results import Tally, Violation
+from conformance.checks.results import Results, Violation
 from conformance.judge import replaying
 from conformance.judge.judged_rules import JUDGED
 from conformance.models.real import RealFinding, RealResult
@@ -484,18 +484,18 @@ class Pool:
         self.names, self.left = names, list(self.runs)
         Pool.closed = False
 
-    def run(self, rules: list[str], examples: int, seed: int, progress: Any) -> Tally:
+    def run(self, rules: list[str], examples: int, seed: int, progress: Any) -> Results:
         found = self.left.pop(0)
         if isinstance(found, BaseException):
             raise found
-        tally = Tally()
+        results = Results()
         for name in self.names:
-            tally.rules["MASK-1", name].add(found, "float32")
+            results.rules["MASK-1", name].add(found, "float32")
             if found > 1:
                 finding = Finding("output", found, (0, 0, 0, 0), 1.0, 0.5, 0.5 / found)
-                tally.violate(Violation("MASK-1", name, finding, "polarity", AGREEMENT, MASKED))
-        tally.generated["attention"] = 10
-        return tally
+                results.violate(Violation("MASK-1", name, finding, "polarity", AGREEMENT, MASKED))
+        results.generated["attention"] = 10
+        return results
 
     def run_real(self, progress: Any) -> list[RealResult]:
         if isinstance(self.real, BaseException):

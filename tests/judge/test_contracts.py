@@ -23,7 +23,7 @@ from conformance.cases.features import features_of, within
 from conformance.cases.signatures import needed, signature_of
 from conformance.checks.catalogue import DESCRIPTION
 from conformance.judge.judgement import Question
-from conformance.judge.session import NotAsked, Trial
+from conformance.judge.session import JudgeSession, NotAsked
 from conformance.operations.corpus import entries_for
 from conformance.operations.probes import catalogue
 from conformance.operations.refusals import REFUSALS, refusals_of
@@ -302,11 +302,11 @@ def test_any_keyword_is_found_out_by_asking() -> None:
     assert declaration.unsure >= {"softcap", "bias", "sinks", "scale", "causal"}
     assert "ATT-1" in violated(unscaled)
     assert "ATT-2" in violated(any_keyword, supports="dense,scale,softcap")  # it has been named, and is refused
-    trial = Trial(Target(any_keyword, "attention"), effort="quick", seed=1)
+    session = JudgeSession(Target(any_keyword, "attention"), effort="quick", seed=1)
     with pytest.raises(NotAsked):
-        trial.ask(Question("claim", "ATT-2", "takes softcap"))
-    assert {"softcap", "bias", "sinks"}.isdisjoint(trial.declaration.features)
-    assert "scale" in trial.declaration
+        session.ask(Question("claim", "ATT-2", "takes softcap"))
+    assert {"softcap", "bias", "sinks"}.isdisjoint(session.declaration.features)
+    assert "scale" in session.declaration
 
 
 def test_arguments_are_handed_over_as_the_function_has_them() -> None:
@@ -667,9 +667,9 @@ def test_what_is_accepted_is_found_in_every_convention() -> None:
         subject = Target(zeros, "attention", given={"supports": "refusals"} | given).make()
         own = refusals_of("attention", subject.declaration)
         assert len(own) > 10
-        trial = Trial(Target(zeros, "attention", given={"supports": "refusals"} | given), seed=1)
-        accepted = [trial.try_one(Question("refusal", refusal.rule, refusal.title)) for refusal in own]
-        assert all(tally.violations for tally in accepted)
+        session = JudgeSession(Target(zeros, "attention", given={"supports": "refusals"} | given), seed=1)
+        accepted = [session.try_one(Question("refusal", refusal.rule, refusal.title)) for refusal in own]
+        assert all(results.violations for results in accepted)
 
 
 def test_whole_declaration_has_every_refusal() -> None:

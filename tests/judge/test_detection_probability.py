@@ -15,7 +15,7 @@ from rich.console import Console
 from conformance.checks.probe import Probe
 from conformance.judge.checking import EFFORTS
 from conformance.operations.probes import PROBES, probes_of
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 from conformance.sampling.draws import Rows
 from conformance.sampling.strategies import norm_cases
 from conformance.selftest.detection_probability import (
@@ -80,7 +80,7 @@ def shown_by_one_row_of(size: int) -> tuple[Probe, Detection]:
     shapes = (((2, 7), 1), ((2, size), 1), ((3, 5), 1))
     plan = Rows(lambda: tuple(norm_cases(plans=(shape,), gradients=False, dtypes=("float32",)) for shape in shapes))
     probe = Probe("NORM-1", "three rows", ("layer_norm",), plan)
-    [detection] = after_probe(probe, [(Detection(fault.title), Examiner(fault.target().make()))], 12, SEED)
+    [detection] = after_probe(probe, [(Detection(fault.title), Runner(fault.target().make()))], 12, SEED)
     return probe, detection
 
 
@@ -105,10 +105,10 @@ def test_a_rejected_simplest_case_is_no_first_of_every_run() -> None:
     assert starts_the_same(numbers, SEED)
     assert not starts_the_same(numbers.filter(bool), SEED)
     fault = next(fault for fault in planted() if fault.name == "no right bound taken for 0")
-    examiner = Examiner(fault.target().make())
+    runner = Runner(fault.target().make())
     probe = next(probe for probe in PROBES if (probe.rule, probe.title) == ("MASK-4", "window"))
     for seed in range(20):
-        [detection] = after_probe(probe, [(Detection(fault.title), examiner)], 2, seed)
+        [detection] = after_probe(probe, [(Detection(fault.title), runner)], 2, seed)
         if detection.shown[probe.title] == (2, 2):  # the first shows it, here
             break
     assert 0.0 < detection.missed["default"] < 1.0
@@ -116,9 +116,9 @@ def test_a_rejected_simplest_case_is_no_first_of_every_run() -> None:
 
 def test_a_violation_of_another_rule_does_not_count() -> None:
     """Wrong in contiguous arrays too: no layout shows that it is one of ATT-13."""
-    examiner = Examiner(TILED.target().make())
-    memory = next(p for p in probes_of("ATT-13", "attention", examiner.declaration) if "transposed" in p.title)
-    [detection] = after_probe(memory, [(Detection(TILED.title), examiner)], 6, SEED)
+    runner = Runner(TILED.target().make())
+    memory = next(p for p in probes_of("ATT-13", "attention", runner.declaration) if "transposed" in p.title)
+    [detection] = after_probe(memory, [(Detection(TILED.title), runner)], 6, SEED)
     assert detection.shown[memory.title] == (0, 6)
 
 

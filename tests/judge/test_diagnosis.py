@@ -18,10 +18,10 @@ from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT, DETERMINISM, TWIN
 from conformance.checks.check import Check
 from conformance.checks.comparison import judge
-from conformance.checks.results import Tally, Violation
+from conformance.checks.results import Results, Violation
 from conformance.diagnosis.blocks import online, padded_tail
-from conformance.diagnosis.examining import known, wrong_in
 from conformance.diagnosis.following import about, separated
+from conformance.diagnosis.matches import known, wrong_in
 from conformance.diagnosis.matching import Failing
 from conformance.diagnosis.naming import diagnosed, diagnosis, explaining, in_families
 from conformance.diagnosis.precision import scale_off, variance_off
@@ -31,7 +31,7 @@ from conformance.reports.blocks import follow
 from conformance.reports.content import document
 from conformance.reports.page import page
 from conformance.reports.subjects import checked
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
 from specification import Causal
 from tests.judge.test_verdicts import QUICK, printed, stale
@@ -186,9 +186,9 @@ def numbers(keys: int) -> Case:
 
 
 def found_on(small: Case, uncut: Case | None, function: Any) -> tuple[str, ...]:
-    examiner = Examiner(Target(function, "attention").make())
-    worst = max(examiner(AGREEMENT, small, (oracle(small), bound(small))), key=lambda finding: finding.ratio)
-    return diagnosis(Violation("ATT-5", "a subject", worst, "a probe", AGREEMENT, small, uncut), examiner)
+    runner = Runner(Target(function, "attention").make())
+    worst = max(runner(AGREEMENT, small, (oracle(small), bound(small))), key=lambda finding: finding.ratio)
+    return diagnosis(Violation("ATT-5", "a subject", worst, "a probe", AGREEMENT, small, uncut), runner)
 
 
 def test_one_stale_key_is_no_padding() -> None:
@@ -270,10 +270,10 @@ def test_every_name_explains_the_case_that_is_shown(broken: conformance.Report) 
 
 def test_flaky_names() -> None:
     """Nothing is named where nothing is found on the case that is shown."""
-    tally = Tally()
-    tally.violate(violated("ATT-5", case(1, 1, 1, 1)))
-    diagnosed(tally, Examiner(Target(reference_numpy.attention, "attention").make()))
-    assert [violation.diagnosis for violation in tally.violations.values()] == [()]
+    results = Results()
+    results.violate(violated("ATT-5", case(1, 1, 1, 1)))
+    diagnosed(results, Runner(Target(reference_numpy.attention, "attention").make()))
+    assert [violation.diagnosis for violation in results.violations.values()] == [()]
 
 
 def in_blocks_of_32(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
@@ -337,12 +337,12 @@ def test_heads_read_wrongly_have_a_name_with_gradients_too(order: str) -> None:
     generator = np.random.default_rng(1)
     inputs = {name: generator.normal(size=shape).astype("float32") for name, shape in shapes.items()}
     asked = Case("attention", "float32", inputs, {}, {"output": inputs.pop("bar")})
-    examiner = Examiner(Target(reads, "attention", "torch").make())
-    findings = [found for found in examiner(AGREEMENT, asked, (oracle(asked), bound(asked))) if found.ratio > 1]
+    runner = Runner(Target(reads, "attention", "torch").make())
+    findings = [found for found in runner(AGREEMENT, asked, (oracle(asked), bound(asked))) if found.ratio > 1]
     assert {finding.name for finding in findings} > {"output", "gradient of key", "gradient of value"}
     name = {"tiled": "query head h reads key head h % G", "first": "every query head reads key head 0"}[order]
     for finding in findings:
-        found = diagnosis(Violation("ATT-7", "a subject", finding, "a probe", AGREEMENT, asked), examiner)
+        found = diagnosis(Violation("ATT-7", "a subject", finding, "a probe", AGREEMENT, asked), runner)
         assert found == (name, "wrong in: output and every gradient")
 
 
@@ -398,10 +398,10 @@ def drawn(B: int = 1, H: int = 2, G: int = 2, Q: int = 3, K: int = 5, D: int = 4
 
 def told(function: Callable[..., Any], asked: Case, arrays: str = "numpy") -> tuple[str, ...]:
     """The diagnosis of a function's answers to one case."""
-    examiner = Examiner(Target(function, asked.operation, arrays).make())
-    worst = max(examiner(AGREEMENT, asked, (oracle(asked), bound(asked))), key=lambda finding: finding.ratio)
+    runner = Runner(Target(function, asked.operation, arrays).make())
+    worst = max(runner(AGREEMENT, asked, (oracle(asked), bound(asked))), key=lambda finding: finding.ratio)
     assert worst.ratio > 1
-    return diagnosis(Violation("ATT-1", "a subject", worst, "a probe", AGREEMENT, asked), examiner)
+    return diagnosis(Violation("ATT-1", "a subject", worst, "a probe", AGREEMENT, asked), runner)
 
 
 def attend(query: Any, key: Any, value: Any, **options: Any) -> Any:

@@ -13,7 +13,7 @@ from conformance.cases.case import Case
 from conformance.checks.probe import Probe
 from conformance.judge.run import run_probe, seed_of, silent
 from conformance.operations.probes import PROBES
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 from conformance.sampling.draws import HOPELESS, drawn, of_seed, own_seed
 from conformance.sampling.strategies import norm_cases
 from conformance.subjects.targets import Target
@@ -79,9 +79,9 @@ def wrong_when_long(query: Any, key: Any, value: Any, *, mask: Any = None) -> An
 def test_the_smallest_case_comes_from_the_one_that_failed() -> None:
     """And not from the first, which passes."""
     probe: Probe = next(probe for probe in PROBES if probe.title == "causal, many keys")
-    examiner = Examiner(Target(wrong_when_long, "attention").make())
-    tally = run_probe(probe, [examiner], 10, 1, silent, 60)
-    (violation,) = tally.violations.values()
+    runner = Runner(Target(wrong_when_long, "attention").make())
+    results = run_probe(probe, [runner], 10, 1, silent, 60)
+    (violation,) = results.violations.values()
     case: Case = violation.case
     assert case.inputs["key"].shape[2] == 10
 
@@ -104,8 +104,8 @@ def test_cases_that_tests_keep_are_those_that_are_drawn() -> None:
     probe = Probe("NORM-1", "kept", ("layer_norm",), norm_cases("layer_norm", dtypes=("float32",)))
     seed = seed_of(probe, 1)
     before = list(drawn_once(probe.material, 3, seed))
-    tally = run_probe(probe, [Examiner(Target(overwrites, "layer_norm").make())], 3, 1, silent, 0)
-    assert tally.violations
+    results = run_probe(probe, [Runner(Target(overwrites, "layer_norm").make())], 3, 1, silent, 0)
+    assert results.violations
     for number, kept in drawn_once(probe.material, 3, seed):
         assert kept is before[number][1]
     for (_, kept), (_, fresh) in zip(before, drawn(probe.material, 3, seed), strict=True):

@@ -34,7 +34,7 @@ from conformance.diagnosis.naming import diagnosis
 from conformance.judge.run import run_probe, silent
 from conformance.operations import OPERATIONS
 from conformance.operations.probes import catalogue
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 from conformance.sampling.draws import drawn
 from conformance.sampling.layouts import in_memory, with_memory
 from conformance.subjects.frameworks import JaxArrays, NumpyArrays, TorchArrays
@@ -312,14 +312,14 @@ def first_violation(
     function: Callable[..., Any], operation: str, seed: int, dtypes: list[str], layouts: tuple[str, ...] = LAYOUTS
 ) -> Violation | None:
     """Of the probes of these layouts, at the default effort."""
-    examiner = Examiner(Target(function, operation, "torch", given={"dtypes": dtypes}).make(), 30)
-    for probe in probes_within(examiner.declaration):
+    runner = Runner(Target(function, operation, "torch", given={"dtypes": dtypes}).make(), 30)
+    for probe in probes_within(runner.declaration):
         of_memory = probe.title.startswith("memory of") and probe.title.partition(": ")[2] in layouts
         if probe.operations == (operation,) and of_memory:
-            tally = run_probe(probe, [examiner], 10, seed, silent, 0)
-            for violation in tally.violations.values():
-                assert because_of_memory(examiner, violation.check, violation.material)
-                assert violation.finding.message or diagnosis(violation, examiner) == (STRIDES,)
+            results = run_probe(probe, [runner], 10, seed, silent, 0)
+            for violation in results.violations.values():
+                assert because_of_memory(runner, violation.check, violation.material)
+                assert violation.finding.message or diagnosis(violation, runner) == (STRIDES,)
                 return violation
     return None
 
@@ -355,22 +355,22 @@ def test_right_functions_are_not_accused() -> None:
 # --- which violations are of memory -----------------------------------------------------------------------------------
 
 
-def examiner_of(function: Callable[..., Any]) -> Examiner:
-    return Examiner(Target(function, "attention", "torch").make(), 30)
+def runner_of(function: Callable[..., Any]) -> Runner:
+    return Runner(Target(function, "attention", "torch").make(), 30)
 
 
 def test_only_what_contiguous_arrays_make_right_is_of_memory() -> None:
     shape = (2, 3, 4, 5)
     inputs = {name: values(shape) + i for i, name in enumerate(("query", "key", "value"))}
     case = Case("attention", "float32", inputs, memory={"value": "transposed"})
-    reading = examiner_of(attention_reading("value", as_if_contiguous))
-    wrong = examiner_of(lambda query, key, value: 2 * torch_impl.attention(query, key, value))
+    reading = runner_of(attention_reading("value", as_if_contiguous))
+    wrong = runner_of(lambda query, key, value: 2 * torch_impl.attention(query, key, value))
     calls = iter(range(100))
 
     def now_and_then(query: Any, key: Any, value: Any) -> Any:
         return (1 + (next(calls) == 0)) * torch_impl.attention(query, key, value)
 
-    sometimes = examiner_of(now_and_then)
+    sometimes = runner_of(now_and_then)
     assert max(f.ratio for f in sometimes(AGREEMENT, case, AGREEMENT.prepare(case))) > 1
     for check, material in ((AGREEMENT, case), (TWIN, (case, case)), (MEMORY, case)):
         assert because_of_memory(reading, check, material)
@@ -380,13 +380,13 @@ def test_only_what_contiguous_arrays_make_right_is_of_memory() -> None:
 
 
 def test_a_view_may_be_refused_where_the_last_axis_has_another_stride_than_one() -> None:
-    def refusing(axis: int) -> Examiner:
+    def refusing(axis: int) -> Runner:
         def function(query: Any, key: Any, value: Any) -> Any:
             if query.stride(axis) != torch.empty(query.shape).stride(axis):
                 raise ValueError("strides")
             return torch_impl.attention(query, key, value)
 
-        return examiner_of(function)
+        return runner_of(function)
 
     inputs = {name: values((2, 3, 4, 5)) for name in ("query", "key", "value")}
     case = Case("attention", "float32", inputs)

@@ -32,10 +32,10 @@ ASKED = """
         """
 CHILD = """
         import time
-        from conformance.runner.in_subprocess import ChildExaminer
+        from conformance.runner.in_subprocess import SubprocessRunner
         from conformance.subjects.targets import Target
-        examiner = ChildExaminer(Target("reference_numpy:layer_norm", "layer_norm"), 60.0)
-        print(examiner.process.pid, flush=True)
+        runner = SubprocessRunner(Target("reference_numpy:layer_norm", "layer_norm"), 60.0)
+        print(runner.process.pid, flush=True)
         """
 BENCHMARK = """
         import multiprocessing

@@ -12,7 +12,7 @@ import pytest
 
 import conformance
 from conformance.judge import (
-    session as trials,  # loaded here, since what a run in this process loads is unloaded after it
+    session as session_module,  # loaded here, since what a run in this process loads is unloaded after it
 )
 from conformance.judge.judged_rules import JUDGED
 from conformance.subjects.targets import Target
@@ -135,7 +135,7 @@ def test_failure_is_the_block(run: Any, pytester: pytest.Pytester) -> None:
     result = run("unscaled", "-k", "ATT-1 and default and not widths")
     result.assert_outcomes(failed=1, deselected=result.parseoutcomes()["deselected"])
     result.stdout.fnmatch_lines(["ATT-1 scale: scores = *", "  found by *default scale", "  replay *.json"])
-    assert "trials.py" not in result.stdout.str()  # no traceback of ours
+    assert "session.py" not in result.stdout.str()  # no traceback of ours
     (file,) = (pytester.path / ".pytest_cache/d/conformance-replays").iterdir()
     assert file.name == "targets.py-unscaled-ATT-1-default-scale.json"
     assert max(finding.ratio for finding in conformance.replay(file)) > 1
@@ -273,12 +273,14 @@ def test_questions_find_what_a_check_finds(tmp_path: Path, monkeypatch: pytest.M
     for name, rules in chosen.items():
         options: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "rules": rules, "isolate": False}
         report = conformance.check(f"targets.py:{name}", "attention", dtypes=["float32"], **options)
-        trial = trials.Trial(Target(f"targets.py:{name}", "attention", given={"dtypes": ["float32"]}), **options)
+        session = session_module.JudgeSession(
+            Target(f"targets.py:{name}", "attention", given={"dtypes": ["float32"]}), **options
+        )
         found: dict[str, str] = {}
-        for question in trial.questions():
+        for question in session.questions():
             try:
-                violation = trial.ask(question)
-            except trials.NotAsked:
+                violation = session.ask(question)
+            except session_module.NotAsked:
                 continue
             if violation is not None:
                 found.setdefault(violation.rule, violation.message)
@@ -289,7 +291,7 @@ def test_questions_find_what_a_check_finds(tmp_path: Path, monkeypatch: pytest.M
 
 def test_every_refusal_is_a_question() -> None:
     target = Target("reference_numpy:attention", "attention", given={"supports": ["refusals", "structured"]})
-    trial = trials.Trial(target, effort="quick", isolate=False)
-    refusals = [question for question in trial.questions() if question.kind == "refusal"]
+    session = session_module.JudgeSession(target, effort="quick", isolate=False)
+    refusals = [question for question in session.questions() if question.kind == "refusal"]
     assert len(refusals) > 20
-    assert all(trial.ask(question) is None for question in refusals)
+    assert all(session.ask(question) is None for question in refusals)

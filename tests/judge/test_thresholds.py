@@ -22,7 +22,7 @@ from conformance.judge.thresholds import rule, threshold
 from conformance.operations import OPERATIONS
 from conformance.oracle.reference import oracle
 from conformance.runner.dimensions import Part, sizes_of, taken
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import Material, cuttable
 from conformance.subjects.targets import Target
 from specification import Causal, Dense
@@ -48,13 +48,13 @@ def norm_case(*shape: int, gradients: bool = False) -> Case:
 
 def smallest(
     function: Function, material: Material, by: Check[Any, Any] = AGREEMENT, **given: Any
-) -> tuple[Violation, Examiner]:
+) -> tuple[Violation, Runner]:
     """The violation on its smallest case."""
     case = by.case_of(material)
-    examiner = Examiner(Target(function, case.operation, given=given).make())
-    findings = examiner(by, material, by.prepare(material))
+    runner = Runner(Target(function, case.operation, given=given).make())
+    findings = runner(by, material, by.prepare(material))
     assert breaks(findings)
-    return cut_down(violation("ATT-1", "a probe", by, examiner, material, findings), examiner, 60), examiner
+    return cut_down(violation("ATT-1", "a probe", by, runner, material, findings), runner, 60), runner
 
 
 def doubled(where: Callable[..., bool]) -> Function:
@@ -152,9 +152,9 @@ SENTENCES: list[tuple[Function, Case, dict[str, int], str]] = [
 def test_the_smallest_sizes_and_what_is_said_of_them(
     function: Function, case: Case, sizes: dict[str, int], sentence: str
 ) -> None:
-    found, examiner = smallest(function, case)
+    found, runner = smallest(function, case)
     assert sizes_of(found.case) == dict.fromkeys(sizes_of(case), 1) | sizes
-    assert sentence in threshold(found, examiner, 60)
+    assert sentence in threshold(found, runner, 60)
 
 
 def blocks_of_4(x: Any, weight: Any, bias: Any = None) -> Any:
@@ -186,9 +186,9 @@ def columns_past_1024(x: Any, weight: Any, bias: Any = None) -> Any:
     ],
 )
 def test_norms(function: Function, case: Case, sizes: dict[str, int], sentence: str) -> None:
-    found, examiner = smallest(function, case, supports=["no-gradients"])
+    found, runner = smallest(function, case, supports=["no-gradients"])
     assert sizes_of(found.case).items() >= sizes.items()
-    assert sentence in threshold(found, examiner, 60)
+    assert sentence in threshold(found, runner, 60)
 
 
 def other_cases() -> dict[str, tuple[Function, Case, dict[str, int], str]]:
@@ -271,11 +271,11 @@ def other_cases() -> dict[str, tuple[Function, Case, dict[str, int], str]]:
 @pytest.mark.parametrize("operation", other_cases())
 def test_every_operation_is_cut(operation: str) -> None:
     function, case, sizes, sentence = other_cases()[operation]
-    found, examiner = smallest(function, case, supports=["no-gradients"])
+    found, runner = smallest(function, case, supports=["no-gradients"])
     least = dict.fromkeys(sizes_of(case), 1) | ({"offset": 0} if "offset" in sizes_of(case) else {})
     least = {name: size for name, size in least.items() if not name.startswith("rows ")}
     assert sizes_of(found.case) == least | sizes
-    assert sentence in threshold(found, examiner, 60)
+    assert sentence in threshold(found, runner, 60)
 
 
 # --- what is cut, and how ---------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ def test_twins_stay_twins() -> None:
     assert np.isnan(dirty.inputs["key"]).any()
     assert sizes_of(dirty) == sizes_of(clean)
     assert sizes_of(dirty)["Q"] == 2
-    assert asking(found, Examiner(Target(reference_numpy.attention, "attention").make()))(found.material) is None
+    assert asking(found, Runner(Target(reference_numpy.attention, "attention").make()))(found.material) is None
 
 
 def test_planted_cases_keep_what_is_planted() -> None:
@@ -379,10 +379,10 @@ def test_what_passes_when_asked_again_is_not_the_smallest_case() -> None:
         wrong = key.shape[2] > 9 or calls % 3 == 0
         return reference_numpy.attention(query, key, value) * np.float32(1 + wrong)
 
-    found, examiner = smallest(now_and_then, attention_case(K=40))
+    found, runner = smallest(now_and_then, attention_case(K=40))
     assert sizes_of(found.case)["K"] > 9
     assert not found.steady
-    assert threshold(found, examiner) == ""
+    assert threshold(found, runner) == ""
 
 
 def test_what_never_fails_again_stays_as_it_was() -> None:
@@ -408,12 +408,12 @@ def test_few_calls_are_enough() -> None:
         return past_256_dropped(query, key, value, mask=mask)
 
     case = replace(attention_case(2, 2, 1, 3, 5000), options={"mask": np.ones((3, 5000), bool)})
-    _, examiner = found = smallest(counted, case)
+    _, runner = found = smallest(counted, case)
     assert calls <= 40
     calls = 0
     assert threshold(*found, 60)
     assert calls <= 80
-    assert examiner.overrun == 0
+    assert runner.overrun == 0
 
 
 # --- the rule ---------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from conformance.checks.catalogue import PLANTED
 from conformance.checks.comparison import Finding
 from conformance.checks.results import Violation
 from conformance.judge.pool import ONLY_THERE, asked_again
-from conformance.judge.session import NotAsked, Trial
+from conformance.judge.session import JudgeSession, NotAsked
 from conformance.judge.skipped import missing, some_cases
 from conformance.reports.blocks import never_given, only_refused, rules_not_tried
 from conformance.reports.content import document
@@ -171,9 +171,9 @@ def test_a_command_is_never_broken(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def trial() -> Iterator[Trial]:
+def session() -> Iterator[JudgeSession]:
     target = Target(without_windows, "attention", given={"supports": ["dense", "gqa"], "dtypes": ["float32"]})
-    made = Trial(target, effort="quick", shrink=False)
+    made = JudgeSession(target, effort="quick", shrink=False)
     yield made
     made.close()
 
@@ -189,20 +189,20 @@ def trial() -> Iterator[Trial]:
         ("ATT-8 lengths of 0", "empty"),
     ],
 )
-def test_a_skip_says_what_is_missing(trial: Trial, question: str, lacks: str) -> None:
-    (asked,) = (one for one in trial.questions() if str(one) == question)
+def test_a_skip_says_what_is_missing(session: JudgeSession, question: str, lacks: str) -> None:
+    (asked,) = (one for one in session.questions() if str(one) == question)
     with pytest.raises(NotAsked, match="within what the function takes") as reason:
-        trial.ask(asked)
+        session.ask(asked)
     assert lacks in str(reason.value).removeprefix("it does not take ").partition(":")[0].split(" and ")
 
 
-def test_missing_masks(trial: Trial) -> None:
+def test_missing_masks(session: JudgeSession) -> None:
     def combinations(declaration: Declaration) -> list[Case]:
-        probes = (p for p in trial.fresh().probes(declaration) if p.title == "combinations")
+        probes = (p for p in session.fresh().probes(declaration) if p.title == "combinations")
         return [case for probe in probes for case in some_cases(probe)]
 
-    assert missing(combinations, trial.examiner.declaration.without("dense")) == "masks"
-    assert missing(lambda declaration: [], trial.examiner.declaration) == ""
+    assert missing(combinations, session.runner.declaration.without("dense")) == "masks"
+    assert missing(lambda declaration: [], session.runner.declaration) == ""
 
 
 # --- violations seen once ---

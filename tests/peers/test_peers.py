@@ -26,13 +26,13 @@ from conformance.judge import run
 from conformance.oracle.reference import oracle
 from conformance.peers import PEERS, heads
 from conformance.peers.cells import ACCEPTS, CONFORMS, NOT_ASKED, VIOLATED, at_sizes, state
-from conformance.peers.judging import PeerJudgement, examiner_of
+from conformance.peers.judging import PeerJudgement, runner_of
 from conformance.peers.markdown import as_markdown, as_tables
 from conformance.peers.matrix import chosen, matrix
 from conformance.peers.peer import Peer
 from conformance.peers.probes import hidden_tokens, level
 from conformance.peers.terminal import as_table
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 from conformance.sampling.draws import Rows
 from conformance.subjects.callables import load
 from conformance.subjects.subject import NumpySubject
@@ -103,11 +103,11 @@ CASES = [
 ]
 
 
-def cases_of(peer: Peer, examiner: Examiner) -> Iterator[Case]:
+def cases_of(peer: Peer, runner: Runner) -> Iterator[Case]:
     """Those that its path has parameters for, with gradients if it gives any."""
     for case in CASES:
-        case = case if "gradients" in examiner.declaration else replace(case, cotangents={})
-        if case.operation == peer.operation and within(case, examiner.declaration):
+        case = case if "gradients" in runner.declaration else replace(case, cotangents={})
+        if case.operation == peer.operation and within(case, runner.declaration):
             fitted = peer.fitted(case)
             if peer.takes(fitted) and mask_fits(fitted):
                 yield fitted
@@ -123,14 +123,14 @@ def judged(peer: Peer) -> dict[str, float]:
     """The worst ratio of every case; an exception that the adapter raises is infinitely far off."""
     if peer.absent or peer.slow:
         pytest.skip(peer.absent or peer.slow)
-    examiner = examiner_of(peer)
+    runner = runner_of(peer)
     try:
         return {
-            repr(case): max(f.ratio for f in examiner(AGREEMENT, case, (oracle(case), bound(case))))
-            for case in cases_of(peer, examiner)
+            repr(case): max(f.ratio for f in runner(AGREEMENT, case, (oracle(case), bound(case))))
+            for case in cases_of(peer, runner)
         }
     finally:
-        examiner.close()
+        runner.close()
 
 
 @pytest.mark.slow
@@ -294,12 +294,12 @@ def test_what_is_wrong_past_a_size_is_told_as_that(monkeypatch: pytest.MonkeyPat
 def test_what_is_slow_gets_a_share_of_the_planned_sizes() -> None:
     """At least one case of each probe; small ones as many as ever."""
     peer = next(peer for peer in PEERS if peer.name == "torch F.rms_norm")
-    examiner = Examiner(peer.target.make())
-    judgement = PeerJudgement(examiner, peer.operation, 10, 0, None, run.silent, 0.0, peer=peer)
-    declaration = examiner.declaration
+    runner = Runner(peer.target.make())
+    judgement = PeerJudgement(runner, peer.operation, 10, 0, None, run.silent, 0.0, peer=peer)
+    declaration = runner.declaration
     probes = list(judgement.probes(declaration))
     assert all(judgement.within(probe).weight == probe.weight for probe in probes)
-    examiner.declaration = replace(declaration, compiled=True)
+    runner.declaration = replace(declaration, compiled=True)
     fewer = [probe for probe in probes if judgement.within(probe).weight < probe.weight]
     assert fewer == [probe for probe in probes if isinstance(probe.material, Rows)] != []
     assert all(0 < run.cases_of(judgement.within(probe), 10) < run.cases_of(probe, 10) for probe in fewer)
@@ -308,20 +308,20 @@ def test_what_is_slow_gets_a_share_of_the_planned_sizes() -> None:
 def test_a_case_that_is_made_smaller_stays_within_the_path() -> None:
     """What an adapter would have to refuse is nobody's mistake."""
     peer = next(peer for peer in PEERS if peer.name == "torch SDPA, math, is_causal")
-    examiner = examiner_of(peer)
-    judgement = PeerJudgement(examiner, peer.operation, 10, 0, None, run.silent, 0.0, peer=peer)
+    runner = runner_of(peer)
+    judgement = PeerJudgement(runner, peer.operation, 10, 0, None, run.silent, 0.0, peer=peer)
     within_path, beyond = attention(Causal(0), Q=7), attention(Causal(-6), Q=7)
     assert judgement.asks(within_path)
     assert not judgement.asks(beyond)
     asked = AGREEMENT
-    assert examiner(AGREEMENT, within_path, asked.prepare(within_path)) != []
-    assert examiner(AGREEMENT, beyond, asked.prepare(beyond)) == []
-    refused = examiner_of(peer)(AGREEMENT, beyond, asked.prepare(beyond))
+    assert runner(AGREEMENT, within_path, asked.prepare(within_path)) != []
+    assert runner(AGREEMENT, beyond, asked.prepare(beyond)) == []
+    refused = runner_of(peer)(AGREEMENT, beyond, asked.prepare(beyond))
     assert "raised NotImplementedError" in refused[0].message
 
 
 def test_a_case_that_is_made_smaller_stays_in_sizes_of_the_path() -> None:
     peer = next(peer for peer in PEERS if peer.name == "torch nn.MultiheadAttention, slow path")
-    judgement = PeerJudgement(examiner_of(peer), peer.operation, 10, 0, None, run.silent, 0.0, peer=peer)
+    judgement = PeerJudgement(runner_of(peer), peer.operation, 10, 0, None, run.silent, 0.0, peer=peer)
     assert not judgement.asks(multi_head())
     assert judgement.asks(peer.fitted(multi_head()))

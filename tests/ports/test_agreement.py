@@ -29,18 +29,18 @@ def test_all_three_keep_the_rule(rule: str, examples: int, subjects: list[Subjec
         probes = probes[:: -(-len(probes) // 6)]
     *others, in_jax = subjects
     for asked, some in ((others, probes), ([in_jax], probes if examples > 1 else probes[:1])):
-        tally = run(some, asked, examples=examples, seed=SEED)
-        assert tally.conforms, tally.violations
+        results = run(some, asked, examples=examples, seed=SEED)
+        assert results.conforms, results.violations
 
 
 def test_substance() -> None:
     """Most attention cases have masked and allowed keys, weights that are spread, and an output unlike zeros."""
     probe = agreement("ATT-12", "attention", "attention", operation_cases("attention", ("float32", "bfloat16")))
-    tally = run([probe], [IMPLEMENTATIONS["reference_numpy"]()], examples=200, seed=SEED)
-    count = len(tally.substance.masked)
+    results = run([probe], [IMPLEMENTATIONS["reference_numpy"]()], examples=200, seed=SEED)
+    count = len(results.substance.masked)
     assert count == 200
-    assert tally.substance.telling > 0.8 * count
-    assert sum(share > 0 for share in tally.substance.masked) > 0.7 * count
+    assert results.substance.telling > 0.8 * count
+    assert sum(share > 0 for share in results.substance.masked) > 0.7 * count
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -48,5 +48,5 @@ def test_definition_within_its_bound_of_ball_arithmetic(operation: str) -> None:
     """float64, every feature; `conformance definition` does the same with more cases."""
     pytest.importorskip("flint")
     probe = agreement("ATT-9", operation, operation, operation_cases(operation, ("float64",)))
-    tally = run([probe], [IMPLEMENTATIONS["reference_numpy"]()], examples=100, seed=SEED)
-    assert tally.conforms, tally.violations
+    results = run([probe], [IMPLEMENTATIONS["reference_numpy"]()], examples=100, seed=SEED)
+    assert results.conforms, results.violations

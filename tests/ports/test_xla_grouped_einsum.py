@@ -14,7 +14,7 @@ import pytest
 
 from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT
-from conformance.runner.in_process import Examiner
+from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
 
 jax = pytest.importorskip("jax")
@@ -58,7 +58,7 @@ def test_the_port_does_not_meet_it(Q: int, K: int, D: int) -> None:
         def compiled(query: Any, key: Any, value: Any, engine: str = engine) -> Any:
             return jax.jit(lambda *given: jax_impl.attention(*given, engine=engine))(query, key, value)
 
-        findings = Examiner(Target(compiled, "attention", "jax").make())(AGREEMENT, case, shared)
+        findings = Runner(Target(compiled, "attention", "jax").make())(AGREEMENT, case, shared)
         assert all(finding.ratio <= 1 for finding in findings), (engine, findings)
 
 
@@ -66,6 +66,6 @@ def test_the_port_does_not_meet_it(Q: int, K: int, D: int) -> None:
 def test_the_judge_sees_it() -> None:
     inputs = dict(zip(("query", "key", "value"), arrays(64, 128, 64), strict=True))
     case = Case("attention", "float32", inputs, {}, {"output": np.ones((1, 2, 64, 64), np.float32)})
-    examiner = Examiner(Target(jax.jit(attention), "attention", "jax").make())
-    findings = examiner(AGREEMENT, case, AGREEMENT.prepare(case))
+    runner = Runner(Target(jax.jit(attention), "attention", "jax").make())
+    findings = runner(AGREEMENT, case, AGREEMENT.prepare(case))
     assert any(finding.ratio > 1 for finding in findings) == (jax.__version__ in MISCOMPILES)

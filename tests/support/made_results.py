@@ -15,9 +15,10 @@ from benchmarks.measure.running import FAILED, LEFT_OUT, Entry
 from benchmarks.results.result import case_result, empty
 from benchmarks.results.scaling import scaling
 from benchmarks.work import work
-from conformance.checks.results import Cell, Tally
+from conformance.checks.results import Cell
+from conformance.checks.results import Results as RunResults
 from conformance.reports.content import document
-from conformance.reports.subjects import tallied
+from conformance.reports.subjects import run_subject
 from conformance.reports.writing import as_json
 from conformance.subjects.targets import Target
 from study import divergences, results, site
@@ -36,13 +37,13 @@ def report(*broken: tuple[str, str], names: Any = LABELS, **told: Any) -> Result
     """Of a run on ATT-5, ATT-7 and NORM-1. broken: (implementation, rule)."""
     subjects = []
     for name in names:
-        tally = Tally()
+        run_results = RunResults()
         for rule in ("ATT-5", "ATT-7", "NORM-1"):
             bad = (name, rule) in broken
-            tally.rules[rule, name] = Cell(3, 12.5, 12.5) if bad else Cell(3, 0.875, 0.125)
+            run_results.rules[rule, name] = Cell(3, 12.5, 12.5) if bad else Cell(3, 0.875, 0.125)
             if bad:
-                tally.violate(violation(OFF, Target(name, "attention"), rule))
-        subjects.append(tallied(tally, name, ARRAYS[name], "cpu", ["ATT-5", "ATT-7", "ATT-11", "NORM-1"]))
+                run_results.violate(violation(OFF, Target(name, "attention"), rule))
+        subjects.append(run_subject(run_results, name, ARRAYS[name], "cpu", ["ATT-5", "ATT-7", "ATT-11", "NORM-1"]))
     return document("run", subjects, **({"seed": 77, "cases": 3} | told))
 
 

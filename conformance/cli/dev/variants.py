@@ -13,7 +13,7 @@ from conformance.cli.console import console
 from conformance.cli.options import CORES, Effort, Seed, Workers
 
 if TYPE_CHECKING:
-    from conformance.checks.results import Tally
+    from conformance.checks.results import Results
 
 
 def variants(
@@ -25,7 +25,7 @@ def variants(
     workers: Workers = CORES,
 ) -> None:
     """Judge implementations that are right but written differently, and print any violations."""
-    from conformance.checks.results import Tally
+    from conformance.checks.results import Results
     from conformance.reports.tables import violation_lines
     from conformance.selftest.variants.judging import chosen, runs
 
@@ -33,18 +33,18 @@ def variants(
     arrays = [name for name in wanted if importlib.util.find_spec(name) is not None]
     indices = chosen(arrays, only or ())
     first = secrets.randbelow(2**32) if seed is None else seed
-    total, failures = Tally(), 0
-    for number, tally in enumerate(runs(indices, effort, range(first, first + repeat), workers), first):
-        total.include(tally)
-        failures += not tally.conforms
-        console.print(f"seed {number}: {'conform' if tally.conforms else 'violations'}")
-        console.print(*map(violation_lines, tally.violations.values()), sep="\n", end="")
+    total, failures = Results(), 0
+    for number, results in enumerate(runs(indices, effort, range(first, first + repeat), workers), first):
+        total.include(results)
+        failures += not results.conforms
+        console.print(f"seed {number}: {'conform' if results.conforms else 'violations'}")
+        console.print(*map(violation_lines, results.violations.values()), sep="\n", end="")
     console.print(table(total, indices))
     console.print(f"{repeat} run{'s' * (repeat > 1)}, {failures} with violations")
     raise typer.Exit(1 if failures else 0)
 
 
-def table(tally: Tally, indices: list[int]) -> Table:
+def table(results: Results, indices: list[int]) -> Table:
     """Return a table of the cases and the largest error ratios of every variant."""
     from conformance.selftest.variants import VARIANTS
 
@@ -54,7 +54,7 @@ def table(tally: Tally, indices: list[int]) -> Table:
     for heading in ("wide", "all", "cases"):
         made.add_column(heading, justify="right")
     for variant in (VARIANTS[index] for index in indices):
-        cells = [cell for (_, name), cell in tally.rules.items() if name == variant.title]
+        cells = [cell for (_, name), cell in results.rules.items() if name == variant.title]
         errors = (max(cell.wide for cell in cells), max(cell.worst for cell in cells))
         count = sum(cell.cases for cell in cells)
         shown = (f"{error:.2f}" if error >= 0 else "-" for error in errors)

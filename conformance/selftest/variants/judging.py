@@ -6,19 +6,19 @@ import multiprocessing
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from conformance.checks.results import Tally
+from conformance.checks.results import Results
 from conformance.judge.checking import EFFORTS
 from conformance.judge.run import SHRINKING, run_corpus, run_probe, run_refusals, silent
 from conformance.operations.corpus import entries_for
 from conformance.operations.probes import catalogue
 from conformance.runner.cores import kind, start, together
-from conformance.runner.in_process import TIME_LIMIT, Examiner
+from conformance.runner.in_process import TIME_LIMIT, Runner
 from conformance.selftest.variants import VARIANTS
 
 Group = tuple[int, ...]
 """Indices of variants of one operation with one declaration: the same cases are for all of them."""
 
-examiners: dict[int, Examiner] = {}
+runners: dict[int, Runner] = {}
 """A worker process's own subjects, made when they are first asked."""
 
 
@@ -37,29 +37,29 @@ def groups(indices: Sequence[int]) -> list[Group]:
     return [tuple(indices[place] for place in places) for places in together(kinds)]
 
 
-def judged(group: Group, examples: int, seed: int) -> Tally:
+def judged(group: Group, examples: int, seed: int) -> Results:
     """What the frozen corpus, the probes and the refusals find in them."""
     for index in group:
-        if index not in examiners:
-            examiners[index] = Examiner(VARIANTS[index].subject(), TIME_LIMIT)
-    asked, operation = [examiners[index] for index in group], VARIANTS[group[0]].operation
-    declaration, tally = asked[0].declaration, Tally()
-    tally.include(run_corpus(entries_for({operation}, declaration), asked))
+        if index not in runners:
+            runners[index] = Runner(VARIANTS[index].subject(), TIME_LIMIT)
+    asked, operation = [runners[index] for index in group], VARIANTS[group[0]].operation
+    declaration, results = asked[0].declaration, Results()
+    results.include(run_corpus(entries_for({operation}, declaration), asked))
     for probe in catalogue(declaration):
         if probe.operations == (operation,):
-            tally.include(run_probe(probe, asked, examples, seed, silent, SHRINKING))
-    tally.include(run_refusals(None, asked, operation))
-    return tally
+            results.include(run_probe(probe, asked, examples, seed, silent, SHRINKING))
+    results.include(run_refusals(None, asked, operation))
+    return results
 
 
-def runs(indices: Sequence[int], effort: str, seeds: Sequence[int], workers: int) -> Iterator[Tally]:
-    """One tally for each seed, in order."""
+def runs(indices: Sequence[int], effort: str, seeds: Sequence[int], workers: int) -> Iterator[Results]:
+    """One results for each seed, in order."""
     asked, examples = groups(indices), EFFORTS[effort]
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=start) as pool:
         waiting = [[pool.submit(judged, group, examples, seed) for group in asked] for seed in seeds]
         for futures in waiting:
-            total = Tally()
+            total = Results()
             for future in futures:
                 total.include(future.result())
             yield total
