@@ -26,6 +26,7 @@ class Case:
     rounding: the precisions that the subject declares for "weights" and "products", where they are narrower.
     memory: names of `checks.layouts.LAYOUTS` by input, and for "mask", "dropout_keep" and "cotangent" (those of all
         results), for arrays that do not lie contiguous when the subject receives them. Values do not depend on it.
+    constants: inputs whose gradients are not asked for; the framework takes them for constants.
     """
 
     operation: str
@@ -36,6 +37,7 @@ class Case:
     special: bool = False
     rounding: dict[str, str] = field(default_factory=dict)
     memory: dict[str, str] = field(default_factory=dict)
+    constants: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """One line, as a call; large arrays by dtype and shape only."""
@@ -43,7 +45,8 @@ class Case:
         named = {name: brief(value) for name, value in (inputs | self.options).items() if value is not None}
         shown = ", ".join(f"{name}={value}{self.lies(name)}" for name, value in named.items())
         beside = self.lies("cotangent")
-        return f"{self.operation}({shown})" + (f" with cotangent{beside}" if beside else "")
+        frozen = f", no gradient of {', '.join(self.constants)}" if self.constants else ""
+        return f"{self.operation}({shown})" + (f" with cotangent{beside}" if beside else "") + frozen
 
     def lies(self, name: str) -> str:
         """The layout of an array, to be printed after it; empty for a contiguous one."""

@@ -16,6 +16,8 @@ from conformance.runner.in_process import Runner
 
 PARAMETER = re.compile(r" \((blocks of \d+ (keys|rows)|-?[.e\d][-+.e\d]*)\)$")
 """In which mistakes of one family differ."""
+EXTENT = re.compile(r"\bfirst (\d+)\b")
+"""How many of something a mistake speaks of."""
 MEASURED = re.compile(r"^(the scale is) [-+.e\d]+ times")
 """What is measured on a case, and may come out a little differently on another."""
 
@@ -37,7 +39,8 @@ def diagnosed(results: Results, runner: Runner) -> None:
 def diagnosis(violation: Violation, runner: Runner) -> tuple[str, ...]:
     """Names of mistakes; none where nothing known matches, or nothing was answered.
 
-    Where no name explains the case before it was cut down, too, that larger one tells what is wrong.
+    A name must explain the case before it was cut down, too. Where the smaller one is too small to tell anything, the
+    larger one does.
     """
     if violation.finding.message or violation.material is None:  # no numbers that could be compared
         return ()
@@ -47,8 +50,17 @@ def diagnosis(violation: Violation, runner: Runner) -> tuple[str, ...]:
     names = tuple(line for line in found if not line.startswith(WRONG_IN))
     if violation.uncut is not None:
         before = tuple(n for n in asked(violation, violation.uncut, runner) if not n.startswith(WRONG_IN))
-        names = explaining(names, before) or before
+        names = explaining(names, before) if names else tuple(n for n in before if may_hold(n, violation))
     return (*in_families(names), *(line for line in found if line.startswith(WRONG_IN)))
+
+
+def may_hold(name: str, violation: Violation) -> bool:
+    """Whether the case that is shown may be wrong in this way, too: not by a gradient, nor past its last key."""
+    if violation.finding.name == "output" and name.startswith("gradient of"):
+        return False
+    extent = EXTENT.search(name)
+    sizes = [size for array in violation.case.inputs.values() for size in array.shape]
+    return extent is None or int(extent[1]) < max(sizes, default=0)
 
 
 def explaining(names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...]:

@@ -38,6 +38,8 @@ BY_CHANCE = 6.0
 """Standard deviations, 1 / sqrt(n), of the correlation of n unrelated pairs of numbers."""
 FEW = 6
 """Numbers below which any errors resemble any others."""
+SOME = 8
+"""Units of a format by which products and weights that are rounded to it may be off, in all."""
 LIKELY = 2.0**-6
 """The part of a loss's bound that errors of this loss reach, somewhere; smaller ones come from something else."""
 
@@ -221,8 +223,12 @@ def resembles(failing: Failing, rounding: dict[str, str]) -> bool:
     order differ in most places. The last rounding, to 16 bits, is no error, and larger than most. Few numbers go along
     with anything: in 16 bits their size decides, in wider dtypes nothing does.
     """
-    if failing.case.operation != "attention" or "output" not in failing.wrong:
-        return True
+    if failing.case.operation != "attention":
+        return small(failing, rounding)
+    if "output" not in failing.wrong:  # it must be right with the rounding, too
+        return any(
+            agrees(failing, "output", made, 2 * failing.bounds["output"]) for made in roundings(failing, rounding)
+        )
     dtype = failing.case.dtype
 
     def stored(output: np.ndarray) -> np.ndarray:
@@ -240,6 +246,16 @@ def resembles(failing: Failing, rounding: dict[str, str]) -> bool:
         if size and alike and 0.25 < np.sqrt(np.sum(errors**2) / np.sum(made**2)) < 4:
             return True
     return False
+
+
+def small(failing: Failing, rounding: dict[str, str]) -> bool:
+    """Whether no wrong result is off by more than some units of the format, of the largest number in it."""
+    digits = FORMATS["bfloat16" if "bfloat16" in rounding.values() else "float16"]
+    return all(
+        np.max(np.abs(failing.answer(name) - failing.right(name)), initial=0)
+        <= SOME * 2.0**-digits * np.max(np.abs(failing.right(name)), initial=0)
+        for name in failing.wrong
+    )
 
 
 def roundings(failing: Failing, rounding: dict[str, str]) -> Iterator[np.ndarray]:

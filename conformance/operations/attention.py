@@ -35,7 +35,7 @@ from conformance.operations.common import HALF, OFTEN, planned
 from conformance.oracle.reference import attention_work
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
-from conformance.sampling.strategies import ALIKE, EMPTY, LONG, MASKS, ONE_KEY, SHORT, THOUSANDS
+from conformance.sampling.strategies import ALIKE, EMPTY, LONG, MASKS, ONE_KEY, SHORT, THOUSANDS, TILED
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 
 SIZES = Sizes(B=2, H=4, G=2, Q=3, K=5, D=6, V=7)
@@ -120,6 +120,7 @@ def probes(declaration: Declaration) -> list[Probe]:
         agree("MASK-3", "causal, many keys", alone(mask="causal", plans=LONG), weight=0.5),
         agree("MASK-4", "window", alone(mask="window").filter(special.narrow), weight=2.0),
         agree("MASK-4", "window, many keys", alone(mask="window", plans=LONG)),
+        agree("MASK-4", "window, tiles", alone(mask="window", plans=TILED), 1.0 if declaration.compiled else 3.0),
         *(
             Probe("MASK-5", title, operations, special.flat_masks(plans, declaration), SHAPES, weight=0.5)
             for title, plans in (("forms of one mask", None), ("as many queries as batch elements", ALIKE))
@@ -255,7 +256,7 @@ def sizes_probes(declaration: Declaration) -> list[Probe]:
         *(at("ATT-1", "scale", plan, focus=("scale",)) for plan in ("widths", "features")),
         at("ATT-1", "default scale", "widths", mask="none"),
         at("ATT-2", "softcap", "features", focus=("softcap",)),
-        at("ATT-3", "bias", "features", focus=("bias",)),
+        at("ATT-3", "bias", "features", 2.0, focus=("bias",)),
         at("ATT-5", "softmax", "features", mask="none"),
         at("ATT-5", "sinks", "features", focus=("sinks",)),
         at("ATT-7", "grouped heads", "heads", grouped=True),
@@ -265,6 +266,7 @@ def sizes_probes(declaration: Declaration) -> list[Probe]:
         *(at("ATT-12", "gradients", plan, focus=gradients, others=True) for plan in ("features", "lengths")),
         at("ATT-12", "gradients", "heads", mask="none", focus=gradients, others=True),
         at("ATT-12", "gradients", "widths", focus=gradients),
+        at("ATT-12", "gradients of a shared bias", "heads", mask="none", focus=(*gradients, "bias"), shared_bias=True),
         *(
             at("ATT-12", f"gradients beside {name}", "features", weight, focus=(*gradients, name))
             for name, weight in (("bias", 2.0), ("sinks", 2.0), ("softcap", 0.5))

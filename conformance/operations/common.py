@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,7 @@ from conformance.sampling.plan import layers as layer_plan
 from conformance.sampling.plan.covering import Row
 from conformance.sampling.plan.layers import Plan
 from conformance.sampling.strategies import DTYPES, KERNEL_WIDTHS, NORM_SHAPES, SHORT, NormShape
+from conformance.subjects.subject import differentiable
 
 HALF = ("float16", "bfloat16")
 WIDE = ("float32", "float64")
@@ -44,6 +46,26 @@ WIDE = ("float32", "float64")
 def determinism_probe(operation: Operation, declaration: Declaration) -> Probe:
     cases = operation.cases(dtypes=DTYPES, declaration=declaration)
     return Probe("ATT-13", operation.name, (operation.name,), cases, DETERMINISM, weight=0.4)
+
+
+def some_gradients_probe(operation: Operation, declaration: Declaration) -> list[Probe]:
+    """Gradients of some inputs, with the others constant, as where weights are frozen."""
+    if "gradients" not in declaration or len(operation.differentiated) < 2:
+        return []
+    name, rule = operation.name, operation.rules.get("gradients", operation.rules[""])
+    cases = operation.cases(dtypes=DTYPES, declaration=declaration).flatmap(with_constants)
+    weight = 0.5 if declaration.compiled else 2.0
+    return [Probe(rule, f"gradients of some inputs of {name}", (name,), cases, weight=weight)]
+
+
+def with_constants(case: Case) -> st.SearchStrategy[Case]:
+    """All inputs but one are constants, or one is; as the case is, where it has no gradients or no two inputs."""
+    names = differentiable(case)
+    if not case.cotangents or len(names) < 2:
+        return st.just(case)
+    one = st.sampled_from(names)
+    alone = one.map(lambda name: tuple(other for other in names if other != name))
+    return st.one_of(one.map(lambda name: (name,)), alone).map(lambda names: replace(case, constants=names))
 
 
 def memory_probes(operation: Operation, declaration: Declaration) -> list[Probe]:

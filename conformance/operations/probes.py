@@ -10,7 +10,7 @@ from conformance.cases.operation import Operation
 from conformance.checks.catalogue import taken_as_array
 from conformance.checks.probe import Probe
 from conformance.operations import OPERATIONS
-from conformance.operations.common import determinism_probe, memory_probes, state_probes
+from conformance.operations.common import determinism_probe, memory_probes, some_gradients_probe, state_probes
 
 
 def catalogue(declaration: Declaration = EVERYTHING) -> list[Probe]:
@@ -22,6 +22,7 @@ def catalogue(declaration: Declaration = EVERYTHING) -> list[Probe]:
 def probes_for(operation: Operation, declaration: Declaration) -> Iterator[Probe]:
     yield from operation.probes(declaration)
     yield determinism_probe(operation, declaration)
+    yield from some_gradients_probe(operation, declaration)
     yield from memory_probes(operation, declaration)
     yield from state_probes(operation, declaration)
 

@@ -270,6 +270,8 @@ def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> 
         yield contiguous
     if case.cotangents:
         yield lambda case: replace(case, cotangents={})
+    if case.constants:
+        yield lambda case: replace(case, constants=())
     if operation_named(case.operation).rows is not None:
         yield collapsed
     biases = [name for name in case.inputs if name in ("bias", "sinks") or name.endswith(".bias")]

@@ -63,6 +63,8 @@ LONG = (
     Sizes(1, 2, 1, 33, 70, 64, 40),
     Sizes(2, 4, 1, 16, 32, 16, 16),
 )
+TILED = (Sizes(1, 2, 1, 70, 150, 3, 2), Sizes(2, 1, 1, 140, 140, 4, 3), Sizes(1, 2, 2, 300, 300, 2, 3))
+"""Several tiles of queries and of keys."""
 ALIKE = (Sizes(3, 3, 1, 3, 5, 4, 4),)
 """Batch, heads and queries of one size, so that it shows who tells them apart by their sizes."""
 THOUSANDS = (Sizes(1, 2, 1, 2, 2048, 64, 64),)
@@ -182,14 +184,34 @@ def causal(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     return Causal(draw(st.integers(-2, max(0, s.K - 1))))
 
 
+TILES = (16, 32, 64, 128, 256, 512, 1024)
+"""Keys to a tile, in many kernels."""
+
+
 def window(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     side = st.one_of(st.none(), st.integers(0, max(1, s.K // 3)))
+    if s.K > MANY_KEYS:
+        side = st.one_of(side, st.sampled_from((0, 1, 2)))
     lowest = min(-1, s.K - s.Q)
     offset: Any = draw(st.one_of(st.integers(lowest, max(0, s.K - s.Q)), st.just("per batch")))
     if offset == "per batch":
         offset = d.integers(lowest, max(0, s.K - s.Q), s.B)
     left, right = draw(side), draw(side)
-    return SlidingWindow(left, right if left is not None else draw(st.integers(0, s.K // 3)), offset)
+    if left is None and right is None:
+        right = draw(st.integers(0, s.K // 3))
+    if s.K > MANY_KEYS and draw(st.integers(0, 3)) > 0:
+        offset = at_tile(draw, s, offset, right if right is not None else -(left or 0))
+    return SlidingWindow(left, right, offset)
+
+
+def at_tile(draw: st.DrawFn, s: Sizes, offset: Any, side: int) -> Any:
+    """The nearest offset at which a window's edge is where a tile of keys ends, or one key before or after.
+
+    side: how many keys the edge is past the query's own place.
+    """
+    tile = draw(st.sampled_from([tile for tile in TILES if tile <= s.K // 2]))
+    past = (offset + side - draw(st.sampled_from((-1, 0, 1)))) % tile
+    return offset - past + tile * (past > tile // 2)
 
 
 def lengths(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
@@ -207,21 +229,40 @@ def padding(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
 
 
 def segments(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
-    """Ids in ascending order; in two cases of five so far apart that 8 or 16 bits do not hold them."""
-    rows, apart = draw(st.sampled_from((1, s.B))), draw(st.sampled_from((1, 1, 1, 2**8, 2**16)))
-    return Segments(np.sort(d.integers(0, 2, rows, s.Q)) * apart, np.sort(d.integers(0, 2, s.B, s.K)) * apart)
+    """Ids in ascending order. In some cases they are so far apart that 8 or 16 bits do not hold them, or neighbours
+    that are one number in bfloat16, float16 or float32."""
+    rows = draw(st.sampled_from((1, s.B)))
+    first, apart = draw(st.sampled_from(((0, 1), (0, 1), (0, 2**8), (0, 2**16), (2**8, 1), (2**11, 1), (2**24, 1))))
+    queries, keys = np.sort(d.integers(0, 2, rows, s.Q)), np.sort(d.integers(0, 2, s.B, s.K))
+    return Segments(first + queries * apart, first + keys * apart)
 
 
-def pair_shapes(s: Sizes) -> list[tuple[int, ...]]:
-    """Of masks and biases. What is many, batch elements or heads, has one each: that some are mixed up shows there."""
+def pair_shapes(s: Sizes, shared: bool = False) -> list[tuple[int, ...]]:
+    """Of masks and biases. What is many, batch elements or heads, has one each: that some are mixed up shows there.
+
+    shared: the same for many, as biases are whose gradients are sums.
+    """
+    if shared:
+        return [(s.Q, s.K), (1, 1, s.Q, s.K), (s.B, 1, s.Q, s.K), (1, s.H, s.Q, s.K)]
     batches, heads = (s.B,) if s.B > FEW else (1, s.B), (s.H,) if s.H > FEW else (1, s.H)
     whole: list[tuple[int, ...]] = [(b, h, s.Q, s.K) for b in batches for h in heads if (b, h) != (1, 1)]
     return [(s.Q, s.K), *whole] if max(s.B, s.H) <= FEW else whole
 
 
+def hidden_run(draw: st.DrawFn, s: Sizes, d: Draw, shape: tuple[int, ...]) -> np.ndarray:
+    """Which pairs of an array of this shape lie in a run of whole tiles, mostly of the first keys, for some queries."""
+    tiles = [tile for tile in TILES if tile < s.K]
+    tile = draw(st.sampled_from((*tiles, s.K // 2, s.K - s.K // 8)))
+    start = draw(st.sampled_from((0, 0, 0, min(tile, s.K - tile), s.K - tile)))
+    keys = (np.arange(s.K) >= start) & (np.arange(s.K) < start + tile)
+    return keys & d.booleans(*shape[:-1], 1, share=draw(st.sampled_from((0.5, 1.0))))
+
+
 def dense(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     array = d.booleans(*draw(st.sampled_from(pair_shapes(s))))
     if s.K > MANY_KEYS:  # of the last keys, which the last query seeks, it may not see both
+        if draw(st.integers(0, 2)) == 2:
+            array[hidden_run(draw, s, d, array.shape)] = False
         array[..., -1:, -2:] &= (np.arange(2) == d.integers(0, 1, *array.shape[:-2], 1, 1)) & d.booleans(1, share=0.7)
     return array if draw(st.booleans()) else Dense(array)
 
@@ -306,11 +347,13 @@ def attention_cases(
     plans: tuple[Sizes, ...] | None = None,
     declaration: Declaration = EVERYTHING,
     rate: int = 5,
+    shared_bias: bool = False,
 ) -> Case:
     """Attention, its weights or its log-sum-exp.
 
     focus: features that every case has. others: the remaining features appear now and then, one in `rate`.
-    grouped: True for H > G only. plans: the sizes to draw from, instead of the usual ones.
+    grouped: True for H > G only. plans: the sizes to draw from, instead of the usual ones. shared_bias: many heads or
+    batch elements have one bias.
     """
     assume(set(focus) <= declaration.features and possible(mask, declaration))
     dtype, s = draw(dtype_and_sizes(dtypes, declaration, plans, grouped))
@@ -330,7 +373,7 @@ def attention_cases(
     if mode not in ("zero", "any"):
         options["empty_rows"] = mode
         features.discard("sinks")
-    add_features(draw, s, d, features, inputs, options)
+    add_features(draw, s, d, features, inputs, options, shared_bias)
     cotangents, case = {}, Case(operation, dtype, inputs, options, {}, rounding=rounding)
     empty = rows_without_keys(case)
     if convention == "any" and empty.any():
@@ -461,7 +504,13 @@ def logsumexp_of_heads(inputs: dict[str, np.ndarray], options: dict[str, Any]) -
 
 
 def add_features(
-    draw: st.DrawFn, s: Sizes, d: Draw, features: set[str], inputs: dict[str, np.ndarray], options: dict[str, Any]
+    draw: st.DrawFn,
+    s: Sizes,
+    d: Draw,
+    features: set[str],
+    inputs: dict[str, np.ndarray],
+    options: dict[str, Any],
+    shared_bias: bool = False,
 ) -> None:
     companion = draw(st.sampled_from((compute_dtype_name(d.dtype), d.dtype)))
     if "scale" in features:
@@ -469,9 +518,11 @@ def add_features(
     if "softcap" in features:
         options["softcap"] = draw(st.sampled_from((0.5, 2.0, 30.0)))
     if "bias" in features:
-        inputs["bias"] = d.normal(*draw(st.sampled_from(pair_shapes(s))), scale=2.0, dtype=companion)
+        inputs["bias"] = d.normal(*draw(st.sampled_from(pair_shapes(s, shared_bias))), scale=2.0, dtype=companion)
         if draw(st.booleans()):
             inputs["bias"][d.booleans(*inputs["bias"].shape, share=0.15)] = -np.inf
+        if s.K > MANY_KEYS and draw(st.integers(0, 3)) > 0:
+            inputs["bias"][hidden_run(draw, s, d, inputs["bias"].shape)] = -np.inf
     if "sinks" in features:
         beside = logsumexp_of_heads(inputs, options) if s.K > MANY_KEYS and s.Q and inputs["query"].ndim == 4 else 0.0
         inputs["sinks"] = d.cast(d.numbers(s.H) * 2.0 + beside, companion)

@@ -78,7 +78,9 @@ def head_axis(operation: str, name: str, layout: str) -> int:
 
 
 def differentiable(case: Case) -> list[str]:
-    return [name for name, array in case.inputs.items() if str(array.dtype) in FLOATING]
+    """Inputs whose gradients the case asks for, where it has cotangents."""
+    floating = (name for name, array in case.inputs.items() if str(array.dtype) in FLOATING)
+    return [name for name in floating if name not in case.constants]
 
 
 def results_by_name(operation: str, returned: Any) -> dict[str, Any]:

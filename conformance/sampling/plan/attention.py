@@ -69,21 +69,23 @@ TYPICAL = {
 """For frameworks that compile for every shape: one size of each range, and no power of two."""
 
 LENGTH_RANGES = (16, 64, 256, 1024, 4096)
+ONE = (1,)
+"""The end of a range of its own: for one query, as in decoding, kernels go another way."""
 RANGES = {
     "everything": {
         "batch": (5, 300),
         "key_heads": (1, 8),
         "group_ratio": (1, 2, 4),
-        "queries": LENGTH_RANGES,
+        "queries": ONE + LENGTH_RANGES,
         "keys": LENGTH_RANGES,
         "key_width": (16, 64, 128, 256),
         "value_width": (16, 64, 128, 256),
     },
-    "lengths": {"batch": (2,), "key_heads": (2,), "queries": (16, 128, 1024), "keys": LENGTH_RANGES},
-    "widths": {"queries": (16,), "keys": (16, 128), "key_width": (16, 64, 128, 256), "value_width": (16, 128)},
+    "lengths": {"batch": (2,), "key_heads": (2,), "queries": (*ONE, 16, 128, 1024), "keys": LENGTH_RANGES},
+    "widths": {"queries": (*ONE, 16), "keys": (16, 128), "key_width": (16, 64, 128, 256), "value_width": (16, 128)},
     "heads": {"batch": (3, 64), "key_heads": (1, 8), "group_ratio": RATIOS[:-1], "keys": (16, 128)},
     "features": {
-        "queries": (16,),
+        "queries": (*ONE, 16),
         "keys": (16, 64, 256, 1024),
         "key_width": (16, 128),
         "key_heads": (2,),

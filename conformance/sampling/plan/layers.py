@@ -27,7 +27,7 @@ Frozen = tuple[tuple[str, tuple[tuple[int, ...], ...]], ...]
 """Levels by dimension, as a key under which rows are kept."""
 
 ENDS = {
-    "rows": (16, 128, 1024, 16384),
+    "rows": (1, 16, 128, 1024, 16384),
     "norm_width": (16, 128, 1024, 4096, 16384),
     "model_width": (16, 128, 1024),
     "inner_width": (16, 128, 1024),

@@ -22,7 +22,7 @@ RATIOS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16)
 """Query heads to a key head."""
 KEY_HEADS = (1, 2, 3, 4, 5, 8, *around(5, 6, 7), 12, 40, 71, 96)
 BATCHES = (1, 2, 3, 5, *around(3, 4, 5, 6, 7, 8, 10, 12, 15, 16))
-ROWS = (2, 3, 5, 6, 7, 12, *around(*range(4, 17)), 40, 48, 50, 100, 300)
+ROWS = (1, 2, 3, 5, 6, 7, 12, *around(*range(4, 17)), 40, 48, 50, 100, 300)
 """Of norms, and of all that works on rows."""
 NORM_WIDTHS = (
     *(3, 5, 7, 12, *around(*range(4, 17))),

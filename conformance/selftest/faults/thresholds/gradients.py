@@ -108,7 +108,30 @@ def lost(
     return each(sizes, lambda n: gradient(f"{name} {n} lost", more(axis, n), argument(lost_from(place, at(n)))))
 
 
+def last_block_of_heads(n: int) -> Change:
+    """Blocks of n heads write their sums to one place, where the last stays."""
+    return lambda c, bar: zeroed(bar, (slice(None), slice(0, (c.H - 1) // n * n)))
+
+
+def shared_by_heads(n: int) -> Condition:
+    """Whether more than n heads have one bias."""
+    return lambda c: c.bias is not None and c.bias.shape[-3:-2] in ((), (1,)) and n < c.H
+
+
+def query_is_constant(c: Call) -> bool:
+    return torch.is_grad_enabled() and c.key.requires_grad and not c.query.requires_grad
+
+
 FAULTS: tuple[Fault, ...] = (
+    *each(
+        (8, 16, 32),
+        lambda n: gradient(
+            f"bias's gradient from the last {n} of the heads that share it",
+            shared_by_heads(n),
+            of_bias(last_block_of_heads(n)),
+        ),
+    ),
+    gradient("keys' gradient lost where the query is constant", query_is_constant, of_key(nothing)),
     *each(
         (32, 64, 128),
         lambda n: gradient(

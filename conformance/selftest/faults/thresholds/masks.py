@@ -257,7 +257,46 @@ def segments_in_bits(bits: int) -> Meaning:
     return meaning
 
 
+def segments_as(dtype: torch.dtype) -> Meaning:
+    """Ids that are one number in a narrow format are taken for one."""
+
+    def meaning(mask: Segments, queries: Tensor, keys: Tensor) -> Tensor:
+        return mask.query_ids.to(dtype)[:, None, :, None] == mask.key_ids.to(dtype)[:, None, None, :]
+
+    return meaning
+
+
+def window_without_last_tile(n: int) -> Meaning:
+    """The last tile of n keys, counted from a tile of n queries, is skipped where the window has one key of it."""
+
+    def meaning(mask: SlidingWindow, queries: Tensor, keys: Tensor) -> Tensor:
+        inside = window_of(mask, queries, keys)
+        if mask.right is None:
+            return inside
+        end = queries // n * n + n - 1 + per_batch(mask.offset) + mask.right
+        return inside & (keys < -torch.div(-end, n, rounding_mode="floor") * n)
+
+    return meaning
+
+
 DESCRIBED = (
+    *(
+        described_fault(
+            "MASK-2", f"ids of segments in {str(d).removeprefix('torch.')}", "K", 0, Segments, segments_as(d)
+        )
+        for d in (torch.bfloat16, torch.float16, torch.float32)
+    ),
+    *each(
+        (32, 64, 128),
+        lambda n: described_fault(
+            "MASK-4",
+            f"last tile of {n} keys skipped where the window has one key of it",
+            "K",
+            n,
+            SlidingWindow,
+            window_without_last_tile(n),
+        ),
+    ),
     *each(
         (32, 64, 128, 1024),
         lambda n: described_fault(
@@ -336,4 +375,25 @@ DESCRIBED = (
     ),
 )
 
-FAULTS: tuple[Fault, ...] = (*DENSE, *DESCRIBED)
+
+def nothing_in_first_tile(n: int) -> Before:
+    """NaN in rows of which the bias forbids the first tile of n keys, as its maximum of -inf gives it."""
+
+    def change(c: Call) -> Call:
+        if c.bias is None:
+            return c
+        forbidden = c.bias == -torch.inf
+        spoiled = forbidden[..., :n].all(-1, keepdim=True) & ~forbidden.all(-1, keepdim=True)
+        return replace(c, bias=torch.where(spoiled, torch.nan, c.bias))
+
+    return change
+
+
+FORBIDDEN = each(
+    (16, 64, 128, 256),
+    lambda n: before(
+        "ATT-3", f"NaN where the bias forbids the first {n} keys", more("K", n, "bias"), nothing_in_first_tile(n)
+    ),
+)
+
+FAULTS: tuple[Fault, ...] = (*DENSE, *DESCRIBED, *FORBIDDEN)

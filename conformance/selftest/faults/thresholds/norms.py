@@ -397,4 +397,15 @@ def variants(operation: str) -> tuple[Fault, ...]:
     )
 
 
-FAULTS: tuple[Fault, ...] = (*LAYER, *variants("rms_norm"), *variants("standard_deviation_norm"))
+ONE_ROW = each(
+    (1024, 4096, 16384),
+    lambda n: norm(
+        "NORM-7",
+        f"of a single row columns past {n} not in the mean square",
+        lambda c: c.rows == 1 and wider(n)(c),
+        lambda c, right: right(c, lambda c, x: torch.sum(x[..., :n] ** 2, dim=-1, keepdim=True) / c.width),
+        "rms_norm",
+    ),
+)
+
+FAULTS: tuple[Fault, ...] = (*LAYER, *ONE_ROW, *variants("rms_norm"), *variants("standard_deviation_norm"))
