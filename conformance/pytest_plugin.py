@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 OPTIONS = {
     "operation": "what the function computes: attention, layer_norm, ...",
-    "arrays": "arrays that it takes and returns: numpy, torch or jax",
+    "arrays": "arrays that it takes and returns: numpy, torch or jax; by default a guess",
+    "vjp": "the function of its gradients, named like the target",
     "device": "cpu or cuda",
     "dtypes": "dtypes to judge, such as float32,float16",
     "supports": "features that it supports, or no-softcap for all but that",
@@ -167,9 +168,9 @@ def session_of(subject: str | Callable[..., Any], operation: str, options: dict[
     unknown = set(options) - {*kept, *declared, "arrays", "device", "name"}
     if unknown:
         raise ValueError(f"unknown option: {', '.join(sorted(unknown))}")
-    arrays, device = options.get("arrays") or "numpy", options.get("device") or "cpu"
+    device = options.get("device") or "cpu"
     known("device", [device], ("cpu", "cuda"))
-    target = Target(subject, operation, arrays, device, options.get("name"), given)
+    target = Target(subject, operation, options.get("arrays"), device, options.get("name"), given)
     return JudgeSession(target, **own)
 
 

@@ -54,6 +54,14 @@ def inverted(query, key, value, *, mask=None):
     return good(query, key, value, mask=None if mask is None else ~mask)
 
 
+def gradients(query, key, value, bar, *, mask=None, scale=None):
+    return reference_numpy.attention_vjp(query, key, value, bar, mask=mask, scale=scale)
+
+
+def doubled(*arguments, **options):
+    return {name: 2 * array for name, array in gradients(*arguments, **options)._asdict().items() if array is not None}
+
+
 def takes_one(x):
     return x
 
@@ -234,6 +242,11 @@ def test_same_seed_same_report(check: Command) -> None:
         (["targets.py:good", "--convention", "polarity=up"], "convention polarity: got 'up'"),
         (["targets.py:good", "--convention", "taste=good"], "conventions: got 'taste'"),
         (["targets.py:good", "--rule", "ATT-99"], "rule: got 'ATT-99'"),
+        (
+            ["targets.py:takes_one", "--rule", "NORM-1"],
+            "there is no case of NORM-1 for attention, but of CALL, MASK-1, ",
+        ),
+        (["targets.py:good", "--vjp", "targets.py:nothing"], "targets.py has no nothing"),
         (["targets.py:good", "--effort", "maximal"], "effort must be one of quick, default, thorough, got 'maximal'"),
     ],
 )
@@ -328,6 +341,17 @@ def test_function_that_dies(check: Command) -> None:
     code, output = command("replay", found.violations["MASK-1"]["replay_file"])  # isolated by default
     assert code == 1
     assert "its process died of SIGABRT" in output
+
+
+@pytest.mark.parametrize("how", ["--isolate", "--in-process"])
+def test_gradients_by_a_function_of_the_command_line(check: Command, how: str) -> None:
+    words = ("--rule", "ATT-12", "--dtypes", "float32", how, "--vjp")
+    assert check("good", *words, "targets.py:gradients").report["subjects"][0]["rules"][1]["cases"] > 3
+    found = check("good", *words, "targets.py:doubled")
+    assert list(found.violations) == ["ATT-12"]
+    (_, _, file) = found.violations["ATT-12"]["replay_command"].split()
+    assert command("replay", file)[0] == 1
+    assert command("replay", file, "--vjp", "targets.py:gradients")[0] == 0
 
 
 # --- replay -----------------------------------------------------------------------------------------------------------

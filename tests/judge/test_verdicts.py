@@ -150,7 +150,7 @@ def test_what_is_not_supported_and_refused_is_called_so() -> None:
 
 
 def test_a_call_that_fails_says_with_which_arrays() -> None:
-    subject = told(of_torch)
+    subject = told(of_torch, arrays="numpy")
     (violation,) = subject["violations"]
     line = "the judge called it with NumPy arrays; --arrays torch or jax for others"
     assert violation["called_with"] == line
