@@ -38,13 +38,14 @@ def port(
     from conformance.models.agreement import agreement, end_to_end
     from conformance.models.probing import probe
     from conformance.reports.models import parameters_table, probe_line, steps_table
+    from specification.loading.reader import first_few
     from specification.parameters import mapped
 
     unread: list[str] = []
     parameters, configuration = read_checkpoint(checkpoint, dialect, settings, unread)
     console.print(parameters_table(parameters))
     if unread:
-        console.print(Text(f"entries that dialect {dialect} does not use: {', '.join(unread)}"))
+        console.print(Text(f"entries that dialect {dialect} does not use: {', '.join(first_few(unread))}"))
     packages = packages_here()
     inputs, options = probe(parameters, configuration, seed)
     console.print(Text(probe_line(inputs, options)))
