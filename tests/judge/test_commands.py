@@ -741,8 +741,15 @@ HEADS = ("--dialect", "imdb-classifier", "--set", "num_heads=3")
 
 def test_port(folder: Path) -> None:
     small_checkpoint(folder / "small.safetensors")
-    code, output = command("port", "small.safetensors", *HEADS, "--set", "pool=mean")
+    code, output = command("port", "small.safetensors", *HEADS, "--set", "pool=mean", "--json", "port.json")
     assert code == 0
+    report = json.loads((folder / "port.json").read_text())
+    assert (report["conforms"], report["first_beyond"], report["settings"]) == (
+        True,
+        None,
+        ["num_heads=3", "pool=mean"],
+    )
+    assert [whole["name"] for whole in report["wholes"]] == ["from end to end, float32", "from end to end, float64"]
     assert "encoder.blocks.0.attention_norm" in output
     assert "every step keeps its bound in reference_numpy, torch_impl, jax_impl" in output
 
@@ -751,8 +758,12 @@ def test_port_says_where_the_first_error_is(folder: Path, monkeypatch: pytest.Mo
     activations = importlib.import_module("torch_impl.feed_forward").ACTIVATIONS
     monkeypatch.setitem(activations, "relu", lambda x: 1.001 * x.relu())
     small_checkpoint(folder / "small.safetensors")
-    code, output = command("port", "small.safetensors", *HEADS)
+    code, output = command("port", "small.safetensors", *HEADS, "--json", "port.json")
     assert code == 1
+    report = json.loads((folder / "port.json").read_text())
+    assert not report["conforms"]
+    assert report["first_beyond"] == {"step": "encoder.blocks.0.feed_forward", "package": "torch_impl"}
+    assert command("port", "small.safetensors", *HEADS, "--json", "no/folder/port.json")[0] == 2
     assert "the first error beyond its bound: torch_impl in encoder.blocks.0.feed_forward" in output
 
 
