@@ -13,11 +13,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+import conformance
 from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import Finding
 from conformance.checks.results import Results, Violation
+from conformance.cli import app
 from conformance.judge import replaying
 from conformance.judge.judged_rules import JUDGED
 from conformance.models.real import RealFinding, RealResult
@@ -721,6 +724,27 @@ def test_module_is_the_program() -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=path, check=True)
     for name in ("check", "replay", "run", "compare", "selftest", "definition", "rules"):
         assert name in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("shell", "words", "expected"),
+    [
+        ("bash", {"COMP_WORDS": "conformance ch", "COMP_CWORD": "1"}, "check"),
+        ("bash", {"COMP_WORDS": "conformance check kernel.py:f --operat", "COMP_CWORD": "3"}, "--operation"),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance replay --vj"}, '"--vjp"'),
+        ("fish", {"_TYPER_COMPLETE_ARGS": "conformance sh", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}, "show"),
+    ],
+)
+def test_shells_complete_commands_and_options(shell: str, words: dict[str, str], expected: str) -> None:
+    environment = {"_CONFORMANCE_COMPLETE": f"complete_{shell}"} | words
+    result = CliRunner().invoke(app, env=environment, prog_name="conformance")
+    assert result.exit_code == 0
+    assert expected in result.stdout
+    assert "Usage" not in result.stdout
+
+
+def test_version() -> None:
+    assert command("--version") == (0, f"{conformance.__version__}\n")
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
