@@ -24,6 +24,7 @@ if not console.is_terminal:
     console.width = 160  # in a file no line need be broken
 
 DEVICES = ("cpu", "cuda")
+WITH = "a subject of your own, as package.module:NAME or path/to/file.py:NAME; may be repeated"
 
 
 def refuse(message: str) -> NoReturn:
@@ -67,9 +68,7 @@ def run(
     seed: Annotated[
         int | None, typer.Option(help="generate the same inputs again; by default a fresh seed", min=0)
     ] = None,
-    others: Annotated[
-        list[str] | None, typer.Option("--with", help="a subject of your own; may be repeated", metavar="MODULE:NAME")
-    ] = None,
+    others: Annotated[list[str] | None, typer.Option("--with", help=WITH, metavar="TARGET")] = None,
 ) -> None:
     """Time all installed subjects. Exit code 1 if a subject failed, 2 for wrong usage."""
     from benchmarks import cases as every_case
@@ -216,7 +215,7 @@ def draw(result: dict[str, Any], folder: Path | None) -> None:
 
         written = plot(result, folder)
     except ImportError as error:
-        return say(f"no pictures: {error.name} is not installed; `pip install -e .[bench]` has it")
+        return say(f"no pictures: {error.name} is not installed; pip install 'transformer-conformance[bench]' has it")
     except OSError as error:
         return say(f"no pictures: {error.filename}: {error.strerror}")
     for path in written:

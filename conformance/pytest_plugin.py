@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 OPTIONS = {
     "operation": "what the function computes: attention, layer_norm, ...",
-    "arrays": "arrays that it takes and returns: numpy, torch or jax",
+    "arrays": "arrays that it takes and returns: numpy, torch or jax; by default a guess",
+    "vjp": "the function of its gradients, named like the target",
     "device": "cpu or cuda",
     "dtypes": "dtypes to judge, such as float32,float16",
     "supports": "features that it supports, or no-softcap for all but that",
@@ -44,8 +45,8 @@ OPTIONS = {
 }
 """Options with a value, which mean the same as for `conformance check`."""
 NUMBERS = {"width-multiple": int, "seed": int, "time-limit": float}
-NEVER_GIVEN = "conformance: never given"
-"""The property of a test that says which of the function's parameters no case gives."""
+NOTE = "conformance: note"
+"""The property of a test that says which of the function's parameters no case gives, and which arrays were guessed."""
 SEED = 0
 """Of a test in a test file: it draws the same cases every time, unless another seed is given."""
 
@@ -82,9 +83,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """What is never given is told once, from wherever the tests ran."""
+    """Notes are printed once, from wherever the tests ran."""
     reports = [report for several in terminalreporter.stats.values() for report in several]
-    found = [p for report in reports for p in getattr(report, "user_properties", ()) if p[0] == NEVER_GIVEN]
+    found = [p for report in reports for p in getattr(report, "user_properties", ()) if p[0] == NOTE]
     for line in dict.fromkeys(told for _, told in found):
         terminalreporter.write_line(f"conformance: {line}", yellow=True)
 
@@ -167,9 +168,9 @@ def session_of(subject: str | Callable[..., Any], operation: str, options: dict[
     unknown = set(options) - {*kept, *declared, "arrays", "device", "name"}
     if unknown:
         raise ValueError(f"unknown option: {', '.join(sorted(unknown))}")
-    arrays, device = options.get("arrays") or "numpy", options.get("device") or "cpu"
+    device = options.get("device") or "cpu"
     known("device", [device], ("cpu", "cuda"))
-    target = Target(subject, operation, arrays, device, options.get("name"), given)
+    target = Target(subject, operation, options.get("arrays"), device, options.get("name"), given)
     return JudgeSession(target, **own)
 
 
@@ -189,8 +190,12 @@ def put(judge: JudgeSession, question: Question, item: pytest.Item) -> None:
     from conformance.reports.content import violation_content
     from conformance.reports.replays import write_replay
 
+    title, target = judge.target.title, judge.target
+    if target.guessed:
+        told = f"{title} was called with arrays of {target.arrays}, a guess: {target.guessed}"
+        item.user_properties.append((NOTE, told))
     if judge.never_given:
-        item.user_properties.append((NEVER_GIVEN, f"{judge.target.title} was {judge.never_given}"))
+        item.user_properties.append((NOTE, f"{title} was {judge.never_given}"))
     try:
         found = judge.ask(question)
     except NotAsked as reason:

@@ -9,6 +9,7 @@ from study import divergences
 from study.drift import drifts
 from study.results import BENCHMARKS, CONFORMANCE, gather
 from study.site import build
+from study.sources import ROOT
 
 
 def main() -> None:
@@ -25,6 +26,8 @@ def main() -> None:
         told = f"{what}; by default the stored one"
         parser.add_argument(option, type=Path, default=default, metavar="FILE", help=told)
     given = parser.parse_args()
+    if not (ROOT / "SPEC.md").is_file():
+        parser.error("the pages need the documents, examples and tests of the project: run it in a clone")
     results = gather(given.conformance, given.benchmarks, given.divergences)
     written = build(given.out, given.base, not given.no_examples, results)
     for message in drifts():

@@ -8,7 +8,7 @@ from functools import cache
 from typing import NamedTuple
 
 from specification import MODEL_RULES, RULES
-from study.sources import ROOT
+from study.sources import document
 
 LINK = re.compile(r"\[([^\[\]]+)\]\(([^()\s]+)\)")
 PARTS = ("Why", "Elsewhere")
@@ -41,7 +41,7 @@ class RuleText(NamedTuple):
 @cache
 def rule_texts() -> dict[str, RuleText]:
     """Return every rule of SPEC.md by its identifier, in order."""
-    text = (ROOT / "SPEC.md").read_text()
+    text = document("SPEC.md").read_text()
     cells = {row[0]: row[1:] for row in map(cells_of, re.findall(r"^\| ([A-Z].*) \|$", text, re.MULTILINE))}
     sections = re.split(r"^### ", re.sub(r"^## .*$", "", text, flags=re.MULTILINE), flags=re.M)
     texts = (rule_text(section, cells) for section in sections[1:])
@@ -54,7 +54,7 @@ def cells_of(row: str) -> list[str]:
 
 def letters() -> str:
     """Return the paragraph of SPEC.md that explains the letters in shapes."""
-    found = re.search(r"^\*\*Letters\.\*\* (.*?)\n\n", (ROOT / "SPEC.md").read_text(), re.DOTALL | re.MULTILINE)
+    found = re.search(r"^\*\*Letters\.\*\* (.*?)\n\n", document("SPEC.md").read_text(), re.DOTALL | re.MULTILINE)
     if found is None:
         raise ValueError("SPEC.md has no paragraph that explains the letters in shapes")
     return " ".join(found[1].split())

@@ -8,6 +8,7 @@ step, one level deeper. Comments are removed from the code and kept with the ste
 from __future__ import annotations
 
 import ast
+import contextlib
 import io
 import os
 import re
@@ -15,6 +16,7 @@ import textwrap
 import tokenize
 from collections.abc import Iterator
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +25,20 @@ PACKAGES = ("reference_numpy", "torch_impl", "jax_impl")
 LABELS = {"reference_numpy": "NumPy", "torch_impl": "PyTorch", "jax_impl": "JAX"}
 Definition = ast.FunctionDef | ast.ClassDef
 BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try, ast.FunctionDef)
+
+
+def document(name: str) -> Path:
+    """Return a document of the project: in the folder of the sources, or where a wheel has put it.
+
+    Raises FileNotFoundError if it is in neither place.
+    """
+    if (ROOT / name).is_file():
+        return ROOT / name
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for file in metadata.files("transformer-conformance") or ():
+            if file.name == name and (path := Path(str(file.locate()))).is_file():
+                return path
+    raise FileNotFoundError(f"{name} is not installed: take a clone of the project")
 
 
 def address(base: str | None, folder: Path) -> str:

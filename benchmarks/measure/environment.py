@@ -68,7 +68,9 @@ def load() -> float | None:
 
 
 def commit() -> str | None:
-    """The checkout's, with "+" where files are changed; None without git, or outside a checkout."""
+    """The checkout's, with "+" where files are changed; None without git, or outside a checkout of this project."""
+    if not (ROOT / "SPEC.md").is_file():
+        return None
     head = git("rev-parse", "HEAD")
     return head and head + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
 

@@ -3,21 +3,40 @@
 from __future__ import annotations
 
 import importlib
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import ModuleType
 
 from benchmarks.subjects import jax_subjects, numpy_subjects, other_subjects, torch_subjects
 from benchmarks.subjects.subject import Subject
+from conformance.subjects.callables import on_path
 
 
 def subject_at(target: str) -> Subject:
-    """What `module:NAME` is; ValueError says in a line why it is no subject."""
-    module, _, name = target.partition(":")
+    """Load what `package.module:NAME` or `path/to/file.py:NAME` names; ValueError says why it is no subject."""
+    where, _, name = target.rpartition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        module = module_of_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+        found = getattr(module, name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{target!r} cannot be loaded, expected module:NAME: {error}") from error
+        what = "package.module:NAME or path/to/file.py:NAME"
+        raise ValueError(f"{target!r} cannot be loaded, expected {what}: {error}") from error
     if not isinstance(found, Subject):
         raise ValueError(f"{target!r} is a {type(found).__name__}, expected a benchmarks.subjects.subject.Subject")
     return found
+
+
+def module_of_file(path: Path) -> ModuleType:
+    """Import a file under its own name, by which the subjects' processes find it too; its folder stays on the path."""
+    if not path.is_file():
+        raise ValueError(f"no file {path}")
+    with on_path(path.resolve().parent):
+        module = importlib.import_module(path.stem)
+    there = PathFinder.find_spec(path.stem)
+    for origin in (module.__file__, None if there is None else there.origin):
+        if origin is None or not path.samefile(origin):
+            raise ValueError(f"another module is called {path.stem}: {origin}")
+    return module
 
 
 def subjects() -> dict[str, Subject]:

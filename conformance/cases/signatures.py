@@ -119,7 +119,8 @@ def signature_of(function: Callable[..., Any], operation: str) -> Signature:
         return Signature(operation, len(own), (), frozenset(), frozenset(), True)
     places = [p for p in found if p.kind in BY_PLACE]
     keyword_names = definition(operation).keys() - set(own)
-    slots = next((i for i, p in enumerate(places[: len(own)]) if p.name in keyword_names), min(len(places), len(own)))
+    slots = min(len(places), len(own))
+    slots = next((i for i in range(slots) if places[i].name in keyword_names or is_other(places[i], own[i])), slots)
     if slots == len(places) and any(p.kind is p.VAR_POSITIONAL for p in found):
         slots = len(own)
     behind = [p for p in places[slots:] if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -133,6 +134,13 @@ def signature_of(function: Callable[..., Any], operation: str) -> Signature:
         any(p.kind is p.VAR_KEYWORD for p in found),
         tuple(p.name for p in (*places[slots:], *found[len(places) :]) if is_foreign(p, operation)),
     )
+
+
+def is_other(parameter: inspect.Parameter, argument: str) -> bool:
+    """Whether a parameter in the place of an optional argument is another one: an epsilon, or a number by default."""
+    if argument not in OPTIONAL or parameter.name == argument:
+        return False
+    return parameter.name.startswith("eps") or parameter.default not in (parameter.empty, None)
 
 
 def is_foreign(parameter: inspect.Parameter, operation: str) -> bool:

@@ -10,7 +10,6 @@ import conformance
 from conformance.cli import check, compare, definition, dev, port, replay, rules, run, selftest, show, trace
 
 app = typer.Typer(
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode="markdown",  # "rich" swallows brackets
     help="Does an implementation compute what SPEC.md says?",

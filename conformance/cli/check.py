@@ -12,7 +12,6 @@ from rich.text import Text
 from conformance.cases.declaration import DIMENSIONS
 from conformance.cli.console import bar, console, errors, explained, save_report
 from conformance.cli.options import (
-    CORES,
     Effort,
     Html,
     Isolate,
@@ -29,8 +28,10 @@ if TYPE_CHECKING:
     from conformance.judge.report import Report
 
 INTERRUPTED = "interrupted"
-OPERATION = "what the function computes: attention, layer_norm, ..."
+OPERATION = "what the function computes: attention, layer_norm, ...; conformance show NAME --head shows its parameters"
 SUPPORTS = "features that it supports, or no-softcap for all but that; by default, all that its signature allows"
+ARRAYS = "arrays that it takes and returns: numpy, torch or jax; by default a guess, which the report names"
+VJP = "the function of its gradients, as package.module:function or path/to/file.py:function"
 WORKERS = "worker processes; by default one, or one for each core where a check takes long"
 CONVENTION = "intended departures, such as empty_rows=mean,polarity=masked"
 
@@ -38,7 +39,7 @@ CONVENTION = "intended departures, such as empty_rows=mean,polarity=masked"
 def check(
     target: Annotated[str, typer.Argument(help="package.module:callable or path/to/file.py:callable")],
     operation: Annotated[str, typer.Option(help=OPERATION)],
-    arrays: Annotated[str, typer.Option(help="arrays that it takes and returns: numpy, torch or jax")] = "numpy",
+    arrays: Annotated[str | None, typer.Option(help=ARRAYS)] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda; NumPy stays on the CPU")] = "cpu",
     dtypes: Annotated[str | None, typer.Option(help="dtypes to judge, such as float32,float16; all by default")] = None,
     supports: Annotated[str | None, typer.Option(help=SUPPORTS)] = None,
@@ -58,6 +59,7 @@ def check(
     max_length: Annotated[int | None, at_most(DIMENSIONS["length"])] = None,
     max_model_width: Annotated[int | None, at_most(DIMENSIONS["model_width"])] = None,
     max_inner_width: Annotated[int | None, at_most(DIMENSIONS["inner_width"])] = None,
+    vjp: Annotated[str | None, typer.Option(help=VJP)] = None,
     convention: Annotated[list[str] | None, typer.Option(help=CONVENTION)] = None,
     effort: Effort = "default",
     seed: Seed = None,
@@ -85,8 +87,8 @@ def check(
     limits |= {"norm_width": max_norm_width, "vocabulary": max_vocabulary, "length": max_length}
     limits |= {"model_width": max_model_width, "inner_width": max_inner_width}
     given |= {"limits": {name: size for name, size in limits.items() if size is not None} or None, "tile": tile}
-    given["workers"] = workers or usual_workers(arrays, device, effort)
-    if given["workers"] > 1:  # threads that have nothing to do must not take the cores of other processes
+    given |= {"vjp": vjp, "workers": workers}
+    if workers != 1:  # threads that have nothing to do must not take the cores of other processes
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given |= {} if time_limit is None else {"time_limit": time_limit}
     report = judged(target, operation, convention or [], given, replays)
@@ -99,12 +101,6 @@ def check(
     if report["error"] == INTERRUPTED:
         raise typer.Exit(130)
     raise typer.Exit(2 if report["error"] is not None else 0 if report["conforms"] else 1)
-
-
-def usual_workers(arrays: str, device: str, effort: str) -> int:
-    """Return one process for each core if a check takes long enough to gain by it."""
-    long = arrays == "jax" or (arrays == "torch" and effort != "quick")
-    return CORES if long and device == "cpu" else 1
 
 
 def judged(target: str, operation: str, convention: list[str], given: dict[str, Any], replays: Path) -> dict[str, Any]:
@@ -151,7 +147,7 @@ def known_usage(operation: str, given: dict[str, Any]) -> None:
     from conformance.subjects.frameworks import FRAMEWORKS
 
     known("operation", [operation], operations())
-    known("arrays", [given["arrays"]], FRAMEWORKS)
+    known("arrays", [given["arrays"] or "numpy"], FRAMEWORKS)
     known("device", [given["device"]], ("cpu", "cuda"))
     known("rule", given["rules"] or [], JUDGED)
     if given["device"] == "cuda" and given["arrays"] == "torch":

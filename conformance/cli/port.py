@@ -13,6 +13,7 @@ import typer
 from rich.text import Text
 
 from conformance.cli.console import console, refuse
+from conformance.cli.options import Json
 
 if TYPE_CHECKING:
     from conformance.models.agreement import Agreement, StepAgreement
@@ -25,6 +26,7 @@ def port(
     dialect: Annotated[str, typer.Option(help="the model family whose parameter names the checkpoint uses")],
     settings: Settings = None,
     seed: Annotated[int, typer.Option(help="seed of the generated input", min=0)] = 0,
+    json: Json = None,
 ) -> None:
     """Load a checkpoint in all three packages, and judge every step and the whole model on a generated input.
 
@@ -38,13 +40,15 @@ def port(
     from conformance.models.agreement import agreement, end_to_end
     from conformance.models.probing import probe
     from conformance.reports.models import parameters_table, probe_line, steps_table
+    from conformance.reports.steps import steps_content
+    from specification.loading.reader import first_few
     from specification.parameters import mapped
 
     unread: list[str] = []
     parameters, configuration = read_checkpoint(checkpoint, dialect, settings, unread)
     console.print(parameters_table(parameters))
     if unread:
-        console.print(Text(f"entries that dialect {dialect} does not use: {', '.join(unread)}"))
+        console.print(Text(f"entries that dialect {dialect} does not use: {', '.join(first_few(unread))}"))
     packages = packages_here()
     inputs, options = probe(parameters, configuration, seed)
     console.print(Text(probe_line(inputs, options)))
@@ -56,8 +60,20 @@ def port(
         wholes.append(end_to_end(models, cast, configuration, inputs, options))
     console.print(steps_table(found, packages, wholes))
     conforms = [tell_steps(found, packages), *map(tell_whole, wholes)]
+    if json is not None:
+        told = {"command": "port", "checkpoint": str(checkpoint), "dialect": dialect, "settings": settings or []}
+        save_steps(json, steps_content(found, packages, wholes, **told, seed=seed, unread=unread))
     judged = tell_hollow([*found.hollow, *(whole.name for whole in wholes if not whole.judged)])
     raise typer.Exit(1 if not all(conforms) else 0 if judged else 2)
+
+
+def save_steps(path: Path, content: dict[str, Any]) -> None:
+    from conformance.reports.steps import write_steps
+
+    try:
+        write_steps(content, path)
+    except ValueError as error:
+        refuse(str(error))
 
 
 def tell_steps(found: Agreement, packages: list[str]) -> bool:

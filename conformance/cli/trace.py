@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import typer
 from rich.text import Text
 
 from conformance.cli.console import console, refuse
-from conformance.cli.port import Settings, packages_here, read_checkpoint, tell_hollow, tell_steps
+from conformance.cli.options import Json
+from conformance.cli.port import Settings, packages_here, read_checkpoint, save_steps, tell_hollow, tell_steps
 
 if TYPE_CHECKING:
     from conformance.models.agreement import Agreement
 
+SAVE = "write the definition's result of every step into this file, by the step's name, in float64"
+AGAINST = "compare the arrays in this file, by the step's name, with the definition's, and name the first that departs"
 SENTENCE = "A masterpiece four years in the making."
 
 
@@ -38,6 +42,9 @@ def trace(
     checkpoint: Annotated[Path | None, typer.Option(help="a safetensors file instead of all-MiniLM-L6-v2")] = None,
     dialect: Annotated[str, typer.Option(help="the model family whose parameter names the checkpoint uses")] = "bert",
     settings: Settings = None,
+    json: Json = None,
+    save: Annotated[Path | None, typer.Option(help=SAVE, metavar="FILE.npz")] = None,
+    against: Annotated[Path | None, typer.Option(help=AGAINST, metavar="FILE.npz")] = None,
 ) -> None:
     """Show every intermediate value of a model in all three packages, and draw its attention.
 
@@ -45,12 +52,16 @@ def trace(
     mask, weights, heads, and the feed-forward network before and after its activation. The judge compares each package
     with the definition, by error bounds.
 
+    With --against it compares values that you computed and saved under the names of the steps. Their bounds are carried
+    from the input, for the dtype of the file.
+
     Exit code 0: all steps keep their bounds. 1: one does not. 2: wrong usage, or NaN or infinities kept the judge from
     some steps.
     """
     from conformance.models.agreement import agreement
     from conformance.models.inside import with_pieces
     from conformance.reports.models import draw_weights, steps_table, unknown_format, weights_of
+    from conformance.reports.steps import steps_content
 
     problem = None if picture is None else unknown_format(picture)
     if problem:
@@ -79,8 +90,57 @@ def trace(
         except OSError as error:
             refuse(f"{picture} cannot be written: {error}")
         console.print(Text(f"{name} drawn in {picture}"))
+    if save is not None:
+        save_values(found, save)
     conforms, judged = tell_steps(found, packages), tell_hollow(found.hollow)
+    compared = None if against is None else tell_departures(found, configuration, against)
+    if json is not None:
+        told: dict[str, Any] = {
+            "command": "trace",
+            "checkpoint": None if checkpoint is None else str(checkpoint),
+            "dialect": dialect,
+        }
+        told |= {"settings": settings or [], "input": sentence, "against": compared}
+        save_steps(json, steps_content(found, packages, **told))
+    conforms = conforms and (compared is None or compared["first"] is None)
     raise typer.Exit(1 if not conforms else 0 if judged else 2)
+
+
+def save_values(found: Agreement, path: Path) -> None:
+    """Write the definition's result of every step."""
+    arrays: dict[str, Any] = {name: np.asarray(taken.result) for name, taken in found.oracle.taken.items()}
+    try:
+        with path.open("wb") as file:
+            np.savez(file, **arrays)
+    except OSError as error:
+        refuse(f"{path} cannot be written: {error.strerror or error}")
+    console.print(Text(f"{len(arrays)} steps saved in {path}"))
+
+
+def tell_departures(found: Agreement, configuration: Any, path: Path) -> dict[str, Any]:
+    """Print and return how far the arrays in a file are from the definition's."""
+    from conformance.models.departures import departures
+    from conformance.reports.steps import departures_content
+    from specification.loading.reader import first_few
+
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            if not isinstance(arrays, np.lib.npyio.NpzFile):
+                raise ValueError("it is no .npz file")
+            compared = departures(found.oracle, configuration, dict(arrays))
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        refuse(f"{path} cannot be compared: {error}")
+    count = f"{len(compared.findings)} of {len(found.oracle.taken)} steps are in {path}, in {compared.dtype}"
+    console.print(Text(f"{count}; their bounds are carried from the input"))
+    if compared.unknown:
+        console.print(Text(f"names of no step: {', '.join(first_few(compared.unknown))}"))
+    if compared.first is None:
+        worst = max(compared.findings.values(), key=lambda finding: finding.ratio)
+        console.print(Text(f"none departs; the largest error ratio is {worst.ratio:.3g}", style="bold green"))
+    else:
+        departing = compared.findings[compared.first]
+        console.print(Text(f"the first that departs is {departing}", style="bold red"))
+    return departures_content(compared, path)
 
 
 def attention_step(found: Agreement, name: str | None) -> str:

@@ -7,14 +7,16 @@ says it does not support, which it must refuse.
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from conformance.cases.declaration import known
-from conformance.judge.judged_rules import JUDGED
-from conformance.judge.judgement import Judgement
+from conformance.cases.declaration import EVERYTHING, known
+from conformance.cases.operation import operations
+from conformance.judge.judged_rules import CONTRACT, JUDGED
+from conformance.judge.judgement import Judgement, claims
 from conformance.judge.report import Report, report_of
 from conformance.judge.run import Progress, silent
 from conformance.judge.worker_processes import started
@@ -26,6 +28,7 @@ EFFORTS = {"quick": 3, "default": 10, "thorough": 100}
 """Cases for each probe."""
 SHRINKING = 4.0
 """Seconds spent at most on making one failing case smaller."""
+MOST_WORKERS = 4
 ENDED = "the check was ended before its end"
 
 
@@ -33,7 +36,7 @@ def check(
     subject: str | Callable[..., Any],
     operation: str,
     *,
-    arrays: str = "numpy",
+    arrays: str | None = None,
     dtypes: Collection[str] | None = None,
     supports: Collection[str] | None = None,
     effort: str = "default",
@@ -42,7 +45,7 @@ def check(
     layout: str | None = None,
     width_multiple: int | None = None,
     conventions: Mapping[str, str] | None = None,
-    vjp: Callable[..., Any] | None = None,
+    vjp: str | Callable[..., Any] | None = None,
     limits: Mapping[str, int] | None = None,
     tile: tuple[int, int] | None = None,
     name: str | None = None,
@@ -50,7 +53,7 @@ def check(
     time_limit: float = TIME_LIMIT,
     isolate: bool | None = None,
     shrink: bool = True,
-    workers: int = 1,
+    workers: int | None = 1,
     progress: Progress = silent,
     unfinished: Callable[[Report], None] | None = None,
 ) -> Report:
@@ -59,20 +62,22 @@ def check(
     subject: the function, or "package.module:callable", or "path/to/file.py:callable". It takes the operation's own
         parameters: for attention `query, key, value, *, mask, bias, scale, softcap, sinks`, those that it has, with
         mask a boolean array [Q, K] or [B or 1, H or 1, Q, K] (True: may attend) or None.
-    arrays: "numpy", "torch" or "jax". device: "cpu" or "cuda".
+    arrays: "numpy", "torch" or "jax"; unless given, a guess by annotations, by the code, by the module's imports or by
+        a trial call, which the report names. device: "cpu" or "cuda".
     dtypes: those that it takes; all four unless given.
     supports: names from `declaration.FEATURES`; unless given, all for which its signature has room. "no-softcap" and
         the like: all but these. What is not supported must be refused by an error, and that is checked too.
     layout: "BTHD" for arrays [batch, length, heads, width]. width_multiple: what widths must be multiples of.
     conventions: departures from the definition that it declares, from `declaration.CONVENTIONS`.
     vjp: gives its gradients, `vjp(*arguments, cotangent, **keywords)`, in the order of its floating arguments or as a
-        dictionary by their names; else torch.autograd or jax.vjp does.
+        dictionary by their names; else torch.autograd or jax.vjp does. A function, or a string like that of a subject.
     limits: the largest sizes that it takes, by names from `declaration.DIMENSIONS`, such as {"keys": 4096}; nothing
         beyond is tried. tile: queries and keys of its tiles, so that sizes around their multiples are tried too.
     rules: only these. time_limit: seconds for one case.
     isolate: whether it runs in a subprocess, which may crash, and is killed where it hangs. By default a function that
-        is named by a string does, unless a `vjp` is given, and a function object runs in this process.
-    workers: processes that share the cases, for a function that is named by a string.
+        is named by a string does, unless `vjp` is a function object, and a function object runs in this process.
+    workers: processes that share the cases, for a function that is named by a string. None: one for each core, at most
+        four, if the check takes long enough.
         A subprocess and a worker load the function by its name, and see nothing of what this process has set, such as
         `jax.config`.
     unfinished: is given what is known so far where an error or an interrupt ends the check, before that is raised.
@@ -83,6 +88,11 @@ def check(
     if effort not in EFFORTS:
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
     rules = None if rules is None else known("rules", [rules] if isinstance(rules, str) else rules, JUDGED)
+    known("operation", [operation], operations())
+    own = rules_of(operation)
+    if rules and not own.intersection(rules):
+        named = ", ".join(rule for rule in JUDGED if rule in own)
+        raise ValueError(f"nothing was tried: there is no case of {', '.join(rules)} for {operation}, but of {named}")
     given: dict[str, Any] = {"supports": supports, "dtypes": dtypes, "layout": layout, "vjp": vjp}
     given |= {"width_multiple": width_multiple, "conventions": conventions, "limits": limits, "tile": tile}
     given = {key: value for key, value in given.items() if value is not None}
@@ -90,6 +100,8 @@ def check(
     seed = secrets.randbelow(2**32) if seed is None else seed
     start = time.monotonic()
     runner = runner_for(target, time_limit, isolate)
+    target = runner.target or target
+    workers = usual_workers(target, effort) if workers is None else workers
     shrinking = SHRINKING if shrink else 0.0
     judgement = Judgement(runner, operation, EFFORTS[effort], seed, rules, progress, shrinking, target=target)
     shared = None
@@ -110,6 +122,20 @@ def check(
     if report.conforms and not tried(report, rules):
         raise ValueError(nothing_tried(report, rules))
     return report
+
+
+def rules_of(operation: str) -> set[str]:
+    """Return the rules of which the operation has cases."""
+    from conformance.operations.probes import PROBES
+
+    asked = {claim.rule for claim in claims(operation, EVERYTHING)}
+    return asked | {CONTRACT.id} | {probe.rule for probe in PROBES if operation in probe.operations}
+
+
+def usual_workers(target: Target, effort: str) -> int:
+    """Return one process for each core, at most four, if a check takes long enough to gain by it."""
+    long = target.arrays == "jax" or (target.arrays == "torch" and effort != "quick")
+    return min(os.cpu_count() or 1, MOST_WORKERS) if long and target.device == "cpu" else 1
 
 
 def tried(report: Report, rules: Collection[str] | None) -> bool:

@@ -16,7 +16,6 @@ from conformance.checks.results import Violation
 from conformance.oracle.reference import balls_available
 from conformance.runner.in_process import TIME_LIMIT, judging
 from conformance.runner.in_subprocess import runner_for
-from conformance.subjects.callables import load
 from conformance.subjects.targets import Target
 
 FORMAT, VERSION = "transformer-conformance replay", 1
@@ -102,7 +101,9 @@ def target_of(content: dict[str, Any], path: str | Path, subject: Any, vjp: Any)
     fields = content["target"]
     if subject is None and fields["subject"] is None:
         raise ValueError(f"{path} was written for a function without a name to find it by: give the subject")
-    given = decode(fields["given"]) | ({} if vjp is None else {"vjp": load(vjp) if isinstance(vjp, str) else vjp})
+    given = decode(fields["given"])
+    if vjp is not None or subject is not None:  # the file's own gradients are those of the file's own subject
+        given = {name: value for name, value in (given | {"vjp": vjp}).items() if value is not None}
     target = Target(**(fields | {"given": given}))
     return target if subject is None else replace(target, subject=subject, name=None)
 

@@ -54,8 +54,9 @@ class Report:
         left = [f"these follow: {', '.join(following)}"] if following else []
         untried = [f"not everything was tried: {self.untried}"] if self.untried else []
         count = len(self.violations)
+        guess = [f"arrays: {self.target.arrays}, a guess: {self.target.guessed}"] if self.target.guessed else []
         verdict = f"{self.subject} " + ("conforms" if self.conforms else f"violates {count} rule{'s' * (count != 1)}")
-        return "\n".join([f"{verdict}; {self.cases} cases, seed {self.seed}", *alone, *left, *untried])
+        return "\n".join([f"{verdict}; {self.cases} cases, seed {self.seed}", *guess, *alone, *left, *untried])
 
     @property
     def subject(self) -> str:

@@ -62,8 +62,9 @@ class JudgeSession:
     ) -> None:
         known("effort", [effort], EFFORTS)
         known("rules", rules or [], JUDGED)
-        self.target, self.operation, self.rules = target, target.operation, rules
+        self.operation, self.rules = target.operation, rules
         self.runner = runner_for(target, time_limit, isolate)
+        self.target = target = self.runner.target or target
         shrinking = SHRINKING if shrink else 0.0
         asked = self.runner, self.operation, EFFORTS[effort], seed, None, silent, shrinking
         self.judgement = Judgement(*asked, target=target)

@@ -39,6 +39,9 @@ smaller still, and the rounding of float64 is far smaller too."""
 Run = Callable[[types.SimpleNamespace], Any]
 """From the functions of an instrumented definition to results, in any structure of float64 arrays."""
 
+Walk = Callable[[Run, Any, Visit], Any]
+"""`walked` or `walked_steps`."""
+
 
 def carried_bound(
     run: Run,
@@ -48,13 +51,15 @@ def carried_bound(
     seed: int = 0,
     samples: int = SAMPLES,
     narrow: frozenset[str] = frozenset(),
+    walk: Walk | None = None,
 ) -> tuple[Any, Any]:
     """(results, bounds), both in the structure of what `run` returns, for an implementation in that dtype.
 
     parameters: those that `run` gives to those functions, in float64. narrow: steps that the implementation takes
-    in float32 whatever the dtype.
+    in float32 whatever the dtype. walk: `walked_steps` for the results of every step, `walked` by default.
     """
-    clean, bounds = step_bounds(run, parameters, dtype, narrow)
+    walk = walked if walk is None else walk
+    clean, bounds = step_bounds(run, parameters, dtype, narrow, walk)
     scale = SMALL / Precision.of(dtype).inner
     moved = []
     for sample in range(samples):
@@ -69,7 +74,7 @@ def carried_bound(
                 noise[name] = mapped(lambda b: scale * b * generator.standard_cauchy(np.shape(b)), bounds[name])
             return mapped(np.add, function(*arguments, **keywords), noise[name])
 
-        moved.append(walked(run, parameters, noisy))
+        moved.append(walk(run, parameters, noisy))
     factor = 2 * (2 if dtype == "float64" else 1)
 
     def estimate(exact: Any, *drawn: Any) -> Any:
@@ -78,7 +83,9 @@ def carried_bound(
     return clean, mapped(estimate, clean, *moved)
 
 
-def step_bounds(run: Run, parameters: Any, dtype: str, narrow: frozenset[str]) -> tuple[Any, dict[str, Any]]:
+def step_bounds(
+    run: Run, parameters: Any, dtype: str, narrow: frozenset[str], walk: Walk
+) -> tuple[Any, dict[str, Any]]:
     """The results, and every step's own bound by its name."""
     found: dict[str, Any] = {}
 
@@ -91,10 +98,23 @@ def step_bounds(run: Run, parameters: Any, dtype: str, narrow: frozenset[str]) -
                 found[name] = np.maximum(found[name], Precision.of(here).output * size)
         return function(*arguments, **keywords)
 
-    return walked(run, parameters, bounded), found
+    return walk(run, parameters, bounded), found
 
 
 def walked(run: Run, parameters: Any, visit: Visit) -> Any:
     """The results of the definition, when every step goes through `visit`."""
     with np.errstate(all="ignore"):
         return run(visited("reference_numpy", parameters, visit))
+
+
+def walked_steps(run: Run, parameters: Any, visit: Visit) -> list[Any]:
+    """The result of every step instead, in the order in which the definition takes them."""
+    results: dict[str, Any] = {}
+
+    def keeping(name: str, *given: Any) -> Any:
+        result = visit(name, *given)
+        results[name] = result
+        return result
+
+    walked(run, parameters, keeping)
+    return list(results.values())

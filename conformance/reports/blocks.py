@@ -47,6 +47,12 @@ def block(violation: Content) -> str:
 # --- limits of a subject's verdict ------------------------------------------------------------------------------------
 
 
+def guessed(subject: Content) -> str:
+    """Name the arrays that the judge chose, and why; empty if the caller chose them."""
+    why = subject.get("arrays_guessed")
+    return f"arrays: {subject['arrays']}, a guess: {why}; --arrays names others" if why else ""
+
+
 def never_given(subject: Content) -> str:
     """Name the parameters that no test case passed; empty if there are none, as in older reports."""
     names = subject.get("never_given") or ()

@@ -106,6 +106,7 @@ def subject_content(
         "target": target.subject if isinstance(target.subject, str) else None,
         "operations": list(operations),
         "arrays": target.arrays,
+        "arrays_guessed": clean(target.guessed) or None,
         "device": target.device,
         "declaration": None if declaration is None else declaration_content(declaration),
         "conforms": not violations and not untried,
@@ -173,17 +174,20 @@ def violation_content(violation: Violation, replay_file: str | None = None, foll
     }
 
 
-UNCALLED = ("took longer", "its process", "raised SystemExit", "coroutine")
+OF_ARRAYS = re.compile(r"ndarray|tensor|\bjax|\bnumpy\b|\btorch\b", re.IGNORECASE)
+"""Words in the message of an error that arrays of the wrong kind cause."""
+UNCALLED = ("took longer", "its process", "raised SystemExit", "raised ModuleNotFoundError", "raised ImportError")
 """Parts of messages about failures that other arrays would not prevent."""
 
 
 def called_with(violation: Violation) -> str | None:
-    """Return which arrays the judge passed, for a function that fails even on the plainest call."""
+    """Return which arrays the judge passed, if the plainest call fails and its error speaks of arrays of some kind."""
     if violation.rule != "CALL" or violation.case is None or violation.target is None:
         return None
-    if any(words in violation.message for words in UNCALLED):
+    got = violation.message.partition(", expected ")[0]
+    if any(words in got for words in UNCALLED) or not OF_ARRAYS.search(got):
         return None
-    own = violation.target.arrays
+    own = violation.target.arrays or "numpy"
     others = [arrays for arrays in ARRAYS if arrays != own]
     return f"the judge called it with {ARRAYS.get(own, own)}; --arrays {' or '.join(others)} for others"
 

@@ -44,6 +44,7 @@ def suite(report: Content, subject: Content) -> Element:
 
 def properties(parent: Element, report: Content, subject: Content) -> None:
     told = {name: report[name] for name in ("seed", "effort")} | {name: subject[name] for name in ("arrays", "device")}
+    told["arrays_guessed"] = subject.get("arrays_guessed")
     told["never_given"] = ", ".join(subject.get("never_given") or ()) or None
     named = told | {f"version {package}": version for package, version in report["versions"].items()}
     inside = SubElement(parent, "properties")

@@ -14,7 +14,17 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from conformance.reports.blocks import error, expected, follow, got, never_given, only_refused, rules_not_tried, where
+from conformance.reports.blocks import (
+    error,
+    expected,
+    follow,
+    got,
+    guessed,
+    never_given,
+    only_refused,
+    rules_not_tried,
+    where,
+)
 from conformance.reports.change import described
 from conformance.reports.content import Content, real
 from conformance.reports.pictures import pictures
@@ -39,7 +49,7 @@ def page(report: Content) -> str:
     names = [subject["name"] for subject in report["subjects"] if not subject["peer"]]
     helpers: dict[str, Any] = {"pictures": pictures, "ratio": ratio, "real": real}
     helpers |= {"where": where, "got": got, "expected": expected, "error": error}
-    helpers |= {"never_given": never_given, "not_tried": rules_not_tried, "follow": follow}
+    helpers |= {"guessed": guessed, "never_given": never_given, "not_tried": rules_not_tried, "follow": follow}
     helpers |= {"described": described, "title": ", ".join(names) or f"conformance {report['command']}"}
     helpers |= {"layers": layer_rows, "parts": " / ".join(PARTS), "cosine": smallest_cosine, "step_ratio": step_ratio}
     return template.render(report=report, style=style, rows=matrix(report), verdict=verdict(report), **helpers)

@@ -45,11 +45,11 @@ def replay_command(violation: Violation, path: str) -> str:
     """Return the command that replays the violation; a call in Python if the function has no importable name."""
     subject = None if violation.target is None else violation.target.subject
     vjp = None if violation.target is None else violation.target.given.get("vjp")
-    functions = {"--target": subject if callable(subject) else None, "--vjp": vjp}
+    functions = {"--target": subject if callable(subject) else None, "--vjp": vjp if callable(vjp) else None}
     found = {option: import_name(function) for option, function in functions.items() if function is not None}
     if None in found.values():
         function = ", the function" if "--target" in found else ""
-        return f"python: conformance.replay({path!r}{function}{', vjp=its gradients' if vjp is not None else ''})"
+        return f"python: conformance.replay({path!r}{function}{', vjp=its gradients' if callable(vjp) else ''})"
     words = ["conformance", "replay", path, *(word for option in found.items() for word in option if word is not None)]
     return shlex.join(words)
 

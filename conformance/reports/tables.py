@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.checks.results import Cell, Results, Substance, Violation
-from conformance.reports.blocks import follow, never_given, only_refused, rows, rules_not_tried
+from conformance.reports.blocks import follow, guessed, never_given, only_refused, rows, rules_not_tried
 from conformance.reports.content import Content, real
 from specification import RULES
 from specification.dtypes import FLOATING
@@ -168,6 +168,8 @@ def subject_report(subject: Content, seed: int | None) -> RenderableType:
     parts += [Text(line) for line in (follow(subject),) if line]
     if subject["headline"]:
         parts.append(Text(f"It looks as if {subject['headline']}.", style="bold"))
+    if guessed(subject):
+        parts.append(Text(f"{guessed(subject)}."))
     if never_given(subject):
         parts.append(Text(f"{never_given(subject)}.", style="yellow"))
     if subject["left_out"]:

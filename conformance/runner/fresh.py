@@ -92,7 +92,7 @@ class FreshProcesses:
         try:
             payload = pickle.dumps((self.target, self.time_limit, list(steps)))
             request = Request(
-                PRELOADED.get(self.target.arrays, ()), sys.path, os.getcwd(), dict(os.environ), LONGEST, payload
+                PRELOADED.get(self.target.arrays or "", ()), sys.path, os.getcwd(), dict(os.environ), LONGEST, payload
             )
         except Exception:  # what cannot be sent cannot be asked; nor is there a working folder always
             return None

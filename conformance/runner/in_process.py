@@ -22,6 +22,7 @@ from conformance.checks.size_limits import SizeLimits
 from conformance.runner.compiled_code import forget_compiled_code
 from conformance.runner.limits import TooSlow, limited, valid_limit
 from conformance.subjects.subject import Subject, WrongAnswer, first_line
+from conformance.subjects.targets import Target
 
 TIME_LIMIT = 30.0
 """Seconds for one check (one case, a few calls), compilation included."""
@@ -68,10 +69,12 @@ def new_log() -> deque[Logged]:
 class Runner:
     """Runs checks on a subject here. `printed`: what it wrote to standard output. `overrun`: checks that took too long.
     `asked`: checks. `log`: the latest of them. `sizes`: those that it takes.
-    `never_given`: parameters of a function that are none of the operation's.
+    `never_given`: parameters of a function that are none of the operation's. `target`: what it was made from.
 
     time_limit: None for no limit and no capture of what is printed. ValueError for one that cannot be kept.
     """
+
+    target: Target | None = None
 
     def __init__(self, subject: Subject, time_limit: float | None = None) -> None:
         self.subject, self.time_limit = subject, valid_limit(time_limit)

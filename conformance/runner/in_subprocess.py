@@ -18,6 +18,7 @@ from conformance.cases.declaration import Declaration
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding
 from conformance.checks.size_limits import SizeLimits
+from conformance.runner.array_guess import made
 from conformance.runner.compiled_code import keep_compiled_code
 from conformance.runner.in_process import JudgeError, Runner, broken, judging, new_log
 from conformance.runner.limits import valid_limit
@@ -31,6 +32,8 @@ ENDING, LOOKING = 5.0, 0.2
 """Seconds for a process to end by itself, and between two looks whether it lives."""
 KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": str(2**25)}
 """Settings of the GNU C library. Else it gives the memory of large arrays back after every check, and asks again."""
+
+UNTRIED = "nothing tells which it takes, and a trial call ended its process"
 
 loading = False
 """Whether this process is a subprocess that loads its function."""
@@ -47,20 +50,28 @@ def runner_for(target: Target, time_limit: float, isolate: bool | None) -> Runne
             and the system is a POSIX one.
 
     Returns:
-        A `SubprocessRunner` or an `Runner`.
+        A `SubprocessRunner` or a `Runner`. Its `target` has the arrays that were guessed if the argument has none.
 
     Raises:
         ValueError: the target cannot be loaded, or cannot be sent to a subprocess.
     """
     if isolate is None:
         isolate = POSIX and isinstance(target.subject, str) and not callable(target.given.get("vjp"))
-    return SubprocessRunner(target, time_limit) if isolate else Runner(target.make(), time_limit)
+    return SubprocessRunner(target, time_limit) if isolate else runner_here(target, time_limit)
+
+
+def runner_here(target: Target, time_limit: float) -> Runner:
+    target, subject = made(target, time_limit)
+    runner = Runner(subject, time_limit)
+    runner.target = target
+    return runner
 
 
 class SubprocessRunner(Runner):
     """As `Runner`, in a subprocess, which is started again after it has died or was killed for taking too long."""
 
     time_limit: float
+    target: Target
 
     def __init__(self, target: Target, time_limit: float) -> None:
         self.target, self.name, self.time_limit = target, target.title, valid_limit(time_limit)
@@ -78,13 +89,18 @@ class SubprocessRunner(Runner):
         self.process, self.socket = begun("conformance.runner.in_subprocess:serve", env=KEEP_MEMORY | os.environ)
         self.answers = self.socket.makefile("rb")
         self.kill = weakref.finalize(self, ended, self.process)
-        loaded, in_time = self.received(STARTING, start)
+        answered, in_time = self.received(STARTING, start)
+        loaded = answered
         if isinstance(loaded, tuple):
-            declaration, self.never_given = loaded
+            declaration, self.never_given, arrays = loaded
+            self.target = replace(self.target, **arrays)
             return declaration
         if loaded is None:
             loaded = f"while it was loaded {self.fate()}" if in_time else f"not loaded after {STARTING:g} s"
         self.close()
+        if answered is None and self.target.arrays is None:  # perhaps by the trial call
+            self.target = replace(self.target, arrays="numpy", guessed=UNTRIED)
+            return self.start()
         raise ValueError(loaded)
 
     def run_check(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
@@ -195,14 +211,15 @@ def loaded(pipe: Any) -> Runner | None:
     loading = True
     try:
         target, time_limit = pickle.load(pipe)
-        runner = Runner(target.make(), time_limit)
+        runner = runner_here(target, time_limit)
     except Exception as error:
         send(pipe, str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}")
         return None
     finally:
         loading = False
-    declaration = runner.declaration
-    send(pipe, (replace(declaration, vjp=declaration.vjp and apart), runner.never_given))
+    declaration, target = runner.declaration, runner.target or target
+    arrays = {"arrays": target.arrays, "guessed": target.guessed}
+    send(pipe, (replace(declaration, vjp=declaration.vjp and apart), runner.never_given, arrays))
     return runner
 
 

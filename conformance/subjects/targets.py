@@ -18,31 +18,40 @@ class Target:
     """A subject to be made.
 
     subject: a callable, `package.module:callable`, `path/to/file.py:callable`, or one of the three implementations by
-    name. given: what is said of it; see `declaration.declare`.
+    name. arrays: None for a guess, which the runner makes. given: what is said of it; see `declaration.declare`. Its
+    `vjp` may be named by a string like the subject. guessed: what the guess of `arrays` goes by; empty for no guess.
     """
 
     subject: str | Callable[..., Any]
     operation: str
-    arrays: str = "numpy"
+    arrays: str | None = "numpy"
     device: str = "cpu"
     name: str | None = None
     given: dict[str, Any] = field(default_factory=dict)
+    guessed: str = ""
 
-    def make(self) -> Subject:
-        """ValueError says what is wrong with the target, or with what is said of it."""
+    def make(self, function: Callable[..., Any] | None = None) -> Subject:
+        """ValueError says what is wrong with the target, or with what is said of it. function: the subject, loaded."""
         if isinstance(self.subject, str) and self.subject in IMPLEMENTATIONS:
             return IMPLEMENTATIONS[self.subject](device=self.device)
-        if self.operation not in operations():
-            raise ValueError(f"operation must be one of {', '.join(operations())}, got {self.operation!r}")
         if self.arrays not in FRAMEWORKS:
             raise ValueError(f"arrays must be one of {', '.join(FRAMEWORKS)}, got {self.arrays!r}")
+        function = self.function() if function is None else function
+        framework: Any = FRAMEWORKS[self.arrays](self.device)
+        vjp = self.given.get("vjp")
+        given = self.given | {"vjp": load(vjp) if isinstance(vjp, str) else vjp}
+        declaration = declaration_of(function, framework.name != "numpy", **given)
+        declaration = replace(declaration, compiled=framework.name == "jax")
+        return CallableSubject(function, self.operation, framework, declaration, self.title)
+
+    def function(self) -> Callable[..., Any]:
+        """Return the subject, loaded; ValueError says why there is none."""
+        if self.operation not in operations():
+            raise ValueError(f"operation must be one of {', '.join(operations())}, got {self.operation!r}")
         function = load(self.subject) if isinstance(self.subject, str) else self.subject
         if not callable(function):
             raise ValueError(f"the subject is no callable but {type(function).__name__}")
-        framework: Any = FRAMEWORKS[self.arrays](self.device)
-        declaration = declaration_of(function, framework.name != "numpy", **self.given)
-        declaration = replace(declaration, compiled=framework.name == "jax")
-        return CallableSubject(function, self.operation, framework, declaration, self.title)
+        return function
 
     @property
     def title(self) -> str:

@@ -15,7 +15,8 @@ from typing import Any
 
 from specification.checkpoints import read_safetensors
 from specification.configuration import Configuration
-from specification.loading.config_file import check_config_file
+from specification.loading.config_file import check_config_file, config_beside
+from specification.loading.families import judgeable, of_model_type
 from specification.loading.hyperparameters import checked
 from specification.loading.mapping import mapped
 from specification.loading.record import Dialect
@@ -49,14 +50,18 @@ def read(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparame
         TypeError: for hyperparameters that the dialect does not have, or needs, and for what is no state dict.
     """
     if not isinstance(dialect, str) or dialect not in DIALECTS:
-        raise ValueError(f"dialect must be one of {', '.join(map(repr, DIALECTS))}, got {dialect!r}")
+        family = of_model_type(str(dialect))
+        of = f", of {judgeable(family)}" if family else ""
+        raise ValueError(f"dialect must be one of {', '.join(map(repr, DIALECTS))}, got {dialect!r}{of}")
     record = DIALECTS[dialect]
     given = checked(record, hyperparameters)
     if not isinstance(state_dict, str | Path):
         require_arrays_by_name(state_dict)
         return mapped(record, state_dict, given, DIALECTS.values())
+    told = config_beside(record, Path(state_dict), DIALECTS.values())
     parameters, configuration = mapped(record, read_safetensors(state_dict)[0], given, DIALECTS.values())
-    check_config_file(record, Path(state_dict), given, configuration)
+    if told is not None:
+        check_config_file(record, Path(state_dict), told, given, configuration)
     return parameters, configuration
 
 

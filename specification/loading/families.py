@@ -3,33 +3,87 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import NamedTuple
 
 from specification.loading.record import Dialect, Variant
 from specification.loading.table import any_of, numbered
 
+
+class Family(NamedTuple):
+    """Models that no dialect covers.
+
+    names: entries of which its checkpoints have one, in which `*` stands for any text. model_types: what a config.json
+    calls such models. operations: what of it the judge knows, one by one.
+    """
+
+    names: tuple[str, ...]
+    model_types: tuple[str, ...]
+    operations: str
+
+
+POST_NORM = "multi_head_attention, layer_norm, feed_forward and embedding"
+PRE_NORM = "attention, layer_norm, feed_forward and embedding"
+RMS = "attention, rms_norm, silu and embedding"
+
 UNCOVERED = {
-    "ALBERT": ("*albert_layer_groups.*",),
-    "BART (Marian, mBART, Pegasus, Whisper, ...)": ("*decoder.layers.0.encoder_attn.q_proj.weight",),
-    "BLOOM or Falcon": ("*h.0.self_attention.query_key_value.weight",),
-    "CLIP": ("*text_model.encoder.layers.0.*",),
-    "DeBERTa": ("*attention.self.query_proj.weight", "*attention.self.in_proj.weight"),
-    "ELECTRA": ("electra.*",),
-    "GPT-J": ("*h.0.attn.q_proj.weight",),
-    "GPT-Neo": ("*h.0.attn.attention.q_proj.weight",),
-    "GPT-NeoX": ("*layers.0.attention.query_key_value.weight",),
-    "LLaMA (Gemma, Mistral, Phi-3, Qwen2, ...)": (
-        "*layers.0.mlp.gate_proj.weight",
-        "*layers.0.mlp.gate_up_proj.weight",
+    "ALBERT": Family(("*albert_layer_groups.*",), ("albert",), POST_NORM),
+    "BART (Marian, mBART, Pegasus, Whisper, ...)": Family(
+        ("*decoder.layers.0.encoder_attn.q_proj.weight",),
+        ("bart", "blenderbot", "m2m_100", "marian", "mbart", "pegasus", "whisper"),
+        POST_NORM,
     ),
-    "Mamba": ("*layers.0.mixer.A_log",),
-    "ModernBERT": ("*layers.0.attn.Wqkv.weight",),
-    "MPNet": ("*layer.0.attention.attn.q.weight",),
-    "OPT": ("*decoder.layers.0.self_attn_layer_norm.weight",),
-    "T5": ("*block.0.layer.0.SelfAttention.q.weight",),
-    "ViT": ("*embeddings.patch_embeddings.projection.weight",),
-    "XLNet": ("*layer.0.rel_attn.q",),
+    "BLOOM or Falcon": Family(("*h.0.self_attention.query_key_value.weight",), ("bloom", "falcon"), PRE_NORM),
+    "CLIP": Family(("*text_model.encoder.layers.0.*",), ("clip",), "attention, layer_norm and embedding"),
+    "DeBERTa": Family(
+        ("*attention.self.query_proj.weight", "*attention.self.in_proj.weight"),
+        ("deberta", "deberta-v2"),
+        "layer_norm, feed_forward and embedding",
+    ),
+    "ELECTRA": Family(("electra.*",), ("electra",), POST_NORM),
+    "GPT-J": Family(("*h.0.attn.q_proj.weight",), ("gptj",), PRE_NORM),
+    "GPT-Neo": Family(("*h.0.attn.attention.q_proj.weight",), ("gpt_neo",), PRE_NORM),
+    "GPT-NeoX": Family(("*layers.0.attention.query_key_value.weight",), ("gpt_neox",), PRE_NORM),
+    "LLaMA (Gemma, Mistral, Phi-3, Qwen2, ...)": Family(
+        ("*layers.0.mlp.gate_proj.weight", "*layers.0.mlp.gate_up_proj.weight"),
+        ("gemma", "gemma2", "gemma3", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3"),
+        RMS,
+    ),
+    "Mamba": Family(("*layers.0.mixer.A_log",), ("mamba", "mamba2"), "rms_norm, silu and embedding"),
+    "ModernBERT": Family(("*layers.0.attn.Wqkv.weight",), ("modernbert",), "attention, layer_norm and embedding"),
+    "MPNet": Family(("*layer.0.attention.attn.q.weight",), ("mpnet",), PRE_NORM),
+    "OPT": Family(("*decoder.layers.0.self_attn_layer_norm.weight",), ("opt",), PRE_NORM),
+    "T5": Family(
+        ("*block.0.layer.0.SelfAttention.q.weight",),
+        ("longt5", "mt5", "t5", "umt5"),
+        "attention, rms_norm, feed_forward and embedding",
+    ),
+    "ViT": Family(
+        ("*embeddings.patch_embeddings.projection.weight",), ("deit", "vit"), "attention, layer_norm and feed_forward"
+    ),
+    "XLNet": Family(("*layer.0.rel_attn.q",), ("xlnet",), "layer_norm, feed_forward and embedding"),
 }
-"""Well-known families that no dialect covers, each by names of which its checkpoints have one; the first that fits."""
+"""Well-known families that no dialect covers; a checkpoint is of the first whose names it has."""
+
+
+def judgeable(family: str) -> str:
+    """Say that no dialect covers a family, and what of it can be judged.
+
+    Args:
+        family: one of `UNCOVERED`.
+    """
+    return f"{family}, which no dialect covers; conformance check judges its {UNCOVERED[family].operations} one by one"
+
+
+def of_model_type(model_type: str) -> str | None:
+    """Recognise a family of models that no dialect covers.
+
+    Args:
+        model_type: what a config.json says.
+
+    Returns:
+        The family's name, or None where it is not known.
+    """
+    return next((family for family, one in UNCOVERED.items() if model_type in one.model_types), None)
 
 
 def uncovered(names: Collection[str]) -> str | None:
@@ -41,7 +95,7 @@ def uncovered(names: Collection[str]) -> str | None:
     Returns:
         The family's name, or None where it is not known.
     """
-    return next((family for family, patterns in UNCOVERED.items() if any_of(patterns, names)), None)
+    return next((family for family, one in UNCOVERED.items() if any_of(one.names, names)), None)
 
 
 def covered(dialects: Iterable[Dialect], names: Collection[str]) -> str | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from specification.checkpoints import unflatten
 from specification.configuration import Configuration
-from specification.loading.families import covered, uncovered
+from specification.loading.families import covered, judgeable, uncovered
 from specification.loading.hyperparameters import of_variant
 from specification.loading.reader import Reader
 from specification.loading.record import Dialect, Variant
@@ -108,4 +108,4 @@ def recognise(read: Reader, dialect: Dialect, known: Collection[Dialect], state_
     if other:
         read.problems.insert(0, f"its names are those of dialect {other!r}")
     elif family:
-        raise ValueError(f"the checkpoint does not fit: its names are those of {family}, which no dialect covers")
+        raise ValueError(f"the checkpoint does not fit: its names are those of {judgeable(family)}")

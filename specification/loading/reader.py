@@ -6,7 +6,7 @@ import inspect
 import re
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -22,6 +22,10 @@ TABLES = r"(.*\.)?(pe|position_ids)"
 """Buffers in which modules keep their own tables of positions, which are computed here instead."""
 OWN = ("specification", "reference_numpy", "torch_impl", "jax_impl")
 """Packages through which a checkpoint is read."""
+FEW = 5
+"""So many entries with the same problem are named."""
+MANY = ("is missing", "must have shape", "must be floating", "is not known")
+"""Words of problems that many entries may have."""
 
 UNREAD: ContextVar[list[str] | None] = ContextVar("UNREAD", default=None)
 """Where a list is set, `finish` adds the names of the entries that belong to no part of the model that is read."""
@@ -223,7 +227,7 @@ class Reader:
         """Raise for all that is wrong at once, and warn of what was widened or is not finite.
 
         Raises:
-            ValueError: for all entries that are missing, left over or misshaped.
+            ValueError: for entries that are missing, left over or misshaped; it names five of each kind.
         """
         taken = {str(self.entries[name].dtype) for name in self.entries.keys() - self.left - self.ignored}
         dtypes = [dtype for dtype in FLOATING if dtype in taken]  # what is widened to float32 goes with that
@@ -232,9 +236,9 @@ class Reader:
         problems = [*dict.fromkeys(self.problems), *(f"{name} is not known" for name in sorted(self.left))]
         if problems:
             count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-            raise ValueError(f"the checkpoint does not fit, {count}: " + "; ".join(problems))
+            raise ValueError(f"the checkpoint does not fit, {count}: " + "; ".join(shortened(problems)))
         if self.not_finite:
-            self.warnings.append(f"NaN or infinities are in {', '.join(dict.fromkeys(self.not_finite))}")
+            self.warnings.append(f"NaN or infinities are in {', '.join(first_few(dict.fromkeys(self.not_finite)))}")
         if self.narrow:
             names = " and ".join(sorted(self.narrow))
             self.warnings.append(f"{names} entries of the checkpoint are widened to float32")
@@ -243,6 +247,21 @@ class Reader:
             unread += [name for name in self.entries if name in self.ignored]
         for told in self.warnings:
             warnings.warn(told, stacklevel=levels_to_caller())
+
+
+def first_few(names: Iterable[str]) -> list[str]:
+    """Return the first five of a list, and a count of the others as its last element."""
+    names = list(names)
+    return names if len(names) <= FEW else [*names[:FEW], f"and {len(names) - FEW} more"]
+
+
+def shortened(problems: Iterable[str]) -> list[str]:
+    """Return the first five problems of each kind, each followed by a count of the others."""
+    groups: dict[str, list[str]] = {}
+    for problem in problems:
+        kind = next((words for words in MANY if words in problem), problem)
+        groups.setdefault(kind, []).append(problem)
+    return [line for group in groups.values() for line in first_few(group)]
 
 
 def levels_to_caller() -> int:

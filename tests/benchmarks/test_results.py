@@ -237,15 +237,18 @@ def test_a_subject_of_ones_own(inside: None, monkeypatch: pytest.MonkeyPatch, tm
     example = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
     assert example is not None
     (tmp_path / "my_attention.py").write_text(example[1])
-    monkeypatch.syspath_prepend(tmp_path)
-    path = tmp_path / "b.json"
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    mine, path = f"{tmp_path / 'my_attention.py'}:MINE", tmp_path / "b.json"
     words = ("run", "--quick", "--only", "causal, T=256", "--only", "causal, T=512, forward + backward")
-    code, output = command(*words, "--with", "my_attention:MINE", "--only", "my attention", "--json", path)
+    code, output = command(*words, "--with", mine, "--only", "my attention", "--json", path)
     assert (code, output.count("FAILED")) == (0, 0)
     assert [one["subjects"][0]["status"] for one in read(path)["cases"]] == ["measured"] * 2
-    code, output = command(*words, *(2 * ("--with", "my_attention:MINE")))
+    code, output = command(*words, *("--with", mine, "--with", "my_attention:MINE"))
     assert (code, output) == (2, "--with: two subjects have the name 'my attention'")
     del sys.modules["my_attention"]
+    (tmp_path / "json.py").write_text("")
+    code, output = command("run", "--with", f"{tmp_path / 'json.py'}:MINE")
+    assert (code, "another module is called json: " in output) == (2, True)
 
 
 BAD = {
@@ -255,7 +258,12 @@ BAD = {
     ("run", "--threads", "4096"): "--threads must be at most",
     ("run", "--json", "FOLDER"): "FOLDER is a folder",
     ("run", "--json", "FILE/b.json"): "FILE/b.json cannot be written: ",
-    ("run", "--with", "no_such_module:MINE"): "'no_such_module:MINE' cannot be loaded, expected module:NAME: No module",
+    (
+        "run",
+        "--with",
+        "no_such_module:MINE",
+    ): "'no_such_module:MINE' cannot be loaded, expected package.module:NAME or path/to/file.py:NAME: No",
+    ("run", "--with", "nowhere.py:MINE"): "'nowhere.py:MINE' cannot be loaded, expected package.module:NAME or ",
     (
         "run",
         "--with",

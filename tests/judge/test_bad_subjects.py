@@ -729,7 +729,7 @@ def test_float64_is_not_left_out_silently() -> None:
     ("rules", "message"),
     [
         (["NONSENSE"], "rules: got 'NONSENSE'"),
-        (["NORM-1"], "nothing was tried: there is no case of NORM-1 for attention"),
+        (["NORM-1"], "nothing was tried: there is no case of NORM-1 for attention, but of CALL, MASK-1, "),
         (["ATT-2"], "nothing was tried: there is no case of ATT-2 for attention"),
     ],
 )

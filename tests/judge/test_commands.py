@@ -13,11 +13,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+import conformance
 from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import Finding
 from conformance.checks.results import Results, Violation
+from conformance.cli import app
 from conformance.judge import replaying
 from conformance.judge.judged_rules import JUDGED
 from conformance.models.real import RealFinding, RealResult
@@ -52,6 +55,14 @@ def unscaled(query, key, value, *, mask=None):
 
 def inverted(query, key, value, *, mask=None):
     return good(query, key, value, mask=None if mask is None else ~mask)
+
+
+def gradients(query, key, value, bar, *, mask=None, scale=None):
+    return reference_numpy.attention_vjp(query, key, value, bar, mask=mask, scale=scale)
+
+
+def doubled(*arguments, **options):
+    return {name: 2 * array for name, array in gradients(*arguments, **options)._asdict().items() if array is not None}
 
 
 def takes_one(x):
@@ -234,6 +245,11 @@ def test_same_seed_same_report(check: Command) -> None:
         (["targets.py:good", "--convention", "polarity=up"], "convention polarity: got 'up'"),
         (["targets.py:good", "--convention", "taste=good"], "conventions: got 'taste'"),
         (["targets.py:good", "--rule", "ATT-99"], "rule: got 'ATT-99'"),
+        (
+            ["targets.py:takes_one", "--rule", "NORM-1"],
+            "there is no case of NORM-1 for attention, but of CALL, MASK-1, ",
+        ),
+        (["targets.py:good", "--vjp", "targets.py:nothing"], "targets.py has no nothing"),
         (["targets.py:good", "--effort", "maximal"], "effort must be one of quick, default, thorough, got 'maximal'"),
     ],
 )
@@ -328,6 +344,17 @@ def test_function_that_dies(check: Command) -> None:
     code, output = command("replay", found.violations["MASK-1"]["replay_file"])  # isolated by default
     assert code == 1
     assert "its process died of SIGABRT" in output
+
+
+@pytest.mark.parametrize("how", ["--isolate", "--in-process"])
+def test_gradients_by_a_function_of_the_command_line(check: Command, how: str) -> None:
+    words = ("--rule", "ATT-12", "--dtypes", "float32", how, "--vjp")
+    assert check("good", *words, "targets.py:gradients").report["subjects"][0]["rules"][1]["cases"] > 3
+    found = check("good", *words, "targets.py:doubled")
+    assert list(found.violations) == ["ATT-12"]
+    (_, _, file) = found.violations["ATT-12"]["replay_command"].split()
+    assert command("replay", file)[0] == 1
+    assert command("replay", file, "--vjp", "targets.py:gradients")[0] == 0
 
 
 # --- replay -----------------------------------------------------------------------------------------------------------
@@ -699,6 +726,27 @@ def test_module_is_the_program() -> None:
         assert name in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("shell", "words", "expected"),
+    [
+        ("bash", {"COMP_WORDS": "conformance ch", "COMP_CWORD": "1"}, "check"),
+        ("bash", {"COMP_WORDS": "conformance check kernel.py:f --operat", "COMP_CWORD": "3"}, "--operation"),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance replay --vj"}, '"--vjp"'),
+        ("fish", {"_TYPER_COMPLETE_ARGS": "conformance sh", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}, "show"),
+    ],
+)
+def test_shells_complete_commands_and_options(shell: str, words: dict[str, str], expected: str) -> None:
+    environment = {"_CONFORMANCE_COMPLETE": f"complete_{shell}"} | words
+    result = CliRunner().invoke(app, env=environment, prog_name="conformance")
+    assert result.exit_code == 0
+    assert expected in result.stdout
+    assert "Usage" not in result.stdout
+
+
+def test_version() -> None:
+    assert command("--version") == (0, f"{conformance.__version__}\n")
+
+
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
@@ -717,8 +765,15 @@ HEADS = ("--dialect", "imdb-classifier", "--set", "num_heads=3")
 
 def test_port(folder: Path) -> None:
     small_checkpoint(folder / "small.safetensors")
-    code, output = command("port", "small.safetensors", *HEADS, "--set", "pool=mean")
+    code, output = command("port", "small.safetensors", *HEADS, "--set", "pool=mean", "--json", "port.json")
     assert code == 0
+    report = json.loads((folder / "port.json").read_text())
+    assert (report["conforms"], report["first_beyond"], report["settings"]) == (
+        True,
+        None,
+        ["num_heads=3", "pool=mean"],
+    )
+    assert [whole["name"] for whole in report["wholes"]] == ["from end to end, float32", "from end to end, float64"]
     assert "encoder.blocks.0.attention_norm" in output
     assert "every step keeps its bound in reference_numpy, torch_impl, jax_impl" in output
 
@@ -727,8 +782,12 @@ def test_port_says_where_the_first_error_is(folder: Path, monkeypatch: pytest.Mo
     activations = importlib.import_module("torch_impl.feed_forward").ACTIVATIONS
     monkeypatch.setitem(activations, "relu", lambda x: 1.001 * x.relu())
     small_checkpoint(folder / "small.safetensors")
-    code, output = command("port", "small.safetensors", *HEADS)
+    code, output = command("port", "small.safetensors", *HEADS, "--json", "port.json")
     assert code == 1
+    report = json.loads((folder / "port.json").read_text())
+    assert not report["conforms"]
+    assert report["first_beyond"] == {"step": "encoder.blocks.0.feed_forward", "package": "torch_impl"}
+    assert command("port", "small.safetensors", *HEADS, "--json", "no/folder/port.json")[0] == 2
     assert "the first error beyond its bound: torch_impl in encoder.blocks.0.feed_forward" in output
 
 

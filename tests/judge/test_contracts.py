@@ -5,6 +5,8 @@ Beside each honest function that conforms stands a wrong one of the same shape, 
 
 from __future__ import annotations
 
+import importlib
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -240,6 +242,14 @@ def norm_of_two(x: Any, weight: Any, eps: float, bias: Any = None) -> Any:
     return reference_numpy.layer_norm(x, weight, bias, eps=eps)
 
 
+def norm_with_epsilon(x: Any, weight: Any, epsilon: float = 1e-5) -> Any:
+    return reference_numpy.layer_norm(x, weight, None, eps=epsilon)
+
+
+def norm_with_shift(x: Any, weight: Any, shift: Any = None) -> Any:
+    return reference_numpy.layer_norm(x, weight, shift)
+
+
 def lookup(table: Any, ids: Any) -> Any:
     return reference_numpy.embedding(table, ids)
 
@@ -272,6 +282,8 @@ def plain_heads(parameters: Any, query: Any, key: Any, value: Any, num_heads: in
         (norm_without_eps, "layer_norm"),
         (norm_by_place, "layer_norm"),
         (norm_of_two, "layer_norm"),
+        (norm_with_epsilon, "layer_norm"),
+        (norm_with_shift, "layer_norm"),
         (lookup, "embedding"),
         (network, "feed_forward"),
         (sinusoids, "sinusoidal_positions"),
@@ -288,6 +300,29 @@ def test_parameters_that_a_function_lacks_are_not_asked_about(function: Function
 
     wrong.__wrapped__ = function
     assert violated(wrong, operation, dtypes=["float32"])
+
+
+def test_a_norm_with_an_epsilon_in_the_place_of_the_bias_conforms() -> None:
+    given: dict[str, Any] = {"rules": ["NORM-1"], "dtypes": ["float32"], "effort": "quick", "seed": 1}
+    report = check(norm_with_epsilon, "layer_norm", **given)
+    assert report.conforms, str(report)
+    assert report.never_given == ("epsilon",)
+
+
+def documented_feed_forward() -> Function:
+    """The example in docs/judging.md."""
+    text = (Path(__file__).parents[2] / "docs" / "judging.md").read_text()
+    (example,) = re.findall(r"```python\n(def feed_forward.*?)```", text, re.DOTALL)
+    names = dict(vars(importlib.import_module("reference_numpy.feed_forward")))
+    exec(example, names)
+    function: Function = names["feed_forward"]
+    return function
+
+
+def test_documented_feed_forward_conforms() -> None:
+    given: dict[str, Any] = {"rules": ["FFN-1"], "dtypes": ["float32"], "effort": "quick", "seed": 1}
+    report = check(documented_feed_forward(), "feed_forward", arrays="numpy", **given)
+    assert report.conforms, str(report)
 
 
 def test_arguments_that_every_call_has_are_asked_for() -> None:
@@ -320,6 +355,9 @@ def test_arguments_are_handed_over_as_the_function_has_them() -> None:
     assert signature_of(norm_of_two, "layer_norm").bound([1, 2, 3], {}) == ([1, 2], {"bias": 3, "eps": 1e-5})
     assert signature_of(norm_without_bias, "layer_norm").bound([1, 2, None], {}) == ([1, 2], {})
     assert signature_of(norm_without_eps, "layer_norm").bound([1, 2, None], {"eps": 1e-5}) == ([1, 2, None], {})
+    assert signature_of(norm_with_epsilon, "layer_norm").bound([1, 2, None], {}) == ([1, 2], {})
+    assert signature_of(norm_with_epsilon, "layer_norm").lacking == {"bias", "eps"}
+    assert signature_of(norm_with_shift, "layer_norm").bound([1, 2, 3], {}) == ([1, 2, 3], {})
     assert signature_of(print, "attention").bound([1, 2, 3], {"scale": None}) == ([1, 2, 3], {})
     assert signature_of(sinusoids, "sinusoidal_positions").lacking == {"offset", "exponent", "dtype"}
     assert signature_of(any_keyword, "attention").lacking == set()
@@ -364,8 +402,10 @@ def test_conventions_given_and_declared_stand_side_by_side() -> None:
 
 
 def test_a_function_for_gradients_must_be_one() -> None:
-    with pytest.raises(ValueError, match="vjp must be a function, got 'targets:vjp'"):
-        check(lambda query, key, value: query, "attention", vjp="targets:vjp")
+    with pytest.raises(ValueError, match="vjp must be a function, got 3"):
+        check(lambda query, key, value: query, "attention", arrays="numpy", vjp=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="nowhere cannot be imported"):
+        check(lambda query, key, value: query, "attention", arrays="numpy", vjp="nowhere:vjp")
 
 
 # --- masks in conventions of their own --------------------------------------------------------------------------------

@@ -122,11 +122,13 @@ def test_what_was_never_given_is_known_of_a_process_of_its_own(tmp_path: Path) -
 
 
 def test_pytest_says_what_was_never_given(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile(kernel="def mean(q, k, v, causal=False):\n    return 0 * q\n")
+    pytester.makepyfile(kernel="import numpy\ndef mean(q, k, v, causal=False):\n    return 0 * q\n")
     words = ("--conformance", "kernel.py:mean", "--conformance-operation", "attention", "--conformance-effort", "quick")
     result = pytester.runpytest_inprocess(*PLUGIN, *words, "-k", "plain")
     how = "no parameters of attention; what they do can be judged in a function that sets them"
-    result.stdout.fnmatch_lines([f"conformance: kernel.py:mean was never given: causal ({how})"], consecutive=True)
+    guess = "conformance: kernel.py:mean was called with arrays of numpy, a guess: its module imports numpy"
+    never = f"conformance: kernel.py:mean was never given: causal ({how})"
+    result.stdout.fnmatch_lines([guess, never], consecutive=True)
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -150,7 +152,7 @@ def test_what_is_not_supported_and_refused_is_called_so() -> None:
 
 
 def test_a_call_that_fails_says_with_which_arrays() -> None:
-    subject = told(of_torch)
+    subject = told(of_torch, arrays="numpy")
     (violation,) = subject["violations"]
     line = "the judge called it with NumPy arrays; --arrays torch or jax for others"
     assert violation["called_with"] == line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from safetensors.numpy import save_file
 from safetensors.torch import save_file as torch_save
 
 import reference_numpy
+from conformance.operations import OPERATIONS
 from specification import Configuration, KeyPadding
 from specification.checkpoints import read_model, read_safetensors
 from specification.dialects import DIALECTS, read
-from specification.loading.families import UNCOVERED, uncovered
+from specification.loading.families import UNCOVERED, of_model_type, uncovered
 from tests.models.test_dialects import filled, state
 from tests.support.helpers import Implementation
 from tests.support.tutorials import SIZES, SOURCES
@@ -459,7 +461,9 @@ def test_families_that_no_dialect_covers_are_known_by_name(kind: str) -> None:
         names = transformers.AutoModel.from_config(configuration).state_dict()
     family = next(family for family, kinds in KINDS.items() if kind in kinds.split())
     for dialect, record in DIALECTS.items():
-        with pytest.raises(ValueError, match=f"its names are those of {family}.*, which no dialect covers$"):
+        with pytest.raises(
+            ValueError, match=f"its names are those of {family}.*, which no dialect covers; conformance check"
+        ):
             read(dialect, dict.fromkeys(names, np.ones(1, "float32")), **record.example.hyperparameters)
 
 
@@ -469,6 +473,42 @@ def test_every_family_is_known_by_names_of_its_own() -> None:
         read("bert", {f"electra.{name}": array for name, array in bert_entries().items()}, num_heads=4)
     for dialect in DIALECTS:
         assert uncovered(example(dialect)) is None
+
+
+def test_what_can_be_judged_of_every_family_is_an_operation() -> None:
+    for family, known in UNCOVERED.items():
+        assert set(re.split(", | and ", known.operations)) <= OPERATIONS.keys(), family
+        assert all(of_model_type(name) == family for name in known.model_types)
+        with pytest.raises(ValueError, match=f"got '{known.model_types[0]}', of {re.escape(family)}, which no dialect"):
+            read(known.model_types[0], {})
+    covered = {name for one in DIALECTS.values() if one.config is not None for name in one.config.families}
+    assert not any(map(of_model_type, covered))
+
+
+@pytest.mark.parametrize(
+    ("names", "family"),
+    [
+        ("model.layers.0.mlp.gate_proj.weight model.layers.0.self_attn.q_proj.weight model.norm.weight", "LLaMA"),
+        ("shared.weight encoder.block.0.layer.0.SelfAttention.q.weight", "T5"),
+        ("transformer.h.0.attn.attention.q_proj.weight transformer.wte.weight", "GPT-Neo"),
+    ],
+)
+def test_a_family_that_no_dialect_covers_is_told_in_one_line(names: str, family: str) -> None:
+    with pytest.raises(ValueError, match=f"its names are those of {family}.*, which no dialect covers") as caught:
+        read("gpt2", dict.fromkeys(names.split(), np.ones((2, 2), "float32")), num_heads=2)
+    assert len(str(caught.value)) < 250
+
+
+def test_lists_of_entries_stop_at_five() -> None:
+    entries = bert_entries() | {f"head.{i}.weight": np.ones(2, "float32") for i in range(12)}
+    with pytest.raises(ValueError, match="12 problems: ") as caught:
+        read("bert", entries, num_heads=4)
+    assert str(caught.value).count("is not known") == 5
+    assert str(caught.value).endswith("; and 7 more")
+    few = {name: array for name, array in bert_entries().items() if ".self.query." in name or "embeddings" in name}
+    with pytest.raises(ValueError, match="the checkpoint does not fit") as caught:
+        read("bert", few, num_heads=4)
+    assert str(caught.value).count("is missing") == 5
 
 
 # --- the config.json beside a checkpoint ------------------------------------------------------------------------------
@@ -498,13 +538,15 @@ def beside(folder: Path, dialect: str, **told: Any) -> Path:
         ("bert", {}, {"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new', which is 'gelu_tanh' here, and .*'gelu'$"),
         ("bert", {}, {"hidden_act": "silu"}, "hidden_act is 'silu', and activation is 'gelu'$"),
         ("bert", {}, {"model_type": "yoso"}, "model_type is 'yoso', and this dialect reads 'bert', 'camembert', "),
+        ("bert", {}, {"model_type": "mistral"}, r"model_type is 'mistral', of LLaMA .*, which no dialect covers; con"),
+        ("gpt2", {}, {"model_type": "gpt_neo"}, "'gpt_neo', of GPT-Neo, which no .* judges its attention, "),
         ("bert", {}, {"model_type": "roberta"}, "a roberta has positions='after_padding', and it is read with 'le"),
         ("bert", {"positions": "after_padding", "padding": 0}, {}, "a bert has positions='learned', and it is read "),
         ("bert", {}, {"is_decoder": True}, "is_decoder is True, of which only False is supported$"),
         ("bert", {"num_heads": 4}, {"layer_norm_eps": 1e-5}, "num_heads is 4; layer_norm_eps is 1e-05, and eps"),
         ("distilbert", {"num_heads": 1}, {}, "n_heads is 2, and num_heads is 1$"),
         ("distilbert", {}, {"activation": "relu"}, "activation is 'relu', and activation is 'gelu'$"),
-        ("distilbert", {}, {"model_type": "bert"}, "model_type is 'bert', and this dialect reads 'distilbert'$"),
+        ("distilbert", {}, {"model_type": "bert"}, "model_type is 'bert', .*'distilbert'; dialect 'bert' reads it$"),
         ("gpt2", {"num_heads": 8}, {}, "n_head is 2, and num_heads is 8$"),
         ("gpt2", {}, {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True, of which"),
         ("gpt2", {}, {"scale_attn_weights": False}, "scale_attn_weights is False, of which only True is supported"),

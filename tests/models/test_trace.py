@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,12 @@ import pytest
 import torch
 
 from conformance.models.inside import pieces_of
-from conformance.models.stepwise import Oracle
+from conformance.models.stepwise import Oracle, taken_steps
 from conformance.models.structures import as_float64
 from conformance.reports.models import draw_weights, grid_columns, in_bounds
 from reference_numpy import Model
+from specification.dialects import read
+from specification.parameters import mapped
 from tests.models.test_dialects import filled, state
 from tests.models.test_port import saved, write
 from tests.support.helpers import PACKAGES, command
@@ -200,3 +203,73 @@ def test_a_picture_has_room_for_its_words(folder: Path) -> None:
 
 def test_small_errors_are_told_from_none() -> None:
     assert [in_bounds(ratio) for ratio in (0, 2e-6, 0.25, 1234.5, np.inf)] == ["0", "2e-06", "0.25", "1234.50", "inf"]
+
+
+# --- values that were computed elsewhere ------------------------------------------------------------------------------
+
+INPUT = "5,7,2/3,1"
+
+
+def computed(dtype: str) -> dict[str, np.ndarray]:
+    """Every step of the definition's own model in that dtype."""
+    file, _, dialect, setting = saved("dawn")
+    parameters, configuration = read(dialect, file, num_heads=int(setting.removeprefix("--set=num_heads=")))
+    parameters = mapped(lambda array: array.astype(dtype), parameters)
+    inputs = tuple(np.array([[int(word) for word in part.split(",")]]) for part in INPUT.split("/"))
+    taken = taken_steps(Model(parameters, configuration), inputs, {}, [])
+    return {name: np.asarray(step.result) for name, step in taken.items()}
+
+
+def test_what_is_saved_is_compared(folder: Path) -> None:
+    code, output = command("trace", INPUT, *dawn(), "--save", "steps.npz", "--json", "trace.json")
+    assert code == 0, output
+    arrays = dict(np.load("steps.npz"))
+    report = json.loads(Path("trace.json").read_text())
+    assert f"{len(arrays)} steps saved in steps.npz" in output
+    assert (report["conforms"], report["judged"], report["first_beyond"], report["against"]) == (True, True, None, None)
+    assert {*arrays} <= {step["name"] for step in report["steps"]}
+    assert set(report["steps"][0]["ratios"]) == set(PACKAGES)
+    code, output = command("trace", INPUT, *dawn(), "--against", "steps.npz")
+    assert code == 0, output
+    assert f"{len(arrays)} of {len(arrays)} steps are in steps.npz, in float64" in output
+    assert "none departs; the largest error ratio is 0" in output
+    step = "decoder.blocks.0.self_attention"
+    arrays[step][0, 0, 1] += 1e-6
+    np.savez("steps.npz", **arrays)
+    code, output = command("trace", INPUT, *dawn(), "--against", "steps.npz", "--json", "trace.json")
+    assert code == 1
+    assert f"the first that departs is {step}[0, 0, 1]: got " in output
+    assert json.loads(Path("trace.json").read_text())["against"]["first"]["step"] == step
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_honest_values_keep_their_carried_bounds(folder: Path, dtype: str) -> None:
+    arrays = computed(dtype)
+    np.savez("own.npz", **arrays)
+    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
+    assert code == 0, output
+    assert f"steps are in own.npz, in {dtype}; their bounds are carried from the input" in output
+    step = "encoder.blocks.0.attention"
+    np.savez("own.npz", **{step: 1.01 * arrays[step], "another": arrays[step]})
+    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
+    assert code == 1
+    assert f"the first that departs is {step}" in output
+    assert "names of no step: another" in output
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"attention": np.ones(3)}, "no name is that of a step; the steps are "),
+        ({"encoder.blocks.0.attention": np.ones(3, int)}, "the arrays must be of one floating dtype, got int64"),
+        (None, "own.npz cannot be compared: "),
+    ],
+)
+def test_values_that_cannot_be_compared(folder: Path, arrays: dict[str, np.ndarray] | None, message: str) -> None:
+    if arrays is None:
+        Path("own.npz").write_text("no arrays")
+    else:
+        np.savez("own.npz", **arrays)  # type: ignore[arg-type]
+    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
+    assert code == 2
+    assert message in output

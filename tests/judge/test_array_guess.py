@@ -1,0 +1,163 @@
+"""Which arrays a function takes, where nobody says it."""
+
+from __future__ import annotations
+
+import textwrap
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+import conformance
+import jax_impl
+import reference_numpy
+import torch_impl
+from conformance.reports.blocks import guessed
+from conformance.reports.subjects import checked
+from conformance.reports.tables import subject_report
+from conformance.runner.array_guess import NOTHING_TELLS, made
+from conformance.runner.in_subprocess import UNTRIED, SubprocessRunner
+from conformance.subjects.targets import Target
+from tests.support.helpers import command
+
+PLAIN = "def attention(query, key, value, *, scale=None):\n"
+FILES = {
+    "annotated": (
+        "torch",
+        "its annotations name torch",
+        "import numpy, torch\ndef attention(query: torch.Tensor, key, value): ...",
+    ),
+    "named": ("jax", "its annotations name jax", "def attention(query: 'jax.Array | None', key, value): ..."),
+    "shaped": (
+        "torch",
+        "its annotations name torch",
+        "from jaxtyping import Float\nfrom torch import Tensor\ndef attention(query: Float[Tensor, '...'], k, v): ...",
+    ),
+    "method": ("torch", "its module imports torch", f"import torch\n{PLAIN}    return value.softmax(-1)"),
+    "code": ("numpy", "its code uses numpy", f"import numpy as np\nimport torch\n{PLAIN}    return np.zeros(3)"),
+    "helper": (
+        "jax",
+        "its code uses jax",
+        f"import numpy, jax.numpy as jnp\ndef helper(x): return jnp.exp(x)\n{PLAIN}    return helper(value)",
+    ),
+    "local": ("torch", "its code uses torch", f"{PLAIN}    import torch\n    return torch.zeros(3)"),
+    "both": (
+        "torch",
+        "a trial call returned them",
+        f"import numpy as np\nimport torch\n{PLAIN}    print('!')\n    return torch.exp(value) * np.sqrt(4)",
+    ),
+    "converted": (
+        "numpy",
+        "a trial call returned them",
+        f"import numpy as np\nimport torch\n{PLAIN}    return torch.exp(torch.tensor(np.array(value))).numpy()",
+    ),
+    "neither": ("numpy", NOTHING_TELLS, f"{PLAIN}    return [1]"),
+    "leaves": ("numpy", NOTHING_TELLS, f"import sys\n{PLAIN}    sys.exit(1)"),
+    "hangs": ("numpy", NOTHING_TELLS, f"import time\n{PLAIN}    time.sleep(60)"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_guess_of_a_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arrays, why, text = FILES[name]
+    file = tmp_path / f"{name}.py"
+    file.write_text(text)
+    target, subject = made(Target(f"{file}:attention", "attention", None), 1.0)
+    assert (target.arrays, target.guessed) == (arrays, why)
+    assert subject.framework.name == arrays
+    assert subject.name == f"{file}:attention"
+    assert capsys.readouterr().out == ""
+
+
+class Attention(torch.nn.Module):
+    def forward(self, query: Any, key: Any, value: Any) -> Any:
+        return value
+
+
+def of_numpy(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+    return value
+
+
+@pytest.mark.parametrize(
+    ("subject", "arrays"),
+    [
+        ("reference_numpy", "numpy"),
+        ("jax_impl", "jax"),
+        ("torch_impl:attention", "torch"),
+        (reference_numpy.attention, "numpy"),
+        (torch_impl.attention, "torch"),
+        (jax.jit(jax_impl.attention), "jax"),
+        (partial(jax_impl.attention, scale=1.0), "jax"),
+        (torch.nn.functional.scaled_dot_product_attention, "torch"),
+        (jax.nn.dot_product_attention, "jax"),
+        (Attention(), "torch"),
+        (of_numpy, "numpy"),
+        (lambda query, key, value: torch.zeros(3), "torch"),
+    ],
+)
+def test_guess_of_objects_and_names(subject: Any, arrays: str) -> None:
+    assert made(Target(subject, "attention", None), 1.0)[0].arrays == arrays
+
+
+def test_a_trial_call_that_ends_the_process_is_no_verdict_yet(tmp_path: Path) -> None:
+    (tmp_path / "dies.py").write_text(f"import os\n{PLAIN}    os._exit(3)")
+    runner = SubprocessRunner(Target(f"{tmp_path / 'dies.py'}:attention", "attention", None), 1.0)
+    runner.close()
+    assert (runner.target.arrays, runner.target.guessed) == ("numpy", UNTRIED)
+
+
+def test_what_is_given_is_not_guessed() -> None:
+    target, subject = made(Target(torch_impl.attention, "attention", "numpy"), 1.0)
+    assert (target.guessed, subject.framework.name) == ("", "numpy")
+
+
+def test_report_names_the_guess() -> None:
+    given: dict[str, Any] = {"rules": ["ATT-1"], "dtypes": ["float32"], "effort": "quick", "seed": 1}
+    report = conformance.check(torch_impl.attention, "attention", **given)
+    line = "arrays: torch, a guess: its annotations name torch"
+    assert line in str(report)
+    subject = checked(report, None)
+    assert (subject["arrays"], subject["arrays_guessed"]) == ("torch", "its annotations name torch")
+    assert guessed(subject) == f"{line}; --arrays names others"
+    assert subject_report(subject, 1) is not None
+    said = checked(conformance.check(torch_impl.attention, "attention", arrays="torch", **given), None)
+    assert (said["arrays_guessed"], guessed(said)) == (None, "")
+
+
+def test_guess_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    kernel = """
+        import torch
+
+        def attention(query, key, value, *, scale=None):
+            return torch.nn.functional.scaled_dot_product_attention(query, key, value, scale=scale)
+    """
+    Path("kernel.py").write_text(textwrap.dedent(kernel))
+    words = ("--rule", "ATT-1", "--dtypes", "float32", "--effort", "quick", "--supports", "scale", "--workers", 1)
+    code, output = command("check", "kernel.py:attention", "--operation", "attention", *words)
+    assert code == 0
+    assert "arrays: torch, a guess: its code uses torch; --arrays names others." in output
+
+
+@pytest.mark.parametrize(
+    ("body", "hint"),
+    [
+        ("query.is_cuda", True),
+        ("torch.exp(query)", True),
+        ("torch.zeros(3)", True),
+        ("print(1, 2, speed=3)", False),
+        ("[query]", False),
+        ("None", False),
+        ("__import__('torch.nothing')", False),
+        ("1 / 0", False),
+    ],
+)
+def test_hint_about_arrays_stands_where_it_may_be_true(body: str, hint: bool) -> None:
+    function: Any = eval(f"lambda query, key, value: {body}", {"torch": torch})
+    report = conformance.check(function, "attention", arrays="numpy", effort="quick", seed=1, shrink=False)
+    (violation,) = checked(report, None)["violations"]
+    assert (violation["called_with"] is not None) == hint

@@ -1,0 +1,65 @@
+"""What a wheel has: every package that a command imports, and the files that they read."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import benchmarks.measure.environment as environment
+from study import sources
+from tests.support.helpers import command
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+INSTALLED = ("benchmarks", "conformance", "jax_impl", "reference_numpy", "specification", "study", "torch_impl")
+
+
+def test_the_packages_that_are_installed() -> None:
+    find = pytest.importorskip("setuptools").find_packages
+    found = find(str(ROOT), include=SETTINGS["packages"]["find"]["include"])
+    assert {name.partition(".")[0] for name in found} == set(INSTALLED)
+    folders = {path.parent.relative_to(ROOT) for name in INSTALLED for path in (ROOT / name).rglob("*.py")}
+    assert {Path(name.replace(".", "/")) for name in found} == folders
+    readme = (ROOT / "README.md").read_text()
+    assert all(f"`{name}`" in readme for name in INSTALLED)
+
+
+def test_the_files_that_are_installed() -> None:
+    for package, patterns in SETTINGS["package-data"].items():
+        for pattern in patterns:
+            assert package == "*" or list((ROOT / package).glob(pattern)), (package, pattern)
+    assert "idioms.toml" in SETTINGS["package-data"]["study"]
+    assert all((ROOT / file).is_file() for files in SETTINGS["data-files"].values() for file in files)
+    assert "SPEC.md" in SETTINGS["data-files"]["share/transformer-conformance"]
+
+
+def test_a_document_is_found_where_a_wheel_has_put_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert sources.document("SPEC.md") == ROOT / "SPEC.md"
+    monkeypatch.setattr(sources, "ROOT", tmp_path)
+    (tmp_path / "share").mkdir()
+    (tmp_path / "share/SPEC.md").write_text("")
+    files: list[Any] = [SimpleNamespace(name="SPEC.md", locate=lambda: tmp_path / "share/SPEC.md")]
+    monkeypatch.setattr(sources.metadata, "files", lambda name: files)
+    assert sources.document("SPEC.md") == tmp_path / "share/SPEC.md"
+    files.clear()
+    with pytest.raises(FileNotFoundError, match=r"SPEC\.md is not installed"):
+        sources.document("SPEC.md")
+
+
+def test_show_without_the_specification_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise FileNotFoundError(f"{name} is not installed: take a clone of the project")
+
+    monkeypatch.setattr("study.operations.find", missing)
+    assert command("show", "ATT-5") == (2, "ATT-5 is not installed: take a clone of the project\n")
+
+
+def test_no_commit_of_another_checkout_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(environment, "git", lambda *words: "a commit")
+    assert environment.commit() == "a commit+"
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    assert environment.commit() is None
