@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from conformance.cases.case import Case
-from conformance.checks.comparison import Finding
+from conformance.checks.comparison import Finding, breaks, of_level
+from conformance.checks.levels import CORE, ROBUST, higher
 from conformance.subjects.subject import Subject
 
 Findings = list[Finding]
@@ -34,7 +35,7 @@ class Check(Generic[Material, Shared]):
 
     name: in files. material: a case, or what a case is made from. prepare: computes from it what all subjects share.
     run: calls a subject and compares its answers. case_of: the material's case. tells_size: whether a failure may say
-    that the subject does not take the case's size.
+    that the subject does not take the case's size. level: the lowest one that its violations have.
     """
 
     name: str
@@ -42,3 +43,16 @@ class Check(Generic[Material, Shared]):
     run: Callable[[Subject, Material, Shared], Findings]
     case_of: Callable[[Any], Case] = itself
     tells_size: bool = True
+    level: str = CORE
+
+    def levelled(self, findings: Findings, material: Material) -> Findings:
+        """The findings of this check, with the level at least that the check and its case have."""
+        return (
+            of_level(findings, higher(self.level, case_level(self.case_of(material)))) if breaks(findings) else findings
+        )
+
+
+def case_level(case: Case | None) -> str:
+    """ROBUST for a case with lengths of 0, or with NaN or infinity that can reach results."""
+    beyond = case is not None and (case.special or any(0 in array.shape for array in case.inputs.values()))
+    return ROBUST if beyond else CORE

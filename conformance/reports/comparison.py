@@ -10,8 +10,8 @@ from conformance.reports.change import Change, rule_change
 from conformance.reports.content import SCHEMA, Content
 from conformance.reports.real_comparison import model_changes
 
-READ = (1, 2)
-"""Versions of the schema that this file reads. The first has no models."""
+READ = (1, 2, 3)
+"""Versions of the schema that this file reads. The first has no models, the first two no levels."""
 CIRCUMSTANCES = ("project", "seed", "effort", "cases_per_probe", "runs")
 DRAWN_BY = ("numpy", "hypothesis")
 """Packages whose version decides which cases a seed generates."""
