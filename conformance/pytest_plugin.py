@@ -188,7 +188,7 @@ def questions_of(judge: JudgeSession) -> list[Question]:
 
 
 def put(judge: JudgeSession, question: Question, item: pytest.Item) -> None:
-    """Fails with all that is known of a violation that the profile asks about; skips where the question cannot be asked."""
+    """Fails with all that is known of a violation, where the profile asks for it; skips where it cannot be asked."""
     __tracebackhide__ = True
     from conformance.checks.levels import within
     from conformance.judge.session import NotAsked

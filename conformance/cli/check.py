@@ -76,7 +76,8 @@ def check(
 ) -> None:
     """Judge a function by the rules of an operation.
 
-    Exit code 0: it conforms to the profile. 1: it violates a rule that the profile asks for. 2: the judge could not finish. 130: interrupted.
+    Exit code 0: it conforms. 1: it violates a rule that the profile asks for. 2: the judge could not finish. 130:
+    interrupted.
     """
     from conformance.reports.tables import subject_report
 

@@ -68,10 +68,10 @@ def shows_its_rule(violation: Violation) -> bool:
 
 
 def simplest_first(violations: Sequence[Violation]) -> list[Violation]:
-    """The lowest level; then the plain call; what depends on earlier calls; wrong results before rounded ones; then by the smallest case.
+    """The lowest level; then the plain call; what depends on earlier calls; wrong results before rounded ones.
 
-    Of that count the features, and then the sizes. What must be refused comes last. Of the rules that one case shows,
-    the first is one that speaks of its features.
+    Then by the smallest case: of that count the features, and then the sizes. What must be refused comes last of its
+    level. Of the rules that one case shows, the first is one that speaks of its features.
     """
 
     def complexity(violation: Violation) -> tuple[int, bool, bool, bool, bool, int, int, bool]:

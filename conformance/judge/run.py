@@ -268,8 +268,8 @@ def smallest(
 ) -> Violation | None:
     """The smallest failing case that Hypothesis finds from the seed of `first`; None if the subject now passes.
 
-    It is for materials that cannot be cut. What failed altogether does not shrink to what loses digits, nor to what fewer
-    profiles ask for.
+    It is for materials that cannot be cut. What failed altogether does not shrink to what loses digits, nor to what
+    fewer profiles ask for.
     """
     found: list[Violation] = []
     end = time.monotonic() + seconds
@@ -298,7 +298,8 @@ def smallest(
 def cut_down(least: Violation, runner: Runner, seconds: float) -> Violation:
     """The violation on an even smaller case, where the material is a case, or several that can be cut alike.
 
-    What failed altogether does not shrink to what loses digits, nor to what fewer profiles ask for. `steady` is False if the smallest case then passed.
+    What failed altogether does not shrink to what loses digits, nor to what fewer profiles ask for. `steady` is False
+    if the smallest case then passed.
     """
     if not cuttable(least.material):
         return least

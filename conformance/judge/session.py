@@ -48,7 +48,10 @@ def cases_about(question: Question) -> list[Case]:
 
 
 class JudgeSession:
-    """All that is to be asked of one subject. rules: only these. profile: of a verdict. ValueError where the target cannot be judged."""
+    """All that is to be asked of one subject. rules: only these. profile: decides which questions it fails.
+
+    ValueError where the target cannot be judged.
+    """
 
     def __init__(
         self,

@@ -60,7 +60,7 @@ def levels(subject: Content) -> str:
     """Name by level the rules that are violated, and the highest profile that is kept; empty for an older report."""
     if "levels" not in subject:
         return ""
-    told = f"profile {subject['profile']}. {levels_line(subject['levels'])}"
+    told = f"Profile {subject['profile']}. {levels_line(subject['levels'])}"
     return told if subject["untried"] else f"{told}. Highest profile kept: {subject['kept'] or 'none'}"
 
 

@@ -52,9 +52,9 @@ def rules_of(operation: str) -> list[str]:
 def run_subject(
     results: Results, name: str, arrays: str, device: str, chosen: Collection[str], untried: str = ""
 ) -> Content:
-    """Return the part about an implementation of this project, which is held to `strict`; its violations can be replayed from the report.
+    """Return the part about an implementation of this project, which is held to `strict`.
 
-    chosen: the rules. untried: why the judge did not try everything.
+    Its violations can be replayed from the report. chosen: the rules. untried: why the judge did not try everything.
     """
     target = Target(name, "attention", arrays, device)
 

@@ -188,7 +188,7 @@ def subject_report(subject: Content, seed: int | None) -> RenderableType:
     if subject["untried"]:
         parts.append(Text(f"The judge could not try everything: {subject['untried']}.", style="red"))
     if levels(subject):
-        parts.append(Text(f"{levels(subject).capitalize()}."))
+        parts.append(Text(f"{levels(subject)}."))
     cases = sum(rule["cases"] for rule in subject["rules"])
     count = sum(asked_for(violation, subject) for violation in subject["violations"])
     violates = f"violates {count} rule{'s' * (count != 1)}" if count else "is not judged in full"
