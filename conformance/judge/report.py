@@ -110,8 +110,15 @@ class Report:
 
 
 def levels_line(levels: Mapping[str, Sequence[str]]) -> str:
-    """By level what is violated: "core: conforms; robust: MASK-7; strict: ATT-9, NORM-3"."""
-    return "; ".join(f"{level}: {', '.join(rules) or 'conforms'}" for level, rules in levels.items())
+    """By level what is violated: "core: conforms; robust: MASK-7; strict: ATT-9, NORM-3".
+
+    A level above one that is violated may have nothing more to show, and is not kept for that.
+    """
+    told, nothing = [], "conforms"
+    for level, rules in levels.items():
+        told.append(f"{level}: {', '.join(rules) or nothing}")
+        nothing = "nothing more" if rules else nothing
+    return "; ".join(told)
 
 
 def report_of(target: Target, judgement: Judgement, effort: str, seconds: float, profile: str = DEFAULT) -> Report:

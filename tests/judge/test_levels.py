@@ -71,6 +71,10 @@ def test_cases_beyond_the_core() -> None:
     assert case_level(plain) == CORE
     assert case_level(Case("silu", "float32", {"x": x[:0]})) == ROBUST
     assert case_level(Case("silu", "float32", {"x": x * np.nan}, special=True)) == ROBUST
+    assert case_level(Case("silu", "float32", {"x": x * np.inf})) == ROBUST
+    bias = np.full((1, 3), -np.inf, np.float32)
+    assert case_level(Case("attention", "float32", {"bias": bias})) == CORE
+    assert case_level(Case("attention", "float32", {"bias": -bias})) == ROBUST
     found = [Finding("output", 2.0), Finding("gradient of x", INFINITE, level=STRICT)]
     assert [finding.level for finding in AGREEMENT.levelled(found, plain)] == [CORE, STRICT]
     empty = Case("silu", "float32", {"x": x[:0]})
