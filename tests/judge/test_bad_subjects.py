@@ -534,11 +534,12 @@ def test_lost_digits_are_told_before_calls_that_should_be_refused() -> None:
         return (off * weights @ value.astype(np.float32)).astype(query.dtype)
 
     accepts = "integers: accepted"
-    for off, dtypes, told in (
+    for factor, dtypes, told in (
         (1.02, ["float32", "float16"], "output["),
         (1.0, ["float32", "float16"], accepts),
         (1.0, ["float32"], accepts),
     ):
+        off = factor
         report = check(rounded, "ATT-9", dtypes=dtypes, supports=["refusals", "no-gradients"])
         assert messages(report)["ATT-9"].startswith(told)
 
