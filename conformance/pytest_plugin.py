@@ -39,12 +39,15 @@ OPTIONS = {
     "tile": "its tiles of queries and keys, such as 128x64",
     "limits": "the largest sizes that it supports, such as keys=4096,heads=32",
     "convention": "intended departures, such as empty_rows=mean,polarity=masked",
+    "profile": "a test fails for what it asks for: core, robust (the default) or strict",
     "effort": "how many cases each probe gets: quick, default or thorough",
     "seed": "generate the same cases again",
     "time-limit": "seconds for one case",
 }
 """Options with a value, which mean the same as for `conformance check`."""
 NUMBERS = {"width-multiple": int, "seed": int, "time-limit": float}
+BEYOND = "conformance: beyond the profile"
+"""The property of a test that passes though it found a violation, for which the profile does not ask."""
 NOTE = "conformance: note"
 """The property of a test that says which of the function's parameters no case gives, and which arrays were guessed."""
 SEED = 0
@@ -83,10 +86,13 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Notes are printed once, from wherever the tests ran."""
+    """Print notes, and what was found beyond the profile, once, from wherever the tests ran."""
     reports = [report for several in terminalreporter.stats.values() for report in several]
     found = [p for report in reports for p in getattr(report, "user_properties", ()) if p[0] == NOTE]
     for line in dict.fromkeys(told for _, told in found):
+        terminalreporter.write_line(f"conformance: {line}", yellow=True)
+    beyond = [p for report in reports for p in getattr(report, "user_properties", ()) if p[0] == BEYOND]
+    for line in dict.fromkeys(told for _, told in beyond):
         terminalreporter.write_line(f"conformance: {line}", yellow=True)
 
 
@@ -161,7 +167,7 @@ def session_of(subject: str | Callable[..., Any], operation: str, options: dict[
     from conformance.judge.session import JudgeSession
     from conformance.subjects.targets import Target
 
-    kept = ("effort", "seed", "rules", "time_limit", "isolate", "shrink")
+    kept = ("effort", "seed", "rules", "profile", "time_limit", "isolate", "shrink")
     own = {name: options[name] for name in kept if options.get(name) is not None}
     declared = ("supports", "dtypes", "layout", "width_multiple", "conventions", "vjp", "limits", "tile")
     given = {name: options[name] for name in declared if options.get(name) is not None}
@@ -183,8 +189,9 @@ def questions_of(judge: JudgeSession) -> list[Question]:
 
 
 def put(judge: JudgeSession, question: Question, item: pytest.Item) -> None:
-    """Fails with all that is known of a violation; skips where the question cannot be asked."""
+    """Fails with all that is known of a violation, where the profile asks for it; skips where it cannot be asked."""
     __tracebackhide__ = True
+    from conformance.checks.levels import within
     from conformance.judge.session import NotAsked
     from conformance.reports.blocks import block
     from conformance.reports.content import violation_content
@@ -200,7 +207,10 @@ def put(judge: JudgeSession, question: Question, item: pytest.Item) -> None:
         found = judge.ask(question)
     except NotAsked as reason:
         pytest.skip(str(reason))
-    if found is not None:
+    if found is not None and not within(found.level, judge.profile):
+        told = f"{found.rule} is violated at the level {found.level}: {found.message}"
+        item.user_properties.append((BEYOND, f"{judge.target.title}: {told}"))
+    elif found is not None:
         path = write_replay(found, replays_folder(item.config), titled=True)
         pytest.fail(block(violation_content(found, path)), pytrace=False)
 

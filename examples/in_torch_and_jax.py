@@ -30,7 +30,7 @@ MASKED = ["causal", "window", "lengths", "padding", "segments", "dense", "offset
 
 def check(function, operation, arrays, rules, dtypes=("float32",), **claims):
     """What the judge finds: whether the function conforms, and for every violation the worst number."""
-    claims = {"effort": "quick", "seed": SEED, "dtypes": dtypes, "rules": rules} | claims
+    claims = {"effort": "quick", "profile": "strict", "seed": SEED, "dtypes": dtypes, "rules": rules} | claims
     report = conformance.check(function, operation, arrays=arrays, **claims)
     worst = max(cell.worst for cell in report.rules.values())
     verdict = f"conforms, worst {worst:.2f} bounds" if report.conforms else "violates"

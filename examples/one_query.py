@@ -116,7 +116,7 @@ def usual(query, key, value, *, mask=None, scale=None):
 
 def check(function, operation, rules=None, **claims):
     """The judge draws the cases itself, and makes a failing one as small as it can."""
-    claims = {"dtypes": ["float32"], "effort": "quick", "seed": SEED, "rules": rules} | claims
+    claims = {"dtypes": ["float32"], "effort": "quick", "profile": "strict", "seed": SEED, "rules": rules} | claims
     report = conformance.check(function, operation, **claims)
     worst = max(cell.worst for cell in report.rules.values())
     verdict = f"conforms, worst {worst:.2f} bounds" if report.conforms else "violates"

@@ -10,7 +10,9 @@ from study.sources import ROOT
 
 MATRIX = ROOT / "docs/divergences.md"
 HOW = "make peers"
-MARKS = {"✓": "conforms", "✗": "differs", "○": "takes what should be refused"}
+MARKS = {"✓": "conforms", "✗": "differs", "△": "differs", "○": "takes what should be refused"}
+NO_RULES = ("keeps", "core", "robust", "strict")
+"""Columns that are about a profile or a level; older matrices have none of them."""
 REFUSED = "- Takes what should be refused: "
 
 
@@ -119,6 +121,7 @@ def read(text: str) -> Matrix:
     taken: dict[tuple[str, str], str] = {}
     groups: list[Group] = []
     operation, heading, versions, legend = "", "", "", ""
+    columns: tuple[str, ...] = ()
     lines = text.splitlines()
     for number, line in enumerate(lines):
         if line.startswith("python "):
@@ -130,14 +133,16 @@ def read(text: str) -> Matrix:
         elif line.startswith("### "):
             heading = line.removeprefix("### ")
         elif line.startswith("|  |"):
-            groups.append(Group(operation, tuple(cell.strip() for cell in line.strip("|").split("|")[1:]), ()))
+            columns = tuple(cell.strip(" *") for cell in line.strip("|").split("|")[1:])
+            groups.append(Group(operation, tuple(name for name in columns if name not in NO_RULES), ()))
         elif line.startswith("| ") and not line.startswith("| ---"):
             name, *cells = [plain(cell.strip()) for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
-            if not groups or len(cells) != len(groups[-1].rules):
+            if not groups or len(cells) != len(columns):
                 raise ValueError(f"line {number + 1} has not a cell for every rule: {line[:60]}")
             rules = groups[-1].rules
             groups[-1] = groups[-1]._replace(paths=(*groups[-1].paths, name))
-            marks |= {(name, rule): MARKS[cell] for rule, cell in zip(rules, cells, strict=True) if cell in MARKS}
+            of_rules = [(rule, cell) for rule, cell in zip(columns, cells, strict=True) if rule in rules]
+            marks |= {(name, rule): MARKS[cell] for rule, cell in of_rules if cell in MARKS}
         elif told := re.match(r"- \*\*([A-Z]+(?:-\d+)?)\*\* [^:]+: (.+)", line):
             following = lines[number + 1].strip() if number + 1 < len(lines) else ""
             example = following.strip("`") if following.startswith("`") else ""

@@ -74,6 +74,6 @@ def rule_text(section: str, cells: Mapping[str, Sequence[str]]) -> RuleText:
             break
         found[part].append(paragraph)
     joined = {name.lower(): "\n\n".join(paragraphs) for name, paragraphs in found.items()}
-    definition, *held_by = cells[rule.id]
+    _, definition, *held_by = cells[rule.id]
     tests = "\n\n".join(f"{name}: {cell}" for name, cell in zip(HELD_BY, held_by, strict=True) if cell != "-")
     return RuleText(rule.id, rule.title, rule.statement, **joined, definition=definition, tests=tests)

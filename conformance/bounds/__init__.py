@@ -5,5 +5,6 @@
 """
 
 from conformance.bounds.operations import bound, merged_bound
+from conformance.bounds.relaxed import relaxed_bound, relaxed_merged_bound
 
-__all__ = ["bound", "merged_bound"]
+__all__ = ["bound", "merged_bound", "relaxed_bound", "relaxed_merged_bound"]

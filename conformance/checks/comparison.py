@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from conformance.bounds import relaxed_bound
 from conformance.cases.case import Case, expected_dtype
 from conformance.cases.expectations import Exact, empty_rows
+from conformance.checks.levels import CORE, LEVELS, STRICT, higher, rank, within
 from conformance.subjects.subject import Answers
 
 PRECISION = {"float16": (11, -13), "bfloat16": (8, -125), "float32": (24, -125), "float64": (53, -1021)}
@@ -17,7 +20,10 @@ LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4
 
 @dataclass(frozen=True)
 class Finding:
-    """The worst element of one result. `ratio` is |got - exact| / bound; infinity for what no bound can excuse."""
+    """The worst element of one result. `ratio` is |got - exact| / bound; infinity for what no bound can excuse.
+
+    level: the lowest profile that asks for what is broken here, where something is.
+    """
 
     name: str
     ratio: float
@@ -26,6 +32,7 @@ class Finding:
     expected: float = 0.0
     bound: float = 0.0
     message: str = ""
+    level: str = CORE
 
     def __str__(self) -> str:
         if self.message:
@@ -34,19 +41,57 @@ class Finding:
         return f"{where}: got {self.got!r}, expected {self.expected!r}, {self.ratio:.3g} bounds of {self.bound:.3g}"
 
 
-def breaks(findings: list[Finding]) -> bool:
-    """Whether one of them is a violation."""
-    return any(finding.ratio > 1 for finding in findings)
+def breaks(findings: Iterable[Finding], profile: str = STRICT) -> bool:
+    """Whether one of them is a violation that the profile asks about."""
+    return any(finding.ratio > 1 and within(finding.level, profile) for finding in findings)
 
 
-def judge(case: Case, answers: Answers, truth: dict[str, Exact], bounds: dict[str, np.ndarray]) -> list[Finding]:
-    """One finding for each result and gradient of the truth."""
+def worst(findings: Iterable[Finding]) -> Finding:
+    """Of violations one of the lowest level, and the largest error of that; without any the largest error."""
+
+    def order(finding: Finding) -> tuple[int, float]:
+        return len(LEVELS) - rank(finding.level) if finding.ratio > 1 else 0, finding.ratio
+
+    return max(findings, key=order)
+
+
+def of_level(findings: list[Finding], level: str) -> list[Finding]:
+    """The findings, with at least this level."""
+    return [replace(finding, level=higher(finding.level, level)) for finding in findings]
+
+
+Relaxed = Callable[[], dict[str, np.ndarray] | None]
+"""Computes the bounds that hold below `strict`; None where they are no other ones."""
+
+
+def no_others() -> None:
+    """Below `strict` the same bounds hold, or nobody asks."""
+
+
+def judge(
+    case: Case,
+    answers: Answers,
+    truth: dict[str, Exact],
+    bounds: dict[str, np.ndarray],
+    relaxed: Relaxed | None = None,
+) -> list[Finding]:
+    """One finding for each result and gradient of the truth.
+
+    relaxed: those of the case unless given. They are computed only where a result is beyond `bounds`. A result within
+    them breaks nothing that is asked below `strict`.
+    """
     if case.options.get("empty_rows") == "any":
         answers = without_empty_rows(case, answers, truth)
-    return [
-        compare(name, answers.get(name), exact, bounds[name], expected_dtype(name, case))
-        for name, exact in truth.items()
-    ]
+
+    def compared(name: str, looser: np.ndarray | None = None) -> Finding:
+        return compare(name, answers.get(name), truth[name], bounds[name], expected_dtype(name, case), looser)
+
+    findings = {name: compared(name) for name in truth}
+    broken = [name for name, finding in findings.items() if finding.ratio > 1 and not finding.message]
+    looser = (relaxed_bound(case) if relaxed is None else relaxed()) if broken else None
+    if looser is not None:
+        findings |= {name: compared(name, looser[name]) for name in broken}
+    return [*findings.values()]
 
 
 def without_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answers:
@@ -67,7 +112,15 @@ def without_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact]) ->
     return answers | right
 
 
-def compare(name: str, got: np.ndarray | None, exact: Exact, bound: np.ndarray, dtype: str) -> Finding:
+def compare(
+    name: str,
+    got: np.ndarray | None,
+    exact: Exact,
+    bound: np.ndarray,
+    dtype: str,
+    relaxed: np.ndarray | None = None,
+) -> Finding:
+    """The worst element; relaxed: bounds within which an element breaks nothing that is asked below `strict`."""
     if got is None:
         return Finding(name, np.inf, message="no such result")
     if str(got.dtype) != dtype or got.shape != exact.high.shape:
@@ -77,7 +130,10 @@ def compare(name: str, got: np.ndarray | None, exact: Exact, bound: np.ndarray, 
         return Finding(name, 0.0)
     with np.errstate(invalid="ignore"):  # widening a NaN of 16 bits
         wide = got.astype(np.float64)
-    ratios = ratio(wide, exact, bound, dtype)
+    ratios, level = ratio(wide, exact, bound, dtype), CORE
+    if relaxed is not None:
+        beyond = ratio(wide, exact, relaxed, dtype) > 1
+        ratios, level = (np.where(beyond, ratios, 0.0), CORE) if beyond.any() else (ratios, STRICT)
     index = np.unravel_index(np.argmax(ratios), ratios.shape)
     return Finding(
         name,
@@ -86,6 +142,7 @@ def compare(name: str, got: np.ndarray | None, exact: Exact, bound: np.ndarray, 
         float(got[index]),
         float(exact.high[index]),
         float(bound[index]),
+        level=level,
     )
 
 

@@ -5,15 +5,20 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 
+from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.layouts import REFUSABLE
-from conformance.checks.comparison import Finding, judge
+from conformance.checks.comparison import Finding, breaks, judge
+from conformance.checks.levels import CORE, ROBUST, STRICT
+from conformance.oracle.reference import oracle
 from conformance.subjects.frameworks import Arrays, Framework, NoGradients
 from conformance.subjects.subject import Answers, Subject, WrongAnswer, differentiable
 from specification.masks import map_arrays
@@ -32,12 +37,13 @@ def check_determinism(subject: Subject, case: Case, shared: Any) -> Findings:
     their gradients need. Then for the results alone.
     """
     asked = subject.asked(case)
+    level = partial(level_of_meanings, subject, case)
     findings: Findings = []
     with subject.framework.context():
         if asked.cotangents and differentiable(asked):
             with contextlib.suppress(NoGradients):  # there are none to compare; whether that is right, ATT-12 says
-                findings += asked_twice(subject, asked, results_and_gradients)
-        return findings + asked_twice(subject, asked, results)
+                findings += asked_twice(subject, asked, results_and_gradients, level)
+        return findings + asked_twice(subject, asked, results, level)
 
 
 def results(subject: Subject, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
@@ -53,8 +59,8 @@ def results_and_gradients(subject: Subject, case: Case, inputs: Arrays, options:
     return found | {gradient_name(name): gradients[name] for name in differentiable(case)}
 
 
-def asked_twice(subject: Subject, case: Case, ask: Ask) -> Findings:
-    """case: as it is asked, in the subject's own conventions."""
+def asked_twice(subject: Subject, case: Case, ask: Ask, level_of: Callable[..., str]) -> Findings:
+    """case: as it is asked, in the subject's own conventions. level_of: the level of a difference of two answers."""
     framework, cotangents = subject.framework, Cotangents(case)
     subject = laid_out(subject, cotangents.lay)
     inputs, options = subject.arrays(case)
@@ -73,12 +79,29 @@ def asked_twice(subject: Subject, case: Case, ask: Ask) -> Findings:
         untouched(name, array, framework, now)
         for name, array, now in (*handed_over(case, inputs, options), *cotangents.handed_over())
     ]
-    findings += [identical(name, array, again[name]) for name, array in kept.items()]
+    same = [identical(name, array, again[name]) for name, array in kept.items()]
+    level = level_of(kept, again) if breaks(same) else CORE
+    findings += [replace(finding, level=level) for finding in same]
     if framework.mutable:
         findings += shared_memory(framework, second, {"input": inputs, "earlier": earlier, "other": between})
         if subject.differentiates_by_hand:  # autograd itself hands a cotangent on where that is the gradient
             findings += shared_memory(framework, second, {"the": cotangents.arrays})
     return findings + [identical(n, array, after[n], "was changed by a later call") for n, array in kept.items()]
+
+
+def level_of_meanings(subject: Subject, case: Case, *answers: Answers) -> str:
+    """As `level_of_difference`, of answers in the subject's own conventions."""
+    return level_of_difference(case, *(subject.meant(subject.asked(case), answer) for answer in answers))
+
+
+def level_of_difference(case: Case, *answers: Answers) -> str:
+    """The level of answers of equal calls that differ: STRICT where all of them are right and only bits differ."""
+    truth, bounds = oracle(case), bound(case)
+    for answer in answers:
+        shown = {name: exact for name, exact in truth.items() if name in answer}
+        if breaks(judge(case, answer, shown, bounds), ROBUST):
+            return CORE
+    return STRICT
 
 
 class Cotangents:

@@ -14,6 +14,7 @@ from conformance.cases.expectations import Exact, allowed_pairs
 from conformance.checks.catalogue import REFUSAL
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding, units_in_the_last_place
+from conformance.checks.levels import CORE, higher, rank, within
 from conformance.subjects.targets import Target
 from reference_numpy import attention_weights
 from specification import Dense
@@ -66,7 +67,7 @@ class Violation:
     mistakes that give the same answers. threshold: at which sizes it fails, and at which not, in a sentence.
     time_limit: seconds that the subject had for one case, where there was a limit. steady: the case failed each time
     it was asked; False where a smaller one, or the case itself, then passed. before:
-    the checks before it, as far as they are remembered.
+    the checks before it, as far as they are remembered. least: the lowest level that its rule and probe allow.
     """
 
     rule: str
@@ -82,6 +83,12 @@ class Violation:
     threshold: str = ""
     steady: bool = True
     before: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    least: str = CORE
+
+    @property
+    def level(self) -> str:
+        """The lowest profile that asks for what is violated."""
+        return higher(self.finding.level, self.least)
 
     @property
     def ratio(self) -> float:
@@ -112,10 +119,13 @@ class Violation:
     def stands_before(self, other: Violation | None) -> bool:
         """Whether it is told in place of another one of the same rule and subject, which was found before it.
 
+        One of a lower level is: no violation hides another one that more profiles ask about.
         Of numbers the first is as good as any: where digits cancel, a rounding too many may leave none that is right.
         That a call is answered which should be refused says nothing of the answers to others.
         """
-        return other is None or (other.loses_digits and not self.of_numbers and self.check != REFUSAL)
+        if other is None or self.level != other.level:
+            return other is None or rank(self.level) < rank(other.level)
+        return other.loses_digits and not self.of_numbers and self.check != REFUSAL
 
     @property
     def mistakes(self) -> tuple[str, ...]:
@@ -220,7 +230,10 @@ class Results:
                 self.by_dtype[f"{case.operation}, {kind}", case.dtype, subject].add(max(ratios), case.dtype)
 
     def violate(self, violation: Violation) -> None:
-        """Of each rule by each subject one is kept: the first, unless it lost digits and a later one has no number."""
+        """Of each rule by each subject one is kept: the first of the lowest level.
+
+        One that is no number stands before one of the same level that lost digits.
+        """
         key = violation.rule, violation.subject
         if violation.stands_before(self.violations.get(key)):
             self.violations[key] = violation
@@ -238,4 +251,10 @@ class Results:
 
     @property
     def conforms(self) -> bool:
+        """Whether nothing is violated at any level, as the profile `strict` asks."""
         return not self.violations
+
+    def keeps(self, rule: str, subject: str, profile: str) -> bool:
+        """Whether nothing of a rule is violated that the profile asks for."""
+        found = self.violations.get((rule, subject))
+        return found is None or not within(found.level, profile)

@@ -16,7 +16,8 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
-from conformance.checks.comparison import Finding, judge
+from conformance.checks.comparison import Finding, judge, worst
+from conformance.checks.independence import level_of_difference
 from conformance.oracle.reference import oracle
 from conformance.subjects.frameworks import NoGradients
 from conformance.subjects.subject import Answering, Answers, Subject, WrongAnswer, differentiable, first_line
@@ -35,10 +36,6 @@ SWITCHING = 1e-5
 
 def prepare_all(cases: Cases) -> Shared:
     return [(oracle(case), bound(case)) for case in cases]
-
-
-def worst(findings: Findings) -> Finding:
-    return max(findings, key=lambda finding: finding.ratio)
 
 
 def answered(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Finding:
@@ -76,13 +73,16 @@ def check_history(subject: Subject, cases: Cases, shared: Shared) -> Findings:
 
 def check_repetitions(subject: Subject, case: Case, shared: Any) -> Findings:
     """The same bits in every one of many equal calls."""
-    end, last, first, calls = time.thread_time() + SECONDS, time.monotonic() + LONGEST, bits(subject(case)), 1
+    end, last, answers, calls = time.thread_time() + SECONDS, time.monotonic() + LONGEST, subject(case), 1
+    first = bits(answers)
     while calls < CALLS and time.thread_time() < end and time.monotonic() < last:
-        again = bits(subject(case))
+        others = subject(case)
+        again = bits(others)
         calls += 1
         for name, data in first.items():
             if again[name] != data:
-                return [Finding(name, np.inf, message=f"differs in call {calls} of equal calls")]
+                level = level_of_difference(case, answers, others)
+                return [Finding(name, np.inf, message=f"differs in call {calls} of equal calls", level=level)]
     return [Finding(f"{name} of {calls} equal calls", 0.0) for name in first]
 
 

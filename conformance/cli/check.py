@@ -10,6 +10,7 @@ import typer
 from rich.text import Text
 
 from conformance.cases.declaration import DIMENSIONS
+from conformance.checks.levels import DEFAULT, LEVELS
 from conformance.cli.console import bar, console, errors, explained, save_report
 from conformance.cli.options import (
     Effort,
@@ -17,6 +18,7 @@ from conformance.cli.options import (
     Isolate,
     Json,
     Junit,
+    Profile,
     Seed,
     Tile,
     at_most,
@@ -61,6 +63,7 @@ def check(
     max_inner_width: Annotated[int | None, at_most(DIMENSIONS["inner_width"])] = None,
     vjp: Annotated[str | None, typer.Option(help=VJP)] = None,
     convention: Annotated[list[str] | None, typer.Option(help=CONVENTION)] = None,
+    profile: Profile = DEFAULT,
     effort: Effort = "default",
     seed: Seed = None,
     rule: Annotated[list[str] | None, typer.Option(help="judge only this rule; may be repeated")] = None,
@@ -75,13 +78,14 @@ def check(
 ) -> None:
     """Judge a function by the rules of an operation.
 
-    Exit code 0: it conforms. 1: it violates a rule. 2: the judge could not finish. 130: interrupted.
+    Exit code 0: it conforms. 1: it violates a rule that the profile asks for. 2: the judge could not finish. 130:
+    interrupted.
     """
     from conformance.reports.tables import subject_report
 
     given: dict[str, Any] = {"arrays": arrays, "device": device, "dtypes": dtypes, "supports": supports}
     given |= {"layout": layout, "width_multiple": width_multiple, "effort": effort, "seed": seed}
-    given |= {"rules": rule, "isolate": isolate, "shrink": not no_shrink}
+    given |= {"rules": rule, "isolate": isolate, "shrink": not no_shrink, "profile": profile}
     limits = {"batch": max_batch, "heads": max_heads, "group_ratio": max_group_ratio, "queries": max_queries}
     limits |= {"keys": max_keys, "key_width": max_key_width, "value_width": max_value_width, "rows": max_rows}
     limits |= {"norm_width": max_norm_width, "vocabulary": max_vocabulary, "length": max_length}
@@ -150,6 +154,7 @@ def known_usage(operation: str, given: dict[str, Any]) -> None:
     known("arrays", [given["arrays"] or "numpy"], FRAMEWORKS)
     known("device", [given["device"]], ("cpu", "cuda"))
     known("rule", given["rules"] or [], JUDGED)
+    known("profile", [given["profile"]], LEVELS)
     if given["device"] == "cuda" and given["arrays"] == "torch":
         from conformance.cli.run import gpu_available
 

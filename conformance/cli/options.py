@@ -16,6 +16,7 @@ Junit = Annotated[Path | None, typer.Option("--junit", help="write a JUnit XML f
 Html = Annotated[Path | None, typer.Option("--html", help="write an HTML page too", metavar="FILE")]
 Effort = Annotated[str, typer.Option(help="how many cases each probe gets: quick, default or thorough")]
 Seed = Annotated[int | None, typer.Option(help="generate the same cases again; by default a fresh seed", min=0)]
+Profile = Annotated[str, typer.Option(help="what decides the exit code: core, robust or strict")]
 ISOLATE = "call the function in a subprocess (the default), which may crash or hang, or in this process"
 Isolate = Annotated[bool | None, typer.Option("--isolate/--in-process", help=ISOLATE, show_default=False)]
 Workers = Annotated[int, typer.Option(help="worker processes", min=1)]

@@ -87,9 +87,10 @@ def seen_again(content: Any, given: Given) -> bool:
 
 def asked(path: Path, given: Given) -> tuple[float, str]:
     """Return the largest error ratio and its message."""
+    from conformance.checks.comparison import worst
     from conformance.judge.replaying import replay
 
     findings = replay(path, given.target, vjp=given.vjp, time_limit=given.time_limit, isolate=given.isolate)
-    worst = max(findings, key=lambda finding: finding.ratio, default=None)
-    ratio = 0.0 if worst is None else worst.ratio
-    return ratio, str(worst) if ratio > 1 else f"conforms, worst error {ratio:.3g} of its bound"
+    shown = worst(findings) if findings else None
+    ratio = 0.0 if shown is None else shown.ratio
+    return ratio, str(shown) if ratio > 1 else f"conforms, worst error {ratio:.3g} of its bound"

@@ -17,7 +17,7 @@ from conformance.cases.expectations import Planted
 from conformance.cases.features import FEATURE_RULES, features_of, heads_and_keys, mask_kinds, rule_of
 from conformance.checks.catalogue import AGREEMENT, MEMORY
 from conformance.checks.check import Check
-from conformance.checks.comparison import Finding, breaks
+from conformance.checks.comparison import Finding, breaks, worst
 from conformance.diagnosis.memory import because_of_memory, contiguous
 from conformance.runner.in_process import Runner
 
@@ -33,25 +33,26 @@ class Failure(NamedTuple):
 
 def attributed(runner: Runner, failure: Failure) -> Failure:
     """The failure under the rule that it speaks of, with the case that shows it."""
-    if because_of_memory(runner, failure.check, failure.material):
+    level = worst(failure.findings).level
+    if because_of_memory(runner, failure.check, failure.material, level):
         return failure._replace(rule="ATT-13")
     if failure.rule == "ATT-13" and failure.check in (AGREEMENT, MEMORY):
         plain = contiguous(failure.material)
         findings = asked(runner, plain)
-        if breaks(findings):
+        if breaks(findings, level):
             return Failure(rule_shown(runner, plain, findings), AGREEMENT, plain, findings)
     if isinstance(failure.material, Planted) and of_numbers(failure.findings):
         clean = failure.material.clean
         findings = asked(runner, clean)
-        if breaks(findings):
+        if breaks(findings, level):
             return Failure(rule_shown(runner, clean, findings), AGREEMENT, clean, findings)
     return failure
 
 
 def of_numbers(findings: list[Finding]) -> bool:
     """Whether the worst finding is a number where another one was due."""
-    worst = max(findings, key=lambda finding: finding.ratio)
-    return not worst.message and bool(np.isfinite(worst.got) and np.isfinite(worst.expected))
+    found = worst(findings)
+    return not found.message and bool(np.isfinite(found.got) and np.isfinite(found.expected))
 
 
 def asked(runner: Runner, case: Case) -> list[Finding]:
@@ -60,13 +61,12 @@ def asked(runner: Runner, case: Case) -> list[Finding]:
 
 def rule_shown(runner: Runner, case: Case, findings: list[Finding]) -> str:
     """The rule of the one thing without which the case would not fail; ATT-8, "every shape", where there is none."""
-    worst = max(findings, key=lambda finding: finding.ratio)
     if case.operation != "attention":
-        feature = "gradients" if worst.name.startswith("gradient of ") else "cross"
+        feature = "gradients" if worst(findings).name.startswith("gradient of ") else "cross"
         return "ATT-14" if case.operation.startswith("attention") else rule_of(feature, case.operation)
     for plainer in without_each(case):
         found = asked(runner, plainer(case))
-        if breaks(found):
+        if breaks(found, worst(findings).level):
             case, findings = plainer(case), found
     kinds = mask_kinds(case.options.get("mask"))
     if len(kinds) > 1:
@@ -75,10 +75,9 @@ def rule_shown(runner: Runner, case: Case, findings: list[Finding]) -> str:
     if needed:
         return FEATURE_RULES[min(needed, key=list(FEATURE_RULES).index)]
     H, G, _, _ = heads_and_keys(case)
-    if G and H != G and not breaks(asked(runner, with_every_head(case))):
+    if G and H != G and not breaks(asked(runner, with_every_head(case)), worst(findings).level):
         return "ATT-7"
-    worst = max(findings, key=lambda finding: finding.ratio)
-    return "ATT-12" if worst.name.startswith("gradient of ") else "ATT-8"
+    return "ATT-12" if worst(findings).name.startswith("gradient of ") else "ATT-8"
 
 
 def without_each(case: Case) -> Iterator[Any]:

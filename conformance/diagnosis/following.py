@@ -15,6 +15,7 @@ from conformance.cases.expectations import empty_rows
 from conformance.cases.features import FEATURE_RULES, features_of, rule_of
 from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import NOTHING, PLANTED, REFUSAL, UNSUPPORTED
+from conformance.checks.levels import rank, within
 from conformance.checks.results import Violation
 from conformance.diagnosis.memory import STRIDES
 from conformance.diagnosis.precision import AT_MOST
@@ -67,17 +68,17 @@ def shows_its_rule(violation: Violation) -> bool:
 
 
 def simplest_first(violations: Sequence[Violation]) -> list[Violation]:
-    """The plain call; what depends on earlier calls; wrong results before rounded ones; then by the smallest case.
+    """The lowest level; then the plain call; what depends on earlier calls; wrong results before rounded ones.
 
-    Of that count the features, and then the sizes. What must be refused comes last. Of the rules that one case shows,
-    the first is one that speaks of its features.
+    Then by the smallest case: of that count the features, and then the sizes. What must be refused comes last of its
+    level. Of the rules that one case shows, the first is one that speaks of its features.
     """
 
-    def complexity(violation: Violation) -> tuple[bool, bool, bool, bool, int, int, bool]:
+    def complexity(violation: Violation) -> tuple[int, bool, bool, bool, bool, int, int, bool]:
         inputs = {} if violation.case is None else violation.case.inputs
         beyond, size = violation.check in (REFUSAL, UNSUPPORTED), sum(a.size for a in inputs.values())
         general = violation.case is None or not about(violation.rule, violation.case.operation)
-        first = violation.rule != "CALL", not violation.of_state
+        first = rank(violation.level), violation.rule != "CALL", not violation.of_state
         return *first, beyond, violation.loses_digits, len(used(violation)), size, general
 
     return sorted(violations, key=complexity)
@@ -112,6 +113,8 @@ def shows_the_same(other: Violation, violation: Violation) -> bool:
 def explains(other: Violation, violation: Violation) -> bool:
     """Whether a violation may follow from another one."""
     if other.case is None or other.rule == OF_CALLS or other.check in ASKED_BEYOND:
+        return False
+    if not within(other.level, violation.level):  # it may be repaired, or not asked for, and leave the other one
         return False
     if violation.finding.message and not other.finding.message:  # no wrong number makes a call fail
         return False

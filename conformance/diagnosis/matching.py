@@ -13,7 +13,7 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases.case import Case, expected_dtype
 from conformance.cases.expectations import Exact
-from conformance.checks.comparison import PRECISION, Finding, compare, judge
+from conformance.checks.comparison import PRECISION, Finding, compare, judge, no_others
 from conformance.diagnosis.steps import Forward, Parts, Steps, forward, pulled_back, steps_of
 from conformance.oracle.reference import oracle
 from conformance.subjects.subject import Answers
@@ -39,7 +39,7 @@ class Failing:
 
     @cached_property
     def findings(self) -> list[Finding]:
-        return judge(self.case, self.got, self.truth, self.bounds)
+        return judge(self.case, self.got, self.truth, self.bounds, no_others)
 
     @cached_property
     def wrong(self) -> list[str]:

@@ -9,18 +9,20 @@ from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
 from conformance.checks.check import Check
 from conformance.checks.comparison import breaks
+from conformance.checks.levels import STRICT
 from conformance.runner.in_process import Runner
 
 STRIDES = "strides are ignored: in contiguous arrays the same numbers are answered rightly"
 
 
-def because_of_memory(runner: Runner, check: Check[Any, Any], material: Any) -> bool:
+def because_of_memory(runner: Runner, check: Check[Any, Any], material: Any, level: str = STRICT) -> bool:
     """Ask once more, and with contiguous arrays: whether the violation, of whatever rule, is one of ATT-13.
 
     Args:
         runner: of the subject.
         check: by which the material fails.
         material: as the check takes it.
+        level: of what is wrong; what only higher profiles ask for does not count.
 
     Returns:
         whether the material fails again, but not with contiguous arrays; False where its arrays are contiguous.
@@ -31,7 +33,7 @@ def because_of_memory(runner: Runner, check: Check[Any, Any], material: Any) -> 
 
     def right(material: Any) -> bool:
         findings = runner(check, material, check.prepare(material))
-        return not breaks(findings)
+        return not breaks(findings, level)
 
     return right(contiguous(material)) and not right(material)
 

@@ -44,7 +44,7 @@ def diagnosis(violation: Violation, runner: Runner) -> tuple[str, ...]:
     """
     if violation.finding.message or violation.material is None:  # no numbers that could be compared
         return ()
-    if because_of_memory(runner, violation.check, violation.material):
+    if because_of_memory(runner, violation.check, violation.material, violation.finding.level):
         return (STRIDES,)
     found = asked(violation, violation.material, runner)
     names = tuple(line for line in found if not line.startswith(WRONG_IN))

@@ -15,6 +15,7 @@ from typing import Any
 
 from conformance.cases.declaration import EVERYTHING, known
 from conformance.cases.operation import operations
+from conformance.checks.levels import DEFAULT, LEVELS
 from conformance.judge.judged_rules import CONTRACT, JUDGED
 from conformance.judge.judgement import Judgement, claims
 from conformance.judge.report import Report, report_of
@@ -50,6 +51,7 @@ def check(
     tile: tuple[int, int] | None = None,
     name: str | None = None,
     rules: Collection[str] | None = None,
+    profile: str = DEFAULT,
     time_limit: float = TIME_LIMIT,
     isolate: bool | None = None,
     shrink: bool = True,
@@ -73,7 +75,9 @@ def check(
         dictionary by their names; else torch.autograd or jax.vjp does. A function, or a string like that of a subject.
     limits: the largest sizes that it takes, by names from `declaration.DIMENSIONS`, such as {"keys": 4096}; nothing
         beyond is tried. tile: queries and keys of its tiles, so that sizes around their multiples are tried too.
-    rules: only these. time_limit: seconds for one case.
+    rules: only these. profile: "core", "robust" or "strict", which decides whether the function conforms; the report
+        names the violations of every level.
+    time_limit: seconds for one case.
     isolate: whether it runs in a subprocess, which may crash, and is killed where it hangs. By default a function that
         is named by a string does, unless `vjp` is a function object, and a function object runs in this process.
     workers: processes that share the cases, for a function that is named by a string. None: one for each core, at most
@@ -87,6 +91,7 @@ def check(
     """
     if effort not in EFFORTS:
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
+    known("profile", [profile], LEVELS)
     rules = None if rules is None else known("rules", [rules] if isinstance(rules, str) else rules, JUDGED)
     known("operation", [operation], operations())
     own = rules_of(operation)
@@ -112,13 +117,13 @@ def check(
     except BaseException:
         if unfinished is not None:
             judgement.untried = judgement.untried or ENDED
-            unfinished(report_of(target, judgement, effort, time.monotonic() - start))
+            unfinished(report_of(target, judgement, effort, time.monotonic() - start, profile))
         raise
     finally:
         runner.close()
         if shared is not None:
             shared.close()
-    report = report_of(target, judgement, effort, time.monotonic() - start)
+    report = report_of(target, judgement, effort, time.monotonic() - start, profile)
     if report.conforms and not tried(report, rules):
         raise ValueError(nothing_tried(report, rules))
     return report

@@ -18,6 +18,7 @@ from conformance.cases.declaration import FEATURES, UNCLAIMED, Declaration
 from conformance.cases.features import features_of, has_masks, is_norm, rule_of, widths_of
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, ANSWERS, CALLS_IN_ORDER, NOTHING, UNSUPPORTED
 from conformance.checks.comparison import Finding
+from conformance.checks.levels import ROBUST, within
 from conformance.checks.probe import Probe
 from conformance.checks.refusals import Refusal
 from conformance.checks.results import Results, Violation
@@ -127,7 +128,7 @@ class Judgement:
         for question in rows.questions(declaration):
             if question.of_empty_rows:
                 rows.answer(question)
-        if (EMPTY_ROWS, self.runner.name) in rows.results.violations:
+        if not rows.results.keeps(EMPTY_ROWS, self.runner.name, ROBUST):
             declaration = declaration.promising(empty_rows="any")
             self.order(declaration)
         others = [question for question in self.questions(declaration) if not question.of_empty_rows]
@@ -229,7 +230,8 @@ class Judgement:
         """Calls in order, which can be seen again, stand before what cannot."""
         for key, found in results.violations.items():
             known = self.results.violations.get(key)
-            if known is not None and found.check == CALLS_IN_ORDER != known.check:
+            again = found.check == CALLS_IN_ORDER
+            if known is not None and again and known.check != CALLS_IN_ORDER and within(found.level, known.level):
                 del self.results.violations[key]
         self.results.include(results)
 

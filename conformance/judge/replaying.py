@@ -28,6 +28,7 @@ def save(violation: Violation, path: str | Path) -> None:
         "format": FORMAT,
         "version": VERSION,
         "rule": violation.rule,
+        "level": violation.level,
         "title": violation.title,
         "subject": violation.subject,
         "message": violation.message,

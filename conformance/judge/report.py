@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from conformance.cases.declaration import Declaration
+from conformance.checks.levels import DEFAULT, LEVELS, kept, within
 from conformance.checks.results import Cell, Results, Violation
 from conformance.diagnosis.following import separated
 from conformance.diagnosis.precision import AT_MOST
@@ -32,7 +34,7 @@ class Report:
     was tried, or empty. left_out: what the subject declares and nobody can judge here, with the reason, or empty; it
     counts in no verdict.
     declaration: what the subject says of itself, without what is left out. never_given: parameters of the function that
-    are none of the operation's, and that no case gave.
+    are none of the operation's, and that no case gave. profile: decides whether it conforms.
     """
 
     target: Target
@@ -46,6 +48,7 @@ class Report:
     left_out: str
     declaration: Declaration
     never_given: tuple[str, ...] = field(default=(), kw_only=True)
+    profile: str = field(default=DEFAULT, kw_only=True)
 
     def __str__(self) -> str:
         """What it violates, those that stand for themselves in full; for an assertion's message."""
@@ -53,10 +56,11 @@ class Report:
         alone = [str(violation) for violation in self.violations if violation.rule not in following]
         left = [f"these follow: {', '.join(following)}"] if following else []
         untried = [f"not everything was tried: {self.untried}"] if self.untried else []
-        count = len(self.violations)
+        count = sum(within(violation.level, self.profile) for violation in self.violations)
         guess = [f"arrays: {self.target.arrays}, a guess: {self.target.guessed}"] if self.target.guessed else []
         verdict = f"{self.subject} " + ("conforms" if self.conforms else f"violates {count} rule{'s' * (count != 1)}")
-        return "\n".join([f"{verdict}; {self.cases} cases, seed {self.seed}", *guess, *alone, *left, *untried])
+        verdict += f" ({self.profile}); {self.cases} cases, seed {self.seed}"
+        return "\n".join([verdict, levels_line(self.levels), *guess, *alone, *left, *untried])
 
     @property
     def subject(self) -> str:
@@ -89,11 +93,36 @@ class Report:
         return separated(self.violations)[1]
 
     @property
+    def levels(self) -> dict[str, list[str]]:
+        """By level the rules that are violated there, in the specification's order."""
+        order = [*JUDGED]
+        broken = {level: [v.rule for v in self.violations if v.level == level] for level in LEVELS}
+        return {level: sorted(rules, key=order.index) for level, rules in broken.items()}
+
+    @property
+    def kept(self) -> str | None:
+        """The highest profile that is kept; None if there is none, or not everything was tried."""
+        return None if self.untried else kept(violation.level for violation in self.violations)
+
+    @property
     def conforms(self) -> bool:
-        return not self.violations and not self.untried
+        """Whether the report's profile is kept, and everything was tried."""
+        return not self.untried and not any(within(violation.level, self.profile) for violation in self.violations)
 
 
-def report_of(target: Target, judgement: Judgement, effort: str, seconds: float) -> Report:
+def levels_line(levels: Mapping[str, Sequence[str]]) -> str:
+    """By level what is violated: "core: conforms; robust: MASK-7; strict: ATT-9, NORM-3".
+
+    A level above one that is violated may have nothing more to show, and is not kept for that.
+    """
+    told, nothing = [], "conforms"
+    for level, rules in levels.items():
+        told.append(f"{level}: {', '.join(rules) or nothing}")
+        nothing = "nothing more" if rules else nothing
+    return "; ".join(told)
+
+
+def report_of(target: Target, judgement: Judgement, effort: str, seconds: float, profile: str = DEFAULT) -> Report:
     results: Results = judgement.results
     rules = {rule: results.rules[rule, target.title] for rule in JUDGED if (rule, target.title) in results.rules}
     limit = judgement.runner.time_limit
@@ -102,7 +131,7 @@ def report_of(target: Target, judgement: Judgement, effort: str, seconds: float)
     alone, following = separated(violations)
     found = (rules, [*alone, *following], judgement.untried, seconds, versions())
     declared, never_given = judged_here(judgement.runner.declaration), judgement.runner.never_given
-    return Report(target, effort, judgement.seed, *found, *declared, never_given=never_given)
+    return Report(target, effort, judgement.seed, *found, *declared, never_given=never_given, profile=profile)
 
 
 def judged_here(declaration: Declaration) -> tuple[str, Declaration]:

@@ -27,9 +27,8 @@ from conformance.checks.catalogue import (
     UNSUPPORTED,
 )
 from conformance.checks.check import Check
-from conformance.checks.comparison import Finding
+from conformance.checks.comparison import Finding, breaks, worst
 from conformance.checks.results import CHANGES, DEPENDS, Violation
-from conformance.judge.run import breaks
 from conformance.runner.fresh import FreshProcesses
 from conformance.runner.in_process import Logged, Runner, Step
 from conformance.subjects.targets import Target
@@ -63,7 +62,7 @@ class Reproduction:
             return self.of_history(found)
         last = step(found.check, found.material)
         answers, where = self.alone(last)
-        if all(map(breaks, answers)):
+        if all(breaks(answer, found.finding.level) for answer in answers):
             return found
         return self.after(found.before, last, found) or of_state(found, f"{where}; it was {found.message}")
 
@@ -77,51 +76,50 @@ class Reproduction:
     def after(self, logged: Sequence[Logged], last: Step, found: Violation) -> Violation | None:
         """The violation of the last call after the fewest of those before it; None where no fresh process shows it."""
         before = [] if self.shown else [step(*one) for one in logged]
-        if self.shown or not before or not self.wrong([*before, last]):
+        level = found.finding.level
+        if self.shown or not before or not self.wrong([*before, last], level):
             return None
-        count = next((n for n in (1, 2, 4, 8, 16) if n < len(before) and self.wrong([*before[-n:], last])), len(before))
+        some = (n for n in (1, 2, 4, 8, 16) if n < len(before) and self.wrong([*before[-n:], last], level))
+        count = next(some, len(before))
         fewest = list(before[-count:])
         # Half as many were too few, so it takes one of the others.
-        single = next((one for one in reversed(fewest[: (count + 1) // 2]) if self.wrong([one, last])), None)
+        single = next((one for one in reversed(fewest[: (count + 1) // 2]) if self.wrong([one, last], level)), None)
         fewest = fewest if single is None else [single]
-        worst = self.wrong([*fewest, last])
-        if worst is None:  # only now and then
+        shown = self.wrong([*fewest, last], level)
+        if shown is None:  # only now and then
             return None
         self.shown = True
-        return in_order(found, [*fewest, last], worst)
+        return in_order(found, [*fewest, last], shown)
 
-    def wrong(self, steps: list[Step]) -> Finding | None:
-        """The finding of the last step, where it is wrong in a fresh process."""
+    def wrong(self, steps: list[Step], level: str) -> Finding | None:
+        """The finding of the last step, where in a fresh process it is wrong at this level or below."""
         answers = self.fresh.ask(steps)
-        return worst_of(answers[-1]) if answers is not None and breaks(answers[-1]) else None
+        return worst(answers[-1]) if answers is not None and breaks(answers[-1], level) else None
 
     def of_history(self, found: Violation) -> Violation | None:
         """Of several calls that were judged one by one: the first that is wrong in this order only."""
         cases: tuple[Case, ...] = found.material
         steps = [step(AGREEMENT, case) for case in cases]
         answers = self.fresh.ask(steps) or [self.runner(*one) for one in steps]
-        broken = [number for number, findings in enumerate(answers) if breaks(findings)]
+        level = found.finding.level
+        broken = [number for number, findings in enumerate(answers) if breaks(findings, level)]
         if not broken:
             why = NOT_ALONE if self.fresh.target else NOT_AGAIN
             return of_state(found, f"{why}; it was {found.message}")
         for number in broken:
             alone, where = self.alone(steps[number])
-            if not all(map(breaks, alone)):
+            if not all(breaks(answer, level) for answer in alone):
                 shown = self.after([one[:2] for one in steps[:number]], steps[number], found)
-                worst = worst_of(answers[number])
-                return shown or of_state(replaced(found, steps[number]), f"{where}; it was {worst}")
+                was = worst(answers[number])
+                return shown or of_state(replaced(found, steps[number]), f"{where}; it was {was}")
         first = broken[0]
         rule = rule_of("cross", cases[first].operation)
-        worst = worst_of(self.runner.sizes.learned(cases[first], answers[first]))
-        return replace(replaced(found, steps[first]), rule=rule, finding=worst)
+        finding = worst(self.runner.sizes.learned(cases[first], answers[first]))
+        return replace(replaced(found, steps[first]), rule=rule, finding=finding)
 
 
 def step(check: Check[Any, Any], material: Any) -> Step:
     return check, material, check.prepare(material)
-
-
-def worst_of(findings: list[Finding]) -> Finding:
-    return max(findings, key=lambda finding: finding.ratio)
 
 
 def replaced(found: Violation, last: Step) -> Violation:
@@ -134,10 +132,10 @@ def of_state(found: Violation, message: str) -> Violation:
     return replace(found, rule=RULE, title=title, uncut=None, finding=replace(found.finding, message=message))
 
 
-def in_order(found: Violation, steps: list[Step], worst: Finding) -> Violation:
+def in_order(found: Violation, steps: list[Step], finding: Finding) -> Violation:
     """A violation whose material is the calls that show it, in order."""
     check, material, _ = steps[-2]
     more = f" and {len(steps) - 2} calls before that" if len(steps) > 2 else ""
     message = f"{DEPENDS}: right in a fresh process, wrong after {check.case_of(material)}"
-    shown = of_state(replace(found, finding=worst), f"{message}{more}: {worst}")
+    shown = of_state(replace(found, finding=finding), f"{message}{more}: {finding}")
     return replace(shown, check=CALLS_IN_ORDER, material=tuple((check.name, material) for check, material, _ in steps))

@@ -16,7 +16,8 @@ from hypothesis import Phase
 from conformance.cases.declaration import Declaration
 from conformance.checks.catalogue import AGREEMENT, CALLS_IN_ORDER, DESCRIPTION, REFUSAL, SHAPES
 from conformance.checks.check import Check
-from conformance.checks.comparison import Finding, breaks
+from conformance.checks.comparison import Finding, breaks, worst
+from conformance.checks.levels import least_level
 from conformance.checks.probe import Probe
 from conformance.checks.refusals import Refusal
 from conformance.checks.results import Results, Violation
@@ -171,7 +172,7 @@ def run_corpus(
                 before = before_last(runner)
                 failure = attributed(runner, Failure(rule, entry.check, entry.material, findings))
                 rule, findings = failure.rule, failure.findings
-                results.violate(violation_of(failure, f"frozen: {entry.shows}", runner, before))
+                results.violate(frozen_violation(failure, entry, runner, before))
             results.add(rule, runner.name, findings, entry.case)
     settled(results, settle)
     for key, found in results.violations.items():
@@ -224,8 +225,9 @@ def try_probe(probe: Probe, runners: Sequence[Runner], examples: int, seed: int,
 def violation(
     rule: str, title: str, check: Check[Any, Any], runner: Runner, material: Any, findings: list[Finding]
 ) -> Violation:
-    worst = max(findings, key=lambda finding: finding.ratio)
-    return Violation(rule, runner.name, worst, title, check, material, before=before_last(runner))
+    """The violation that the findings show. title: of its probe."""
+    found, least = worst(findings), least_level(rule, title)
+    return Violation(rule, runner.name, found, title, check, material, before=before_last(runner), least=least)
 
 
 def before_last(runner: Runner) -> tuple[Any, ...]:
@@ -236,6 +238,12 @@ def before_last(runner: Runner) -> tuple[Any, ...]:
 def violation_of(failure: Failure, title: str, runner: Runner, before: tuple[Any, ...]) -> Violation:
     _, check, material, findings = failure
     return replace(violation(failure.rule, title, check, runner, material, findings), before=before)
+
+
+def frozen_violation(failure: Failure, entry: Entry, runner: Runner, before: tuple[Any, ...]) -> Violation:
+    """A violation that a frozen case shows, with the level of the probe that drew it."""
+    found = violation_of(failure, f"frozen: {entry.shows}", runner, before)
+    return replace(found, least=least_level(found.rule, entry.title))
 
 
 class Broken(Exception):
@@ -260,7 +268,8 @@ def smallest(
 ) -> Violation | None:
     """The smallest failing case that Hypothesis finds from the seed of `first`; None if the subject now passes.
 
-    It is for materials that cannot be cut. What failed altogether does not shrink to what loses digits.
+    It is for materials that cannot be cut. What failed altogether does not shrink to what loses digits, nor to what
+    fewer profiles ask for.
     """
     found: list[Violation] = []
     end = time.monotonic() + seconds
@@ -289,7 +298,8 @@ def smallest(
 def cut_down(least: Violation, runner: Runner, seconds: float) -> Violation:
     """The violation on an even smaller case, where the material is a case, or several that can be cut alike.
 
-    What failed altogether does not shrink to what loses digits. `steady` is False if the smallest case then passed.
+    What failed altogether does not shrink to what loses digits, nor to what fewer profiles ask for. `steady` is False
+    if the smallest case then passed.
     """
     if not cuttable(least.material):
         return least
@@ -301,6 +311,7 @@ def cut_down(least: Violation, runner: Runner, seconds: float) -> Violation:
         if findings is None:
             return False
         new = violation(least.rule, least.title, least.check, runner, material, findings)
+        new = replace(new, least=least.least)
         failures.setdefault(id(material), new)
         return not least.stands_before(new)
 
@@ -328,7 +339,7 @@ def asking(found: Violation, runner: Runner) -> Callable[[Material], list[Findin
         if prepared[0] is not material:
             prepared[:] = material, found.check.prepare(material)
         findings = runner(found.check, material, prepared[1])
-        if not breaks(findings):
+        if not breaks(findings, found.finding.level):
             return None
         sure = found.check == AGREEMENT or not breaks(definition(found.check, material, prepared[1]))
         return findings if sure else None

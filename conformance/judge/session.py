@@ -14,6 +14,7 @@ from functools import cache, cached_property
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, known
 from conformance.cases.signatures import parameters_never_given
+from conformance.checks.levels import DEFAULT, LEVELS, ROBUST, STRICT, rank, within
 from conformance.checks.results import Results, Violation
 from conformance.diagnosis.naming import diagnosed
 from conformance.judge.checking import EFFORTS, SHRINKING
@@ -47,7 +48,10 @@ def cases_about(question: Question) -> list[Case]:
 
 
 class JudgeSession:
-    """All that is to be asked of one subject. rules: only these. ValueError where the target cannot be judged."""
+    """All that is to be asked of one subject. rules: only these. profile: decides which questions it fails.
+
+    ValueError where the target cannot be judged.
+    """
 
     def __init__(
         self,
@@ -56,12 +60,15 @@ class JudgeSession:
         effort: str = "default",
         seed: int = 0,
         rules: Collection[str] | None = None,
+        profile: str = DEFAULT,
         time_limit: float = TIME_LIMIT,
         isolate: bool | None = None,
         shrink: bool = True,
     ) -> None:
         known("effort", [effort], EFFORTS)
         known("rules", rules or [], JUDGED)
+        known("profile", [profile], LEVELS)
+        self.profile = profile
         self.operation, self.rules = target.operation, rules
         self.runner = runner_for(target, time_limit, isolate)
         self.target = target = self.runner.target or target
@@ -109,7 +116,7 @@ class JudgeSession:
                 self.violated += 1
                 if self.judgement.shrinking and self.violated <= FIRST:
                     with_thresholds(results, self.runner)
-        found = next(iter(results.violations.values()), None)
+        found = min(results.violations.values(), key=lambda violation: rank(violation.level), default=None)
         return None if found is None else replace(found, target=self.target, time_limit=self.runner.time_limit)
 
     def try_one(self, question: Question) -> Results:
@@ -184,13 +191,13 @@ class JudgeSession:
     def forgiving(self) -> Declaration:
         """As a judgement goes on after empty rows: a subject that gets them wrong is asked for no more of them."""
         found = [question for question in self.judgement.questions(self.declaration) if question.of_empty_rows]
-        wrong = any(self.holds(question) is False for question in found)
+        wrong = any(self.holds(question, ROBUST) is False for question in found)
         return self.declaration.promising(empty_rows="any") if wrong else self.declaration
 
-    def holds(self, question: Question) -> bool | None:
-        """None where it cannot be asked."""
+    def holds(self, question: Question, profile: str = STRICT) -> bool | None:
+        """Whether nothing is violated that the profile asks for; None where the question cannot be asked."""
         try:
-            return not self.tried(question).violations
+            return not any(within(found.level, profile) for found in self.tried(question).violations.values())
         except NotAsked:
             return None
 

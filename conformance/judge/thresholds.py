@@ -20,6 +20,7 @@ from conformance.cases.axes import OFFSET, Sizes
 from conformance.cases.case import Case
 from conformance.cases.features import within
 from conformance.checks.catalogue import DESCRIPTION
+from conformance.checks.comparison import worst
 from conformance.checks.results import Results, Violation
 from conformance.diagnosis.following import separated
 from conformance.judge.judged_rules import JUDGED
@@ -146,7 +147,7 @@ class Probing:
             findings = self.findings(material)
             self.costs.append((needed, time.monotonic() - start))
             if findings is not None:
-                return max(finding.ratio for finding in findings)
+                return worst(findings).ratio
         return 0.0
 
     def affords(self, needed: int) -> bool:

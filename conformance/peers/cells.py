@@ -6,17 +6,19 @@ import re
 from collections.abc import Sequence
 
 from conformance.checks.catalogue import REFUSAL
+from conformance.checks.levels import LEVELS, STRICT, kept, least_level
 from conformance.checks.results import Violation
 from conformance.judge.judged_rules import JUDGED
 from conformance.peers.matrix import PeerReport
 from conformance.reports.blocks import error
 from conformance.reports.content import real, violation_content
 
-CONFORMS, VIOLATED, ACCEPTS, NOT_ASKED = "conforms", "violated", "accepts", "not asked"
-SIGNS = {CONFORMS: "✓", VIOLATED: "✗", ACCEPTS: "○", NOT_ASKED: "·"}
+CONFORMS, VIOLATED, AT_STRICT, ACCEPTS, NOT_ASKED = "conforms", "violated", "at strict", "accepts", "not asked"
+SIGNS = {CONFORMS: "✓", VIOLATED: "✗", AT_STRICT: "△", ACCEPTS: "○", NOT_ASKED: "·"}
 LEGEND = {
     CONFORMS: "conforms on every case",
     VIOLATED: "a case shows otherwise",
+    AT_STRICT: "a case shows otherwise, but only the profile strict asks for that",
     ACCEPTS: "right wherever it returns, but accepts a call that the rule refuses",
     NOT_ASKED: "the path has no parameter for it, or documents no result",
 }
@@ -39,10 +41,12 @@ def violation_of(report: PeerReport, rule: str) -> Violation | None:
 
 
 def state(report: PeerReport, rule: str) -> str:
-    """CONFORMS, VIOLATED, ACCEPTS or NOT_ASKED."""
+    """CONFORMS, VIOLATED, AT_STRICT, ACCEPTS or NOT_ASKED."""
     violation = violation_of(report, rule)
+    if violation is not None and violation.check != REFUSAL:
+        return AT_STRICT if violation.level == STRICT else VIOLATED
     if violation is not None:
-        return ACCEPTS if violation.check == REFUSAL else VIOLATED
+        return ACCEPTS
     return CONFORMS if rule in report.rules else NOT_ASKED
 
 
@@ -51,8 +55,31 @@ def rules_asked(reports: Sequence[PeerReport]) -> list[str]:
     return [
         rule
         for rule in JUDGED
-        if any(state(r, rule) in ((VIOLATED,) if rule == "CALL" else (CONFORMS, VIOLATED, ACCEPTS)) for r in reports)
+        if any(state(r, rule) != NOT_ASKED and (rule != "CALL" or state(r, rule) == VIOLATED) for r in reports)
     ]
+
+
+def columns(reports: Sequence[PeerReport]) -> list[str]:
+    """Every level, and after it the rules that have it as a whole, or but for some part."""
+    rules = rules_asked(reports)
+    return [name for level in LEVELS for name in (level, *(rule for rule in rules if least_level(rule) == level))]
+
+
+def broken(report: PeerReport) -> set[str]:
+    """The levels that a path does not keep. It claims to refuse nothing, so what it accepts counts for none."""
+    return {violation.level for violation in report.violations if violation.check != REFUSAL}
+
+
+def kept_by(report: PeerReport) -> str:
+    """The highest profile that a path keeps; a dash where it keeps none, or not everything was tried."""
+    return "-" if report.untried else kept(broken(report)) or "-"
+
+
+def cell(report: PeerReport, column: str) -> str:
+    """The state of a rule, or of a level as a whole."""
+    if column not in LEVELS:
+        return state(report, column)
+    return VIOLATED if column in broken(report) else CONFORMS
 
 
 def asked(violation: Violation) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from conformance.cases.declaration import declare
+from conformance.checks.levels import STRICT
 from conformance.judge.checking import check
 from conformance.judge.report import Report
 
@@ -94,5 +95,6 @@ def judge(engine: Engine, **options: Any) -> Report:
     if engine.name == "fused" and options.get("device") == "cuda":
         options.setdefault("dtypes", GPU_KERNEL_DTYPES)
     options.setdefault("time_limit", TIME_LIMIT)
+    options.setdefault("profile", STRICT)
     function = attention_by(engine, options.get("device", "cpu"))
     return check(function, "attention", arrays=engine.arrays, name=engine.title, **options)

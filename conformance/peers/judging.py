@@ -284,7 +284,8 @@ class PeerJudgement(Judgement):
                 self.results.add(refusal.rule, self.runner.name, findings, refusal.case)
                 if any(finding.ratio > 1 for finding in findings):
                     found = violation(refusal.rule, refusal.title, REFUSAL, self.runner, asked, findings)
-                    self.results.violate(found)
+                    if (refusal.rule, self.runner.name) not in self.results.violations:  # wrong results say more
+                        self.results.violate(found)
                     self.accepted.setdefault(refusal.rule, []).append(refusal.title)
 
     def sized(self, case: Case) -> Case:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from conformance.checks.catalogue import REFUSAL
+from conformance.checks.levels import LEVELS
 from conformance.judge.judged_rules import JUDGED
 from conformance.peers import cells
 from conformance.peers.matrix import PeerReport
 from conformance.reports.markdown import row
 
+KEEPS = "keeps"
+"""The column of the highest profile that a path keeps."""
 PREFACE = """\
 # Where other libraries depart from the definition
 
@@ -22,6 +25,10 @@ Cases are small, or have [sizes that matter to kernels](judging.md#sizes) in one
 for every shape, or run in a subprocess, get a third of the large cases. If a divergence depends on a size, the page
 says so: "first wrong at 257 keys (256 are right)". The row of `jax.numpy.einsum` is not a library's function. It is
 attention as many people write it, compiled as a whole and differentiated from outside.
+
+Every rule, or part of one, has a level: `core`, `robust` or `strict`. A row says the highest
+[profile](judging.md#profiles) that the path keeps. The columns stand by level: first whether the level is kept, then
+its rules.
 
 `make peers` writes this page. Compiled FlexAttention compiles for every shape, and has a command of its own:
 `conformance dev peers "FlexAttention, compiled"`. [test_divergences.py](../tests/peers/test_divergences.py) shows the
@@ -65,12 +72,13 @@ def lines(reports: Sequence[PeerReport], heading: str, cases: bool = True) -> It
 
 
 def table(reports: Sequence[PeerReport]) -> Iterator[str]:
-    """Rows are peers, columns rules."""
-    rules = cells.rules_asked(reports)
-    yield row("", *rules)
-    yield row("---", *[":-:"] * len(rules))
+    """Rows are peers. Columns are the profile that a peer keeps, and every level with its rules."""
+    columns = cells.columns(reports)
+    yield row("", KEEPS, *(f"**{name}**" if name in LEVELS else name for name in columns))
+    yield row("---", *[":-:"] * (len(columns) + 1))
     for report in reports:
-        yield row(escaped(report.subject), *(cells.SIGNS[cells.state(report, rule)] for rule in rules))
+        signs = (cells.SIGNS[cells.cell(report, column)] for column in columns)
+        yield row(escaped(report.subject), cells.kept_by(report), *signs)
 
 
 def divergences(reports: Sequence[PeerReport], heading: str) -> Iterator[str]:
@@ -90,7 +98,9 @@ def divergence(report: PeerReport, rule: str) -> Iterator[str]:
     if violation is None or violation.check == REFUSAL:
         return
     remark = cells.remark(report, rule)
-    yield f"- **{rule}** {JUDGED[rule].title}: {escaped(cells.seen(violation))}." + (f" ({remark})" if remark else "")
+    yield f"- **{rule}** {JUDGED[rule].title} ({violation.level}): {escaped(cells.seen(violation))}." + (
+        f" ({remark})" if remark else ""
+    )
     yield f"  `{cells.asked(violation)}`"
 
 

@@ -13,7 +13,8 @@ from conformance.judge.judged_rules import JUDGED
 from conformance.peers import cells
 from conformance.peers.matrix import PeerReport
 
-STYLES = {cells.CONFORMS: "green", cells.VIOLATED: "bold red", cells.ACCEPTS: "yellow", cells.NOT_ASKED: "dim"}
+STYLES = {cells.CONFORMS: "green", cells.VIOLATED: "bold red", cells.NOT_ASKED: "dim"}
+STYLES |= {cells.AT_STRICT: "yellow", cells.ACCEPTS: "yellow"}
 
 
 def as_table(reports: Sequence[PeerReport]) -> RenderableType:
@@ -29,14 +30,16 @@ def as_table(reports: Sequence[PeerReport]) -> RenderableType:
 
 
 def table(reports: Sequence[PeerReport], title: str) -> Table:
-    """Rows are peers, columns rules, their names written downwards in two lines."""
-    rules = cells.rules_asked(reports)
+    """Rows are peers, columns levels and their rules, with names of rules written downwards in two lines."""
+    columns = cells.columns(reports)
     made = Table(title=title, title_justify="left", padding=(0, 0), collapse_padding=True)
-    made.add_column("")
-    for rule in rules:
-        made.add_column(rule.replace("-", "\n"), justify="center")
+    for heading in ("", "keeps "):
+        made.add_column(heading)
+    for column in columns:
+        made.add_column(column.replace("-", "\n"), justify="center")
     for report in reports:
-        made.add_row(Text(report.subject), *(sign(cells.state(report, rule)) for rule in rules))
+        signs = (sign(cells.cell(report, column)) for column in columns)
+        made.add_row(Text(report.subject), Text(cells.kept_by(report)), *signs)
     return made
 
 
@@ -50,7 +53,7 @@ def divergences(report: PeerReport) -> RenderableType:
         if violation.check == REFUSAL:
             continue
         rule, remark = violation.rule, cells.remark(report, violation.rule)
-        found.append(f"{report.subject} breaks {rule} ({JUDGED[rule].title}): ", style="bold red")
+        found.append(f"{report.subject} breaks {rule} ({JUDGED[rule].title}, {violation.level}): ", style="bold red")
         found.append(cells.seen(violation) + (f" ({remark})" if remark else "") + "\n")
         found.append(f"  {cells.asked(violation)}\n", style="dim")
     if cells.accepted(report):

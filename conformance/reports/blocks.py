@@ -9,7 +9,9 @@ import ml_dtypes
 import numpy as np
 
 from conformance.cases.signatures import parameters_never_given
+from conformance.checks.levels import within
 from conformance.judge.judged_rules import CONTRACT
+from conformance.judge.report import levels_line
 from conformance.reports.content import Content, real
 
 
@@ -19,7 +21,8 @@ def heading(violation: Content) -> str:
 
 def rows(violation: Content) -> list[tuple[str, str]]:
     """Return (label, text) for every fact about a violation; further lines of one fact have an empty label."""
-    found = [("found by", violation["probe"])]
+    found = [("level", violation["level"])] if "level" in violation else []  # which older reports lack
+    found.append(("found by", violation["probe"]))
     if violation["index"] is None:
         found.append(("found", violation["message"]))
     else:
@@ -57,6 +60,25 @@ def never_given(subject: Content) -> str:
     """Name the parameters that no test case passed; empty if there are none, as in older reports."""
     names = subject.get("never_given") or ()
     return parameters_never_given(names, subject["operations"][0]) if names else ""
+
+
+def levels(subject: Content) -> str:
+    """Name by level the rules that are violated, and the highest profile that is kept; empty for an older report."""
+    if "levels" not in subject:
+        return ""
+    told = f"Profile {subject['profile']}. {levels_line(subject['levels'])}"
+    return told if subject["untried"] else f"{told}. Highest profile kept: {subject['kept'] or 'none'}"
+
+
+def asked_for(violation: Content, subject: Content) -> bool:
+    """Return whether the subject's profile asks for what is violated; older reports ask for everything."""
+    return "profile" not in subject or within(violation["level"], subject["profile"])
+
+
+def above_profile(rule: Content, subject: Content) -> bool:
+    """Return whether a rule is violated at levels only that the subject's profile does not ask for."""
+    violated = rule["status"] == "violated" and rule.get("level") is not None
+    return violated and not within(rule["level"], subject["profile"])
 
 
 def rules_not_tried(subject: Content) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from conformance.checks.levels import rank
 from conformance.reports.content import Content, real
 
 FACTOR = 2.0
@@ -23,7 +24,17 @@ class Change:
 
 def rule_change(old: Content, new: Content, same: bool) -> tuple[str, str]:
     """Return (kind, text) of the change; ("", "") if there is none."""
-    return status_change(old, new) if old["status"] != new["status"] else ratio_change(old, new, same)
+    if old["status"] != new["status"]:
+        return status_change(old, new)
+    return level_change(old, new) or ratio_change(old, new, same)
+
+
+def level_change(old: Content, new: Content) -> tuple[str, str] | None:
+    """Return (kind, text) for a rule violated at another level; None if it is not, or a report has no levels."""
+    before, after = old.get("level"), new.get("level")
+    if before is None or after is None or before == after:
+        return None
+    return "better" if rank(after) > rank(before) else "worse", f"violated at the level {before} -> {after}"
 
 
 def status_change(old: Content, new: Content) -> tuple[str, str]:

@@ -6,12 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from conformance.checks.levels import STRICT
 from conformance.reports.change import Change, rule_change
 from conformance.reports.content import SCHEMA, Content
 from conformance.reports.real_comparison import model_changes
 
-READ = (1, 2)
-"""Versions of the schema that this file reads. The first has no models."""
+READ = (1, 2, 3)
+"""Versions of the schema that this file reads. The first has no models, the first two no levels."""
 CIRCUMSTANCES = ("project", "seed", "effort", "cases_per_probe", "runs")
 DRAWN_BY = ("numpy", "hypothesis")
 """Packages whose version decides which cases a seed generates."""
@@ -98,6 +99,9 @@ def subject_changes(old: Content, new: Content, same: bool) -> list[Change]:
         found.append(Change(kind, name, "", new["untried"] or "everything was tried again"))
     if (old["declaration"] or {}) != (new["declaration"] or {}):
         found.append(Change("other", name, "", f"another declaration: {', '.join(declared(old, new))}"))
+    profiles = [subject.get("profile", STRICT) for subject in (old, new)]
+    if profiles[0] != profiles[1]:
+        found.append(Change("other", name, "", f"another profile: {' -> '.join(profiles)}"))
     rules = [{rule["rule"]: rule for rule in subject["rules"]} for subject in (old, new)]
     for rule in dict.fromkeys([*rules[0], *rules[1]]):
         absent = {"status": "untried", "worst": None, "worst_wide": None}

@@ -17,13 +17,14 @@ from typing import Any
 from conformance.cases.case import expected_dtype
 from conformance.cases.declaration import CONVENTIONS, Declaration
 from conformance.checks.comparison import Finding
+from conformance.checks.levels import LEVELS, STRICT, kept, within
 from conformance.checks.results import Cell, Violation
 from conformance.judge.judged_rules import JUDGED
 from conformance.judge.report import versions
 from conformance.reports.replays import askable, replay_command
 from conformance.subjects.targets import Target
 
-SCHEMA = {"name": "transformer-conformance report", "version": 2}
+SCHEMA = {"name": "transformer-conformance report", "version": 3}
 PROJECT = "transformer-conformance"
 ARRAYS = {"numpy": "NumPy arrays", "torch": "PyTorch tensors", "jax": "JAX arrays"}
 UNPRINTABLE = re.compile("[^\t\n\x20-\x7e\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -86,6 +87,7 @@ def subject_content(
     peer: bool = False,
     left_out: str = "",
     never_given: Sequence[str] = (),
+    profile: str = STRICT,
 ) -> Content:
     """Return the report's part about one subject.
 
@@ -97,8 +99,9 @@ def subject_content(
         peer: whether the subject stands there for comparison, and need not conform.
         left_out: what the judge skipped; it counts in no verdict.
         never_given: parameters of the function that the operation does not have.
+        profile: decides whether the subject conforms.
     """
-    broken = {violation["rule"] for violation in violations}
+    broken = {violation["rule"]: violation["level"] for violation in violations}
     listed = [rule for rule in JUDGED if rule in {*rules, *cells, *broken}]
     return {
         "name": clean(target.title),
@@ -109,13 +112,16 @@ def subject_content(
         "arrays_guessed": clean(target.guessed) or None,
         "device": target.device,
         "declaration": None if declaration is None else declaration_content(declaration),
-        "conforms": not violations and not untried,
+        "profile": profile,
+        "conforms": not untried and not any(within(level, profile) for level in broken.values()),
+        "kept": None if untried else kept(broken.values()),
+        "levels": {level: [rule for rule in listed if broken.get(rule) == level] for level in LEVELS},
         "untried": clean(untried) or None,
         "left_out": clean(left_out) or None,
         "never_given": [clean(name) for name in never_given],
         "headline": clean(headline) or None,
         "seconds": None if seconds is None else round(seconds, 3),
-        "rules": [rule_content(rule, cells.get(rule), rule in broken) for rule in listed],
+        "rules": [rule_content(rule, cells.get(rule), broken.get(rule)) for rule in listed],
         "violations": violations,
     }
 
@@ -134,7 +140,8 @@ def declaration_content(declaration: Declaration) -> Content:
     }
 
 
-def rule_content(rule: str, cell: Cell | None, broken: bool) -> Content:
+def rule_content(rule: str, cell: Cell | None, broken: str | None) -> Content:
+    """Return the report's part about a rule. broken: the lowest level at which it is violated."""
     judged = JUDGED[rule]
     cell = Cell(wide=-1.0) if cell is None else cell
     tried = "conforms" if cell.cases else "untried"
@@ -142,7 +149,8 @@ def rule_content(rule: str, cell: Cell | None, broken: bool) -> Content:
         "rule": rule,
         "title": judged.title,
         "statement": judged.statement,
-        "status": "violated" if broken or cell.worst > 1 else tried,
+        "status": "violated" if broken is not None or cell.worst > 1 else tried,
+        "level": broken,
         "cases": cell.cases,
         "worst": number(cell.worst) if cell.cases else None,
         "worst_wide": number(cell.wide) if cell.wide >= 0 else None,
@@ -160,6 +168,7 @@ def violation_content(violation: Violation, replay_file: str | None = None, foll
         "rule": rule.id,
         "title": rule.title,
         "statement": rule.statement,
+        "level": violation.level,
         "probe": violation.title,
         "message": clean(violation.message),
         **numbers_content(violation, finding),

@@ -15,11 +15,14 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from conformance.reports.blocks import (
+    above_profile,
+    asked_for,
     error,
     expected,
     follow,
     got,
     guessed,
+    levels,
     never_given,
     only_refused,
     rules_not_tried,
@@ -47,9 +50,10 @@ def page(report: Content) -> str:
     template = environment.from_string((HERE / "page.html").read_text())
     style = Markup((HERE / "page.css").read_text())  # our own file; nothing from the report goes in here
     names = [subject["name"] for subject in report["subjects"] if not subject["peer"]]
-    helpers: dict[str, Any] = {"pictures": pictures, "ratio": ratio, "real": real}
+    helpers: dict[str, Any] = {"pictures": pictures, "ratio": ratio, "real": real, "status": status}
     helpers |= {"where": where, "got": got, "expected": expected, "error": error}
     helpers |= {"guessed": guessed, "never_given": never_given, "not_tried": rules_not_tried, "follow": follow}
+    helpers["levels"] = levels
     helpers |= {"described": described, "title": ", ".join(names) or f"conformance {report['command']}"}
     helpers |= {"layers": layer_rows, "parts": " / ".join(PARTS), "cosine": smallest_cosine, "step_ratio": step_ratio}
     return template.render(report=report, style=style, rows=matrix(report), verdict=verdict(report), **helpers)
@@ -70,7 +74,10 @@ def matrix(report: Content) -> list[dict[str, Any]]:
 
 
 def status(cell: dict[str, Any]) -> str:
-    return "untried" if cell["rule"] is None else cell["rule"]["status"]
+    """Return the status of a cell; "beyond" where the profile does not ask for what is violated."""
+    if cell["rule"] is None:
+        return "untried"
+    return "beyond" if above_profile(cell["rule"], cell["subject"]) else str(cell["rule"]["status"])
 
 
 def layer_rows(model: Content) -> list[dict[str, Any]]:
@@ -95,7 +102,8 @@ def verdict(report: Content) -> str:
         return "Not judged to the end" if report["subjects"] or report["models"] else "Not judged"
     if report["conforms"]:
         return "Conforms"
-    count = sum(len(subject["violations"]) for subject in report["subjects"] if not subject["peer"])
+    ours = [subject for subject in report["subjects"] if not subject["peer"]]
+    count = sum(asked_for(violation, subject) for subject in ours for violation in subject["violations"])
     told = [f"{count} rule{'s' * (count > 1)} violated"] if count else []
     for model in (model for model in report["models"] if model["conforms"] is False):
         count = violation_count(model)

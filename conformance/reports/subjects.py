@@ -8,6 +8,7 @@ from pathlib import Path
 
 from conformance.cases.declaration import EVERYTHING
 from conformance.cases.operation import operations
+from conformance.checks.levels import STRICT
 from conformance.checks.results import Results, Violation
 from conformance.judge.report import Report
 from conformance.reports.content import Content, subject_content, violation_content
@@ -37,6 +38,7 @@ def checked(
         peer=peer,
         left_out=report.left_out,
         never_given=report.never_given,
+        profile=report.profile,
     )
 
 
@@ -50,9 +52,9 @@ def rules_of(operation: str) -> list[str]:
 def run_subject(
     results: Results, name: str, arrays: str, device: str, chosen: Collection[str], untried: str = ""
 ) -> Content:
-    """Return the part about an implementation of this project; its violations can be replayed from the report.
+    """Return the part about an implementation of this project, which is held to `strict`.
 
-    chosen: the rules. untried: why the judge did not try everything.
+    Its violations can be replayed from the report. chosen: the rules. untried: why the judge did not try everything.
     """
     target = Target(name, "attention", arrays, device)
 
@@ -61,4 +63,4 @@ def run_subject(
 
     violations = [violation_content(named(v)) for (_, subject), v in results.violations.items() if subject == name]
     cells = {rule: cell for (rule, subject), cell in results.rules.items() if subject == name}
-    return subject_content(target, EVERYTHING, list(operations()), chosen, cells, violations, untried)
+    return subject_content(target, EVERYTHING, list(operations()), chosen, cells, violations, untried, profile=STRICT)

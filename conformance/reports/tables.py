@@ -11,7 +11,17 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.checks.results import Cell, Results, Substance, Violation
-from conformance.reports.blocks import follow, guessed, never_given, only_refused, rows, rules_not_tried
+from conformance.reports.blocks import (
+    above_profile,
+    asked_for,
+    follow,
+    guessed,
+    levels,
+    never_given,
+    only_refused,
+    rows,
+    rules_not_tried,
+)
 from conformance.reports.content import Content, real
 from specification import RULES
 from specification.dtypes import FLOATING
@@ -84,7 +94,9 @@ def violation_lines(violation: Violation) -> Text:
     rule = RULES[violation.rule]
     text = Text(f"{violation.subject} breaks {rule.id} ({rule.title}): ", style="bold red")
     text.append(f"{rule.statement}\n", style="default")
-    text.append(f"  {violation.message}\n  smallest case found: {violation.case}", style="default")
+    text.append(
+        f"  level {violation.level}\n  {violation.message}\n  smallest case found: {violation.case}", style="default"
+    )
     for line in (*filter(None, [violation.threshold]), *violation.diagnosis):
         text.append(f"\n  {line}", style="default")
     return text
@@ -115,7 +127,9 @@ def print_report(results: Results, subjects: Sequence[str], console: Console, en
 # --- one subject's report ---------------------------------------------------------------------------------------------
 
 
-def verdict_of(rule: Content) -> Text:
+def verdict_of(rule: Content, subject: Content) -> Text:
+    if above_profile(rule, subject):
+        return Text(f"violated ({rule['level']} only)", style="yellow")
     styles = {"conforms": "green", "violated": "bold red", "untried": "dim"}
     return Text("refused" if only_refused(rule) else rule["status"], style=styles[rule["status"]])
 
@@ -137,7 +151,7 @@ def subject_table(subject: Content) -> Table:
         table.add_column(column, justify="right")
     table.add_column("verdict")
     for rule in subject["rules"]:
-        row = (rule["rule"], rule["title"], str(rule["cases"]), worst_of(rule), verdict_of(rule))
+        row = (rule["rule"], rule["title"], str(rule["cases"]), worst_of(rule), verdict_of(rule, subject))
         table.add_row(*row, style="dim" if rule["status"] == "untried" else "")
     return table
 
@@ -176,8 +190,10 @@ def subject_report(subject: Content, seed: int | None) -> RenderableType:
         parts.append(Text(f"{subject['left_out']}.", style="yellow"))
     if subject["untried"]:
         parts.append(Text(f"The judge could not try everything: {subject['untried']}.", style="red"))
+    if levels(subject):
+        parts.append(Text(f"{levels(subject)}."))
     cases = sum(rule["cases"] for rule in subject["rules"])
-    count = len(subject["violations"])
+    count = sum(asked_for(violation, subject) for violation in subject["violations"])
     violates = f"violates {count} rule{'s' * (count != 1)}" if count else "is not judged in full"
     what = "conforms" if subject["conforms"] else violates
     style = "bold green" if subject["conforms"] else "bold red"

@@ -87,7 +87,7 @@ class Runner:
     def __call__(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
         """The findings; an exception that the subject raises is a finding like any other."""
         self.log.append((check, material))
-        findings = self.run_check(check, material, shared)
+        findings = check.levelled(self.run_check(check, material, shared), material)
         return self.sizes.learned(check.case_of(material), findings) if check.tells_size else findings
 
     def violates(self, rule: str) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 from typer.testing import CliRunner
 
+from conformance.checks.levels import LEVELS
 from conformance.cli import app
 from conformance.cli.dev import spec
 from conformance.cli.dev.spec import BEGIN, END, ROOT, marked, mentioned, shortened, together, with_table
@@ -107,7 +108,8 @@ def test_table_is_up_to_date() -> None:
 
 @pytest.mark.parametrize("rule", TITLES)
 def test_every_rule_is_defined_and_tested(rule: str) -> None:
-    defined, probed, _, tested = rows(SPEC)[rule]
+    level, defined, probed, _, tested = rows(SPEC)[rule]
+    assert level.startswith(LEVELS)
     assert "reference_numpy/" in defined
     if rule in MODEL_RULES:
         assert tested != "-"

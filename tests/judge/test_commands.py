@@ -172,7 +172,7 @@ def check(folder: Path) -> Command:
         target = name if ":" in name else f"targets.py:{name}"
         words = words if "--isolate" in words else ("--in-process", *words)
         files = ("--json", "report.json", "--junit", "report.xml", "--html", "report.html")
-        quick = ("--effort", "quick", "--seed", 1, "--time-limit", 1, "--no-shrink", *files)
+        quick = ("--effort", "quick", "--seed", 1, "--time-limit", 1, "--no-shrink", "--profile", "strict", *files)
         code, output = command("check", target, "--operation", operation, *quick, *words)
         assert "Traceback" not in output
         report = json.loads((folder / "report.json").read_text(), parse_constant=pytest.fail)

@@ -7,6 +7,7 @@ import os
 import platform
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -89,7 +90,8 @@ def test_a_check_forgets_what_it_has_compiled(monkeypatch: pytest.MonkeyPatch):
     def times(most: int) -> int:
         monkeypatch.setattr(compiled_code, "MAPPINGS", most)
         cleared.clear()
-        assert check(sinusoidal_positions, "sinusoidal_positions", arrays="jax", effort="quick", seed=1).conforms
+        options: dict[str, Any] = {"arrays": "jax", "effort": "quick", "seed": 1, "profile": "strict"}
+        assert check(sinusoidal_positions, "sinusoidal_positions", **options).conforms
         return len(cleared)
 
     assert times(sys.maxsize) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,8 @@ FORGOTTEN, MENDED = "output = output + exponentials", "output = output * rescale
 def judged(folder: Path, text: str) -> conformance.Report:
     file = folder / "kernel.py"
     file.write_text(text)
-    return conformance.check(f"{file}:attention", "attention", arrays="torch", effort="quick", seed=SEED)
+    options: dict[str, Any] = {"arrays": "torch", "effort": "quick", "seed": SEED, "profile": "strict"}
+    return conformance.check(f"{file}:attention", "attention", **options)
 
 
 @pytest.mark.slow

@@ -150,6 +150,7 @@ def test_keys_lost_past_a_size() -> None:
         "arrays": "torch",
         "dtypes": ["float32"],
         "supports": ["gqa", "cross", "value_width", "scale"],
+        "profile": "strict",
     }
     report = check(dropped_past(limit), "attention", rules=["ATT-8"], seed=1, effort="quick", shrink=False, **given)
     assert [violation.rule for violation in report.violations] == ["ATT-8"]

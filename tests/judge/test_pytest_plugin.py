@@ -263,6 +263,33 @@ def test_test_file_with_wrong_options(pytester: pytest.Pytester) -> None:
     pytester.runpytest_inprocess(*PLUGIN).stdout.fnmatch_lines(["*ValueError: unknown option: efort"])
 
 
+PROFILES = """
+import numpy as np
+
+from conformance.pytest_plugin import conformance_test
+
+
+def plain_norm(x, weight, *, eps=1e-5):
+    axes = tuple(range(-weight.ndim, 0))
+    d = x - x.mean(axes, keepdims=True, dtype=x.dtype)
+    return (d / np.sqrt((d * d).mean(axes, keepdims=True) + np.asarray(eps, x.dtype)) * weight).astype(x.dtype)
+
+
+given = {"effort": "quick", "rules": ["NORM-3"], "dtypes": ["float32"], "shrink": False}
+test_robust = conformance_test(plain_norm, "layer_norm", **given)
+test_strict = conformance_test(plain_norm, "layer_norm", profile="strict", **given)
+"""
+
+
+def test_only_what_the_profile_asks_for_fails(pytester: pytest.Pytester) -> None:
+    """The summary still names what is violated beyond the profile."""
+    pytester.makepyfile(test_mine=PROFILES)
+    assert pytester.runpytest_inprocess(*PLUGIN, "-k", "strict").parseoutcomes()["failed"] >= 1
+    result = pytester.runpytest_inprocess(*PLUGIN, "-k", "robust")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["conformance: plain_norm: NORM-3 is violated at the level strict: output - bias: *"])
+
+
 # --- the questions ----------------------------------------------------------------------------------------------------
 
 

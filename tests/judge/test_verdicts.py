@@ -36,7 +36,7 @@ from tests.judge.test_pytest_plugin import PLUGIN
 
 pytest_plugins = ["pytester"]
 
-QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "dtypes": ["float32"]}
+QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "dtypes": ["float32"], "profile": "strict"}
 
 
 def flagged(q: Any, k: Any, v: Any, causal: bool = False, sm_scale: Any = None) -> Any:

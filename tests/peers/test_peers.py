@@ -271,12 +271,12 @@ def test_a_divergence_stands_under_its_own_rule(monkeypatch: pytest.MonkeyPatch)
     text = as_markdown([report])
     assert "| one pass | " in text
     assert f"numpy {np.__version__}" in text
-    assert "- **NORM-4** conditioning: output[" in text
+    assert "- **NORM-4** conditioning (core): output[" in text
     assert "- Takes what should be refused: NORM-1 eps 0; NORM-2 mixed dtypes." in text
     assert "NORM-4** conditioning" not in as_tables([report])
     console = Console(file=io.StringIO(), width=200)
     console.print(as_table([report]))
-    assert "one pass breaks NORM-4 (conditioning)" in console.file.getvalue()
+    assert "one pass breaks NORM-4 (conditioning, core)" in console.file.getvalue()
 
 
 def test_what_is_wrong_past_a_size_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:

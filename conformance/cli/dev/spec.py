@@ -16,7 +16,7 @@ from conformance.cli.console import console, refuse
 ROOT = Path(__file__).parents[3]
 BEGIN = "<!-- `python -m conformance dev spec` writes the lines from here -->"
 END = "<!-- to here -->"
-HEAD = ("rule", "defined in", "probes of the judge", "refused calls", "tests, and how many")
+HEAD = ("rule", "level", "defined in", "probes of the judge", "refused calls", "tests, and how many")
 SHOWN = 8
 """A cell names at most this many probes or calls, and counts the others."""
 
@@ -56,9 +56,19 @@ def table() -> list[str]:
     from specification import MODEL_RULES, RULES
 
     rules = [*RULES, *MODEL_RULES]
-    columns = (definitions(rules), probes(), refusals(), tests())
+    columns = (levels(rules), definitions(rules), probes(), refusals(), tests())
     rows = [HEAD, ("---",) * len(HEAD), *((rule, *(column[rule] for column in columns)) for rule in rules)]
     return ["| " + " | ".join(cell or "-" for cell in row) + " |" for row in rows]
+
+
+def levels(rules: list[str]) -> dict[str, str]:
+    """Return the level of each rule and of its parts, in words."""
+    from conformance.cases.declaration import EVERYTHING
+    from conformance.checks.levels import described
+    from conformance.operations.refusals import refusals_of
+
+    refusing = {refusal.rule for refusal in refusals_of(None, EVERYTHING)}
+    return {rule: described(rule, rule in refusing) for rule in rules}
 
 
 def shortened(titles: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from conformance.checks.levels import STRICT
 from conformance.judge.checking import check
 from conformance.judge.report import Report
 from conformance.subjects.subject import Subject
@@ -39,6 +40,7 @@ class Variant:
 
     def check(self, **options: Any) -> Report:
         """`conformance.check` of it."""
+        options.setdefault("profile", STRICT)
         return check(self.target, self.operation, arrays=self.arrays, name=self.title, **options)
 
     def subject(self) -> Subject:

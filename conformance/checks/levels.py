@@ -1,0 +1,88 @@
+"""Levels of the rules, and the profiles that they make.
+
+A finding has a level. A profile asks for everything at its level and below: `robust` asks for what is `core` or
+`robust`. `WHOLE` and `PARTS` are the one table of levels: the judge reads them, and SPEC.md is written from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+CORE, ROBUST, STRICT = LEVELS = ("core", "robust", "strict")
+"""From the lowest: what a model needs to compute the right numbers, what real data needs, what a reference keeps."""
+DEFAULT = ROBUST
+"""The profile that decides a verdict unless another is chosen."""
+
+
+class Part(NamedTuple):
+    """A part of a rule that has another level than the rest.
+
+    what: in words. probes: titles of the probes whose cases it is about; where there are none, checks or error bounds
+    tell the part from the rest.
+    """
+
+    rule: str
+    level: str
+    what: str
+    probes: tuple[str, ...] = ()
+
+
+WHOLE = dict.fromkeys(("MASK-7", "ATT-4", "ATT-6", "ATT-10", "NORM-5"), ROBUST)
+"""Rules that have no part in the core. Every other rule is core, but for `PARTS`, and for the calls that it refuses."""
+
+PARTS = (
+    Part(
+        "ATT-5", ROBUST, "sinks of -inf, or far from the scores",
+        ("sinks of -inf", "sinks far from the scores", "log-sum-exp beside sinks of -inf"),
+    ),
+    Part("ATT-8", ROBUST, "lengths of 0"),
+    Part("ATT-9", STRICT, "weights of 16-bit inputs in float32"),
+    Part("ATT-13", STRICT, "the same bits twice"),
+    Part(
+        "ATT-14", ROBUST, "log-sum-exps far from 0",
+        ("log-sum-exp far from 0", "log-sum-exp of sinks far from 0", "merge of far parts"),
+    ),
+    Part("NORM-3", STRICT, "the bias exactly, not just within the bound of any other row"),
+    Part("NORM-7", STRICT, "constant rows as in NORM-3"),
+    Part(
+        "NORM-7", ROBUST, "gradients in constant rows",
+        ("gradients in constant rows of standard_deviation_norm",),
+    ),
+    Part("ACT-1", ROBUST, "NaN and infinity"),
+    Part("ACT-1", STRICT, "results whose sigmoid is below the normal numbers"),
+)  # fmt: skip
+
+
+def rank(level: str) -> int:
+    return LEVELS.index(level)
+
+
+def higher(one: str, other: str) -> str:
+    return max(one, other, key=rank)
+
+
+def within(level: str, profile: str) -> bool:
+    """Whether the profile asks for what has this level."""
+    return rank(level) <= rank(profile)
+
+
+def least_level(rule: str, probe: str = "") -> str:
+    """The lowest level that a violation of the rule can have, found by the probe of this title."""
+    parts = [part.level for part in PARTS if part.rule == rule and probe in part.probes]
+    return max([WHOLE.get(rule, CORE), *parts], key=rank)
+
+
+def kept(broken: Iterable[str]) -> str | None:
+    """The highest profile that asks for none of the broken levels; None if not even the lowest is kept."""
+    lowest = min(map(rank, broken), default=len(LEVELS))
+    return LEVELS[lowest - 1] if lowest else None
+
+
+def described(rule: str, refuses: bool) -> str:
+    """The levels of a rule and its parts in words, for SPEC.md. refuses: whether there are calls that it refuses."""
+    whole, found = WHOLE.get(rule, CORE), [*(part for part in PARTS if part.rule == rule)]
+    words = {level: [part.what for part in found if part.level == level] for level in LEVELS}
+    if refuses and whole == CORE:
+        words[ROBUST].append("refused calls")
+    return "; ".join([whole, *(f"{level}: {', '.join(told)}" for level, told in words.items() if told)])

@@ -1,0 +1,404 @@
+"""Levels and profiles: what a finding is worth, which one is kept of several, and that each profile can be violated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+import conformance
+import reference_numpy
+from conformance.bounds import bound, relaxed_bound
+from conformance.cases.case import Case
+from conformance.checks import comparison
+from conformance.checks.catalogue import AGREEMENT, CONSTANT_ROWS, REFUSAL
+from conformance.checks.check import case_level
+from conformance.checks.comparison import Finding, breaks, judge, worst
+from conformance.checks.levels import CORE, LEVELS, PARTS, ROBUST, STRICT, WHOLE, described, higher, kept, least_level
+from conformance.checks.results import Results, Violation
+from conformance.cli import app
+from conformance.judge.report import Report
+from conformance.operations.probes import PROBES
+from conformance.oracle.reference import oracle
+from conformance.peers import cells
+from conformance.reports.content import document
+from conformance.reports.junit import junit
+from conformance.reports.page import page
+from conformance.reports.subjects import checked
+from conformance.reports.tables import subject_report
+from specification import RULES
+
+QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False}
+HALF = ("float16", "bfloat16")
+INFINITE = float("inf")
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def test_table_names_rules_and_probes_that_exist() -> None:
+    titles = {(probe.rule, probe.title) for probe in PROBES}
+    assert {(part.rule, title) for part in PARTS for title in part.probes} <= titles
+    assert {*WHOLE, *(part.rule for part in PARTS)} <= set(RULES)
+    assert {*WHOLE.values(), *(part.level for part in PARTS)} <= set(LEVELS)
+
+
+def test_levels_of_rules_and_probes() -> None:
+    assert (least_level("MASK-7"), least_level("ATT-1"), least_level("NORM-3")) == (ROBUST, CORE, CORE)
+    assert least_level("ATT-14", "merge") == CORE
+    assert least_level("ATT-14", "merge of far parts") == ROBUST
+    assert described("ATT-13", refuses=False) == "core; strict: the same bits twice"
+    assert described("ATT-8", refuses=True) == "core; robust: lengths of 0, refused calls"
+    assert described("ATT-4", refuses=True) == "robust"
+
+
+def test_highest_profile_kept() -> None:
+    assert [kept(broken) for broken in ([], [STRICT], [STRICT, ROBUST], [ROBUST, CORE])] == [STRICT, ROBUST, CORE, None]
+    assert higher(CORE, STRICT) == higher(STRICT, ROBUST) == STRICT
+
+
+def test_cases_beyond_the_core() -> None:
+    x = np.ones((2, 3), np.float32)
+    plain = Case("silu", "float32", {"x": x})
+    assert case_level(plain) == CORE
+    assert case_level(Case("silu", "float32", {"x": x[:0]})) == ROBUST
+    assert case_level(Case("silu", "float32", {"x": x * np.nan}, special=True)) == ROBUST
+    assert case_level(Case("silu", "float32", {"x": x * np.inf})) == ROBUST
+    bias = np.full((1, 3), -np.inf, np.float32)
+    assert case_level(Case("attention", "float32", {"bias": bias})) == CORE
+    assert case_level(Case("attention", "float32", {"bias": -bias})) == ROBUST
+    found = [Finding("output", 2.0), Finding("gradient of x", INFINITE, level=STRICT)]
+    assert [finding.level for finding in AGREEMENT.levelled(found, plain)] == [CORE, STRICT]
+    empty = Case("silu", "float32", {"x": x[:0]})
+    assert [finding.level for finding in AGREEMENT.levelled(found, empty)] == [ROBUST, STRICT]
+
+
+# --- one finding of several -------------------------------------------------------------------------------------------
+
+
+def test_worst_finding_is_of_the_lowest_level() -> None:
+    digits, large = Finding("output", 1.5), Finding("gradient of x", 1e6, level=STRICT)
+    assert worst([large, digits]) is worst([digits, large]) is digits
+    assert worst([large, Finding("output", 0.5)]) is large
+    assert breaks([large])
+    assert not breaks([large], ROBUST)
+    assert breaks([large, digits], CORE)
+
+
+def violation(level: str, ratio: float, **told: Any) -> Violation:
+    finding = Finding("output", ratio, (0,), 1.0, 2.0, 1.0, level=level)
+    return Violation("ATT-9", "mine", finding, "a probe", **{"check": AGREEMENT, "material": None} | told)
+
+
+def test_no_violation_hides_one_of_a_lower_level() -> None:
+    of_each = [violation(STRICT, INFINITE), violation(ROBUST, 1e9), violation(CORE, 1.5)]
+    for order in (of_each, of_each[::-1]):
+        results = Results()
+        for one in order:
+            results.violate(one)
+        assert results.violations["ATT-9", "mine"].level == CORE
+    assert not results.keeps("ATT-9", "mine", CORE)
+    assert violation(CORE, 2.0, least=ROBUST).level == ROBUST
+    refused = violation(ROBUST, INFINITE, check=REFUSAL)
+    assert refused.stands_before(violation(STRICT, 2.0))
+    assert not refused.stands_before(violation(CORE, 2.0))
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def attention_case(dtype: str) -> Case:
+    rng, of_dtype = np.random.default_rng(1), ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    shapes = {"query": (1, 2, 3, 8), "key": (1, 2, 40, 8), "value": (1, 2, 40, 8)}
+    return Case("attention", dtype, {name: rng.normal(size=s).astype(of_dtype) for name, s in shapes.items()})
+
+
+def with_weights(change: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
+    """Attention without options, with its weights changed before they meet the values."""
+
+    def attention(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+        wide = np.float64 if query.dtype == np.float64 else np.float32
+        q, k, v = (array.astype(wide) for array in (query, key, value))
+        k, v = (np.repeat(array, q.shape[1] // max(array.shape[1], 1), axis=1) for array in (k, v))
+        weights = reference_numpy.attention_weights(q, k) if k.shape[2] else np.zeros((*q.shape[:3], 0), wide)
+        narrow = change(weights).astype(query.dtype).astype(wide)
+        return np.matmul(narrow if query.dtype.itemsize == 2 else change(weights), v).astype(query.dtype)
+
+    return attention
+
+
+rounded = with_weights(lambda weights: weights)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_rounded_weights_are_a_matter_of_strict_alone(dtype: str) -> None:
+    case = attention_case(dtype)
+    found = judge(case, {"output": rounded(**case.inputs)}, oracle(case), bound(case))
+    (finding,) = judge(case, {"output": rounded(**case.inputs)}, oracle(case), bound(case))
+    assert (finding.ratio > 1, finding.level) == (True, STRICT)
+    assert found[0].index == finding.index
+    off = with_weights(lambda weights: weights * 1.1)
+    (finding,) = judge(case, {"output": off(**case.inputs)}, oracle(case), bound(case))
+    assert (finding.ratio > 1, finding.level) == (True, CORE)
+
+
+def test_relaxed_bound_is_computed_only_for_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Case] = []
+    monkeypatch.setattr(comparison, "relaxed_bound", lambda case: asked.append(case) or relaxed_bound(case))
+    case = attention_case("float16")
+    truth, bounds = oracle(case), bound(case)
+    judge(case, {"output": reference_numpy.attention(**case.inputs)}, truth, bounds)
+    assert asked == []
+    judge(case, {"output": rounded(**case.inputs)}, truth, bounds)
+    assert asked == [case]
+    judge(case, {}, truth, bounds)  # no result: no bound excuses that
+    assert asked == [case]
+
+
+def test_relaxed_bounds_are_wider_or_none() -> None:
+    for dtype in HALF:
+        case = attention_case(dtype)
+        wider = relaxed_bound(case)
+        assert wider is not None
+        assert (wider["output"] >= bound(case)["output"]).all()
+    assert relaxed_bound(attention_case("float32")) is None
+    declared = Case("attention", "float16", attention_case("float16").inputs, rounding={"weights": "float16"})
+    assert relaxed_bound(declared) is None
+
+
+def test_shown_element_is_one_that_the_level_is_about() -> None:
+    """The first element is far beyond its bound and excused, the second a little beyond both."""
+    exact = comparison.Exact(np.ones(2), np.zeros(2))
+    got, strict, relaxed = np.array([1.9, 1.5], "float32"), np.array([1e-6, 0.1]), np.array([1.0, 0.4])
+    found = comparison.compare("output", got, exact, strict, "float32", relaxed)
+    assert (found.index, found.level) == ((1,), CORE)
+    found = comparison.compare("output", got, exact, strict, "float32", np.ones(2))
+    assert (found.index, found.level) == ((0,), STRICT)
+
+
+# --- faults, one for each level and more ------------------------------------------------------------------------------
+
+
+def scaled(query: np.ndarray, key: np.ndarray, value: np.ndarray, *, mask: Any = None) -> np.ndarray:
+    return reference_numpy.attention(query, key, value, mask=mask, scale=1.0)
+
+
+def leaking(query: np.ndarray, key: np.ndarray, value: np.ndarray, *, mask: Any = None) -> np.ndarray:
+    """Forbidden values are multiplied by 0."""
+    groups = query.shape[1] // max(key.shape[1], 1)
+    weights = reference_numpy.attention_weights(query, key, mask=mask)
+    with np.errstate(all="ignore"):
+        return np.matmul(weights, np.repeat(value, groups, axis=1))
+
+
+def any_mask(query: np.ndarray, key: np.ndarray, value: np.ndarray, *, mask: Any = None) -> np.ndarray:
+    mask = None if mask is None else np.asarray(mask).astype(bool)
+    return reference_numpy.attention(query, key, value, mask=mask)
+
+
+def needs_keys(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+    if key.shape[2] == 0:
+        raise RuntimeError("no keys")
+    return reference_numpy.attention(query, key, value)
+
+
+@np.errstate(all="ignore")
+def plain_norm(x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None, *, eps: float = 1e-5) -> np.ndarray:
+    """In two passes, and no more exact for constant rows than for others."""
+    axes = tuple(range(-weight.ndim, 0))
+    wide = x.astype(np.float64 if x.dtype == np.float64 else np.float32)
+    d = wide - wide.mean(axes, keepdims=True, dtype=wide.dtype)
+    y = d / np.sqrt((d * d).mean(axes, keepdims=True) + np.asarray(eps, wide.dtype)) * weight
+    return (y if bias is None else y + bias).astype(x.dtype)
+
+
+@np.errstate(all="ignore")
+def one_at_constant_rows(x: np.ndarray, weight: np.ndarray, *, eps: float = 1e-5) -> np.ndarray:
+    axes = tuple(range(-weight.ndim, 0))
+    constant = (x == np.min(x, axes, keepdims=True)).all(axes, keepdims=True)
+    return np.where(constant, 1, reference_numpy.layer_norm(x, weight, None, eps=eps)).astype(x.dtype)
+
+
+class LastBit:
+    """Right, with another last bit in every second call. error: relative, in place of that bit."""
+
+    def __init__(self, error: float = 0.0) -> None:
+        self.calls, self.error = 0, error
+
+    def __call__(self, query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+        self.calls += 1
+        output = reference_numpy.attention(query, key, value)
+        if self.calls % 2:
+            return output
+        return np.nextafter(output, 0) if not self.error else (output * (1 + self.error)).astype(output.dtype)
+
+
+@np.errstate(all="ignore")
+def literal_silu(x: np.ndarray) -> np.ndarray:
+    wide = x.astype(np.float64 if x.dtype == np.float64 else np.float32)
+    return np.where(np.isneginf(wide), 0, wide / (1 + np.exp(-wide))).astype(x.dtype)
+
+
+def judged(function: Any, operation: str, *rules: str, **given: Any) -> Report:
+    return conformance.check(function, operation, rules=rules or None, **(QUICK | {"dtypes": ["float32"]} | given))
+
+
+def levels_of(report: Report) -> dict[str, str]:
+    return {violation.rule: violation.level for violation in report.violations}
+
+
+FAULTS: dict[str, tuple[Any, str, tuple[str, ...], str, dict[str, Any]]] = {
+    "another scale": (scaled, "attention", ("ATT-1",), CORE, {}),
+    "constant rows give 1": (one_at_constant_rows, "layer_norm", ("NORM-3",), CORE, {}),
+    "10 % off now and then": (LastBit(0.1), "attention", ("ATT-13",), CORE, {}),
+    "wrong weights of 16 bits": (with_weights(lambda w: w * 1.1), "attention", ("ATT-9",), CORE, {"dtypes": HALF}),
+    "forbidden NaN": (leaking, "attention", ("MASK-7",), ROBUST, {}),
+    "no keys": (needs_keys, "attention", ("ATT-8",), ROBUST, {}),
+    "refuses no mask of numbers": (any_mask, "attention", ("MASK-1",), ROBUST, {"supports": ["refusals", "dense"]}),
+    "weights in 16 bits": (rounded, "attention", ("ATT-9",), STRICT, {"dtypes": HALF}),
+    "inexact constant rows": (plain_norm, "layer_norm", ("NORM-3",), STRICT, {}),
+    "another last bit": (LastBit(), "attention", ("ATT-13",), STRICT, {}),
+    "sigmoid below the normal numbers": (literal_silu, "silu", ("ACT-1",), STRICT, {}),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_level_can_be_violated(name: str) -> None:
+    """A fault fails its profile and those above it, and keeps those below."""
+    function, operation, rules, level, given = FAULTS[name]
+    report = judged(function, operation, *rules, **given)
+    reports = {profile: replace(report, profile=profile) for profile in LEVELS}
+    below = LEVELS[: LEVELS.index(level)]
+    assert {profile: report.conforms for profile, report in reports.items()} == {p: p in below for p in LEVELS}
+    assert set(levels_of(report).values()) == {level}
+    assert report.kept == (below[-1] if below else None)
+
+
+def test_right_functions_keep_strict() -> None:
+    report = judged(reference_numpy.layer_norm, "layer_norm", "NORM-1", "NORM-3", "NORM-5", profile=STRICT)
+    assert (report.conforms, report.kept, str(report).splitlines()[1]) == (
+        True,
+        STRICT,
+        "core: conforms; robust: conforms; strict: conforms",
+    )
+
+
+def test_default_profile_and_its_message() -> None:
+    report = judged(plain_norm, "layer_norm", "NORM-1", "NORM-3", "NORM-5")
+    assert (report.profile, report.conforms, report.kept) == (ROBUST, True, ROBUST)
+    assert report.levels == {CORE: [], ROBUST: [], STRICT: ["NORM-3"]}
+    first, second, *_ = str(report).splitlines()
+    assert "conforms (robust)" in first
+    assert second == "core: conforms; robust: conforms; strict: NORM-3"
+    with pytest.raises(ValueError, match="profile: got 'lax', expected one of core, robust, strict"):
+        judged(plain_norm, "layer_norm", profile="lax")
+
+
+@pytest.mark.parametrize(("function", "level"), [(plain_norm, STRICT), (one_at_constant_rows, CORE)])
+def test_constant_rows_have_two_levels(function: Any, level: str) -> None:
+    """Within the bound of any other row, an inexact constant row is a matter of strict alone."""
+    x = np.full((2, 3), 173.45786, np.float32)
+    case = Case("layer_norm", "float32", {"x": x, "weight": np.ones(3, np.float32)})
+    (finding,) = CONSTANT_ROWS.run(lambda case: {"output": function(**case.inputs)}, case, None)  # type: ignore
+    assert (finding.ratio, finding.level) == (INFINITE, level)
+
+
+def wrong_past_20(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Weights in 16 bits, which break strict for any number of keys; past 20 keys the last one is left out."""
+    count = min(key.shape[2], 20)
+    return rounded(query, key[:, :, :count], value[:, :, :count])
+
+
+def test_making_a_case_smaller_keeps_its_level() -> None:
+    report = judged(wrong_past_20, "attention", "ATT-9", dtypes=["float16"], shrink=True)
+    (found,) = report.violations
+    assert (found.level, report.kept) == (CORE, None)
+    assert found.case.inputs["key"].shape[2] == 21
+    assert "first wrong at 21 keys" in found.threshold
+
+
+# --- exit codes and reports -------------------------------------------------------------------------------------------
+
+TARGETS = """
+import numpy as np
+import reference_numpy
+
+
+@np.errstate(all="ignore")
+def plain_norm(x, weight, *, eps=1e-5):
+    axes = tuple(range(-weight.ndim, 0))
+    d = x - x.mean(axes, keepdims=True, dtype=x.dtype)
+    return (d / np.sqrt((d * d).mean(axes, keepdims=True) + np.asarray(eps, x.dtype)) * weight).astype(x.dtype)
+"""
+
+
+@pytest.mark.parametrize(("profile", "code"), [("core", 0), (None, 0), ("strict", 1)])
+def test_exit_code(profile: str | None, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "targets.py").write_text(TARGETS)
+    monkeypatch.chdir(tmp_path)
+    words = ["check", "targets.py:plain_norm", "--operation", "layer_norm", "--dtypes", "float32", "--rule", "NORM-3"]
+    words += ["--effort", "quick", "--seed", "1", "--no-shrink", "--in-process", "--json", "report.json"]
+    result = CliRunner().invoke(app, [*words, *(["--profile", profile] if profile else [])])
+    assert result.exit_code == code, result.output
+    assert "core: conforms; robust: conforms; strict: NORM-3" in " ".join(result.output.split())
+    (subject,) = json.loads((tmp_path / "report.json").read_text())["subjects"]
+    assert (subject["profile"], subject["kept"], subject["conforms"]) == (profile or "robust", "robust", code == 0)
+    assert subject["levels"] == {"core": [], "robust": [], "strict": ["NORM-3"]}
+    assert [one["level"] for one in subject["violations"]] == ["strict"]
+    replay = CliRunner().invoke(app, ["replay", subject["violations"][0]["replay_file"], "--in-process"])
+    assert (replay.exit_code, json.loads(Path(subject["violations"][0]["replay_file"]).read_text())["level"]) == (
+        1,
+        "strict",
+    )
+
+
+def test_unknown_profile_is_wrong_usage() -> None:
+    words = ["check", "reference_numpy:layer_norm", "--operation", "layer_norm", "--profile", "lax"]
+    result = CliRunner().invoke(app, words)
+    assert (result.exit_code, "got 'lax', expected one of core, robust, strict" in result.output) == (2, True)
+
+
+def test_reports_say_the_level() -> None:
+    plain = judged(plain_norm, "layer_norm", "NORM-3")
+    told = {profile: checked(replace(plain, profile=profile), None) for profile in LEVELS}
+    assert [document("check", [told[profile]])["conforms"] for profile in LEVELS] == [True, True, False]
+    summary = "core: conforms; robust: conforms; strict: NORM-3. Highest profile kept: robust."
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(subject_report(told[ROBUST], 1))
+    assert f"Profile robust. {summary}" in captured.get()
+    assert "violated (strict only)" in captured.get()
+    robust, strict = (document("check", [told[profile]]) for profile in (ROBUST, STRICT))
+    assert f"Profile strict. {summary}" in page(strict)
+    assert 'class="cell beyond"' in page(robust)
+    assert 'class="cell violated"' in page(strict)
+    assert ('failures="0"' in junit(robust), 'failures="1"' in junit(strict)) == (True, True)
+    assert "beyond the profile robust" in junit(robust)
+    assert plain.conforms
+
+
+def test_matrix_of_libraries_stands_by_level() -> None:
+    from conformance.peers.markdown import as_tables
+    from conformance.peers.matrix import PeerReport
+    from conformance.peers.peer import Peer
+    from study import divergences
+
+    plain = judged(plain_norm, "layer_norm", "NORM-1", "NORM-3", "NORM-5")
+    given = {name: getattr(plain, name) for name in Report.__dataclass_fields__}
+    report = PeerReport(**given, peer=Peer("plain", "here:plain_norm", "layer_norm", "numpy", ("numpy",)))
+    assert cells.columns([report]) == ["core", "NORM-1", "NORM-3", "robust", "NORM-5", "strict"]
+    text = "# Matrix\n\n" + as_tables([report])
+    header, line = (row for row in text.splitlines() if row.startswith("|") and "---" not in row)
+    assert header == "|  | keeps | **core** | NORM-1 | NORM-3 | **robust** | NORM-5 | **strict** |"
+    assert line.split("|")[2:-1] == [" robust ", " ✓ ", " ✓ ", " △ ", " ✓ ", " ✓ ", " ✗ "]
+    found = divergences.read(text)
+    assert found.rules == ["NORM-1", "NORM-3", "NORM-5"]
+    assert [*found.marks.values()] == ["conforms", "differs", "conforms"]
