@@ -269,7 +269,8 @@ def softmax_gradient(
     mean_error = mean_error + (by_weights if by_output is None else np.maximum(by_weights, by_output))
     form = weight_format(p)
     if form is not None:
-        lost = form.tiny * np.sum(weights_bar.size, axis=-1, keepdims=True, where=rows.allowed)
+        size = np.broadcast_to(weights_bar.size, rows.weights.shape)  # one 0 for all, where only log-sum-exps have bars
+        lost = form.tiny * np.sum(size, axis=-1, keepdims=True, where=rows.allowed)
         mean_error = mean_error + form.unit * absolute + lost
     logsumexp = exact(np.zeros_like(mean)) if logsumexp_bar is None else logsumexp_bar
     inside = weights_bar.value - mean + logsumexp.value

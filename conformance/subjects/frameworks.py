@@ -141,12 +141,14 @@ class TorchArrays:
         results = function(inputs)
 
         def pull(cotangents: Arrays, again: bool = False) -> Arrays:
-            if not any(results[name].requires_grad for name in cotangents):
+            # A result that depends on constants alone, as one of several may, has no gradient to go back from.
+            connected = {name: bar for name, bar in cotangents.items() if results[name].requires_grad}
+            if not connected:
                 raise NoGradients("torch.autograd does not connect the result with the inputs")
             gradients = self.torch.autograd.grad(
-                [results[name] for name in cotangents],
+                [results[name] for name in connected],
                 [inputs[name] for name in names],
-                list(cotangents.values()),
+                list(connected.values()),
                 retain_graph=again,
                 materialize_grads=True,
             )

@@ -34,6 +34,8 @@ from conformance.reports.junit import junit
 from conformance.reports.page import page
 from conformance.reports.subjects import checked
 from conformance.reports.tables import subject_report
+from conformance.sampling.draws import drawn
+from conformance.sampling.strategies import attention_cases
 from specification import RULES
 
 QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False}
@@ -402,3 +404,14 @@ def test_matrix_of_libraries_stands_by_level() -> None:
     found = divergences.read(text)
     assert found.rules == ["NORM-1", "NORM-3", "NORM-5"]
     assert [*found.marks.values()] == ["conforms", "differs", "conforms"]
+
+
+@pytest.mark.parametrize("operation", ["attention", "attention_weights", "attention_logsumexp"])
+def test_the_relaxed_bound_of_gradients(operation: str) -> None:
+    """A log-sum-exp alone has a cotangent, and its weights none."""
+    cases = attention_cases(operation, focus=("gradients",), dtypes=("float16",))
+    for _, case in drawn(cases, 3, 1):
+        strict, relaxed = bound(case), relaxed_bound(case)
+        assert relaxed is not None
+        assert relaxed.keys() == strict.keys()
+        assert all((relaxed[name] >= strict[name]).all() for name in strict)
