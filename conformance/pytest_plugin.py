@@ -88,12 +88,10 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print notes, and what was found beyond the profile, once, from wherever the tests ran."""
     reports = [report for several in terminalreporter.stats.values() for report in several]
-    found = [p for report in reports for p in getattr(report, "user_properties", ()) if p[0] == NOTE]
-    for line in dict.fromkeys(told for _, told in found):
-        terminalreporter.write_line(f"conformance: {line}", yellow=True)
-    beyond = [p for report in reports for p in getattr(report, "user_properties", ()) if p[0] == BEYOND]
-    for line in dict.fromkeys(told for _, told in beyond):
-        terminalreporter.write_line(f"conformance: {line}", yellow=True)
+    properties = [p for report in reports for p in getattr(report, "user_properties", ())]
+    for kind in (NOTE, BEYOND):
+        for line in dict.fromkeys(told for name, told in properties if name == kind):
+            terminalreporter.write_line(f"conformance: {line}", yellow=True)
 
 
 @pytest.hookimpl(wrapper=True)

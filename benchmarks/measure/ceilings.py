@@ -22,7 +22,7 @@ SECONDS, REPEATS, SHORT = 0.25, 5, 0.005
 Measured = dict[str, Any]
 
 
-class CeilingStation:
+class CeilingWorker:
     """One framework, by itself in a process."""
 
     def __init__(self, arrays: str, device: str) -> None:

@@ -60,7 +60,7 @@ def extra_peak(call: Callable[[], Any]) -> int:
     return max(0, peak - before)
 
 
-class MemoryStation:
+class MemoryWorker:
     """A subject in a process that does nothing but this: the call once, to be warm, and once more to be measured."""
 
     def __init__(self, subject: Subject, device: str) -> None:

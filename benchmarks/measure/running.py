@@ -12,8 +12,8 @@ import numpy as np
 
 from benchmarks.cases import AFTER, BEFORE, Case
 from benchmarks.measure import memory
-from benchmarks.measure.ceilings import CeilingStation, Measured, best_copy, best_product
-from benchmarks.measure.memory import MemoryStation
+from benchmarks.measure.ceilings import CeilingWorker, Measured, best_copy, best_product
+from benchmarks.measure.memory import MemoryWorker
 from benchmarks.measure.rounds import Budget, calls_in_trial, rounds
 from benchmarks.measure.statistics import Interval, interval
 from benchmarks.measure.steal_time import TOLERATED
@@ -114,7 +114,7 @@ class Run:
         for arrays in frameworks:
             if not Subject(arrays, "", arrays, (arrays,), "").absent:
                 self.plan.step(f"ceilings in {arrays}")
-                worker = self.start(CeilingStation, (arrays, self.plan.device), {})
+                worker = self.start(CeilingWorker, (arrays, self.plan.device), {})
                 try:
                     self.ceilings += worker.ask("measure", tuple(dtypes), limit=self.plan.budget.limit)
                 except Failed as failed:
@@ -280,7 +280,7 @@ class Run:
             if not entry.measured:
                 continue
             self.plan.step(f"{entry.subject.name}: memory")
-            worker = self.start(MemoryStation, (entry.subject, self.plan.device), entry.subject.environment)
+            worker = self.start(MemoryWorker, (entry.subject, self.plan.device), entry.subject.environment)
             try:
                 entry.memory = worker.ask("measure", case, self.plan.seed, limit=self.plan.budget.limit)
             except Failed as failed:

@@ -13,6 +13,7 @@ from conformance.cases.axes import Described
 from conformance.cases.case import Case
 
 if TYPE_CHECKING:
+    import numpy as np
     from hypothesis import strategies as st
 
     from conformance.bounds.arithmetic import Approx, Precision
@@ -72,6 +73,7 @@ class Operation:
 
     bounds: the value and the error bound of every result and every gradient that a case asks for, before results are
         rounded to the dtype of the case, which `bounds.operations.bound` adds.
+    relaxed: the bounds below the profile `strict`, where the operation has some of its own.
     work: an estimate of the work of ball arithmetic, in multiplications of two balls, from how often each product of
         matrices is taken, whether there are gradients, and the sizes as keywords.
 
@@ -105,6 +107,7 @@ class Operation:
     copies: bool = False
     rows: Rows | None = None
     least_width: int = 1
+    relaxed: Callable[[Case], dict[str, np.ndarray]] | None = None
     mistakes: tuple[Mistake, ...] = field(default=())
 
 

@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 from hypothesis import strategies as st
 
+from conformance.bounds import bound
 from conformance.bounds.arithmetic import EXP, Approx, Precision, exact, multiply
 from conformance.cases.arguments import gradient_name
 from conformance.cases.axes import Described, leading
@@ -156,6 +157,22 @@ def bounds(case: Case, p: Precision) -> dict[str, Approx]:
     return results | {gradient_name("x"): Approx(gradient.value, gradient.error + 4 * p.inner_tiny)}
 
 
+def relaxed(case: Case) -> dict[str, np.ndarray]:
+    """Bounds that allow a sigmoid too small to be normal.
+
+    sigmoid(x), or exp(x), may be such a number while x sigmoid(x) is still normal. It is then flushed to 0, or taken as
+    1 / (1 + exp(-x)) with an exponential that overflows. Either way sigmoid(x) is off by at most the smallest normal
+    number t of the compute dtype, and x sigmoid(x) by |x| t. The slope sigmoid(x) + x sigmoid(x) sigmoid(-x) is off by
+    (1 + |x|) t, and so is the gradient, times the cotangent.
+    """
+    tiny, size = Precision.of(case.dtype).inner_tiny, np.abs(np.asarray(case.inputs["x"], float))
+    more = {"output": size * tiny}
+    if case.cotangents:
+        more[gradient_name("x")] = (1 + size) * tiny * np.abs(np.asarray(case.cotangents["output"], float))
+    with np.errstate(invalid="ignore"):
+        return {name: array + more.get(name, 0.0) for name, array in bound(case).items()}
+
+
 OPERATION = Operation(
     name=NAME,
     rules={"": "ACT-1"},
@@ -166,6 +183,7 @@ OPERATION = Operation(
     dimensions=dimensions,
     axes=axes,
     bounds=bounds,
+    relaxed=relaxed,
     work=work,
     cases=cases,
     probes=probes,

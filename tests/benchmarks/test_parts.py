@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.cases import BOTH, Case, dense_mask, inputs, mask
-from benchmarks.measure.memory import MemoryStation, extra_peak, hindrance, needed
+from benchmarks.measure.memory import MemoryWorker, extra_peak, hindrance, needed
 from benchmarks.measure.rounds import INPUTS, MOST, Budget, calls_in_trial, order, rounds
 from benchmarks.measure.running import Entry, impossible
 from benchmarks.measure.statistics import interval, paired
@@ -269,4 +269,4 @@ def test_peaks_count_what_is_freed_again() -> None:
         return large[:10].copy()
 
     assert 0.9 * size < extra_peak(call) < 1.5 * size
-    assert MemoryStation(subjects()["reference_numpy"], "cpu").measure(KINDS[1], 1) < size
+    assert MemoryWorker(subjects()["reference_numpy"], "cpu").measure(KINDS[1], 1) < size
