@@ -75,6 +75,7 @@ def test_blocks_begin_with_segments() -> None:
         np.tri(20, dtype=bool),
     ],
 )
+@pytest.mark.slow_where(unless="-5")
 def test_numpy_and_jax_agree(mask: Any, block: int) -> None:
     expected = of_mask(mask, (2, 3, 20, 20), block)
     np.testing.assert_array_equal(expected, of_mask(mask, (2, 3, 20, 20), block, jnp))

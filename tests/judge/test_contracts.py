@@ -40,6 +40,7 @@ from conformance.subjects.subject import NumpySubject, WrongAnswer
 from conformance.subjects.targets import Target
 from specification import And, Causal, Dense, KeyLengths, Linear, MultiHeadAttention, Or
 from specification.masks import Mask
+from tests.support.helpers import SMALL
 
 Function = Callable[..., Any]
 definition = NumpySubject()
@@ -50,8 +51,8 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 
 
 def violated(function: Function, operation: str = "attention", **given: Any) -> list[str]:
-    """Rules, in the quick effort."""
-    report = check(function, operation, effort="quick", seed=1, shrink=False, **given)
+    """Rules, in the quick effort and at small sizes."""
+    report = check(function, operation, effort="quick", seed=1, shrink=False, **{"limits": SMALL} | given)
     return [violation.rule for violation in report.violations]
 
 
@@ -583,13 +584,14 @@ def test_what_multi_head_attention_does_not_support_is_refused() -> None:
             raise NotImplementedError("grouped heads")
         return reference_numpy.multi_head_attention(parameters, query, key, value, num_heads=num_heads)
 
-    given = {"operation": "multi_head_attention", "dtypes": ["float32"]}
-    report = check(ungrouped, supports="no-gqa,no-softcap", effort="quick", seed=1, shrink=False, **given)
+    given: dict[str, Any] = {"operation": "multi_head_attention", "dtypes": ["float32"]}
+    given |= {"effort": "quick", "seed": 1, "shrink": False, "limits": SMALL}
+    report = check(ungrouped, supports="no-gqa,no-softcap", **given)
     assert [(violation.rule, violation.title) for violation in report.violations] == [
         ("MHA-1", "softcap is not supported")
     ]
     assert report.violations[0].message.startswith("output: neither supported nor refused")
-    report = check(ungrouped, supports="no-softcap", effort="quick", seed=1, shrink=False, **given)
+    report = check(ungrouped, supports="no-softcap", **given)
     assert ("MHA-1", "takes gqa") in [(violation.rule, violation.title) for violation in report.violations]
 
 
@@ -620,7 +622,7 @@ def last_axis_unchecked(x: Any, weight: Any, bias: Any = None, *, eps: float = 1
 
 def test_a_norm_of_the_last_axis_alone() -> None:
     given = {"operation": "layer_norm", "dtypes": ["float32"], "effort": "quick", "seed": 1, "shrink": False}
-    given |= {"profile": "strict"}
+    given |= {"profile": "strict", "limits": {"rows": 16, "norm_width": 64}}
     undeclared = check(last_axis, **given)
     assert [(violation.rule, violation.title) for violation in undeclared.violations] == [("NORM-1", "takes axes")]
     assert undeclared.rules["NORM-3"].cases > 0

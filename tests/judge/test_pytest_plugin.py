@@ -16,6 +16,7 @@ from conformance.judge import (
 )
 from conformance.judge.judged_rules import JUDGED
 from conformance.subjects.targets import Target
+from tests.support.helpers import SMALL
 
 pytest_plugins = ["pytester"]
 
@@ -24,6 +25,7 @@ PLUGIN = () if INSTALLED else ("-p", "conformance.pytest_plugin")
 QUICK = ("--conformance-operation", "attention", "--conformance-effort", "quick", "--conformance-seed", "1")
 QUICK += ("--conformance-no-shrink", "--conformance-time-limit", "1")
 HERE = ("--conformance-in-process",)
+FEW_SIZES = ("--conformance-limits", ",".join(f"{name}={size}" for name, size in SMALL.items()))
 
 TARGETS = """
 import os
@@ -152,10 +154,10 @@ def test_selection(run: Any) -> None:
 
 def test_what_is_claimed_and_not_taken(run: Any) -> None:
     """The claims fail; what depends on them is skipped; the rest is judged."""
-    rules = ("--conformance-rule", "MASK-1", "--conformance-rule", "MASK-3", "--conformance-rule", "ATT-1")
-    result = run("takes_no_masks", "-rsf", "--conformance-dtypes", "float32", *rules)
+    rules = ("--conformance-rule", "MASK-3", "--conformance-rule", "ATT-1")
+    result = run("takes_no_masks", "-rsf", "--conformance-dtypes", "float32", *rules, *FEW_SIZES)
     failed = {line.split("::")[1].split(" - ")[0] for line in result.outlines if line.startswith("FAILED")}
-    assert failed == {"MASK-1 takes dense", "MASK-3 takes causal"}
+    assert failed == {"MASK-3 takes causal"}
     result.stdout.fnmatch_lines(["SKIPPED * within what the function takes there is no such case"])
 
 
@@ -194,8 +196,8 @@ def test_declared_limits(run: Any) -> None:
 
 def test_function_that_hangs(run: Any) -> None:
     """After a few cases that took too long it is asked no more."""
-    rules = ("--conformance-rule", "MASK-2", "--conformance-rule", "MASK-3", "--conformance-dtypes", "float32")
-    result = run("hangs_on_masks", *rules, "--conformance-time-limit", "0.3", "-rs")
+    rules = ("--conformance-rule", "MASK-3", "--conformance-dtypes", "float32")
+    result = run("hangs_on_masks", *rules, "--conformance-time-limit", "0.3", "-rs", *FEW_SIZES)
     assert 1 <= result.parseoutcomes()["failed"] <= 3
     result.stdout.fnmatch_lines(["SKIPPED * 3 cases took longer than 0.3 s, and nothing more is tried"])
 
@@ -242,11 +244,12 @@ def test_without_a_cache(run: Any) -> None:
 
 # --- in a test file ---------------------------------------------------------------------------------------------------
 
-TEST_FILE = """
+TEST_FILE = f"""
 from targets import unscaled
 from conformance.pytest_plugin import conformance_test
 
-test_unscaled = conformance_test(unscaled, "attention", effort="quick", rules=["ATT-1", "MASK-1"], shrink=False)
+given = dict(effort="quick", rules=["ATT-1", "MASK-1"], shrink=False, limits={SMALL})
+test_unscaled = conformance_test(unscaled, "attention", **given)
 """
 
 
@@ -297,12 +300,11 @@ def test_questions_find_what_a_check_finds(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "targets.py").write_text(TARGETS)
     monkeypatch.chdir(tmp_path)
     chosen = {"mean_of_empty_rows": ["ATT-6", "MASK-1"], "takes_no_masks": ["MASK-1", "MASK-3"], "prints": ["CALL"]}
+    given = {"dtypes": ["float32"], "limits": SMALL}
     for name, rules in chosen.items():
         options: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "rules": rules, "isolate": False}
-        report = conformance.check(f"targets.py:{name}", "attention", dtypes=["float32"], **options)
-        session = session_module.JudgeSession(
-            Target(f"targets.py:{name}", "attention", given={"dtypes": ["float32"]}), **options
-        )
+        report = conformance.check(f"targets.py:{name}", "attention", **given, **options)
+        session = session_module.JudgeSession(Target(f"targets.py:{name}", "attention", given=given), **options)
         found: dict[str, str] = {}
         for question in session.questions():
             try:

@@ -81,6 +81,7 @@ MODELS: dict[str, Callable[[Maker], Any]] = {
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("order", CONFIGURATIONS)
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.slow_where("jax_impl", unless="float32")
 def test_every_step_keeps_its_bound(implementation: Implementation, kind: str, order: str, dtype: str) -> None:
     configuration = CONFIGURATIONS[order]
     made = fitted(MODELS[kind](maker()), configuration)

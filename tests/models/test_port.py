@@ -166,7 +166,7 @@ def test_the_masks_are_told() -> None:
 
 
 @pytest.mark.parametrize("package", ["torch_impl", "jax_impl"])
-@pytest.mark.slow_where("torch_impl")
+@pytest.mark.slow_where("jax_impl")
 def test_a_fault_in_a_step_shows_in_both(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The padding is forgotten: only a padded probe shows it."""
     words = saved("dawn")

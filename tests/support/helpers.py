@@ -18,6 +18,9 @@ from specification.masks import Mask, map_arrays
 SUBJECTS = {"reference_numpy": NumpySubject, "torch_impl": TorchSubject, "jax_impl": JaxSubject}
 PACKAGES = tuple(SUBJECTS)
 
+SMALL = {"batch": 4, "heads": 8, "queries": 16, "keys": 16, "key_width": 16, "value_width": 16}
+"""Declared limits, for tests of what does not depend on sizes: without the large ones a check takes half the time."""
+
 
 class Implementation:
     """One of the three packages. Its operations are attributes: `implementation.attention(...)`."""
