@@ -37,6 +37,7 @@ OPTIONS = {
     "layout": "BHTD or BTHD",
     "width-multiple": "every width must be a multiple of this",
     "tile": "its tiles of queries and keys, such as 128x64",
+    "head-widths": "the only head widths that it supports, such as 64,128,576/512",
     "limits": "the largest sizes that it supports, such as keys=4096,heads=32",
     "convention": "intended departures, such as empty_rows=mean,polarity=masked",
     "profile": "a test fails for what it asks for: core, robust (the default) or strict",
@@ -108,7 +109,7 @@ class TargetCollector(pytest.Collector):
     """A target of the command line."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        from conformance.cli.options import conventions_of, limits_of, tile_of
+        from conformance.cli.options import conventions_of, head_widths_of, limits_of, tile_of
 
         option = self.config.option
         names = [name.replace("-", "_") for name in OPTIONS if name not in ("operation", "convention")]
@@ -117,6 +118,7 @@ class TargetCollector(pytest.Collector):
         options["shrink"] = not option.conformance_no_shrink
         try:
             options |= {"tile": tile_of(options["tile"]), "limits": limits_of(options["limits"])}
+            options["head_widths"] = head_widths_of(options["head_widths"])
             if option.conformance_convention is not None:
                 options["conventions"] = conventions_of([option.conformance_convention])
             judge = session_of(option.conformance, option.conformance_operation, options)
@@ -167,7 +169,7 @@ def session_of(subject: str | Callable[..., Any], operation: str, options: dict[
 
     kept = ("effort", "seed", "rules", "profile", "time_limit", "isolate", "shrink")
     own = {name: options[name] for name in kept if options.get(name) is not None}
-    declared = ("supports", "dtypes", "layout", "width_multiple", "conventions", "vjp", "limits", "tile")
+    declared = ("supports", "dtypes", "layout", "width_multiple", "conventions", "vjp", "limits", "tile", "head_widths")
     given = {name: options[name] for name in declared if options.get(name) is not None}
     unknown = set(options) - {*kept, *declared, "arrays", "device", "name"}
     if unknown:

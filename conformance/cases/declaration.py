@@ -22,6 +22,7 @@ FEATURES = {
     "padding": "masks by a boolean for every key of each batch element",
     "segments": "masks of packed sequences",
     "dense": "any boolean mask",
+    "combined": "several masks at once, joined by & or |",
     "scale": "a scale other than 1 / sqrt(D)",
     "softcap": "softcap",
     "bias": "an additive bias",
@@ -44,7 +45,8 @@ SIMPLEST_FIRST = ("float32", "bfloat16", "float16", "float64")
 
 UNCLAIMED = ("structured", "refusals")
 PARAMETERS: dict[str, tuple[str, ...]] = {name: (name,) for name in ("scale", "softcap", "bias", "sinks", "empty_rows")}
-PARAMETERS |= {"dropout": ("dropout_keep", "dropout_rate")} | dict.fromkeys((*MASK_KINDS, "offset"), ("mask",))
+PARAMETERS |= {"dropout": ("dropout_keep", "dropout_rate")}
+PARAMETERS |= dict.fromkeys((*MASK_KINDS, "offset", "combined"), ("mask",))
 """Features that need parameters of their own."""
 NAMED_ONLY = ("dropout", "empty_rows")
 """Features that a signature which takes any keyword is not taken to have."""
@@ -93,6 +95,7 @@ class Declaration:
     its signature has parameters, supported or not. unsure: features that nobody has named, of a signature that takes
     any keyword. lacking: optional arguments of the operation for which its signature has no parameter.
     limits: the largest size that it takes of dimensions named in `DIMENSIONS`. tile: queries and keys of its tiles.
+    head_widths: (D, V) of the only heads that it takes; empty where it takes any.
     compiled: its framework compiles for every shape. strides: arrays of its framework can lie in memory in several
     ways.
     """
@@ -109,11 +112,17 @@ class Declaration:
     lacking: frozenset[str] = frozenset()
     limits: Mapping[str, int] = field(default_factory=dict)
     tile: tuple[int, int] | None = None
+    head_widths: tuple[tuple[int, int], ...] = ()
     compiled: bool = False
     strides: bool = True
 
     def __contains__(self, feature: str) -> bool:
         return feature in self.features
+
+    def takes_widths(self, *widths: int) -> bool:
+        """Whether it takes heads of these widths: (D, V), or (D,) where there are no values."""
+        whole = all(width % self.width_multiple == 0 for width in widths)
+        return whole and (not self.head_widths or any(widths == pair[: len(widths)] for pair in self.head_widths))
 
     def convention(self, name: str) -> str:
         return self.conventions.get(name, CONVENTIONS[name][0])
@@ -143,10 +152,12 @@ def declare(
     vjp: Callable[..., Any] | None = None,
     limits: Mapping[str, int] | None = None,
     tile: tuple[int, int] | None = None,
+    head_widths: Iterable[int | tuple[int, int]] | None = None,
 ) -> Callable[[Any], Any]:
     """Say of a function what it supports, where it is defined. The arguments are those of `check`."""
     given: dict[str, Any] = {"supports": supports, "dtypes": dtypes, "layout": layout, "vjp": vjp}
     given |= {"width_multiple": width_multiple, "conventions": conventions, "limits": limits, "tile": tile}
+    given |= {"head_widths": head_widths}
 
     def decorate(function: Any) -> Any:
         function.conformance = {name: value for name, value in given.items() if value is not None}
@@ -158,7 +169,7 @@ def declare(
 def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declaration:
     """From what the caller gives, else from what the function was decorated with, else from its signature.
 
-    Conventions are taken one by one: what the caller says of one leaves the function's others as they are.
+    Conventions and limits are taken one by one: what the caller says of one leaves the function's others as they are.
     differentiated: the function's framework differentiates by itself. The dtypes that a caller gives only choose; those
     that a function is decorated with say that it takes no others.
     """
@@ -182,8 +193,9 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
         raise ValueError(f"vjp must be a function, got {said['vjp']!r}")
     if int(said.get("width_multiple", 1)) < 1:
         raise ValueError(f"width_multiple must be positive, got {said['width_multiple']!r}")
-    known("limits", said.get("limits", ()), DIMENSIONS)
-    for name, size in said.get("limits", {}).items():
+    said["limits"] = {**own.get("limits", {}), **(given.get("limits") or {})}
+    known("limits", said["limits"], DIMENSIONS)
+    for name, size in said["limits"].items():
         if not isinstance(size, int) or size < 1:
             raise ValueError(f"limit of {name} must be a positive integer, got {size!r}")
     if "tile" in said:
@@ -191,10 +203,21 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
         if len(tile) != 2 or any(not isinstance(size, int) or size < 1 for size in tile):
             raise ValueError(f"tile must be two positive integers, got {said['tile']!r}")
         said["tile"] = tile
+    said["head_widths"] = tuple(pair_of_widths(given) for given in said.get("head_widths", ()))
+    if said["head_widths"] and all(D == V for D, V in said["head_widths"]):
+        features -= {"value_width"}
     for name in ("key_width", "value_width"):
-        if said.get("limits", {}).get(name, said.get("width_multiple", 1)) < said.get("width_multiple", 1):
+        if said["limits"].get(name, said.get("width_multiple", 1)) < said.get("width_multiple", 1):
             raise ValueError(f"limit of {name} is below width_multiple {said['width_multiple']}")
     return Declaration(features=features, room=frozenset(room), unsure=frozenset(unsure), **said)
+
+
+def pair_of_widths(given: int | tuple[int, int]) -> tuple[int, int]:
+    """64 as (64, 64), and (576, 512) as it is."""
+    pair = (given, given) if isinstance(given, int) else tuple(given)
+    if len(pair) != 2 or any(not isinstance(width, int) or width < 1 for width in pair):
+        raise ValueError(f"head_widths must be positive integers or pairs of them, got {given!r}")
+    return pair
 
 
 def listed(names: str | Iterable[str]) -> list[str]:
@@ -206,7 +229,8 @@ def listed(names: str | Iterable[str]) -> list[str]:
 def claimed(supports: Collection[str], function: Any) -> frozenset[str]:
     """Names as they are; if every one starts with "no-", all that the signature has room for, without those.
 
-    Who has causal masks or windows has them at any offset, unless "no-offset" is said beside them.
+    Who has causal masks or windows has them at any offset, and who has several kinds of masks has them combined, unless
+    "no-offset" or "no-combined" is said beside them.
     """
     known("supports", [name.removeprefix("no-") for name in supports], FEATURES)
     removed = {name.removeprefix("no-") for name in supports if name.startswith("no-")}
@@ -215,6 +239,8 @@ def claimed(supports: Collection[str], function: Any) -> frozenset[str]:
         added |= room_for(function)
     if added & {"causal", "window"}:
         added |= {"offset"}
+    if len(added & set(MASK_KINDS)) > 1:
+        added |= {"combined"}
     return frozenset(added - removed)
 
 

@@ -28,6 +28,7 @@ FEATURE_RULES = {
     "padding": "MASK-2",
     "segments": "MASK-2",
     "dense": "MASK-1",
+    "combined": "MASK-6",
     "scale": "ATT-1",
     "softcap": "ATT-2",
     "bias": "ATT-3",
@@ -54,6 +55,7 @@ def features_of(case: Case) -> set[str]:
     """Names of `declaration.FEATURES`."""
     mask = case.options.get("mask")
     features = mask_kinds(mask) | ({"offset"} if shifted(mask, 0) else set())
+    features |= {"combined"} if isinstance(mask, And | Or) else set()
     features |= {name for name in ("scale", "softcap", "empty_rows") if case.options.get(name) is not None}
     if case.options.get("dropout_keep") is not None or case.options.get("dropout_rate"):
         features.add("dropout")
@@ -149,10 +151,12 @@ def within(case: Case, declaration: Declaration) -> bool:
             return False
     if case.options.get("empty_rows") == declaration.convention("empty_rows"):
         features.discard("empty_rows")  # it is not asked for them, since it knows no others
+    if declaration.head_widths:
+        features.discard("value_width")  # the widths say it
     if case.dtype not in declaration.dtypes or not features <= declaration.features:
         return False
     if needed(case) & declaration.lacking:
         return False
     if any(size > declaration.limits.get(name, size) for name, size in dimensions(case).items()):
         return False
-    return not has_masks(case.operation) or all(width % declaration.width_multiple == 0 for width in widths_of(case))
+    return not has_masks(case.operation) or declaration.takes_widths(*widths_of(case))

@@ -14,6 +14,7 @@ from conformance.checks.levels import DEFAULT, LEVELS
 from conformance.cli.console import bar, console, errors, explained, save_report
 from conformance.cli.options import (
     Effort,
+    HeadWidths,
     Html,
     Isolate,
     Json,
@@ -23,6 +24,7 @@ from conformance.cli.options import (
     Tile,
     at_most,
     conventions_of,
+    head_widths_of,
     tile_of,
 )
 
@@ -48,6 +50,7 @@ def check(
     layout: Annotated[str | None, typer.Option(help="BTHD if its arrays are [batch, length, heads, width]")] = None,
     width_multiple: Annotated[int | None, typer.Option(help="every width must be a multiple of this", min=1)] = None,
     tile: Tile = None,
+    head_widths: HeadWidths = None,
     max_batch: Annotated[int | None, at_most(DIMENSIONS["batch"])] = None,
     max_heads: Annotated[int | None, at_most(DIMENSIONS["heads"])] = None,
     max_group_ratio: Annotated[int | None, at_most(DIMENSIONS["group_ratio"])] = None,
@@ -91,7 +94,7 @@ def check(
     limits |= {"norm_width": max_norm_width, "vocabulary": max_vocabulary, "length": max_length}
     limits |= {"model_width": max_model_width, "inner_width": max_inner_width}
     given |= {"limits": {name: size for name, size in limits.items() if size is not None} or None, "tile": tile}
-    given |= {"vjp": vjp, "workers": workers}
+    given |= {"head_widths": head_widths, "vjp": vjp, "workers": workers}
     if workers != 1:  # threads that have nothing to do must not take the cores of other processes
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given |= {} if time_limit is None else {"time_limit": time_limit}
@@ -117,6 +120,7 @@ def judged(target: str, operation: str, convention: list[str], given: dict[str, 
     try:
         known_usage(operation, given)
         given = given | {"conventions": conventions_of(convention) or None, "tile": tile_of(given["tile"])}
+        given |= {"head_widths": head_widths_of(given["head_widths"])}
         examples = checking.EFFORTS.get(given["effort"], 0)
         with bar("loading", steps(operation, given["rules"], examples), errors) as advance:
             found.append(checking.check(target, operation, progress=advance, unfinished=found.append, **given))

@@ -36,6 +36,11 @@ def conventions_of(given: Iterable[str]) -> dict[str, str]:
 Tile = Annotated[str | None, typer.Option(help="its tiles of queries and keys, such as 128x64; adds sizes around them")]
 
 
+HeadWidths = Annotated[
+    str | None, typer.Option(help="it supports only heads of these widths, such as 64,128,576/512 (keys/values)")
+]
+
+
 def at_most(what: str) -> Any:
     """Return the option that declares a limit."""
     return typer.Option(help=f"it supports at most this many {what}", min=1)
@@ -49,6 +54,17 @@ def tile_of(given: str | None) -> tuple[int, int] | None:
     if not cross or not queries.isdecimal() or not keys.isdecimal():
         raise ValueError(f"tile must be QUERIESxKEYS, such as 128x64, got {given!r}")
     return int(queries), int(keys)
+
+
+def head_widths_of(given: str | None) -> list[tuple[int, int]] | None:
+    """Read "64,576/512" as [(64, 64), (576, 512)]; raise ValueError for anything else."""
+    if given is None:
+        return None
+    pairs = [part.strip().partition("/") for part in given.split(",")]
+    for width, cross, value in pairs:
+        if not width.isdecimal() or not (value.isdecimal() if cross else not value):
+            raise ValueError(f"head widths must be numbers or KEY/VALUE, such as 64,128,576/512, got {given!r}")
+    return [(int(width), int(value or width)) for width, _, value in pairs]
 
 
 def limits_of(given: str | None) -> dict[str, int] | None:

@@ -49,6 +49,7 @@ def check(
     vjp: str | Callable[..., Any] | None = None,
     limits: Mapping[str, int] | None = None,
     tile: tuple[int, int] | None = None,
+    head_widths: Collection[int | tuple[int, int]] | None = None,
     name: str | None = None,
     rules: Collection[str] | None = None,
     profile: str = DEFAULT,
@@ -75,6 +76,8 @@ def check(
         dictionary by their names; else torch.autograd or jax.vjp does. A function, or a string like that of a subject.
     limits: the largest sizes that it takes, by names from `declaration.DIMENSIONS`, such as {"keys": 4096}; nothing
         beyond is tried. tile: queries and keys of its tiles, so that sizes around their multiples are tried too.
+    head_widths: the only widths of heads that it takes, such as [64, 128, (576, 512)]; a pair is that of keys and that
+        of values.
     rules: only these. profile: "core", "robust" or "strict", which decides whether the function conforms; the report
         names the violations of every level.
     time_limit: seconds for one case.
@@ -100,6 +103,7 @@ def check(
         raise ValueError(f"nothing was tried: there is no case of {', '.join(rules)} for {operation}, but of {named}")
     given: dict[str, Any] = {"supports": supports, "dtypes": dtypes, "layout": layout, "vjp": vjp}
     given |= {"width_multiple": width_multiple, "conventions": conventions, "limits": limits, "tile": tile}
+    given |= {"head_widths": head_widths}
     given = {key: value for key, value in given.items() if value is not None}
     target = Target(subject, operation, arrays, device, name, given)
     seed = secrets.randbelow(2**32) if seed is None else seed

@@ -304,6 +304,13 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
         at_any = replace(bare, features=bare.features | {"causal"})
         causal = generation.attention_cases(operation, "causal", (), False, False, (dtype,), declaration=at_any)
         return causal.filter(lambda case: feature in features_of(case))
+    if feature == "combined":  # arrays are combined before the subject sees them
+        if not has_masks(operation) or "structured" not in declaration or len(declaration.masks) < 2:
+            return None
+        both = replace(bare, features=bare.features | {*declaration.masks})
+        if operation == "multi_head_attention":
+            return generation.multi_head_cases(mask=feature, dtypes=(dtype,), declaration=both)
+        return generation.attention_cases(operation, feature, (), False, False, (dtype,), declaration=both)
     if feature == "gradients":
         return generation.operation_cases(operation, (dtype,), bare)
     if feature == "axes":
@@ -342,8 +349,9 @@ def unsupported(operation: str, runner: Runner, declaration: Declaration) -> Ite
             cases = plain(operation, replace(declaration, dtypes=(dtype,)), dtype)
             title = f"{dtype} is not supported"
             yield Probe(rule_of("dtype", operation), title, (operation,), cases, UNSUPPORTED, weight=0.3)
-    if said.width_multiple > 1 and has_masks(operation):
-        cases = plain(operation, replace(declaration, width_multiple=1), declaration.dtypes[0])
-        odd = cases.filter(lambda case: any(width % said.width_multiple for width in widths_of(case)))
-        title = f"a width that is no multiple of {said.width_multiple}"
+    if (said.width_multiple > 1 or said.head_widths) and has_masks(operation):
+        anywhere = replace(declaration, width_multiple=1, head_widths=())
+        cases = plain(operation, anywhere, declaration.dtypes[0])
+        odd = cases.filter(lambda case: not said.takes_widths(*widths_of(case)))
+        title = "another head width" if said.head_widths else f"a width that is no multiple of {said.width_multiple}"
         yield Probe(rule_of("cross", operation), title, (operation,), odd, UNSUPPORTED, weight=0.5)

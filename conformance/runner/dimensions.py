@@ -235,7 +235,7 @@ class Dimension(NamedTuple):
 
 def dimensions(case: Case, declaration: Declaration) -> list[Dimension]:
     """Those of the case that the subject lets change: some only together, or in steps."""
-    names = list(sizes_of(case))
+    names = [name for name in sizes_of(case) if not (declaration.head_widths and name in ("D", "V"))]
     record = operation_named(case.operation)
     if record.norm:
         return [Dimension((name,), least=record.least_width if name == "W" else 1) for name in names]

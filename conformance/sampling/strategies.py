@@ -313,9 +313,9 @@ def at(mask: Any, offset: int) -> Any:
 
 
 def kinds_of_masks(declaration: Declaration) -> tuple[list[str], tuple[str, ...]]:
-    """(kinds that the subject takes, "combined" if there are several)."""
+    """(kinds that the subject takes, "combined" if it takes several at once)."""
     kinds = sorted(declaration.masks)
-    return kinds, ("combined",) if len(kinds) > 1 else ()
+    return kinds, ("combined",) if len(kinds) > 1 and "combined" in declaration else ()
 
 
 def possible(mask: str, declaration: Declaration) -> bool:

@@ -402,6 +402,15 @@ def test_conventions_given_and_declared_stand_side_by_side() -> None:
     assert target.make().declaration.conventions == expected
 
 
+def test_limits_given_and_declared_stand_side_by_side() -> None:
+    function = declare(limits={"queries": 1, "keys": 64})(lambda query, key, value: query)
+    assert declaration_of(function, False, limits={"keys": 9, "batch": 2}).limits == {
+        "queries": 1,
+        "keys": 9,
+        "batch": 2,
+    }
+
+
 def test_a_function_for_gradients_must_be_one() -> None:
     with pytest.raises(ValueError, match="vjp must be a function, got 3"):
         check(lambda query, key, value: query, "attention", arrays="numpy", vjp=3)  # type: ignore[arg-type]
@@ -602,6 +611,74 @@ def test_mask_of_its_own_in_multi_head_cases() -> None:
         assert isinstance(case.options["mask"], Causal)
 
     each()
+
+
+# --- masks and widths that a kernel lacks ---
+
+
+def one_mask(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    if isinstance(mask, And | Or):
+        raise NotImplementedError("one mask at a time")
+    return reference_numpy.attention(query, key, value, mask=mask)
+
+
+def first_mask(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    while isinstance(mask, And | Or):
+        mask = mask.left
+    return reference_numpy.attention(query, key, value, mask=mask)
+
+
+def test_masks_that_are_not_combined() -> None:
+    given: dict[str, Any] = {"dtypes": ["float32"], "rules": ["MASK-3", "MASK-6"]}
+    assert violated(one_mask, supports="structured", **given) == ["MASK-6"]
+    assert violated(one_mask, supports="structured,no-combined", **given) == []
+    assert violated(first_mask, supports="structured,no-combined", **given) == ["MASK-6"]
+
+
+@pytest.mark.parametrize(
+    ("supports", "combined"),
+    [("causal", False), ("causal,lengths", True), ("causal,lengths,no-combined", False), ("no-combined", False)],
+)
+def test_several_kinds_of_masks_come_combined(supports: str, combined: bool) -> None:
+    assert ("combined" in declaration_of(first_mask, False, supports=supports)) == combined
+
+
+def at_widths(*pairs: tuple[int, int]) -> Function:
+    def attention(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        if (query.shape[-1], value.shape[-1]) not in pairs:
+            raise NotImplementedError("head width")
+        return reference_numpy.attention(query, key, value, mask=mask)
+
+    return attention
+
+
+@pytest.mark.parametrize("widths", [[8, 16], [(24, 16)], [8, (24, 16)]], ids=str)
+def test_head_widths_that_are_declared(widths: list[Any]) -> None:
+    pairs = [width if isinstance(width, tuple) else (width, width) for width in widths]
+    given: dict[str, Any] = {"dtypes": ["float32"], "rules": ["CALL", "ATT-1", "ATT-8"], "head_widths": widths}
+    given["limits"] = {"keys": 16, "queries": 16, "batch": 4, "heads": 8}
+    assert violated(at_widths(*pairs), **given) == []
+    assert violated(at_widths(*pairs[:-1], (8, 24)), **given) == (["CALL"] if len(pairs) == 1 else ["ATT-1", "ATT-8"])
+
+
+def every_width(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    """What is left of a width after blocks of 2 is not read, and not refused."""
+    whole = query.shape[-1] // 2 * 2
+    scale = query.shape[-1] ** -0.5
+    return reference_numpy.attention(query[..., :whole], key[..., :whole], value, mask=mask, scale=scale)
+
+
+def test_other_head_widths_are_refused() -> None:
+    report = check(
+        every_width, "attention", head_widths=[8, 16], dtypes=["float32"], effort="quick", seed=1, shrink=False
+    )
+    assert [(violation.rule, violation.title) for violation in report.violations] == [("ATT-8", "another head width")]
+
+
+@pytest.mark.parametrize("widths", [[0], [(8, 8, 8)], ["8"], [(8, -1)]], ids=str)
+def test_head_widths_that_are_none(widths: list[Any]) -> None:
+    with pytest.raises(ValueError, match="head_widths must be positive integers or pairs of them, got"):
+        check(every_width, "attention", head_widths=widths)
 
 
 # --- norms ------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,69 @@
+"""Three kernels with the signatures of fast ones, for the adapters in docs/judging.md. Inside is plain attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import torch_impl
+from specification import Causal, KeyLengths, SlidingWindow
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+) -> Tensor:
+    """[batch, length, heads, width], in 16 bits. Masks stand at the bottom right; -1 is a side without an end."""
+    if q.dtype not in (torch.float16, torch.bfloat16):
+        raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
+    offset = k.shape[1] - q.shape[1]
+    left, right = (None if side < 0 else side for side in window_size)
+    mask = Causal(offset) if causal else None if (left, right) == (None, None) else SlidingWindow(left, right, offset)
+    q, k, v = (array.transpose(1, 2) for array in (q, k, v))
+    output = torch_impl.attention(q, k, v, mask=mask, scale=softmax_scale, softcap=softcap or None)
+    return output.transpose(1, 2)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    *,
+    softmax_scale: float | None = None,
+) -> Tensor:
+    """[tokens, heads, width]: sequences one behind the other, each up to where the next begins."""
+    queries, keys = cu_seqlens_q.diff(), cu_seqlens_k.diff()
+    if not len(queries):
+        return q.new_zeros(0, q.shape[1], v.shape[-1])
+    assert queries.max() <= max_seqlen_q
+    assert keys.max() <= max_seqlen_k
+    query = padded(q, cu_seqlens_q, max_seqlen_q)
+    key, value = (padded(array, cu_seqlens_k, max_seqlen_k) for array in (k, v))
+    output = torch_impl.attention(query, key, value, mask=KeyLengths(keys), scale=softmax_scale).transpose(1, 2)
+    return output[torch.arange(output.shape[1]) < queries[:, None]]
+
+
+def padded(tokens: Tensor, starts: Tensor, length: int) -> Tensor:
+    """[sequences, heads, length, width]: what follows a sequence stands in for what it lacks."""
+    if not len(tokens):
+        return tokens.new_zeros(len(starts) - 1, tokens.shape[1], length, tokens.shape[2])
+    places = starts[:-1, None] + torch.arange(length)
+    return tokens[places.clamp(max=len(tokens) - 1)].transpose(1, 2)
+
+
+def paged_attention(
+    q: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, seq_lens: Tensor, scale: float
+) -> Tensor:
+    """One query [heads, width] of each sequence; caches [pages, 16, heads, width]; tables [sequences, pages]."""
+    keys, values = (cache[block_tables].flatten(1, 2).transpose(1, 2) for cache in (key_cache, value_cache))
+    return torch_impl.attention(q[:, :, None], keys, values, mask=KeyLengths(seq_lens), scale=scale)[:, :, 0]
