@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from conformance.cases.case import Case
 from conformance.checks.comparison import LARGEST, PRECISION
-from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, resulting
+from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, in_worst_row, resulting
 from conformance.diagnosis.steps import (
     Steps,
     divided,
@@ -25,10 +27,12 @@ from conformance.diagnosis.steps import (
     scores_of,
     steps_of,
 )
-from specification import Causal, KeyLengths, SlidingWindow
+from specification import Causal, KeyLengths, Segments, SlidingWindow
 from specification.dtypes import compute_dtype_name
-from specification.masks import And
+from specification.masks import And, Or
 
+LARGE = 2**14
+"""Pairs from which on a mistake is tried on one row first."""
 Change = Callable[[Failing], Steps | None]
 """The steps of a mistake; None where the case has no place for it."""
 
@@ -40,7 +44,13 @@ def stepped(name: str, change: Change) -> Mistake:
         steps = change(failing)
         return None if steps is None else {"output": forward(steps).output}
 
-    return resulting(name, results)
+    def likely(failing: Failing) -> bool:
+        if failing.case.operation != "attention" or failing.steps.visible.size < LARGE or "output" not in failing.wrong:
+            return True
+        steps = change(failing)
+        return steps is not None and in_worst_row(failing, steps)
+
+    return resulting(name, results)._replace(likely=likely)
 
 
 def with_options(case: Case, **options: Any) -> Case:
@@ -76,42 +86,70 @@ def asked_otherwise(change: Callable[[Case], Case | None]) -> Change:
     return changed
 
 
-def offset_changed(change: Callable[[Any, int, int], Any]) -> Change:
-    """A causal mask at another offset; `change` gets the offset, Q and K."""
+def described(kind: type, change: Callable[[Any, Case], Any]) -> Change:
+    """With every description of this kind changed, also in masks that are combined; None where there is none."""
+
+    def mapped(mask: Any, case: Case) -> Any:
+        if isinstance(mask, And | Or):
+            return type(mask)(mapped(mask.left, case), mapped(mask.right, case))
+        return change(mask, case) if isinstance(mask, kind) else mask
 
     def changed(case: Case) -> Case | None:
         mask = case.options.get("mask")
-        if not isinstance(mask, Causal):
-            return None
-        Q, K = case.inputs["query"].shape[2], case.inputs["key"].shape[2]
-        return with_options(case, mask=Causal(change(0 if mask.offset is None else mask.offset, Q, K)))
+        found = mapped(mask, case)
+        same = found is mask or any(side is None for side in sides(found))
+        return None if same else with_options(case, mask=found)
 
     return asked_otherwise(changed)
 
 
+def sides(mask: Any) -> list[Any]:
+    return [*sides(mask.left), *sides(mask.right)] if isinstance(mask, And | Or) else [mask]
+
+
+def offset_changed(change: Callable[[Any, int, int], Any], kind: type = Causal) -> Change:
+    """A causal mask or a window at another offset; `change` gets the offset, Q and K."""
+
+    def changed(mask: Any, case: Case) -> Any:
+        Q, K = case.inputs["query"].shape[2], case.inputs["key"].shape[2]
+        return replace(mask, offset=change(0 if mask.offset is None else mask.offset, Q, K))
+
+    return described(kind, changed)
+
+
 def window_changed(left: int, right: int) -> Change:
-    def changed(case: Case) -> Case | None:
-        mask = case.options.get("mask")
-        if not isinstance(mask, SlidingWindow):
-            return None
+    def changed(mask: Any, case: Case) -> Any:
         sides = (None if side is None else side + step for side, step in ((mask.left, left), (mask.right, right)))
         low, high = sides
         if (low is not None and low < 0) or (high is not None and high < 0):
             return None
-        return with_options(case, mask=SlidingWindow(low, high, mask.offset))
+        return SlidingWindow(low, high, mask.offset)
 
-    return asked_otherwise(changed)
+    return described(SlidingWindow, changed)
 
 
-def lengths_changed(step: int) -> Change:
-    def changed(case: Case) -> Case | None:
-        mask = case.options.get("mask")
-        if not isinstance(mask, KeyLengths):
-            return None
-        lengths = np.clip(np.asarray(mask.lengths) + step, 0, case.inputs["key"].shape[2])
-        return with_options(case, mask=KeyLengths(lengths))
+def lengths_changed(change: Callable[[np.ndarray], np.ndarray]) -> Change:
+    def changed(mask: Any, case: Case) -> Any:
+        lengths = change(np.asarray(mask.lengths).astype(int))
+        return KeyLengths(np.clip(lengths, 0, case.inputs["key"].shape[2]))
 
-    return asked_otherwise(changed)
+    return described(KeyLengths, changed)
+
+
+def ids_changed(change: Callable[[np.ndarray], np.ndarray]) -> Change:
+    def changed(mask: Any, case: Case) -> Any:
+        return Segments(*(change(np.asarray(ids)) for ids in (mask.query_ids, mask.key_ids)))
+
+    return described(Segments, changed)
+
+
+def same_digits(dtype: Any) -> Callable[[np.ndarray], np.ndarray]:
+    """Numbers for ids that fall together exactly where these do in this dtype."""
+
+    def change(ids: np.ndarray) -> np.ndarray:
+        return ids.astype(np.float32).astype(dtype).astype(float).astype(np.int64)
+
+    return change
 
 
 def empty_rows_as(mode: str) -> Change:
@@ -162,6 +200,14 @@ def first_of_block(block: int) -> Change:
     return changed
 
 
+def rounded_down(n: int, number: Any) -> Any:
+    return number // n * n
+
+
+def rounded_up(n: int, number: Any) -> Any:
+    return -(-number // n) * n
+
+
 MASK_CHANGES: dict[str, Change] = {
     "the mask is inverted: True is taken for forbidden": seen_otherwise(np.logical_not),
     "the mask is ignored": seen_otherwise(np.ones_like),
@@ -176,8 +222,26 @@ MASK_CHANGES: dict[str, Change] = {
     "the window's right end is left out": window_changed(0, -1),
     "the window is one too wide on the left": window_changed(1, 0),
     "the window is one too wide on the right": window_changed(0, 1),
-    "key lengths count one key too few": lengths_changed(-1),
-    "key lengths count one key too many": lengths_changed(1),
+    "the window's offset is ignored": offset_changed(lambda o, Q, K: 0, SlidingWindow),
+    "the window is aligned to the last query and key (bottom right)": offset_changed(
+        lambda o, Q, K: K - Q, SlidingWindow
+    ),
+    "key lengths count one key too few": lengths_changed(lambda n: n - 1),
+    "key lengths count one key too many": lengths_changed(lambda n: n + 1),
+    "segment ids are compared in bfloat16": ids_changed(same_digits(ml_dtypes.bfloat16)),
+    "segment ids are compared in float16": ids_changed(same_digits(np.float16)),
+    "segment ids are compared in float32": ids_changed(same_digits(np.float32)),
+    **{f"segment ids are compared modulo 2^{n}": ids_changed(lambda ids, n=n: ids % 2**n) for n in (8, 16)},  # type: ignore[misc]
+    **{
+        f"{of} rounded {way} to whole blocks (blocks of {n} keys)": change
+        for n in (8, 16, 32, 64, 128, 256)
+        for way, whole in ((("down"), partial(rounded_down, n)), ("up", partial(rounded_up, n)))
+        for of, change in (
+            ("the causal mask's offset is", offset_changed(lambda o, Q, K, f=whole: f(o))),  # type: ignore[misc]
+            ("the window's offset is", offset_changed(lambda o, Q, K, f=whole: f(o), SlidingWindow)),  # type: ignore[misc]
+            ("key lengths are", lengths_changed(whole)),
+        )
+    },
     "rows that allow nothing get the mean of all values": empty_rows_as("mean"),
     "rows that allow nothing get NaN": empty_rows_as("nan"),
     "the mask is read column by column": seen_otherwise(by_columns),
@@ -414,7 +478,7 @@ def put(value: float) -> Mistake:
         rows = np.any(s.visible, axis=-1, keepdims=True)
         return whatever_the_scores(failing, np.where(s.visible, scores, value), rows)
 
-    return Mistake(f"forbidden scores are a number, not -inf ({value:g})", answers, of_any_size=True)
+    return Mistake(f"forbidden scores are a number, not -inf ({value:g})", answers)
 
 
 def added(value: float) -> Mistake:
@@ -431,7 +495,7 @@ def added(value: float) -> Mistake:
         lost = np.where(free, 0, np.minimum(4 * digits * abs(value), 1))
         return whatever_the_scores(failing, scores, np.ones_like(free), lost)
 
-    return Mistake(f"a number is added to forbidden scores, which are not -inf ({value:g})", answers, of_any_size=True)
+    return Mistake(f"a number is added to forbidden scores, which are not -inf ({value:g})", answers)
 
 
 def times_forbidden(failing: Failing) -> np.ndarray:
@@ -492,6 +556,45 @@ def by_one_logsumexp(failing: Failing) -> tuple[Arrays, Bounds] | None:
     return {"output": output}, {"output": limits}
 
 
+# --- exponentials that overflow ---------------------------------------------------------------------------------------
+
+
+def overflowing(name: str, maximum: Callable[[Failing], np.ndarray | None]) -> Mistake:
+    """NaN or infinity in rows of which a score lies so far above what is subtracted that no exponential is held."""
+
+    def results(failing: Failing) -> dict[str, Any] | None:
+        largest = np.finfo(compute_dtype_name(failing.case.dtype)).max
+        subtracted = None if failing.case.operation == "attention_logsumexp" else maximum(failing)
+        if subtracted is None:
+            return None
+        s, right = failing.steps, failing.right("output")
+        scores = failing.forward.scores
+        scores = scores if s.sinks is None else np.maximum(scores, s.sinks)
+        over = scores.max(axis=-1, keepdims=True, initial=-np.inf) - subtracted > np.log(largest)
+        got = failing.answer("output")
+        return {"output": np.where(over, np.where(np.isfinite(got), np.nan, got), right)}
+
+    return resulting(name, results)
+
+
+def lowest(failing: Failing) -> np.ndarray | None:
+    """The smallest score, where the scale is below 0."""
+    scores = failing.forward.scores
+    lowest = np.where(failing.steps.allowed, scores, np.inf).min(axis=-1, keepdims=True, initial=np.inf)
+    return np.where(np.isfinite(lowest), lowest, 0) if failing.steps.scale < 0 else None
+
+
+def of_keys(failing: Failing) -> np.ndarray | None:
+    return None if failing.steps.sinks is None else highest(failing.forward.scores)
+
+
+OVERFLOWS = [
+    overflowing("the maximum is taken before a scale below 0: exponentials overflow", lowest),
+    overflowing("the maximum leaves out the sink: exponentials overflow", of_keys),
+    overflowing("the maximum is not subtracted: exponentials overflow", lambda failing: np.zeros((1, 1, 1, 1))),
+]
+
+
 NUMBERS = (-1e4, -1e5, -1e9, -1e20, -65504.0, -LARGEST["float32"])
 FILLS = [*map(put, NUMBERS), *map(added, NUMBERS)]
 """Before the others: where all that a row allows scores lower, only forbidden keys count, as with a mask inverted."""
@@ -499,8 +602,7 @@ FILLS = [*map(put, NUMBERS), *map(added, NUMBERS)]
 UNDIVIDED = Mistake(
     "weights are not divided by their sum, or as exp(score - log-sum-exp), which float32 loses beside such scores",
     by_one_logsumexp,
-    of_any_size=True,
 )
 
 CHANGES = MASK_CHANGES | SCORE_CHANGES | FORMULA_CHANGES
-STEP_MISTAKES = [*(stepped(name, change) for name, change in CHANGES.items()), *WEIGHINGS]
+STEP_MISTAKES = [*(stepped(name, change) for name, change in CHANGES.items()), *WEIGHINGS, *OVERFLOWS]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.diagnosis.attention import Change, stepped
+from conformance.diagnosis.attention import MASK_CHANGES, Change, stepped
 from conformance.diagnosis.matching import Failing, Mistake, resulting
 from conformance.diagnosis.steps import Steps, divided, exponentials_of, highest
 
@@ -136,6 +136,58 @@ def following(array: np.ndarray, extra: int) -> np.ndarray:
     return flat[(np.arange(B * G) * K).reshape(B, G, 1) + np.arange(K + extra)]
 
 
+# --- masks, block by block --------------------------------------------------------------------------------------------
+
+
+def of_tiles(rows: int, keys: int, combine: Callable[..., np.ndarray]) -> Change:
+    """A tile is seen as a whole where one of its pairs is, or only where all of them are."""
+
+    def changed(failing: Failing) -> Steps | None:
+        s, (Q, K) = failing.steps, failing.steps.visible.shape[2:]
+        if failing.case.options.get("mask") is None or not K or (rows > 1 and rows >= 2 * Q) or keys >= 2 * K:
+            return None
+        tiles = combine.reduceat(s.visible, np.arange(0, K, keys), axis=3)  # type: ignore[attr-defined]
+        tiles = combine.reduceat(tiles, np.arange(0, Q, rows), axis=2)  # type: ignore[attr-defined]
+        return s.changed(visible=tiles.repeat(rows, axis=2)[:, :, :Q].repeat(keys, axis=3)[..., :K])
+
+    return changed
+
+
+def past_first(axis: int, n: int, change: Change) -> Change:
+    """Another mask in rows, or at keys, past the first n."""
+
+    def changed(failing: Failing) -> Steps | None:
+        s = failing.steps
+        steps = change(failing) if s.visible.shape[axis] > n else None
+        if steps is None:
+            return None
+        later = np.expand_dims(np.arange(s.visible.shape[axis]) >= n, tuple(i for i in range(4) if i != axis))
+        return s.changed(visible=np.where(later, steps.visible, s.visible))
+
+    return changed
+
+
+LATER = ("the mask is ignored", "the causal mask is off by one: a query does not see its own key",
+         "the causal mask is off by one: a query sees the key after its own")  # fmt: skip
+MASKS_IN_BLOCKS = {
+    **{
+        f"{words} (blocks of {n} {of})": of_tiles(n if of == "rows" else 1, n, combine)
+        for n in (8, 16, 32, 64, 128, 256)
+        for of in ("keys", "rows")
+        for words, combine in (
+            ("the mask is that of whole tiles: one is seen where one of its pairs is", np.logical_or),
+            ("the mask is that of whole tiles: one is seen where all of its pairs are", np.logical_and),
+        )
+    },
+    **{
+        f"{things} past the first {n}: {name}": past_first(axis, n, MASK_CHANGES[name])
+        for name in LATER
+        for axis, things in ((2, "queries"), (3, "keys"))
+        for n in BLOCKS
+    },
+}
+
+
 # --- parts, merged ----------------------------------------------------------------------------------------------------
 
 
@@ -212,4 +264,7 @@ def mistakes_in_blocks(block: int) -> list[Mistake]:
     ]
 
 
-MISTAKES = [mistake for block in BLOCKS for mistake in mistakes_in_blocks(block)]
+MISTAKES = [
+    *(mistake for block in BLOCKS for mistake in mistakes_in_blocks(block)),
+    *(stepped(name, change) for name, change in MASKS_IN_BLOCKS.items()),
+]

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.cases.arguments import gradient_name
+from conformance.cases.arguments import gradient_name, result_names
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
 from conformance.cases.features import is_norm
 from conformance.cases.operation import operation_named
-from conformance.checks.catalogue import SPOILED_ROWS, TOWERING, TWIN
+from conformance.checks.catalogue import AGREEMENT, SPOILED_ROWS, TOWERING, TWIN
 from conformance.checks.check import Check, nothing
 from conformance.checks.comparison import Finding
 from conformance.checks.results import WRONG_IN
-from conformance.diagnosis import attention, backward, blocks, extents, norms
+from conformance.diagnosis import attention, backward, blocks, extents, multi_head, norms
 from conformance.diagnosis.larger import larger_cases, ordinary
 from conformance.diagnosis.matching import Failing, Mistake, matching, told_from
 from conformance.diagnosis.precision import MISTAKES as ROUNDED
@@ -32,7 +32,7 @@ SECONDS = 2.0
 """Spent at most on trying mistakes on one case."""
 
 
-def check_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shared: None) -> list[Finding]:
+def check_diagnosis(subject: Subject, material: tuple[Check[Any, Any], Any, Finding], shared: None) -> list[Finding]:
     """One finding for each mistake that matches; material: the violation's check, material and finding.
 
     None where the answers are now right: asked in this way, or this time, the subject makes no mistake.
@@ -45,7 +45,11 @@ def check_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shared
     asked, judged = parts[0], parts[1] if check in (TWIN, TOWERING) else parts[0]
     if check == SPOILED_ROWS:  # what is wrong in the other rows is wrong without them, too
         asked = judged = parts[1]
-    if not isinstance(asked, Case) or asked.special or finding.name not in ("output", *gradients(asked)):
+    if (
+        not isinstance(asked, Case)
+        or asked.special
+        or finding.name not in (*result_names(asked.operation), *gradients(asked))
+    ):
         return []
     given = Failing(judged, subject(asked), oracle(judged), bound(judged))
     if not given.wrong:
@@ -60,9 +64,19 @@ def check_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shared
     names += [other for other in known(given, name, until) if other not in names]
     if len(names) > 1:
         names = told_apart(subject, asked, name, names)
+    names = names or inside(subject, asked)
     if not names:
         names = list(chain(vague(given, name), hints(subject, given, name)))[:1]
     return [named(line) for line in (*names, *wrong_in(given.findings))]
+
+
+def inside(subject: Subject, case: Case) -> list[str]:
+    """Mistakes of the attention inside multi-head attention, asked between identities."""
+    found = multi_head.seen_inside(subject, case) if case.operation == "multi_head_attention" else None
+    if found is None or answered(*found) is None:
+        return []
+    lines = check_diagnosis(found[0], (AGREEMENT, found[1], Finding("output", np.inf)), None)
+    return [line.message for line in lines if not line.message.startswith(WRONG_IN)]
 
 
 def known(failing: Failing, name: str, until: float) -> Iterator[str]:
@@ -83,6 +97,8 @@ def known(failing: Failing, name: str, until: float) -> Iterator[str]:
             if of_attention and case.cotangents:
                 yield from backward.wrongly_added(failing, name)
                 yield from backward.bias_mistakes(failing, name)
+                yield from backward.sink_gradients(failing, name)
+                yield from backward.of_some_rows(failing, name)
             mistakes = norms.gradient_mistakes(failing, name) if norm else iter(backward.BACKWARD_MISTAKES)
         yield from matching(failing, name, mistakes, until)
         if name == "output":

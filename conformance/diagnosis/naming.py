@@ -14,12 +14,18 @@ from conformance.diagnosis.matching import MOST
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.runner.in_process import Runner
 
-PARAMETER = re.compile(r" \((blocks of \d+ (keys|rows)|-?[.e\d][-+.e\d]*)\)$")
+PARAMETER = re.compile(
+    r" \((blocks of \d+ (?:keys|rows|queries|heads|batch elements)|from part \d+ on|-?[.e\d][-+.e\d]*)\)$"
+)
 """In which mistakes of one family differ."""
 EXTENT = re.compile(r"\bfirst (\d+)\b")
 """How many of something a mistake speaks of."""
-MEASURED = re.compile(r"^(the scale is) [-+.e\d]+ times")
-"""What is measured on a case, and may come out a little differently on another."""
+MEASURED = re.compile(
+    r"\b(the scale is|whose first|whose last|from the first|from the last) [-+.e\d]+"
+    r"(?= times| keys are hidden| query heads of each group)"
+    r"| \((?:(?:query|key|value|output)(?:, )?)+\)$"
+)
+"""What is measured on a case, and may come out differently on another: a number, or which projections it is."""
 
 
 def diagnosed(results: Results, runner: Runner) -> None:
@@ -71,7 +77,7 @@ def explaining(names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ..
 
 def kind(name: str) -> str:
     """The name without what is measured."""
-    return MEASURED.sub(lambda found: found[1], name)
+    return MEASURED.sub(lambda found: found[1] or "", name)
 
 
 def in_families(names: Iterable[str]) -> tuple[str, ...]:

@@ -13,8 +13,8 @@ from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.checks.comparison import PRECISION
-from conformance.diagnosis.extents import in_row, worst_row
-from conformance.diagnosis.matching import Bounds, Failing, Mistake, agrees, loose, resulting
+from conformance.diagnosis.extents import in_row
+from conformance.diagnosis.matching import Bounds, Failing, Mistake, agrees, loose, resulting, worst_row
 from conformance.diagnosis.norms import rows_of
 from conformance.diagnosis.steps import divided, exponentials_of, forward, result
 from conformance.oracle.reference import oracle

@@ -78,6 +78,22 @@ def steps_of(case: Case) -> Steps:
     )
 
 
+def of_row(s: Steps, row: tuple[int, int, int]) -> Steps:
+    """The steps of one batch element, head and query."""
+
+    def alone(array: Any) -> Any:
+        """Of an array that is broadcast to [B, H, Q, K]."""
+        if np.ndim(array) != 4:
+            return array
+        one = zip(row, array.shape, strict=False)
+        return array[tuple(slice(i, i + 1) if size > 1 else slice(None) for i, size in one)]
+
+    of_head = (slice(row[0], row[0] + 1), slice(row[1], row[1] + 1))
+    fields = {name: alone(getattr(s, name)) for name in ("query", "visible", "open", "bias", "factor")}
+    sinks = None if s.sinks is None else s.sinks[of_head[1]]
+    return s.changed(**fields, key=s.key[of_head], value=s.value[of_head], sinks=sinks)
+
+
 # --- forwards ---------------------------------------------------------------------------------------------------------
 
 
