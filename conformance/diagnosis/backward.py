@@ -10,7 +10,7 @@ import numpy as np
 from conformance.cases.case import expected_dtype
 from conformance.checks.comparison import PRECISION
 from conformance.diagnosis.attention import CHANGES, Change
-from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, agrees, loose
+from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, agrees, loose, told_from
 from conformance.diagnosis.steps import (
     Parts,
     Steps,
@@ -146,6 +146,12 @@ BACKWARD_MISTAKES.append(
 # --- which terms are added up -----------------------------------------------------------------------------------------
 
 
+def is_answer(failing: Failing, name: str, array: np.ndarray) -> bool:
+    """Whether this is the subject's answer, and not the right one."""
+    bounds = loose(failing, name, array)
+    return told_from(failing.right(name), array, bounds) and agrees(failing, name, array, bounds)
+
+
 def combined(failing: Failing, name: str, terms: np.ndarray, got: np.ndarray) -> np.ndarray | None:
     """The whole numbers A by which terms [n, ...] add up to every part of the answer [m, ...]: A [m, n]."""
     n, m = len(terms), len(got)
@@ -184,10 +190,9 @@ def wrongly_added(failing: Failing, name: str) -> Iterator[str]:
 def of_heads(failing: Failing, name: str, terms: np.ndarray, got: np.ndarray) -> Iterator[str]:
     H, G = len(terms), len(got)
     share, every = H // G, np.arange(H)
-    limits = loose(failing, name, failing.answer(name)).swapaxes(0, 1)
 
     def gives(added: np.ndarray) -> bool:
-        return bool(np.all(np.abs(np.tensordot(added.astype(float), terms, 1) - got) <= limits))
+        return is_answer(failing, name, np.tensordot(added.astype(float), terms, 1).swapaxes(0, 1))
 
     own, of_all = np.arange(G)[:, None] == every // share, np.arange(G)[:, None] == every % G
     for words, counted in ways_to_count(share):
@@ -203,7 +208,7 @@ def of_heads(failing: Failing, name: str, terms: np.ndarray, got: np.ndarray) ->
     if np.any(added[~own]):
         yield f"{name} adds up other query heads than each group's"
     elif np.all(added >= 0):
-        yield f"{name} counts query heads of a group more or less often than once"
+        yield f"{name} {OTHERWISE}"
 
 
 def ways_to_count(share: int) -> Iterator[tuple[str, np.ndarray]]:
@@ -214,16 +219,18 @@ def ways_to_count(share: int) -> Iterator[tuple[str, np.ndarray]]:
     for n in range(2, share):
         yield f"comes from the first {n} query heads of each group only", every < n
         yield f"comes from the last {n} query heads of each group only", every >= share - n
-    yield "counts the last query head of each group twice", 1 + (every == share - 1)
-    yield "counts the first query head of each group twice", 1 + (every == 0)
+    yield f"{OTHERWISE} (the last one twice)", 1 + (every == share - 1)
+    yield f"{OTHERWISE} (the first one twice)", 1 + (every == 0)
+
+
+OTHERWISE = "counts query heads of each group more or less often than once"
 
 
 def of_one(failing: Failing, name: str, terms: np.ndarray, got: np.ndarray, thing: str) -> Iterator[str]:
     """The gradient of some batch elements or heads, in place of the sum of all."""
-    limits = loose(failing, name, got)[0]
-    found = False
+    found, shape = False, failing.answer(name).shape
     for words, counted in some_of(len(terms), thing, f"{thing}s"):
-        if np.all(np.abs(terms[counted].sum(axis=0) - got[0]) <= limits):
+        if is_answer(failing, name, terms[counted].sum(axis=0).reshape(shape)):
             yield f"{name} {words}"
             found = True
     added = None if found else combined(failing, name, terms, got)
@@ -262,7 +269,7 @@ def of_some_rows(failing: Failing, name: str) -> Iterator[str]:
     for words, counted in some_of(Q, "query", "queries"):
         bar = np.where(counted[:, None], failing.bar, 0)
         found = added_up(pulled_back(s, bar, failing.forward.weights), failing.case)
-        if name in found and agrees(failing, name, found[name], loose(failing, name, found[name])):
+        if name in found and is_answer(failing, name, found[name]):
             yield f"{name} {words}"
 
 
@@ -286,7 +293,7 @@ def bias_gradients(failing: Failing) -> Iterator[tuple[str, np.ndarray]]:
 def bias_mistakes(failing: Failing, name: str) -> Iterator[str]:
     for words, scores in bias_gradients(failing) if name == "gradient of bias" else ():
         array: Any = over_broadcast(scores, failing.case)
-        if agrees(failing, name, array, loose(failing, name, array)):
+        if is_answer(failing, name, array):
             yield words
 
 
@@ -316,7 +323,7 @@ def sink_gradients(failing: Failing, name: str) -> Iterator[str]:
     if name != "gradient of sinks":
         return
     for words, array in sink_sums(failing):
-        if agrees(failing, name, array, loose(failing, name, array)):
+        if is_answer(failing, name, array):
             yield f"{name}: {words}"
             return
 
@@ -336,7 +343,6 @@ def sink_sums(failing: Failing) -> Iterator[tuple[str, np.ndarray]]:
         yield "a group's query heads are added up", np.broadcast_to(groups.sum(1, keepdims=True), groups.shape).ravel()
         yield "heads get each other's, in the order h % G", groups.T.ravel()
     yield "that of all heads is added up", np.full_like(heads, heads.sum())
-    yield "queries are averaged", heads / max(own.shape[2], 1)
 
 
 # --- multiples --------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy as np
 from conformance.cases.case import Case
 from conformance.cases.features import is_norm
 from conformance.diagnosis.attention import power_of_two
-from specification import Dense
+from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
+from specification.masks import And, Or
 
 MULTIPLICATIONS = 2**21
 
@@ -34,14 +36,12 @@ def larger_cases(case: Case) -> Iterator[Case]:
     wanted = [(B, H, G, Q, keys - 1), (B, H, G, Q, keys + 1), (B, H, G, 4 * power_of_two(Q) - 1, K)]
     if B == 1:
         wanted.append((2, H, G, Q, K))
-    if H > G:
-        wanted += [(2, 20, 4, Q, K), (1, 14, 2, Q, K)]
+    if H > G:  # with more numbers of each head than there are heads
+        wanted += [(2, 20, 4, Q, K), (1, 14, 2, Q, K), (B, H, G, Q, max(K, H + 2))]
     widths = case.inputs["query"].shape[-1] + case.inputs["value"].shape[-1]
     for batch, heads, groups, queries, keys in wanted:
         if batch * heads * queries * keys * widths <= MULTIPLICATIONS:
-            larger = redrawn(case, batch, heads, groups, queries, keys)
-            if larger is not None:
-                yield larger
+            yield redrawn(case, batch, heads, groups, queries, keys)
 
 
 def more_rows(case: Case) -> Case:
@@ -66,12 +66,9 @@ def sizes(case: Case) -> tuple[int, int, int, int, int]:
     return B, H, G, Q, K
 
 
-def redrawn(case: Case, B: int, H: int, G: int, Q: int, K: int) -> Case | None:
-    """The call in these sizes on other numbers; None where its mask cannot be drawn anew."""
+def redrawn(case: Case, B: int, H: int, G: int, Q: int, K: int) -> Case:
+    """The call in these sizes on other numbers, and with a mask of the same kind."""
     rng = np.random.default_rng(0)
-    mask = case.options.get("mask")
-    if not (mask is None or isinstance(mask, np.ndarray | Dense)):
-        return None
 
     def numbers(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         return rng.normal(size=shape).astype(array.dtype)
@@ -87,9 +84,11 @@ def redrawn(case: Case, B: int, H: int, G: int, Q: int, K: int) -> Case | None:
         inputs["bias"] = numbers(inputs["bias"], pairs(inputs["bias"]))
     if "sinks" in inputs:
         inputs["sinks"] = numbers(inputs["sinks"], (H,))
-    for name in ("mask", "dropout_keep"):
-        if options.get(name) is not None:
-            options[name] = drawn(options[name], pairs, rng)
+    if options.get("dropout_keep") is not None:
+        options["dropout_keep"] = drawn(options["dropout_keep"], pairs, rng)
+    if options.get("mask") is not None:
+        grown = K - case.inputs["key"].shape[2]
+        options["mask"] = mask_drawn(options["mask"], (B, Q, K), grown, partial(drawn, pairs=pairs, rng=rng), rng)
     cotangents = {n: numbers(a, (B, H, Q, a.shape[-1])) for n, a in case.cotangents.items()}
     return replace(case, inputs=inputs, options=options, cotangents=cotangents)
 
@@ -100,3 +99,21 @@ def drawn(mask: Any, pairs: Any, rng: np.random.Generator) -> Any:
     new = rng.random(pairs(array)) < 0.5
     new[..., 0] = True
     return Dense(new) if isinstance(mask, Dense) else new
+
+
+def mask_drawn(mask: Any, sizes: tuple[int, int, int], grown: int, dense: Any, rng: np.random.Generator) -> Any:
+    """A mask of the same kind. Where there are more keys, queries stay as far from the last one as they were."""
+    B, Q, K = sizes
+    if isinstance(mask, And | Or):
+        return type(mask)(*(mask_drawn(side, sizes, grown, dense, rng) for side in (mask.left, mask.right)))
+    if isinstance(mask, Causal | SlidingWindow):
+        offset = np.asarray(0 if mask.offset is None else mask.offset) + grown
+        return replace(mask, offset=int(offset) if offset.ndim == 0 else np.resize(offset, B))
+    if isinstance(mask, KeyLengths):
+        return KeyLengths(rng.integers(1, K + 1, B))
+    if isinstance(mask, KeyPadding):
+        return KeyPadding((rng.random((B, K)) < 0.5) | (np.arange(K) == 0))
+    if isinstance(mask, Segments):
+        ids = np.unique(np.concatenate([np.ravel(mask.query_ids), np.ravel(mask.key_ids)]))
+        return Segments(*(np.sort(rng.choice(ids, (B, n)), axis=1) for n in (Q, K)))
+    return dense(mask)

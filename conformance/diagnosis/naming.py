@@ -23,9 +23,9 @@ EXTENT = re.compile(r"\bfirst (\d+)\b")
 MEASURED = re.compile(
     r"\b(the scale is|whose first|whose last|from the first|from the last) [-+.e\d]+"
     r"(?= times| keys are hidden| query heads of each group)"
-    r"| \((?:(?:query|key|value|output)(?:, )?)+\)$"
+    r"| \((?:(?:query|key|value|output|the first one twice|the last one twice)(?:, )?)+\)$"
 )
-"""What is measured on a case, and may come out differently on another: a number, or which projections it is."""
+"""What is measured on a case, and may come out differently on another: a number, or which of several it is."""
 
 
 def diagnosed(results: Results, runner: Runner) -> None:
