@@ -99,12 +99,15 @@ def known(failing: Failing, name: str, until: float) -> Iterator[str]:
         if case.operation == "attention" or norm:
             yield from extents.regions(failing, name, norm)
         mistakes: Iterator[Mistake]
+        if name != "output":
+            yield from backward.multiples(failing, name)
         if not of_attention and not norm:
+            if case.operation == "multi_head_attention":
+                yield from multi_head.wrongly_added(failing, name)
             mistakes = iter(record.mistakes)
         elif name == "output":
             mistakes = chain(*(norm_mistakes(failing) if norm else attention_mistakes(failing)))
         else:
-            yield from backward.multiples(failing, name)
             if of_attention and case.cotangents:
                 yield from backward.wrongly_added(failing, name)
                 yield from backward.bias_mistakes(failing, name)

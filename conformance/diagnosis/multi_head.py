@@ -6,6 +6,7 @@ side by side, and its output is what the heads give.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import combinations
@@ -16,8 +17,9 @@ import numpy as np
 from conformance.cases.arguments import gradient_name, joined
 from conformance.cases.case import Case
 from conformance.cases.features import heads_and_keys
+from conformance.diagnosis.backward import is_answer, some_of
 from conformance.diagnosis.matching import Failing, Mistake, resulting
-from conformance.diagnosis.steps import forward, steps_of
+from conformance.diagnosis.steps import added_up, forward, pulled_back, steps_of
 from conformance.oracle.reference import by_definition
 from conformance.subjects.subject import Answers, Subject, without_promise
 from reference_numpy.multi_head_attention import concatenate_heads, linear, split_heads
@@ -180,26 +182,51 @@ def interleaved(case: Case, name: str) -> Arrays | None:
     return {f"{name}.weight": weight[:, order], f"{name}.bias": None if bias is None else bias[order]}
 
 
-def first_of_bias(n: int) -> Callable[[Case, str], Arrays | None]:
+End = Callable[[int], int]
+"""How much of a size is used."""
+Ending = Callable[[End], Callable[[Case, str], Arrays | None]]
+
+
+def of_bias(end: End) -> Callable[[Case, str], Arrays | None]:
     def change(case: Case, name: str) -> Arrays | None:
         bias = case.inputs.get(f"{name}.bias")
-        return None if bias is None or len(bias) <= n else {f"{name}.bias": np.where(np.arange(len(bias)) < n, bias, 0)}
+        if bias is None or end(len(bias)) >= len(bias):
+            return None
+        return {f"{name}.bias": np.where(np.arange(len(bias)) < end(len(bias)), bias, 0)}
 
     return change
 
 
-def first_of_weight(n: int, axis: int) -> Callable[[Case, str], Arrays | None]:
-    """Rows are the numbers that go in, columns those that come out, whose bias goes too."""
+def of_rows(end: End) -> Callable[[Case, str], Arrays | None]:
+    """Of the numbers that go in."""
 
     def change(case: Case, name: str) -> Arrays | None:
-        weight, bias = case.inputs[f"{name}.weight"], case.inputs.get(f"{name}.bias")
-        if weight.shape[axis] <= n:
-            return None
-        kept = np.arange(weight.shape[axis]) < n
-        found: Arrays = {f"{name}.weight": np.where(kept if axis else kept[:, None], weight, 0)}
-        return found | ({f"{name}.bias": np.where(kept, bias, 0)} if axis == 1 and bias is not None else {})
+        weight = case.inputs[f"{name}.weight"]
+        kept = np.arange(len(weight)) < end(len(weight))
+        return None if kept.all() else {f"{name}.weight": np.where(kept[:, None], weight, 0)}
 
     return change
+
+
+def of_columns(end: End) -> Callable[[Case, str], Arrays | None]:
+    """Of the numbers that come out, with their bias."""
+
+    def change(case: Case, name: str) -> Arrays | None:
+        weight = case.inputs[f"{name}.weight"]
+        kept = np.arange(weight.shape[1]) < end(weight.shape[1])
+        if kept.all():
+            return None
+        return {f"{name}.weight": np.where(kept, weight, 0)} | (of_bias(end)(case, name) or {})
+
+    return change
+
+
+def first(n: int) -> End:
+    return lambda size: n
+
+
+def whole_blocks(n: int) -> End:
+    return lambda size: size // n * n or size
 
 
 def exchanged(one: str, other: str) -> Callable[[Case], Case | None]:
@@ -239,11 +266,17 @@ def listed(names: tuple[str, ...]) -> str:
     return f"({', '.join(names)})"
 
 
-NUMBERS = (1024, 512, 256, 128, 64, 32, 16, 8)
-PIECES = {
-    "only the first {} columns of a projection's bias are added": first_of_bias,
-    "columns past the first {} of a projection are 0": lambda n: first_of_weight(n, 1),
-    "only the first {} numbers of each row go into a projection": lambda n: first_of_weight(n, 0),
+NUMBERS = (1024, 512, 256, 128, 64, 32, 16, 8, 4)
+ENDS: dict[str, tuple[Ending, Callable[[int], End]]] = {
+    "only the first {n} columns of a projection's bias are added {of}": (of_bias, first),
+    "columns past the first {n} of a projection are 0 {of}": (of_columns, first),
+    "only the first {n} numbers of each row go into a projection {of}": (of_rows, first),
+    "a projection's bias is not added past its last whole block {of} (blocks of {n} columns)": (of_bias, whole_blocks),
+    "columns of a projection past its last whole block are 0 {of} (blocks of {n} columns)": (of_columns, whole_blocks),
+    "numbers past a row's last whole block do not go into a projection {of} (blocks of {n} columns)": (
+        of_rows,
+        whole_blocks,
+    ),
 }
 MISTAKES = (
     *(answering(f"biases of projections are ignored {listed(n)}", of_fields(n, without_bias)) for n in several()),
@@ -268,10 +301,43 @@ MISTAKES = (
     answering("values are projected from the key's input", read_from("key", "value")),
     answering("keys are projected from the value's input", read_from("value", "key")),
     *(
-        answering(f"{words.format(n)} {listed(names)}", of_fields(names, change(n)))
-        for words, change in PIECES.items()
+        answering(words.format(n=n, of=listed(names)), of_fields(names, change(end(n))))
+        for words, (change, end) in ENDS.items()
         for n in NUMBERS
         for names in (*((field,) for field in FIELDS), FIELDS[:-1], FIELDS)
     ),
 )
 """From those that change most to those of one number."""
+
+
+# --- gradients of projections -----------------------------------------------------------------------------------------
+
+PROJECTED = re.compile(r"gradient of (query|key|value|output)(?:\[(\d+)\])?\.(weight|bias)$")
+
+
+def wrongly_added(failing: Failing, name: str) -> Iterator[str]:
+    """The gradient of a weight or bias comes from some batch elements or positions only."""
+    found = PROJECTED.match(name)
+    if found is None or not failing.case.cotangents:
+        return
+    field, head, kind = found[1], found[2], found[3]
+    x, bar = of_projection(failing.case, field)
+    if head is not None:
+        width = failing.right(name).shape[-1]
+        bar = bar[..., int(head) * width :][..., :width]
+    for axis, thing, things in ((0, "batch element", "batch elements"), (1, "position", "positions")):
+        for words, counted in some_of(bar.shape[axis], thing, things):
+            some = [np.compress(counted, array, axis) for array in (x, bar)]
+            array = np.einsum("bti,bto->io", *some) if kind == "weight" else some[1].sum(axis=(0, 1))
+            if is_answer(failing, name, array):
+                yield f"{name} {words}"
+
+
+def of_projection(case: Case, field: str) -> tuple[np.ndarray, np.ndarray]:
+    """(what goes into a projection, the cotangent of what comes out), [B, T, columns]."""
+    attention = inside(case)
+    steps, inner = steps_of(attention), attention.cotangents["output"].astype(float)
+    if field == "output":
+        return concatenate_heads(forward(steps).output), case.cotangents["output"].astype(float)
+    parts = added_up(pulled_back(steps, inner, forward(steps).weights), attention)
+    return case.inputs[field].astype(float), concatenate_heads(parts[gradient_name(field)])

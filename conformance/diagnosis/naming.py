@@ -14,16 +14,16 @@ from conformance.diagnosis.matching import MOST
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.runner.in_process import Runner
 
-PARAMETER = re.compile(
-    r" \((blocks of \d+ (?:keys|rows|queries|heads|batch elements)|from part \d+ on|-?[.e\d][-+.e\d]*)\)$"
-)
+PARAMETER = re.compile(r" \((blocks of \d+ [ a-z]+|from part \d+ on|-?[.e\d][-+.e\d]*)\)$")
 """In which mistakes of one family differ."""
 EXTENT = re.compile(r"\bfirst (\d+)\b")
 """How many of something a mistake speaks of."""
+PROJECTIONS = re.compile(r"\(((?:(?:query|key|value|output)(?:, )?)+)\)")
+"""In which projections a mistake is made."""
 MEASURED = re.compile(
     r"\b(the scale is|whose first|whose last|from the first|from the last) [-+.e\d]+"
     r"(?= times| keys are hidden| query heads of each group)"
-    r"| \((?:(?:query|key|value|output|the first one twice|the last one twice)(?:, )?)+\)$"
+    r"| \(the (?:first|last) one twice\)| " + PROJECTIONS.pattern
 )
 """What is measured on a case, and may come out differently on another: a number, or which of several it is."""
 
@@ -70,9 +70,19 @@ def may_hold(name: str, violation: Violation) -> bool:
 
 
 def explaining(names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the names that explain the case that is shown, those that explain the one before it was cut down too."""
-    known = set(map(kind, before))
-    return tuple(name for name in names if kind(name) in known)
+    """Of the names that explain the case that is shown, those that explain the one before it was cut down too.
+
+    The larger case may show more projections in which a mistake is made.
+    """
+    known = {kind(name): name for name in before[::-1]}
+    found = (max(name, known[kind(name)], key=projections) for name in names if kind(name) in known)
+    return tuple(dict.fromkeys(found))
+
+
+def projections(name: str) -> int:
+    """How many projections the name lists."""
+    listed = PROJECTIONS.search(name)
+    return listed[1].count(",") + 1 if listed else 0
 
 
 def kind(name: str) -> str:

@@ -169,14 +169,14 @@ def test_what_is_not_known_gets_no_name_of_a_layer() -> None:
 
 
 def test_fewer_projections_on_the_smallest_case_are_the_same_mistake() -> None:
-    """The smallest case has one bias left, the one before it three."""
+    """The smallest case has one bias left, the one before it three, which the name then lists."""
     small = heads_case()
     names = {"query.bias", "key.bias", "output.bias"}
     small = replace(small, inputs={name: array for name, array in small.inputs.items() if name not in names})
     runner = Runner(Target(layer(unbiased(0, 1, 2)), small.operation).make())
     found = worst(runner(AGREEMENT, small, (oracle(small), bound(small))))
     violation = Violation("MHA-1", "a subject", found, "a probe", AGREEMENT, small, heads_case())
-    assert diagnosis(violation, runner) == ("biases of projections are ignored (value)",)
+    assert diagnosis(violation, runner) == ("biases of projections are ignored (query, key, value)",)
 
 
 def biases_up_to(columns: int) -> Function:
@@ -200,6 +200,24 @@ def test_a_product_of_sizes_is_told_as_the_axis_that_it_is(
     case = heads_case(separate=separate, B=1, Q=1, K=2, E=2, output=1, **sizes)
     found, runner = smallest(biases_up_to(512), case, supports=["no-gradients"])
     assert sentence in threshold(found, runner, 60)
+
+
+def test_gradients_of_projections_from_some_rows_have_names() -> None:
+    """Of the value's projection, where the definition gives them by parts of the batch, and of the last one."""
+    asked = heads_case(B=3, separate=True)
+    asked = replace(asked, cotangents={"output": np.random.default_rng(2).normal(size=(3, 3, 5)).astype("float32")})
+
+    def of(batch: slice, name: str) -> Any:
+        inputs = {n: a[batch] if n in ("query", "key", "value") else a for n, a in asked.inputs.items()}
+        part = replace(asked, inputs=inputs, cotangents={"output": asked.cotangents["output"][batch]})
+        return oracle(part)[f"gradient of {name}"].high
+
+    for name in ("value[1].bias", "query[3].weight", "output.bias", "output.weight"):
+        found = changed_gradients(asked, **{name: lambda g, name=name: of(slice(0, 1), name)})
+        words = f"gradient of {name} comes from the first batch element only"
+        assert next(known(found, f"gradient of {name}", np.inf)) == words
+        missing = changed_gradients(asked, **{name: lambda g: 0 * g})
+        assert f"gradient of {name} is missing: it is 0" in known(missing, f"gradient of {name}", np.inf)
 
 
 # --- merging ----------------------------------------------------------------------------------------------------------
