@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from conformance.cases.axes import OFFSET, Axis, Sizes
+from conformance.cases.axes import HEADS, OFFSET, Axis, Sizes
 from conformance.cases.case import Case
 from conformance.cases.features import within
 from conformance.checks.catalogue import DESCRIPTION
@@ -119,25 +119,34 @@ class Probing:
     def products(self, large: set[str]) -> Iterator[tuple[Axis, Rule]]:
         """Axes of an argument, made of several large dimensions, that must not pass a size.
 
-        It must be so with all of the axis in its last dimension, and with two query heads to a key head.
+        It must be so with all of the axis in its last dimension, and with two key heads or two query heads to one.
         """
         named: set[str] = set()
         for axis in PRODUCTS if {"G", "E"} <= self.sizes.keys() else ():
             last = next(dimension for dimension in self.dimensions if axis[-1] in dimension.names)
-            if len(large & set(axis)) < 2 or axis[-1] in named:
+            if axis[-1] in named or not large & set(axis) or sum(self.sizes[name] > 1 for name in axis) < 2:
                 continue
             found = self.of_product(last, math.prod(self.sizes[name] for name in axis))
-            if found is None:
-                continue
-            pairs = self.wrong(ONE_HEAD | {"S": 2} | dict.fromkeys(last.names, found.above))
-            if pairs is None or pairs is ("S" in axis):
+            if found is not None and self.decides(axis, last, found):
                 named.add(axis[-1])
                 yield axis, found
 
+    def decides(self, axis: Axis, last: Dimension, found: Rule) -> bool:
+        """Whether it is wrong at other factors as well, of which each by itself is right."""
+        if axis == HEADS:
+            return bool(self.wrong({"G": 3, "S": 1 << max(found.above, 1).bit_length() - 1}))
+        pairs = self.wrong(ONE_HEAD | {"S": 2} | dict.fromkeys(last.names, found.above))
+        return pairs is None or pairs is ("S" in axis)
+
     def of_product(self, last: Dimension, count: int) -> Rule | None:
-        """Where it begins to be wrong with one head; None where that is no matter of a size to be passed."""
+        """Where it begins to be wrong with one head; None where that is no matter of a size to be passed.
+
+        Heads may also be wrong where their number is no power of two.
+        """
         seen = self.along(last, [count, *around(count, 0)], ONE_HEAD)
         found = rule(seen) if seen.get(count) else None
+        if found is not None and found.which == "no power of two" and "S" in last.names:
+            return found
         while found is not None and found.which == "first":
             passing = max(n for n, bad in seen.items() if not bad and n <= found.above)
             if passing == found.above:

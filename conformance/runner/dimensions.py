@@ -93,12 +93,13 @@ WORDS = {
 """One and several of each dimension."""
 
 PRODUCTS: dict[Axis, tuple[str, str]] = {
+    HEADS: WORDS["H"],
     (*HEADS, "D"): ("column of the query's projection", "columns of the query's projection"),
     ("G", "D"): ("column of the key's projection", "columns of the key's projection"),
     ("G", "V"): ("column of the value's projection", "columns of the value's projection"),
     (*HEADS, "V"): ("column of all heads' outputs", "columns of all heads' outputs"),
 }
-"""Axes of multi-head attention's arrays that are products of dimensions."""
+"""What multi-head attention has of products of dimensions: heads, and axes of its arrays."""
 
 
 # --- the case at other sizes ------------------------------------------------------------------------------------------

@@ -186,19 +186,47 @@ def biases_up_to(columns: int) -> Function:
     return layer(change)
 
 
+def unscaled(where: Callable[[int, int], bool]) -> Function:
+    """Without a scale for some numbers of query heads and of key heads."""
+
+    def attends(query: Any, key: Any, value: Any) -> Any:
+        return attend(query, key, value, scale=1.0 if where(query.shape[1], key.shape[1]) else None)
+
+    return layer(attends=attends)
+
+
+SIZES: list[tuple[Function, dict[str, int], str]] = [
+    (
+        biases_up_to(512),
+        {"H": 24, "G": 24, "V": 24, "D": 1},
+        "first wrong at 513 columns of the value's projection (512 are right)",
+    ),
+    (
+        biases_up_to(512),
+        {"H": 48, "G": 12, "D": 12, "V": 1},
+        "first wrong at 513 columns of the query's projection (512 are right)",
+    ),
+    (unscaled(lambda H, G: H > 8), {"H": 20, "G": 2}, "first wrong at 9 heads (8 are right)"),
+    (
+        unscaled(lambda H, G: H > 8 and H & (H - 1) > 0),
+        {"H": 20, "G": 2},
+        "wrong where the number of heads, past 8, is no power of two (9, ",
+    ),
+    (
+        unscaled(lambda H, G: H // G > 4 and G > 1),
+        {"H": 20, "G": 2},
+        "first wrong at 5 query heads to a key head (4 are",
+    ),
+]
+
+
 @pytest.mark.parametrize("separate", [False, True])
-@pytest.mark.parametrize(
-    ("sizes", "sentence"),
-    [
-        ({"H": 24, "G": 24, "V": 24, "D": 1}, "first wrong at 513 columns of the value's projection (512 are right)"),
-        ({"H": 48, "G": 12, "D": 12, "V": 1}, "first wrong at 513 columns of the query's projection (512 are right)"),
-    ],
-)
-def test_a_product_of_sizes_is_told_as_the_axis_that_it_is(
-    sizes: dict[str, int], sentence: str, separate: bool
+@pytest.mark.parametrize(("function", "sizes", "sentence"), SIZES, ids=[sentence for _, _, sentence in SIZES])
+def test_a_product_of_sizes_is_told_as_what_it_is(
+    function: Function, sizes: dict[str, int], sentence: str, separate: bool
 ) -> None:
-    case = heads_case(separate=separate, B=1, Q=1, K=2, E=2, output=1, **sizes)
-    found, runner = smallest(biases_up_to(512), case, supports=["no-gradients"])
+    case = heads_case(separate=separate, **{"B": 1, "Q": 1, "K": 2, "E": 2, "output": 1} | sizes)
+    found, runner = smallest(function, case, supports=["no-gradients"])
     assert sentence in threshold(found, runner, 60)
 
 
