@@ -9,13 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from conformance.cases.axes import HEADS, OFFSET
 from conformance.cases.case import Case
 from conformance.cases.features import is_norm
 from conformance.diagnosis.attention import power_of_two
+from conformance.runner.dimensions import Part, sizes_of, taken
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
 
 MULTIPLICATIONS = 2**21
+NUMBERS = 2**18
+"""In all inputs of a case that is grown."""
 
 
 def ordinary(case: Case) -> Case | None:
@@ -29,6 +33,8 @@ def larger_cases(case: Case) -> Iterator[Case]:
     """With more keys, of which every block size leaves another rest; with more queries, heads, batch elements, rows."""
     if is_norm(case.operation):
         yield more_rows(case)
+    elif case.operation != "attention":
+        yield from grown(case)
     if case.operation != "attention" or not case.inputs["value"].size:
         return
     B, H, G, Q, K = sizes(case)
@@ -42,6 +48,16 @@ def larger_cases(case: Case) -> Iterator[Case]:
     for batch, heads, groups, queries, keys in wanted:
         if batch * heads * queries * keys * widths <= MULTIPLICATIONS:
             yield redrawn(case, batch, heads, groups, queries, keys)
+
+
+def grown(case: Case) -> Iterator[Case]:
+    """With more of everything but heads, which stay as many, and with more of each thing alone."""
+    every = [name for name in sizes_of(case) if name not in (OFFSET, "vocabulary")]
+    for names in ([name for name in every if name not in HEADS], *([name] for name in every)):
+        parts = {name: Part(0, 2 * sizes_of(case)[name] + 1) for name in names}
+        larger = taken(case, parts, np.random.default_rng(0))
+        if larger is not None and sum(array.size for array in larger.inputs.values()) <= NUMBERS:
+            yield larger
 
 
 def more_rows(case: Case) -> Case:

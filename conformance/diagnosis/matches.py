@@ -22,8 +22,8 @@ from conformance.checks.results import WRONG_IN
 from conformance.diagnosis import attention, backward, blocks, extents, multi_head, norms
 from conformance.diagnosis.larger import larger_cases, ordinary
 from conformance.diagnosis.matching import Failing, Mistake, matching, told_from
+from conformance.diagnosis.precision import AT_MOST, excused, scale_off, variance_off
 from conformance.diagnosis.precision import MISTAKES as ROUNDED
-from conformance.diagnosis.precision import excused, scale_off, variance_off
 from conformance.oracle.reference import oracle
 from conformance.runner.shrinking import aligned, in_dtype
 from conformance.subjects.subject import Subject
@@ -61,13 +61,19 @@ def check_diagnosis(subject: Subject, material: tuple[Check[Any, Any], Any, Find
     names: list[str] = []
     if asked is not judged:  # a mistake need not be the same for both: a score of 0 stands apart only from far ones
         names = list(known(Failing(asked, given.got, given.truth, given.bounds), name, until))
-    names += [other for other in known(given, name, until) if other not in names]
+    names += [other for other in names_of(subject, given, name, until) if other not in names]
     if len(names) > 1:
         names = told_apart(subject, asked, name, names)
-    names = names or inside(subject, asked) or of_larger(subject, asked, name)
+    names = names or of_larger(subject, asked, name)
     if not names:
         names = list(chain(vague(given, name), hints(subject, given, name)))[:1]
     return [named(line) for line in (*names, *wrong_in(given.findings))]
+
+
+def names_of(subject: Subject, failing: Failing, name: str, until: float) -> Iterator[str]:
+    """Names of mistakes, also of those that the subject shows inside."""
+    yield from known(failing, name, until)
+    yield from inside(subject, failing.case)
 
 
 def inside(subject: Subject, case: Case) -> list[str]:
@@ -76,7 +82,7 @@ def inside(subject: Subject, case: Case) -> list[str]:
     if found is None or answered(*found) is None:
         return []
     lines = check_diagnosis(found[0], (AGREEMENT, found[1], Finding("output", np.inf)), None)
-    return [line.message for line in lines if not line.message.startswith(WRONG_IN)]
+    return [line.message for line in lines if not line.message.startswith((WRONG_IN, AT_MOST))]
 
 
 def of_larger(subject: Subject, case: Case, name: str) -> list[str]:
@@ -84,7 +90,7 @@ def of_larger(subject: Subject, case: Case, name: str) -> list[str]:
     for larger in larger_cases(case) if name.startswith("gradient of ") else ():
         failing = answered(subject, larger)
         if failing is not None and name == next(iter(failing.wrong), ""):
-            names = list(known(failing, name, time.monotonic() + SECONDS / 2))
+            names = list(names_of(subject, failing, name, time.monotonic() + SECONDS / 2))
             if names:
                 return names
     return []
@@ -170,7 +176,7 @@ def told_apart(subject: Subject, case: Case, name: str, names: list[str]) -> lis
     for larger in larger_cases(case):
         failing = answered(subject, larger) if len(names) > 1 else None
         if failing is not None and name in failing.wrong:
-            there = set(known(failing, name, time.monotonic() + SECONDS / 2))
+            there = set(names_of(subject, failing, name, time.monotonic() + SECONDS / 2))
             names = [one for one in names if one in there] or names
     return names
 
