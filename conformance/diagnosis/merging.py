@@ -142,6 +142,12 @@ def rows_of_nan(where: Callable[[Parts], Any]) -> Merge:
     return merge
 
 
+def not_zero(failing: Failing) -> Results:
+    p = parts_of(failing.case)
+    some: Any = p.seen.any(axis=0)
+    return {"output": np.where(some[..., None], by_shares(p, p.exponentials), failing.answer("output"))}
+
+
 def overflowing(maximum: Callable[[Parts], np.ndarray]) -> Merge:
     """float32 does not hold the exponential of what exceeds the maximum that is taken by 88.7."""
     return rows_of_nan(lambda p: ~(p.logs.max(axis=0) - maximum(p) < np.log(np.finfo(np.float32).max)))
@@ -184,8 +190,9 @@ MISTAKES = (
     merging("the result is that of the last part", of_some(lambda count: slice(count - 1, None))),
     *(merging(f"parts past the first {n} are left out", of_some(lambda count, n=n: slice(n))) for n in PARTS),  # type: ignore[misc]
     merging("the result is that of the first part", of_some(lambda count: slice(1))),
-    merging("a log-sum-exp of -inf is taken for 0", of_logs(lambda p: np.where(p.seen, p.logs, 0))),
     merging("rows in which every part is -inf are NaN", rows_of_nan(lambda p: ~p.seen.any(axis=0))),
+    resulting("rows in which every part is -inf hold other numbers than 0", not_zero),
+    merging("a log-sum-exp of -inf is taken for 0", of_logs(lambda p: np.where(p.seen, p.logs, 0))),
     merging("rows in which the first part is -inf are NaN", rows_of_nan(lambda p: ~p.seen[0])),
     merging("rows in which the last part is -inf are NaN", rows_of_nan(lambda p: ~p.seen[-1])),
     merging("rows in which some part is -inf are NaN", rows_of_nan(lambda p: ~p.seen.all(axis=0))),

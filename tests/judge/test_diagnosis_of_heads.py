@@ -327,6 +327,11 @@ MERGES: list[tuple[str, Function, Case]] = [
     ),
     ("rows in which the first part is -inf are NaN", naive, parts_case(hidden=(0,))),
     (
+        "rows in which every part is -inf hold other numbers than 0",
+        wrongly(lambda o, logs: (o, [np.maximum(log, np.float32(-1e30)) for log in logs])),
+        parts_case(hidden=(0, 1, 2, 3)),
+    ),
+    (
         "the log-sum-exp is the maximum alone",
         lambda o, logs: (reference_numpy.merge_attention(o, logs)[0], np.max(logs, axis=0)),
         parts_case(),
