@@ -45,12 +45,11 @@ def check_diagnosis(subject: Subject, material: tuple[Check[Any, Any], Any, Find
     asked, judged = parts[0], parts[1] if check in (TWIN, TOWERING) else parts[0]
     if check == SPOILED_ROWS:  # what is wrong in the other rows is wrong without them, too
         asked = judged = parts[1]
-    if (
-        not isinstance(asked, Case)
-        or asked.special
-        or finding.name not in (*result_names(asked.operation), *gradients(asked))
-    ):
+    if not isinstance(asked, Case) or finding.name not in (*result_names(asked.operation), *gradients(asked)):
         return []
+    if asked.special:
+        plain = check == TWIN and not judged.special
+        return check_diagnosis(subject, (AGREEMENT, judged, finding), shared) if plain else []
     given = Failing(judged, subject(asked), oracle(judged), bound(judged))
     if not given.wrong:
         return []
