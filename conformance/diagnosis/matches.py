@@ -48,8 +48,8 @@ def check_diagnosis(subject: Subject, material: tuple[Check[Any, Any], Any, Find
     if not isinstance(asked, Case) or finding.name not in (*result_names(asked.operation), *gradients(asked)):
         return []
     if asked.special:
-        plain = check == TWIN and not judged.special
-        return check_diagnosis(subject, (AGREEMENT, judged, finding), shared) if plain else []
+        beside = check == TWIN and not judged.special
+        return check_diagnosis(subject, (AGREEMENT, judged, finding), shared) if beside else []
     given = Failing(judged, subject(asked), oracle(judged), bound(judged))
     if not given.wrong:
         return []
