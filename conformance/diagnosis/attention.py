@@ -27,7 +27,7 @@ from conformance.diagnosis.steps import (
     scores_of,
     steps_of,
 )
-from specification import Causal, KeyLengths, Segments, SlidingWindow
+from specification import Causal, Dense, KeyLengths, Segments, SlidingWindow
 from specification.dtypes import compute_dtype_name
 from specification.masks import And, Or
 
@@ -136,6 +136,29 @@ def lengths_changed(change: Callable[[np.ndarray], np.ndarray]) -> Change:
     return described(KeyLengths, changed)
 
 
+def side_left_out(side: str) -> Change:
+    """A window without one of its ends."""
+    return described(
+        SlidingWindow, lambda mask, case: None if getattr(mask, side) is None else replace(mask, **{side: None})
+    )
+
+
+def combined_otherwise(combine: Callable[[Any], Any]) -> Change:
+    """Two masks of which both must allow a pair, put together in another way."""
+
+    def changed(case: Case) -> Case | None:
+        mask = case.options.get("mask")
+        return with_options(case, mask=combine(mask)) if isinstance(mask, And) else None
+
+    return asked_otherwise(changed)
+
+
+def by_order(mask: Any, case: Case) -> Any:
+    """Segments in which a query sees those before its own, too."""
+    queries, keys = (np.asarray(ids) for ids in (mask.query_ids, mask.key_ids))
+    return Dense((queries[:, :, None] >= keys[:, None])[:, None])
+
+
 def ids_changed(change: Callable[[np.ndarray], np.ndarray]) -> Change:
     def changed(mask: Any, case: Case) -> Any:
         return Segments(*(change(np.asarray(ids)) for ids in (mask.query_ids, mask.key_ids)))
@@ -226,6 +249,15 @@ MASK_CHANGES: dict[str, Change] = {
     "the window is aligned to the last query and key (bottom right)": offset_changed(
         lambda o, Q, K: K - Q, SlidingWindow
     ),
+    "the window is unbounded on the left": side_left_out("left"),
+    "the window is unbounded on the right": side_left_out("right"),
+    "of two masks that are combined only the first counts": combined_otherwise(lambda mask: mask.left),
+    "of two masks that are combined only the second counts": combined_otherwise(lambda mask: mask.right),
+    "two masks are combined by or, not by and": combined_otherwise(lambda mask: Or(mask.left, mask.right)),
+    "each batch element has the mask of the one before": seen_otherwise(lambda m: np.roll(m, 1, axis=0)),
+    "each batch element has the mask of the next one": seen_otherwise(lambda m: np.roll(m, -1, axis=0)),
+    "each head has the mask of the next one": seen_otherwise(lambda m: np.roll(m, -1, axis=1)),
+    "a query sees the segments before its own, too": described(Segments, by_order),
     "key lengths count one key too few": lengths_changed(lambda n: n - 1),
     "key lengths count one key too many": lengths_changed(lambda n: n + 1),
     "segment ids are compared in bfloat16": ids_changed(same_digits(ml_dtypes.bfloat16)),
@@ -304,6 +336,26 @@ def heads_read(order: Callable[[int, int], np.ndarray]) -> Change:
     return changed
 
 
+def of_other_heads(name: str, order: Callable[[int, int], np.ndarray]) -> Change:
+    """Query heads have each other's sinks or bias; `order` gets H and G."""
+
+    def changed(failing: Failing) -> Steps | None:
+        s, (H, G) = failing.steps, (failing.case.inputs[n].shape[1] for n in ("query", "key"))
+        read = order(H, max(G, 1))
+        if name == "sinks":
+            return None if s.sinks is None else s.changed(sinks=s.sinks[read])
+        return None if s.bias.shape[1] < 2 else s.changed(bias=s.bias[:, read], open=s.open[:, read])
+
+    return changed
+
+
+OTHER_HEADS: dict[str, Callable[[int, int], np.ndarray]] = {
+    "head h has the {} of head h % G": lambda H, G: np.arange(H) % G,
+    "head h has the {} of its key head h // (H / G)": lambda H, G: np.arange(H) // (H // G),
+    "heads have the {} of each other in reverse": lambda H, G: np.arange(H)[::-1],
+}
+
+
 def power_of_two(n: int) -> int:
     """The smallest that is not below n."""
     return 1 << max(n - 1, 0).bit_length()
@@ -336,6 +388,14 @@ SCORE_CHANGES: dict[str, Change] = {
     ),
     "query head h reads key head h // G": heads_read(lambda H, G: np.arange(H) // G),
     "query head h reads key head h, as far as there are so many": heads_read(lambda H, G: np.arange(H)),
+    "the sink of head 0 is used for all heads": of_other_heads("sinks", lambda H, G: np.zeros(H, int)),
+    **{
+        words.format(name): of_other_heads(name, order)
+        for name in ("sinks", "bias")
+        for words, order in OTHER_HEADS.items()
+    },
+    "the scale is rounded to bfloat16": scaled(lambda s, f: float(ml_dtypes.bfloat16(s))),
+    "the scale is rounded to float16": scaled(lambda s, f: float(np.float16(s))),
     "query heads read key heads in reverse": heads_read(lambda H, G: (G - 1) - np.arange(H) // (H // G)),
 }
 
@@ -430,6 +490,14 @@ def bias_of_first(axis: int) -> Change:
     return changed
 
 
+def bias_read(change: Callable[[np.ndarray], np.ndarray]) -> Change:
+    def changed(failing: Failing) -> Steps | None:
+        s = failing.steps
+        return s.changed(bias=change(s.bias), open=change(s.open)) if "bias" in failing.case.inputs else None
+
+    return changed
+
+
 FORMULA_CHANGES: dict[str, Change] = {
     "the softcap comes before the scale": scored("softcap", capped_before_the_scale),
     "scores are clipped at the softcap, without tanh": scored("softcap", clipped),
@@ -440,6 +508,9 @@ FORMULA_CHANGES: dict[str, Change] = {
     "bias is subtracted": scored("bias", lambda p, b, cap, s: cap(p) - b),
     "bias is multiplied by the scale": scored("bias", lambda p, b, cap, s: cap(p) + b * s),
     "bias is divided by the scale": scored("bias", lambda p, b, cap, s: cap(p) + b / s if s else cap(p)),
+    "the bias is transposed": bias_read(transposed),
+    "the bias is read column by column": bias_read(by_columns),
+    "each row has the bias of the first row": bias_of_first(2),
     "bias of batch element 0 is used for all": bias_of_first(0),
     "bias of head 0 is used for all heads": bias_of_first(1),
 }

@@ -195,14 +195,11 @@ def of_heads(failing: Failing, name: str, terms: np.ndarray, got: np.ndarray) ->
         return is_answer(failing, name, np.tensordot(added.astype(float), terms, 1).swapaxes(0, 1))
 
     own, of_all = np.arange(G)[:, None] == every // share, np.arange(G)[:, None] == every % G
-    for words, counted in ways_to_count(share):
-        if gives(own * np.tile(counted, G)):
-            yield f"{name} {words}"
-            return
-    if gives(of_all):
-        yield f"{name} adds up query heads h, h + G, ... in place of each group's"
-        return
-    added = combined(failing, name, terms, got)
+    ways = [words for words, counted in ways_to_count(share) if gives(own * np.tile(counted, G))]
+    if not ways and gives(of_all):
+        ways.append("adds up query heads h, h + G, ... in place of each group's")
+    yield from (f"{name} {words}" for words in ways)
+    added = None if ways else combined(failing, name, terms, got)
     if added is None or np.array_equal(added, own):
         return
     if np.any(added[~own]):
@@ -262,9 +259,17 @@ def some_of(count: int, thing: str, things: str) -> Iterator[tuple[str, np.ndarr
 
 
 def of_some_rows(failing: Failing, name: str) -> Iterator[str]:
-    """A gradient that is a sum over queries comes from some of them only: the cotangent of the others is as if 0."""
-    s, Q = failing.steps, failing.bar.shape[2]
-    if s.visible.size * (s.query.shape[3] + s.key.shape[3]) > MOST or name == "gradient of query":
+    """A gradient that is a sum over queries, or the query's over keys, comes from some of them only.
+
+    The cotangent of other queries is as if 0.
+    """
+    s, (Q, K) = failing.steps, failing.steps.visible.shape[2:]
+    if s.visible.size * (s.query.shape[3] + s.key.shape[3]) > MOST:
+        return
+    if name == "gradient of query":
+        for words, counted in some_of(K, "key", "keys"):
+            if is_answer(failing, name, np.where(counted, failing.parts.products, 0) @ s.key * s.scale):
+                yield f"{name} {words}"
         return
     for words, counted in some_of(Q, "query", "queries"):
         bar = np.where(counted[:, None], failing.bar, 0)

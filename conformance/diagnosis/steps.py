@@ -165,13 +165,17 @@ def result(s: Steps, weights: np.ndarray, logsumexp: np.ndarray) -> np.ndarray:
 
 
 class Parts(NamedTuple):
-    """Gradients before they are added up: keys and values [B, H, K, W], scores [B, H, Q, K], sinks [B, H, Q, 1]."""
+    """Gradients before they are added up: keys and values [B, H, K, W], scores [B, H, Q, K], sinks [B, H, Q, 1].
+
+    products: of scale * query . key, [B, H, Q, K].
+    """
 
     query: np.ndarray
     key: np.ndarray
     value: np.ndarray | None
     scores: np.ndarray
     sinks: np.ndarray | None
+    products: np.ndarray
 
 
 def pulled_back(
@@ -203,7 +207,7 @@ def pulled_back(
     if s.sinks is not None:
         _, total, maximum = exponentials_of(masked_scores(s), s.sinks)
         sinks = -np.exp(s.sinks - maximum) / total * mean
-    return Parts(raw @ s.key * s.scale, raw.swapaxes(-1, -2) @ s.query * s.scale, value, scores, sinks)
+    return Parts(raw @ s.key * s.scale, raw.swapaxes(-1, -2) @ s.query * s.scale, value, scores, sinks, raw)
 
 
 def added_up(parts: Parts, case: Case) -> dict[str, np.ndarray]:
