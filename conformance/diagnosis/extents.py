@@ -266,14 +266,19 @@ def regions(failing: Failing, name: str, norm: bool = False) -> Iterator[str]:
     for axis, things in enumerate(axes):
         wrong = np.flatnonzero(off.any(axis=tuple(i for i in range(off.ndim) if i != axis)))
         size = off.shape[axis]
-        if not things or not len(wrong) or wrong[0] == 0 or len(wrong) != size - wrong[0]:
+        if not things or not len(wrong) or wrong[0] == 0:
             continue
         n = int(wrong[0])
-        after, last = np.take(got, wrong, axis), np.take(got, [n - 1], axis)
+        written = np.flatnonzero(got.any(axis=tuple(i for i in range(got.ndim) if i != axis)))
         beside = "" if name == "output" else f" in the {name}"
+        if len(written) and written[-1] < n:
+            yield f"{things} past the first {roundest_between(int(written[-1]) + 1, n)} are 0{beside}"
+        if len(wrong) != size - n:
+            continue
+        after, last = np.take(got, wrong, axis), np.take(got, [n - 1], axis)
         if not np.any(after):
-            yield f"{things} past the first {n} are 0{beside}"
-        elif (
+            continue
+        if (
             n > 1
             and things in ("heads", "key heads", "batch elements")
             and np.array_equal(after, np.broadcast_to(last, after.shape))

@@ -18,6 +18,10 @@ from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, Slidi
 from specification.masks import And, Or
 
 MULTIPLICATIONS = 2**21
+LEAST = 16
+"""About as many queries or keys has a larger case at least."""
+IDS = (1, 2, 256, 257, 2048, 2049, 65537, 2**24, 2**24 + 1)
+"""Ids of segments that narrow formats take for one."""
 NUMBERS = 2**18
 """In all inputs of a case that is grown."""
 
@@ -38,8 +42,8 @@ def larger_cases(case: Case) -> Iterator[Case]:
     if case.operation != "attention" or not case.inputs["value"].size:
         return
     B, H, G, Q, K = sizes(case)
-    keys = 4 * power_of_two(K)
-    wanted = [(B, H, G, Q, keys - 1), (B, H, G, Q, keys + 1), (B, H, G, 4 * power_of_two(Q) - 1, K)]
+    queries, keys = (max(4 * power_of_two(n), LEAST) for n in (Q, K))
+    wanted = [(B, H, G, Q, keys - 1), (B, H, G, Q, keys + 1), (B, H, G, queries - 1, K)]
     if B == 1:
         wanted.append((2, H, G, Q, K))
     if H > G:  # with more numbers of each head than there are heads
@@ -130,6 +134,6 @@ def mask_drawn(mask: Any, sizes: tuple[int, int, int], grown: int, dense: Any, r
     if isinstance(mask, KeyPadding):
         return KeyPadding((rng.random((B, K)) < 0.5) | (np.arange(K) == 0))
     if isinstance(mask, Segments):
-        ids = np.unique(np.concatenate([np.ravel(mask.query_ids), np.ravel(mask.key_ids)]))
+        ids = np.unique(np.concatenate([np.ravel(mask.query_ids), np.ravel(mask.key_ids), IDS]))
         return Segments(*(np.sort(rng.choice(ids, (B, n)), axis=1) for n in (Q, K)))
     return dense(mask)
