@@ -21,7 +21,7 @@ from conformance.checks.comparison import Finding
 from conformance.checks.results import WRONG_IN
 from conformance.diagnosis import attention, backward, blocks, extents, multi_head, norms
 from conformance.diagnosis.larger import larger_cases, ordinary
-from conformance.diagnosis.matching import Failing, Mistake, matching, told_from
+from conformance.diagnosis.matching import Failing, Mistake, kind, matching, told_from
 from conformance.diagnosis.precision import AT_MOST, excused, scale_off, variance_off
 from conformance.diagnosis.precision import MISTAKES as ROUNDED
 from conformance.oracle.reference import oracle
@@ -175,8 +175,8 @@ def told_apart(subject: Subject, case: Case, name: str, names: list[str]) -> lis
     for larger in larger_cases(case):
         failing = answered(subject, larger) if len(names) > 1 else None
         if failing is not None and name in failing.wrong:
-            there = set(names_of(subject, failing, name, time.monotonic() + SECONDS / 2))
-            names = [one for one in names if one in there] or names
+            there = set(map(kind, names_of(subject, failing, name, time.monotonic() + SECONDS / 2)))
+            names = [one for one in names if kind(one) in there] or names
     return names
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -24,8 +25,22 @@ MOST = 3
 SEVERAL = 3
 """Elements that are rounded otherwise than they should be, for this to be no accident."""
 
+PROJECTIONS = re.compile(r"\(((?:(?:query|key|value|output)(?:, )?)+)\)")
+"""In which projections a mistake is made."""
+MEASURED = re.compile(
+    r"\b(the scale is|whose first|whose last|from the first|from the last) [-+.e\d]+"
+    r"(?= times| keys are hidden| query heads of each group)"
+    r"| \(the (?:first|last) one twice\)| " + PROJECTIONS.pattern
+)
+"""What is measured on a case, and may come out differently on another: a number, or which of several it is."""
+
 Arrays = dict[str, np.ndarray]
 Bounds = dict[str, np.ndarray]
+
+
+def kind(name: str) -> str:
+    """The name without what is measured."""
+    return MEASURED.sub(lambda found: found[1] or "", name)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from conformance.checks.results import WRONG_IN, Results, Violation
 from conformance.diagnosis.matches import DIAGNOSIS
-from conformance.diagnosis.matching import MOST
+from conformance.diagnosis.matching import MOST, PROJECTIONS, kind
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.runner.in_process import Runner
 
@@ -18,14 +18,6 @@ PARAMETER = re.compile(r" \((blocks of \d+ [ a-z]+|from part \d+ on|-?[.e\d][-+.
 """In which mistakes of one family differ."""
 EXTENT = re.compile(r"\bfirst (\d+)\b")
 """How many of something a mistake speaks of."""
-PROJECTIONS = re.compile(r"\(((?:(?:query|key|value|output)(?:, )?)+)\)")
-"""In which projections a mistake is made."""
-MEASURED = re.compile(
-    r"\b(the scale is|whose first|whose last|from the first|from the last) [-+.e\d]+"
-    r"(?= times| keys are hidden| query heads of each group)"
-    r"| \(the (?:first|last) one twice\)| " + PROJECTIONS.pattern
-)
-"""What is measured on a case, and may come out differently on another: a number, or which of several it is."""
 
 
 def diagnosed(results: Results, runner: Runner) -> None:
@@ -83,11 +75,6 @@ def projections(name: str) -> int:
     """How many projections the name lists."""
     listed = PROJECTIONS.search(name)
     return listed[1].count(",") + 1 if listed else 0
-
-
-def kind(name: str) -> str:
-    """The name without what is measured."""
-    return MEASURED.sub(lambda found: found[1] or "", name)
 
 
 def in_families(names: Iterable[str]) -> tuple[str, ...]:

@@ -387,6 +387,17 @@ def later(mask: Any, q: Any, k: Any) -> Any:
     return np.arange(k.shape[2]) <= rows + (rows >= 8) + (mask.offset or 0)
 
 
+def tiles_up_to_the_last(n: int) -> Function:
+    """As many tiles of n keys as the last key of a block of n queries is away, rounded up."""
+
+    def change(mask: Any, q: Any, k: Any) -> Any:
+        rows, keys = np.arange(q.shape[2])[:, None] + mask.offset, np.arange(k.shape[2])
+        last = (rows - mask.offset) // n * n + n - 1 + mask.offset + mask.right
+        return (keys <= rows + mask.right) & (keys < -(-last // n) * n)
+
+    return change
+
+
 def ids_in(form: Any) -> Function:
     return lambda mask, q, k: Segments(*(a.astype(form).astype(int) for a in (mask.query_ids, mask.key_ids)))
 
@@ -437,6 +448,11 @@ MASKS: list[tuple[str, Function, Case]] = [
             lambda m, q, k: np.arange(k.shape[2]) <= (np.arange(q.shape[2]) + (np.arange(q.shape[2]) >= 8))[:, None]
         ),
         masked(Causal(), Q=20, K=20),
+    ),
+    (
+        "a tile of keys is not seen that begins at the last key of a block of queries (blocks of 16 keys)",
+        read_as(tiles_up_to_the_last(16)),
+        masked(SlidingWindow(None, 2, 15), Q=20, K=40),
     ),
     ("rows whose first 32 keys are hidden are NaN", hidden_first(32, np.nan), masked(SlidingWindow(3, None, 33), K=40)),
     ("rows whose first 32 keys are hidden are 0", hidden_first(32, 0.0), masked(SlidingWindow(3, None, 33), K=40)),
