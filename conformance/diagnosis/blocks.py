@@ -166,9 +166,7 @@ def between_tiles(n: int, ends: Callable[[Any, Any], tuple[Any, Any]]) -> Change
         if not moving or n >= 2 * max(Q, K):
             return None
         offset = np.asarray(0 if moving[0].offset is None else moving[0].offset).reshape(-1, 1, 1, 1)
-        left, right = (
-            getattr(moving[0], side, side_of_causal) for side, side_of_causal in (("left", None), ("right", 0))
-        )
+        left, right = getattr(moving[0], "left", None), getattr(moving[0], "right", 0)
         block = np.arange(Q)[:, None] // n * n + offset
         first, end = ends(
             (-np.inf if left is None else block - left) / n, (np.inf if right is None else block + n - 1 + right) / n
