@@ -194,6 +194,12 @@ def by_columns(visible: np.ndarray) -> np.ndarray:
     return visible.reshape(*lead, K, Q).swapaxes(-1, -2)
 
 
+def over_flat_heads(visible: np.ndarray) -> np.ndarray:
+    """[B, 1, Q, K] repeated H times one after the other, and cut as [B, H, Q, K]."""
+    B, H, *pairs = visible.shape
+    return np.tile(visible[:, 0], (H, 1, 1)).reshape(B, H, *pairs)
+
+
 def wrapped(modulus: int) -> Callable[[np.ndarray], np.ndarray]:
     """Row i begins at i * K modulo so much."""
 
@@ -256,6 +262,21 @@ MASK_CHANGES: dict[str, Change] = {
     "two masks are combined by or, not by and": combined_otherwise(lambda mask: Or(mask.left, mask.right)),
     "each batch element has the mask of the one before": seen_otherwise(lambda m: np.roll(m, 1, axis=0)),
     "each batch element has the mask of the next one": seen_otherwise(lambda m: np.roll(m, -1, axis=0)),
+    "the mask of batch element (b * H + h) % B is used": seen_otherwise(over_flat_heads),
+    "each row has the mask of the first row": seen_otherwise(lambda m: m[:, :, :1]),
+    "each row has the mask of the last row": seen_otherwise(lambda m: m[:, :, -1:]),
+    "every row is taken for a length: as many of the first keys are seen as it allows": seen_otherwise(
+        lambda m: np.arange(m.shape[3]) < m.sum(axis=3, keepdims=True)
+    ),
+    "the mask is causal, too": seen_otherwise(lambda m: m & (np.tri(*m.shape[2:]) > 0)),
+    "the causal mask's offset has the other sign": offset_changed(lambda o, Q, K: -o),
+    "the window's offset has the other sign": offset_changed(lambda o, Q, K: -o, SlidingWindow),
+    "the window is as wide on the right as on the left": described(
+        SlidingWindow, lambda mask, case: replace(mask, right=mask.left)
+    ),
+    "an end that a window lacks is taken for 0": described(
+        SlidingWindow, lambda mask, case: replace(mask, left=mask.left or 0, right=mask.right or 0)
+    ),
     "each head has the mask of the next one": seen_otherwise(lambda m: np.roll(m, -1, axis=1)),
     "a query sees the segments before its own, too": described(Segments, by_order),
     "key lengths count one key too few": lengths_changed(lambda n: n - 1),
@@ -320,8 +341,8 @@ def left_out(name: str, **fields: Any) -> Change:
     return changed
 
 
-def heads_read(order: Callable[[int, int], np.ndarray]) -> Change:
-    """Query heads read other key heads; `order` gets H and G."""
+def heads_read(order: Callable[[int, int], np.ndarray], of: tuple[str, ...] = ("key", "value")) -> Change:
+    """Query heads read other heads of keys and values; `order` gets H and G."""
 
     def changed(failing: Failing) -> Steps | None:
         H, G = failing.case.inputs["query"].shape[1], failing.case.inputs["key"].shape[1]
@@ -331,7 +352,7 @@ def heads_read(order: Callable[[int, int], np.ndarray]) -> Change:
         if np.array_equal(read, np.arange(H) // share * share):
             return None
         s = failing.steps
-        return s.changed(key=s.key[:, read], value=s.value[:, read])
+        return s.changed(**{name: getattr(s, name)[:, read] for name in of})
 
     return changed
 
@@ -376,6 +397,8 @@ SCORE_CHANGES: dict[str, Change] = {
     "sinks are ignored": left_out("sinks", sinks=None),
     "dropout is ignored": left_out("dropout_keep", factor=1.0),
     "query head h reads key head h % G": heads_read(lambda H, G: np.arange(H) % G),
+    "query head h reads key head h % G, and the right values": heads_read(lambda H, G: np.arange(H) % G, ("key",)),
+    "query head h reads value head h % G, and the right keys": heads_read(lambda H, G: np.arange(H) % G, ("value",)),
     "every query head reads key head 0": heads_read(lambda H, G: np.zeros(H, int)),
     "query heads of a group are counted in powers of two: they read the wrong key head": heads_read(
         lambda H, G: np.arange(H) // power_of_two(H // G)
@@ -439,6 +462,13 @@ def counted_as_zero(failing: Failing) -> np.ndarray | None:
     return divided(exponentials, total + (~s.allowed).sum(-1, keepdims=True))
 
 
+def masked_afterwards(failing: Failing) -> np.ndarray | None:
+    s = failing.steps
+    if failing.case.options.get("mask") is None:
+        return None
+    return np.where(s.visible, forward(s.changed(visible=np.ones_like(s.visible))).weights, 0)
+
+
 def renormalised(failing: Failing) -> np.ndarray | None:
     keep = failing.case.options.get("dropout_keep")
     if keep is None:
@@ -498,7 +528,15 @@ def bias_read(change: Callable[[np.ndarray], np.ndarray]) -> Change:
     return changed
 
 
+def mask_as_numbers(failing: Failing) -> Steps | None:
+    s = failing.steps
+    if failing.case.options.get("mask") is None:
+        return None
+    return s.changed(bias=s.bias + s.visible, visible=np.ones_like(s.visible))
+
+
 FORMULA_CHANGES: dict[str, Change] = {
+    "the mask is added to the scores as 0 and 1": mask_as_numbers,
     "the softcap comes before the scale": scored("softcap", capped_before_the_scale),
     "scores are clipped at the softcap, without tanh": scored("softcap", clipped),
     "the softcap is not multiplied back in": scored("softcap", lambda p, b, cap, s: cap(p) / cap(np.inf) + b),
@@ -519,6 +557,7 @@ FORMULA_CHANGES: dict[str, Change] = {
 WEIGHINGS = [
     weighed("the softmax runs over queries, not keys", over_queries),
     weighed("forbidden keys stay in the softmax's denominator with a score of 0", counted_as_zero),
+    weighed("the mask is applied after the softmax, which counts forbidden keys", masked_afterwards),
     weighed("weights are renormalised after dropout", renormalised),
     weighed("weights that dropout keeps are not divided by 1 - rate", not_rescaled),
     *(

@@ -198,7 +198,8 @@ def hidden_rows(failing: Failing) -> Iterator[Mistake]:
             if fewest > most:
                 n = roundest_between(most + 1, fewest)
                 output = np.where((hidden >= n)[..., None], value, right)
-                yield giving(f"rows whose {which} {n} keys are hidden are {words}", "output", output)
+                keys = "key is" if n == 1 else f"{n} keys are"
+                yield giving(f"rows whose {which} {keys} hidden are {words}", "output", output)
 
 
 def roundest_between(least: int, most: int) -> int:

@@ -114,8 +114,10 @@ def online(start: int, rescale_output: bool, rescale_sum: bool) -> Merge:
     return merge
 
 
-def stale(p: Parts) -> Results:
+def stale(p: Parts) -> Results | None:
     """One after the other; what is merged keeps the log-sum-exp of the first part."""
+    if len(p.logs) < 2:
+        return None
     output, log = p.outputs[0], p.logs[0]
     for part, other in zip(p.outputs[1:], p.logs[1:], strict=True):
         two = Parts(np.stack([output, part]), np.stack([log, other]))

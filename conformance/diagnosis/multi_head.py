@@ -40,6 +40,11 @@ def fused(case: Case) -> Case:
     return replace(case, inputs=joined(case.inputs), cotangents={}, memory={}, constants=())
 
 
+def separate(case: Case) -> bool:
+    """Whether every head has a projection of its own."""
+    return any("[" in name for name in case.inputs)
+
+
 def projection(case: Case, name: str) -> Linear:
     return Linear(case.inputs[f"{name}.weight"], case.inputs.get(f"{name}.bias"))
 
@@ -105,8 +110,7 @@ def seen_inside(subject: Subject, case: Case) -> tuple[Any, Case] | None:
     H, G, _, _ = heads_and_keys(case)
     attention = inside(case)
     widest = max(H * attention.inputs[name].shape[-1] for name in FIELDS[:-1])
-    separate = any("[" in name for name in case.inputs)
-    return (Inside(subject, separate), attention) if G and 0 < widest <= WIDEST else None
+    return (Inside(subject, separate(case)), attention) if G and 0 < widest <= WIDEST else None
 
 
 # --- projections ------------------------------------------------------------------------------------------------------
@@ -118,11 +122,11 @@ def layer(case: Case, split: Split = split_heads, join: Callable[[np.ndarray], n
     return linear(projection(case, "output"), join(output))
 
 
-def answering(name: str, change: Callable[[Case], Case | None]) -> Mistake:
-    """The layer does as if it had been asked another case."""
+def answering(name: str, change: Callable[[Case], Case | None], of_separate: bool = False) -> Mistake:
+    """The layer does as if it had been asked another case. of_separate: only one with a projection for each head."""
 
     def results(failing: Failing) -> dict[str, Any] | None:
-        other = change(fused(failing.case))
+        other = None if of_separate and not separate(failing.case) else change(fused(failing.case))
         return None if other is None else {"output": by_definition(without_promise(other))["output"].high}
 
     return resulting(name, results)
@@ -244,6 +248,37 @@ def exchanged(one: str, other: str) -> Callable[[Case], Case | None]:
     return change
 
 
+def joined_in_order(order: Callable[[int, int], np.ndarray]) -> Callable[[Case, str], Arrays | None]:
+    """Per-head projections put side by side in another order of their columns; `order` gets heads and their width."""
+
+    def change(case: Case, name: str) -> Arrays | None:
+        heads = counts(case)[name]
+        weight, bias = case.inputs[f"{name}.weight"], case.inputs.get(f"{name}.bias")
+        if name == "output" or heads < 2:
+            return None
+        columns = order(heads, weight.shape[1] // heads)
+        return {f"{name}.weight": weight[:, columns], f"{name}.bias": None if bias is None else bias[columns]}
+
+    return change
+
+
+def first_bias(case: Case, name: str) -> Arrays | None:
+    heads, bias = counts(case)[name], case.inputs.get(f"{name}.bias")
+    if name == "output" or heads < 2 or bias is None:
+        return None
+    return {f"{name}.bias": np.tile(bias[: len(bias) // heads], heads)}
+
+
+JOINED = {
+    "the heads of a projection are joined in reverse": lambda heads, width: (
+        np.arange(heads * width).reshape(heads, width)[::-1].ravel()
+    ),
+    "the heads of a projection are joined column by column": lambda heads, width: (
+        np.arange(heads * width).reshape(heads, width).T.ravel()
+    ),
+}
+
+
 def read_from(source: str, *names: str) -> Callable[[Case], Case | None]:
     """Inputs that are another one."""
 
@@ -283,6 +318,15 @@ MISTAKES = (
     *(answering(f"weights of projections are transposed {listed(n)}", of_fields(n, transposed)) for n in several()),
     *(
         answering(f"heads are interleaved: column c belongs to head c % H {listed(n)}", of_fields(n, interleaved))
+        for n in several()
+    ),
+    *(
+        answering(f"{words} {listed(n)}", of_fields(n, joined_in_order(order)), of_separate=True)
+        for words, order in JOINED.items()
+        for n in several()
+    ),
+    *(
+        answering(f"every head has the first head's bias {listed(n)}", of_fields(n, first_bias), of_separate=True)
         for n in several()
     ),
     reshaped("heads are split without exchanging the axes of heads and positions", split=untransposed),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,8 @@ from conformance.runner.in_process import Runner
 
 PARAMETER = re.compile(r" \((blocks of \d+ [ a-z]+|from part \d+ on|-?[.e\d][-+.e\d]*)\)$")
 """In which mistakes of one family differ."""
+FACTOR = re.compile(r"^(.*) is (\S+) times what it must be \((.*)\)$")
+"""Of what, the factor, and its reasons."""
 EXTENT = re.compile(r"\bfirst (\d+)\b")
 """How many of something a mistake speaks of."""
 
@@ -68,7 +70,16 @@ def explaining(names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ..
     """
     known = {kind(name): name for name in before[::-1]}
     found = (max(name, known[kind(name)], key=projections) for name in names if kind(name) in known)
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys((*found, *factors_explained(names, before))))
+
+
+def factors_explained(names: tuple[str, ...], before: tuple[str, ...]) -> Iterator[str]:
+    """Names of factors that differ between two cases, and have a reason in common."""
+    reasons = {found[1]: found[3].split(", or ") for found in map(FACTOR.match, before) if found}
+    for found in filter(None, map(FACTOR.match, names)):
+        common = [reason for reason in found[3].split(", or ") if reason in reasons.get(found[1], [])]
+        if common and found[0] not in before:
+            yield f"{found[1]} is {found[2]} times what it must be ({', or '.join(common)})"
 
 
 def projections(name: str) -> int:
@@ -81,8 +92,8 @@ def in_families(names: Iterable[str]) -> tuple[str, ...]:
     """Each mistake once; without its parameter where it may have several values."""
     families: dict[str, list[str]] = {}
     for name in names:
-        families.setdefault(PARAMETER.sub("", name), []).append(name)
-    return tuple(members[0] if len(members) == 1 else family for family, members in families.items())
+        families.setdefault(PARAMETER.sub("", PROJECTIONS.sub("", name)), []).append(name)
+    return tuple(one[0] if len(one) == 1 else PARAMETER.sub("", one[0]) for one in families.values())
 
 
 def asked(violation: Violation, material: Any, runner: Runner) -> tuple[str, ...]:

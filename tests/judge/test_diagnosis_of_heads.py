@@ -19,7 +19,7 @@ from conformance.checks.comparison import worst
 from conformance.checks.results import Violation
 from conformance.diagnosis.backward import sink_sums
 from conformance.diagnosis.matches import known
-from conformance.diagnosis.naming import diagnosis
+from conformance.diagnosis.naming import diagnosis, explaining
 from conformance.judge.thresholds import threshold
 from conformance.oracle.reference import oracle
 from conformance.runner.dimensions import Part, taken
@@ -248,6 +248,15 @@ def test_gradients_of_projections_from_some_rows_have_names() -> None:
         assert f"gradient of {name} is missing: it is 0" in known(missing, f"gradient of {name}", np.inf)
 
 
+def test_factors_that_have_a_reason_in_common_are_one_mistake() -> None:
+    of, other = ("gradient of query is {} times what it must be ({})".format(*told) for told in (
+        ("2", "the scale is left out, or counted twice"), ("1.7", "the scale is left out"),
+    ))  # fmt: skip
+    assert explaining((of,), (other,)) == ("gradient of query is 2 times what it must be (the scale is left out)",)
+    assert explaining((of,), (other.replace("left out", "applied twice"),)) == ()
+    assert explaining((of,), (of,)) == (of,)
+
+
 # --- merging ----------------------------------------------------------------------------------------------------------
 
 
@@ -430,6 +439,16 @@ MASKS: list[tuple[str, Function, Case]] = [
         "key lengths are rounded up to whole blocks (blocks of 8 keys)",
         read_as(lambda m, q, k: KeyLengths(-(-m.lengths // 8) * 8)),
         masked(KeyLengths(np.array([3, 13])), B=2, K=16),
+    ),
+    (
+        "the causal mask's offset has the other sign",
+        read_as(lambda m, q, k: Causal(-m.offset)),
+        masked(Causal(2), Q=4, K=6),
+    ),
+    (
+        "the window is as wide on the right as on the left",
+        read_as(lambda m, q, k: SlidingWindow(m.left, m.left, m.offset)),
+        masked(SlidingWindow(2, 0, 2)),
     ),
     ("segment ids are compared in bfloat16", read_as(ids_in(ml_dtypes.bfloat16)), masked(PACKED)),
     (
