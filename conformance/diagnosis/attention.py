@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from conformance.cases.case import Case
 from conformance.checks.comparison import LARGEST, PRECISION
-from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, resulting
+from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, in_worst_row, resulting
 from conformance.diagnosis.steps import (
     Steps,
     divided,
@@ -25,10 +27,12 @@ from conformance.diagnosis.steps import (
     scores_of,
     steps_of,
 )
-from specification import Causal, KeyLengths, SlidingWindow
+from specification import Causal, Dense, KeyLengths, Segments, SlidingWindow
 from specification.dtypes import compute_dtype_name
-from specification.masks import And
+from specification.masks import And, Or
 
+LARGE = 2**14
+"""Pairs from which on a mistake is tried on one row first."""
 Change = Callable[[Failing], Steps | None]
 """The steps of a mistake; None where the case has no place for it."""
 
@@ -40,7 +44,13 @@ def stepped(name: str, change: Change) -> Mistake:
         steps = change(failing)
         return None if steps is None else {"output": forward(steps).output}
 
-    return resulting(name, results)
+    def likely(failing: Failing) -> bool:
+        if failing.case.operation != "attention" or failing.steps.visible.size < LARGE or "output" not in failing.wrong:
+            return True
+        steps = change(failing)
+        return steps is not None and in_worst_row(failing, steps)
+
+    return resulting(name, results)._replace(likely=likely)
 
 
 def with_options(case: Case, **options: Any) -> Case:
@@ -76,42 +86,93 @@ def asked_otherwise(change: Callable[[Case], Case | None]) -> Change:
     return changed
 
 
-def offset_changed(change: Callable[[Any, int, int], Any]) -> Change:
-    """A causal mask at another offset; `change` gets the offset, Q and K."""
+def described(kind: type, change: Callable[[Any, Case], Any]) -> Change:
+    """With every description of this kind changed, also in masks that are combined; None where there is none."""
+
+    def mapped(mask: Any, case: Case) -> Any:
+        if isinstance(mask, And | Or):
+            return type(mask)(mapped(mask.left, case), mapped(mask.right, case))
+        return change(mask, case) if isinstance(mask, kind) else mask
 
     def changed(case: Case) -> Case | None:
         mask = case.options.get("mask")
-        if not isinstance(mask, Causal):
-            return None
-        Q, K = case.inputs["query"].shape[2], case.inputs["key"].shape[2]
-        return with_options(case, mask=Causal(change(0 if mask.offset is None else mask.offset, Q, K)))
+        found = mapped(mask, case)
+        same = found is mask or any(side is None for side in sides(found))
+        return None if same else with_options(case, mask=found)
 
     return asked_otherwise(changed)
 
 
+def sides(mask: Any) -> list[Any]:
+    return [*sides(mask.left), *sides(mask.right)] if isinstance(mask, And | Or) else [mask]
+
+
+def offset_changed(change: Callable[[Any, int, int], Any], kind: type = Causal) -> Change:
+    """A causal mask or a window at another offset; `change` gets the offset, Q and K."""
+
+    def changed(mask: Any, case: Case) -> Any:
+        Q, K = case.inputs["query"].shape[2], case.inputs["key"].shape[2]
+        return replace(mask, offset=change(0 if mask.offset is None else mask.offset, Q, K))
+
+    return described(kind, changed)
+
+
 def window_changed(left: int, right: int) -> Change:
-    def changed(case: Case) -> Case | None:
-        mask = case.options.get("mask")
-        if not isinstance(mask, SlidingWindow):
-            return None
+    def changed(mask: Any, case: Case) -> Any:
         sides = (None if side is None else side + step for side, step in ((mask.left, left), (mask.right, right)))
         low, high = sides
         if (low is not None and low < 0) or (high is not None and high < 0):
             return None
-        return with_options(case, mask=SlidingWindow(low, high, mask.offset))
+        return SlidingWindow(low, high, mask.offset)
 
-    return asked_otherwise(changed)
+    return described(SlidingWindow, changed)
 
 
-def lengths_changed(step: int) -> Change:
+def lengths_changed(change: Callable[[np.ndarray], np.ndarray]) -> Change:
+    def changed(mask: Any, case: Case) -> Any:
+        lengths = change(np.asarray(mask.lengths).astype(int))
+        return KeyLengths(np.clip(lengths, 0, case.inputs["key"].shape[2]))
+
+    return described(KeyLengths, changed)
+
+
+def side_left_out(side: str) -> Change:
+    """A window without one of its ends."""
+    return described(
+        SlidingWindow, lambda mask, case: None if getattr(mask, side) is None else replace(mask, **{side: None})
+    )
+
+
+def combined_otherwise(combine: Callable[[Any], Any]) -> Change:
+    """Two masks of which both must allow a pair, put together in another way."""
+
     def changed(case: Case) -> Case | None:
         mask = case.options.get("mask")
-        if not isinstance(mask, KeyLengths):
-            return None
-        lengths = np.clip(np.asarray(mask.lengths) + step, 0, case.inputs["key"].shape[2])
-        return with_options(case, mask=KeyLengths(lengths))
+        return with_options(case, mask=combine(mask)) if isinstance(mask, And) else None
 
     return asked_otherwise(changed)
+
+
+def by_order(mask: Any, case: Case) -> Any:
+    """Segments in which a query sees those before its own, too."""
+    queries, keys = (np.asarray(ids) for ids in (mask.query_ids, mask.key_ids))
+    return Dense((queries[:, :, None] >= keys[:, None])[:, None])
+
+
+def ids_changed(change: Callable[[np.ndarray], np.ndarray]) -> Change:
+    def changed(mask: Any, case: Case) -> Any:
+        return Segments(*(change(np.asarray(ids)) for ids in (mask.query_ids, mask.key_ids)))
+
+    return described(Segments, changed)
+
+
+def same_digits(dtype: Any) -> Callable[[np.ndarray], np.ndarray]:
+    """Numbers for ids that fall together exactly where these do in this dtype."""
+
+    def change(ids: np.ndarray) -> np.ndarray:
+        return ids.astype(np.float32).astype(dtype).astype(float).astype(np.int64)
+
+    return change
 
 
 def empty_rows_as(mode: str) -> Change:
@@ -131,6 +192,12 @@ def by_columns(visible: np.ndarray) -> np.ndarray:
     """The array's numbers read as if its first index ran fastest."""
     *lead, Q, K = visible.shape
     return visible.reshape(*lead, K, Q).swapaxes(-1, -2)
+
+
+def over_flat_heads(visible: np.ndarray) -> np.ndarray:
+    """[B, 1, Q, K] repeated H times one after the other, and cut as [B, H, Q, K]."""
+    B, H, *pairs = visible.shape
+    return np.tile(visible[:, 0], (H, 1, 1)).reshape(B, H, *pairs)
 
 
 def wrapped(modulus: int) -> Callable[[np.ndarray], np.ndarray]:
@@ -162,6 +229,14 @@ def first_of_block(block: int) -> Change:
     return changed
 
 
+def rounded_down(n: int, number: Any) -> Any:
+    return number // n * n
+
+
+def rounded_up(n: int, number: Any) -> Any:
+    return -(-number // n) * n
+
+
 MASK_CHANGES: dict[str, Change] = {
     "the mask is inverted: True is taken for forbidden": seen_otherwise(np.logical_not),
     "the mask is ignored": seen_otherwise(np.ones_like),
@@ -176,8 +251,50 @@ MASK_CHANGES: dict[str, Change] = {
     "the window's right end is left out": window_changed(0, -1),
     "the window is one too wide on the left": window_changed(1, 0),
     "the window is one too wide on the right": window_changed(0, 1),
-    "key lengths count one key too few": lengths_changed(-1),
-    "key lengths count one key too many": lengths_changed(1),
+    "the window's offset is ignored": offset_changed(lambda o, Q, K: 0, SlidingWindow),
+    "the window is aligned to the last query and key (bottom right)": offset_changed(
+        lambda o, Q, K: K - Q, SlidingWindow
+    ),
+    "the window is unbounded on the left": side_left_out("left"),
+    "the window is unbounded on the right": side_left_out("right"),
+    "of two masks that are combined only the first counts": combined_otherwise(lambda mask: mask.left),
+    "of two masks that are combined only the second counts": combined_otherwise(lambda mask: mask.right),
+    "two masks are combined by or, not by and": combined_otherwise(lambda mask: Or(mask.left, mask.right)),
+    "each batch element has the mask of the one before": seen_otherwise(lambda m: np.roll(m, 1, axis=0)),
+    "each batch element has the mask of the next one": seen_otherwise(lambda m: np.roll(m, -1, axis=0)),
+    "the mask of batch element (b * H + h) % B is used": seen_otherwise(over_flat_heads),
+    "each row has the mask of the first row": seen_otherwise(lambda m: m[:, :, :1]),
+    "each row has the mask of the last row": seen_otherwise(lambda m: m[:, :, -1:]),
+    "every row is taken for a length: as many of the first keys are seen as it allows": seen_otherwise(
+        lambda m: np.arange(m.shape[3]) < m.sum(axis=3, keepdims=True)
+    ),
+    "the mask is causal, too": seen_otherwise(lambda m: m & (np.tri(*m.shape[2:]) > 0)),
+    "the causal mask's offset has the other sign": offset_changed(lambda o, Q, K: -o),
+    "the window's offset has the other sign": offset_changed(lambda o, Q, K: -o, SlidingWindow),
+    "the window is as wide on the right as on the left": described(
+        SlidingWindow, lambda mask, case: replace(mask, right=mask.left)
+    ),
+    "an end that a window lacks is taken for 0": described(
+        SlidingWindow, lambda mask, case: replace(mask, left=mask.left or 0, right=mask.right or 0)
+    ),
+    "each head has the mask of the next one": seen_otherwise(lambda m: np.roll(m, -1, axis=1)),
+    "a query sees the segments before its own, too": described(Segments, by_order),
+    "key lengths count one key too few": lengths_changed(lambda n: n - 1),
+    "key lengths count one key too many": lengths_changed(lambda n: n + 1),
+    "segment ids are compared in bfloat16": ids_changed(same_digits(ml_dtypes.bfloat16)),
+    "segment ids are compared in float16": ids_changed(same_digits(np.float16)),
+    "segment ids are compared in float32": ids_changed(same_digits(np.float32)),
+    **{f"segment ids are compared modulo 2^{n}": ids_changed(lambda ids, n=n: ids % 2**n) for n in (8, 16)},  # type: ignore[misc]
+    **{
+        f"{of} rounded {way} to whole blocks (blocks of {n} keys)": change
+        for n in (8, 16, 32, 64, 128, 256)
+        for way, whole in ((("down"), partial(rounded_down, n)), ("up", partial(rounded_up, n)))
+        for of, change in (
+            ("the causal mask's offset is", offset_changed(lambda o, Q, K, f=whole: f(o))),  # type: ignore[misc]
+            ("the window's offset is", offset_changed(lambda o, Q, K, f=whole: f(o), SlidingWindow)),  # type: ignore[misc]
+            ("key lengths are", lengths_changed(whole)),
+        )
+    },
     "rows that allow nothing get the mean of all values": empty_rows_as("mean"),
     "rows that allow nothing get NaN": empty_rows_as("nan"),
     "the mask is read column by column": seen_otherwise(by_columns),
@@ -224,8 +341,8 @@ def left_out(name: str, **fields: Any) -> Change:
     return changed
 
 
-def heads_read(order: Callable[[int, int], np.ndarray]) -> Change:
-    """Query heads read other key heads; `order` gets H and G."""
+def heads_read(order: Callable[[int, int], np.ndarray], of: tuple[str, ...] = ("key", "value")) -> Change:
+    """Query heads read other heads of keys and values; `order` gets H and G."""
 
     def changed(failing: Failing) -> Steps | None:
         H, G = failing.case.inputs["query"].shape[1], failing.case.inputs["key"].shape[1]
@@ -235,9 +352,29 @@ def heads_read(order: Callable[[int, int], np.ndarray]) -> Change:
         if np.array_equal(read, np.arange(H) // share * share):
             return None
         s = failing.steps
-        return s.changed(key=s.key[:, read], value=s.value[:, read])
+        return s.changed(**{name: getattr(s, name)[:, read] for name in of})
 
     return changed
+
+
+def of_other_heads(name: str, order: Callable[[int, int], np.ndarray]) -> Change:
+    """Query heads have each other's sinks or bias; `order` gets H and G."""
+
+    def changed(failing: Failing) -> Steps | None:
+        s, (H, G) = failing.steps, (failing.case.inputs[n].shape[1] for n in ("query", "key"))
+        read = order(H, max(G, 1))
+        if name == "sinks":
+            return None if s.sinks is None else s.changed(sinks=s.sinks[read])
+        return None if s.bias.shape[1] < 2 else s.changed(bias=s.bias[:, read], open=s.open[:, read])
+
+    return changed
+
+
+OTHER_HEADS: dict[str, Callable[[int, int], np.ndarray]] = {
+    "head h has the {} of head h % G": lambda H, G: np.arange(H) % G,
+    "head h has the {} of its key head h // (H / G)": lambda H, G: np.arange(H) // (H // G),
+    "heads have the {} of each other in reverse": lambda H, G: np.arange(H)[::-1],
+}
 
 
 def power_of_two(n: int) -> int:
@@ -260,6 +397,8 @@ SCORE_CHANGES: dict[str, Change] = {
     "sinks are ignored": left_out("sinks", sinks=None),
     "dropout is ignored": left_out("dropout_keep", factor=1.0),
     "query head h reads key head h % G": heads_read(lambda H, G: np.arange(H) % G),
+    "query head h reads key head h % G, and the right values": heads_read(lambda H, G: np.arange(H) % G, ("key",)),
+    "query head h reads value head h % G, and the right keys": heads_read(lambda H, G: np.arange(H) % G, ("value",)),
     "every query head reads key head 0": heads_read(lambda H, G: np.zeros(H, int)),
     "query heads of a group are counted in powers of two: they read the wrong key head": heads_read(
         lambda H, G: np.arange(H) // power_of_two(H // G)
@@ -272,6 +411,14 @@ SCORE_CHANGES: dict[str, Change] = {
     ),
     "query head h reads key head h // G": heads_read(lambda H, G: np.arange(H) // G),
     "query head h reads key head h, as far as there are so many": heads_read(lambda H, G: np.arange(H)),
+    "the sink of head 0 is used for all heads": of_other_heads("sinks", lambda H, G: np.zeros(H, int)),
+    **{
+        words.format(name): of_other_heads(name, order)
+        for name in ("sinks", "bias")
+        for words, order in OTHER_HEADS.items()
+    },
+    "the scale is rounded to bfloat16": scaled(lambda s, f: float(ml_dtypes.bfloat16(s))),
+    "the scale is rounded to float16": scaled(lambda s, f: float(np.float16(s))),
     "query heads read key heads in reverse": heads_read(lambda H, G: (G - 1) - np.arange(H) // (H // G)),
 }
 
@@ -313,6 +460,13 @@ def counted_as_zero(failing: Failing) -> np.ndarray | None:
     s = failing.steps
     exponentials, total, _ = exponentials_of(masked_scores(s), s.sinks)
     return divided(exponentials, total + (~s.allowed).sum(-1, keepdims=True))
+
+
+def masked_afterwards(failing: Failing) -> np.ndarray | None:
+    s = failing.steps
+    if failing.case.options.get("mask") is None:
+        return None
+    return np.where(s.visible, forward(s.changed(visible=np.ones_like(s.visible))).weights, 0)
 
 
 def renormalised(failing: Failing) -> np.ndarray | None:
@@ -366,7 +520,23 @@ def bias_of_first(axis: int) -> Change:
     return changed
 
 
+def bias_read(change: Callable[[np.ndarray], np.ndarray]) -> Change:
+    def changed(failing: Failing) -> Steps | None:
+        s = failing.steps
+        return s.changed(bias=change(s.bias), open=change(s.open)) if "bias" in failing.case.inputs else None
+
+    return changed
+
+
+def mask_as_numbers(failing: Failing) -> Steps | None:
+    s = failing.steps
+    if failing.case.options.get("mask") is None:
+        return None
+    return s.changed(bias=s.bias + s.visible, visible=np.ones_like(s.visible))
+
+
 FORMULA_CHANGES: dict[str, Change] = {
+    "the mask is added to the scores as 0 and 1": mask_as_numbers,
     "the softcap comes before the scale": scored("softcap", capped_before_the_scale),
     "scores are clipped at the softcap, without tanh": scored("softcap", clipped),
     "the softcap is not multiplied back in": scored("softcap", lambda p, b, cap, s: cap(p) / cap(np.inf) + b),
@@ -376,6 +546,9 @@ FORMULA_CHANGES: dict[str, Change] = {
     "bias is subtracted": scored("bias", lambda p, b, cap, s: cap(p) - b),
     "bias is multiplied by the scale": scored("bias", lambda p, b, cap, s: cap(p) + b * s),
     "bias is divided by the scale": scored("bias", lambda p, b, cap, s: cap(p) + b / s if s else cap(p)),
+    "the bias is transposed": bias_read(transposed),
+    "the bias is read column by column": bias_read(by_columns),
+    "each row has the bias of the first row": bias_of_first(2),
     "bias of batch element 0 is used for all": bias_of_first(0),
     "bias of head 0 is used for all heads": bias_of_first(1),
 }
@@ -384,6 +557,7 @@ FORMULA_CHANGES: dict[str, Change] = {
 WEIGHINGS = [
     weighed("the softmax runs over queries, not keys", over_queries),
     weighed("forbidden keys stay in the softmax's denominator with a score of 0", counted_as_zero),
+    weighed("the mask is applied after the softmax, which counts forbidden keys", masked_afterwards),
     weighed("weights are renormalised after dropout", renormalised),
     weighed("weights that dropout keeps are not divided by 1 - rate", not_rescaled),
     *(
@@ -414,7 +588,7 @@ def put(value: float) -> Mistake:
         rows = np.any(s.visible, axis=-1, keepdims=True)
         return whatever_the_scores(failing, np.where(s.visible, scores, value), rows)
 
-    return Mistake(f"forbidden scores are a number, not -inf ({value:g})", answers, of_any_size=True)
+    return Mistake(f"forbidden scores are a number, not -inf ({value:g})", answers)
 
 
 def added(value: float) -> Mistake:
@@ -431,7 +605,7 @@ def added(value: float) -> Mistake:
         lost = np.where(free, 0, np.minimum(4 * digits * abs(value), 1))
         return whatever_the_scores(failing, scores, np.ones_like(free), lost)
 
-    return Mistake(f"a number is added to forbidden scores, which are not -inf ({value:g})", answers, of_any_size=True)
+    return Mistake(f"a number is added to forbidden scores, which are not -inf ({value:g})", answers)
 
 
 def times_forbidden(failing: Failing) -> np.ndarray:
@@ -492,6 +666,45 @@ def by_one_logsumexp(failing: Failing) -> tuple[Arrays, Bounds] | None:
     return {"output": output}, {"output": limits}
 
 
+# --- exponentials that overflow ---------------------------------------------------------------------------------------
+
+
+def overflowing(name: str, maximum: Callable[[Failing], np.ndarray | None]) -> Mistake:
+    """NaN or infinity in rows of which a score lies so far above what is subtracted that no exponential is held."""
+
+    def results(failing: Failing) -> dict[str, Any] | None:
+        largest = np.finfo(compute_dtype_name(failing.case.dtype)).max
+        subtracted = None if failing.case.operation == "attention_logsumexp" else maximum(failing)
+        if subtracted is None:
+            return None
+        s, right = failing.steps, failing.right("output")
+        scores = failing.forward.scores
+        scores = scores if s.sinks is None else np.maximum(scores, s.sinks)
+        over = scores.max(axis=-1, keepdims=True, initial=-np.inf) - subtracted > np.log(largest)
+        got = failing.answer("output")
+        return {"output": np.where(over, np.where(np.isfinite(got), np.nan, got), right)}
+
+    return resulting(name, results)
+
+
+def lowest(failing: Failing) -> np.ndarray | None:
+    """The smallest score, where the scale is below 0."""
+    scores = failing.forward.scores
+    lowest = np.where(failing.steps.allowed, scores, np.inf).min(axis=-1, keepdims=True, initial=np.inf)
+    return np.where(np.isfinite(lowest), lowest, 0) if failing.steps.scale < 0 else None
+
+
+def of_keys(failing: Failing) -> np.ndarray | None:
+    return None if failing.steps.sinks is None else highest(failing.forward.scores)
+
+
+OVERFLOWS = [
+    overflowing("the maximum is taken before a scale below 0: exponentials overflow", lowest),
+    overflowing("the maximum leaves out the sink: exponentials overflow", of_keys),
+    overflowing("the maximum is not subtracted: exponentials overflow", lambda failing: np.zeros((1, 1, 1, 1))),
+]
+
+
 NUMBERS = (-1e4, -1e5, -1e9, -1e20, -65504.0, -LARGEST["float32"])
 FILLS = [*map(put, NUMBERS), *map(added, NUMBERS)]
 """Before the others: where all that a row allows scores lower, only forbidden keys count, as with a mask inverted."""
@@ -499,8 +712,7 @@ FILLS = [*map(put, NUMBERS), *map(added, NUMBERS)]
 UNDIVIDED = Mistake(
     "weights are not divided by their sum, or as exp(score - log-sum-exp), which float32 loses beside such scores",
     by_one_logsumexp,
-    of_any_size=True,
 )
 
 CHANGES = MASK_CHANGES | SCORE_CHANGES | FORMULA_CHANGES
-STEP_MISTAKES = [*(stepped(name, change) for name, change in CHANGES.items()), *WEIGHINGS]
+STEP_MISTAKES = [*(stepped(name, change) for name, change in CHANGES.items()), *WEIGHINGS, *OVERFLOWS]

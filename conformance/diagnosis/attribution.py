@@ -15,7 +15,7 @@ import numpy as np
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
 from conformance.cases.features import FEATURE_RULES, features_of, heads_and_keys, mask_kinds, rule_of
-from conformance.checks.catalogue import AGREEMENT, MEMORY
+from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding, breaks, worst
 from conformance.diagnosis.memory import because_of_memory, contiguous
@@ -41,12 +41,20 @@ def attributed(runner: Runner, failure: Failure) -> Failure:
         findings = asked(runner, plain)
         if breaks(findings, level):
             return Failure(rule_shown(runner, plain, findings), AGREEMENT, plain, findings)
-    if isinstance(failure.material, Planted) and of_numbers(failure.findings):
-        clean = failure.material.clean
+    clean = beside(failure)
+    if clean is not None and of_numbers(failure.findings):
         findings = asked(runner, clean)
         if breaks(findings, level):
             return Failure(rule_shown(runner, clean, findings), AGREEMENT, clean, findings)
     return failure
+
+
+def beside(failure: Failure) -> Case | None:
+    """The same call without NaN and infinity, where the material has it."""
+    if isinstance(failure.material, Planted):
+        return failure.material.clean
+    twins = failure.material if failure.check == TWIN else ()
+    return twins[1] if twins and twins[0].special and not twins[1].special else None
 
 
 def of_numbers(findings: list[Finding]) -> bool:

@@ -10,8 +10,18 @@ import numpy as np
 from conformance.cases.case import expected_dtype
 from conformance.checks.comparison import PRECISION
 from conformance.diagnosis.attention import CHANGES, Change
-from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, agrees, loose
-from conformance.diagnosis.steps import Parts, Steps, added_up, forward, over_broadcast, pulled_back, scores_of
+from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, agrees, loose, told_from
+from conformance.diagnosis.steps import (
+    Parts,
+    Steps,
+    added_up,
+    divided,
+    exponentials_of,
+    forward,
+    over_broadcast,
+    pulled_back,
+    scores_of,
+)
 
 Variants = Callable[[Failing], Iterator[Parts]]
 """Ways in which a mistake may be made; each gives other gradients."""
@@ -136,6 +146,12 @@ BACKWARD_MISTAKES.append(
 # --- which terms are added up -----------------------------------------------------------------------------------------
 
 
+def is_answer(failing: Failing, name: str, array: np.ndarray) -> bool:
+    """Whether this is the subject's answer, and not the right one."""
+    bounds = loose(failing, name, array)
+    return told_from(failing.right(name), array, bounds) and agrees(failing, name, array, bounds)
+
+
 def combined(failing: Failing, name: str, terms: np.ndarray, got: np.ndarray) -> np.ndarray | None:
     """The whole numbers A by which terms [n, ...] add up to every part of the answer [m, ...]: A [m, n]."""
     n, m = len(terms), len(got)
@@ -165,37 +181,105 @@ def wrongly_added(failing: Failing, name: str) -> Iterator[str]:
         if shape[1] == 1 and H > 1:
             terms = failing.parts.scores if shape[0] > 1 else failing.parts.scores.sum(0, keepdims=True)
             yield from of_one(failing, name, terms.swapaxes(0, 1), got.swapaxes(0, 1), "head")
+    elif of == "sinks" and failing.parts.sinks is not None:
+        yield from of_one(
+            failing, name, failing.parts.sinks.sum(axis=(2, 3)), failing.answer(name)[None], "batch element"
+        )
 
 
 def of_heads(failing: Failing, name: str, terms: np.ndarray, got: np.ndarray) -> Iterator[str]:
     H, G = len(terms), len(got)
     share, every = H // G, np.arange(H)
-    limits = loose(failing, name, failing.answer(name)).swapaxes(0, 1)
-    orders = {
-        "comes from the first query head of each group only": (every // share, every % share == 0),
-        "comes from the last query head of each group only": (every // share, every % share == share - 1),
-        "adds up query heads h, h + G, ... in place of each group's": (every % G, every >= 0),
-    }
-    for words, (group, counted) in orders.items():
-        added = (np.arange(G)[:, None] == group) & counted
-        if np.all(np.abs(np.tensordot(added.astype(float), terms, 1) - got) <= limits):
-            yield f"{name} {words}"
-            return
-    added = combined(failing, name, terms, got)
-    if added is not None and not np.array_equal(added, np.repeat(np.eye(G), share, axis=1)):
+
+    def gives(added: np.ndarray) -> bool:
+        return is_answer(failing, name, np.tensordot(added.astype(float), terms, 1).swapaxes(0, 1))
+
+    own, of_all = np.arange(G)[:, None] == every // share, np.arange(G)[:, None] == every % G
+    ways = [words for words, counted in ways_to_count(share) if gives(own * np.tile(counted, G))]
+    if not ways and gives(of_all):
+        ways.append("adds up query heads h, h + G, ... in place of each group's")
+    yield from (f"{name} {words}" for words in ways)
+    added = None if ways else combined(failing, name, terms, got)
+    if added is None or np.array_equal(added, own):
+        return
+    if np.any(added[~own]):
         yield f"{name} adds up other query heads than each group's"
+    elif np.all(added >= 0):
+        yield f"{name} {OTHERWISE}"
 
 
-def of_one(failing: Failing, name: str, terms: np.ndarray, got: np.ndarray, things: str) -> Iterator[str]:
-    """The gradient of one batch element or head, in place of the sum of all."""
-    limits = loose(failing, name, got)
-    for i in (0, len(terms) - 1):
-        if np.all(np.abs(terms[i] - got[0]) <= limits[0]):
-            yield f"gradient of bias comes from the {'last' if i else 'first'} {things} only"
-            return
-    added = combined(failing, name, terms, got)
+def ways_to_count(share: int) -> Iterator[tuple[str, np.ndarray]]:
+    """How often each query head of a group may count."""
+    every = np.arange(share)
+    yield "comes from the first query head of each group only", every == 0
+    yield "comes from the last query head of each group only", every == share - 1
+    for n in range(2, share):
+        yield f"comes from the first {n} query heads of each group only", every < n
+        yield f"comes from the last {n} query heads of each group only", every >= share - n
+    yield f"{OTHERWISE} (the last one twice)", 1 + (every == share - 1)
+    yield f"{OTHERWISE} (the first one twice)", 1 + (every == 0)
+
+
+OTHERWISE = "counts query heads of each group more or less often than once"
+
+
+def of_one(failing: Failing, name: str, terms: np.ndarray, got: np.ndarray, thing: str) -> Iterator[str]:
+    """The gradient of some batch elements or heads, in place of the sum of all."""
+    found, shape = False, failing.answer(name).shape
+    for words, counted in some_of(len(terms), thing, f"{thing}s"):
+        if is_answer(failing, name, terms[counted].sum(axis=0).reshape(shape)):
+            yield f"{name} {words}"
+            found = True
+    added = None if found else combined(failing, name, terms, got)
     if added is not None and np.any(added) and not np.all(added == 1):
-        yield f"gradient of bias adds up other {things}s than all"
+        yield f"{name} adds up other {thing}s than all"
+
+
+SIZES = (2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+def some_of(count: int, thing: str, things: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Which terms of a sum may count in place of all."""
+    every = np.arange(count)
+    if count < 2:
+        return
+    yield f"comes from the first {thing} only", every == 0
+    yield f"comes from the last {thing} only", every == count - 1
+    if count > 2:
+        yield f"loses the last {thing}", every < count - 1
+        yield f"loses the first {thing}", every > 0
+    for n in SIZES:
+        last, of = (count - 1) // n * n, f"(blocks of {n} {things})"
+        if n < count:
+            yield f"comes from the last block of {things} only {of}", every >= last
+            yield f"comes from the first block of {things} only {of}", every < n
+        if last > n:
+            yield f"loses the last block of {things} {of}", every < last
+            yield f"loses the first block of {things} {of}", every >= n
+
+
+def of_some_rows(failing: Failing, name: str) -> Iterator[str]:
+    """A gradient that is a sum over queries, or the query's over keys, comes from some of them only.
+
+    The cotangent of other queries is as if 0.
+    """
+    s, (Q, K) = failing.steps, failing.steps.visible.shape[2:]
+    if s.visible.size * (s.query.shape[3] + s.key.shape[3]) > MOST:
+        return
+    if name == "gradient of query":
+        for words, counted in some_of(K, "key", "keys"):
+            if is_answer(failing, name, np.where(counted, failing.parts.products, 0) @ s.key * s.scale):
+                yield f"{name} {words}"
+        return
+    for words, counted in some_of(Q, "query", "queries"):
+        bar = np.where(counted[:, None], failing.bar, 0)
+        found = added_up(pulled_back(s, bar, failing.forward.weights), failing.case)
+        if name in found and is_answer(failing, name, found[name]):
+            yield f"{name} {words}"
+
+
+MOST = 2**20
+"""Multiplications of a backward pass that is gone through for many choices of queries."""
 
 
 # --- bias by itself ---------------------------------------------------------------------------------------------------
@@ -214,8 +298,56 @@ def bias_gradients(failing: Failing) -> Iterator[tuple[str, np.ndarray]]:
 def bias_mistakes(failing: Failing, name: str) -> Iterator[str]:
     for words, scores in bias_gradients(failing) if name == "gradient of bias" else ():
         array: Any = over_broadcast(scores, failing.case)
-        if agrees(failing, name, array, loose(failing, name, array)):
+        if is_answer(failing, name, array):
             yield words
+
+
+# --- sinks ------------------------------------------------------------------------------------------------------------
+
+
+def sink_shares(failing: Failing) -> Iterator[tuple[str, np.ndarray]]:
+    """The share of a row's weight that goes to the sink, done wrong: [B, H, Q, 1]."""
+    s, f = failing.steps, failing.forward
+    if s.sinks is None:
+        return
+    exponentials, total, maximum = exponentials_of(f.scores, s.sinks)
+    share, log2 = np.exp(s.sinks - f.logsumexp), f.logsumexp / np.log(2)
+    yield "the sink is not taken to base 2, in which the log-sum-exp is", np.exp2(s.sinks - log2)
+    yield "the log-sum-exp is in base 2, as if it were natural", np.exp(s.sinks - log2)
+    yield "the sink is taken to base 2, in which the log-sum-exp is not", np.exp(s.sinks / np.log(2) - f.logsumexp)
+    yield "exponentials are in base 2, and nothing else", np.exp2(s.sinks - f.logsumexp)
+    yield "the sink's weight is not divided by the sum", np.exp(s.sinks - maximum)
+    yield "the sink's weight is the exponential of the sink", np.exp(s.sinks) + 0 * share
+    yield "the sum by which its weight is divided lacks the sink", share * total / exponentials.sum(-1, keepdims=True)
+    yield "the sink's weight is left out", np.ones_like(share)
+    yield "the sink is multiplied by the scale", np.exp(s.sinks * s.scale - f.logsumexp)
+    yield "the sink's weight is multiplied by 1 less itself", share * (1 - share)
+
+
+def sink_gradients(failing: Failing, name: str) -> Iterator[str]:
+    if name != "gradient of sinks":
+        return
+    for words, array in sink_sums(failing):
+        if is_answer(failing, name, array):
+            yield f"{name}: {words}"
+            return
+
+
+def sink_sums(failing: Failing) -> Iterator[tuple[str, np.ndarray]]:
+    """The gradients that come of it, and those of a wrong mean."""
+    own: Any = failing.parts.sinks
+    share = np.exp(failing.steps.sinks - failing.forward.logsumexp)
+    mean = -divided(own, share)
+    for words, other in sink_shares(failing):
+        yield words, -(other * mean).sum(axis=(0, 2, 3))
+    yield "the mean rowsum(P * P_bar) is left out", -share.sum(axis=(0, 2, 3))
+    G = failing.case.inputs["key"].shape[1]
+    heads = own.sum(axis=(0, 2, 3))
+    if 0 < G < len(heads):
+        groups = heads.reshape(G, -1)
+        yield "a group's query heads are added up", np.broadcast_to(groups.sum(1, keepdims=True), groups.shape).ravel()
+        yield "heads get each other's, in the order h % G", groups.T.ravel()
+    yield "that of all heads is added up", np.full_like(heads, heads.sum())
 
 
 # --- multiples --------------------------------------------------------------------------------------------------------
@@ -224,7 +356,11 @@ def bias_mistakes(failing: Failing, name: str) -> Iterator[str]:
 def multiples(failing: Failing, name: str) -> Iterator[str]:
     """The right answer times a number, the same everywhere, that is no matter of the dtype's last digits."""
     expected, wide = failing.right(name), failing.answer(name)
-    if not (np.isfinite(expected).all() and np.isfinite(wide).all()) or np.count_nonzero(expected) < 2:
+    if not (np.isfinite(expected).all() and np.isfinite(wide).all()) or not expected.any():
+        return
+    if not wide.any() and (name != "output" or np.count_nonzero(expected) > 1):
+        yield f"{name} is 0 everywhere" if name == "output" else f"{name} is missing: it is 0"
+    if not wide.any() or np.count_nonzero(expected) < 2:
         return
     factor = float(np.sum(wide * expected) / np.sum(expected**2))
     digits = PRECISION[expected_dtype(name, failing.case)][0]
@@ -232,9 +368,6 @@ def multiples(failing: Failing, name: str) -> Iterator[str]:
         return
     bounds = failing.bounds[name] * max(1.0, abs(factor))
     if not agrees(failing, name, expected * factor, bounds):
-        return
-    if not factor or not np.any(wide):
-        yield f"{name} is 0 everywhere" if name == "output" else f"{name} is missing: it is 0"
         return
     named = [words for words, number in numbers_of(failing) if abs(factor / number - 1) < 2.0 ** (3 - digits)]
     magnitudes = np.sort(np.abs(expected[expected != 0]))

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from conformance.diagnosis.attention import Change, stepped
+from conformance.diagnosis.attention import MASK_CHANGES, Change, sides, stepped
 from conformance.diagnosis.matching import Failing, Mistake, resulting
 from conformance.diagnosis.steps import Steps, divided, exponentials_of, highest
+from specification import Causal, SlidingWindow
 
 BLOCKS = (8, 16, 32, 64, 128, 256, 512)
 MANY = 512
@@ -136,6 +137,102 @@ def following(array: np.ndarray, extra: int) -> np.ndarray:
     return flat[(np.arange(B * G) * K).reshape(B, G, 1) + np.arange(K + extra)]
 
 
+# --- masks, block by block --------------------------------------------------------------------------------------------
+
+
+def of_tiles(rows: int, keys: int, combine: Callable[..., np.ndarray]) -> Change:
+    """A tile is seen as a whole where one of its pairs is, or only where all of them are."""
+
+    def changed(failing: Failing) -> Steps | None:
+        s, (Q, K) = failing.steps, failing.steps.visible.shape[2:]
+        if failing.case.options.get("mask") is None or not K or (rows > 1 and rows >= 2 * Q) or keys >= 2 * K:
+            return None
+        tiles = combine.reduceat(s.visible, np.arange(0, K, keys), axis=3)  # type: ignore[attr-defined]
+        tiles = combine.reduceat(tiles, np.arange(0, Q, rows), axis=2)  # type: ignore[attr-defined]
+        return s.changed(visible=tiles.repeat(rows, axis=2)[:, :, :Q].repeat(keys, axis=3)[..., :K])
+
+    return changed
+
+
+def between_tiles(n: int, ends: Callable[[Any, Any], tuple[Any, Any]]) -> Change:
+    """Only some tiles of keys are gone through for a block of queries, from the first and the last key it may see.
+
+    `ends` gives the first tile and the one after the last, from these keys in units of tiles.
+    """
+
+    def changed(failing: Failing) -> Steps | None:
+        s, (Q, K) = failing.steps, failing.steps.visible.shape[2:]
+        moving = [one for one in sides(failing.case.options.get("mask")) if isinstance(one, Causal | SlidingWindow)]
+        if not moving or n >= 2 * max(Q, K):
+            return None
+        offset = np.asarray(0 if moving[0].offset is None else moving[0].offset).reshape(-1, 1, 1, 1)
+        left, right = getattr(moving[0], "left", None), getattr(moving[0], "right", 0)
+        block = np.arange(Q)[:, None] // n * n + offset
+        first, end = ends(
+            (-np.inf if left is None else block - left) / n, (np.inf if right is None else block + n - 1 + right) / n
+        )
+        keys = np.arange(K)
+        return s.changed(visible=s.visible & (keys >= first * n) & (keys < end * n))
+
+    return changed
+
+
+TILE_ENDS: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {
+    "a tile of keys is not seen that begins at the last key of a block of queries": lambda first, last: (
+        np.floor(first),
+        np.ceil(last),
+    ),
+    "the last tile of keys that a block of queries sees is left out": lambda first, last: (
+        np.floor(first),
+        np.floor(last),
+    ),
+    "the first tile of keys that a block of queries sees is left out where it is not whole": lambda first, last: (
+        np.ceil(first),
+        np.floor(last) + 1,
+    ),
+}
+
+
+def past_first(axis: int, n: int, change: Change) -> Change:
+    """Another mask in rows, or at keys, past the first n."""
+
+    def changed(failing: Failing) -> Steps | None:
+        s = failing.steps
+        steps = change(failing) if s.visible.shape[axis] > n else None
+        if steps is None:
+            return None
+        later = np.expand_dims(np.arange(s.visible.shape[axis]) >= n, tuple(i for i in range(4) if i != axis))
+        return s.changed(visible=np.where(later, steps.visible, s.visible))
+
+    return changed
+
+
+LATER = ("the mask is ignored", "the causal mask is off by one: a query does not see its own key",
+         "the causal mask is off by one: a query sees the key after its own")  # fmt: skip
+MASKS_IN_BLOCKS = {
+    **{
+        f"{words} (blocks of {n} {of})": of_tiles(n if of == "rows" else 1, n, combine)
+        for n in (8, 16, 32, 64, 128, 256)
+        for of in ("keys", "rows")
+        for words, combine in (
+            ("the mask is that of whole tiles: one is seen where one of its pairs is", np.logical_or),
+            ("the mask is that of whole tiles: one is seen where all of its pairs are", np.logical_and),
+        )
+    },
+    **{
+        f"{words} (blocks of {n} keys)": between_tiles(n, ends)
+        for n in (16, 32, 64, 128, 256)
+        for words, ends in TILE_ENDS.items()
+    },
+    **{
+        f"{things} past the first {n}: {name}": past_first(axis, n, MASK_CHANGES[name])
+        for name in LATER
+        for axis, things in ((2, "queries"), (3, "keys"))
+        for n in BLOCKS
+    },
+}
+
+
 # --- parts, merged ----------------------------------------------------------------------------------------------------
 
 
@@ -212,4 +309,7 @@ def mistakes_in_blocks(block: int) -> list[Mistake]:
     ]
 
 
-MISTAKES = [mistake for block in BLOCKS for mistake in mistakes_in_blocks(block)]
+MISTAKES = [
+    *(mistake for block in BLOCKS for mistake in mistakes_in_blocks(block)),
+    *(stepped(name, change) for name, change in MASKS_IN_BLOCKS.items()),
+]

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.diagnosis.attention import power_of_two, stepped
-from conformance.diagnosis.matching import Failing, Mistake, giving, loose
+from conformance.diagnosis.matching import Failing, Mistake, giving, loose, worst_row
 from conformance.diagnosis.steps import Steps, divided, exponentials_of, result
 
+MOST_COMPARED = 2**22
+"""Numbers, of every head with every other."""
 FEW = 6
 """Numbers tried, of those that one row's answers allow."""
 
@@ -23,16 +25,12 @@ def extents(failing: Failing) -> Iterator[Mistake]:
     yield from other_scales(failing)
     yield from sinks_counted(failing)
     yield from empty_rows(failing)
+    yield from hidden_rows(failing)
+    yield from heads_in_order(failing)
 
 
 def of_steps(name: str, steps: Steps) -> Mistake:
     return stepped(name, lambda failing: steps)
-
-
-def worst_row(failing: Failing) -> tuple[int, int, int]:
-    """Batch element, head and query of the element that is farthest off."""
-    finding = next(finding for finding in failing.findings if finding.name == "output")
-    return finding.index[0], finding.index[1], finding.index[2]
 
 
 def roundest(numbers: np.ndarray) -> list[int]:
@@ -181,6 +179,65 @@ def empty_rows(failing: Failing) -> Iterator[Mistake]:
     yield giving(f"rows that allow nothing get {words} of all values", "output", output)
 
 
+def hidden_rows(failing: Failing) -> Iterator[Mistake]:
+    """Rows are NaN or 0 where so many of their first or last keys are hidden, and others are not.
+
+    Where a block has no key the running maximum is still -inf, and -inf less -inf is NaN.
+    """
+    allowed, right, got = failing.steps.allowed, failing.right("output"), failing.answer("output")
+    off = failing.off("output").any(axis=-1)
+    some = allowed.any(axis=-1)
+    if not off.any() or np.any(off & ~some):
+        return
+    for value, words in ((np.nan, "NaN"), (0.0, "0")):
+        if not np.array_equal(got[off], np.full_like(got[off], value), equal_nan=True):
+            continue
+        for order, which in ((slice(None), "first"), (slice(None, None, -1), "last")):
+            hidden = np.where(some, np.argmax(allowed[..., order], axis=-1), 0)
+            fewest, most = int(hidden[off].min()), int(np.max(hidden[~off & some], initial=0))
+            if fewest > most:
+                n = roundest_between(most + 1, fewest)
+                output = np.where((hidden >= n)[..., None], value, right)
+                keys = "key is" if n == 1 else f"{n} keys are"
+                yield giving(f"rows whose {which} {keys} hidden are {words}", "output", output)
+
+
+def roundest_between(least: int, most: int) -> int:
+    """The largest multiple of the largest power of two of which there is one."""
+    step = 1 << most.bit_length()
+    while most // step * step < least:
+        step //= 2
+    return most // step * step
+
+
+ORDERS = {
+    "in reverse": lambda H, G: np.arange(H)[::-1],
+    "interleaved: those of a group are G apart": lambda H, G: np.arange(H).reshape(G, -1).T.ravel(),
+    "interleaved: neighbours are of different groups": lambda H, G: np.arange(H).reshape(-1, G).T.ravel(),
+}
+"""Which head's output each head gets, of H query heads and G key heads."""
+
+
+def heads_in_order(failing: Failing) -> Iterator[Mistake]:
+    """Heads get each other's outputs."""
+    right, got = failing.right("output"), failing.answer("output")
+    H, limits = right.shape[1], loose(failing, "output", got)
+    if H < 2 or H * right.size > MOST_COMPARED:
+        return
+    near = np.array([(np.abs(got - right[:, [h]]) <= limits).all(axis=(0, 2, 3)) for h in range(H)])
+    G, own = failing.case.inputs["key"].shape[1], np.diagonal(near)
+    for words, order in ORDERS.items():
+        if near[order(H, G), np.arange(H)].all():
+            yield giving(f"heads get each other's outputs, {words}", "output", right[:, order(H, G)])
+            return
+    read, left = np.arange(H), set(np.flatnonzero(~own))
+    for head in np.flatnonzero(~own):
+        read[head] = next((other for other in np.flatnonzero(near[:, head]) if other in left), head)
+        left.discard(read[head])
+    if not left:
+        yield giving("heads get each other's outputs, in another order", "output", right[:, read])
+
+
 # --- where the wrong elements lie -------------------------------------------------------------------------------------
 
 AXES = {
@@ -188,14 +245,21 @@ AXES = {
     "gradient of query": ("batch elements", "heads", "queries", "columns"),
     "gradient of key": ("batch elements", "key heads", "keys", "columns"),
     "gradient of value": ("batch elements", "key heads", "keys", "columns"),
+    "gradient of sinks": ("heads",),
+    "gradient of bias": ("batch elements", "heads", "queries", "keys"),
 }
 NORM_AXES = ("rows", "columns")
+
+
+def axes_of(name: str, ndim: int) -> tuple[str, ...]:
+    """What stands along the axes of a result of attention; a bias may lack the first ones."""
+    return AXES.get(name, ())[-ndim:]
 
 
 def regions(failing: Failing, name: str, norm: bool = False) -> Iterator[str]:
     """Elements past some index of one axis, all of them 0 or the same as at another index."""
     right, got, off = failing.right(name), failing.answer(name), failing.off(name)
-    axes: tuple[str, ...] = AXES.get(name, ()) if right.ndim == 4 else ()
+    axes = axes_of(name, right.ndim)
     if norm:
         width = failing.case.inputs["weight"].size
         right, got, off = (a.reshape(-1, width) for a in (right, got, off))
@@ -203,14 +267,19 @@ def regions(failing: Failing, name: str, norm: bool = False) -> Iterator[str]:
     for axis, things in enumerate(axes):
         wrong = np.flatnonzero(off.any(axis=tuple(i for i in range(off.ndim) if i != axis)))
         size = off.shape[axis]
-        if not things or not len(wrong) or wrong[0] == 0 or len(wrong) != size - wrong[0]:
+        if not things or not len(wrong) or wrong[0] == 0:
             continue
         n = int(wrong[0])
-        after, last = np.take(got, wrong, axis), np.take(got, [n - 1], axis)
+        written = np.flatnonzero(got.any(axis=tuple(i for i in range(got.ndim) if i != axis)))
         beside = "" if name == "output" else f" in the {name}"
+        if len(written) and written[-1] < n:
+            yield f"{things} past the first {roundest_between(int(written[-1]) + 1, n)} are 0{beside}"
+        if len(wrong) != size - n:
+            continue
+        after, last = np.take(got, wrong, axis), np.take(got, [n - 1], axis)
         if not np.any(after):
-            yield f"{things} past the first {n} are 0{beside}"
-        elif (
+            continue
+        if (
             n > 1
             and things in ("heads", "key heads", "batch elements")
             and np.array_equal(after, np.broadcast_to(last, after.shape))
@@ -227,7 +296,7 @@ def regions(failing: Failing, name: str, norm: bool = False) -> Iterator[str]:
 def round_regions(failing: Failing, name: str, norm: bool = False) -> Iterator[str]:
     """Where the wrong elements lie, if they begin at a round number and go to the end."""
     off = failing.off(name)
-    axes: tuple[str, ...] = AXES.get(name, ()) if off.ndim == 4 else ()
+    axes = axes_of(name, off.ndim)
     if norm:
         off = off.reshape(-1, failing.case.inputs["weight"].size)
         axes = NORM_AXES if off.shape[0] > 1 else ("", "columns")

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from conformance.cases.axes import HEADS, OFFSET
 from conformance.cases.case import Case
 from conformance.cases.features import is_norm
 from conformance.diagnosis.attention import power_of_two
-from specification import Dense
+from conformance.runner.dimensions import Part, sizes_of, taken
+from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
+from specification.masks import And, Or
 
 MULTIPLICATIONS = 2**21
+LEAST = 16
+"""About as many queries or keys has a larger case at least."""
+IDS = (1, 2, 256, 257, 2048, 2049, 65537, 2**24, 2**24 + 1)
+"""Ids of segments that narrow formats take for one."""
+NUMBERS = 2**18
+"""In all inputs of a case that is grown."""
 
 
 def ordinary(case: Case) -> Case | None:
@@ -27,21 +37,31 @@ def larger_cases(case: Case) -> Iterator[Case]:
     """With more keys, of which every block size leaves another rest; with more queries, heads, batch elements, rows."""
     if is_norm(case.operation):
         yield more_rows(case)
+    elif case.operation != "attention":
+        yield from grown(case)
     if case.operation != "attention" or not case.inputs["value"].size:
         return
     B, H, G, Q, K = sizes(case)
-    keys = 4 * power_of_two(K)
-    wanted = [(B, H, G, Q, keys - 1), (B, H, G, Q, keys + 1), (B, H, G, 4 * power_of_two(Q) - 1, K)]
+    queries, keys = (max(4 * power_of_two(n), LEAST) for n in (Q, K))
+    wanted = [(B, H, G, Q, keys - 1), (B, H, G, Q, keys + 1), (B, H, G, queries - 1, K)]
     if B == 1:
         wanted.append((2, H, G, Q, K))
-    if H > G:
-        wanted += [(2, 20, 4, Q, K), (1, 14, 2, Q, K)]
+    if H > G:  # with more numbers of each head than there are heads
+        wanted += [(2, 20, 4, Q, K), (1, 14, 2, Q, K), (B, H, G, Q, max(K, H + 2))]
     widths = case.inputs["query"].shape[-1] + case.inputs["value"].shape[-1]
     for batch, heads, groups, queries, keys in wanted:
         if batch * heads * queries * keys * widths <= MULTIPLICATIONS:
-            larger = redrawn(case, batch, heads, groups, queries, keys)
-            if larger is not None:
-                yield larger
+            yield redrawn(case, batch, heads, groups, queries, keys)
+
+
+def grown(case: Case) -> Iterator[Case]:
+    """With more of everything but heads, which stay as many, and with more of each thing alone."""
+    every = [name for name in sizes_of(case) if name not in (OFFSET, "vocabulary")]
+    for names in ([name for name in every if name not in HEADS], *([name] for name in every)):
+        parts = {name: Part(0, 2 * sizes_of(case)[name] + 1) for name in names}
+        larger = taken(case, parts, np.random.default_rng(0))
+        if larger is not None and sum(array.size for array in larger.inputs.values()) <= NUMBERS:
+            yield larger
 
 
 def more_rows(case: Case) -> Case:
@@ -66,12 +86,9 @@ def sizes(case: Case) -> tuple[int, int, int, int, int]:
     return B, H, G, Q, K
 
 
-def redrawn(case: Case, B: int, H: int, G: int, Q: int, K: int) -> Case | None:
-    """The call in these sizes on other numbers; None where its mask cannot be drawn anew."""
+def redrawn(case: Case, B: int, H: int, G: int, Q: int, K: int) -> Case:
+    """The call in these sizes on other numbers, and with a mask of the same kind."""
     rng = np.random.default_rng(0)
-    mask = case.options.get("mask")
-    if not (mask is None or isinstance(mask, np.ndarray | Dense)):
-        return None
 
     def numbers(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
         return rng.normal(size=shape).astype(array.dtype)
@@ -87,9 +104,11 @@ def redrawn(case: Case, B: int, H: int, G: int, Q: int, K: int) -> Case | None:
         inputs["bias"] = numbers(inputs["bias"], pairs(inputs["bias"]))
     if "sinks" in inputs:
         inputs["sinks"] = numbers(inputs["sinks"], (H,))
-    for name in ("mask", "dropout_keep"):
-        if options.get(name) is not None:
-            options[name] = drawn(options[name], pairs, rng)
+    if options.get("dropout_keep") is not None:
+        options["dropout_keep"] = drawn(options["dropout_keep"], pairs, rng)
+    if options.get("mask") is not None:
+        grown = K - case.inputs["key"].shape[2]
+        options["mask"] = mask_drawn(options["mask"], (B, Q, K), grown, partial(drawn, pairs=pairs, rng=rng), rng)
     cotangents = {n: numbers(a, (B, H, Q, a.shape[-1])) for n, a in case.cotangents.items()}
     return replace(case, inputs=inputs, options=options, cotangents=cotangents)
 
@@ -100,3 +119,21 @@ def drawn(mask: Any, pairs: Any, rng: np.random.Generator) -> Any:
     new = rng.random(pairs(array)) < 0.5
     new[..., 0] = True
     return Dense(new) if isinstance(mask, Dense) else new
+
+
+def mask_drawn(mask: Any, sizes: tuple[int, int, int], grown: int, dense: Any, rng: np.random.Generator) -> Any:
+    """A mask of the same kind. Where there are more keys, queries stay as far from the last one as they were."""
+    B, Q, K = sizes
+    if isinstance(mask, And | Or):
+        return type(mask)(*(mask_drawn(side, sizes, grown, dense, rng) for side in (mask.left, mask.right)))
+    if isinstance(mask, Causal | SlidingWindow):
+        offset = np.asarray(0 if mask.offset is None else mask.offset) + grown
+        return replace(mask, offset=int(offset) if offset.ndim == 0 else np.resize(offset, B))
+    if isinstance(mask, KeyLengths):
+        return KeyLengths(rng.integers(1, K + 1, B))
+    if isinstance(mask, KeyPadding):
+        return KeyPadding((rng.random((B, K)) < 0.5) | (np.arange(K) == 0))
+    if isinstance(mask, Segments):
+        ids = np.unique(np.concatenate([np.ravel(mask.query_ids), np.ravel(mask.key_ids), IDS]))
+        return Segments(*(np.sort(rng.choice(ids, (B, n)), axis=1) for n in (Q, K)))
+    return dense(mask)

@@ -10,29 +10,29 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.cases.arguments import gradient_name
+from conformance.cases.arguments import gradient_name, result_names
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
-from conformance.cases.features import is_norm
+from conformance.cases.features import is_norm, within
 from conformance.cases.operation import operation_named
-from conformance.checks.catalogue import SPOILED_ROWS, TOWERING, TWIN
+from conformance.checks.catalogue import AGREEMENT, SPOILED_ROWS, TOWERING, TWIN
 from conformance.checks.check import Check, nothing
 from conformance.checks.comparison import Finding
 from conformance.checks.results import WRONG_IN
-from conformance.diagnosis import attention, backward, blocks, extents, norms
+from conformance.diagnosis import attention, backward, blocks, extents, multi_head, norms
 from conformance.diagnosis.larger import larger_cases, ordinary
-from conformance.diagnosis.matching import Failing, Mistake, matching, told_from
+from conformance.diagnosis.matching import Failing, Mistake, kind, matching, told_from
+from conformance.diagnosis.precision import AT_MOST, excused, scale_off, variance_off
 from conformance.diagnosis.precision import MISTAKES as ROUNDED
-from conformance.diagnosis.precision import excused, scale_off, variance_off
 from conformance.oracle.reference import oracle
-from conformance.runner.shrinking import in_dtype
+from conformance.runner.shrinking import aligned, in_dtype
 from conformance.subjects.subject import Subject
 
 SECONDS = 2.0
 """Spent at most on trying mistakes on one case."""
 
 
-def check_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shared: None) -> list[Finding]:
+def check_diagnosis(subject: Subject, material: tuple[Check[Any, Any], Any, Finding], shared: None) -> list[Finding]:
     """One finding for each mistake that matches; material: the violation's check, material and finding.
 
     None where the answers are now right: asked in this way, or this time, the subject makes no mistake.
@@ -45,8 +45,11 @@ def check_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shared
     asked, judged = parts[0], parts[1] if check in (TWIN, TOWERING) else parts[0]
     if check == SPOILED_ROWS:  # what is wrong in the other rows is wrong without them, too
         asked = judged = parts[1]
-    if not isinstance(asked, Case) or asked.special or finding.name not in ("output", *gradients(asked)):
+    if not isinstance(asked, Case) or finding.name not in (*result_names(asked.operation), *gradients(asked)):
         return []
+    if asked.special:
+        beside = check == TWIN and not judged.special
+        return check_diagnosis(subject, (AGREEMENT, judged, finding), shared) if beside else []
     given = Failing(judged, subject(asked), oracle(judged), bound(judged))
     if not given.wrong:
         return []
@@ -57,12 +60,39 @@ def check_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shared
     names: list[str] = []
     if asked is not judged:  # a mistake need not be the same for both: a score of 0 stands apart only from far ones
         names = list(known(Failing(asked, given.got, given.truth, given.bounds), name, until))
-    names += [other for other in known(given, name, until) if other not in names]
+    names += [other for other in names_of(subject, given, name, until) if other not in names]
     if len(names) > 1:
         names = told_apart(subject, asked, name, names)
+    names = names or of_larger(subject, asked, name)
     if not names:
         names = list(chain(vague(given, name), hints(subject, given, name)))[:1]
     return [named(line) for line in (*names, *wrong_in(given.findings))]
+
+
+def names_of(subject: Subject, failing: Failing, name: str, until: float) -> Iterator[str]:
+    """Names of mistakes, also of those that the subject shows inside."""
+    yield from known(failing, name, until)
+    yield from inside(subject, failing.case)
+
+
+def inside(subject: Subject, case: Case) -> list[str]:
+    """Mistakes of the attention inside multi-head attention, asked between identities."""
+    found = multi_head.seen_inside(subject, case) if case.operation == "multi_head_attention" else None
+    if found is None or answered(*found) is None:
+        return []
+    lines = check_diagnosis(found[0], (AGREEMENT, found[1], Finding("output", np.inf)), None)
+    return [line.message for line in lines if not line.message.startswith((WRONG_IN, AT_MOST))]
+
+
+def of_larger(subject: Subject, case: Case, name: str) -> list[str]:
+    """Mistakes in a gradient for which the case has too few numbers; those that a larger one like it shows."""
+    for larger in larger_cases(case) if name.startswith("gradient of ") else ():
+        failing = answered(subject, larger)
+        if failing is not None and name == next(iter(failing.wrong), ""):
+            names = list(names_of(subject, failing, name, time.monotonic() + SECONDS / 2))
+            if names:
+                return names
+    return []
 
 
 def known(failing: Failing, name: str, until: float) -> Iterator[str]:
@@ -74,15 +104,20 @@ def known(failing: Failing, name: str, until: float) -> Iterator[str]:
         if case.operation == "attention" or norm:
             yield from extents.regions(failing, name, norm)
         mistakes: Iterator[Mistake]
+        if name != "output":
+            yield from backward.multiples(failing, name)
         if not of_attention and not norm:
+            if case.operation == "multi_head_attention":
+                yield from multi_head.wrongly_added(failing, name)
             mistakes = iter(record.mistakes)
         elif name == "output":
             mistakes = chain(*(norm_mistakes(failing) if norm else attention_mistakes(failing)))
         else:
-            yield from backward.multiples(failing, name)
             if of_attention and case.cotangents:
                 yield from backward.wrongly_added(failing, name)
                 yield from backward.bias_mistakes(failing, name)
+                yield from backward.sink_gradients(failing, name)
+                yield from backward.of_some_rows(failing, name)
             mistakes = norms.gradient_mistakes(failing, name) if norm else iter(backward.BACKWARD_MISTAKES)
         yield from matching(failing, name, mistakes, until)
         if name == "output":
@@ -124,8 +159,7 @@ def hints(subject: Subject, failing: Failing, name: str) -> Iterator[str]:
 
 def right_in_float32(subject: Subject, case: Case) -> bool:
     """Whether the same numbers in float32 are answered rightly: what is wrong there, too, is no float32 arithmetic."""
-    narrow = in_dtype("float32", subject.declaration)(case)
-    failing = None if narrow is None else answered(subject, narrow)
+    failing = answered(subject, in_dtype("float32", subject.declaration)(case))
     return failing is None or not failing.wrong
 
 
@@ -135,20 +169,22 @@ def told_apart(subject: Subject, case: Case, name: str, names: list[str]) -> lis
     Where the subject fails there, a mistake must explain that; where the answers to ordinary numbers in the same sizes
     are right, it must not show there.
     """
-    other = ordinary(case)
-    failing = None if other is None else answered(subject, other)
+    failing = answered(subject, ordinary(case))
     if failing is not None and name == "output" and name not in failing.wrong:
         names = [one for one in names if one not in shown(failing, names)] or names
     for larger in larger_cases(case):
         failing = answered(subject, larger) if len(names) > 1 else None
         if failing is not None and name in failing.wrong:
-            there = set(known(failing, name, time.monotonic() + SECONDS / 2))
-            names = [one for one in names if one in there] or names
+            there = set(map(kind, names_of(subject, failing, name, time.monotonic() + SECONDS / 2)))
+            names = [one for one in names if kind(one) in there] or names
     return names
 
 
-def answered(subject: Subject, case: Case) -> Failing | None:
-    """None where the subject does not take the case."""
+def answered(subject: Subject, case: Case | None) -> Failing | None:
+    """None where there is no case, or the subject does not take it."""
+    case = aligned(case, subject.declaration)
+    if case is None or not within(case, subject.declaration):
+        return None
     try:
         failing = Failing(case, subject(case), oracle(case), bound(case))
     except Exception:  # whatever it raises: it was not asked to take this one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from conformance.bounds import bound
 from conformance.cases.case import Case, expected_dtype
 from conformance.cases.expectations import Exact
 from conformance.checks.comparison import PRECISION, Finding, compare, judge, no_others
-from conformance.diagnosis.steps import Forward, Parts, Steps, forward, pulled_back, steps_of
+from conformance.diagnosis.steps import Forward, Parts, Steps, forward, of_row, pulled_back, steps_of
 from conformance.oracle.reference import oracle
 from conformance.subjects.subject import Answers
 
@@ -24,8 +25,22 @@ MOST = 3
 SEVERAL = 3
 """Elements that are rounded otherwise than they should be, for this to be no accident."""
 
+PROJECTIONS = re.compile(r"\(((?:(?:query|key|value|output)(?:, )?)+)\)")
+"""In which projections a mistake is made."""
+MEASURED = re.compile(
+    r"\b(the scale is|whose first|whose last|from the first|from the last) [-+.e\d]+"
+    r"(?= times| keys are hidden| query heads of each group)"
+    r"| \(the (?:first|last) one twice\)| " + PROJECTIONS.pattern
+)
+"""What is measured on a case, and may come out differently on another: a number, or which of several it is."""
+
 Arrays = dict[str, np.ndarray]
 Bounds = dict[str, np.ndarray]
+
+
+def kind(name: str) -> str:
+    """The name without what is measured."""
+    return MEASURED.sub(lambda found: found[1] or "", name)
 
 
 @dataclass(frozen=True)
@@ -79,14 +94,14 @@ class Failing:
 class Mistake(NamedTuple):
     """What is wrong, in words, and results that it gives, with their bounds; None where the case has no place for it.
 
-    of_any_size: the bounds tell something for scores of 1e30, too. of_digits: rounded to the dtype it gives the
-    subject's answers bit for bit, which tells it from what is right even where both lie within the bounds.
+    of_digits: rounded to the dtype it gives the subject's answers bit for bit, which tells it from what is right even
+    where both lie within the bounds. likely: whether a first look allows it, where all of it takes long.
     """
 
     name: str
     answers: Callable[[Failing], tuple[Arrays, Bounds] | None]
-    of_any_size: bool = False
     of_digits: bool = False
+    likely: Callable[[Failing], bool] | None = None
 
 
 def instead(name: str, change: Callable[[Case], Case | None]) -> Mistake:
@@ -137,6 +152,20 @@ def loose(failing: Failing, name: str, array: np.ndarray) -> np.ndarray:
     return 2 * (largest(failing.bounds[name]) * growth + rounding)
 
 
+def worst_row(failing: Failing) -> tuple[int, int, int]:
+    """Batch element, head and query of the element that is farthest off."""
+    finding = next(finding for finding in failing.findings if finding.name == "output")
+    return finding.index[0], finding.index[1], finding.index[2]
+
+
+def in_worst_row(failing: Failing, steps: Steps) -> bool:
+    """Whether these steps give about the row that is farthest off."""
+    row, got = worst_row(failing), failing.answer("output")
+    found = forward(of_row(steps, row)).output[0, 0, 0]
+    limit = 2 * np.nanmax(loose(failing, "output", got), initial=0)
+    return bool(np.all((np.abs(found - got[row]) <= limit) | ~np.isfinite(found + got[row])))
+
+
 def largest(bounds: np.ndarray) -> Any:
     """Of the finite ones."""
     return np.max(np.where(np.isfinite(bounds), bounds, 0), initial=0)
@@ -151,6 +180,8 @@ def matching(failing: Failing, name: str, mistakes: Iterable[Mistake], until: fl
         if time.monotonic() > until:
             return
         with np.errstate(all="ignore"):
+            if mistake.likely is not None and not mistake.likely(failing):
+                continue
             answers = mistake.answers(failing)
         if answers is None or name not in answers[0]:
             continue

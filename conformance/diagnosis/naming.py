@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 from conformance.checks.results import WRONG_IN, Results, Violation
 from conformance.diagnosis.matches import DIAGNOSIS
-from conformance.diagnosis.matching import MOST
+from conformance.diagnosis.matching import MOST, PROJECTIONS, kind
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.runner.in_process import Runner
 
-PARAMETER = re.compile(r" \((blocks of \d+ (keys|rows)|-?[.e\d][-+.e\d]*)\)$")
+PARAMETER = re.compile(r" \((blocks of \d+ [ a-z]+|from part \d+ on|-?[.e\d][-+.e\d]*)\)$")
 """In which mistakes of one family differ."""
+FACTOR = re.compile(r"^(.*) is (\S+) times what it must be \((.*)\)$")
+"""Of what, the factor, and its reasons."""
 EXTENT = re.compile(r"\bfirst (\d+)\b")
 """How many of something a mistake speaks of."""
-MEASURED = re.compile(r"^(the scale is) [-+.e\d]+ times")
-"""What is measured on a case, and may come out a little differently on another."""
 
 
 def diagnosed(results: Results, runner: Runner) -> None:
@@ -64,22 +64,36 @@ def may_hold(name: str, violation: Violation) -> bool:
 
 
 def explaining(names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the names that explain the case that is shown, those that explain the one before it was cut down too."""
-    known = set(map(kind, before))
-    return tuple(name for name in names if kind(name) in known)
+    """Of the names that explain the case that is shown, those that explain the one before it was cut down too.
+
+    The larger case may show more projections in which a mistake is made.
+    """
+    known = {kind(name): name for name in before[::-1]}
+    found = (max(name, known[kind(name)], key=projections) for name in names if kind(name) in known)
+    return tuple(dict.fromkeys((*found, *factors_explained(names, before))))
 
 
-def kind(name: str) -> str:
-    """The name without what is measured."""
-    return MEASURED.sub(lambda found: found[1], name)
+def factors_explained(names: tuple[str, ...], before: tuple[str, ...]) -> Iterator[str]:
+    """Names of factors that differ between two cases, and have a reason in common."""
+    reasons = {found[1]: found[3].split(", or ") for found in map(FACTOR.match, before) if found}
+    for found in filter(None, map(FACTOR.match, names)):
+        common = [reason for reason in found[3].split(", or ") if reason in reasons.get(found[1], [])]
+        if common and found[0] not in before:
+            yield f"{found[1]} is {found[2]} times what it must be ({', or '.join(common)})"
+
+
+def projections(name: str) -> int:
+    """How many projections the name lists."""
+    listed = PROJECTIONS.search(name)
+    return listed[1].count(",") + 1 if listed else 0
 
 
 def in_families(names: Iterable[str]) -> tuple[str, ...]:
     """Each mistake once; without its parameter where it may have several values."""
     families: dict[str, list[str]] = {}
     for name in names:
-        families.setdefault(PARAMETER.sub("", name), []).append(name)
-    return tuple(members[0] if len(members) == 1 else family for family, members in families.items())
+        families.setdefault(PARAMETER.sub("", PROJECTIONS.sub("", name)), []).append(name)
+    return tuple(one[0] if len(one) == 1 else PARAMETER.sub("", one[0]) for one in families.values())
 
 
 def asked(violation: Violation, material: Any, runner: Runner) -> tuple[str, ...]:

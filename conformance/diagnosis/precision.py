@@ -13,8 +13,8 @@ from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.checks.comparison import PRECISION
-from conformance.diagnosis.extents import in_row, worst_row
-from conformance.diagnosis.matching import Bounds, Failing, Mistake, agrees, loose, resulting
+from conformance.diagnosis.extents import in_row
+from conformance.diagnosis.matching import Bounds, Failing, Mistake, agrees, loose, resulting, worst_row
 from conformance.diagnosis.norms import rows_of
 from conformance.diagnosis.steps import divided, exponentials_of, forward, result
 from conformance.oracle.reference import oracle
@@ -65,6 +65,16 @@ def factors_rounded(form: str) -> Mistake:
     return resulting(f"query and key are rounded to {form} before they are multiplied", results)
 
 
+def bias_rounded(form: str) -> Mistake:
+    def results(failing: Failing) -> dict[str, Any] | None:
+        bias = failing.case.inputs.get("bias")
+        if bias is None or bias.dtype.itemsize < 4:
+            return None
+        return {"output": forward(failing.steps.changed(bias=rounded(failing.steps.bias, form))).output}
+
+    return resulting(f"bias is rounded to {form}", results)
+
+
 def weights_rounded(form: str) -> Mistake:
     def results(failing: Failing) -> dict[str, Any] | None:
         if failing.case.operation != "attention":
@@ -90,6 +100,7 @@ def sum_rounded(form: str) -> Mistake:
 
 MISTAKES = [
     *map(factors_rounded, FORMATS),
+    *map(bias_rounded, ("float16", "bfloat16")),
     *map(weights_rounded, ("float16", "bfloat16")),
     *map(sum_rounded, ("float16", "bfloat16")),
 ]

@@ -78,6 +78,22 @@ def steps_of(case: Case) -> Steps:
     )
 
 
+def of_row(s: Steps, row: tuple[int, int, int]) -> Steps:
+    """The steps of one batch element, head and query."""
+
+    def alone(array: Any) -> Any:
+        """Of an array that is broadcast to [B, H, Q, K]."""
+        if np.ndim(array) != 4:
+            return array
+        one = zip(row, array.shape, strict=False)
+        return array[tuple(slice(i, i + 1) if size > 1 else slice(None) for i, size in one)]
+
+    of_head = (slice(row[0], row[0] + 1), slice(row[1], row[1] + 1))
+    fields = {name: alone(getattr(s, name)) for name in ("query", "visible", "open", "bias", "factor")}
+    sinks = None if s.sinks is None else s.sinks[of_head[1]]
+    return s.changed(**fields, key=s.key[of_head], value=s.value[of_head], sinks=sinks)
+
+
 # --- forwards ---------------------------------------------------------------------------------------------------------
 
 
@@ -149,13 +165,17 @@ def result(s: Steps, weights: np.ndarray, logsumexp: np.ndarray) -> np.ndarray:
 
 
 class Parts(NamedTuple):
-    """Gradients before they are added up: keys and values [B, H, K, W], scores [B, H, Q, K], sinks [B, H, Q, 1]."""
+    """Gradients before they are added up: keys and values [B, H, K, W], scores [B, H, Q, K], sinks [B, H, Q, 1].
+
+    products: of scale * query . key, [B, H, Q, K].
+    """
 
     query: np.ndarray
     key: np.ndarray
     value: np.ndarray | None
     scores: np.ndarray
     sinks: np.ndarray | None
+    products: np.ndarray
 
 
 def pulled_back(
@@ -187,7 +207,7 @@ def pulled_back(
     if s.sinks is not None:
         _, total, maximum = exponentials_of(masked_scores(s), s.sinks)
         sinks = -np.exp(s.sinks - maximum) / total * mean
-    return Parts(raw @ s.key * s.scale, raw.swapaxes(-1, -2) @ s.query * s.scale, value, scores, sinks)
+    return Parts(raw @ s.key * s.scale, raw.swapaxes(-1, -2) @ s.query * s.scale, value, scores, sinks, raw)
 
 
 def added_up(parts: Parts, case: Case) -> dict[str, np.ndarray]:

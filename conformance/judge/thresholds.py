@@ -11,12 +11,13 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 
-from conformance.cases.axes import OFFSET, Sizes
+from conformance.cases.axes import HEADS, OFFSET, Axis, Sizes
 from conformance.cases.case import Case
 from conformance.cases.features import within
 from conformance.checks.catalogue import DESCRIPTION
@@ -25,7 +26,7 @@ from conformance.checks.results import Results, Violation
 from conformance.diagnosis.following import separated
 from conformance.judge.judged_rules import JUDGED
 from conformance.judge.run import asking
-from conformance.runner.dimensions import WORDS, Dimension, Part, dimensions, sizes_of, taken
+from conformance.runner.dimensions import PRODUCTS, WORDS, Dimension, Part, dimensions, sizes_of, taken
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import Material, aligned, call, cuttable, mapped, plain_numbers
 
@@ -47,6 +48,7 @@ HARDLY = 30.0
 """An error of so few bounds may be lost in the wider bounds of a larger case."""
 SHOWN = 6
 """Sizes that are given as examples."""
+ONE_HEAD = {"G": 1, "S": 1}
 MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
 
 Wrong = Callable[[Sizes], bool | None]
@@ -91,6 +93,9 @@ class Probing:
     def sentences(self) -> Iterator[str]:
         large = [dimension for dimension in self.dimensions if self.size(dimension) > max(TRIVIAL, dimension.least)]
         large.sort(key=self.size, reverse=True)
+        for axis, passed in self.products({dimension.names[0] for dimension in large}):
+            yield worded(passed, lambda count, axis=axis: PRODUCTS[axis][count != 1])  # type: ignore[misc]
+            large = [dimension for dimension in large if dimension.names[0] not in axis]
         for one, other in combinations(large, 2):
             sentence = product(one.names[0], other.names[0], self.sizes, self.wrong) if len(large) < FIRST else ""
             if sentence:
@@ -100,23 +105,63 @@ class Probing:
         for dimension in large:
             found = rule(self.along(dimension, around(self.size(dimension), self.before.get(dimension.names[0], 0))))
             if found is not None and not (self.rounds and found.by_chance):
-                yield worded(found, dimension, self.sizes)
+                yield worded(found, partial(words_of, dimension, self.sizes))
         small = [dimension for dimension in self.dimensions if self.size(dimension) <= max(TRIVIAL, dimension.least)]
         for dimension in small if not self.rounds else ():
             if dimension.names != (OFFSET,) and self.along(dimension, [LARGE]).get(LARGE) is False:
                 found = rule(self.along(dimension, [*range(1, 10), *around(16, 65), LARGE]))
                 if found is not None and not found.listed and (found.which != "up to" or found.seen.get(TINIEST)):
-                    yield worded(found, dimension, self.sizes)
+                    yield worded(found, partial(words_of, dimension, self.sizes))
 
     def size(self, dimension: Dimension) -> int:
         return self.sizes[dimension.names[0]]
 
-    def along(self, dimension: Dimension, sizes: list[int]) -> Seen:
-        """What is seen at these sizes of a dimension, and at that of the case."""
-        ratios: dict[int, float] = {self.size(dimension): self.ratio}
+    def products(self, large: set[str]) -> Iterator[tuple[Axis, Rule]]:
+        """Axes of an argument, made of several large dimensions, that must not pass a size.
+
+        It must be so with all of the axis in its last dimension, and with two key heads or two query heads to one.
+        """
+        named: set[str] = set()
+        for axis in PRODUCTS if {"G", "E"} <= self.sizes.keys() else ():
+            last = next(dimension for dimension in self.dimensions if axis[-1] in dimension.names)
+            if axis[-1] in named or not large & set(axis) or sum(self.sizes[name] > 1 for name in axis) < 2:
+                continue
+            found = self.of_product(last, math.prod(self.sizes[name] for name in axis))
+            if found is not None and self.decides(axis, last, found):
+                named.add(axis[-1])
+                yield axis, found
+
+    def decides(self, axis: Axis, last: Dimension, found: Rule) -> bool:
+        """Whether it is wrong at other factors as well, of which each by itself is right."""
+        if axis == HEADS:
+            return bool(self.wrong({"G": 3, "S": 1 << max(found.above, 1).bit_length() - 1}))
+        pairs = self.wrong(ONE_HEAD | {"S": 2} | dict.fromkeys(last.names, found.above))
+        return pairs is None or pairs is ("S" in axis)
+
+    def of_product(self, last: Dimension, count: int) -> Rule | None:
+        """Where it begins to be wrong with one head; None where that is no matter of a size to be passed.
+
+        Heads may also be wrong where their number is no power of two.
+        """
+        seen = self.along(last, [count, *around(count, 0)], ONE_HEAD)
+        found = rule(seen) if seen.get(count) else None
+        if found is not None and found.which == "no power of two" and "S" in last.names:
+            return found
+        while found is not None and found.which == "first":
+            passing = max(n for n, bad in seen.items() if not bad and n <= found.above)
+            if passing == found.above:
+                return found
+            more = self.along(last, [(passing + found.above + 1) // 2], ONE_HEAD)
+            seen |= more
+            found = rule(seen) if more else None
+        return None
+
+    def along(self, dimension: Dimension, sizes: list[int], others: Sizes | None = None) -> Seen:
+        """What is seen at these sizes of a dimension, and at that of the case; others: sizes of other dimensions."""
+        ratios: dict[int, float] = {self.size(dimension): self.ratio} if others is None else {}
         for size in sizes:
             if size >= dimension.least and size % dimension.unit == 0:
-                ratio = self.asked(dict.fromkeys(dimension.names, size))
+                ratio = self.asked((others or {}) | dict.fromkeys(dimension.names, size))
                 ratios |= {} if ratio is None else {size: ratio}
         return {size: ratio > 1 for size, ratio in ratios.items() if ratio > 1 or not hidden(size, ratios)}
 
@@ -238,8 +283,8 @@ def simplest_product(one: str, other: str, sizes: Sizes, wrong: Wrong, between: 
 
 
 def together(x: str, more: int, y: str, fixed: int, sizes: Sizes) -> str:
-    are = f"{number(more - 1)} {words(x, more - 1, sizes)}"
-    at = f"{number(more)} {words(x, more, sizes)} and {number(fixed)} {words(y, fixed, sizes)} together"
+    are = f"{number(more - 1)} {word(x, more - 1, sizes)}"
+    at = f"{number(more)} {word(x, more, sizes)} and {number(fixed)} {word(y, fixed, sizes)} together"
     return f"first wrong at {at} (their product is {number(more * fixed)}; with {are} it is right)"
 
 
@@ -301,37 +346,37 @@ def rule(seen: Seen) -> Rule | None:
     return Rule("", 0, seen, listed=True)
 
 
-def worded(found: Rule, dimension: Dimension, sizes: Sizes) -> str:
-    name = dimension.names[0]
+def worded(found: Rule, words: Callable[[int], str]) -> str:
+    """words: for so many."""
     seen, above = found.seen, found.above
     wrong, right = ([n for n, bad in sorted(seen.items()) if bad is kind] for kind in (True, False))
-    many = words_of(dimension, sizes, 2)
+    many = words(2)
     examples = f"({listing(wrong, wrong[0])} wrong; {listing(right, wrong[0])} right)"
     if found.which == "first":
         before = max(n for n in right if n < wrong[0])
         again = [n for n in right if n > wrong[0]]
-        at = f"first wrong at {number(wrong[0])} {words_of(dimension, sizes, wrong[0])}"
+        at = f"first wrong at {number(wrong[0])} {words(wrong[0])}"
         are = "is" if before == 1 else "are"
         also = f", and wrong at {listing(wrong[1:], wrong[0])}" if wrong[1:] else ""
         also += f"; right again at {listing(again, wrong[0])}" if again else ""
         return f"{at} ({number(before)} {are} right){also}"
     if found.which == "up to":
-        return f"wrong up to {number(wrong[-1])} {words_of(dimension, sizes, wrong[-1])} {examples}"
+        return f"wrong up to {number(wrong[-1])} {words(wrong[-1])} {examples}"
     if found.which == "from":
         return f"wrong from {number(wrong[0])} to {number(wrong[-1])} {many} {examples}"
     if found.listed:
         return f"wrong for {listing(wrong, wrong[0])} {many}; right for {listing(right, wrong[0])}"
     past = f", past {number(above)}," if above else ""
-    count = "length" if name == "length" else f"number of {many}"
+    count = "length" if many == WORDS["length"][1] else f"number of {many}"
     return f"wrong where the {count}{past} is {found.which} {examples}"
 
 
 def words_of(dimension: Dimension, sizes: Sizes, count: int) -> str:
     """Of dimensions that change together, all of them."""
-    return " and ".join(words(name, count, sizes) for name in dimension.names)
+    return " and ".join(word(name, count, sizes) for name in dimension.names)
 
 
-def words(name: str, count: int, sizes: Sizes) -> str:
+def word(name: str, count: int, sizes: Sizes) -> str:
     """Without groups the heads of query and key are the same."""
     kind = "H" if name == "G" and sizes.get("S") == 1 else name.rstrip(" 0123456789")
     one, several = WORDS[kind]

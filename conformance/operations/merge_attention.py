@@ -15,6 +15,7 @@ from conformance.checks.catalogue import TWIN
 from conformance.checks.histories import plain_histories
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
+from conformance.diagnosis import merging
 from conformance.operations.common import HALF, Cases, rows_of
 from conformance.oracle.reference import merge_work
 from conformance.sampling import special
@@ -82,4 +83,5 @@ OPERATION = Operation(
     probes=probes,
     refusals=refusals,
     histories=plain_histories,
+    mistakes=merging.MISTAKES,
 )

@@ -18,6 +18,7 @@ from conformance.cases.sizes import Sizes, adapted
 from conformance.checks.histories import plain_histories
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
+from conformance.diagnosis import multi_head
 from conformance.operations.common import rows_of
 from conformance.oracle.reference import multi_head_work
 from conformance.sampling import strategies as generation
@@ -132,4 +133,5 @@ OPERATION = Operation(
     probes=probes,
     refusals=refusals,
     histories=plain_histories,
+    mistakes=multi_head.MISTAKES,
 )

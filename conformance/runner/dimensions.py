@@ -13,6 +13,7 @@ from conformance.cases.axes import HEADS, OFFSET, PAIRS, Axis, Sizes
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.operation import operation_named
+from conformance.sampling.layouts import in_memory
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
 
@@ -91,6 +92,15 @@ WORDS = {
 }
 """One and several of each dimension."""
 
+PRODUCTS: dict[Axis, tuple[str, str]] = {
+    HEADS: WORDS["H"],
+    (*HEADS, "D"): ("column of the query's projection", "columns of the query's projection"),
+    ("G", "D"): ("column of the key's projection", "columns of the key's projection"),
+    ("G", "V"): ("column of the value's projection", "columns of the value's projection"),
+    (*HEADS, "V"): ("column of all heads' outputs", "columns of all heads' outputs"),
+}
+"""What multi-head attention has of products of dimensions: heads, and axes of its arrays."""
+
 
 # --- the case at other sizes ------------------------------------------------------------------------------------------
 
@@ -119,7 +129,7 @@ def taken(case: Case, parts: Parts, rng: np.random.Generator | None = None) -> C
         start, size = parts["vocabulary"]
         inputs["ids"] = np.clip(inputs["ids"] - start, 0, size - 1).astype(inputs["ids"].dtype)
     cotangents = {name: cut[f"-> {name}"] for name in case.cotangents}
-    return replace(case, inputs=inputs, options=options, cotangents=cotangents)
+    return in_memory(replace(case, inputs=inputs, options=options, cotangents=cotangents), case.memory)
 
 
 def fitting(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Part]:

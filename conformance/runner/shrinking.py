@@ -25,6 +25,7 @@ from conformance.cases.features import alignment, has_masks, heads_and_keys, wit
 from conformance.cases.operation import operation_named
 from conformance.cases.signatures import definition, left_out
 from conformance.runner.dimensions import Dimension, Part, Parts, dimensions, sizes_of, taken
+from conformance.sampling.layouts import in_memory
 from conformance.sampling.strategies import at, roundings
 from specification.dtypes import FLOATING, compute_dtype_name
 from specification.masks import And, Or
@@ -207,6 +208,9 @@ class Search:
             self.passed.add(key)
         return False
 
+    def takes_last(self, dimension: Dimension, n: int) -> bool:
+        return self.takes_parts(dimension.parts(n, self.size(dimension) - n))
+
     def promised(self, before: Case, smaller: Case | None) -> Case | None:
         """The smaller case; None where rows come to allow nothing, and the subject does otherwise there."""
         after = aligned(smaller, self.declaration)
@@ -215,13 +219,27 @@ class Search:
         return after if empty_rows(after).any() <= empty_rows(before).any() else None
 
     def cut(self, dimension: Dimension) -> None:
-        """Cut to the first few of a dimension, as few as still fail; then see whether the last of them fail alone."""
-        size = sizes_of(call(self.material)).get(dimension.names[0], 0)
+        """Cut to the first few of a dimension, as few as still fail; then see whether the last of them fail alone.
+
+        Where keys are hidden, cut to as few of the last as still fail: it may matter how many of the first are hidden.
+        """
+        size = self.size(dimension)
         smallest = smallest_failing(size, dimension, lambda n: self.takes_parts(dimension.parts(n)))
-        if OFFSET not in dimension.names:
+        if hides_keys(call(self.material)) and "K" in dimension.names:
+            smallest_failing(smallest, dimension, lambda n: self.takes_last(dimension, n))
+        elif OFFSET not in dimension.names:
             for last in (dimension.least, dimension.least + dimension.unit):
-                if last < smallest and self.takes_parts(dimension.parts(last, smallest - last)):
+                if last < smallest and self.takes_last(dimension, last):
                     return
+
+    def size(self, dimension: Dimension) -> int:
+        return sizes_of(call(self.material)).get(dimension.names[0], 0)
+
+
+def hides_keys(case: Case) -> bool:
+    """By a mask, or by -inf in a bias."""
+    hiding = "bias" in case.inputs and np.isneginf(case.inputs["bias"].astype(float)).any()
+    return case.options.get("mask") is not None or bool(hiding)
 
 
 def smallest_failing(size: int, dimension: Dimension, fails: Callable[[int], bool]) -> int:
@@ -386,4 +404,4 @@ def plain_numbers(case: Case, seed: int = 0) -> Case | None:
         if str(array.dtype) in FLOATING:
             finite = np.isfinite(array.astype(float))
             inputs[name] = np.where(finite, rng.normal(size=array.shape).astype(array.dtype), array)
-    return replace(case, inputs=inputs)
+    return in_memory(replace(case, inputs=inputs), case.memory)

@@ -99,6 +99,6 @@ def in_memory(case: Case, memory: dict[str, str]) -> Case:
     inputs = {name: equal(name, array) for name, array in case.inputs.items()}
     cotangents = {name: equal("cotangent", array) for name, array in case.cotangents.items()}
     options = dict(case.options)
-    for name in set(memory) & {"mask", "dropout_keep"}:
+    for name in set(memory) & {"mask", "dropout_keep"} & set(options):
         options[name] = map_arrays(options[name], partial(equal, name))
     return replace(case, inputs=inputs, options=options, cotangents=cotangents, memory=memory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch_impl
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted, allowed_pairs
-from conformance.checks.catalogue import AGREEMENT, PLANTED
+from conformance.checks.catalogue import AGREEMENT, PLANTED, TWIN
 from conformance.diagnosis.attribution import Failure, attributed
 from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
@@ -78,6 +79,24 @@ def test_gradients_and_heads() -> None:
 
     assert rule_of_planted(no_gradient, case(mask=Causal(2))) == "ATT-12"
     assert rule_of_planted(first_head, case(mask=Causal(2))) == "ATT-7"
+
+
+@pytest.mark.rule("MASK-7")
+def test_a_wrong_number_beside_what_a_hidden_part_holds() -> None:
+    """A part that is left out is so without NaN in another one, too."""
+
+    def first_two(outputs, logsumexps):
+        return torch_impl.merge_attention(outputs[:2], logsumexps[:2])
+
+    inputs = {f"outputs[{i}]": RNG.normal(size=(1, 1, 2, 3)).astype(np.float32) for i in range(3)}
+    inputs |= {f"logsumexps[{i}]": np.zeros((1, 1, 2), np.float32) for i in range(3)}
+    inputs["logsumexps[1]"][:] = -np.inf
+    clean = Case("merge_attention", "float32", inputs)
+    hidden = np.full((1, 1, 2, 3), np.nan, np.float32)
+    twins = (replace(clean, inputs=inputs | {"outputs[1]": hidden}, special=True), clean)
+    runner = Runner(Target(first_two, "merge_attention", "torch").make())
+    findings = runner(TWIN, twins, TWIN.prepare(twins))
+    assert attributed(runner, Failure("MASK-7", TWIN, twins, findings)).rule == "ATT-14"
 
 
 @pytest.mark.rule("ATT-13")

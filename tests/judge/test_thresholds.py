@@ -323,6 +323,23 @@ def test_features_that_do_not_matter_go() -> None:
     assert sizes_of(found.case)["K"] == 10
 
 
+def nan_behind_64(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    """Rows of which the first 64 keys are hidden."""
+    output = reference_numpy.attention(query, key, value, mask=mask)
+    seen = np.ones((1, key.shape[2]), bool) if mask is None else np.asarray(mask)
+    hidden = seen.any(-1) & ~seen[..., :64].any(-1)
+    return np.where(hidden[..., None], np.float32(np.nan), output)
+
+
+@pytest.mark.parametrize("first", [300, 64])
+def test_keys_go_from_the_front_where_they_are_hidden(first: int) -> None:
+    """As many as may go: of the hidden ones those are left that it takes."""
+    mask = np.arange(700) >= np.array([[0], [first]])
+    found, _ = smallest(nan_behind_64, attention_case(K=700, mask=mask))
+    assert sizes_of(found.case)["K"] == 65
+    assert np.asarray(found.case.options["mask"]).sum() == 1
+
+
 def test_twins_stay_twins() -> None:
     """A step that would make them mean different things is not taken: the definition tells them apart, too."""
     clean = attention_case(1, 2, 1, 3, 20)
