@@ -732,10 +732,19 @@ def test_module_is_the_program() -> None:
         ("bash", {"COMP_WORDS": "conformance ch", "COMP_CWORD": "1"}, "check"),
         ("bash", {"COMP_WORDS": "conformance check kernel.py:f --operat", "COMP_CWORD": "3"}, "--operation"),
         ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance replay --vj"}, '"--vjp"'),
+        ("bash", {"COMP_WORDS": "conformance check kernel.py:f --operation layer_n", "COMP_CWORD": "4"}, "layer_norm"),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --arrays to"}, '"torch"'),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --dtypes float32,bf"}, '"float32,bfloat16"'),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --supports no-caus"}, '"no-causal"'),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --convention polarity=m"}, '"polarity=masked"'),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --rule NORM-"}, '"NORM-7"'),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --profile ro"}, '"robust"'),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance run --effort th"}, '"thorough"'),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance run --only torch"}, '"torch_impl"'),
         ("fish", {"_TYPER_COMPLETE_ARGS": "conformance sh", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}, "show"),
     ],
 )
-def test_shells_complete_commands_and_options(shell: str, words: dict[str, str], expected: str) -> None:
+def test_shells_complete_commands_options_and_values(shell: str, words: dict[str, str], expected: str) -> None:
     environment = {"_CONFORMANCE_COMPLETE": f"complete_{shell}"} | words
     result = CliRunner().invoke(app, env=environment, prog_name="conformance")
     assert result.exit_code == 0
