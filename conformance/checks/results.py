@@ -153,12 +153,12 @@ class Violation:
 
     @property
     def larger(self) -> list[Worst]:
-        """What its smallest case does not show: the largest errors in wide and in 16-bit dtypes, and other mistakes."""
-        apart = [one for one in self.worst.values() if one.apart]
-        same = [(dtype in WIDE, one) for dtype, one in self.worst.items() if not one.apart]
+        """Errors that its smallest case does not show: larger ones, by class of dtypes, or in other dtypes."""
+        others = [one for one in self.worst.values() if one.own_case]
+        same = [(dtype in WIDE, one) for dtype, one in self.worst.items() if not one.own_case]
         classes = [[one for kind, one in same if kind is wide] for wide in (True, False)]
         largest = [max(found, key=lambda one: one.ratio) for found in classes if found]
-        return [one for one in largest if one.ratio > self.ratio] + apart
+        return [one for one in largest if one.ratio > self.ratio] + others
 
     @property
     def only_wrong(self) -> str:
@@ -189,13 +189,13 @@ class Violation:
 class Worst:
     """The largest error in one dtype by which a rule is violated.
 
-    ratio: of the error. found: the violation with it. apart: the smallest case of the rule's violation is right in this
-    dtype, so that this is another mistake; `found` is then its own smallest case.
+    ratio: of the error. found: the violation with it. own_case: the smallest case of the rule's violation is right in
+    this dtype, so that this may be another mistake; `found` has then the smallest case in this dtype.
     """
 
     ratio: float
     found: Violation
-    apart: bool = False
+    own_case: bool = False
 
     def __str__(self) -> str:
         """The largest error in one line, and names of mistakes."""

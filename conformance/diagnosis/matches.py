@@ -11,7 +11,7 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
-from conformance.cases.case import Case
+from conformance.cases.case import ORDER, Case
 from conformance.cases.expectations import Planted
 from conformance.cases.features import is_norm
 from conformance.cases.operation import operation_named
@@ -197,6 +197,7 @@ def listed(names: list[str]) -> str:
     """In words: "output and the gradients of query and value"."""
     results = [name for name in names if not name.startswith(GRADIENT)]
     of = [name.removeprefix(GRADIENT) for name in names if name.startswith(GRADIENT)]
+    of.sort(key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
     if len(of) > 1:
         results.append(f"the gradients of {', '.join(of[:-1])} and {of[-1]}")
     return " and ".join(results + [GRADIENT + name for name in of if len(of) == 1])

@@ -1,7 +1,7 @@
-"""Mistakes in one dtype behind a violation whose smallest case has another.
+"""Errors in one dtype behind a violation whose smallest case has another.
 
 A report shows one smallest case of a rule. Where the rule is violated in another dtype too, that case is tried there.
-If it is right, the largest error of that dtype is another mistake, with a smallest case and a diagnosis of its own.
+If it is right, it may be another mistake that shows in that dtype, which gets a smallest case and a diagnosis too.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def with_other_dtypes(results: Results, runner: Runner, seconds: float) -> None:
         told.add(violation.case.dtype)
         new = {dtype: one for dtype, one in violation.worst.items() if dtype not in told}
         found = {dtype: examined(violation, one, runner, seconds) for dtype, one in new.items()}
-        told |= {dtype for dtype, one in found.items() if one.apart}
+        told |= {dtype for dtype, one in found.items() if one.own_case}
         results.violations[violation.rule, violation.subject] = replace(violation, worst={**violation.worst, **found})
 
 
 def examined(violation: Violation, largest: Worst, runner: Runner, seconds: float) -> Worst:
-    """The largest error of a dtype; where the violation's case is right there, the smallest case of another mistake."""
+    """The largest error of a dtype; where the violation's case is right there, with the smallest case that is wrong."""
     found = largest.found
     same = mapped(violation.material, in_dtype(found.case.dtype, runner.declaration))
     if same is None or found.finding.message or runner.overrun:
@@ -45,4 +45,4 @@ def examined(violation: Violation, largest: Worst, runner: Runner, seconds: floa
         return largest
     smallest = cut_down(found, runner, seconds, keeps_dtype=True)
     names = diagnosis(replace(smallest, uncut=None), runner) and diagnosis(smallest, runner)
-    return Worst(largest.ratio, replace(smallest, diagnosis=names), apart=True)
+    return Worst(largest.ratio, replace(smallest, diagnosis=names), own_case=True)

@@ -54,12 +54,13 @@ def under(label: str, lines: list[str]) -> list[tuple[str, str]]:
 
 
 def worst_lines(worst: Content, violation: Content) -> list[str]:
-    """Return the largest error in a dtype, and its names. A mistake of its own is told by its smallest case."""
+    """Return the largest error in a dtype; where the violation's case is right, with a smallest case and names."""
     level = "" if worst["level"] == violation["level"] else f" (level {worst['level']})"
     told = [f"{worst['message']}; {worst['case']}", *worst["diagnosis"]]
-    if worst["another_mistake"]:
-        up_to = f"up to {real(worst['ratio']):.3g} bounds"
-        told.insert(0, f"another mistake, {up_to}: the smallest case above is right in this dtype")
+    if worst["own_case"]:
+        ratio = real(worst["ratio"])
+        up_to = f"up to {ratio:.3g} bounds" if math.isfinite(ratio) else "beyond any bound"
+        told.insert(0, f"{up_to}, perhaps another mistake: the case above is right here")
     return [f"{worst['dtype']}{level}: {line}" for line in told]
 
 

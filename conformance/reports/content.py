@@ -187,7 +187,7 @@ def violation_content(violation: Violation, replay_file: str | None = None, foll
 
 
 def worst_content(largest: Worst) -> Content:
-    """Return the largest error of a dtype; its case is the smallest one where the mistake is another."""
+    """Return the largest error of a dtype."""
     found = largest.found
     return {
         "dtype": found.case.dtype,
@@ -195,7 +195,7 @@ def worst_content(largest: Worst) -> Content:
         "level": found.level,
         "message": clean(found.message),
         "case": clean(repr(found.case)),
-        "another_mistake": largest.apart,
+        "own_case": largest.own_case,
         "diagnosis": [clean(line) for line in found.diagnosis],
     }
 

@@ -595,6 +595,12 @@ def test_factors_of_gradients_are_explained() -> None:
     assert next(known(missing, "gradient of value", np.inf)) == "gradient of value is missing: it is 0"
 
 
+def test_a_factor_near_1_is_not_told_as_1() -> None:
+    asked = drawn(graded=True, D=9, H=6)
+    found = changed_gradients(asked, key=lambda gradient: gradient * (1 + 4e-6))
+    assert next(known(found, "gradient of key", np.inf)).startswith("gradient of key is 1 + 4e-06 times what")
+
+
 def test_terms_left_out_of_gradients_are_named() -> None:
     asked = drawn(B=3, H=4, graded=True, bias=(1, 4, 3, 5))
     full = failing(asked, {}).parts
