@@ -153,9 +153,9 @@ class Violation:
 
     @property
     def larger(self) -> list[Worst]:
-        """Errors that its smallest case does not show: larger ones, by class of dtypes, or in other dtypes."""
-        others = [one for one in self.worst.values() if one.own_case]
-        same = [(dtype in WIDE, one) for dtype, one in self.worst.items() if not one.own_case]
+        """What its smallest case does not show: larger errors, by class of dtypes, and other mistakes."""
+        others = [one for one in self.worst.values() if one.another]
+        same = [(dtype in WIDE, one) for dtype, one in self.worst.items() if not one.another]
         classes = [[one for kind, one in same if kind is wide] for wide in (True, False)]
         largest = [max(found, key=lambda one: one.ratio) for found in classes if found]
         return [one for one in largest if one.ratio > self.ratio] + others
@@ -189,13 +189,13 @@ class Violation:
 class Worst:
     """The largest error in one dtype by which a rule is violated.
 
-    ratio: of the error. found: the violation with it. own_case: the smallest case of the rule's violation is right in
-    this dtype, so that this may be another mistake; `found` has then the smallest case in this dtype.
+    ratio: of the error. found: the violation with it. another: it is another mistake than that of the rule's violation,
+    and `found` has its smallest case in this dtype.
     """
 
     ratio: float
     found: Violation
-    own_case: bool = False
+    another: bool = False
 
     def __str__(self) -> str:
         """The largest error in one line, and names of mistakes."""

@@ -54,13 +54,13 @@ def under(label: str, lines: list[str]) -> list[tuple[str, str]]:
 
 
 def worst_lines(worst: Content, violation: Content) -> list[str]:
-    """Return the largest error in a dtype; where the violation's case is right, with a smallest case and names."""
+    """Return the largest error in a dtype; of another mistake its smallest case and its names too."""
     level = "" if worst["level"] == violation["level"] else f" (level {worst['level']})"
     told = [f"{worst['message']}; {worst['case']}", *worst["diagnosis"]]
-    if worst["own_case"]:
+    if worst["another_mistake"]:
         ratio = real(worst["ratio"])
         up_to = f"up to {ratio:.3g} bounds" if math.isfinite(ratio) else "beyond any bound"
-        told.insert(0, f"{up_to}, perhaps another mistake: the case above is right here")
+        told.insert(0, f"{up_to}, another mistake: on the same numbers it gives other errors than the one above")
     return [f"{worst['dtype']}{level}: {line}" for line in told]
 
 

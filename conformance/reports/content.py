@@ -195,7 +195,7 @@ def worst_content(largest: Worst) -> Content:
         "level": found.level,
         "message": clean(found.message),
         "case": clean(repr(found.case)),
-        "own_case": largest.own_case,
+        "another_mistake": largest.another,
         "diagnosis": [clean(line) for line in found.diagnosis],
     }
 
