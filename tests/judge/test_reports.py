@@ -440,7 +440,10 @@ def test_page_is_in_the_order_of_the_terminal() -> None:
     subject["violations"] = [first, last, follows | {"follows": True}]
     text = page(content | {"subjects": [subject]})
     shown, folded = text.split('<details class="following">')
+    evidence = ("output[0, 2, 1, 1]", "Smallest case found", f">{SIZES}<", "<li>scale is left out", "Try it again")
     parts = ('<details id="ATT-1">', "<h3>ATT-3 bias ", "<h3>ATT-1 scale ")
+    own = shown.partition(parts[-1])[2]
+    assert [own.index(part) for part in evidence] == sorted(own.index(part) for part in evidence)
     assert [shown.index(part) for part in parts] == sorted(shown.index(part) for part in parts)
     below = (
         "<summary",
