@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -318,6 +319,14 @@ def test_function_that_takes_no_masks_is_judged_on_the_rest(check: Command, name
     assert message in found.violations["MASK-1"]["message"]
     status = {rule["rule"]: rule["status"] for rule in found.report["subjects"][0]["rules"]}
     assert status["ATT-1"] == "conforms"
+
+
+@pytest.mark.parametrize("how", ["--isolate", "--in-process"])
+def test_replay_names_the_line_of_an_error(check: Command, how: str) -> None:
+    found = check("raises", "--rule", "ATT-1", how).violations["CALL"]
+    assert re.fullmatch(r"targets\.py:\d+ in raises", found["raised_at"])
+    _, output = command("replay", found["replay_file"], how)
+    assert f"(raised at {found['raised_at']})" in output
 
 
 def test_function_that_prints(check: Command) -> None:
