@@ -44,9 +44,16 @@ class Case:
         inputs = {name: self.inputs[name] for name in ORDER if name in self.inputs} | self.inputs
         named = {name: brief(value) for name, value in (inputs | self.options).items() if value is not None}
         shown = ", ".join(f"{name}={value}{self.lies(name)}" for name, value in named.items())
-        beside = self.lies("cotangent")
         frozen = f", no gradient of {', '.join(self.constants)}" if self.constants else ""
-        return f"{self.operation}({shown})" + (f" with cotangent{beside}" if beside else "") + frozen
+        return f"{self.operation}({shown}){self.beside}{frozen}"
+
+    @property
+    def beside(self) -> str:
+        """The cotangents, to be printed after the call; those of several results by name."""
+        shown = [f"{name}={brief(array)}{self.lies('cotangent')}" for name, array in self.cotangents.items()]
+        if len(shown) == 1:
+            return f" with cotangent {shown[0].partition('=')[2]}"
+        return f" with cotangents {', '.join(shown)}" if shown else ""
 
     def lies(self, name: str) -> str:
         """The layout of an array, to be printed after it; empty for a contiguous one."""

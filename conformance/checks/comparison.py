@@ -11,10 +11,13 @@ from conformance.bounds import relaxed_bound
 from conformance.cases.case import Case, expected_dtype
 from conformance.cases.expectations import Exact, empty_rows
 from conformance.checks.levels import CORE, LEVELS, STRICT, higher, rank, within
-from conformance.subjects.subject import Answers
+from conformance.subjects.raised import raised_at
+from conformance.subjects.subject import Answers, Subject, first_line
 
 PRECISION = {"float16": (11, -13), "bfloat16": (8, -125), "float32": (24, -125), "float64": (53, -1021)}
 """Binary digits of every dtype, and the exponent (as `frexp` gives it) of its smallest normal number."""
+RAISED = "raised "
+"""How the message begins about an error that the subject raised."""
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 
 
@@ -22,7 +25,8 @@ LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4
 class Finding:
     """The worst element of one result. `ratio` is |got - exact| / bound; infinity for what no bound can excuse.
 
-    level: the lowest profile that asks for what is broken here, where something is.
+    level: the lowest profile that asks for what is broken here, where something is. raised_at: the line of the
+    subject's code that raised the error of which the message speaks; empty where there is none.
     """
 
     name: str
@@ -33,12 +37,29 @@ class Finding:
     bound: float = 0.0
     message: str = ""
     level: str = CORE
+    raised_at: str = ""
 
     def __str__(self) -> str:
         if self.message:
             return f"{self.name}: {self.message}"
-        where = f"{self.name}{list(self.index)}"
-        return f"{where}: got {self.got!r}, expected {self.expected!r}, {self.ratio:.3g} bounds of {self.bound:.3g}"
+        off = f"{self.ratio:.3g} bounds of {self.bound:.3g}" if np.isfinite(self.ratio) else "which no bound allows"
+        return f"{self.name}{list(self.index)}: got {self.got!r}, expected {self.expected!r}, {off}"
+
+
+def raised(error: BaseException, subject: Subject, when: str = "") -> Finding:
+    """What an error of the subject's says of it. when: in words that follow those on the error."""
+    message = f"{RAISED}{type(error).__name__}{when}: {first_line(error)}"
+    return Finding("call", np.inf, message=message, raised_at=raised_at(error, subject.code))
+
+
+def same_error(one: Finding, other: Finding) -> bool:
+    """Whether two calls raised the same error in one line; without a line, with the same message."""
+    if not one.message.startswith(RAISED) or not other.message.startswith(RAISED):
+        return False
+    if not one.raised_at or not other.raised_at:
+        return one.message == other.message
+    kinds = {finding.message.partition(":")[0] for finding in (one, other)}
+    return one.raised_at == other.raised_at and len(kinds) == 1
 
 
 def breaks(findings: Iterable[Finding], profile: str = STRICT) -> bool:

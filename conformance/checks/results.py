@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from conformance.cases.case import Case
+from conformance.cases.declaration import SIMPLEST_FIRST
 from conformance.cases.expectations import Exact, allowed_pairs
 from conformance.checks.catalogue import REFUSAL
 from conformance.checks.check import Check
-from conformance.checks.comparison import Finding, units_in_the_last_place
+from conformance.checks.comparison import Finding, same_error, units_in_the_last_place
 from conformance.checks.levels import CORE, higher, rank, within
 from conformance.subjects.targets import Target
 from reference_numpy import attention_weights
 from specification import Dense
 
+WIDE = ("float32", "float64")
+"""Dtypes where no rounding to 16 bits outweighs the rest."""
 FEW = 64
 """An error of so few bounds, or of less than that part of the number, is one of rounding, as far as order goes."""
 
@@ -27,6 +32,7 @@ DEPENDS, CHANGES = "depends on earlier calls", "is not reproducible"
 
 WRONG_IN = "wrong in: "
 """How the line of a diagnosis begins that says which results are wrong, and names no mistake."""
+ONLY_GRADIENT = re.compile(rf"{WRONG_IN}(gradient of .+) only; ")
 
 
 @dataclass
@@ -35,16 +41,19 @@ class Cell:
 
     cases: int = 0
     worst: float = 0.0
-    wide: float = -1.0  # the worst in float32 and float64, where no rounding to 16 bits outweighs the rest; -1 for none
+    wide: float = -1.0  # the worst in wide dtypes; -1 for none
     refused: int = 0  # cases beyond what the subject supports that it refused, as it should
     kept: tuple[float, float] = (0.0, -1.0)  # worst and wide of the cases that keep the rule
 
     def add(self, ratio: float, dtype: str) -> None:
         self.cases += 1
-        wide = ratio if dtype in ("float32", "float64") else -1.0
-        self.worst, self.wide = max(self.worst, ratio), max(self.wide, wide)
+        self.reaches(ratio, dtype)
         if ratio <= 1:
-            self.kept = max(self.kept[0], ratio), max(self.kept[1], wide)
+            self.kept = max(self.kept[0], ratio), max(self.kept[1], of_wide(ratio, dtype))
+
+    def reaches(self, ratio: float, dtype: str) -> None:
+        """There is an error of this ratio."""
+        self.worst, self.wide = max(self.worst, ratio), max(self.wide, of_wide(ratio, dtype))
 
     def keeps(self) -> None:
         """What broke the rule turned out to be no matter of this rule."""
@@ -55,6 +64,10 @@ class Cell:
         self.refused += other.refused
         self.worst, self.wide = max(self.worst, other.worst), max(self.wide, other.wide)
         self.kept = max(self.kept[0], other.kept[0]), max(self.kept[1], other.kept[1])
+
+
+def of_wide(ratio: float, dtype: str) -> float:
+    return ratio if dtype in WIDE else -1.0
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,9 @@ class Violation:
     time_limit: seconds that the subject had for one case, where there was a limit. steady: the case failed each time
     it was asked; False where a smaller one, or the case itself, then passed. before:
     the checks before it, as far as they are remembered. least: the lowest level that its rule and probe allow.
+    lacks: the features and dtypes that the subject claims, and for whose plainest call it raises this error. declare:
+    the options of the command line that say that it does not support them. worst: by dtype, the violation with the
+    largest error among all cases.
     """
 
     rule: str
@@ -84,6 +100,9 @@ class Violation:
     steady: bool = True
     before: tuple[Any, ...] = field(default=(), repr=False, compare=False)
     least: str = CORE
+    lacks: tuple[str, ...] = ()
+    declare: str = ""
+    worst: Mapping[str, Worst] = field(default_factory=dict, compare=False)
 
     @property
     def level(self) -> str:
@@ -132,11 +151,28 @@ class Violation:
         """The diagnosis without the line that says which results are wrong."""
         return tuple(line for line in self.diagnosis if not line.startswith(WRONG_IN))
 
+    @property
+    def larger(self) -> list[Worst]:
+        """What its smallest case does not show: larger errors, by class of dtypes, and other mistakes."""
+        others = [one for one in self.worst.values() if one.another]
+        same = [(dtype in WIDE, one) for dtype, one in self.worst.items() if not one.another]
+        classes = [[one for kind, one in same if kind is wide] for wide in (True, False)]
+        largest = [max(found, key=lambda one: one.ratio) for found in classes if found]
+        return [one for one in largest if one.ratio > self.ratio] + others
+
+    @property
+    def only_wrong(self) -> str:
+        """The one gradient that is wrong while all other results are right; empty where there is no such one."""
+        found = next(filter(None, map(ONLY_GRADIENT.match, self.diagnosis)), None)
+        return "" if found is None else found[1]
+
     def __str__(self) -> str:
-        """Rule, numbers, smallest case, sizes and diagnosis, a line each."""
+        """Rule, numbers, where it was raised, smallest case, sizes, diagnosis and largest errors, a line each."""
+        raised = [f"raised at {self.finding.raised_at}"] if self.finding.raised_at else []
         case = [] if self.case is None else [f"smallest case: {self.case}"]
         sizes = [self.threshold] if self.threshold else []
-        return "\n  ".join([f"{self.rule}: {self.message}", *case, *sizes, *self.diagnosis])
+        told = [f"{self.rule}: {self.message}", *raised, *case, *sizes, *self.diagnosis]
+        return "\n  ".join([*told, *map(str, self.larger)])
 
     @property
     def ulp(self) -> float:
@@ -147,6 +183,24 @@ class Violation:
     def case(self) -> Case:
         """The call in question; None for what is no matter of one call."""
         return self.check.case_of(self.material)
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The largest error in one dtype by which a rule is violated.
+
+    ratio: of the error. found: the violation with it. another: it is another mistake than that of the rule's violation,
+    and `found` has its smallest case in this dtype.
+    """
+
+    ratio: float
+    found: Violation
+    another: bool = False
+
+    def __str__(self) -> str:
+        """The largest error in one line, and names of mistakes."""
+        case = self.found.case
+        return "; ".join([f"worst in {case.dtype}: {self.found.message}", f"{case}", *self.found.diagnosis])
 
 
 SAMPLE = 2**16
@@ -214,6 +268,8 @@ class Results:
         self.by_dtype: dict[tuple[str, str, str], Cell] = defaultdict(Cell)
         self.generated: Counter[str] = Counter()
         self.violations: dict[tuple[str, str], Violation] = {}
+        self.worst: dict[tuple[str, str], dict[str, Violation]] = defaultdict(dict)
+        """By rule and subject, and then by dtype: the violation with the largest error."""
         self.substance = Substance()
 
     def add(self, rule: str, subject: str, findings: list[Finding], case: Case, agreement: bool = False) -> None:
@@ -232,11 +288,34 @@ class Results:
     def violate(self, violation: Violation) -> None:
         """Of each rule by each subject one is kept: the first of the lowest level.
 
-        One that is no number stands before one of the same level that lost digits.
+        One that is no number stands before one of the same level that lost digits. Features whose plainest calls raise
+        the same error are kept together.
         """
         key = violation.rule, violation.subject
-        if violation.stands_before(self.violations.get(key)):
+        self.remember(violation)
+        known = self.violations.get(key)
+        if violation.stands_before(known):
             self.violations[key] = violation
+        elif known is not None and same_error(known.finding, violation.finding):
+            self.violations[key] = replace(known, lacks=tuple(dict.fromkeys([*known.lacks, *violation.lacks])))
+
+    def remember(self, violation: Violation) -> None:
+        """Keep it if no other one of its rule and dtype has as large an error."""
+        if violation.case is None or violation.of_state:
+            return
+        known = self.worst[violation.rule, violation.subject]
+        dtype = violation.case.dtype
+        if dtype not in known or violation.ratio > known[dtype].ratio:
+            known[dtype] = replace(violation, before=())
+
+    def with_worst(self) -> None:
+        """Give every violation the largest errors of its rule, by dtype, and its rule an error as large as its own."""
+        for key, violation in self.violations.items():
+            self.remember(violation)
+            if violation.case is not None:
+                self.rules[key].reaches(violation.ratio, violation.case.dtype)
+            found = {dtype: Worst(one.ratio, one) for dtype, one in self.worst[key].items()}
+            self.violations[key] = replace(violation, worst={d: found[d] for d in SIMPLEST_FIRST if d in found})
 
     def include(self, other: Results) -> None:
         """Add what another run found, with the same subjects."""
@@ -245,6 +324,9 @@ class Results:
         for result, cell in other.by_dtype.items():
             self.by_dtype[result].include(cell)
         self.generated.update(other.generated)
+        for of_dtypes in other.worst.values():
+            for violation in of_dtypes.values():
+                self.remember(violation)
         for violation in other.violations.values():
             self.violate(violation)
         self.substance.include(other.substance)

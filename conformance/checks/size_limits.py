@@ -7,11 +7,11 @@ from dataclasses import replace
 from conformance.cases.case import Case
 from conformance.cases.declaration import DIMENSIONS
 from conformance.cases.features import dimensions
-from conformance.checks.comparison import Finding
+from conformance.checks.comparison import RAISED, Finding
 
 LARGE = 128
 """Sizes up to this one are ordinary: a call that fails there fails for another reason."""
-FAILURES = ("raised ", "took longer than ", "its process ")
+FAILURES = (RAISED, "took longer than ", "its process ")
 """How the message of a call begins that gave no answer."""
 
 

@@ -16,11 +16,11 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
-from conformance.checks.comparison import Finding, judge, worst
+from conformance.checks.comparison import Finding, judge, raised, worst
 from conformance.checks.independence import level_of_difference
 from conformance.oracle.reference import oracle
 from conformance.subjects.frameworks import NoGradients
-from conformance.subjects.subject import Answering, Answers, Subject, WrongAnswer, differentiable, first_line
+from conformance.subjects.subject import Answering, Answers, Subject, WrongAnswer, differentiable
 
 Cases = tuple[Case, ...]
 Findings = list[Finding]
@@ -47,7 +47,7 @@ def answered(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Finding:
     except Exception as error:
         if error is not subject.answering.raised:
             raise
-        return Finding("call", np.inf, message=f"raised {type(error).__name__}: {first_line(error)}")
+        return raised(error, subject)
 
 
 def right(findings: Findings) -> bool:
@@ -216,7 +216,7 @@ def raised_in(caller: Caller, when: str) -> Finding:
         return Finding(error.name, np.inf, message=f"wrong {when}: {error}")
     if error is None or error is not caller.subject.answering.raised:
         raise error or RuntimeError("no error")
-    return Finding("call", np.inf, message=f"raised {type(error).__name__} {when}: {first_line(error)}")
+    return raised(error, caller.subject, f" {when}")
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from conformance.cases.declaration import DIMENSIONS
 from conformance.checks.levels import DEFAULT, LEVELS
 from conformance.cli.console import bar, console, errors, explained, save_report
 from conformance.cli.options import (
+    Device,
     Effort,
     HeadWidths,
     Html,
@@ -22,11 +23,18 @@ from conformance.cli.options import (
     Profile,
     Seed,
     Tile,
+    among,
+    array_names,
     at_most,
+    convention_names,
     conventions_of,
     head_widths_of,
+    operation_names,
+    rule_names,
+    support_names,
     tile_of,
 )
+from specification.dtypes import FLOATING
 
 if TYPE_CHECKING:
     from conformance.judge.report import Report
@@ -35,6 +43,9 @@ INTERRUPTED = "interrupted"
 OPERATION = "what the function computes: attention, layer_norm, ...; conformance show NAME --head shows its parameters"
 SUPPORTS = "features that it supports, or no-softcap for all but that; by default, all that its signature allows"
 ARRAYS = "arrays that it takes and returns: numpy, torch or jax; by default a guess, which the report names"
+DTYPES = "dtypes to judge, such as float32,float16; all by default"
+LAYOUT = "BTHD if its arrays are [batch, length, heads, width]"
+RULE = "judge only this rule; may be repeated"
 VJP = "the function of its gradients, as package.module:function or path/to/file.py:function"
 WORKERS = "worker processes; by default one, or one for each core where a check takes long"
 CONVENTION = "intended departures, such as empty_rows=mean,polarity=masked"
@@ -42,12 +53,12 @@ CONVENTION = "intended departures, such as empty_rows=mean,polarity=masked"
 
 def check(
     target: Annotated[str, typer.Argument(help="package.module:callable or path/to/file.py:callable")],
-    operation: Annotated[str, typer.Option(help=OPERATION)],
-    arrays: Annotated[str | None, typer.Option(help=ARRAYS)] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda; NumPy stays on the CPU")] = "cpu",
-    dtypes: Annotated[str | None, typer.Option(help="dtypes to judge, such as float32,float16; all by default")] = None,
-    supports: Annotated[str | None, typer.Option(help=SUPPORTS)] = None,
-    layout: Annotated[str | None, typer.Option(help="BTHD if its arrays are [batch, length, heads, width]")] = None,
+    operation: Annotated[str, typer.Option(help=OPERATION, autocompletion=among(operation_names))],
+    arrays: Annotated[str | None, typer.Option(help=ARRAYS, autocompletion=among(array_names))] = None,
+    device: Device = "cpu",
+    dtypes: Annotated[str | None, typer.Option(help=DTYPES, autocompletion=among(lambda: FLOATING))] = None,
+    supports: Annotated[str | None, typer.Option(help=SUPPORTS, autocompletion=among(support_names))] = None,
+    layout: Annotated[str | None, typer.Option(help=LAYOUT, autocompletion=among(lambda: ("BHTD", "BTHD")))] = None,
     width_multiple: Annotated[int | None, typer.Option(help="every width must be a multiple of this", min=1)] = None,
     tile: Tile = None,
     head_widths: HeadWidths = None,
@@ -65,11 +76,13 @@ def check(
     max_model_width: Annotated[int | None, at_most(DIMENSIONS["model_width"])] = None,
     max_inner_width: Annotated[int | None, at_most(DIMENSIONS["inner_width"])] = None,
     vjp: Annotated[str | None, typer.Option(help=VJP)] = None,
-    convention: Annotated[list[str] | None, typer.Option(help=CONVENTION)] = None,
+    convention: Annotated[
+        list[str] | None, typer.Option(help=CONVENTION, autocompletion=among(convention_names))
+    ] = None,
     profile: Profile = DEFAULT,
     effort: Effort = "default",
     seed: Seed = None,
-    rule: Annotated[list[str] | None, typer.Option(help="judge only this rule; may be repeated")] = None,
+    rule: Annotated[list[str] | None, typer.Option(help=RULE, autocompletion=among(rule_names))] = None,
     time_limit: Annotated[float | None, typer.Option(help="seconds for one case; 30 by default", min=0.01)] = None,
     isolate: Isolate = None,
     no_shrink: Annotated[bool, typer.Option("--no-shrink", help="do not make failing cases smaller")] = False,

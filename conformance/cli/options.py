@@ -3,20 +3,72 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from conformance.cases.declaration import CONVENTIONS, FEATURES
+from conformance.checks.levels import LEVELS
+
 CORES = min(os.cpu_count() or 1, 4)
+Completion = Callable[[str], list[str]]
+"""What a shell offers for the beginning of a value."""
+
+
+def among(names: Callable[[], Iterable[str]]) -> Completion:
+    """Return a completion by these names, which are looked up only then; after a comma, by one more of them."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in names() if name.startswith(last)]
+
+    return complete
+
+
+def operation_names() -> Iterable[str]:
+    from conformance.cases.operation import operations
+
+    return operations()
+
+
+def array_names() -> Iterable[str]:
+    from conformance.subjects.frameworks import FRAMEWORKS
+
+    return FRAMEWORKS
+
+
+def effort_names() -> Iterable[str]:
+    from conformance.judge.checking import EFFORTS
+
+    return EFFORTS
+
+
+def rule_names() -> Iterable[str]:
+    from conformance.judge.judged_rules import JUDGED
+
+    return JUDGED
+
+
+def support_names() -> Iterable[str]:
+    return [*FEATURES, *(f"no-{name}" for name in FEATURES)]
+
+
+def convention_names() -> Iterable[str]:
+    return [f"{name}={value}" for name, values in CONVENTIONS.items() for value in values]
+
 
 Json = Annotated[Path | None, typer.Option("--json", help="write the report to this file", metavar="FILE")]
 Junit = Annotated[Path | None, typer.Option("--junit", help="write a JUnit XML file too", metavar="FILE")]
 Html = Annotated[Path | None, typer.Option("--html", help="write an HTML page too", metavar="FILE")]
-Effort = Annotated[str, typer.Option(help="how many cases each probe gets: quick, default or thorough")]
+EFFORT = "how many cases each probe gets: quick, default or thorough"
+Effort = Annotated[str, typer.Option(help=EFFORT, autocompletion=among(effort_names))]
+DEVICE = "cpu or cuda; NumPy stays on the CPU"
+Device = Annotated[str, typer.Option(help=DEVICE, autocompletion=among(lambda: ("cpu", "cuda")))]
 Seed = Annotated[int | None, typer.Option(help="generate the same cases again; by default a fresh seed", min=0)]
-Profile = Annotated[str, typer.Option(help="what decides the exit code: core, robust or strict")]
+PROFILE = "what decides the exit code: core, robust or strict"
+Profile = Annotated[str, typer.Option(help=PROFILE, autocompletion=among(lambda: LEVELS))]
 ISOLATE = "call the function in a subprocess (the default), which may crash or hang, or in this process"
 Isolate = Annotated[bool | None, typer.Option("--isolate/--in-process", help=ISOLATE, show_default=False)]
 Workers = Annotated[int, typer.Option(help="worker processes", min=1)]

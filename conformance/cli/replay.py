@@ -92,5 +92,7 @@ def asked(path: Path, given: Given) -> tuple[float, str]:
 
     findings = replay(path, given.target, vjp=given.vjp, time_limit=given.time_limit, isolate=given.isolate)
     shown = worst(findings) if findings else None
-    ratio = 0.0 if shown is None else shown.ratio
-    return ratio, str(shown) if ratio > 1 else f"conforms, worst error {ratio:.3g} of its bound"
+    if shown is None or shown.ratio <= 1:
+        ratio = 0.0 if shown is None else shown.ratio
+        return ratio, f"conforms, worst error {ratio:.3g} of its bound"
+    return shown.ratio, f"{shown}{shown.raised_at and f' (raised at {shown.raised_at})'}"

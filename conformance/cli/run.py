@@ -14,7 +14,7 @@ import typer
 from rich.text import Text
 
 from conformance.cli.console import bar, console, errors, explained, save_report
-from conformance.cli.options import CORES, Effort, Html, Json, Junit, Seed, Workers
+from conformance.cli.options import CORES, Device, Effort, Html, Json, Junit, Seed, Workers, among
 from specification import MODEL_RULES, RULES
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 FRAMEWORKS = {"reference_numpy": "numpy", "torch_impl": "torch", "jax_impl": "jax"}
 INTERRUPTED = "interrupted"
+ONLY = "an implementation or a rule; may be repeated"
+CHOICES = (*FRAMEWORKS, *RULES)
 OF_MODELS = "{} is a rule of whole models and has no probes: its tests and conformance port hold it"
 
 
@@ -53,9 +55,9 @@ def run(
     cases: Annotated[int | None, typer.Option(help="cases for each probe; replaces --effort", min=1)] = None,
     seed: Seed = None,
     repeat: Annotated[int, typer.Option(help="number of runs, each with the next seed", min=1)] = 1,
-    only: Annotated[list[str] | None, typer.Option(help="an implementation or a rule; may be repeated")] = None,
+    only: Annotated[list[str] | None, typer.Option(help=ONLY, autocompletion=among(lambda: CHOICES))] = None,
     workers: Workers = CORES,
-    device: Annotated[str, typer.Option(help="cpu or cuda; NumPy stays on the CPU")] = "cpu",
+    device: Device = "cpu",
     real: Annotated[bool, typer.Option(help="also judge a trained model on real sentences, if installed")] = True,
     peers: Annotated[bool, typer.Option("--peers", help="also judge other libraries, for comparison")] = False,
     json: Json = None,
@@ -187,6 +189,7 @@ def one_run(pool: Any, plan: Plan, seed: int, found: Found) -> None:
         results = pool.run(plan.rules, plan.examples, seed, advance)
     try:
         results.violations = {key: asked_again(one, plan.device) for key, one in results.violations.items()}
+        results.with_worst()
     finally:  # the results count, also if trying again fails
         found.results.include(results)
         found.runs += 1
@@ -232,6 +235,7 @@ def tell(plan: Plan, found: Found) -> None:
 
     if not found.runs:
         return
+    found.results.with_worst()
     print_report(found.results, plan.names, console, found.error is None)
     for model in found.models:
         if model["left_out"] is None:

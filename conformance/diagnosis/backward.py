@@ -373,7 +373,13 @@ def multiples(failing: Failing, name: str) -> Iterator[str]:
     magnitudes = np.sort(np.abs(expected[expected != 0]))
     if not named and np.count_nonzero(np.diff(magnitudes) > 1e-3 * magnitudes[1:]) < 3:
         return  # a softmax's gradients add up to 0: so few numbers have some factor whatever is wrong
-    yield f"{name} is {factor:.6g} times what it must be" + (f" ({', or '.join(named[:2])})" if named else "")
+    yield f"{name} is {printed(factor)} times what it must be" + (f" ({', or '.join(named[:2])})" if named else "")
+
+
+def printed(factor: float) -> str:
+    """Six digits; of a factor that would be 1, how far from it."""
+    six = f"{factor:.6g}"
+    return six if six != "1" else f"1 {'+' if factor > 1 else '-'} {abs(factor - 1):.2g}"
 
 
 def numbers_of(failing: Failing) -> Iterator[tuple[str, float]]:

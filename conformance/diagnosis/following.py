@@ -15,6 +15,7 @@ from conformance.cases.expectations import empty_rows
 from conformance.cases.features import FEATURE_RULES, features_of, rule_of
 from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import NOTHING, PLANTED, REFUSAL, UNSUPPORTED
+from conformance.checks.comparison import same_error
 from conformance.checks.levels import rank, within
 from conformance.checks.results import Violation
 from conformance.diagnosis.memory import STRIDES
@@ -89,7 +90,8 @@ def separated(violations: Sequence[Violation]) -> tuple[list[Violation], list[Vi
 
     One follows where another is found on a call with no feature that its own smallest case lacks, and either its case
     has nothing of what its rule is about, or both show the same mistake; of a case that has nothing of its rule's and
-    the same mistake, also where the other one's has sizes that differ.
+    the same mistake, also where the other one's has sizes that differ. One follows as well where another call raised
+    the same error in the same line.
     """
     ordered = simplest_first(violations)
     alone = [violation for violation in ordered if shows_its_rule(violation)]
@@ -99,9 +101,16 @@ def separated(violations: Sequence[Violation]) -> tuple[list[Violation], list[Vi
     alone = simplest_first(alone)
     firsts: list[Violation] = []
     for violation in alone:
-        if not any(explains(other, violation) and same_mistake(other, violation) for other in firsts):
+        if not any(stands_for(other, violation) for other in firsts):
             firsts.append(violation)
     return firsts, [violation for violation in ordered if all(violation is not first for first in firsts)]
+
+
+def stands_for(other: Violation, violation: Violation) -> bool:
+    """Whether the other one is told in place of a violation whose case shows its own rule."""
+    if same_error(other.finding, violation.finding):
+        return within(other.level, violation.level)
+    return explains(other, violation) and same_mistake(other, violation)
 
 
 def shows_the_same(other: Violation, violation: Violation) -> bool:
@@ -122,10 +131,13 @@ def explains(other: Violation, violation: Violation) -> bool:
 
 
 def same_mistake(one: Violation, other: Violation) -> bool:
-    """Whether one known mistake explains both (a loss of digits: in one dtype), or one call gave the same numbers."""
+    """Whether one known mistake explains both (a loss of digits: in one dtype), or the same gradient alone is wrong and
+    no other mistake is known, or one call gave the same numbers."""
     common = set(one.mistakes) & set(other.mistakes)
     if common:
         return one.case.dtype == other.case.dtype or not all(name.startswith(AT_MOST) for name in common)
+    if one.only_wrong and one.only_wrong == other.only_wrong:
+        return not (one.mistakes and other.mistakes)
     if one.finding.message or OF_CALLS in (one.rule, other.rule):
         return False
     return repr(one.finding) == repr(other.finding) and call(one) == call(other)

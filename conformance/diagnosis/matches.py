@@ -11,7 +11,7 @@ import numpy as np
 
 from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name, result_names
-from conformance.cases.case import Case
+from conformance.cases.case import ORDER, Case
 from conformance.cases.expectations import Planted
 from conformance.cases.features import is_norm, within
 from conformance.cases.operation import operation_named
@@ -28,6 +28,7 @@ from conformance.oracle.reference import oracle
 from conformance.runner.shrinking import aligned, in_dtype
 from conformance.subjects.subject import Subject
 
+GRADIENT = gradient_name("")
 SECONDS = 2.0
 """Spent at most on trying mistakes on one case."""
 
@@ -223,11 +224,19 @@ def wrong_in(findings: list[Finding]) -> Iterator[str]:
         yield f"{WRONG_IN}every gradient; output conforms"
     elif wrong == ["output"]:
         yield f"{WRONG_IN}output only; every gradient conforms"
-    elif len(wrong) == 1:
-        others = "the other gradients conform" if len(right) > 2 else f"{right[-1]} conform"
-        yield f"{WRONG_IN}{wrong[0]} only; output and {others}"
     else:
-        yield f"{WRONG_IN}{', '.join(wrong[:-1])} and {wrong[-1]}; {', '.join(right)} conform{'s' * (len(right) == 1)}"
+        only = " only" if len(wrong) == 1 else ""
+        yield f"{WRONG_IN}{listed(wrong)}{only}; {listed(right)} conform{'s' * (len(right) == 1)}"
+
+
+def listed(names: list[str]) -> str:
+    """In words: "output and the gradients of query and value"."""
+    results = [name for name in names if not name.startswith(GRADIENT)]
+    of = [name.removeprefix(GRADIENT) for name in names if name.startswith(GRADIENT)]
+    of.sort(key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+    if len(of) > 1:
+        results.append(f"the gradients of {', '.join(of[:-1])} and {of[-1]}")
+    return " and ".join(results + [GRADIENT + name for name in of if len(of) == 1])
 
 
 def of_planted(planted: Planted, finding: Finding) -> list[str]:

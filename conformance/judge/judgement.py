@@ -16,13 +16,15 @@ from hypothesis import strategies as st
 from conformance.cases.case import Case
 from conformance.cases.declaration import FEATURES, UNCLAIMED, Declaration
 from conformance.cases.features import features_of, has_masks, is_norm, rule_of, widths_of
+from conformance.cases.sizes import Sizes, adapted
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, ANSWERS, CALLS_IN_ORDER, NOTHING, UNSUPPORTED
-from conformance.checks.comparison import Finding
+from conformance.checks.comparison import RAISED, Finding
 from conformance.checks.levels import ROBUST, within
 from conformance.checks.probe import Probe
 from conformance.checks.refusals import Refusal
 from conformance.checks.results import Results, Violation
 from conformance.diagnosis.naming import diagnosed
+from conformance.judge.other_dtypes import with_other_dtypes
 from conformance.judge.reproduction import Reproduction
 from conformance.judge.run import STUCK, Progress, Tried, run_corpus, run_probe, run_refusal, violation
 from conformance.judge.thresholds import with_thresholds
@@ -68,7 +70,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Claim:
-    """One dtype or feature, by name, that a subject claims, and the plainest cases of it.
+    """One dtype or feature, by name, that a subject claims, and the plainest cases of it. Without a name: a plain call.
 
     unsure: nobody has named it; the signature takes any keyword, and what it does not know is then refused.
     """
@@ -80,7 +82,7 @@ class Claim:
 
     @property
     def title(self) -> str:
-        return f"takes {self.name}"
+        return f"takes {self.name}" if self.name else PLAIN_CALL
 
 
 @dataclass
@@ -107,7 +109,7 @@ class Judgement:
 
     def run(self) -> None:
         declaration = self.runner.declaration
-        if not self.takes("CALL", PLAIN_CALL, plain(self.operation, declaration, declaration.dtypes[0])):
+        if not self.takes(plain_claim(self.operation, declaration)):
             self.untried = NOTHING_ELSE
         else:
             self.judge(self.what_it_takes(declaration))
@@ -116,8 +118,10 @@ class Judgement:
             self.untried = f"after {STUCK} cases that took longer than {limit} nothing else was tried"
         self.ask_what_is_printed()
         diagnosed(self.results, self.runner)
+        self.results.with_worst()
         if self.shrinking:
             with_thresholds(self.results, self.runner)
+            with_other_dtypes(self.results, self.runner, self.shrinking)
 
     def judge(self, declaration: Declaration) -> None:
         """Empty rows first: who gets them wrong is asked for no more of them, so that each rule is seen by itself."""
@@ -246,16 +250,17 @@ class Judgement:
     def what_it_takes(self, declaration: Declaration) -> Declaration:
         """The declaration without the dtypes and features for which the plainest call fails."""
         asked = claims(self.operation, declaration)
-        refused = {c.name for c in asked if not self.takes(c.rule, c.title, c.cases, c.unsure)}
+        refused = {claim.name for claim in asked if not self.takes(claim)}
         return narrowed(declaration, refused)
 
-    def takes(self, rule: str, title: str, cases: st.SearchStrategy[Case], unsure: bool = False) -> bool:
-        """Whether the subject answers a case at all; how well is asked later. unsure: it may say that it does not."""
-        probe = Probe(rule, title, (self.operation,), cases, ANSWERS)
+    def takes(self, claim: Claim) -> bool:
+        """Whether the subject answers a case at all; how well is asked later."""
+        probe = Probe(claim.rule, claim.title, (self.operation,), claim.cases, ANSWERS)
         results = run_probe(probe, [self.runner], 1, self.seed, self.progress, 0)
-        if unsure and any(says_no(violation.finding) for violation in results.violations.values()):
+        if claim.unsure and any(says_no(violation.finding) for violation in results.violations.values()):
             return False
-        if self.rules is None or rule in self.rules or rule == "CALL":
+        if self.rules is None or claim.rule in self.rules or claim.rule == "CALL":
+            results.violations = {key: lacking(found, claim) for key, found in results.violations.items()}
             self.results.include(results)
         return not results.violations
 
@@ -265,6 +270,10 @@ class Judgement:
         for probe in (*catalogue(declaration), *unsupported(self.operation, self.runner, declaration)):
             if probe.operations == (self.operation,) and (self.rules is None or probe.rule in self.rules):
                 yield probe
+
+
+def plain_claim(operation: str, declaration: Declaration) -> Claim:
+    return Claim("CALL", "", plain(operation, declaration, declaration.dtypes[0]))
 
 
 def claims(operation: str, declaration: Declaration) -> Iterator[Claim]:
@@ -278,9 +287,14 @@ def claims(operation: str, declaration: Declaration) -> Iterator[Claim]:
             yield Claim(rule_of(feature, operation), feature, cases, feature in declaration.unsure)
 
 
+def lacking(found: Violation, claim: Claim) -> Violation:
+    """The violation with what the subject lacks, if it raises an error for it, as for what it does not support."""
+    return replace(found, lacks=(claim.name,)) if claim.name and found.finding.message.startswith(RAISED) else found
+
+
 def says_no(finding: Finding) -> bool:
     """Whether the subject raised what is raised for a keyword that it does not know, or does not support."""
-    return finding.message.startswith(("raised TypeError", "raised NotImplementedError"))
+    return finding.message.startswith((f"{RAISED}TypeError", f"{RAISED}NotImplementedError"))
 
 
 def narrowed(declaration: Declaration, refused: Collection[str]) -> Declaration:
@@ -324,15 +338,24 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
     if operation == "multi_head_attention":
         if feature in ("empty", "empty_rows"):
             return None
-        shown = generation.multi_head_cases(mask=mask, focus=(feature,), dtypes=(dtype,), declaration=bare)
+        plans = telling(feature, bare)
+        shown = generation.multi_head_cases(mask=mask, focus=(feature,), dtypes=(dtype,), plans=plans, declaration=bare)
         return shown.filter(lambda case: feature in features_of(case))
-    plans = EMPTY if feature == "empty" else SHORT
+    plans = EMPTY if feature == "empty" else telling(feature, bare)
     cases = partial(generation.attention_cases, operation, dtypes=(dtype,), declaration=bare, plans=plans, others=False)
     if feature in generation.MASKS:
         return cases(mask=feature).filter(narrow) if feature == "window" else cases(mask=feature)
     modes = ("mean",) if feature == "empty_rows" else ("zero",)
     shown = cases(mask="none", focus=(feature,), gradients=False, empty_rows=modes)
     return shown.filter(lambda case: feature in features_of(case))
+
+
+def telling(feature: str, declaration: Declaration) -> tuple[Sizes, ...]:
+    """Short sizes that have the feature, with the fewest axes of size 1, which broadcast without being supported."""
+    sizes = [adapted(plan, declaration) for plan in SHORT]
+    sizes = [s for s in sizes if feature != "gqa" or s.H > s.G] or sizes
+    ones = [s.count(1) for s in sizes]
+    return tuple(s for s, count in zip(sizes, ones, strict=True) if count == min(ones))
 
 
 def unsupported(operation: str, runner: Runner, declaration: Declaration) -> Iterator[Probe]:

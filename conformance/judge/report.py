@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from conformance.cases.declaration import Declaration
+from conformance.cases.declaration import FEATURES, Declaration
+from conformance.checks.comparison import same_error
 from conformance.checks.levels import DEFAULT, LEVELS, kept, within
 from conformance.checks.results import Cell, Results, Violation
 from conformance.diagnosis.following import separated
@@ -129,9 +130,22 @@ def report_of(target: Target, judgement: Judgement, effort: str, seconds: float,
     violations = [replace(violation, target=target, time_limit=limit) for violation in results.violations.values()]
     violations.sort(key=lambda violation: list(JUDGED).index(violation.rule))
     alone, following = separated(violations)
+    declaration, never_given = judgement.runner.declaration, judgement.runner.never_given
+    alone = [replace(one, declare=declared_without(one, following, declaration)) for one in alone]
     found = (rules, [*alone, *following], judgement.untried, seconds, versions())
-    declared, never_given = judged_here(judgement.runner.declaration), judgement.runner.never_given
+    declared = judged_here(declaration)
     return Report(target, effort, judgement.seed, *found, *declared, never_given=never_given, profile=profile)
+
+
+def declared_without(violation: Violation, following: Sequence[Violation], declaration: Declaration) -> str:
+    """The options that declare what raises the error of the violation unsupported; empty where that is no dtype or
+    feature alone."""
+    same = [violation, *(one for one in following if same_error(one.finding, violation.finding))]
+    lacks = {name for one in same for name in one.lacks}
+    features = ",".join(f"no-{name}" for name in FEATURES if name in lacks)
+    dtypes = ",".join(name for name in declaration.dtypes if name not in lacks)
+    told = [f"--supports {features}"] if features else []
+    return " ".join(told + ([f"--dtypes {dtypes}"] if lacks & set(declaration.dtypes) else []))
 
 
 def judged_here(declaration: Declaration) -> tuple[str, Declaration]:

@@ -113,10 +113,10 @@ def settled(results: Results, settle: Settle) -> None:
         new = settle(violation)
         if new is None or new.rule != violation.rule:
             results.rules[violation.rule, violation.subject].keeps()
+            results.worst.pop((violation.rule, violation.subject), None)
         if new is not None:
             results.violate(replace(new, before=()))
-            cell = results.rules[new.rule, new.subject]
-            cell.worst = max(cell.worst, new.ratio)
+            results.rules[new.rule, new.subject].reaches(new.ratio, "" if new.case is None else new.case.dtype)
 
 
 def cases_of(probe: Probe, examples: int) -> int:
@@ -295,11 +295,11 @@ def smallest(
     return None
 
 
-def cut_down(least: Violation, runner: Runner, seconds: float) -> Violation:
+def cut_down(least: Violation, runner: Runner, seconds: float, keeps_dtype: bool = False) -> Violation:
     """The violation on an even smaller case, where the material is a case, or several that can be cut alike.
 
     What failed altogether does not shrink to what loses digits, nor to what fewer profiles ask for. `steady` is False
-    if the smallest case then passed.
+    if the smallest case then passed. keeps_dtype: the case stays in its dtype, as those of rules of dtypes do.
     """
     if not cuttable(least.material):
         return least
@@ -316,9 +316,8 @@ def cut_down(least: Violation, runner: Runner, seconds: float) -> Violation:
         return not least.stands_before(new)
 
     masked = least.check in (DESCRIPTION, SHAPES) or least.rule == "MASK-7"
-    found = reduced(
-        least.material, runner.declaration, fails, seconds, masked, least.rule in OF_DTYPES, least.loses_digits
-    )
+    keeps_dtype = keeps_dtype or least.rule in OF_DTYPES
+    found = reduced(least.material, runner.declaration, fails, seconds, masked, keeps_dtype, least.loses_digits)
     return replace(failures[id(found.material)], uncut=least.material, steady=found.steady)
 
 

@@ -28,8 +28,9 @@ from conformance.judge.judgement import (
     Question,
     claims,
     narrowed,
-    plain,
+    plain_claim,
 )
+from conformance.judge.other_dtypes import with_other_dtypes
 from conformance.judge.run import STUCK, silent
 from conformance.judge.skipped import missing, some_cases
 from conformance.judge.thresholds import FIRST, with_thresholds
@@ -89,10 +90,9 @@ class JudgeSession:
 
     @cached_property
     def claims(self) -> dict[str, Claim]:
-        declaration = self.runner.declaration
-        dtype = declaration.dtypes[0]
-        call = Claim("CALL", "", plain(self.operation, declaration, dtype))
-        return {PLAIN_CALL: call} | {claim.title: claim for claim in claims(self.operation, declaration)}
+        asked = [plain_claim(self.operation, self.runner.declaration)]
+        asked += claims(self.operation, self.runner.declaration)
+        return {claim.title: claim for claim in asked}
 
     def questions(self) -> list[Question]:
         """In the order in which a judgement asks them."""
@@ -113,9 +113,11 @@ class JudgeSession:
             results = self.tried(question)
             if results.violations:
                 diagnosed(results, self.runner)
+                results.with_worst()
                 self.violated += 1
                 if self.judgement.shrinking and self.violated <= FIRST:
                     with_thresholds(results, self.runner)
+                    with_other_dtypes(results, self.runner, self.judgement.shrinking)
         found = min(results.violations.values(), key=lambda violation: rank(violation.level), default=None)
         return None if found is None else replace(found, target=self.target, time_limit=self.runner.time_limit)
 
@@ -133,7 +135,7 @@ class JudgeSession:
 
     def claimed(self, title: str) -> Results:
         claim, judgement = self.claims[title], self.fresh()
-        if not judgement.takes(claim.rule, title, claim.cases, claim.unsure):
+        if not judgement.takes(claim):
             self.refused.add(claim.name)
         return self.asked(judgement.results, claim.name if claim.name in self.refused else "")
 

@@ -34,7 +34,7 @@ from conformance.checks.probe import Probe
 from conformance.checks.results import Results
 from conformance.diagnosis.matches import DIAGNOSIS
 from conformance.judge.checking import SHRINKING
-from conformance.judge.judgement import Judgement
+from conformance.judge.judgement import Claim, Judgement
 from conformance.judge.run import run_probe, violation
 from conformance.judge.thresholds import with_thresholds
 from conformance.operations.refusals import refusals_of
@@ -217,10 +217,8 @@ class PeerJudgement(Judgement):
     def ask_probes(self, probes: Iterable[Probe]) -> None:
         super().ask_probes([self.within(probe) for probe in probes])
 
-    def takes(self, rule: str, title: str, cases: st.SearchStrategy[Case], unsure: bool = False) -> bool:
-        if rule in self.skipped:
-            return True
-        return super().takes(rule, title, self.path(cases), unsure)
+    def takes(self, claim: Claim) -> bool:
+        return claim.rule in self.skipped or super().takes(replace(claim, cases=self.path(claim.cases)))
 
     def within(self, probe: Probe) -> Probe:
         material = probe.material.map(self.fitted)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +13,8 @@ from conformance.checks.levels import within
 from conformance.judge.judged_rules import CONTRACT
 from conformance.judge.report import levels_line
 from conformance.reports.content import Content, real
+
+DECLARE = "if it is not meant to support this, say so:"
 
 
 def heading(violation: Content) -> str:
@@ -32,14 +34,34 @@ def rows(violation: Content) -> list[tuple[str, str]]:
             found.append(("found", violation["message"]))
     if violation.get("called_with") is not None:
         found.append(("arrays", violation["called_with"]))
+    if violation.get("raised_at") is not None:  # which older reports lack
+        found.append(("raised at", violation["raised_at"]))
     if violation["case"] is not None:
         found.append(("smallest case", violation["case"]))
     if violation.get("threshold") is not None:  # which older reports lack
         found.append(("sizes", violation["threshold"]))
-    found += [("diagnosis" if i == 0 else "", line) for i, line in enumerate(violation["diagnosis"])]
+    found += under("diagnosis", violation["diagnosis"])
+    found += under("worst", [line for one in violation.get("worst", ()) for line in worst_lines(one, violation)])
+    if violation.get("declare") is not None:
+        found += under("declare", [DECLARE, violation["declare"]])
     if violation["replay_command"] is not None:
         found.append(("replay", violation["replay_command"]))
     return found
+
+
+def under(label: str, lines: list[str]) -> list[tuple[str, str]]:
+    return [(label if number == 0 else "", line) for number, line in enumerate(lines)]
+
+
+def worst_lines(worst: Content, violation: Content) -> list[str]:
+    """Return the largest error in a dtype; of another mistake its smallest case and its names too."""
+    level = "" if worst["level"] == violation["level"] else f" (level {worst['level']})"
+    told = [f"{worst['message']}; {worst['case']}", *worst["diagnosis"]]
+    if worst["another_mistake"]:
+        ratio = real(worst["ratio"])
+        up_to = f"up to {ratio:.3g} bounds" if math.isfinite(ratio) else "beyond any bound"
+        told.insert(0, f"{up_to}, another mistake: on the same numbers it gives other errors than the one above")
+    return [f"{worst['dtype']}{level}: {line}" for line in told]
 
 
 def block(violation: Content) -> str:
@@ -94,6 +116,27 @@ def follow(subject: Content) -> str:
     several = "follow from the violations above: they have the same cause, or their cases use none of their features."
     one = "follows from the violations above: it has the same cause, or its case uses none of its features."
     return f"{', '.join(rules)} {several if len(rules) > 1 else one}" if rules else ""
+
+
+class Note(NamedTuple):
+    """A sentence below the violations. kind: what it is about."""
+
+    kind: str
+    text: str
+
+
+def notes(subject: Content) -> list[Note]:
+    """Return what a report says of a subject after its violations, in order."""
+    headline, untried = subject["headline"], subject["untried"]
+    told = {
+        "headline": headline and f"It looks as if {headline}",
+        "arrays": guessed(subject),
+        "skipped": never_given(subject),
+        "left-out": subject["left_out"],
+        "message": untried and f"The judge could not try everything: {untried}",
+        "levels": levels(subject),
+    }
+    return [Note(kind, f"{text}.") for kind, text in told.items() if text]
 
 
 def only_refused(rule: Content) -> bool:

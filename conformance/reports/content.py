@@ -18,7 +18,7 @@ from conformance.cases.case import expected_dtype
 from conformance.cases.declaration import CONVENTIONS, Declaration
 from conformance.checks.comparison import Finding
 from conformance.checks.levels import LEVELS, STRICT, kept, within
-from conformance.checks.results import Cell, Violation
+from conformance.checks.results import Cell, Violation, Worst
 from conformance.judge.judged_rules import JUDGED
 from conformance.judge.report import versions
 from conformance.reports.replays import askable, replay_command
@@ -173,14 +173,31 @@ def violation_content(violation: Violation, replay_file: str | None = None, foll
         "probe": violation.title,
         "message": clean(violation.message),
         **numbers_content(violation, finding),
+        "raised_at": clean(finding.raised_at) or None,
         "case": None if violation.case is None else clean(repr(violation.case)),
+        "worst": [worst_content(one) for one in violation.larger],
         "threshold": clean(violation.threshold) or None,
         "diagnosis": [clean(line) for line in violation.diagnosis],
         "replay": replay_content(violation),
         "replay_file": replay_file,
         "replay_command": None if replay_file is None else replay_command(violation, replay_file),
         "called_with": called_with(violation),
+        "declare": violation.declare or None,
         "follows": follows,
+    }
+
+
+def worst_content(largest: Worst) -> Content:
+    """Return the largest error of a dtype."""
+    found = largest.found
+    return {
+        "dtype": found.case.dtype,
+        "ratio": number(largest.ratio),
+        "level": found.level,
+        "message": clean(found.message),
+        "case": clean(repr(found.case)),
+        "another_mistake": largest.another,
+        "diagnosis": [clean(line) for line in found.diagnosis],
     }
 
 

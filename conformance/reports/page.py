@@ -2,7 +2,8 @@
 
 A trained model has a row for each of its layers, and a column for each implementation.
 
-Every row opens to its evidence, without JavaScript; rows with violations are open from the start.
+The violations follow in the order of the terminal, and those that follow from others are folded. Every row of rules
+opens to its statement. Nothing needs JavaScript.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from conformance.reports.blocks import (
+    DECLARE,
     above_profile,
     asked_for,
     error,
     expected,
     follow,
     got,
-    guessed,
-    levels,
-    never_given,
+    notes,
     only_refused,
     rules_not_tried,
     where,
+    worst_lines,
 )
 from conformance.reports.change import described
 from conformance.reports.content import Content, real
@@ -52,24 +53,23 @@ def page(report: Content) -> str:
     names = [subject["name"] for subject in report["subjects"] if not subject["peer"]]
     helpers: dict[str, Any] = {"pictures": pictures, "ratio": ratio, "real": real, "status": status}
     helpers |= {"where": where, "got": got, "expected": expected, "error": error}
-    helpers |= {"guessed": guessed, "never_given": never_given, "not_tried": rules_not_tried, "follow": follow}
-    helpers["levels"] = levels
+    helpers |= {"notes": notes, "not_tried": rules_not_tried, "follow": follow}
+    helpers |= {"worst_lines": worst_lines, "declare": DECLARE}
     helpers |= {"described": described, "title": ", ".join(names) or f"conformance {report['command']}"}
     helpers |= {"layers": layer_rows, "parts": " / ".join(PARTS), "cosine": smallest_cosine, "step_ratio": step_ratio}
     return template.render(report=report, style=style, rows=matrix(report), verdict=verdict(report), **helpers)
 
 
 def matrix(report: Content) -> list[dict[str, Any]]:
-    """Return for every rule a cell for each subject, with its violations; None if the rule does not concern it."""
+    """Return for every rule a cell for each subject; its rule is None if it does not concern the subject."""
     listed = [{rule["rule"]: rule for rule in subject["rules"]} for subject in report["subjects"]]
     known = {rule: content for one in listed for rule, content in one.items()}
     rows = []
     for name, rule in known.items():
         cells = []
         for subject, one in zip(report["subjects"], listed, strict=True):
-            violations = [violation for violation in subject["violations"] if violation["rule"] == name]
-            cells.append({"subject": subject, "rule": one.get(name), "violations": violations})
-        rows.append({"rule": rule, "cells": cells, "violated": any(status(c) == "violated" for c in cells)})
+            cells.append({"subject": subject, "rule": one.get(name)})
+        rows.append({"rule": rule, "cells": cells})
     return rows
 
 

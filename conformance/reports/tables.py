@@ -15,9 +15,7 @@ from conformance.reports.blocks import (
     above_profile,
     asked_for,
     follow,
-    guessed,
-    levels,
-    never_given,
+    notes,
     only_refused,
     rows,
     rules_not_tried,
@@ -27,6 +25,8 @@ from specification import RULES
 from specification.dtypes import FLOATING
 
 LABELS = len("smallest case")
+STYLES = {"headline": "bold", "skipped": "yellow", "left-out": "yellow", "message": "red"}
+"""Of notes."""
 RATIOS = "Largest error ratio (at most 1 conforms): in float32 and float64, and in all four dtypes"
 
 
@@ -97,7 +97,7 @@ def violation_lines(violation: Violation) -> Text:
     text.append(
         f"  level {violation.level}\n  {violation.message}\n  smallest case found: {violation.case}", style="default"
     )
-    for line in (*filter(None, [violation.threshold]), *violation.diagnosis):
+    for line in (*filter(None, [violation.threshold]), *violation.diagnosis, *map(str, violation.larger)):
         text.append(f"\n  {line}", style="default")
     return text
 
@@ -180,18 +180,7 @@ def subject_report(subject: Content, seed: int | None) -> RenderableType:
     alone = [violation for violation in subject["violations"] if not violation.get("follows")]
     parts: list[RenderableType] = [subject_table(subject), *map(violation_block, alone)]
     parts += [Text(line) for line in (follow(subject),) if line]
-    if subject["headline"]:
-        parts.append(Text(f"It looks as if {subject['headline']}.", style="bold"))
-    if guessed(subject):
-        parts.append(Text(f"{guessed(subject)}."))
-    if never_given(subject):
-        parts.append(Text(f"{never_given(subject)}.", style="yellow"))
-    if subject["left_out"]:
-        parts.append(Text(f"{subject['left_out']}.", style="yellow"))
-    if subject["untried"]:
-        parts.append(Text(f"The judge could not try everything: {subject['untried']}.", style="red"))
-    if levels(subject):
-        parts.append(Text(f"{levels(subject)}."))
+    parts += [Text(note.text, style=STYLES.get(note.kind, "")) for note in notes(subject)]
     cases = sum(rule["cases"] for rule in subject["rules"])
     count = sum(asked_for(violation, subject) for violation in subject["violations"])
     violates = f"violates {count} rule{'s' * (count != 1)}" if count else "is not judged in full"

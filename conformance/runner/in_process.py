@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from conformance.checks.check import Check
-from conformance.checks.comparison import Finding
+from conformance.checks.comparison import Finding, raised
 from conformance.checks.size_limits import SizeLimits
 from conformance.runner.compiled_code import forget_compiled_code
 from conformance.runner.limits import TooSlow, limited, valid_limit
@@ -115,7 +115,7 @@ class Runner:
         if isinstance(error, WrongAnswer):
             return [Finding(error.name, float("inf"), message=str(error))]
         if error is self.subject.answering.raised:
-            return broken(f"raised {type(error).__name__}: {first_line(error)}")
+            return [raised(error, self.subject)]
         if isinstance(error, Exception):
             raise JudgeError(f"the judge failed: {type(error).__name__}: {first_line(error)}") from error
         raise error

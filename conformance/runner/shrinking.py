@@ -18,7 +18,7 @@ import numpy as np
 
 from conformance.cases.arguments import joined
 from conformance.cases.axes import OFFSET
-from conformance.cases.case import Case
+from conformance.cases.case import Case, expected_dtype
 from conformance.cases.declaration import SIMPLEST_FIRST, Declaration
 from conformance.cases.expectations import Planted, allowed_pairs, empty_rows
 from conformance.cases.features import alignment, has_masks, heads_and_keys, within
@@ -26,7 +26,7 @@ from conformance.cases.operation import operation_named
 from conformance.cases.signatures import definition, left_out
 from conformance.runner.dimensions import Dimension, Part, Parts, dimensions, sizes_of, taken
 from conformance.sampling.layouts import in_memory
-from conformance.sampling.strategies import at, roundings
+from conformance.sampling.strategies import at, numpy_dtype, roundings
 from specification.dtypes import FLOATING, compute_dtype_name
 from specification.masks import And, Or
 
@@ -385,12 +385,14 @@ def in_dtype(dtype: str, declaration: Declaration) -> Change:
     def change(case: Case) -> Case | None:
         if case.dtype == dtype or "dtype" in case.options:
             return None
-        with np.errstate(over="ignore", invalid="ignore"):
-            inputs = {n: a.astype(dtype) if str(a.dtype) in FLOATING else a for n, a in case.inputs.items()}
-            cotangents = {n: a.astype(dtype) for n, a in case.cotangents.items()}
-        same = compute_dtype_name(dtype) == dtype
         rounding = roundings(declaration, dtype) if has_masks(case.operation) else {}
-        return replace(case, dtype=dtype, inputs=inputs, cotangents=cotangents, rounding=rounding) if same else None
+        other = replace(case, dtype=dtype, rounding=rounding)
+        wide = {name: compute_dtype_name(dtype) for name in case.inputs if name.startswith("logsumexps")}
+        with np.errstate(over="ignore", invalid="ignore"):
+            floating = {n: a for n, a in case.inputs.items() if str(a.dtype) in FLOATING}
+            inputs = {n: a.astype(numpy_dtype(wide.get(n, dtype))) for n, a in floating.items()}
+            cotangents = {n: a.astype(numpy_dtype(expected_dtype(n, other))) for n, a in case.cotangents.items()}
+        return replace(other, inputs=case.inputs | inputs, cotangents=cotangents)
 
     return change
 

@@ -114,6 +114,10 @@ class CallableSubject(Subject):
         self.signature = signature_of(function, operation)
         self.declaration = replace(declaration, lacking=self.signature.lacking, strides=framework.strides)
 
+    @property
+    def code(self) -> Any:
+        return self.function
+
     def bound(self, operation: str, inputs: Arrays, options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """The arguments as the function has them."""
         positional, keywords = arguments(operation, inputs, options)

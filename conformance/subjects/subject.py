@@ -105,6 +105,11 @@ class Subject:
         """By a function of its own, and not by its framework."""
         return self.declaration.vjp is not None
 
+    @property
+    def code(self) -> Any:
+        """The function or module that is called."""
+        return self.module
+
     def call(self, operation: str, positional: list[Any], keywords: dict[str, Any]) -> Any:
         return getattr(self.module, operation)(*positional, **keywords)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -318,6 +319,14 @@ def test_function_that_takes_no_masks_is_judged_on_the_rest(check: Command, name
     assert message in found.violations["MASK-1"]["message"]
     status = {rule["rule"]: rule["status"] for rule in found.report["subjects"][0]["rules"]}
     assert status["ATT-1"] == "conforms"
+
+
+@pytest.mark.parametrize("how", ["--isolate", "--in-process"])
+def test_replay_names_the_line_of_an_error(check: Command, how: str) -> None:
+    found = check("raises", "--rule", "ATT-1", how).violations["CALL"]
+    assert re.fullmatch(r"targets\.py:\d+ in raises", found["raised_at"])
+    _, output = command("replay", found["replay_file"], how)
+    assert f"(raised at {found['raised_at']})" in output
 
 
 def test_function_that_prints(check: Command) -> None:
@@ -733,10 +742,19 @@ def test_module_is_the_program() -> None:
         ("bash", {"COMP_WORDS": "conformance ch", "COMP_CWORD": "1"}, "check"),
         ("bash", {"COMP_WORDS": "conformance check kernel.py:f --operat", "COMP_CWORD": "3"}, "--operation"),
         ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance replay --vj"}, '"--vjp"'),
+        ("bash", {"COMP_WORDS": "conformance check kernel.py:f --operation layer_n", "COMP_CWORD": "4"}, "layer_norm"),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --arrays to"}, '"torch"'),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --dtypes float32,bf"}, '"float32,bfloat16"'),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --supports no-caus"}, '"no-causal"'),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --convention polarity=m"}, '"polarity=masked"'),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --rule NORM-"}, '"NORM-7"'),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance check kernel.py:f --profile ro"}, '"robust"'),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance run --effort th"}, '"thorough"'),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "conformance run --only torch"}, '"torch_impl"'),
         ("fish", {"_TYPER_COMPLETE_ARGS": "conformance sh", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}, "show"),
     ],
 )
-def test_shells_complete_commands_and_options(shell: str, words: dict[str, str], expected: str) -> None:
+def test_shells_complete_commands_options_and_values(shell: str, words: dict[str, str], expected: str) -> None:
     environment = {"_CONFORMANCE_COMPLETE": f"complete_{shell}"} | words
     result = CliRunner().invoke(app, env=environment, prog_name="conformance")
     assert result.exit_code == 0

@@ -588,11 +588,17 @@ def test_factors_of_gradients_are_explained() -> None:
     for name, (factor, words) in expected.items():
         found = changed_gradients(asked, **{name: lambda gradient, factor=factor: gradient * factor})
         assert next(known(found, f"gradient of {name}", np.inf)).startswith(f"gradient of {name} is {words}")
-        assert list(wrong_in(found.findings)) == [
-            f"wrong in: gradient of {name} only; output and the other gradients conform"
-        ]
+        one, other = (of for of in expected if of != name)
+        right = f"output and the gradients of {one} and {other} conform"
+        assert list(wrong_in(found.findings)) == [f"wrong in: gradient of {name} only; {right}"]
     missing = changed_gradients(asked, value=lambda gradient: gradient * 0)
     assert next(known(missing, "gradient of value", np.inf)) == "gradient of value is missing: it is 0"
+
+
+def test_a_factor_near_1_is_not_told_as_1() -> None:
+    asked = drawn(graded=True, D=9, H=6)
+    found = changed_gradients(asked, key=lambda gradient: gradient * (1 + 4e-6))
+    assert next(known(found, "gradient of key", np.inf)).startswith("gradient of key is 1 + 4e-06 times what")
 
 
 def test_terms_left_out_of_gradients_are_named() -> None:
@@ -614,7 +620,7 @@ def test_which_results_are_wrong() -> None:
     found = changed_gradients(asked, **everything)
     assert list(wrong_in(found.findings)) == ["wrong in: every gradient; output conforms"]
     found = changed_gradients(asked, query=everything["query"], key=everything["key"])
-    line = "wrong in: gradient of query and gradient of key; output, gradient of value conform"
+    line = "wrong in: the gradients of query and key; output and gradient of value conform"
     assert list(wrong_in(found.findings)) == [line]
     assert list(wrong_in(failing(drawn(), {"output": asked.inputs["query"]}).findings)) == []
 

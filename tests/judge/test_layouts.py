@@ -193,7 +193,7 @@ def test_a_case_says_its_layouts_and_keeps_them_in_a_file() -> None:
     case = replace(attention_case(), memory={"query": "fused", "mask": "sliced", "cotangent": "one number"})
     assert "query=float32[2, 3, 4, 5] fused, key=float32[2, 3, 4, 5]," in repr(case)
     assert "mask=Dense(array=bool[2, 3, 4, 4]) sliced" in repr(case)
-    assert repr(case).endswith(" with cotangent one number")
+    assert repr(case).endswith(" with cotangent float32[2, 3, 4, 5] one number")
     written = encode(case)
     assert decode(written).memory == case.memory
     del written["fields"]["memory"]

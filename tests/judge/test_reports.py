@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -35,6 +36,7 @@ from conformance.reports.subjects import checked
 from conformance.reports.writing import as_json, write
 from conformance.subjects.targets import Target
 from specification import RULES, Causal
+from tests.judge.test_verdicts import printed
 
 NASTY = "<script>alert('1')</script>&amp; ]]> \x00\x1b[31m \ud800 [/red]"
 
@@ -430,10 +432,30 @@ def test_page_holds_the_evidence() -> None:
         assert told in text
 
 
-def test_rows_with_violations_are_open() -> None:
-    text = page(report(OFF))
-    assert '<details id="ATT-1" open>' in text
-    assert '<details id="MASK-1">' in text
+def test_page_is_in_the_order_of_the_terminal() -> None:
+    """The table, violations as they are listed, those that follow folded, and what is said of the subject."""
+    content = report(OFF, NAN, BROKEN)
+    subject = content["subjects"][0] | {"headline": "scale is left out", "left_out": "float64 is skipped"}
+    last, follows, first = subject["violations"]
+    subject["violations"] = [first, last, follows | {"follows": True}]
+    text = page(content | {"subjects": [subject]})
+    shown, folded = text.split('<details class="following">')
+    evidence = ("output[0, 2, 1, 1]", "Smallest case found", f">{SIZES}<", "<li>scale is left out", "Try it again")
+    parts = ('<details id="ATT-1">', "<h3>ATT-3 bias ", "<h3>ATT-1 scale ")
+    own = shown.partition(parts[-1])[2]
+    assert [own.index(part) for part in evidence] == sorted(own.index(part) for part in evidence)
+    assert [shown.index(part) for part in parts] == sorted(shown.index(part) for part in parts)
+    below = (
+        "<summary",
+        "ATT-2 follows from",
+        "<h3>ATT-2 softcap ",
+        "</details>",
+        "It looks as if",
+        "float64 is skipped",
+    )
+    assert [folded.index(part) for part in below] == sorted(folded.index(part) for part in below)
+    terminal = printed(subject)
+    assert [line.split()[0] for line in terminal.splitlines() if re.match(r"ATT-\d \w+: ", line)] == ["ATT-3", "ATT-1"]
 
 
 def test_rules_by_subjects() -> None:

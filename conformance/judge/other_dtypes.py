@@ -1,0 +1,56 @@
+"""Mistakes in one dtype behind a violation whose smallest case has another.
+
+A report shows one smallest case of a rule. Where the rule is violated in another dtype too, the subject is asked the
+same numbers in both. A mistake that is in both gives errors of about one size, or of about as many units of each
+dtype's rounding. If neither is so, the largest error in the other dtype is another mistake, which gets a smallest case
+and a diagnosis of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from conformance.checks.results import Results, Violation, Worst
+from conformance.diagnosis.dtypes import is_gone
+from conformance.diagnosis.following import separated
+from conformance.diagnosis.naming import diagnosis
+from conformance.judge.judged_rules import JUDGED
+from conformance.judge.run import cut_down
+from conformance.judge.thresholds import FIRST, MOST_OF_SLOW, work
+from conformance.runner.in_process import Runner
+from conformance.runner.shrinking import cuttable
+
+
+def with_other_dtypes(results: Results, runner: Runner, seconds: float) -> None:
+    """Look behind the first violations that stand for themselves, until a dtype has a mistake of its own.
+
+    seconds: for each smaller case, at most.
+    """
+    in_order = sorted(results.violations.values(), key=lambda violation: list(JUDGED).index(violation.rule))
+    told = set[str]()
+    for violation in separated(in_order)[0][:FIRST]:
+        if violation.case is None or violation.finding.message or not cuttable(violation.material):
+            continue
+        told.add(violation.case.dtype)
+        new = {dtype: one for dtype, one in violation.worst.items() if dtype not in told}
+        found = {dtype: examined(violation, one, runner, seconds) for dtype, one in new.items()}
+        told |= {dtype for dtype, one in found.items() if one.another}
+        results.violations[violation.rule, violation.subject] = replace(violation, worst={**violation.worst, **found})
+
+
+def examined(violation: Violation, largest: Worst, runner: Runner, seconds: float) -> Worst:
+    """The largest error of a dtype; of another mistake than the violation's with its smallest case and names."""
+    found = largest.found
+    if found.finding.message or runner.overrun:
+        return largest
+    if not is_another(violation, found, runner):
+        return largest
+    smallest = cut_down(found, runner, seconds, keeps_dtype=True)
+    names = diagnosis(replace(smallest, uncut=None), runner) and diagnosis(smallest, runner)
+    return Worst(largest.ratio, replace(smallest, diagnosis=names), another=True)
+
+
+def is_another(one: Violation, other: Violation, runner: Runner) -> bool:
+    """Whether the error of one of the two does not show in the other's dtype; large cases are not asked again."""
+    both = (one, other.case.dtype), (other, one.case.dtype)
+    return any(work(found.case) <= MOST_OF_SLOW and is_gone(found, dtype, runner) for found, dtype in both)

@@ -1,0 +1,273 @@
+"""What a report shows of a violation: the largest errors, mistakes behind it, errors raised, and what declares them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import conformance
+import reference_numpy
+from conformance.cases.case import Case
+from conformance.cases.declaration import EVERYTHING
+from conformance.checks.catalogue import AGREEMENT
+from conformance.checks.comparison import RAISED, Finding, same_error
+from conformance.checks.results import DEPENDS, Results, Violation
+from conformance.diagnosis.following import separated
+from conformance.judge.judgement import claims, telling
+from conformance.judge.run import settled
+from conformance.reports.blocks import block
+from conformance.reports.content import real
+from conformance.reports.subjects import checked
+from conformance.sampling.draws import drawn
+from tests.judge.test_diagnosis import rules_of
+from tests.judge.test_verdicts import printed
+
+QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "profile": "strict"}
+
+# --- the largest errors -----------------------------------------------------------------------------------------------
+
+
+def violated(ratio: float, dtype: str = "float32", rule: str = "ATT-5", **told: Any) -> Violation:
+    inputs = {name: np.ones((1, 1, 1, 1), dtype) for name in ("query", "key", "value")}
+    finding = Finding("output", ratio, (0, 0, 0, 0), 1.5, 1.0, 0.5 / ratio)
+    return Violation(rule, "a subject", finding, "a probe", AGREEMENT, Case("attention", dtype, inputs), **told)
+
+
+def test_of_each_dtype_the_largest_error_is_kept() -> None:
+    one, other = Results(), Results()
+    for ratio in (3.0, 50.0, 7.0):
+        one.violate(violated(ratio))
+    other.violate(violated(60.0, "float64"))
+    other.violate(violated(80.0, "float16"))
+    one.include(other)
+    one.with_worst()
+    (told,) = one.violations.values()
+    assert told.ratio == 3.0  # the first that was found
+    assert {dtype: worst.ratio for dtype, worst in told.worst.items()} == {
+        "float32": 50.0, "float16": 80.0, "float64": 60.0,
+    }  # fmt: skip
+    assert [worst.ratio for worst in told.larger] == [60.0, 80.0]  # in wide dtypes, and in 16 bits
+    assert "worst in float64: output[0, 0, 0, 0]: got 1.5, expected 1.0, 60 bounds of" in str(told)
+
+
+def test_a_smaller_case_with_a_larger_error_counts_in_the_table() -> None:
+    results = Results()
+    results.violations["ATT-5", "a subject"] = violated(9.0)
+    results.with_worst()
+    cell = results.rules["ATT-5", "a subject"]
+    assert (cell.worst, cell.wide) == (9.0, 9.0)
+    assert results.violations["ATT-5", "a subject"].larger == []
+
+
+def test_what_is_no_violation_after_all_has_no_largest_error() -> None:
+    results = Results()
+    results.violate(violated(3.0))
+    settled(results, lambda found: None)
+    assert (results.violations, dict(results.worst)) == ({}, {})
+    of_state = violated(3.0)
+    results.violate(replace(of_state, finding=replace(of_state.finding, message=f"{DEPENDS}: so")))
+    assert dict(results.worst) == {}
+
+
+def narrow_and_off(query: Any, key: Any, value: Any, *, scale: Any = None) -> Any:
+    """In float64 it computes in float32; in float32 the result is 0.01 % too large."""
+    if query.dtype == np.float64:
+        narrow = (array.astype(np.float32) for array in (query, key, value))
+        return reference_numpy.attention(*narrow, scale=scale).astype(np.float64)
+    right = reference_numpy.attention(query, key, value, scale=scale)
+    return right * query.dtype.type(1.0001) if query.dtype == np.float32 else right
+
+
+def test_one_mistake_does_not_hide_another_in_a_wider_dtype(tmp_path: Path) -> None:
+    dtypes = ["float32", "float64"]
+    report = conformance.check(narrow_and_off, "attention", rules=["ATT-1"], dtypes=dtypes, **QUICK)
+    subject = checked(report, tmp_path)
+    first = subject["violations"][0]
+    (other,) = [one for one in first["worst"] if one["another_mistake"]]
+    assert {report.violations[0].case.dtype, other["dtype"]} == set(dtypes)
+    assert f"{other['dtype']}[" in other["case"] or f"{other['dtype']}(" in other["case"]
+    told = f"{other['dtype']}: up to {real(other['ratio']):.3g} bounds, another mistake"
+    assert told in " ".join(printed(subject).split())
+    assert told in block(first)
+
+
+def digits_lost(query: Any, key: Any, value: Any, *, scale: Any = None) -> Any:
+    """The same mistake in every dtype: some of its last digits are wrong."""
+    right = reference_numpy.attention(query.astype(float), key.astype(float), value.astype(float), scale=scale)
+    return (right * (1 + 40 * float(np.finfo(query.dtype).eps))).astype(query.dtype)
+
+
+def unscaled(query: Any, key: Any, value: Any, *, scale: Any = None) -> Any:
+    return reference_numpy.attention(query, key, value, scale=1.0 if scale is None else scale)
+
+
+@pytest.mark.parametrize("function", [digits_lost, unscaled])
+def test_one_mistake_in_several_dtypes_is_one(function: Any) -> None:
+    dtypes = ["float32", "float64", "float16"]
+    report = conformance.check(function, "attention", rules=["ATT-1"], dtypes=dtypes, **QUICK)
+    (found,) = report.violations
+    assert len(found.worst) > 1
+    assert not any(worst.another for worst in found.worst.values())
+
+
+def test_the_table_and_the_evidence_have_the_same_largest_error(tmp_path: Path) -> None:
+    report = conformance.check(narrow_and_off, "attention", rules=["ATT-1", "ATT-5"], shrink=False, **QUICK)
+    subject = checked(report, tmp_path)
+    worst = {rule["rule"]: real(rule["worst"]) for rule in subject["rules"]}
+    assert len(subject["violations"]) == 2
+    for violation in subject["violations"]:
+        shown = [violation["ratio"], *(one["ratio"] for one in violation["worst"])]
+        assert max(map(real, shown)) == worst[violation["rule"]]
+
+
+# --- errors that are raised -------------------------------------------------------------------------------------------
+
+
+def refuse_masks(mask: Any) -> None:
+    if mask is not None:
+        raise NotImplementedError(f"no mask {np.shape(mask)}")
+
+
+def maskless(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    refuse_masks(mask)
+    return reference_numpy.attention(query, key, value)
+
+
+WITHOUT = "no-causal,no-lengths,no-padding,no-segments"
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_one_error_is_told_once_with_its_line_and_what_declares_it(isolate: bool, tmp_path: Path) -> None:
+    told: dict[str, Any] = {"rules": ["MASK-2", "MASK-3"], "dtypes": ["float32"], "shrink": False}
+    report = conformance.check(maskless, "attention", arrays="numpy", isolate=isolate, **told, **QUICK)
+    first, *others = checked(report, tmp_path)["violations"]
+    assert [first["follows"], *(one["follows"] for one in others)] == [False, True]
+    line = refuse_masks.__code__.co_firstlineno + 2
+    assert first["raised_at"] == f"tests/judge/test_evidence.py:{line} in refuse_masks"
+    assert first["declare"] == f"--supports {WITHOUT}"
+    assert "raised at" in block(first)
+    assert first["declare"] in block(first)
+    declared = [f"{WITHOUT},no-window,no-dense"]
+    assert isolate or conformance.check(maskless, "attention", supports=declared, **told, **QUICK).conforms
+
+
+def without_float64(query: Any, key: Any, value: Any) -> Any:
+    if query.dtype == np.float64:
+        raise TypeError("no float64")
+    return reference_numpy.attention(query, key, value)
+
+
+def test_a_dtype_that_is_not_supported_is_declared_by_the_others() -> None:
+    dtypes = ["float32", "float64"]
+    report = conformance.check(without_float64, "attention", rules=["ATT-9"], dtypes=dtypes, shrink=False, **QUICK)
+    (found,) = report.violations
+    assert (found.lacks, found.declare) == (("float64",), "--dtypes float32")
+
+
+def of_two_lines(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None) -> Any:
+    if bias is not None:
+        raise NotImplementedError("not supported")
+    if mask is not None:
+        raise NotImplementedError("not supported")
+    return reference_numpy.attention(query, key, value)
+
+
+def test_errors_of_two_lines_are_told_apart() -> None:
+    told: dict[str, Any] = {"rules": ["MASK-1", "ATT-3"], "dtypes": ["float32"], "shrink": False}
+    report = conformance.check(of_two_lines, "attention", **told, **QUICK)
+    assert {violation.rule: violation.declare for violation in report.violations} == {
+        "MASK-1": "--supports no-dense", "ATT-3": "--supports no-bias",
+    }  # fmt: skip
+    assert report.following == []
+
+
+def test_which_errors_are_the_same() -> None:
+    def found(message: str, line: str = "kernel.py:3 in f") -> Finding:
+        return Finding("call", np.inf, message=message, raised_at=line)
+
+    one = found(f"{RAISED}ValueError: 3 and 4")
+    assert same_error(one, found(f"{RAISED}ValueError: 5 and 6"))
+    assert not same_error(one, found(f"{RAISED}TypeError: 3 and 4"))
+    assert not same_error(one, found(f"{RAISED}ValueError: 3 and 4", "kernel.py:4 in f"))
+    assert not same_error(one, found(f"{RAISED}ValueError: 5 and 6", ""))
+    assert not same_error(found("its process died of SIGABRT"), found("its process died of SIGABRT"))
+
+
+def test_a_wrong_call_has_no_line() -> None:
+    report = conformance.check(lambda query: query, "attention", arrays="numpy", shrink=False, **QUICK)
+    (found,) = report.violations
+    assert found.finding.message.startswith(f"{RAISED}TypeError")
+    assert (found.finding.raised_at, found.declare) == ("", "")
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+
+def ungrouped(query: Any, key: Any, value: Any) -> Any:
+    """One key head broadcasts, and several do not."""
+    scores = query.astype(float) @ key.astype(float).swapaxes(-1, -2) / np.sqrt(query.shape[-1])
+    weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+    return (weights / weights.sum(-1, keepdims=True) @ value.astype(float)).astype(query.dtype)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_grouped_heads_are_missed_by_every_seed(seed: int) -> None:
+    told: dict[str, Any] = {"rules": ["ATT-7", "ATT-1"], "dtypes": ["float32"], "shrink": False, "effort": "quick"}
+    report = conformance.check(ungrouped, "attention", seed=seed, **told)
+    (found,) = report.violations
+    assert (found.rule, found.title, found.declare) == ("ATT-7", "takes gqa", "--supports no-gqa")
+
+
+@pytest.mark.parametrize("operation", ["attention", "attention_weights", "multi_head_attention"])
+def test_no_axis_of_size_1_broadcasts_in_a_claim(operation: str) -> None:
+    (claim,) = [claim for claim in claims(operation, EVERYTHING) if claim.name == "gqa"]
+    for _, case in drawn(claim.cases, 5, 0):
+        heads = case.options.get("num_heads", case.inputs["query"].shape[1])
+        groups = telling("gqa", EVERYTHING)[0].G
+        assert 1 < groups < heads
+        assert min(case.inputs["query"].shape) > 1
+        assert operation == "multi_head_attention" or case.inputs["key"].shape[1] == groups
+
+
+def test_claims_within_limits() -> None:
+    """Where the subject takes no more than two heads, one key head is all that can be asked."""
+    (small,) = {(s.H, s.G) for s in telling("gqa", replace(EVERYTHING, limits={"heads": 2}))}
+    assert small == (2, 1)
+    assert telling("dense", replace(EVERYTHING, limits={"batch": 1}))
+
+
+# --- one gradient -----------------------------------------------------------------------------------------------------
+
+KEY = "wrong in: gradient of key only; output and the gradients of query and value conform"
+VALUE = "wrong in: gradient of value only; output and the gradients of query and key conform"
+
+
+def test_one_wrong_gradient_is_told_once() -> None:
+    ratios = iter(range(100, 200))  # no two findings are alike
+
+    def of(rule: str, line: str, *names: str) -> Violation:
+        return violated(next(ratios), rule=rule, diagnosis=(*names, line))
+
+    rules = ["ATT-1", "ATT-5", "ATT-8"]
+    first, others = separated([of(rule, KEY) for rule in rules])
+    assert (rules_of(first), rules_of(others)) == (["ATT-1"], ["ATT-5", "ATT-8"])
+    assert len(separated([of("ATT-1", KEY), of("ATT-5", VALUE)])[0]) == 2
+    names = ("gradient of key is missing: it is 0", "gradient of key is 2 times what it must be (counted twice)")
+    assert len(separated([of("ATT-1", KEY, names[0]), of("ATT-5", KEY, names[1])])[0]) == 2
+    assert len(separated([of("ATT-1", KEY, names[0]), of("ATT-5", KEY)])[0]) == 1
+    assert [of("ATT-1", line).only_wrong for line in (KEY, "wrong in: output only; every gradient conforms")] == [
+        "gradient of key", "",
+    ]  # fmt: skip
+
+
+def test_the_case_of_a_gradient_shows_its_cotangent() -> None:
+    asked = violated(3.0).case
+    cotangents = {"output": np.full((1, 1, 1, 1), 0.5, "float32")}
+    assert repr(replace(asked, cotangents=cotangents)).endswith(") with cotangent float32([[[[0.5]]]])")
+    both = replace(asked, cotangents=cotangents | {"logsumexp": np.zeros((2, 9))})
+    assert repr(both).endswith(" with cotangents output=float32([[[[0.5]]]]), logsumexp=float64[2, 9]")
+    assert "cotangent" not in repr(asked)
