@@ -66,6 +66,8 @@ def by_other_steps(change: Change) -> Variants:
         for weights in (own, saved):
             for means in (None, mean) if mean is not None else (None,):
                 parts = pulled_back(s, failing.bar, weights, mean=means)
+                if s.sinks is None:  # who knows of no sinks gives them no gradient
+                    parts = parts._replace(sinks=np.zeros((*weights.shape[:3], 1)))
                 yield parts
                 if not s.bias.any():  # who knows of no bias gives it no gradient
                     yield parts._replace(scores=np.zeros_like(parts.scores))

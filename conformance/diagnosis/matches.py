@@ -105,7 +105,8 @@ def known(failing: Failing, name: str, until: float) -> Iterator[str]:
         if case.operation == "attention" or norm:
             yield from extents.regions(failing, name, norm)
         mistakes: Iterator[Mistake]
-        if name != "output":
+        alone = name != "output" and len(failing.wrong) < 2
+        if alone:
             yield from backward.multiples(failing, name)
         if not of_attention and not norm:
             if case.operation == "multi_head_attention":
@@ -121,7 +122,7 @@ def known(failing: Failing, name: str, until: float) -> Iterator[str]:
                 yield from backward.of_some_rows(failing, name)
             mistakes = norms.gradient_mistakes(failing, name) if norm else iter(backward.BACKWARD_MISTAKES)
         yield from matching(failing, name, mistakes, until)
-        if name == "output":
+        if not alone:  # a mistake that explains several results comes first
             yield from backward.multiples(failing, name)
 
 

@@ -448,7 +448,7 @@ MASKS: list[tuple[str, Function, Case]] = [
     (
         "the window is as wide on the right as on the left",
         read_as(lambda m, q, k: SlidingWindow(m.left, m.left, m.offset)),
-        masked(SlidingWindow(2, 0, 2)),
+        masked(SlidingWindow(2, 0, 2), K=9),
     ),
     ("segment ids are compared in bfloat16", read_as(ids_in(ml_dtypes.bfloat16)), masked(PACKED)),
     (
