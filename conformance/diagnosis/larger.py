@@ -8,12 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from conformance.cases.axes import OFFSET, Sizes
 from conformance.cases.case import Case
 from conformance.cases.features import is_norm
 from conformance.diagnosis.attention import power_of_two
+from conformance.runner.dimensions import Part, layout_of, taken
 from specification import Dense
 
 MULTIPLICATIONS = 2**21
+NUMBERS, SLOW_NUMBERS = 2**20, 2**13
+"""In all inputs of a larger case, at most; the second in float64, whose oracle is slow."""
+STANDING_OUT = 16
+"""In wider rows the last columns are larger, so that it shows where some of them take no part."""
 
 
 def ordinary(case: Case) -> Case | None:
@@ -24,9 +30,14 @@ def ordinary(case: Case) -> Case | None:
 
 
 def larger_cases(case: Case) -> Iterator[Case]:
-    """With more keys, of which every block size leaves another rest; with more queries, heads, batch elements, rows."""
+    """With more keys, of which every block size leaves another rest; with more queries, heads, batch elements, rows.
+
+    With wider rows.
+    """
     if is_norm(case.operation):
         yield more_rows(case)
+    if not case.operation.startswith("attention"):
+        yield from wider(case)
     if case.operation != "attention" or not case.inputs["value"].size:
         return
     B, H, G, Q, K = sizes(case)
@@ -42,6 +53,68 @@ def larger_cases(case: Case) -> Iterator[Case]:
             larger = redrawn(case, batch, heads, groups, queries, keys)
             if larger is not None:
                 yield larger
+
+
+LEAST = {"W": 8, "E": 5, "inner": 4, "output": 4, "vocabulary": 8, "length": 4, OFFSET: 0}
+"""Sizes that tell mistakes apart, of operations that work on rows."""
+ROWS = 24
+"""Of which ids occur several times."""
+
+
+def alike(case: Case) -> Iterator[Case]:
+    """The same call on other numbers: in the same sizes, in wider rows where they are narrow, and with more rows."""
+    sizes = layout_of(case).sizes
+    least = [LEAST.get(name.rstrip(" 0123456789"), 1) for name in sizes]
+    wide = {name: max(size, n) for (name, size), n in zip(sizes.items(), least, strict=True)}
+    many = {name: max(size, ROWS) if name.startswith("rows") else size for name, size in wide.items()}
+    for wanted in dict.fromkeys(tuple(s.items()) for s in (sizes, wide, many)):
+        other = in_sizes(case, dict(wanted))
+        if other is not None:
+            yield other
+
+
+def wider(case: Case) -> Iterator[Case]:
+    """With other widths, of which every block size leaves another rest."""
+    sizes = layout_of(case).sizes
+    for name in ("W", "E", "inner"):
+        if sizes.get(name, 0) > 2:
+            least = {n: max(size, LEAST.get(n, 1)) for n, size in sizes.items()}
+            other = in_sizes(case, least | {name: 2 * power_of_two(sizes[name]) - 1})
+            if other is not None:
+                yield other
+
+
+def in_sizes(case: Case, wanted: Sizes) -> Case | None:
+    """The same call in these sizes on other numbers; None where there is none, or it takes too long."""
+    larger = taken(case, {name: Part(0, size) for name, size in wanted.items()})
+    if larger is None or sum(array.size for array in larger.inputs.values()) > (
+        SLOW_NUMBERS if case.dtype == "float64" else NUMBERS
+    ):
+        return None
+    rng = np.random.default_rng(0)
+    inputs = {
+        n: ids(a, len(larger.inputs["table"]), rng) if n == "ids" else numbers_like(case.inputs[n], a.shape, rng)
+        for n, a in larger.inputs.items()
+    }
+    cotangents = {n: numbers_like(case.cotangents[n], a.shape, rng) for n, a in larger.cotangents.items()}
+    return replace(larger, inputs=inputs, cotangents=cotangents, memory={})
+
+
+def numbers_like(array: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Normal numbers, as large as the array's; far from 0 where these are. The last ones of every row stand out."""
+    wide = array.astype(float)
+    size, mean = np.sqrt(np.mean(wide**2)) if wide.size else 1.0, np.mean(wide) if wide.size > 8 else 0.0
+    spread = np.std(wide) if abs(mean) > 4 * np.std(wide) > 0 else 0.75 * size
+    numbers = rng.normal(size=shape) * (spread or 1.0)
+    if shape and shape[-1] > STANDING_OUT:
+        numbers = numbers * (1 + np.sqrt(shape[-1]) / np.arange(shape[-1], 0, -1) / 4)
+    return (numbers + mean * (abs(mean) > 4 * np.std(wide) > 0)).astype(array.dtype)
+
+
+def ids(array: np.ndarray, rows: int, rng: np.random.Generator) -> np.ndarray:
+    """The first and the last row of the table and some others, several times."""
+    few = np.concatenate([[0, rows - 1], rng.integers(0, rows, max(array.size // 3, 1))])
+    return rng.permuted(np.resize(few, array.size)).reshape(array.shape).astype(array.dtype)
 
 
 def more_rows(case: Case) -> Case:

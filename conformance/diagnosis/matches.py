@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -13,18 +13,19 @@ from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
-from conformance.cases.features import is_norm
 from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import SPOILED_ROWS, TOWERING, TWIN
 from conformance.checks.check import Check, nothing
 from conformance.checks.comparison import Finding
 from conformance.checks.results import WRONG_IN
-from conformance.diagnosis import attention, backward, blocks, extents, norms
-from conformance.diagnosis.larger import larger_cases, ordinary
-from conformance.diagnosis.matching import Failing, Mistake, matching, told_from
+from conformance.diagnosis import attention, backward, blocks, extents
+from conformance.diagnosis.larger import alike, larger_cases, ordinary
+from conformance.diagnosis.matching import Failing, Mistake, backwards, kind, matching, told_from
+from conformance.diagnosis.precision import AT_MOST, excused, scale_off, variance_off
 from conformance.diagnosis.precision import MISTAKES as ROUNDED
-from conformance.diagnosis.precision import excused, scale_off, variance_off
+from conformance.diagnosis.row_sums import added_in_16_bits
 from conformance.oracle.reference import oracle
+from conformance.runner.dimensions import layout_of
 from conformance.runner.shrinking import in_dtype
 from conformance.subjects.subject import Subject
 
@@ -58,32 +59,32 @@ def check_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shared
     if asked is not judged:  # a mistake need not be the same for both: a score of 0 stands apart only from far ones
         names = list(known(Failing(asked, given.got, given.truth, given.bounds), name, until))
     names += [other for other in known(given, name, until) if other not in names]
+    if not asked.operation.startswith("attention"):
+        names = confirmed(subject, asked, name, names)
     if len(names) > 1:
         names = told_apart(subject, asked, name, names)
     if not names:
-        names = list(chain(vague(given, name), hints(subject, given, name)))[:1]
+        names = list(islice(chain(vague(given, name), hints(subject, given, name)), 1))
     return [named(line) for line in (*names, *wrong_in(given.findings))]
 
 
 def known(failing: Failing, name: str, until: float) -> Iterator[str]:
     """Names of mistakes, the likeliest first."""
     case, of_attention = failing.case, failing.case.operation.startswith("attention")
-    record = operation_named(case.operation)
-    norm = record.norm
     with np.errstate(all="ignore"):
-        if case.operation == "attention" or norm:
-            yield from extents.regions(failing, name, norm)
-        mistakes: Iterator[Mistake]
-        if not of_attention and not norm:
-            mistakes = iter(record.mistakes)
-        elif name == "output":
-            mistakes = chain(*(norm_mistakes(failing) if norm else attention_mistakes(failing)))
-        else:
+        yield from extents.regions(failing, name)
+        if name != "output":
             yield from backward.multiples(failing, name)
-            if of_attention and case.cotangents:
+        mistakes: Iterator[Mistake]
+        if not of_attention:
+            mistakes = recorded(failing, name)
+        elif name == "output":
+            mistakes = chain(*attention_mistakes(failing))
+        else:
+            if case.cotangents:
                 yield from backward.wrongly_added(failing, name)
                 yield from backward.bias_mistakes(failing, name)
-            mistakes = norms.gradient_mistakes(failing, name) if norm else iter(backward.BACKWARD_MISTAKES)
+            mistakes = iter(backward.BACKWARD_MISTAKES)
         yield from matching(failing, name, mistakes, until)
         if name == "output":
             yield from backward.multiples(failing, name)
@@ -101,9 +102,14 @@ def attention_mistakes(failing: Failing) -> Iterator[Any]:
     yield blocks.merges(failing)
 
 
-def norm_mistakes(failing: Failing) -> Iterator[Any]:
-    yield norms.NORM_MISTAKES
-    yield norms.extents(failing)
+def recorded(failing: Failing, name: str) -> Iterator[Mistake]:
+    """Those in the record of the operation."""
+    record = operation_named(failing.case.operation)
+    yield from record.mistakes
+    if name != "output":
+        yield from map(backwards, record.mistakes)
+    if record.measured is not None:
+        yield from record.measured(failing, name)
 
 
 def vague(failing: Failing, name: str) -> Iterator[str]:
@@ -114,12 +120,16 @@ def vague(failing: Failing, name: str) -> Iterator[str]:
 
 
 def hints(subject: Subject, failing: Failing, name: str) -> Iterator[str]:
+    """What the errors may come from. Whether float32 is right costs a call: it is asked last."""
+    case, row_sums = failing.case, operation_named(failing.case.operation).row_sums
     yield from variance_off(failing)
-    if failing.case.dtype != "float64" or right_in_float32(subject, failing.case):
-        yield from excused(failing)
-    norm = is_norm(failing.case.operation)
-    if failing.case.operation == "attention" or norm:
-        yield from extents.round_regions(failing, name, norm)
+    found = list(excused(failing))
+    if found and (case.dtype != "float64" or right_in_float32(subject, case)):
+        yield from found
+    narrow = name != "output" and row_sums is not None and added_in_16_bits(failing, row_sums(failing))
+    if narrow and right_in_float32(subject, case):
+        yield f"{AT_MOST} gradients added up over rows in {case.dtype} would make them"
+    yield from extents.round_regions(failing, name)
 
 
 def right_in_float32(subject: Subject, case: Case) -> bool:
@@ -127,6 +137,23 @@ def right_in_float32(subject: Subject, case: Case) -> bool:
     narrow = in_dtype("float32", subject.declaration)(case)
     failing = None if narrow is None else answered(subject, narrow)
     return failing is None or not failing.wrong
+
+
+def confirmed(subject: Subject, case: Case, name: str, names: list[str]) -> list[str]:
+    """Those of the names that explain the answers to other numbers in the same sizes, too, where these are wrong.
+
+    Where the case is too small to tell mistakes apart, the name may be that of a larger one like it.
+    """
+    for other in alike(case):
+        failing = answered(subject, other)
+        if failing is None or name not in failing.wrong:
+            continue
+        there = list(known(failing, name, time.monotonic() + SECONDS))
+        both = [one for one in names if kind(one) in set(map(kind, there))]
+        if names and not both and layout_of(other).sizes == layout_of(case).sizes:
+            return []
+        names = both or there or names
+    return names
 
 
 def told_apart(subject: Subject, case: Case, name: str, names: list[str]) -> list[str]:

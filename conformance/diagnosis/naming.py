@@ -10,16 +10,14 @@ from typing import Any
 
 from conformance.checks.results import WRONG_IN, Results, Violation
 from conformance.diagnosis.matches import DIAGNOSIS
-from conformance.diagnosis.matching import MOST
+from conformance.diagnosis.matching import BACKWARD_ONLY, MOST, kind
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.runner.in_process import Runner
 
-PARAMETER = re.compile(r" \((blocks of \d+ (keys|rows)|-?[.e\d][-+.e\d]*)\)$")
+PARAMETER = re.compile(r" \((blocks of \d+ (keys|rows|columns)|-?[.e\d][-+.e\d]*)\)$")
 """In which mistakes of one family differ."""
 EXTENT = re.compile(r"\bfirst (\d+)\b")
 """How many of something a mistake speaks of."""
-MEASURED = re.compile(r"^(the scale is) [-+.e\d]+ times")
-"""What is measured on a case, and may come out a little differently on another."""
 
 
 def diagnosed(results: Results, runner: Runner) -> None:
@@ -69,15 +67,15 @@ def explaining(names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ..
     return tuple(name for name in names if kind(name) in known)
 
 
-def kind(name: str) -> str:
-    """The name without what is measured."""
-    return MEASURED.sub(lambda found: found[1], name)
-
-
 def in_families(names: Iterable[str]) -> tuple[str, ...]:
     """Each mistake once; without its parameter where it may have several values."""
+    names = list(names)
     families: dict[str, list[str]] = {}
-    for name in names:
+    for name in (
+        name
+        for name in names
+        if name.removeprefix(BACKWARD_ONLY) == name or name.removeprefix(BACKWARD_ONLY) not in names
+    ):
         families.setdefault(PARAMETER.sub("", name), []).append(name)
     return tuple(members[0] if len(members) == 1 else family for family, members in families.items())
 

@@ -1,4 +1,4 @@
-"""Known mistakes of layer norm, its variants and their gradients."""
+"""Known mistakes of layer norm and its variants; `norm_gradients.py` has those of their gradients."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from conformance.cases.case import Case
+from conformance.checks.comparison import LARGEST
 from conformance.diagnosis.attention import power_of_two
-from conformance.diagnosis.extents import roundest
-from conformance.diagnosis.matching import Failing, Mistake, giving, instead, loose, resulting
+from conformance.diagnosis.extents import WHOLE_BLOCKS, ends, likely
+from conformance.diagnosis.matching import Failing, Mistake, close, giving, instead, resulting
+from conformance.diagnosis.row_sums import to_dtype
+from specification.dtypes import HALF
 
 
 class Rows(NamedTuple):
@@ -44,18 +46,22 @@ def average(x: np.ndarray) -> np.ndarray:
 
 Statistic = Callable[[Rows], tuple[Any, Any]]
 """What is subtracted from a row, and what it is divided by."""
+Statistics = Iterator[tuple[str, Statistic]]
 
 
 def normalised(name: str, statistic: Statistic) -> Mistake:
     """A norm with other statistics."""
 
     def results(failing: Failing) -> dict[str, Any]:
-        rows = rows_of(failing.case)
-        shift, divisor = statistic(rows)
-        result = (rows.x - shift) / divisor * rows.weight + rows.bias
-        return {"output": result.reshape(failing.case.inputs["x"].shape)}
+        return as_output(failing, *statistic(rows_of(failing.case)))
 
-    return resulting(name, results)
+    return resulting(name, results, limits=close)
+
+
+def as_output(failing: Failing, shift: Any, divisor: Any) -> dict[str, Any]:
+    rows = rows_of(failing.case)
+    result = (rows.x - shift) / divisor * rows.weight + rows.bias
+    return {"output": result.reshape(failing.case.inputs["x"].shape)}
 
 
 def middle(r: Rows) -> np.ndarray:
@@ -103,43 +109,40 @@ def root(square: Any, eps: float) -> Any:
     return np.sqrt(square + eps)
 
 
-def floored(least: float) -> list[Mistake]:
-    return [
-        normalised(
-            "small variances are taken for 0",
-            lambda r: (middle(r), root(np.where(r.square < least, 0, r.square), r.eps)),
+def floored(least: float) -> dict[str, Statistic]:
+    return {
+        "small variances are taken for 0": lambda r: (middle(r), root(np.where(r.square < least, 0, r.square), r.eps)),
+        f"the variance is kept from falling below a number ({least:g})": lambda r: (
+            middle(r),
+            root(np.maximum(r.square, least), r.eps),
         ),
-        normalised(
-            f"the variance is kept from falling below a number ({least:g})",
-            lambda r: (middle(r), root(np.maximum(r.square, least), r.eps)),
+        f"the variance with eps is kept from falling below a number ({least:g})": lambda r: (
+            middle(r),
+            np.sqrt(np.maximum(r.square + r.eps, least)),
         ),
-        normalised(
-            f"the variance with eps is kept from falling below a number ({least:g})",
-            lambda r: (middle(r), np.sqrt(np.maximum(r.square + r.eps, least))),
-        ),
-    ]
+    }
 
 
-NORM_MISTAKES = [
-    normalised("the variance is unbiased, over n - 1", lambda r: (average(r.x), root(variance(r.x, 1), r.eps))),
-    normalised("eps is added outside the root", lambda r: (middle(r), np.sqrt(r.square) + r.eps)),
-    normalised(
+STATISTICS: list[tuple[str, Statistic]] = [
+    ("the variance is unbiased, over n - 1", lambda r: (average(r.x), root(variance(r.x, 1), r.eps))),
+    ("eps is added outside the root", lambda r: (middle(r), np.sqrt(r.square) + r.eps)),
+    (
         "the deviation is unbiased and eps is added outside the root (standard_deviation_norm)",
         lambda r: (average(r.x), np.sqrt(variance(r.x, 1)) + r.eps),
     ),
-    normalised(
-        "the mean is not subtracted (rms_norm)", lambda r: (0.0, root(np.mean(r.x**2, -1, keepdims=True), r.eps))
-    ),
-    normalised("the mean is not subtracted from x, only in the variance", lambda r: (0.0, root(variance(r.x), r.eps))),
-    normalised("the mean is subtracted", lambda r: (average(r.x), root(variance(r.x), r.eps))),
-    normalised("eps is left out", lambda r: (middle(r), np.sqrt(r.square))),
-    normalised("eps is squared", lambda r: (middle(r), root(r.square, r.eps**2))),
-    normalised("eps is the least variance, and not added", lambda r: (middle(r), np.sqrt(np.maximum(r.square, r.eps)))),
-    normalised(
-        "eps is the least deviation, and not added", lambda r: (middle(r), np.maximum(np.sqrt(r.square), r.eps))
-    ),
-    normalised("the root is not taken", lambda r: (middle(r), r.square + r.eps)),
-    normalised("the sum of squares is not divided by n", lambda r: (middle(r), root(r.square * r.x.shape[-1], r.eps))),
+    ("the mean is not subtracted (rms_norm)", lambda r: (0.0, root(np.mean(r.x**2, -1, keepdims=True), r.eps))),
+    ("the mean is not subtracted from x, only in the variance", lambda r: (0.0, root(variance(r.x), r.eps))),
+    ("the mean is subtracted", lambda r: (average(r.x), root(variance(r.x), r.eps))),
+    ("eps is left out", lambda r: (middle(r), np.sqrt(r.square))),
+    ("eps is squared", lambda r: (middle(r), root(r.square, r.eps**2))),
+    ("eps is the least variance, and not added", lambda r: (middle(r), np.sqrt(np.maximum(r.square, r.eps)))),
+    ("eps is the least deviation, and not added", lambda r: (middle(r), np.maximum(np.sqrt(r.square), r.eps))),
+    ("the root is not taken", lambda r: (middle(r), r.square + r.eps)),
+    ("the sum of squares is not divided by n", lambda r: (middle(r), root(r.square * r.x.shape[-1], r.eps))),
+    *(item for least in (1e-6, 1e-5, 1e-8, 1e-7, 1e-4, 1e-3, 1e-10, 1e-12) for item in floored(least).items()),
+]
+NORM_MISTAKES = [
+    *(normalised(name, statistic) for name, statistic in STATISTICS),
     over_axes("statistics run over the last axis only", lambda case: (-1,)),
     over_axes("statistics run over all axes but the first", lambda case: tuple(range(1, case.inputs["x"].ndim))),
     *(instead(f"eps is {eps:g}", with_eps(eps)) for eps in (1e-3, 1e-5, 1e-6, 1e-8, 1e-12)),
@@ -149,50 +152,135 @@ NORM_MISTAKES = [
         "weight is taken as its distance from 1",
         lambda case: replace(case, inputs=case.inputs | {"weight": case.inputs["weight"] + 1}),
     ),
-    *(mistake for least in (1e-6, 1e-5, 1e-8, 1e-7, 1e-4, 1e-3, 1e-10, 1e-12) for mistake in floored(least)),
 ]
 
 
-# --- numbers that the answers tell ------------------------------------------------------------------------------------
+# --- padding and blocks -----------------------------------------------------------------------------------------------
 
-MULTIPLES = (8, 16, 32, 64, 128, 256, 512, 1024)
-
-
-def padded(failing: Failing) -> Iterator[Mistake]:
-    """Zeros that fill a row up count in its statistics."""
-    n = failing.case.inputs["weight"].size
-    for m in dict.fromkeys([power_of_two(n), *(-(-n // size) * size for size in MULTIPLES)]):
-        if m > n:
-            yield from padded_to(m, failing.case.operation != "rms_norm")
+CHUNKS = tuple(2**n for n in range(2, 13))
+PLACES = 16
+"""Columns of a row by which it is seen how many of them take part."""
+LANES = (32, 64, 128, 256, 512, 1024)
 
 
-def padded_to(m: int, centred: bool) -> Iterator[Mistake]:
+def padded_widths(n: int) -> Iterator[int]:
+    """Widths to which a row of n elements may be filled up."""
+    yield from (m for m in dict.fromkeys([power_of_two(n), *(-(-n // size) * size for size in WHOLE_BLOCKS)]) if m > n)
+
+
+def in_blocks(n: int, centred: bool) -> Statistics:
+    """Of rows of n elements that are filled up, or taken block by block."""
+    for m in padded_widths(n):
+        yield from padded_to(m, centred)
+    if not centred:
+        return
+    for size in CHUNKS:
+        if size < n:
+            yield from merged(f"(blocks of {size} columns)", size, np.arange(n) // size)
+    for lanes in LANES:
+        if lanes < n:
+            yield from merged(
+                f"({lanes} lanes, each with every {lanes}th column)", -(-n // lanes), np.arange(n) % lanes
+            )
+
+
+def padded_to(m: int, centred: bool) -> Statistics:
     told = f"(a row is filled up to {m} elements)"
-    yield normalised(
+    yield (
         f"the squares are divided by the padded width {told}",
         lambda r: (middle(r), root(r.square * r.x.shape[-1] / m, r.eps)),
     )
+    yield f"a row is read on into the next one {told}", lambda r: read_on(r, m, centred)
     if not centred:
         return
-    yield normalised(
+    yield (
         f"padding counts in the variance, by the mean's square {told}",
         lambda r: (middle(r), root(r.square + (m / r.x.shape[-1] - 1) * average(r.x) ** 2, r.eps)),
     )
-    yield normalised(
-        f"padding counts in mean and variance {told}", lambda r: (r.x.sum(-1, keepdims=True) / m, filled_up(r, m))
+    yield (
+        f"padding counts in mean and variance {told}",
+        lambda r: (r.x.sum(-1, keepdims=True) / m, root(variance(filled_up(r, m)), r.eps)),
     )
-    yield normalised(
-        f"the mean is divided by the padded width {told}", lambda r: with_mean(r, r.x.sum(-1, keepdims=True) / m)
+    yield (
+        f"the mean is divided by the padded width {told}",
+        lambda r: with_mean(r, r.x.sum(-1, keepdims=True) / m),
     )
 
 
 def filled_up(r: Rows, m: int) -> np.ndarray:
-    full = np.pad(r.x, ((0, 0), (0, m - r.x.shape[-1])))
-    return root(variance(full), r.eps)
+    return np.pad(r.x, ((0, 0), (0, m - r.x.shape[-1])))
 
 
 def with_mean(r: Rows, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean, root(np.mean((r.x - mean) ** 2, -1, keepdims=True), r.eps)
+
+
+def read_on(r: Rows, m: int, centred: bool) -> tuple[Any, Any]:
+    """Statistics of m elements from the beginning of every row, divided by the row's own number of elements."""
+    count, n = r.x.shape
+    flat = np.concatenate([r.x.ravel(), np.zeros(m - n)])
+    longer = flat[np.arange(count)[:, None] * n + np.arange(m)]
+    mean = longer.sum(-1, keepdims=True) / n if centred else 0.0
+    return mean, root(np.sum((longer - mean) ** 2, -1, keepdims=True) / n, r.eps)
+
+
+def merged(told: str, whole: int, of: np.ndarray) -> Statistics:
+    """Means and squares of parts of a row, merged wrongly. whole: elements of a part; of: the part of every column."""
+    order = np.argsort(of, kind="stable")
+    starts = np.flatnonzero(np.diff(of[order], prepend=-1))
+    counts = np.diff(starts, append=len(of))
+
+    def parts(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(means, sums of squared deviations from them)"""
+        x = x[:, order]
+        means = np.add.reduceat(x, starts, axis=-1) / counts
+        return means, np.add.reduceat((x - np.repeat(means, counts, axis=-1)) ** 2, starts, axis=-1)
+
+    def as_if_whole(r: Rows) -> tuple[Any, Any]:
+        means, squares = parts(r.x)
+        mean = average(means)
+        square = np.sum(squares + whole * (means - mean) ** 2, -1, keepdims=True)
+        return mean, root(square / len(of), r.eps)
+
+    def averaged(r: Rows) -> tuple[Any, Any]:
+        means, squares = parts(r.x)
+        return average(means), root(average(squares / counts) + variance(means), r.eps)
+
+    def apart(r: Rows) -> tuple[Any, Any]:
+        return average(r.x), root(np.sum(parts(r.x)[1], -1, keepdims=True) / len(of), r.eps)
+
+    if not np.all(counts == whole):
+        yield f"parts of a row are merged as if each were whole {told}", as_if_whole
+        yield f"mean and variance are averaged over parts of a row that are not alike {told}", averaged
+    yield f"the difference of the parts' means is missing in the variance {told}", apart
+
+
+# --- columns that take no part ----------------------------------------------------------------------------------------
+
+
+def partial_statistics(x: np.ndarray, centred: bool) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """(words, shift, variance) of rows [rows, N], where columns past the first n take no part: [rows, N], by n - 1."""
+    N = x.shape[-1]
+    middle = average(x) if centred else np.zeros((len(x), 1))
+    y, count = x - middle, np.arange(1, N + 1)
+    first, second = np.cumsum(y, axis=-1), np.cumsum(y**2, axis=-1)
+    all_of_it = second[:, -1:]
+    none = np.zeros_like(first)
+    if not centred:
+        yield "statistics come from {only} of a row", none, second / count
+        yield "columns past {end} take no part in the mean square", none, second / N
+        return
+    own = first / count
+    yield "statistics come from {only} of a row", middle + own, second / count - own**2
+    for filling in (np.zeros_like(middle), x[:, :1]):  # in place of what is missing
+        mean = (first + (N - count) * (filling - middle)) / N
+        body = second - 2 * mean * first + count * mean**2
+        yield "columns past {end} take no part in mean and variance", middle + mean, body / N
+        for square in (all_of_it / N + mean**2, all_of_it / N):
+            yield "columns past {end} take no part in the mean", middle + mean, square + none
+    yield "columns past {end} take no part in the variance", middle + none, second / N
+    yield "the variance comes from {only} of a row", middle + none, second / count
+    yield "the mean comes from {only} of a row", middle + own, all_of_it / N + own**2
 
 
 def of_first_columns(failing: Failing) -> Iterator[Mistake]:
@@ -200,24 +288,32 @@ def of_first_columns(failing: Failing) -> Iterator[Mistake]:
     rows, shape = rows_of(failing.case), failing.case.inputs["x"].shape
     N = rows.weight.size
     got = failing.answer("output").reshape(-1, N)
-    off = failing.off("output").reshape(-1, N)
-    row = int(np.argmax(off.sum(axis=1)))
-    x, centred = rows.x[row], failing.case.operation != "rms_norm"
-    counts = np.arange(1, N + 1)
-    mean = np.cumsum(x) / counts if centred else np.zeros(N)
-    square = np.maximum(np.cumsum(x**2) / counts - mean**2, 0)
-    some = slice(0, 3)
-    expected = (x[some] - mean[:, None]) / root(square, rows.eps)[:, None] * rows.weight[some] + rows.bias[some]
-    limits = loose(failing, "output", got.reshape(shape)).reshape(-1, N)[row, some] + 2.0**-36 * np.abs(expected)
-    near = np.flatnonzero((np.abs(expected - got[row, some]) <= limits).all(axis=1)) + 1
-    for n in roundest(near[near < N]):
+    row = int(np.argmax(failing.off("output").reshape(-1, N).sum(axis=1)))
+    some = np.argsort(-np.abs(rows.deviation[row] * rows.weight), kind="stable")[:PLACES]
+    limits = close(failing, "output", got.reshape(shape)).reshape(-1, N)[row, some]
+    for words, shift, square in partial_statistics(rows.x, failing.case.operation != "rms_norm"):
+        divisor = root(np.maximum(square, 0), rows.eps)
+        affine = (rows.x[row, some] - shift[row][:, None]) / divisor[row][:, None] * rows.weight[some]
+        expected = affine + rows.bias[some]
+        near = np.abs(expected - got[row, some]) <= limits + 2.0**-36 * np.abs(expected)
+        for n in likely(np.flatnonzero(near.all(axis=1)[:-1]) + 1, N):
+            output = as_output(failing, shift[:, n - 1 : n], divisor[:, n - 1 : n])["output"]
+            for name in ends(words, n, N):
+                yield giving(name, "output", output, limits=close)
+
+
+def written_to(failing: Failing) -> Iterator[Mistake]:
+    """Rows that end before their last columns, which are 0."""
+    rows, N = rows_of(failing.case), failing.case.inputs["weight"].size
+    written = np.flatnonzero(failing.answer("output").reshape(-1, N).any(axis=0))
+    n = int(written[-1]) + 1 if written.size else 0
+    if 0 < n < N:
         first = rows.x[:, :n]
-        shift = average(first) if centred else 0.0
+        shift = average(first) if failing.case.operation == "layer_norm" else 0.0
         divisor = root(np.mean((first - shift) ** 2, -1, keepdims=True), rows.eps)
-        output = (rows.x - shift) / divisor * rows.weight + rows.bias
-        ending = np.where(np.arange(N) < n, output, 0)
-        yield giving(f"only the first {n} columns of a row are read and written", "output", ending.reshape(shape))
-        yield giving(f"statistics come from the first {n} columns of a row", "output", output.reshape(shape))
+        output = as_output(failing, shift, divisor)["output"].reshape(-1, N)
+        ending = np.where(np.arange(N) < n, output, 0).reshape(failing.case.inputs["x"].shape)
+        yield giving(f"only the first {n} columns of a row are read and written", "output", ending, limits=close)
 
 
 def one_eps(failing: Failing) -> Iterator[Mistake]:
@@ -235,27 +331,28 @@ def one_eps(failing: Failing) -> Iterator[Mistake]:
         yield normalised(f"eps is {float(f'{found:.2g}'):g}", lambda r: (middle(r), root(r.square, found)))
 
 
-def extents(failing: Failing) -> Iterator[Mistake]:
-    """Mistakes in the output of a norm."""
+def output_mistakes(failing: Failing) -> Iterator[Mistake]:
+    """Mistakes in the output of a norm, with numbers that the answers or the sizes tell."""
     if failing.case.operation not in ("layer_norm", "rms_norm") or not failing.case.inputs["x"].size:
         return
+    yield from written_to(failing)
     yield from of_first_columns(failing)
-    yield from padded(failing)
+    for name, statistic in in_blocks(failing.case.inputs["weight"].size, failing.case.operation != "rms_norm"):
+        yield normalised(name, statistic)
     yield from one_eps(failing)
 
 
 # --- digits -----------------------------------------------------------------------------------------------------------
 
 
-def to_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
-    if dtype == "bfloat16":
-        return array.astype(np.float32).astype(ml_dtypes.bfloat16).astype(float)
-    return array.astype(dtype).astype(float)
+def narrow(failing: Failing) -> bool:
+    """Whether it is layer_norm or rms_norm in 16 bits."""
+    return failing.case.dtype in HALF and failing.case.operation != "standard_deviation_norm"
 
 
 def rounded_before_the_weight(failing: Failing) -> dict[str, Any] | None:
     rows, dtype = rows_of(failing.case), failing.case.dtype
-    if dtype not in ("float16", "bfloat16") or failing.case.operation == "standard_deviation_norm":
+    if not narrow(failing):
         return None
     n = to_dtype((rows.deviation / root(rows.square, rows.eps)).astype(np.float32).astype(float), dtype)
     return {"output": (n * rows.weight + rows.bias).reshape(failing.case.inputs["x"].shape)}
@@ -263,7 +360,7 @@ def rounded_before_the_weight(failing: Failing) -> dict[str, Any] | None:
 
 def rounded_before_the_bias(failing: Failing) -> dict[str, Any] | None:
     rows, dtype = rows_of(failing.case), failing.case.dtype
-    if dtype not in ("float16", "bfloat16") or "bias" not in failing.case.inputs:
+    if dtype not in HALF or "bias" not in failing.case.inputs:
         return None
     scaled = to_dtype(rows.deviation / root(rows.square, rows.eps) * rows.weight, dtype)
     return {"output": (scaled + rows.bias).reshape(failing.case.inputs["x"].shape)}
@@ -271,15 +368,39 @@ def rounded_before_the_bias(failing: Failing) -> dict[str, Any] | None:
 
 def rounded_statistics(failing: Failing) -> dict[str, Any] | None:
     rows, dtype = rows_of(failing.case), failing.case.dtype
-    if dtype not in ("float16", "bfloat16") or failing.case.operation == "standard_deviation_norm":
+    if not narrow(failing):
         return None
     mean = 0.0 if failing.case.operation == "rms_norm" else to_dtype(average(rows.x), dtype)
     square = to_dtype(np.mean((rows.x - mean) ** 2, -1, keepdims=True), dtype)
-    return {
-        "output": ((rows.x - mean) / root(square, rows.eps) * rows.weight + rows.bias).reshape(
-            failing.case.inputs["x"].shape
-        )
-    }
+    return as_output(failing, mean, root(square, rows.eps))
+
+
+def overflowing_squares(failing: Failing) -> dict[str, Any] | None:
+    rows = rows_of(failing.case)
+    if failing.case.dtype != "float16" or not narrow(failing):
+        return None
+    squares = np.where(rows.deviation**2 > LARGEST["float16"], np.inf, rows.deviation**2)
+    return as_output(failing, middle(rows), root(average(squares), rows.eps))
+
+
+def rounded_squares(failing: Failing) -> dict[str, Any] | None:
+    if not narrow(failing):
+        return None
+    rows = rows_of(failing.case)
+    squares = to_dtype(rows.deviation**2, failing.case.dtype)
+    if not np.isfinite(squares).all():  # `overflowing_squares`
+        return None
+    return as_output(failing, middle(rows), root(average(squares), rows.eps))
+
+
+def squares_added_narrowly(failing: Failing) -> dict[str, Any] | None:
+    rows, dtype = rows_of(failing.case), failing.case.dtype
+    if not narrow(failing) or rows.x.size > 2**18:
+        return None
+    total = np.zeros(len(rows.x))
+    for column in to_dtype(rows.deviation**2, dtype).T:
+        total = to_dtype(total + column, dtype)
+    return as_output(failing, middle(rows), root(total[:, None] / rows.x.shape[-1], rows.eps))
 
 
 def within_a_rounding(name: str, results: Callable[[Failing], dict[str, Any] | None]) -> Mistake:
@@ -292,102 +413,11 @@ def within_a_rounding(name: str, results: Callable[[Failing], dict[str, Any] | N
     return Mistake(name, answers, of_digits=True)
 
 
-DIGITS = [
+NORM_MISTAKES += [
     within_a_rounding("the normalised row is rounded before it meets the weight", rounded_before_the_weight),
     within_a_rounding("the row is rounded before the bias is added", rounded_before_the_bias),
     within_a_rounding("mean and variance are rounded to the inputs' 16 bits", rounded_statistics),
+    resulting("squares overflow, as they are taken in float16", overflowing_squares),
+    within_a_rounding("squares are rounded to the inputs' 16 bits", rounded_squares),
+    within_a_rounding("squares are added up in the inputs' 16 bits", squares_added_narrowly),
 ]
-NORM_MISTAKES += DIGITS
-
-
-# --- gradients --------------------------------------------------------------------------------------------------------
-
-
-class Backward(NamedTuple):
-    """The normalised rows, 1 / what divides them, the cotangent, and it times the weight."""
-
-    normal: np.ndarray
-    inverse: np.ndarray
-    bar: np.ndarray
-    weighted: np.ndarray
-
-
-def backward_of(failing: Failing) -> Backward:
-    rows = rows_of(failing.case)
-    inverse = 1 / root(rows.square, rows.eps)
-    bar = failing.case.cotangents["output"].astype(float).reshape(rows.x.shape)
-    return Backward(rows.deviation * inverse, inverse, bar, bar * rows.weight)
-
-
-def of_x(b: Backward, g: Any = None, less_mean: bool = True, less_projection: bool = True) -> np.ndarray:
-    g = b.weighted if g is None else g
-    out = g - average(g) * less_mean - b.normal * average(g * b.normal) * less_projection
-    return out * b.inverse
-
-
-def x_gradients(failing: Failing) -> Iterator[tuple[str, np.ndarray]]:
-    b = backward_of(failing)
-    centred = failing.case.operation == "layer_norm"
-    if centred:
-        yield "the mean's part is missing in the gradient of x", of_x(b, less_mean=False)
-    yield "the variance's part is missing in the gradient of x", of_x(b, less_mean=centred, less_projection=False)
-    if centred:
-        yield "statistics are constants in the backward pass", of_x(b, less_mean=False, less_projection=False)
-    yield "the weight is missing in the gradient of x", of_x(b, b.bar, less_mean=centred)
-    yield "the weight counts twice in the gradient of x", of_x(b, b.weighted * rows_of(failing.case).weight, centred)
-
-
-def parameter_gradients(failing: Failing, name: str) -> Iterator[tuple[str, np.ndarray]]:
-    b, rows = backward_of(failing), rows_of(failing.case)
-    terms = b.bar * b.normal if name.endswith("weight") else b.bar
-    for block in (2, 4, 8, 16, 32, 64, 128, 256):
-        if block < len(terms) and len(terms) % block:
-            end = len(terms) // block * block
-            yield (
-                f"{name} loses the rows of the last block, which is not whole (blocks of {block} rows)",
-                terms[:end].sum(0),
-            )
-    for count in dict.fromkeys(failing.case.inputs["x"].shape[:-1]):
-        if 0 < count < len(terms):
-            yield f"{name} comes from as many rows as one axis has ({count} of {len(terms)})", terms[:count].sum(0)
-    sums = np.cumsum(terms, axis=0)
-    got = failing.answer(name)
-    near = np.flatnonzero((np.abs(sums - got.reshape(-1)) <= loose(failing, name, got).reshape(-1)).all(axis=1)) + 1
-    for n in roundest(near[near < len(terms)]):
-        yield f"{name} comes from the first {n} rows only", sums[n - 1]
-    yield f"{name} comes from the last row only", terms[-1]
-    if name.endswith("weight"):
-        yield f"{name} is that of the bias", b.bar.sum(0)
-        yield f"{name} is taken with x, which is not normalised", (b.bar * rows.x).sum(0)
-        yield f"{name} is not divided by the deviation", (b.bar * rows.deviation).sum(0)
-        yield f"{name} is multiplied by the weight", terms.sum(0) * rows.weight
-    else:
-        yield f"{name} is multiplied by the weight", terms.sum(0) * rows.weight
-
-
-def added_narrowly(failing: Failing, name: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Row by row in 16 bits."""
-    dtype = str(failing.got[name].dtype)
-    if dtype not in ("float16", "bfloat16"):
-        return
-    b = backward_of(failing)
-    terms = b.bar * b.normal if name.endswith("weight") else b.bar
-    if len(terms) > 4096:
-        return
-    total = np.zeros(terms.shape[1])
-    for row in terms:
-        total = to_dtype(total + to_dtype(row, dtype), dtype)
-    yield f"{name} is added up row by row in {dtype}", total
-
-
-def gradient_mistakes(failing: Failing, name: str) -> Iterator[Mistake]:
-    """Mistakes in one gradient."""
-    if failing.case.operation not in ("layer_norm", "rms_norm") or not failing.case.inputs["x"].size:
-        return
-    found = x_gradients(failing) if name.endswith(" x") else parameter_gradients(failing, name)
-    shape = failing.right(name).shape
-    for words, array in found:
-        yield giving(words, name, array.reshape(shape))
-    if not name.endswith(" x"):
-        for words, array in added_narrowly(failing, name):
-            yield giving(words, name, array.reshape(shape), strict=True)

@@ -15,6 +15,7 @@ from conformance.cases.operation import Operation, Shape
 from conformance.checks.histories import plain_histories
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
+from conformance.diagnosis import lookups
 from conformance.diagnosis.matching import instead
 from conformance.diagnosis.options import options
 from conformance.operations.common import rows_of_layers
@@ -79,4 +80,6 @@ OPERATION = Operation(
     refusals=refusals,
     histories=plain_histories,
     mistakes=(instead("the offset is ignored", options(offset=0)),),
+    measured=lookups.measured,
+    row_sums=lookups.row_sums,
 )

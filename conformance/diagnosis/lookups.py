@@ -1,0 +1,168 @@
+"""Known mistakes of embedding and learned positions: which rows of the table are read, and which get a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.case import Case
+from conformance.diagnosis.matching import Failing, Mistake, giving, instead
+from conformance.diagnosis.row_sums import RowSum, to_dtype, wrongly_counted
+from specification.dtypes import HALF
+
+NAME = "gradient of table"
+
+
+def ids_of(case: Case) -> np.ndarray:
+    """The rows of the table that are read, in order."""
+    if "ids" in case.inputs:
+        return case.inputs["ids"].reshape(-1).astype(int)
+    return np.arange(case.options["length"]) + (case.options.get("offset") or 0)
+
+
+def bar_of(failing: Failing) -> np.ndarray:
+    """The cotangent of every row that is read, times sqrt(E) where rows are scaled."""
+    width = failing.case.inputs["table"].shape[1]
+    return failing.bar.reshape(-1, width) * (np.sqrt(width) if failing.case.options.get("scaled") else 1.0)
+
+
+# --- which rows are read ----------------------------------------------------------------------------------------------
+
+
+def read_as(change: Callable[[np.ndarray, int], np.ndarray]) -> Callable[[Case], Case | None]:
+    """With other ids, from those of the case and the number of rows; None where these are the same, or no rows."""
+
+    def changed(case: Case) -> Case | None:
+        rows, ids = len(case.inputs["table"]), case.inputs.get("ids")
+        if ids is None:
+            return None
+        other = np.asarray(change(ids.astype(np.int64), rows))
+        if np.array_equal(other, ids) or np.any((other < 0) | (other >= rows)):
+            return None
+        return replace(case, inputs=case.inputs | {"ids": other.astype(ids.dtype)})
+
+    return changed
+
+
+def wrapped(bits: int, signed: bool) -> Callable[[np.ndarray, int], np.ndarray]:
+    """In so many bits; what comes out negative counts from the end."""
+
+    def change(ids: np.ndarray, rows: int) -> np.ndarray:
+        low = ids & (2**bits - 1)
+        low = np.where(low >= 2 ** (bits - 1), low - 2**bits, low) if signed else low
+        return np.where(low < 0, low + rows, low)
+
+    return change
+
+
+def halves(ids: np.ndarray, rows: int) -> np.ndarray:
+    """Memory of 64-bit ids read as 32-bit ones."""
+    return np.stack([ids, 0 * ids], -1).reshape(-1)[: ids.size].reshape(ids.shape)
+
+
+READ_OTHERWISE: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
+    "ids are kept in 16 bits": wrapped(16, False),
+    "ids are kept in 16 bits with a sign": wrapped(16, True),
+    "ids are kept in 8 bits": wrapped(8, False),
+    "ids are kept in 8 bits with a sign": wrapped(8, True),
+    "ids are cut off at 65535": lambda ids, rows: np.minimum(ids, 65535),
+    "ids are cut off at 32767": lambda ids, rows: np.minimum(ids, 32767),
+    "ids are rounded to float16": lambda ids, rows: to_dtype(ids, "float16"),
+    "ids are rounded to bfloat16": lambda ids, rows: to_dtype(ids, "bfloat16"),
+    "64-bit ids are read as 32-bit ones": halves,
+    "every id is taken for the one before it": lambda ids, rows: np.maximum(ids - 1, 0),
+    "every id is taken for the one after it": lambda ids, rows: np.minimum(ids + 1, rows - 1),
+}
+MISTAKES = tuple(instead(name, read_as(change)) for name, change in READ_OTHERWISE.items())
+
+
+def measured(failing: Failing, name: str) -> Iterator[Mistake]:
+    """Mistakes in one result, with numbers that the answers tell."""
+    if name == "output":
+        yield from unread(failing)
+    elif name == NAME:
+        yield from without_gradient(failing)
+        yield from counted_once(failing)
+        of = row_sums(failing)[NAME]
+        yield from wrongly_counted(failing, NAME, of)
+        yield from added_up_in_16_bits(failing)
+
+
+def unread(failing: Failing) -> Iterator[Mistake]:
+    """Rows of the table from one on are read as 0."""
+    ids = ids_of(failing.case)
+    width = failing.case.inputs["table"].shape[1]
+    off = failing.off("output").reshape(-1, width).any(axis=1)
+    if not ids.size or not off.any():
+        return
+    n = int(ids[off].min())
+    right = failing.right("output").reshape(-1, width)
+    for words, missing in (
+        (f"rows of the table past the first {n} are read as 0", ids >= n),
+        (f"row {n} of the table is read as 0", ids == n),
+    ):
+        yield giving(words, "output", np.where(missing[:, None], 0, right).reshape(failing.right("output").shape))
+
+
+# --- which rows get a gradient ----------------------------------------------------------------------------------------
+
+
+def without_gradient(failing: Failing) -> Iterator[Mistake]:
+    """Rows of the table whose gradient stays 0."""
+    right, off = failing.right(NAME), failing.off(NAME).any(axis=1)
+    wrong, rows = np.flatnonzero(off), np.arange(len(right))
+    for words, row in (("the last row", len(right) - 1), (f"row {wrong[0]}", wrong[0])) if len(wrong) == 1 else ():
+        if wrong[0] == row:
+            yield giving(
+                f"the gradient of {words} of the table stays 0", NAME, np.where(rows[:, None] == row, 0, right)
+            )
+
+
+def counted_once(failing: Failing) -> Iterator[Mistake]:
+    """Of ids that occur several times."""
+    ids, bar, shape = ids_of(failing.case), bar_of(failing), failing.right(NAME).shape
+    often = np.bincount(ids, minlength=shape[0])[:, None]
+    for words, order in (("last", slice(None)), ("first", slice(None, None, -1))):
+        found = np.zeros(shape)
+        found[ids[order]] = bar[order]
+        yield giving(f"an id that occurs several times counts once in the gradient, the {words} time", NAME, found)
+    divided = failing.right(NAME) / np.maximum(often, 1)
+    yield giving("the gradient of a row is divided by how often its id occurs", NAME, divided)
+
+
+def row_sums(failing: Failing) -> dict[str, RowSum]:
+    ids, bar, (rows, width) = ids_of(failing.case), bar_of(failing), failing.case.inputs["table"].shape
+
+    def total(terms: np.ndarray, of: np.ndarray) -> np.ndarray:
+        found = np.zeros((rows, width))
+        np.add.at(found, of, terms)
+        return found
+
+    return {
+        NAME: RowSum(
+            len(ids),
+            lambda places: (ids[:, None] == places // width) * bar[:, places % width],
+            lambda often: total(bar * often[:, None], ids),
+            lambda part: total(bar[part], ids[part]),
+            lambda: total(np.abs(bar), ids),
+        )
+    }
+
+
+def added_up_in_16_bits(failing: Failing) -> Iterator[Mistake]:
+    """One after the other: the first of every id, then the second."""
+    dtype = str(failing.got[NAME].dtype)
+    if dtype not in HALF:
+        return
+    ids, bar = ids_of(failing.case), bar_of(failing)
+    order = np.argsort(ids, kind="stable")
+    starts = np.flatnonzero(np.diff(ids[order], prepend=-1))
+    turns = np.arange(len(ids)) - np.repeat(starts, np.diff(starts, append=len(ids)))
+    total: Any = np.zeros(failing.right(NAME).shape)
+    for turn in range(int(turns.max(initial=-1)) + 1):
+        now = order[turns == turn]
+        total[ids[now]] = to_dtype(total[ids[now]] + to_dtype(bar[now], dtype), dtype)
+    yield giving(f"{NAME} is added up row by row in {dtype}", NAME, total, strict=True)
