@@ -59,6 +59,18 @@ def ends(words: str, n: int, size: int) -> Iterator[str]:
             yield words.format(only="the whole blocks", end="the last whole block") + f" (blocks of {block} columns)"
 
 
+def without_bias(failing: Failing, name: str, bias: np.ndarray) -> Iterator[Mistake]:
+    """A bias of the output's columns that is added to the first of them only."""
+    right, size = failing.right("output"), bias.size
+    wrong = last_ones(failing.off("output").reshape(-1, size), 1)
+    for n in dict.fromkeys(size // block * block for block in WHOLE_BLOCKS) if wrong.size else ():
+        if 0 < n <= wrong[0]:
+            less = np.where(np.arange(size) < n, 0, bias)
+            output = (right.reshape(-1, size) - less).reshape(right.shape)
+            for words in ends(f"{name} is not added to columns past {{end}}", n, size):
+                yield giving(words, "output", output)
+
+
 def answering(failing: Failing, outputs: np.ndarray) -> np.ndarray:
     """Which of many outputs [n, V] are those of the worst row."""
     row = worst_row(failing)
@@ -209,7 +221,7 @@ AXES = {
     "gradient of value": ("batch elements", "key heads", "keys", "columns"),
 }
 TOGETHER = ("batch elements times heads", "")
-THINGS = {"rows": "rows", "vocabulary": "rows of the table", "length": "positions"}
+THINGS = {"rows": "rows", "vocabulary": "", "length": "positions"}
 """What the axes of other operations hold, by their names in `cases/axes.py`; all others are columns."""
 REPEATED = ("heads", "key heads", "batch elements", TOGETHER[0], "rows")
 """Of which those past the first ones may get the answers of others."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.diagnosis.extents import ends, likely
+from conformance.diagnosis.extents import ends, likely, without_bias
 from conformance.diagnosis.matching import Arrays, Failing, Mistake, giving, loose, only_backwards, resulting
 from conformance.diagnosis.row_sums import RowSum, of_products, of_rows, row_sum_mistakes
 from reference_numpy.feed_forward import ACTIVATIONS
@@ -171,6 +171,7 @@ def measured(failing: Failing, name: str) -> Iterator[Mistake]:
         for words, array in of_first_columns(failing, name, n.hidden, n.outer, n.outer_bias, "inside"):
             yield giving(words, name, array.reshape(shape))
         yield from of_first_inputs(failing, n)
+        yield from without_bias(failing, "the outer bias", n.outer_bias)
         return
     bar = bar_of(failing)
     if name == "gradient of x":

@@ -114,11 +114,16 @@ def without_gradient(failing: Failing) -> Iterator[Mistake]:
     """Rows of the table whose gradient stays 0."""
     right, off = failing.right(NAME), failing.off(NAME).any(axis=1)
     wrong, rows = np.flatnonzero(off), np.arange(len(right))
-    for words, row in (("the last row", len(right) - 1), (f"row {wrong[0]}", wrong[0])) if len(wrong) == 1 else ():
-        if wrong[0] == row:
-            yield giving(
-                f"the gradient of {words} of the table stays 0", NAME, np.where(rows[:, None] == row, 0, right)
-            )
+    if not wrong.size:
+        return
+    first, last = int(wrong[0]), len(right) - 1
+    found = {f"the gradient of row {first} of the table stays 0": rows == first}
+    if first == last:
+        found = {"the gradient of the last row of the table stays 0": rows == last} | found
+    elif first > 0:
+        found[f"gradients of rows of the table past the first {first} stay 0"] = rows >= first
+    for words, missing in found.items():
+        yield giving(words, NAME, np.where(missing[:, None], 0, right))
 
 
 def counted_once(failing: Failing) -> Iterator[Mistake]:

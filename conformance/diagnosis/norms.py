@@ -11,7 +11,7 @@ import numpy as np
 from conformance.cases.case import Case
 from conformance.checks.comparison import LARGEST
 from conformance.diagnosis.attention import power_of_two
-from conformance.diagnosis.extents import WHOLE_BLOCKS, ends, likely
+from conformance.diagnosis.extents import WHOLE_BLOCKS, ends, likely, without_bias
 from conformance.diagnosis.matching import Failing, Mistake, close, giving, instead, resulting
 from conformance.diagnosis.row_sums import to_dtype
 from specification.dtypes import HALF
@@ -105,6 +105,13 @@ def without(name: str) -> Callable[[Case], Case | None]:
     return changed
 
 
+def narrowed(case: Case) -> Case | None:
+    """With a weight and a bias of float32 as they are in the 16 bits of x."""
+    wide = [name for name in ("weight", "bias") if name in case.inputs and str(case.inputs[name].dtype) != case.dtype]
+    inputs = {name: case.inputs[name].astype(case.dtype).astype(case.inputs[name].dtype) for name in wide}
+    return replace(case, inputs=case.inputs | inputs) if wide else None
+
+
 def root(square: Any, eps: float) -> Any:
     return np.sqrt(square + eps)
 
@@ -148,6 +155,7 @@ NORM_MISTAKES = [
     *(instead(f"eps is {eps:g}", with_eps(eps)) for eps in (1e-3, 1e-5, 1e-6, 1e-8, 1e-12)),
     instead("weight is ignored", without("weight")),
     instead("bias is ignored", without("bias")),
+    instead("weight and bias are rounded to the dtype of x", narrowed),
     instead(
         "weight is taken as its distance from 1",
         lambda case: replace(case, inputs=case.inputs | {"weight": case.inputs["weight"] + 1}),
@@ -339,6 +347,7 @@ def output_mistakes(failing: Failing) -> Iterator[Mistake]:
     yield from of_first_columns(failing)
     for name, statistic in in_blocks(failing.case.inputs["weight"].size, failing.case.operation != "rms_norm"):
         yield normalised(name, statistic)
+    yield from without_bias(failing, "bias", rows_of(failing.case).bias)
     yield from one_eps(failing)
 
 

@@ -45,9 +45,11 @@ MOST_OF_SLOW = 2**13
 """The same in float64, whose oracle is slow, and where each pair of a mask is asked for by itself."""
 HARDLY = 30.0
 """An error of so few bounds may be lost in the wider bounds of a larger case."""
+MANY = 4
+"""Right sizes, and wrong ones, by which a rule about multiples is no chance."""
 SHOWN = 6
 """Sizes that are given as examples."""
-MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
+MULTIPLES = (2, 4, 8, 16, 32, 64, 128, 256)
 
 Wrong = Callable[[Sizes], bool | None]
 """Whether the subject is wrong on a case of these sizes; None where it was not asked."""
@@ -98,7 +100,8 @@ class Probing:
                 large = [dimension for dimension in large if dimension not in (one, other)]
                 break
         for dimension in large:
-            found = rule(self.along(dimension, around(self.size(dimension), self.before.get(dimension.names[0], 0))))
+            near = around(self.size(dimension), self.before.get(dimension.names[0], 0))
+            found = multiples(self.every(dimension, near)) or rule(self.along(dimension, near))
             if found is not None and not (self.rounds and found.by_chance):
                 yield worded(found, dimension, self.sizes)
         small = [dimension for dimension in self.dimensions if self.size(dimension) <= max(TRIVIAL, dimension.least)]
@@ -112,13 +115,20 @@ class Probing:
         return self.sizes[dimension.names[0]]
 
     def along(self, dimension: Dimension, sizes: list[int]) -> Seen:
-        """What is seen at these sizes of a dimension, and at that of the case."""
+        """What is seen at these sizes of a dimension, and at that of the case; not where an error may be hidden."""
+        ratios = self.ratios(dimension, sizes)
+        return {size: ratio > 1 for size, ratio in ratios.items() if ratio > 1 or not hidden(size, ratios)}
+
+    def every(self, dimension: Dimension, sizes: list[int]) -> Seen:
+        return {size: ratio > 1 for size, ratio in self.ratios(dimension, sizes).items()}
+
+    def ratios(self, dimension: Dimension, sizes: list[int]) -> dict[int, float]:
         ratios: dict[int, float] = {self.size(dimension): self.ratio}
         for size in sizes:
             if size >= dimension.least and size % dimension.unit == 0:
                 ratio = self.asked(dict.fromkeys(dimension.names, size))
                 ratios |= {} if ratio is None else {size: ratio}
-        return {size: ratio > 1 for size, ratio in ratios.items() if ratio > 1 or not hidden(size, ratios)}
+        return ratios
 
     def wrong(self, sizes: Sizes) -> bool | None:
         ratio = self.asked(sizes)
@@ -299,6 +309,13 @@ def rule(seen: Seen) -> Rule | None:
     if least - 1 in seen and right[0] < least and len(wrong) > sum(n > least for n in right):
         return Rule("first", least - 1, seen, listed=True)
     return Rule("", 0, seen, listed=True)
+
+
+def multiples(seen: Seen) -> Rule | None:
+    """A rule about multiples, past some size, that agrees with all that was seen; no error hides in just such sizes."""
+    found = rule(seen)
+    sure = found is not None and found.which.startswith(("odd", "no multiple of "))
+    return found if sure and min(sum(seen.values()), sum(not bad for bad in seen.values())) >= MANY else None
 
 
 def worded(found: Rule, dimension: Dimension, sizes: Sizes) -> str:

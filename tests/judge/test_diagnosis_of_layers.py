@@ -1,0 +1,368 @@
+"""Names of known mistakes of norms, the feed-forward network and lookups, and of sums over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import reference_numpy
+from conformance.cases.case import Case
+from conformance.checks.catalogue import AGREEMENT
+from conformance.checks.results import Violation
+from conformance.diagnosis.larger import alike, wider
+from conformance.diagnosis.matches import hints, known
+from conformance.diagnosis.matching import BACKWARD_ONLY
+from conformance.diagnosis.naming import diagnosis, in_families
+from conformance.diagnosis.row_sums import to_dtype
+from conformance.oracle.reference import oracle
+from conformance.runner.dimensions import sizes_of
+from conformance.runner.in_process import Runner
+from conformance.subjects.targets import Target
+from reference_numpy.feed_forward import gelu_tanh
+from reference_numpy.feed_forward_vjp import gelu_tanh_slope
+from specification import FeedForward, Linear
+from tests.judge.test_diagnosis import by, center, changed_gradients, rows, spread, told
+
+Function = Callable[..., Any]
+
+# --- norms ------------------------------------------------------------------------------------------------------------
+
+
+def whole_blocks(block: int, past: int = 0) -> Function:
+    """Columns past the last whole block are not summed up, though the sums are divided by the row's width."""
+
+    def statistic(x: Any, eps: float) -> Any:
+        N = x.shape[-1]
+        n = N // block * block if past < N else N
+        mean = x[..., :n].sum(-1, keepdims=True) / N
+        return mean, ((x[..., :n] - mean) ** 2).sum(-1, keepdims=True) / N + eps
+
+    return by(statistic)
+
+
+def merged(size: int, lanes: bool = False) -> Function:
+    """Parts of a row, each counted as if it were whole."""
+
+    def statistic(x: Any, eps: float) -> Any:
+        N = x.shape[-1]
+        parts = [x[..., i::size] for i in range(size)] if lanes else np.split(x, range(size, N, size), axis=-1)
+        means = np.concatenate([center(part) for part in parts], -1)
+        squares = np.concatenate([spread(part) * part.shape[-1] for part in parts], -1)
+        whole = -(-N // size) if lanes else size
+        between = whole * (means - center(means)) ** 2
+        return center(means), (squares + between).sum(-1, keepdims=True) / N + eps
+
+    return by(statistic)
+
+
+def parts_alone(size: int) -> Function:
+    def statistic(x: Any, eps: float) -> Any:
+        squares = [spread(part) * part.shape[-1] for part in np.split(x, range(size, x.shape[-1], size), axis=-1)]
+        return center(x), sum(squares) / x.shape[-1] + eps
+
+    return by(statistic)
+
+
+def next_row(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
+    """Vectors of 8 read on into the next row."""
+    count, N = x.shape
+    m = -(-N // 8) * 8
+    flat = np.concatenate([x.astype(float).ravel(), np.zeros(m)])
+    longer = flat[np.arange(count)[:, None] * N + np.arange(m)]
+    mean = longer.sum(-1, keepdims=True) / N
+    square = ((longer - mean) ** 2).sum(-1, keepdims=True) / N
+    return ((x - mean) / np.sqrt(square + eps) * weight + bias).astype(x.dtype)
+
+
+def squares_in_16_bits(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
+    wide = x.astype(float) - center(x.astype(float))
+    with np.errstate(over="ignore"):
+        square = center(to_dtype(wide**2, "float16")) + eps
+    return (wide / np.sqrt(square) * weight + bias).astype(x.dtype)
+
+
+NORMS: list[tuple[str, Function, Case]] = [
+    ("columns past the last whole block take no part in mean and variance (blocks of 4 columns)",
+     whole_blocks(4, 32), rows(1, 33)),
+    ("columns past the first 32 take no part in mean and variance",
+     by(lambda x, e: whole_sums(x[..., :32], x.shape[-1], e)), rows(2, 70)),
+    ("parts of a row are merged as if each were whole (blocks of 32 columns)", merged(32), rows(2, 70)),
+    ("parts of a row are merged as if each were whole (32 lanes, each with every 32th column)", merged(32, lanes=True),
+     rows(2, 70)),
+    ("the difference of the parts' means is missing in the variance (blocks of 16 columns)", parts_alone(16),
+     rows(2, 40)),
+    ("a row is read on into the next one (a row is filled up to 24 elements)", next_row, rows(3, 19)),
+    ("squares overflow, as they are taken in float16", squares_in_16_bits, rows(2, 12, size=200.0, dtype="float16")),
+]  # fmt: skip
+
+
+def whole_sums(x: Any, N: int, eps: float) -> Any:
+    mean = x.sum(-1, keepdims=True) / N
+    return mean, ((x - mean) ** 2).sum(-1, keepdims=True) / N + eps
+
+
+@pytest.mark.parametrize(("name", "function", "asked"), NORMS, ids=[name for name, _, _ in NORMS])
+def test_statistics_gone_wrong_have_names(name: str, function: Function, asked: Case) -> None:
+    assert told(function, asked) == (name,)
+
+
+def test_some_variance_that_a_number_of_columns_fits_is_not_explained_by_it() -> None:
+    """One row of rms_norm tells one number, and of hundreds of columns the squares of some add up to it."""
+
+    def rms_norm(x: Any, weight: Any, *, eps: float) -> Any:
+        wide = x.astype(float)
+        square = center(wide**2) * (0.9 + 0.01 * np.sin(wide[..., :1] * 1e3))
+        return (wide / np.sqrt(square + eps) * weight).astype(x.dtype)
+
+    asked = rows(1, 700)
+    inputs = {name: asked.inputs[name] for name in ("x", "weight")}
+    assert told(rms_norm, replace(asked, operation="rms_norm", inputs=inputs)) == ()
+
+
+# --- gradients of norms -----------------------------------------------------------------------------------------------
+
+
+def first_name(asked: Case, name: str, change: Callable[[Any], Any]) -> str:
+    """Of the mistakes that explain a gradient."""
+    found = changed_gradients(asked, **{name: change})
+    return next(known(found, f"gradient of {name}", np.inf))
+
+
+def backward(asked: Case) -> tuple[Any, Any, Any]:
+    """(normalised rows, cotangent, reciprocal)"""
+    x, bar = asked.inputs["x"].astype(float), asked.cotangents["output"].astype(float)
+    reciprocal = 1 / np.sqrt(spread(x) + 1e-5)
+    return (x - center(x)) * reciprocal, bar, reciprocal
+
+
+def test_means_of_the_backward_pass_have_names() -> None:
+    asked = rows(2, 40, graded=True)
+    normal, bar, reciprocal = backward(asked)
+    g = bar * asked.inputs["weight"]
+
+    def of_x(mean: Any, projection: Any) -> Callable[[Any], Any]:
+        return lambda gradient: (g - mean - normal * projection) * reciprocal
+
+    def total(array: Any) -> Any:
+        return array.sum(-1, keepdims=True)
+
+    padded = "in the backward pass the means over a row are divided by the padded width (a row is filled up to 64"
+    assert first_name(asked, "x", of_x(total(g) / 64, total(g * normal) / 64)).startswith(padded)
+    first = "in the backward pass the mean of gradient times normalised row over a row comes from the first 32 columns"
+    assert first_name(asked, "x", of_x(center(g), total((g * normal)[:, :32]) / 40)) == first
+    other = 1 / (np.sqrt(spread(asked.inputs["x"].astype(float))) + 1e-5)
+    small = replace(asked, options={"eps": 1e-2})
+    outside = 1 / (np.sqrt(spread(small.inputs["x"].astype(float))) + 1e-2)
+    n = (small.inputs["x"] - center(small.inputs["x"].astype(float))) * outside
+    wrong = (g - center(g) - n * center(g * n)) * outside
+    assert other.shape == outside.shape
+    assert first_name(small, "x", lambda gradient: wrong) == f"{BACKWARD_ONLY}eps is added outside the root"
+
+
+COUNTS: list[tuple[str, Callable[[Any], Any]]] = [
+    ("comes from the first 16 rows only", lambda n: n < 16),
+    ("comes from the last 3 rows only", lambda n: n >= 18),
+    ("loses the last row of every block (blocks of 5 rows)", lambda n: n % 5 != 4),
+    ("counts the first row of every block but the first one twice (blocks of 8 rows)",
+     lambda n: 1 + ((n % 8 == 0) & (n > 0))),
+    ("fills up the last block with its last row, which counts again (blocks of 8 rows)", lambda n: 1 + 3 * (n == 20)),
+    ("counts the last row 2 times", lambda n: 1 + (n == 20)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "often"), COUNTS, ids=[words for words, _ in COUNTS])
+@pytest.mark.parametrize("of", ["weight", "bias"])
+def test_which_rows_count_has_a_name(of: str, words: str, often: Callable[[Any], Any]) -> None:
+    asked = rows(21, 6, graded=True)
+    normal, bar, _ = backward(asked)
+    terms = bar * normal if of == "weight" else bar
+    found = changed_gradients(asked, **{of: lambda gradient: (often(np.arange(21))[:, None] * terms).sum(0)})
+    assert f"gradient of {of} {words}" in list(known(found, f"gradient of {of}", np.inf))
+
+
+def test_a_single_number_tells_no_rows() -> None:
+    """Some rows add up to any number."""
+    asked = rows(300, 1, graded=True)
+    found = changed_gradients(asked, bias=lambda gradient: gradient * 0.7 + 1)
+    assert not [name for name in known(found, "gradient of bias", np.inf) if "rows" in name]
+
+
+@pytest.mark.parametrize("tile", [1, 16])
+def test_sums_over_rows_in_16_bits_have_a_name(tile: int) -> None:
+    asked = rows(300, 6, graded=True, dtype="bfloat16")
+    bar = asked.cotangents["output"].astype(float)
+    total: Any = np.zeros(6)
+    for start in range(0, 300, tile):
+        total = to_dtype(total + to_dtype(bar[start : start + tile].sum(0), "bfloat16"), "bfloat16")
+    found = changed_gradients(asked, bias=lambda gradient: total)
+    how = "row by row" if tile == 1 else f"tile by tile (blocks of {tile} rows)"
+    assert f"gradient of bias is added up in bfloat16, {how}" in list(known(found, "gradient of bias", np.inf))
+
+
+@pytest.mark.parametrize("rightly", [True, False])
+def test_sums_in_16_bits_in_any_order_are_a_hint_where_float32_is_right(rightly: bool) -> None:
+    asked = rows(300, 6, graded=True, dtype="bfloat16")
+    bar = asked.cotangents["output"].astype(float)
+    total: Any = np.zeros(6)
+    for row in np.random.default_rng(5).permutation(300):
+        total = to_dtype(total + bar[row], "bfloat16")
+    found = changed_gradients(asked, bias=lambda gradient: total)
+
+    def subject(case: Case) -> Any:
+        right = {name: exact.high.astype(case.dtype) for name, exact in oracle(case).items()}
+        return right if rightly else {name: array + 1 for name, array in right.items()}
+
+    subject.declaration = Target(reference_numpy.layer_norm, "layer_norm").make().declaration  # type: ignore[attr-defined]
+    told = list(hints(subject, found, "gradient of bias"))  # type: ignore[arg-type]
+    hint = "perhaps: the errors are no larger than gradients added up over rows in bfloat16 would make them"
+    assert (hint in told) == rightly
+
+
+# --- feed-forward -----------------------------------------------------------------------------------------------------
+
+
+def network(
+    rows: int = 3, E: int = 5, F: int = 21, out: int = 4, activation: str = "gelu", graded: bool = True
+) -> Case:
+    generator = np.random.default_rng(0)
+    shapes = {
+        "x": (rows, E),
+        "inner.weight": (E, F),
+        "inner.bias": (F,),
+        "outer.weight": (F, out),
+        "outer.bias": (out,),
+    }
+    inputs = {name: generator.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+    bar = {"output": generator.normal(size=(rows, out)).astype("float32")} if graded else {}
+    return Case("feed_forward", "float32", inputs, {"activation": activation}, bar)
+
+
+def cut(inner: int = 0, x: int = 0) -> Function:
+    """Without the columns of x, or inside, past the last whole block."""
+
+    def function(parameters: Any, array: Any, *, activation: str = "relu") -> Any:
+        (weight, bias), outer = parameters
+        F, E = weight.shape[1], weight.shape[0]
+        f, e = (n // block * block if block else n for n, block in ((F, inner), (E, x)))
+        first = Linear(weight[:e, :f], None if bias is None else bias[:f])
+        layers = FeedForward(first, Linear(outer.weight[:f], outer.bias))
+        return reference_numpy.feed_forward(layers, array[..., :e], activation=activation)
+
+    return function
+
+
+def quick(parameters: Any, x: Any, *, activation: str = "relu") -> Any:
+    (inner, bias), (outer, other) = parameters
+    hidden = x @ inner + (0 if bias is None else bias)
+    return hidden / (1 + np.exp(-1.702 * hidden)) @ outer + (0 if other is None else other)
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("columns inside past the last whole block are left out (blocks of 8 columns)", cut(inner=8)),
+        ("columns of x past the last whole block are left out (blocks of 2 columns)", cut(x=2)),
+        ("the activation is quick GELU, x * sigmoid(1.702 x)", quick),
+    ],
+)
+def test_networks_gone_wrong_have_names(name: str, function: Function) -> None:
+    assert told(function, network(graded=False)) == (name,)
+
+
+def test_backward_passes_of_networks_have_names() -> None:
+    asked = network()
+    wide = {name: array.astype(float) for name, array in asked.inputs.items()}
+    bar, before = asked.cotangents["output"].astype(float), wide["x"] @ wide["inner.weight"] + wide["inner.bias"]
+    before_bar = bar @ wide["outer.weight"].T * gelu_tanh_slope(before)
+    assert gelu_tanh(before).shape == before.shape
+    changes = {
+        "x": before_bar @ wide["inner.weight"].T,
+        "inner.weight": wide["x"].T @ before_bar,
+        "inner.bias": before_bar.sum(0),
+    }
+    found = changed_gradients(asked, **{name: lambda gradient, array=array: array for name, array in changes.items()})
+    assert next(known(found, "gradient of x", np.inf)) == f"{BACKWARD_ONLY}the activation is gelu_tanh"
+    few = changed_gradients(asked, **{"outer.bias": lambda gradient: bar[:2].sum(0)})
+    assert "gradient of outer.bias comes from the first 2 rows only" in list(
+        known(few, "gradient of outer.bias", np.inf)
+    )
+
+
+def test_a_mistake_of_both_passes_is_not_told_twice() -> None:
+    name = "the activation is gelu_tanh"
+    assert in_families((name, f"{BACKWARD_ONLY}{name}")) == (name,)
+    assert in_families((f"{BACKWARD_ONLY}{name}",)) == (f"{BACKWARD_ONLY}{name}",)
+
+
+def test_larger_cases_are_as_large_as_they_must_be() -> None:
+    small = network(rows=1, E=1, F=3, out=1)
+    same, wide, many = (sizes_of(case) for case in alike(small))
+    assert same == sizes_of(small)
+    assert (wide["rows"], wide["E"], wide["inner"], wide["output"]) == (1, 5, 4, 4)
+    assert many == wide | {"rows": 24}
+    assert [sizes_of(case)["inner"] for case in wider(small)] == [7]
+
+
+# --- lookups ----------------------------------------------------------------------------------------------------------
+
+
+def lookup(ids: Any, rows: int = 9, width: int = 4, dtype: str = "float32") -> Case:
+    generator = np.random.default_rng(0)
+    inputs = {"table": generator.normal(size=(rows, width)).astype(dtype), "ids": np.asarray(ids)}
+    bar = generator.normal(size=(*np.shape(ids), width)).astype(dtype)
+    return Case("embedding", dtype, inputs, {"scaled": False}, {"output": bar})
+
+
+REPEATED = np.array([0, 3, 3, 8, 1, 0, 0, 2])
+
+
+def gradient_without(row: int) -> Callable[[Any], Any]:
+    return lambda gradient: np.where(np.arange(len(gradient))[:, None] == row, 0, gradient)
+
+
+def assigned(gradient: Any) -> Any:
+    found = np.zeros_like(gradient)
+    found[REPEATED] = lookup(REPEATED).cotangents["output"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("the gradient of row 0 of the table stays 0", gradient_without(0)),
+        ("the gradient of the last row of the table stays 0", gradient_without(8)),
+        ("an id that occurs several times counts once in the gradient, the last time", assigned),
+        ("the gradient of a row is divided by how often its id occurs",
+         lambda g: g / np.maximum(np.bincount(REPEATED, minlength=9), 1)[:, None]),
+        (f"{BACKWARD_ONLY}every id is taken for the one before it",
+         lambda g: np.concatenate([g[:1] + g[1:2], g[2:], g[:1] * 0])),
+    ],
+)  # fmt: skip
+def test_gradients_of_a_table_have_names(name: str, change: Callable[[Any], Any]) -> None:
+    assert first_name(lookup(REPEATED), "table", change) == name
+
+
+def test_ids_in_16_bits_have_a_name() -> None:
+    def embedding(table: Any, ids: Any, *, scaled: bool = False) -> Any:
+        return table[ids & 0xFFFF]
+
+    asked = replace(lookup([65536, 3, 65540], rows=65550, width=4), cotangents={})
+    assert told(embedding, asked) == ("ids are kept in 16 bits",)
+
+
+def test_a_padding_row_is_told_from_the_first_row_where_the_table_has_one_row() -> None:
+    """The smallest case has one row: it is the first one and the last one, and gets no gradient at all."""
+
+    def vjp(table: Any, ids: Any, cotangent: Any, *, scaled: bool = False) -> Any:
+        gradient = reference_numpy.embedding_vjp(table, ids, cotangent, scaled=scaled)
+        return np.where(np.arange(len(table))[:, None] == 0, 0, gradient).astype(table.dtype)
+
+    asked = lookup([0], rows=1, width=1)
+    runner = Runner(Target(reference_numpy.embedding, "embedding", given={"vjp": vjp}).make())
+    (wrong,) = [finding for finding in runner(AGREEMENT, asked, AGREEMENT.prepare(asked)) if finding.ratio > 1]
+    found = diagnosis(Violation("EMB-1", "a subject", wrong, "a probe", AGREEMENT, asked), runner)
+    assert found[0] == "the gradient of row 0 of the table stays 0"
