@@ -243,7 +243,8 @@ def laid_out(failing: Failing, name: str) -> Iterator[tuple[tuple[int, ...], tup
                 (kind, math.prod(n for k, n in zip(kinds, shape, strict=True) if k == kind))
                 for kind in dict.fromkeys(kinds)
             ]
-            yield tuple(size for _, size in groups), tuple(THINGS.get(kind, "columns") for kind, _ in groups)
+            things = ("rows", "columns") if name.endswith(".weight") else (THINGS.get(k, "columns") for k, _ in groups)
+            yield tuple(size for _, size in groups), tuple(things)
 
 
 def last_ones(off: np.ndarray, axis: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.diagnosis.extents import ends, likely, without_bias
+from conformance.diagnosis.extents import WHOLE_BLOCKS, ends, likely, without_bias
 from conformance.diagnosis.matching import Arrays, Failing, Mistake, giving, loose, only_backwards, resulting
 from conformance.diagnosis.row_sums import RowSum, of_products, of_rows, row_sum_mistakes
 from reference_numpy.feed_forward import ACTIVATIONS
@@ -171,6 +171,7 @@ def measured(failing: Failing, name: str) -> Iterator[Mistake]:
         for words, array in of_first_columns(failing, name, n.hidden, n.outer, n.outer_bias, "inside"):
             yield giving(words, name, array.reshape(shape))
         yield from of_first_inputs(failing, n)
+        yield from counted_twice(n, shape)
         yield from without_bias(failing, "the outer bias", n.outer_bias)
         return
     bar = bar_of(failing)
@@ -213,6 +214,19 @@ def of_first_inputs(failing: Failing, n: Network) -> Iterator[Mistake]:
         fewer = replace(n, x=n.x[:, :count], inner=n.inner[:count])
         for words in ends("columns of x past {end} are left out", count, E):
             yield giving(words, "output", fewer.output.reshape(shape))
+
+
+def counted_twice(n: Network, shape: tuple[int, ...]) -> Iterator[Mistake]:
+    """The last block of columns inside ends with the row, and overlaps the one before."""
+    F = n.outer.shape[0]
+    for block in WHOLE_BLOCKS:
+        if block < F and F % block:
+            again = slice(F - block, F // block * block)
+            output = n.output + n.hidden[:, again] @ n.outer[again]
+            words = (
+                f"the last block overlaps the one before, and what both hold counts twice (blocks of {block} columns)"
+            )
+            yield giving(words, "output", output.reshape(shape))
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 
 from conformance.cases.axes import OFFSET, Sizes
 from conformance.cases.case import Case
-from conformance.cases.features import is_norm
+from conformance.cases.operation import operation_named
 from conformance.diagnosis.attention import power_of_two
 from conformance.runner.dimensions import Part, layout_of, taken
 from specification import Dense
@@ -18,6 +18,8 @@ from specification import Dense
 MULTIPLICATIONS = 2**21
 NUMBERS, SLOW_NUMBERS = 2**20, 2**13
 """In all inputs of a larger case, at most; the second in float64, whose oracle is slow."""
+FAR = 4
+"""Standard deviations by which numbers lie apart from 0."""
 STANDING_OUT = 16
 """In wider rows the last columns are larger, so that it shows where some of them take no part."""
 
@@ -34,9 +36,9 @@ def larger_cases(case: Case) -> Iterator[Case]:
 
     With wider rows.
     """
-    if is_norm(case.operation):
+    if operation_named(case.operation).norm:
         yield more_rows(case)
-    if not case.operation.startswith("attention"):
+    if operation_named(case.operation).measured is not None:
         yield from wider(case)
     if case.operation != "attention" or not case.inputs["value"].size:
         return
@@ -74,12 +76,19 @@ def alike(case: Case) -> Iterator[Case]:
 
 
 def wider(case: Case) -> Iterator[Case]:
-    """With other widths, of which every block size leaves another rest."""
+    """With other widths, of which every block size leaves another rest, or lacks another number of columns."""
     sizes = layout_of(case).sizes
-    for name in ("W", "E", "inner"):
+    least = {n: max(size, LEAST.get(n, 1)) for n, size in sizes.items()}
+    for name, times, more in (
+        ("W", 2, -1),
+        ("W", 5, 1),
+        ("E", 2, -1),
+        ("inner", 2, -1),
+        ("output", 2, -1),
+        ("rows", 2, -1),
+    ):
         if sizes.get(name, 0) > 2:
-            least = {n: max(size, LEAST.get(n, 1)) for n, size in sizes.items()}
-            other = in_sizes(case, least | {name: 2 * power_of_two(sizes[name]) - 1})
+            other = in_sizes(case, least | {name: times * power_of_two(sizes[name]) + more})
             if other is not None:
                 yield other
 
@@ -93,7 +102,7 @@ def in_sizes(case: Case, wanted: Sizes) -> Case | None:
         return None
     rng = np.random.default_rng(0)
     inputs = {
-        n: ids(a, len(larger.inputs["table"]), rng) if n == "ids" else numbers_like(case.inputs[n], a.shape, rng)
+        n: drawn_ids(a, len(larger.inputs["table"]), rng) if n == "ids" else numbers_like(case.inputs[n], a.shape, rng)
         for n, a in larger.inputs.items()
     }
     cotangents = {n: numbers_like(case.cotangents[n], a.shape, rng) for n, a in larger.cotangents.items()}
@@ -101,17 +110,21 @@ def in_sizes(case: Case, wanted: Sizes) -> Case | None:
 
 
 def numbers_like(array: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Normal numbers, as large as the array's; far from 0 where these are. The last ones of every row stand out."""
+    """Normal numbers, as large as the array's, and as far from 0. The last ones of wide rows stand out."""
     wide = array.astype(float)
-    size, mean = np.sqrt(np.mean(wide**2)) if wide.size else 1.0, np.mean(wide) if wide.size > 8 else 0.0
-    spread = np.std(wide) if abs(mean) > 4 * np.std(wide) > 0 else 0.75 * size
-    numbers = rng.normal(size=shape) * (spread or 1.0)
+    size, mean, spread = (float(f(wide)) if wide.size else 0.0 for f in (root_mean_square, np.mean, np.std))
+    far = abs(mean) > FAR * spread > 0
+    numbers = rng.normal(size=shape) * (spread if far else 0.75 * size or 1.0)
     if shape and shape[-1] > STANDING_OUT:
         numbers = numbers * (1 + np.sqrt(shape[-1]) / np.arange(shape[-1], 0, -1) / 4)
-    return (numbers + mean * (abs(mean) > 4 * np.std(wide) > 0)).astype(array.dtype)
+    return (numbers + mean * far).astype(array.dtype)
 
 
-def ids(array: np.ndarray, rows: int, rng: np.random.Generator) -> np.ndarray:
+def root_mean_square(array: np.ndarray) -> Any:
+    return np.sqrt(np.mean(array**2))
+
+
+def drawn_ids(array: np.ndarray, rows: int, rng: np.random.Generator) -> np.ndarray:
     """The first and the last row of the table and some others, several times."""
     few = np.concatenate([[0, rows - 1], rng.integers(0, rows, max(array.size // 3, 1))])
     return rng.permuted(np.resize(few, array.size)).reshape(array.shape).astype(array.dtype)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.case import Case
-from conformance.diagnosis.matching import Failing, Mistake, giving, instead
+from conformance.diagnosis.matching import Arrays, Failing, Mistake, giving, instead, resulting
 from conformance.diagnosis.row_sums import RowSum, to_dtype, wrongly_counted
 from specification.dtypes import HALF
 
@@ -76,7 +76,22 @@ READ_OTHERWISE: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "every id is taken for the one before it": lambda ids, rows: np.maximum(ids - 1, 0),
     "every id is taken for the one after it": lambda ids, rows: np.minimum(ids + 1, rows - 1),
 }
-MISTAKES = tuple(instead(name, read_as(change)) for name, change in READ_OTHERWISE.items())
+
+
+def with_rounded_root(failing: Failing) -> Arrays | None:
+    """sqrt(E) in the 16 bits of the table."""
+    case, dtype = failing.case, failing.case.dtype
+    if not case.options.get("scaled") or dtype not in HALF:
+        return None
+    root = np.sqrt(case.inputs["table"].shape[1])
+    rounded = to_dtype(root, dtype) / root
+    return {name: exact.high * rounded for name, exact in failing.truth.items()}
+
+
+MISTAKES = (
+    *(instead(name, read_as(change)) for name, change in READ_OTHERWISE.items()),
+    resulting("sqrt(E) is rounded to the dtype of the table", with_rounded_root, strict=True),
+)
 
 
 def measured(failing: Failing, name: str) -> Iterator[Mistake]:

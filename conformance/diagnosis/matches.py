@@ -59,7 +59,7 @@ def check_diagnosis(subject: Subject, material: tuple[str, Any, Finding], shared
     if asked is not judged:  # a mistake need not be the same for both: a score of 0 stands apart only from far ones
         names = list(known(Failing(asked, given.got, given.truth, given.bounds), name, until))
     names += [other for other in known(given, name, until) if other not in names]
-    if not asked.operation.startswith("attention"):
+    if operation_named(asked.operation).measured is not None:
         names = confirmed(subject, asked, name, names)
     if len(names) > 1:
         names = told_apart(subject, asked, name, names)
@@ -144,8 +144,9 @@ def confirmed(subject: Subject, case: Case, name: str, names: list[str]) -> list
 
     Where the case is too small to tell mistakes apart, the name may be that of a larger one like it.
     """
+    end = time.monotonic() + 3 * SECONDS
     for other in alike(case):
-        failing = answered(subject, other)
+        failing = answered(subject, other) if time.monotonic() < end else None
         if failing is None or name not in failing.wrong:
             continue
         there = list(known(failing, name, time.monotonic() + SECONDS))

@@ -14,7 +14,7 @@ from conformance.diagnosis.matching import BACKWARD_ONLY, MOST, kind
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.runner.in_process import Runner
 
-PARAMETER = re.compile(r" \((blocks of \d+ (keys|rows|columns)|-?[.e\d][-+.e\d]*)\)$")
+PARAMETER = re.compile(r" \((blocks of \d+ (keys|rows|columns)|a row is filled up to [^)]*|-?[.e\d][-+.e\d]*)\)$")
 """In which mistakes of one family differ."""
 EXTENT = re.compile(r"\bfirst (\d+)\b")
 """How many of something a mistake speaks of."""

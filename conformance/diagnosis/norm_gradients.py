@@ -81,7 +81,7 @@ def x_gradients(failing: Failing) -> Iterator[tuple[str, np.ndarray]]:
     yield "the weight counts twice in the gradient of x", of_x(b, b.weighted * rows.weight, centred)
     yield "the gradient of x is not divided by the deviation", of_x(b, mean=centred) / b.inverse
     yield "the gradient of x is divided by the deviation twice", of_x(b, mean=centred) * b.inverse
-    for m in padded_widths(N):
+    for filled, m in padded_widths(N):
         for words, mean, projection in (
             ("the means", centred * N / m, N / m),
             ("the mean of the gradient", N / m, 1.0),
@@ -90,8 +90,18 @@ def x_gradients(failing: Failing) -> Iterator[tuple[str, np.ndarray]]:
             if centred or words != "the mean of the gradient":
                 told = f"in the backward pass {words} over a row are divided by the padded width"
                 told = told.replace(" are ", " is ") if words != "the means" else told
-                yield f"{told} (a row is filled up to {m} elements)", of_x(b, None, mean, projection)
+                yield f"{told} {filled}", of_x(b, None, mean, projection)
+    yield (
+        "in the backward pass the normalised row is taken from the output",
+        of_x(from_output(failing, b), mean=centred),
+    )
     yield from of_first_columns(failing, b, centred)
+
+
+def from_output(failing: Failing, b: Backward) -> Backward:
+    """(output - bias) / weight, of the output as it is returned."""
+    rows = rows_of(failing.case)
+    return b._replace(normal=(failing.answer("output").reshape(rows.x.shape) - rows.bias) / rows.weight)
 
 
 def of_first_columns(failing: Failing, b: Backward, centred: float) -> Iterator[tuple[str, np.ndarray]]:
@@ -129,6 +139,8 @@ def parameter_gradients(failing: Failing, name: str) -> Iterator[tuple[str, np.n
         yield f"{name} is that of the bias", b.bar.sum(0)
         yield f"{name} is taken with x, which is not normalised", (b.bar * rows.x).sum(0)
         yield f"{name} is not divided by the deviation", (b.bar * rows.deviation).sum(0)
+        found = (b.bar * from_output(failing, b).normal).sum(0)
+        yield "in the backward pass the normalised row is taken from the output", found
     yield f"{name} is multiplied by the weight", terms.sum(0) * rows.weight
 
 

@@ -168,23 +168,33 @@ NORM_MISTAKES = [
 CHUNKS = tuple(2**n for n in range(2, 13))
 PLACES = 16
 """Columns of a row by which it is seen how many of them take part."""
+MOST_ADDED = 2**18
+"""Numbers that are added up one after the other, at most."""
 LANES = (32, 64, 128, 256, 512, 1024)
 
 
-def padded_widths(n: int) -> Iterator[int]:
-    """Widths to which a row of n elements may be filled up."""
-    yield from (m for m in dict.fromkeys([power_of_two(n), *(-(-n // size) * size for size in WHOLE_BLOCKS)]) if m > n)
+def padded_widths(n: int) -> Iterator[tuple[str, int]]:
+    """Widths to which a row of n elements may be filled up, and the rule that gives them, in words."""
+    widths = {f"a multiple of {size}": -(-n // size) * size for size in WHOLE_BLOCKS}
+    for words, m in ({"a power of two": power_of_two(n)} | widths).items():
+        if m > n:
+            yield f"(a row is filled up to {words})", m
 
 
 def in_blocks(n: int, centred: bool) -> Statistics:
-    """Of rows of n elements that are filled up, or taken block by block."""
-    for m in padded_widths(n):
-        yield from padded_to(m, centred)
+    """Of rows of n elements that are filled up, or taken block by block; of rows that are taken together."""
+    for filled, m in padded_widths(n):
+        yield from padded_to(filled, m, centred)
+    for block in WHOLE_BLOCKS:
+        if block < n and n % block:
+            yield f"the last block overlaps the one before, and what both hold counts twice {told(block)}", twice(block)
+    for block in WHOLE_BLOCKS[:6]:
+        yield f"a block's first row has the statistics of all its rows (blocks of {block} rows)", of_first_row(block)
     if not centred:
         return
     for size in CHUNKS:
         if size < n:
-            yield from merged(f"(blocks of {size} columns)", size, np.arange(n) // size)
+            yield from merged(told(size), size, np.arange(n) // size)
     for lanes in LANES:
         if lanes < n:
             yield from merged(
@@ -192,25 +202,48 @@ def in_blocks(n: int, centred: bool) -> Statistics:
             )
 
 
-def padded_to(m: int, centred: bool) -> Statistics:
-    told = f"(a row is filled up to {m} elements)"
+def told(block: int) -> str:
+    return f"(blocks of {block} columns)"
+
+
+def twice(block: int) -> Statistic:
+    """The last block ends with the row: it begins before the last whole one ends."""
+
+    def statistic(r: Rows) -> tuple[Any, Any]:
+        n = r.x.shape[-1]
+        columns = np.concatenate([np.arange(n // block * block), np.arange(n - block, n)])
+        mean = r.x[:, columns].sum(-1, keepdims=True) / n if np.any(middle(r)) else 0.0
+        return mean, root(np.sum((r.x[:, columns] - mean) ** 2, -1, keepdims=True) / n, r.eps)
+
+    return statistic
+
+
+def of_first_row(block: int) -> Statistic:
+    def statistic(r: Rows) -> tuple[Any, Any]:
+        rows = np.arange(len(r.x)) // block * block
+        return middle(r)[rows], root(r.square, r.eps)[rows]
+
+    return statistic
+
+
+def padded_to(filled: str, m: int, centred: bool) -> Statistics:
     yield (
-        f"the squares are divided by the padded width {told}",
+        f"the squares are divided by the padded width {filled}",
         lambda r: (middle(r), root(r.square * r.x.shape[-1] / m, r.eps)),
     )
-    yield f"a row is read on into the next one {told}", lambda r: read_on(r, m, centred)
+    yield f"a row is read on into the next one {filled}", lambda r: read_on(r, m, centred)
     if not centred:
         return
     yield (
-        f"padding counts in the variance, by the mean's square {told}",
+        f"padding counts in the variance, by the mean's square {filled}",
         lambda r: (middle(r), root(r.square + (m / r.x.shape[-1] - 1) * average(r.x) ** 2, r.eps)),
     )
     yield (
-        f"padding counts in mean and variance {told}",
+        f"padding counts in mean and variance {filled}",
         lambda r: (r.x.sum(-1, keepdims=True) / m, root(variance(filled_up(r, m)), r.eps)),
     )
     yield (
-        f"the mean is divided by the padded width {told}",
+        f"the mean is divided by the padded width {filled}",
         lambda r: with_mean(r, r.x.sum(-1, keepdims=True) / m),
     )
 
@@ -232,8 +265,11 @@ def read_on(r: Rows, m: int, centred: bool) -> tuple[Any, Any]:
     return mean, root(np.sum((longer - mean) ** 2, -1, keepdims=True) / n, r.eps)
 
 
-def merged(told: str, whole: int, of: np.ndarray) -> Statistics:
-    """Means and squares of parts of a row, merged wrongly. whole: elements of a part; of: the part of every column."""
+def merged(parted: str, whole: int, of: np.ndarray) -> Statistics:
+    """Means and squares of parts of a row, merged wrongly.
+
+    parted: how, in words. whole: elements of a part. of: the part of every column.
+    """
     order = np.argsort(of, kind="stable")
     starts = np.flatnonzero(np.diff(of[order], prepend=-1))
     counts = np.diff(starts, append=len(of))
@@ -244,11 +280,14 @@ def merged(told: str, whole: int, of: np.ndarray) -> Statistics:
         means = np.add.reduceat(x, starts, axis=-1) / counts
         return means, np.add.reduceat((x - np.repeat(means, counts, axis=-1)) ** 2, starts, axis=-1)
 
-    def as_if_whole(r: Rows) -> tuple[Any, Any]:
-        means, squares = parts(r.x)
-        mean = average(means)
-        square = np.sum(squares + whole * (means - mean) ** 2, -1, keepdims=True)
-        return mean, root(square / len(of), r.eps)
+    def as_if_whole(count: float) -> Statistic:
+        def statistic(r: Rows) -> tuple[Any, Any]:
+            means, squares = parts(r.x)
+            mean = average(means)
+            square = np.sum(squares + count * (means - mean) ** 2, -1, keepdims=True)
+            return mean, root(square / len(of), r.eps)
+
+        return statistic
 
     def averaged(r: Rows) -> tuple[Any, Any]:
         means, squares = parts(r.x)
@@ -258,9 +297,10 @@ def merged(told: str, whole: int, of: np.ndarray) -> Statistics:
         return average(r.x), root(np.sum(parts(r.x)[1], -1, keepdims=True) / len(of), r.eps)
 
     if not np.all(counts == whole):
-        yield f"parts of a row are merged as if each were whole {told}", as_if_whole
-        yield f"mean and variance are averaged over parts of a row that are not alike {told}", averaged
-    yield f"the difference of the parts' means is missing in the variance {told}", apart
+        for count in (whole, len(of) / len(counts)):
+            yield f"parts of a row are merged as if each were whole {parted}", as_if_whole(count)
+        yield f"mean and variance are averaged over parts of a row that are not alike {parted}", averaged
+    yield f"the difference of the parts' means is missing in the variance {parted}", apart
 
 
 # --- columns that take no part ----------------------------------------------------------------------------------------
@@ -325,14 +365,14 @@ def written_to(failing: Failing) -> Iterator[Mistake]:
 
 
 def one_eps(failing: Failing) -> Iterator[Mistake]:
-    """Another eps, the same for every row."""
+    """Another eps, the same for every row; of a single row some eps explains any variance."""
     rows, got = rows_of(failing.case), failing.answer("output").reshape(-1, failing.case.inputs["weight"].size)
     direction = rows.deviation * rows.weight
     size = np.sum(direction**2, axis=-1, keepdims=True)
     factor = np.sum((got - rows.bias) * direction, axis=-1, keepdims=True) / size
     eps = factor**-2 - rows.square
     usable = np.isfinite(eps) & (size > 0)
-    if not usable.any():
+    if np.unique(rows.square[usable]).size < 2:
         return
     found = float(eps[usable][np.argmin(rows.square[usable])])  # it shows most where the variance is least
     if found > 0 and not np.isclose(found, rows.eps, rtol=1e-2):
@@ -402,14 +442,28 @@ def rounded_squares(failing: Failing) -> dict[str, Any] | None:
     return as_output(failing, middle(rows), root(average(squares), rows.eps))
 
 
+def mean_added_narrowly(failing: Failing) -> dict[str, Any] | None:
+    rows, dtype = rows_of(failing.case), failing.case.dtype
+    if not narrow(failing) or failing.case.operation == "rms_norm":
+        return None
+    mean = added_narrowly(rows.x, dtype) / rows.x.shape[-1]
+    return as_output(failing, *with_mean(rows, mean))
+
+
+def added_narrowly(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The sum of every row [rows, 1], rounded at each step."""
+    total = np.zeros(len(array))
+    for column in array.T if array.size <= MOST_ADDED else ():
+        total = to_dtype(total + column, dtype)
+    return total[:, None]
+
+
 def squares_added_narrowly(failing: Failing) -> dict[str, Any] | None:
     rows, dtype = rows_of(failing.case), failing.case.dtype
-    if not narrow(failing) or rows.x.size > 2**18:
+    if not narrow(failing):
         return None
-    total = np.zeros(len(rows.x))
-    for column in to_dtype(rows.deviation**2, dtype).T:
-        total = to_dtype(total + column, dtype)
-    return as_output(failing, middle(rows), root(total[:, None] / rows.x.shape[-1], rows.eps))
+    total = added_narrowly(to_dtype(rows.deviation**2, dtype), dtype)
+    return as_output(failing, middle(rows), root(total / rows.x.shape[-1], rows.eps))
 
 
 def within_a_rounding(name: str, results: Callable[[Failing], dict[str, Any] | None]) -> Mistake:
@@ -428,5 +482,6 @@ NORM_MISTAKES += [
     within_a_rounding("mean and variance are rounded to the inputs' 16 bits", rounded_statistics),
     resulting("squares overflow, as they are taken in float16", overflowing_squares),
     within_a_rounding("squares are rounded to the inputs' 16 bits", rounded_squares),
+    within_a_rounding("the mean's sum is added up in the inputs' 16 bits", mean_added_narrowly),
     within_a_rounding("squares are added up in the inputs' 16 bits", squares_added_narrowly),
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -54,11 +54,10 @@ def of_rows(terms: np.ndarray, shape: tuple[int, ...]) -> RowSum:
     return of_products(np.ones((len(terms), 1)), terms, shape)
 
 
-def to_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
+def to_dtype(array: Any, dtype: str) -> np.ndarray:
     """Rounded to a dtype, in float64; bfloat16 by way of float32."""
-    if dtype == "bfloat16":
-        return array.astype(np.float32).astype(ml_dtypes.bfloat16).astype(float)
-    return array.astype(dtype).astype(float)
+    narrow = array.astype(np.float32).astype(ml_dtypes.bfloat16) if dtype == "bfloat16" else array.astype(dtype)
+    return np.asarray(narrow, float)
 
 
 def row_sum_mistakes(failing: Failing, name: str, of: RowSum) -> Iterator[Mistake]:
@@ -88,7 +87,10 @@ def wrongly_counted(failing: Failing, name: str, of: RowSum) -> Iterator[Mistake
     for n in likely(fit(upto) + 1, of.rows):
         for words in first_rows(failing, n, of.rows):
             yield counted(words, number < n)
-    for n in roundest(of.rows - 1 - fit(terms.sum(0) - upto)):
+    for n in likely(of.rows - 1 - fit(terms.sum(0) - upto), of.rows):
+        for block in WHOLE_BLOCKS:
+            if n == (of.rows - 1) % block + 1:
+                yield counted(f"comes from the last block only (blocks of {block} rows)", number >= of.rows - n)
         yield counted(f"comes from the last {f'{n} rows' if n > 1 else 'row'} only", number >= of.rows - n)
     for words, block, often in of_blocks(terms, fit):
         yield counted(f"{words} (blocks of {block} rows)", often)
@@ -100,7 +102,7 @@ def first_rows(failing: Failing, n: int, rows: int) -> Iterator[str]:
         if n == rows // block * block:
             yield f"loses the rows of the last block, which is not whole (blocks of {block} rows)"
     if n in rows_by_axis(failing):
-        yield f"comes from as many rows as one axis has ({n} of {rows})"
+        yield "comes from as many rows as one axis has"
     yield f"comes from the first {f'{n} rows' if n > 1 else 'row'} only"
 
 

@@ -270,7 +270,7 @@ class Rule(NamedTuple):
     @property
     def by_chance(self) -> bool:
         """Whether rounding errors that grow with the size may come to it: they pass their bounds anywhere."""
-        return self.listed or (not self.which.startswith(("odd", "even", "no ", "a ")) and self.above % 8 not in (0, 7))
+        return self.listed or self.above % 8 not in (0, 7)
 
 
 def is_power(n: int) -> bool:

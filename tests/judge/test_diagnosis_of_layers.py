@@ -25,7 +25,7 @@ from conformance.subjects.targets import Target
 from reference_numpy.feed_forward import gelu_tanh
 from reference_numpy.feed_forward_vjp import gelu_tanh_slope
 from specification import FeedForward, Linear
-from tests.judge.test_diagnosis import by, center, changed_gradients, rows, spread, told
+from tests.judge.test_diagnosis import by, center, changed_gradients, drawn, rows, spread, told
 
 Function = Callable[..., Any]
 
@@ -85,7 +85,29 @@ def squares_in_16_bits(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> 
     return (wide / np.sqrt(square) * weight + bias).astype(x.dtype)
 
 
+def overlapping(x: Any, eps: float) -> Any:
+    """The last block of 8 ends with the row."""
+    N = x.shape[-1]
+    read = np.concatenate([x[..., : N // 8 * 8], x[..., -8:]], -1)
+    mean = read.sum(-1, keepdims=True) / N
+    return mean, ((read - mean) ** 2).sum(-1, keepdims=True) / N + eps
+
+
+def in_bfloat16(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
+    """The mean of a row is that of a sum in 16 bits."""
+    wide, total = x.astype(float), np.zeros((len(x), 1))
+    for column in wide.T:
+        total = to_dtype(total + column[:, None], "bfloat16")
+    mean = total / x.shape[-1]
+    return ((wide - mean) / np.sqrt(((wide - mean) ** 2).mean(-1, keepdims=True) + eps) * weight + bias).astype(x.dtype)
+
+
 NORMS: list[tuple[str, Function, Case]] = [
+    ("the last block overlaps the one before, and what both hold counts twice (blocks of 8 columns)", by(overlapping),
+     rows(2, 21)),
+    ("a block's first row has the statistics of all its rows (blocks of 4 rows)",
+     by(lambda x, e: (center(x)[np.arange(len(x)) // 4 * 4], spread(x)[np.arange(len(x)) // 4 * 4] + e)), rows(7, 9)),
+    ("the mean's sum is added up in the inputs' 16 bits", in_bfloat16, rows(3, 60, dtype="bfloat16", loc=1.0)),
     ("columns past the last whole block take no part in mean and variance (blocks of 4 columns)",
      whole_blocks(4, 32), rows(1, 33)),
     ("columns past the first 32 take no part in mean and variance",
@@ -95,7 +117,7 @@ NORMS: list[tuple[str, Function, Case]] = [
      rows(2, 70)),
     ("the difference of the parts' means is missing in the variance (blocks of 16 columns)", parts_alone(16),
      rows(2, 40)),
-    ("a row is read on into the next one (a row is filled up to 24 elements)", next_row, rows(3, 19)),
+    ("a row is read on into the next one (a row is filled up to a multiple of 8)", next_row, rows(3, 19)),
     ("squares overflow, as they are taken in float16", squares_in_16_bits, rows(2, 12, size=200.0, dtype="float16")),
 ]  # fmt: skip
 
@@ -150,7 +172,7 @@ def test_means_of_the_backward_pass_have_names() -> None:
     def total(array: Any) -> Any:
         return array.sum(-1, keepdims=True)
 
-    padded = "in the backward pass the means over a row are divided by the padded width (a row is filled up to 64"
+    padded = "in the backward pass the means over a row are divided by the padded width (a row is filled up to"
     assert first_name(asked, "x", of_x(total(g) / 64, total(g * normal) / 64)).startswith(padded)
     first = "in the backward pass the mean of gradient times normalised row over a row comes from the first 32 columns"
     assert first_name(asked, "x", of_x(center(g), total((g * normal)[:, :32]) / 40)) == first
@@ -182,6 +204,16 @@ def test_which_rows_count_has_a_name(of: str, words: str, often: Callable[[Any],
     terms = bar * normal if of == "weight" else bar
     found = changed_gradients(asked, **{of: lambda gradient: (often(np.arange(21))[:, None] * terms).sum(0)})
     assert f"gradient of {of} {words}" in list(known(found, f"gradient of {of}", np.inf))
+
+
+def test_a_normalised_row_taken_from_the_output_has_a_name() -> None:
+    asked = rows(5, 8, graded=True, dtype="bfloat16")
+    bar, weight, bias = (
+        a.astype(float) for a in (asked.cotangents["output"], *(asked.inputs[n] for n in ("weight", "bias")))
+    )
+    output = to_dtype(oracle(asked)["output"].high, "bfloat16")
+    name = "in the backward pass the normalised row is taken from the output"
+    assert first_name(asked, "weight", lambda gradient: (bar * (output - bias) / weight).sum(0)) == name
 
 
 def test_a_single_number_tells_no_rows() -> None:
@@ -222,11 +254,37 @@ def test_sums_in_16_bits_in_any_order_are_a_hint_where_float32_is_right(rightly:
     assert (hint in told) == rightly
 
 
+# --- grids ------------------------------------------------------------------------------------------------------------
+
+
+def test_batch_elements_and_heads_are_counted_together() -> None:
+    """As in a grid, of which an axis ends at 65,535."""
+
+    def attend(query: Any, key: Any, value: Any) -> Any:
+        output = reference_numpy.attention(query, key, value)
+        B, H = output.shape[:2]
+        return np.where((np.arange(B * H) < 7).reshape(B, H, 1, 1), output, 0).astype(query.dtype)
+
+    assert told(attend, drawn(B=3, H=5, G=5)) == ("batch elements times heads past the first 7 are 0",)
+
+
+def test_rows_past_some_are_0() -> None:
+    def layer_norm(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
+        return np.where(np.arange(len(x))[:, None] < 15, reference_numpy.layer_norm(x, weight, bias, eps=eps), 0)
+
+    def embedding(table: Any, ids: Any, *, scaled: bool = False) -> Any:
+        return np.where(np.arange(ids.size).reshape(ids.shape)[..., None] < 15, table[ids], 0)
+
+    assert told(layer_norm, rows(20, 4)) == ("rows past the first 15 are 0",)
+    ids = np.random.default_rng(0).integers(0, 9, (4, 5))
+    assert told(embedding, replace(lookup(ids), cotangents={})) == ("rows past the first 15 are 0",)
+
+
 # --- feed-forward -----------------------------------------------------------------------------------------------------
 
 
 def network(
-    rows: int = 3, E: int = 5, F: int = 21, out: int = 4, activation: str = "gelu", graded: bool = True
+    rows: int = 3, E: int = 5, F: int = 21, out: int = 5, activation: str = "gelu", graded: bool = True
 ) -> Case:
     generator = np.random.default_rng(0)
     shapes = {
@@ -261,9 +319,29 @@ def quick(parameters: Any, x: Any, *, activation: str = "relu") -> Any:
     return hidden / (1 + np.exp(-1.702 * hidden)) @ outer + (0 if other is None else other)
 
 
+def again(parameters: Any, x: Any, *, activation: str = "relu") -> Any:
+    """Of 21 columns inside the last 8 are read as a block."""
+    (inner, bias), (outer, other) = parameters
+    columns = np.concatenate([np.arange(inner.shape[1] // 8 * 8), np.arange(inner.shape[1] - 8, inner.shape[1])])
+    layers = FeedForward(
+        Linear(inner[:, columns], None if bias is None else bias[columns]), Linear(outer[columns], other)
+    )
+    return reference_numpy.feed_forward(layers, x, activation=activation)
+
+
+def without_last_bias(parameters: Any, x: Any, *, activation: str = "relu") -> Any:
+    inner, (outer, other) = parameters
+    kept = other * (np.arange(other.size) < other.size // 4 * 4)
+    return reference_numpy.feed_forward(
+        FeedForward(inner, Linear(outer, kept.astype(x.dtype))), x, activation=activation
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "function"),
     [
+        ("the last block overlaps the one before, and what both hold counts twice (blocks of 8 columns)", again),
+        ("the outer bias is not added to columns past the last whole block (blocks of 4 columns)", without_last_bias),
         ("columns inside past the last whole block are left out (blocks of 8 columns)", cut(inner=8)),
         ("columns of x past the last whole block are left out (blocks of 2 columns)", cut(x=2)),
         ("the activation is quick GELU, x * sigmoid(1.702 x)", quick),
@@ -344,6 +422,14 @@ def assigned(gradient: Any) -> Any:
 )  # fmt: skip
 def test_gradients_of_a_table_have_names(name: str, change: Callable[[Any], Any]) -> None:
     assert first_name(lookup(REPEATED), "table", change) == name
+
+
+def test_a_root_in_16_bits_has_a_name() -> None:
+    def embedding(table: Any, ids: Any, *, scaled: bool = False) -> Any:
+        return (to_dtype(np.sqrt(table.shape[1]), "bfloat16") * table[ids].astype(float)).astype(table.dtype)
+
+    asked = replace(lookup(REPEATED, width=23, dtype="bfloat16"), cotangents={}, options={"scaled": True})
+    assert told(embedding, asked) == ("sqrt(E) is rounded to the dtype of the table",)
 
 
 def test_ids_in_16_bits_have_a_name() -> None:
