@@ -61,6 +61,11 @@ LEAST = {"W": 8, "E": 5, "inner": 4, "output": 4, "vocabulary": 8, "length": 4, 
 """Sizes that tell mistakes apart, of operations that work on rows."""
 ROWS = 24
 """Of which ids occur several times."""
+OTHER_SIZES = (("W", 2, -1), ("W", 5, 1), ("E", 2, -1), ("inner", 2, -1), ("output", 2, -1), ("rows", 2, -1))
+"""Dimensions that grow: how many times the next power of two, and how much more.
+
+One less than a power of two leaves another rest for every block; one more than five of them lacks another number.
+"""
 
 
 def alike(case: Case) -> Iterator[Case]:
@@ -76,17 +81,10 @@ def alike(case: Case) -> Iterator[Case]:
 
 
 def wider(case: Case) -> Iterator[Case]:
-    """With other widths, of which every block size leaves another rest, or lacks another number of columns."""
+    """In other sizes, each dimension by itself."""
     sizes = layout_of(case).sizes
     least = {n: max(size, LEAST.get(n, 1)) for n, size in sizes.items()}
-    for name, times, more in (
-        ("W", 2, -1),
-        ("W", 5, 1),
-        ("E", 2, -1),
-        ("inner", 2, -1),
-        ("output", 2, -1),
-        ("rows", 2, -1),
-    ):
+    for name, times, more in OTHER_SIZES:
         if sizes.get(name, 0) > 2:
             other = in_sizes(case, least | {name: times * power_of_two(sizes[name]) + more})
             if other is not None:
