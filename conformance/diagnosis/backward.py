@@ -12,7 +12,7 @@ from conformance.cases.case import expected_dtype
 from conformance.cases.operation import operation_named
 from conformance.checks.comparison import PRECISION
 from conformance.diagnosis.attention import CHANGES, Change
-from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, agrees, loose
+from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, agrees, explained, loose
 from conformance.diagnosis.steps import Parts, Steps, added_up, forward, over_broadcast, pulled_back, scores_of
 
 Variants = Callable[[Failing], Iterator[Parts]]
@@ -232,7 +232,9 @@ def multiples(failing: Failing, name: str) -> Iterator[str]:
     digits = PRECISION[expected_dtype(name, failing.case)][0]
     if abs(factor - 1) < 8 * 2.0**-digits:
         return
-    bounds = failing.bounds[name] * max(1.0, abs(factor))
+    bounds = np.minimum(
+        failing.bounds[name] * max(1.0, abs(factor)), explained(failing, name, expected * factor, 1 / 32)
+    )
     if not agrees(failing, name, expected * factor, bounds):
         return
     if not factor or not np.any(wide):

@@ -103,7 +103,9 @@ def in_sizes(case: Case, wanted: Sizes) -> Case | None:
         n: drawn_ids(a, len(larger.inputs["table"]), rng) if n == "ids" else numbers_like(case.inputs[n], a.shape, rng)
         for n, a in larger.inputs.items()
     }
-    cotangents = {n: numbers_like(case.cotangents[n], a.shape, rng) for n, a in larger.cotangents.items()}
+    cotangents = {
+        n: last_rows_larger(numbers_like(case.cotangents[n], a.shape, rng)) for n, a in larger.cotangents.items()
+    }
     return replace(larger, inputs=inputs, cotangents=cotangents, memory={})
 
 
@@ -116,6 +118,13 @@ def numbers_like(array: np.ndarray, shape: tuple[int, ...], rng: np.random.Gener
     if shape and shape[-1] > STANDING_OUT:
         numbers = numbers * (1 + np.sqrt(shape[-1]) / np.arange(shape[-1], 0, -1) / 4)
     return (numbers + mean * far).astype(array.dtype)
+
+
+def last_rows_larger(array: np.ndarray) -> np.ndarray:
+    """So that it shows in a sum over many rows where the last ones are missing."""
+    rows = array.reshape(-1, array.shape[-1])
+    factor = 1 + len(rows) / 64 / np.arange(len(rows), 0, -1)
+    return (rows * factor[:, None]).astype(array.dtype).reshape(array.shape)
 
 
 def root_mean_square(array: np.ndarray) -> Any:

@@ -165,17 +165,34 @@ def loose(failing: Failing, name: str, array: np.ndarray) -> np.ndarray:
     return limits_from(failing, name, array, largest(failing.bounds[name]))
 
 
-def close(failing: Failing, name: str, array: np.ndarray) -> np.ndarray:
-    """The same with each element's own bound: for mistakes that do no more to one element than to others like it."""
-    return limits_from(failing, name, array, failing.bounds[name])
+def close(failing: Failing, name: str, array: np.ndarray, left: float = 0.25) -> np.ndarray:
+    """The same with each element's own bound, and no more than a rounding and a part of the subject's largest error.
+
+    For mistakes that do no more to one element than to others like it. What explains an error leaves little of it.
+    """
+    return np.minimum(limits_from(failing, name, array, failing.bounds[name]), explained(failing, name, array, left))
+
+
+def closest(failing: Failing, name: str, array: np.ndarray) -> np.ndarray:
+    """The same for mistakes of which many give about the same answer."""
+    return close(failing, name, array, 1 / 32)
+
+
+def explained(failing: Failing, name: str, array: np.ndarray, left: float) -> np.ndarray:
+    """left: the part of the subject's largest error that a mistake may leave, beside two roundings of its own."""
+    errors = np.abs(failing.answer(name) - failing.right(name))
+    return left * np.max(errors, initial=0, where=np.isfinite(errors)) + 2 * rounding_of(failing, name, array)
+
+
+def rounding_of(failing: Failing, name: str, array: np.ndarray) -> np.ndarray:
+    return np.asarray(2.0 ** -PRECISION[expected_dtype(name, failing.case)][0] * np.abs(array))
 
 
 def limits_from(failing: Failing, name: str, array: np.ndarray, bounds: Any) -> np.ndarray:
     right = failing.right(name)
     largest_right, largest_wrong = (np.max(np.abs(a), initial=0, where=np.isfinite(a)) for a in (right, array))
     growth = max(1.0, largest_wrong / largest_right) if largest_right else 1.0
-    rounding = 2.0 ** -PRECISION[expected_dtype(name, failing.case)][0] * np.abs(array)
-    return np.asarray(2 * (bounds * growth + rounding))
+    return np.asarray(2 * (bounds * growth + rounding_of(failing, name, array)))
 
 
 def largest(bounds: np.ndarray) -> Any:

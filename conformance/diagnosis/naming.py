@@ -12,6 +12,7 @@ from conformance.checks.results import WRONG_IN, Results, Violation
 from conformance.diagnosis.matches import DIAGNOSIS
 from conformance.diagnosis.matching import BACKWARD_ONLY, MOST, kind
 from conformance.diagnosis.memory import STRIDES, because_of_memory
+from conformance.diagnosis.precision import AT_MOST
 from conformance.runner.in_process import Runner
 
 PARAMETER = re.compile(r" \((blocks of \d+ (keys|rows|columns)|a row is filled up to [^)]*|-?[.e\d][-+.e\d]*)\)$")
@@ -37,8 +38,8 @@ def diagnosed(results: Results, runner: Runner) -> None:
 def diagnosis(violation: Violation, runner: Runner) -> tuple[str, ...]:
     """Names of mistakes; none where nothing known matches, or nothing was answered.
 
-    A name must explain the case before it was cut down, too. Where the smaller one is too small to tell anything, the
-    larger one does.
+    A name must explain the case before it was cut down, too. Where the smaller one is too small to tell anything, or
+    one of the two tells no more than what may be, the larger one does.
     """
     if violation.finding.message or violation.material is None:  # no numbers that could be compared
         return ()
@@ -48,7 +49,8 @@ def diagnosis(violation: Violation, runner: Runner) -> tuple[str, ...]:
     names = tuple(line for line in found if not line.startswith(WRONG_IN))
     if violation.uncut is not None:
         before = tuple(n for n in asked(violation, violation.uncut, runner) if not n.startswith(WRONG_IN))
-        names = explaining(names, before) if names else tuple(n for n in before if may_hold(n, violation))
+        vague = any(all(name.startswith(AT_MOST) for name in several) for several in (names, before))
+        names = explaining(names, before) or (tuple(n for n in before if may_hold(n, violation)) if vague else ())
     return (*in_families(names), *(line for line in found if line.startswith(WRONG_IN)))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from conformance.diagnosis.extents import ends, likely
 from conformance.diagnosis.matching import Failing, Mistake, close, giving, only_backwards
 from conformance.diagnosis.norms import (
+    CHUNKS,
     PLACES,
     STATISTICS,
     Rows,
@@ -69,6 +70,17 @@ def of_x(b: Backward, g: Any = None, mean: Any = 1.0, projection: Any = 1.0) -> 
     return (g - average(g) * mean - b.normal * average(g * b.normal) * projection) * b.inverse
 
 
+def of_x_in_blocks(b: Backward, block: int, centred: float) -> np.ndarray:
+    """With the means of every block in place of the row's."""
+    starts = np.arange(0, b.bar.shape[1], block)
+    counts = np.diff(starts, append=b.bar.shape[1])
+
+    def means(array: np.ndarray) -> np.ndarray:
+        return np.repeat(np.add.reduceat(array, starts, axis=-1) / counts, counts, axis=-1)
+
+    return (b.weighted - means(b.weighted) * centred - b.normal * means(b.weighted * b.normal)) * b.inverse
+
+
 def x_gradients(failing: Failing) -> Iterator[tuple[str, np.ndarray]]:
     b, rows = backward_of(failing), rows_of(failing.case)
     centred, N = float(failing.case.operation == "layer_norm"), rows.weight.size
@@ -91,10 +103,16 @@ def x_gradients(failing: Failing) -> Iterator[tuple[str, np.ndarray]]:
                 told = f"in the backward pass {words} over a row are divided by the padded width"
                 told = told.replace(" are ", " is ") if words != "the means" else told
                 yield f"{told} {filled}", of_x(b, None, mean, projection)
-    yield (
-        "in the backward pass the normalised row is taken from the output",
-        of_x(from_output(failing, b), mean=centred),
-    )
+    if N > 1:
+        fewer = N / (N - 1)
+        words = "in the backward pass the means over a row are divided by n - 1"
+        yield words, of_x(b, None, centred * fewer, fewer)
+    for block in CHUNKS:
+        if block < N:
+            words = f"in the backward pass means run over a block of a row (blocks of {block} columns)"
+            yield words, of_x_in_blocks(b, block, centred)
+    words = "in the backward pass the normalised row is taken from the output"
+    yield words, of_x(from_output(failing, b), mean=centred)
     yield from of_first_columns(failing, b, centred)
 
 

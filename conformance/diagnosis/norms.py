@@ -155,7 +155,7 @@ NORM_MISTAKES = [
     *(instead(f"eps is {eps:g}", with_eps(eps)) for eps in (1e-3, 1e-5, 1e-6, 1e-8, 1e-12)),
     instead("weight is ignored", without("weight")),
     instead("bias is ignored", without("bias")),
-    instead("weight and bias are rounded to the dtype of x", narrowed),
+    instead("weight and bias are rounded to the dtype of x", narrowed)._replace(of_digits=True),
     instead(
         "weight is taken as its distance from 1",
         lambda case: replace(case, inputs=case.inputs | {"weight": case.inputs["weight"] + 1}),

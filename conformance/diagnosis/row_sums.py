@@ -10,7 +10,7 @@ import numpy as np
 
 from conformance.checks.comparison import PRECISION
 from conformance.diagnosis.extents import WHOLE_BLOCKS, likely, roundest
-from conformance.diagnosis.matching import Failing, Mistake, agrees, close, giving, resulting
+from conformance.diagnosis.matching import Failing, Mistake, agrees, closest, giving, resulting
 from specification.dtypes import HALF
 
 PLACES, LEAST_PLACES = 8, 3
@@ -74,14 +74,14 @@ def wrongly_counted(failing: Failing, name: str, of: RowSum) -> Iterator[Mistake
     if of.rows < 2 or places.size < LEAST_PLACES:
         return
     got, number = failing.answer(name), np.arange(of.rows)
-    terms, limits = of.terms(places), np.broadcast_to(close(failing, name, got), got.shape).ravel()[places]
+    terms, limits = of.terms(places), np.broadcast_to(closest(failing, name, got), got.shape).ravel()[places]
 
     def fit(sums: np.ndarray) -> np.ndarray:
         """Which of many sums [n, k] are the answer."""
         return np.flatnonzero((np.abs(sums - got.ravel()[places]) <= limits).all(axis=-1))
 
     def counted(words: str, often: np.ndarray) -> Mistake:
-        return resulting(f"{name} {words}", lambda failing: {name: of.total(often.astype(float))}, limits=close)
+        return resulting(f"{name} {words}", lambda failing: {name: of.total(often.astype(float))}, limits=closest)
 
     upto = np.cumsum(terms, axis=0)[:-1]
     for n in likely(fit(upto) + 1, of.rows):
