@@ -17,12 +17,12 @@ from conformance.diagnosis.larger import alike, wider
 from conformance.diagnosis.matches import hints, known
 from conformance.diagnosis.matching import BACKWARD_ONLY
 from conformance.diagnosis.naming import diagnosis, in_families
+from conformance.diagnosis.precision import AT_MOST
 from conformance.diagnosis.row_sums import to_dtype
 from conformance.oracle.reference import oracle
 from conformance.runner.dimensions import sizes_of
 from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
-from reference_numpy.feed_forward import gelu_tanh
 from reference_numpy.feed_forward_vjp import gelu_tanh_slope
 from specification import FeedForward, Linear
 from tests.judge.test_diagnosis import by, center, changed_gradients, drawn, rows, spread, told
@@ -176,12 +176,13 @@ def test_means_of_the_backward_pass_have_names() -> None:
     assert first_name(asked, "x", of_x(total(g) / 64, total(g * normal) / 64)).startswith(padded)
     first = "in the backward pass the mean of gradient times normalised row over a row comes from the first 32 columns"
     assert first_name(asked, "x", of_x(center(g), total((g * normal)[:, :32]) / 40)) == first
-    other = 1 / (np.sqrt(spread(asked.inputs["x"].astype(float))) + 1e-5)
+    everything = g - center(g) * 40 / 39 - normal * center(g * normal) * 40 / 39
+    by_one_less = "in the backward pass the means over a row are divided by n - 1"
+    assert first_name(asked, "x", lambda gradient: everything * reciprocal) == by_one_less
     small = replace(asked, options={"eps": 1e-2})
     outside = 1 / (np.sqrt(spread(small.inputs["x"].astype(float))) + 1e-2)
     n = (small.inputs["x"] - center(small.inputs["x"].astype(float))) * outside
     wrong = (g - center(g) - n * center(g * n)) * outside
-    assert other.shape == outside.shape
     assert first_name(small, "x", lambda gradient: wrong) == f"{BACKWARD_ONLY}eps is added outside the root"
 
 
@@ -221,6 +222,37 @@ def test_a_single_number_tells_no_rows() -> None:
     asked = rows(300, 1, graded=True)
     found = changed_gradients(asked, bias=lambda gradient: gradient * 0.7 + 1)
     assert not [name for name in known(found, "gradient of bias", np.inf) if "rows" in name]
+
+
+def test_what_explains_an_error_leaves_little_of_it() -> None:
+    """Where the bound is half of the error, sums of other rows lie within it, too."""
+    asked = rows(21, 6, graded=True)
+    bar = asked.cotangents["output"].astype(float)
+    found = changed_gradients(asked, bias=lambda gradient: bar[:18].sum(0))
+    name = "gradient of bias"
+    error = np.abs(found.answer(name) - found.right(name))
+    wide = replace(found, bounds=found.bounds | {name: np.full(6, error.max() / 2)})
+    assert list(known(wide, name, np.inf)) == list(known(found, name, np.inf))
+    assert f"{name} comes from the first 18 rows only" in list(known(wide, name, np.inf))
+
+
+HINT = f"{AT_MOST} gradients added up over rows in bfloat16 would make them"
+ROW_BY_ROW = "gradient of bias is added up row by row in bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("small", "before", "told"),
+    [((HINT,), (ROW_BY_ROW,), (ROW_BY_ROW,)), ((ROW_BY_ROW,), (HINT,), (HINT,)), ((ROW_BY_ROW,), ("another",), ())],
+)
+def test_a_hint_gives_way_to_the_larger_case(
+    small: tuple[str, ...], before: tuple[str, ...], told: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answers = rows(3, 2, graded=True), iter([small, before])
+    monkeypatch.setattr("conformance.diagnosis.naming.asked", lambda *given: next(answers))
+    wrong = next(f for f in changed_gradients(asked, bias=lambda g: g + 1).findings if f.ratio > 1)
+    violation = Violation("NORM-6", "a subject", wrong, "a probe", AGREEMENT, asked, uncut=asked)
+    runner = Runner(Target(reference_numpy.layer_norm, "layer_norm").make())
+    assert diagnosis(violation, runner) == told
 
 
 @pytest.mark.parametrize("tile", [1, 16])
@@ -356,7 +388,6 @@ def test_backward_passes_of_networks_have_names() -> None:
     wide = {name: array.astype(float) for name, array in asked.inputs.items()}
     bar, before = asked.cotangents["output"].astype(float), wide["x"] @ wide["inner.weight"] + wide["inner.bias"]
     before_bar = bar @ wide["outer.weight"].T * gelu_tanh_slope(before)
-    assert gelu_tanh(before).shape == before.shape
     changes = {
         "x": before_bar @ wide["inner.weight"].T,
         "inner.weight": wide["x"].T @ before_bar,
