@@ -220,7 +220,10 @@ def matching(failing: Failing, name: str, mistakes: Iterable[Mistake], until: fl
 
 
 def same(failing: Failing, name: str, arrays: Arrays, bounds: Bounds) -> bool:
-    """Where the output is wrong it decides alone; else every result must be the mistake's."""
+    """Where the output is wrong it decides alone; else every result must be the mistake's. Only 0 explains zeros."""
+    got = failing.got[name]
+    if not np.any(got) and np.any(arrays[name].astype(got.dtype)):
+        return False
     return all(
         agrees(failing, n, arrays[n], bounds[n]) for n in arrays if n == name or (name != "output" and n in failing.got)
     )

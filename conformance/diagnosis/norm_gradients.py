@@ -93,20 +93,17 @@ def x_gradients(failing: Failing) -> Iterator[tuple[str, np.ndarray]]:
     yield "the weight counts twice in the gradient of x", of_x(b, b.weighted * rows.weight, centred)
     yield "the gradient of x is not divided by the deviation", of_x(b, mean=centred) / b.inverse
     yield "the gradient of x is divided by the deviation twice", of_x(b, mean=centred) * b.inverse
-    for filled, m in padded_widths(N):
+    by = {f"the padded width {filled}": m for filled, m in padded_widths(N)} | ({"n - 1": N - 1} if N > 1 else {})
+    for divisor, m in by.items():
         for words, mean, projection in (
             ("the means", centred * N / m, N / m),
             ("the mean of the gradient", N / m, 1.0),
             ("the mean of gradient times normalised row", centred, N / m),
         ):
             if centred or words != "the mean of the gradient":
-                told = f"in the backward pass {words} over a row are divided by the padded width"
-                told = told.replace(" are ", " is ") if words != "the means" else told
-                yield f"{told} {filled}", of_x(b, None, mean, projection)
-    if N > 1:
-        fewer = N / (N - 1)
-        words = "in the backward pass the means over a row are divided by n - 1"
-        yield words, of_x(b, None, centred * fewer, fewer)
+                verb = "are" if words == "the means" else "is"
+                told = f"in the backward pass {words} over a row {verb} divided by {divisor}"
+                yield told, of_x(b, None, mean, projection)
     for block in CHUNKS:
         if block < N:
             words = f"in the backward pass means run over a block of a row (blocks of {block} columns)"

@@ -141,6 +141,8 @@ STATISTICS: list[tuple[str, Statistic]] = [
     ("the mean is not subtracted from x, only in the variance", lambda r: (0.0, root(variance(r.x), r.eps))),
     ("the mean is subtracted", lambda r: (average(r.x), root(variance(r.x), r.eps))),
     ("eps is left out", lambda r: (middle(r), np.sqrt(r.square))),
+    ("eps is added twice", lambda r: (middle(r), root(r.square, 2 * r.eps))),
+    ("all rows have the mean of their variances", lambda r: (middle(r), root(np.mean(r.square), r.eps) + 0 * r.square)),
     ("eps is squared", lambda r: (middle(r), root(r.square, r.eps**2))),
     ("eps is the least variance, and not added", lambda r: (middle(r), np.sqrt(np.maximum(r.square, r.eps)))),
     ("eps is the least deviation, and not added", lambda r: (middle(r), np.maximum(np.sqrt(r.square), r.eps))),
@@ -185,6 +187,8 @@ def in_blocks(n: int, centred: bool) -> Statistics:
     """Of rows of n elements that are filled up, or taken block by block; of rows that are taken together."""
     for filled, m in padded_widths(n):
         yield from padded_to(filled, m, centred)
+    if not centred and n > 1:
+        yield "the squares are divided by n - 1", lambda r: (0.0, root(r.square * n / (n - 1), r.eps))
     for block in WHOLE_BLOCKS:
         if block < n and n % block:
             yield f"the last block overlaps the one before, and what both hold counts twice {told(block)}", twice(block)
@@ -466,6 +470,44 @@ def squares_added_narrowly(failing: Failing) -> dict[str, Any] | None:
     return as_output(failing, middle(rows), root(total / rows.x.shape[-1], rows.eps))
 
 
+def bias_before_weight(failing: Failing) -> dict[str, Any] | None:
+    rows = rows_of(failing.case)
+    more = (rows.bias * (rows.weight - 1)).reshape(failing.case.inputs["weight"].shape)
+    return {"output": failing.right("output") + more} if "bias" in failing.case.inputs else None
+
+
+def in_form(form: str) -> Iterator[Mistake]:
+    """Of norms in float32 or float64, parts of which are rounded to 16 bits."""
+
+    def rounded(name: str, statistic: Statistic, form_of_row: str = "") -> Mistake:
+        def results(failing: Failing) -> dict[str, Any] | None:
+            if failing.case.dtype in HALF or failing.case.operation == "standard_deviation_norm":
+                return None
+            rows = rows_of(failing.case)
+            shift, divisor = statistic(rows)
+            normal = (rows.x - shift) / divisor
+            normal = to_dtype(normal, form_of_row) if form_of_row else normal
+            return {"output": (normal * rows.weight + rows.bias).reshape(failing.case.inputs["x"].shape)}
+
+        return resulting(f"{name} {form}", results, limits=close)
+
+    def narrow(array: Any) -> np.ndarray:
+        return to_dtype(np.asarray(array), form)
+
+    yield rounded("the normalised row is rounded to", lambda r: (middle(r), root(r.square, r.eps)), form)
+    yield rounded("the mean is rounded to", lambda r: with_mean(r, narrow(middle(r))))
+    yield rounded("the variance is rounded to", lambda r: (middle(r), root(narrow(r.square), r.eps)))
+    yield rounded("squares are rounded to", lambda r: (middle(r), root(average(narrow(r.deviation**2)), r.eps)))
+    yield rounded("x is rounded to", lambda r: in_another_x(r, narrow(r.x)))
+
+
+def in_another_x(r: Rows, x: np.ndarray) -> tuple[Any, Any]:
+    """What makes (x - shift) / divisor the normalised row of another x."""
+    centred = np.any(middle(r))
+    shift = average(x) if centred else 0.0
+    return r.x - (x - shift), root(np.mean((x - shift) ** 2, -1, keepdims=True), r.eps)
+
+
 def within_a_rounding(name: str, results: Callable[[Failing], dict[str, Any] | None]) -> Mistake:
     """Each element within its own bound; a row may have been rounded the other way in one place of twenty."""
 
@@ -484,4 +526,7 @@ NORM_MISTAKES += [
     within_a_rounding("squares are rounded to the inputs' 16 bits", rounded_squares),
     within_a_rounding("the mean's sum is added up in the inputs' 16 bits", mean_added_narrowly),
     within_a_rounding("squares are added up in the inputs' 16 bits", squares_added_narrowly),
+    resulting("the bias is added before the weight is multiplied", bias_before_weight, limits=close),
+    *in_form("float16"),
+    *in_form("bfloat16"),
 ]

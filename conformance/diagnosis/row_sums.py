@@ -157,9 +157,16 @@ def last_row_again(
 def added_narrowly(failing: Failing, name: str, of: RowSum) -> Iterator[Mistake]:
     """In 16 bits: row by row, or a tile of rows after the other."""
     got = failing.got[name]
-    dtype = str(got.dtype)
-    if dtype not in HALF:
-        return
+    wide = str(got.dtype) not in HALF
+    for dtype in HALF if wide else (str(got.dtype),):
+        if wide:
+            yield giving(f"{name} is rounded to {dtype}", name, to_dtype(failing.right(name), dtype), limits=closest)
+        yield from added_in(failing, name, of, dtype)
+
+
+def added_in(failing: Failing, name: str, of: RowSum, dtype: str) -> Iterator[Mistake]:
+    got = failing.got[name]
+    strict = str(got.dtype) == dtype
     for tile in TILES:
         if not 1 < -(-of.rows // tile) * got.size <= ADDITIONS or tile >= of.rows:
             continue
@@ -167,7 +174,7 @@ def added_narrowly(failing: Failing, name: str, of: RowSum) -> Iterator[Mistake]
         for start in range(0, of.rows, tile):
             total = to_dtype(total + to_dtype(of.part(slice(start, start + tile)), dtype), dtype)
         how = "row by row" if tile == 1 else f"tile by tile (blocks of {tile} rows)"
-        yield giving(f"{name} is added up in {dtype}, {how}", name, total, strict=True)
+        yield giving(f"{name} is added up in {dtype}, {how}", name, total, strict, closest)
 
 
 def added_in_16_bits(failing: Failing, sums: dict[str, RowSum]) -> bool:

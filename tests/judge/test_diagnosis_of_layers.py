@@ -107,6 +107,14 @@ NORMS: list[tuple[str, Function, Case]] = [
      rows(2, 21)),
     ("a block's first row has the statistics of all its rows (blocks of 4 rows)",
      by(lambda x, e: (center(x)[np.arange(len(x)) // 4 * 4], spread(x)[np.arange(len(x)) // 4 * 4] + e)), rows(7, 9)),
+    ("all rows have the mean of their variances", by(lambda x, e: (center(x), spread(x).mean() + e)), rows(5, 9)),
+    ("eps is added twice", by(lambda x, e: (center(x), spread(x) + 2 * e)), rows(5, 9, size=0.01)),
+    ("the mean is rounded to bfloat16",
+     by(lambda x, e: with_mean(x, to_dtype(center(x), "bfloat16"), e)), rows(5, 30, loc=3.0)),
+    ("the normalised row is rounded to float16",
+     by(lambda x, e: (center(x), spread(x) + e), lambda row: to_dtype(row, "float16")), rows(5, 30)),
+    ("columns past the first 8 get the answer of the one before",
+     lambda *given, **eps: reference_numpy.layer_norm(*given, **eps)[:, [*range(8), 7]], rows(5, 9)),
     ("the mean's sum is added up in the inputs' 16 bits", in_bfloat16, rows(3, 60, dtype="bfloat16", loc=1.0)),
     ("columns past the last whole block take no part in mean and variance (blocks of 4 columns)",
      whole_blocks(4, 32), rows(1, 33)),
@@ -120,6 +128,10 @@ NORMS: list[tuple[str, Function, Case]] = [
     ("a row is read on into the next one (a row is filled up to a multiple of 8)", next_row, rows(3, 19)),
     ("squares overflow, as they are taken in float16", squares_in_16_bits, rows(2, 12, size=200.0, dtype="float16")),
 ]  # fmt: skip
+
+
+def with_mean(x: Any, mean: Any, eps: float) -> Any:
+    return mean, ((x - mean) ** 2).mean(-1, keepdims=True) + eps
 
 
 def whole_sums(x: Any, N: int, eps: float) -> Any:
@@ -253,6 +265,23 @@ def test_a_hint_gives_way_to_the_larger_case(
     violation = Violation("NORM-6", "a subject", wrong, "a probe", AGREEMENT, asked, uncut=asked)
     runner = Runner(Target(reference_numpy.layer_norm, "layer_norm").make())
     assert diagnosis(violation, runner) == told
+
+
+def test_a_sum_over_rows_rounded_to_16_bits_has_a_name() -> None:
+    asked = rows(7, 6, graded=True)
+    found = changed_gradients(asked, bias=lambda gradient: to_dtype(gradient, "bfloat16"))
+    assert next(known(found, "gradient of bias", np.inf)) == "gradient of bias is rounded to bfloat16"
+
+
+def test_only_0_explains_zeros() -> None:
+    """A row divided by its variance of 2^80 is all but 0, and not 0."""
+
+    def layer_norm(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
+        return np.zeros_like(x)
+
+    asked = rows(3, 8, size=2.0**40)
+    inputs = {name: asked.inputs[name] for name in ("x", "weight")}
+    assert "the root is not taken" not in told(layer_norm, replace(asked, inputs=inputs))
 
 
 @pytest.mark.parametrize("tile", [1, 16])
@@ -461,6 +490,17 @@ def test_a_root_in_16_bits_has_a_name() -> None:
 
     asked = replace(lookup(REPEATED, width=23, dtype="bfloat16"), cotangents={}, options={"scaled": True})
     assert told(embedding, asked) == ("sqrt(E) is rounded to the dtype of the table",)
+
+
+def test_one_position_too_early_is_no_offset_that_is_ignored() -> None:
+    """The smallest case has an offset of 1."""
+
+    def learned_positions(table: Any, length: int, *, offset: int = 0) -> Any:
+        return table[max(offset - 1, 0) :][:length]
+
+    table = {"table": np.random.default_rng(0).normal(size=(3, 2)).astype("float32")}
+    asked = Case("learned_positions", "float32", table, {"length": 1, "offset": 1})
+    assert told(learned_positions, asked) == ("rows are read from one position too early",)
 
 
 def test_ids_in_16_bits_have_a_name() -> None:
