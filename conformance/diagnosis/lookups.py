@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.case import Case
-from conformance.diagnosis.matching import Arrays, Failing, Mistake, giving, instead, resulting
+from conformance.diagnosis.extents import roundest
+from conformance.diagnosis.matching import Arrays, Failing, Mistake, close, giving, instead, resulting
 from conformance.diagnosis.row_sums import RowSum, to_dtype, wrongly_counted
 from specification.dtypes import HALF
 
 NAME = "gradient of table"
+FEW = 64
+"""Rows that are looked for in the table."""
 
 
 def ids_of(case: Case) -> np.ndarray:
@@ -68,8 +71,6 @@ READ_OTHERWISE: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "ids are kept in 16 bits with a sign": wrapped(16, True),
     "ids are kept in 8 bits": wrapped(8, False),
     "ids are kept in 8 bits with a sign": wrapped(8, True),
-    "ids are cut off at 65535": lambda ids, rows: np.minimum(ids, 65535),
-    "ids are cut off at 32767": lambda ids, rows: np.minimum(ids, 32767),
     "ids are rounded to float16": lambda ids, rows: to_dtype(ids, "float16"),
     "ids are rounded to bfloat16": lambda ids, rows: to_dtype(ids, "bfloat16"),
     "64-bit ids are read as 32-bit ones": halves,
@@ -98,6 +99,7 @@ def measured(failing: Failing, name: str) -> Iterator[Mistake]:
     """Mistakes in one result, with numbers that the answers tell."""
     if name == "output":
         yield from unread(failing)
+        yield from read_elsewhere(failing)
     elif name == NAME:
         yield from without_gradient(failing)
         yield from counted_once(failing)
@@ -106,20 +108,46 @@ def measured(failing: Failing, name: str) -> Iterator[Mistake]:
         yield from added_up_in_16_bits(failing)
 
 
+def boundary(wrong: np.ndarray, right: np.ndarray) -> int:
+    """The number from which on rows are wrong: the largest power of two that it may be, or else the roundest number."""
+    first = int(wrong.min())
+    least, power = int(right[right < first].max(initial=-1)) + 1, 1 << max(first.bit_length() - 1, 0)
+    return power if least <= power <= first else roundest(np.arange(least, first + 1))[0]
+
+
 def unread(failing: Failing) -> Iterator[Mistake]:
     """Rows of the table from one on are read as 0."""
-    ids = ids_of(failing.case)
-    width = failing.case.inputs["table"].shape[1]
-    off = failing.off("output").reshape(-1, width).any(axis=1)
-    if not ids.size or not off.any():
+    ids, right = ids_of(failing.case), failing.right("output")
+    off = failing.off("output").reshape(len(ids), -1).any(axis=1)
+    if not off.any():
         return
-    n = int(ids[off].min())
-    right = failing.right("output").reshape(-1, width)
+    n, row = boundary(ids[off], ids[~off]), int(ids[off].min())
     for words, missing in (
         (f"rows of the table past the first {n} are read as 0", ids >= n),
-        (f"row {n} of the table is read as 0", ids == n),
+        (f"row {row} of the table is read as 0", ids == row),
     ):
-        yield giving(words, "output", np.where(missing[:, None], 0, right).reshape(failing.right("output").shape))
+        yield giving(words, "output", np.where(missing[:, None], 0, right.reshape(len(ids), -1)).reshape(right.shape))
+
+
+def read_elsewhere(failing: Failing) -> Iterator[Mistake]:
+    """Ids or positions that are cut off, or begin anew: which rows are read is told by the answers."""
+    case, ids, things = failing.case, ids_of(failing.case), "ids" if "ids" in failing.case.inputs else "positions"
+    table = case.inputs["table"].astype(float) * (
+        np.sqrt(case.inputs["table"].shape[1]) if case.options.get("scaled") else 1
+    )
+    got = failing.answer("output").reshape(len(ids), -1)
+    wrong = np.flatnonzero(failing.off("output").reshape(got.shape).any(axis=1))[:FEW]
+    limits = close(failing, "output", failing.answer("output")).reshape(got.shape)
+    read = [np.flatnonzero((np.abs(table - got[i]) <= limits[i]).all(axis=1)) for i in wrong]
+    if not read or any(len(rows) != 1 for rows in read):
+        return
+    rows = np.concatenate(read)
+    distance = int(np.gcd.reduce(ids[wrong] - rows))
+    others = {f"{things} are cut off at {rows[0]}": np.minimum(ids, rows[0])}
+    if distance > rows.max() and distance not in (2**8, 2**16):  # `wrapped`
+        others[f"{things} are taken modulo {distance}"] = ids % distance
+    for words, other in others.items():
+        yield giving(words, "output", table[other].reshape(failing.right("output").shape))
 
 
 # --- which rows get a gradient ----------------------------------------------------------------------------------------
@@ -136,7 +164,8 @@ def without_gradient(failing: Failing) -> Iterator[Mistake]:
     if first == last:
         found = {"the gradient of the last row of the table stays 0": rows == last} | found
     elif first > 0:
-        found[f"gradients of rows of the table past the first {first} stay 0"] = rows >= first
+        n = boundary(wrong, rows[right.any(axis=1) & ~off])
+        found[f"gradients of rows of the table past the first {n} stay 0"] = rows >= n
     for words, missing in found.items():
         yield giving(words, NAME, np.where(missing[:, None], 0, right))
 

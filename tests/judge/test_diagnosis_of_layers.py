@@ -492,6 +492,30 @@ def test_a_root_in_16_bits_has_a_name() -> None:
     assert told(embedding, asked) == ("sqrt(E) is rounded to the dtype of the table",)
 
 
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("ids are cut off at 31", lambda ids: np.minimum(ids, 31)),
+        ("ids are taken modulo 32", lambda ids: ids % 32),
+    ],
+)
+def test_ids_taken_for_others_have_names(name: str, read: Callable[[Any], Any]) -> None:
+    def embedding(table: Any, ids: Any, *, scaled: bool = False) -> Any:
+        return table[read(ids)]
+
+    asked = replace(lookup([2, 40, 3, 35, 33, 5], rows=45), cotangents={})
+    assert told(embedding, asked) == (name,)
+
+
+def test_gradients_of_rows_past_some_have_a_name() -> None:
+    """Which is a round number, though no row is read from there on until later."""
+    change = lambda g: np.where(np.arange(45)[:, None] >= 32, 0, g)  # noqa: E731
+    name = "gradients of rows of the table past the first 32 stay 0"
+    assert name in list(
+        known(changed_gradients(lookup([2, 40, 3, 35, 5], rows=45), table=change), "gradient of table", np.inf)
+    )
+
+
 def test_one_position_too_early_is_no_offset_that_is_ignored() -> None:
     """The smallest case has an offset of 1."""
 
