@@ -178,9 +178,9 @@ def measured(failing: Failing, name: str) -> Iterator[Mistake]:
     if name == "gradient of x":
         for words, array in of_first_columns(failing, name, n.before_bar(bar), n.inner.T, 0.0, "inside"):
             yield giving(f"{words} in the {name}", name, array.reshape(shape))
-    yield from backward_mistakes(failing, n, bar)
-    if name != "gradient of x":
+    else:
         yield from row_sum_mistakes(failing, name, row_sums(failing)[name])
+    yield from backward_mistakes(failing, n, bar)
 
 
 def of_first_columns(

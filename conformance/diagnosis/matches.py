@@ -103,13 +103,13 @@ def attention_mistakes(failing: Failing) -> Iterator[Any]:
 
 
 def recorded(failing: Failing, name: str) -> Iterator[Mistake]:
-    """Those in the record of the operation."""
+    """Those in the record of the operation. Of a gradient first those with numbers, which are found sooner."""
     record = operation_named(failing.case.operation)
-    yield from record.mistakes
-    if name != "output":
-        yield from map(backwards, record.mistakes)
-    if record.measured is not None:
-        yield from record.measured(failing, name)
+    measured = iter(()) if record.measured is None else record.measured(failing, name)
+    if name == "output":
+        yield from chain(record.mistakes, measured)
+    else:
+        yield from chain(measured, record.mistakes, map(backwards, record.mistakes))
 
 
 def vague(failing: Failing, name: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ from conformance.diagnosis.matching import BACKWARD_ONLY, MOST, kind
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.diagnosis.precision import AT_MOST
 from conformance.runner.in_process import Runner
+from conformance.runner.shrinking import call
 
 PARAMETER = re.compile(r" \((blocks of \d+ (keys|rows|columns)|a row is filled up to [^)]*|-?[.e\d][-+.e\d]*)\)$")
 """In which mistakes of one family differ."""
@@ -49,14 +50,24 @@ def diagnosis(violation: Violation, runner: Runner) -> tuple[str, ...]:
     names = tuple(line for line in found if not line.startswith(WRONG_IN))
     if violation.uncut is not None:
         before = tuple(n for n in asked(violation, violation.uncut, runner) if not n.startswith(WRONG_IN))
-        vague = any(all(name.startswith(AT_MOST) for name in several) for several in (names, before))
-        names = explaining(names, before) or (tuple(n for n in before if may_hold(n, violation)) if vague else ())
+        names = explaining(names, before) or tuple(n for n in replacing(names, before) if may_hold(n, violation))
     return (*in_families(names), *(line for line in found if line.startswith(WRONG_IN)))
 
 
+def replacing(names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the larger case where the smaller one has none, or one of the two has no more than hints."""
+    vague = any(all(name.startswith(AT_MOST) for name in several) for several in (names, before))
+    return before if vague else ()
+
+
 def may_hold(name: str, violation: Violation) -> bool:
-    """Whether the case that is shown may be wrong in this way, too: not by a gradient, nor past its last key."""
+    """Whether the case that is shown may be wrong in this way, too.
+
+    Not by a gradient, nor past its last key, nor by roundings of another dtype.
+    """
     if violation.finding.name == "output" and name.startswith("gradient of"):
+        return False
+    if name.startswith(AT_MOST) and call(violation.uncut).dtype != violation.case.dtype:
         return False
     extent = EXTENT.search(name)
     sizes = [size for array in violation.case.inputs.values() for size in array.shape]
