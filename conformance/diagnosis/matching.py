@@ -179,9 +179,13 @@ def closest(failing: Failing, name: str, array: np.ndarray) -> np.ndarray:
 
 
 def explained(failing: Failing, name: str, array: np.ndarray, left: float) -> np.ndarray:
-    """left: the part of the subject's largest error that a mistake may leave, beside two roundings of its own."""
-    errors = np.abs(failing.answer(name) - failing.right(name))
-    return left * np.max(errors, initial=0, where=np.isfinite(errors)) + 2 * rounding_of(failing, name, array)
+    """Two roundings of a mistake's answer, and some of what is explained.
+
+    left: the part that may be left of the subject's largest error, or of its largest number where that is less.
+    """
+    got = failing.answer(name)
+    error, size = (np.max(np.abs(a), initial=0, where=np.isfinite(a)) for a in (got - failing.right(name), got))
+    return left * min(error, size) + 2 * rounding_of(failing, name, array)
 
 
 def rounding_of(failing: Failing, name: str, array: np.ndarray) -> np.ndarray:

@@ -75,9 +75,17 @@ def may_hold(name: str, violation: Violation) -> bool:
 
 
 def explaining(names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...]:
-    """Of the names that explain the case that is shown, those that explain the one before it was cut down too."""
-    known = set(map(kind, before))
-    return tuple(name for name in names if kind(name) in known)
+    """Of the names that explain the case that is shown, those that explain the one before it was cut down too.
+
+    Without its parameter where that comes from a size in which the two differ.
+    """
+    known, families = set(map(kind, before)), set(map(family, before))
+    both = tuple(name for name in names if kind(name) in known)
+    return both or tuple(dict.fromkeys(family(name) for name in names if family(name) in families))
+
+
+def family(name: str) -> str:
+    return PARAMETER.sub("", name)
 
 
 def in_families(names: Iterable[str]) -> tuple[str, ...]:
@@ -89,7 +97,7 @@ def in_families(names: Iterable[str]) -> tuple[str, ...]:
         for name in names
         if name.removeprefix(BACKWARD_ONLY) == name or name.removeprefix(BACKWARD_ONLY) not in names
     ):
-        families.setdefault(PARAMETER.sub("", name), []).append(name)
+        families.setdefault(family(name), []).append(name)
     return tuple(members[0] if len(members) == 1 else family for family, members in families.items())
 
 

@@ -169,6 +169,7 @@ def test_names_of_the_larger_case_alone_are_not_printed() -> None:
     eight, sixteen = "padding counts (blocks of 8 keys)", "padding counts (blocks of 16 keys)"
     assert explaining(("bias is ignored",), (eight,)) == ()
     assert explaining((eight, sixteen), (sixteen, "bias is ignored")) == (sixteen,)
+    assert explaining((eight, "bias is ignored"), (sixteen,)) == ("padding counts",)
     assert explaining(("the scale is 1.001 times what it must be",), ("the scale is 1.002 times what it must be",))
     assert in_families((eight, sixteen, "bias is ignored")) == ("padding counts", "bias is ignored")
     assert in_families((sixteen,)) == (sixteen,)
