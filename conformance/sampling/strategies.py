@@ -409,9 +409,14 @@ def cotangent(
     return array
 
 
-def over_rows(draw: st.DrawFn, d: Draw, shape: tuple[int, ...]) -> np.ndarray:
-    """What gradients start from that are summed over rows; the bound of their sum grows with the number of rows."""
-    return cotangent(draw, d, shape, 0, height=max(100.0, shape[0] / 64))
+def over_rows(draw: st.DrawFn, d: Draw, shape: tuple[int, ...], trailing: int = 1) -> np.ndarray:
+    """What gradients start from that are summed over rows; the bound of their sum grows with the number of rows.
+
+    trailing: axes that make up one row.
+    """
+    count = prod(shape[:-trailing])
+    rows = cotangent(draw, d, (count, *shape[-trailing:]), 0, height=max(100.0, count / 32))
+    return rows.reshape(shape)
 
 
 def edges(length: int, d: Draw) -> list[int]:
@@ -677,7 +682,7 @@ def norm_cases(
         usual = [eps for eps in EPSILONS if shape[-1] <= MANY_KEYS or eps <= scale**2]
         options["eps"] = draw(st.sampled_from(epsilons or usual))
     options = without_lacking(operation, options, declaration)
-    cotangents = wanted({"output": over_rows(draw, d, shape)}, declaration) if gradients else {}
+    cotangents = wanted({"output": over_rows(draw, d, shape, axes)}, declaration) if gradients else {}
     return with_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
 
 

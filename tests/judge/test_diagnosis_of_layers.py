@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import reference_numpy
+from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.results import Violation
@@ -22,6 +24,8 @@ from conformance.diagnosis.row_sums import to_dtype
 from conformance.oracle.reference import oracle
 from conformance.runner.dimensions import sizes_of
 from conformance.runner.in_process import Runner
+from conformance.sampling.draws import of_seed
+from conformance.sampling.strategies import norm_cases
 from conformance.subjects.targets import Target
 from reference_numpy.feed_forward_vjp import gelu_tanh_slope
 from specification import FeedForward, Linear
@@ -550,3 +554,15 @@ def test_a_padding_row_is_told_from_the_first_row_where_the_table_has_one_row() 
     (wrong,) = [finding for finding in runner(AGREEMENT, asked, AGREEMENT.prepare(asked)) if finding.ratio > 1]
     found = diagnosis(Violation("EMB-1", "a subject", wrong, "a probe", AGREEMENT, asked), runner)
     assert found[0] == "the gradient of row 0 of the table stays 0"
+
+
+def test_the_last_row_of_65537_shows_in_a_sum_over_rows() -> None:
+    """In one draw of six at least: some have no cotangent there."""
+    plan = partial(norm_cases, "rms_norm", plans=(((65537, 1), 1),), dtypes=("float32",), focus=("gradients",))
+    shown = []
+    for seed in range(6):
+        [case] = of_seed(plan(), seed, False)
+        x, bar = (array.astype(float).ravel() for array in (case.inputs["x"], case.cotangents["output"]))
+        lost = abs(bar[-1] * x[-1]) / np.sqrt(x[-1] ** 2 + case.options["eps"])
+        shown.append(lost > bound(case)["gradient of weight"][0])
+    assert any(shown)

@@ -321,7 +321,7 @@ LAYER = (
         ),
     ),
     *each(
-        (256, 2048, 32768, 65535),
+        (256, 2048, 32768),
         lambda n: norm(
             "NORM-6",
             f"rows past {n} lost in the weight's gradient",
