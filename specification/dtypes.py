@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
+HALF = ("float16", "bfloat16")
 INTEGER = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 BOOLEAN = ("bool",)
 LARGEST = {"float32": 3.4028234663852886e38, "float64": 1.7976931348623157e308}

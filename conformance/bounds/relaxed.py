@@ -13,8 +13,7 @@ from dataclasses import replace
 from conformance.bounds.operations import Bounds, bound, merged_bound
 from conformance.cases.case import Case
 from conformance.cases.operation import operation_named
-
-HALF = ("float16", "bfloat16")
+from specification.dtypes import HALF
 
 
 def weights_in_inputs(case: Case) -> Case | None:

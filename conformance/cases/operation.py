@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from conformance.checks.probe import Probe
     from conformance.checks.refusals import Numbers, Refusal
     from conformance.checks.state import Cases
-    from conformance.diagnosis.matching import Mistake
+    from conformance.diagnosis.matching import Failing, Mistake
+    from conformance.diagnosis.row_sums import RowSum
 
 Shape = tuple[int, ...]
 Histories = dict[str, "st.SearchStrategy[Cases]"]
@@ -83,7 +84,9 @@ class Operation:
     probes: all that tests its rules, but for what every operation has (`operations/common.py`).
     refusals: calls that must be refused.
     histories: several calls in a row, by what differs in them; `count`: so many of each at most.
-    mistakes: those that implementations are known to make, beside those of every masked operation and every norm.
+    mistakes: those that implementations are known to make, beside those of every masked operation.
+    measured: more of them in one result, by its name, with numbers that the answers tell.
+    row_sums: the gradients that are sums over rows, by name, for mistakes in which rows count and how they are added.
     """
 
     name: str
@@ -109,6 +112,8 @@ class Operation:
     least_width: int = 1
     relaxed: Callable[[Case], dict[str, np.ndarray]] | None = None
     mistakes: tuple[Mistake, ...] = field(default=())
+    measured: Callable[[Failing, str], Iterator[Mistake]] | None = None
+    row_sums: Callable[[Failing], dict[str, RowSum]] | None = None
 
 
 def operations() -> dict[str, Operation]:

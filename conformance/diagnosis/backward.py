@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from conformance.cases.case import expected_dtype
+from conformance.cases.operation import operation_named
 from conformance.checks.comparison import PRECISION
 from conformance.diagnosis.attention import CHANGES, Change
-from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, agrees, loose, told_from
+from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, agrees, explained, loose, told_from
 from conformance.diagnosis.steps import (
     Parts,
     Steps,
@@ -368,7 +370,9 @@ def multiples(failing: Failing, name: str) -> Iterator[str]:
     digits = PRECISION[expected_dtype(name, failing.case)][0]
     if abs(factor - 1) < 8 * 2.0**-digits:
         return
-    bounds = failing.bounds[name] * max(1.0, abs(factor))
+    bounds = np.minimum(
+        failing.bounds[name] * max(1.0, abs(factor)), explained(failing, name, expected * factor, 1 / 32)
+    )
     if not agrees(failing, name, expected * factor, bounds):
         return
     named = [words for words, number in numbers_of(failing) if abs(factor / number - 1) < 2.0 ** (3 - digits)]
@@ -400,6 +404,12 @@ def numbers_of(failing: Failing) -> Iterator[tuple[str, float]]:
             yield "the query heads of a group are averaged", G / H
         if inputs["query"].shape[0] > 1:
             yield "divided by the batch size", 1 / inputs["query"].shape[0]
+    elif operation_named(failing.case.operation).row_sums is not None and failing.case.cotangents:
+        yield "the rows are averaged", 1 / max(math.prod(failing.bar.shape[:-1]), 1)
+    if failing.case.options.get("scaled"):
+        width = failing.case.inputs["table"].shape[1]
+        yield "sqrt(E) is left out", width**-0.5
+        yield "sqrt(E) is taken twice", width**0.5
     yield "ln 2", float(np.log(2))
     yield "log2(e)", float(1 / np.log(2))
     yield "the sign is lost", -1.0

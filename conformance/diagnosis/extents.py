@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
 
+from conformance.cases.operation import operation_named
 from conformance.diagnosis.attention import power_of_two, stepped
 from conformance.diagnosis.matching import Failing, Mistake, giving, loose, worst_row
 from conformance.diagnosis.steps import Steps, divided, exponentials_of, result
@@ -34,8 +36,37 @@ def of_steps(name: str, steps: Steps) -> Mistake:
 
 
 def roundest(numbers: np.ndarray) -> list[int]:
-    """Powers of two first, then sums of two powers, and so on. Of thousands of keys some match by chance."""
-    return sorted((int(n) for n in numbers), key=lambda n: (n.bit_count(), n))[:FEW]
+    """Powers of two and one less first, then sums of two powers, and so on. Of thousands some match by chance."""
+    return sorted((int(n) for n in numbers), key=lambda n: (min(n.bit_count(), (n + 1).bit_count() + 1), n))[:FEW]
+
+
+WHOLE_BLOCKS = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+
+
+def likely(numbers: np.ndarray, size: int) -> list[int]:
+    """Those of the numbers that are whole blocks of the size, then the roundest."""
+    whole = [n for n in (size // block * block for block in WHOLE_BLOCKS) if n in numbers]
+    return list(dict.fromkeys([*whole, *roundest(numbers)]))
+
+
+def ends(words: str, n: int, size: int) -> Iterator[str]:
+    """The words for the first n columns; and for whole blocks, where these are so many."""
+    yield words.format(only=f"the first {n} columns", end=f"the first {n}")
+    for block in WHOLE_BLOCKS:
+        if n == size // block * block:
+            yield words.format(only="the whole blocks", end="the last whole block") + f" (blocks of {block} columns)"
+
+
+def without_bias(failing: Failing, name: str, bias: np.ndarray) -> Iterator[Mistake]:
+    """A bias of the output's columns that is added to the first of them only."""
+    right, size = failing.right("output"), bias.size
+    wrong = last_ones(failing.off("output").reshape(-1, size), 1)
+    for n in dict.fromkeys(size // block * block for block in WHOLE_BLOCKS) if wrong.size else ():
+        if 0 < n <= wrong[0]:
+            less = np.where(np.arange(size) < n, 0, bias)
+            output = (right.reshape(-1, size) - less).reshape(right.shape)
+            for words in ends(f"{name} is not added to columns past {{end}}", n, size):
+                yield giving(words, "output", output)
 
 
 def answering(failing: Failing, outputs: np.ndarray) -> np.ndarray:
@@ -248,7 +279,11 @@ AXES = {
     "gradient of sinks": ("heads",),
     "gradient of bias": ("batch elements", "heads", "queries", "keys"),
 }
-NORM_AXES = ("rows", "columns")
+TOGETHER = ("batch elements times heads", "")
+THINGS = {"rows": "rows", "vocabulary": "", "length": "positions"}
+"""What the axes of other operations hold, by their names in `cases/axes.py`; all others are columns."""
+REPEATED = ("heads", "key heads", "batch elements", TOGETHER[0], "rows", "columns")
+"""Of which those past the first ones may get the answers of others."""
 
 
 def axes_of(name: str, ndim: int) -> tuple[str, ...]:
@@ -256,57 +291,62 @@ def axes_of(name: str, ndim: int) -> tuple[str, ...]:
     return AXES.get(name, ())[-ndim:]
 
 
-def regions(failing: Failing, name: str, norm: bool = False) -> Iterator[str]:
+def laid_out(failing: Failing, name: str) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
+    """Shapes in which a result is looked at, and what each axis holds; nothing for an axis that tells nothing."""
+    case, shape = failing.case, failing.right(name).shape
+    record = operation_named(case.operation)
+    if case.operation == "attention" and name in AXES:
+        yield shape, axes_of(name, len(shape))
+        if name == "output" and min(shape[:2]) > 1:
+            yield (shape[0] * shape[1], math.prod(shape[2:])), TOGETHER
+    elif not record.masked:
+        axes = record.axes(case)[1].get("-> output" if name == "output" else name.removeprefix("gradient of "), ())
+        if len(axes) == len(shape):
+            kinds = [axis[0].rstrip(" 0123456789") for axis in axes]
+            groups = [
+                (kind, math.prod(n for k, n in zip(kinds, shape, strict=True) if k == kind))
+                for kind in dict.fromkeys(kinds)
+            ]
+            things = ("rows", "columns") if name.endswith(".weight") else (THINGS.get(k, "columns") for k, _ in groups)
+            yield tuple(size for _, size in groups), tuple(things)
+
+
+def last_ones(off: np.ndarray, axis: int) -> np.ndarray:
+    """The indices of an axis at which something is wrong."""
+    return np.flatnonzero(off.any(axis=tuple(i for i in range(off.ndim) if i != axis)))
+
+
+def regions(failing: Failing, name: str) -> Iterator[str]:
     """Elements past some index of one axis, all of them 0 or the same as at another index."""
-    right, got, off = failing.right(name), failing.answer(name), failing.off(name)
-    axes = axes_of(name, right.ndim)
-    if norm:
-        width = failing.case.inputs["weight"].size
-        right, got, off = (a.reshape(-1, width) for a in (right, got, off))
-        axes = NORM_AXES if "weight" not in name and "bias" not in name else ("", "columns")
-    for axis, things in enumerate(axes):
-        wrong = np.flatnonzero(off.any(axis=tuple(i for i in range(off.ndim) if i != axis)))
-        size = off.shape[axis]
-        if not things or not len(wrong) or wrong[0] == 0:
-            continue
-        n = int(wrong[0])
-        written = np.flatnonzero(got.any(axis=tuple(i for i in range(got.ndim) if i != axis)))
-        beside = "" if name == "output" else f" in the {name}"
-        if len(written) and written[-1] < n:
-            yield f"{things} past the first {roundest_between(int(written[-1]) + 1, n)} are 0{beside}"
-        if len(wrong) != size - n:
-            continue
-        after, last = np.take(got, wrong, axis), np.take(got, [n - 1], axis)
-        if not np.any(after):
-            continue
-        if (
-            n > 1
-            and things in ("heads", "key heads", "batch elements")
-            and np.array_equal(after, np.broadcast_to(last, after.shape))
-        ):
-            yield f"{things} past the first {n} get the answer of the one before{beside}"
-        elif (
-            things in ("heads", "batch elements")
-            and n > 1
-            and np.array_equal(after, np.take(got, (wrong - n) % n, axis))
-        ):
-            yield f"{things} past the first {n} get the answers of the first ones again{beside}"
+    for shape, axes in laid_out(failing, name):
+        got, off = failing.answer(name).reshape(shape), failing.off(name).reshape(shape)
+        for axis, things in enumerate(axes):
+            wrong = last_ones(off, axis)
+            if not things or not len(wrong) or wrong[0] == 0:
+                continue
+            n = int(wrong[0])
+            rest = np.arange(n, off.shape[axis])
+            after = np.take(got, rest, axis)
+            beside = "" if name == "output" else f" in the {name}"
+            written = last_ones(got != 0, axis)
+            if len(written) and written[-1] < n:
+                yield f"{things} past the first {roundest_between(int(written[-1]) + 1, n)} are 0{beside}"
+            if not np.any(after) or len(wrong) < len(rest) or things not in REPEATED:
+                continue
+            if n > 1 and np.array_equal(after, np.broadcast_to(np.take(got, [n - 1], axis), after.shape)):
+                yield f"{things} past the first {n} get the answer of the one before{beside}"
+            elif n > 1 and np.array_equal(after, np.take(got, (rest - n) % n, axis)):
+                yield f"{things} past the first {n} get the answers of the first ones again{beside}"
 
 
-def round_regions(failing: Failing, name: str, norm: bool = False) -> Iterator[str]:
+def round_regions(failing: Failing, name: str) -> Iterator[str]:
     """Where the wrong elements lie, if they begin at a round number and go to the end."""
-    off = failing.off(name)
-    axes = axes_of(name, off.ndim)
-    if norm:
-        off = off.reshape(-1, failing.case.inputs["weight"].size)
-        axes = NORM_AXES if off.shape[0] > 1 else ("", "columns")
-    for axis, things in enumerate(axes):
-        wrong = np.flatnonzero(off.any(axis=tuple(i for i in range(off.ndim) if i != axis)))
-        if (
-            things
-            and len(wrong)
-            and wrong[0] >= 16
-            and wrong[0] % 16 == 0
-            and 2 * len(wrong) > off.shape[axis] - wrong[0]
-        ):
-            yield f"only {things} past the first {int(wrong[0])} are wrong"
+    for shape, axes in laid_out(failing, name):
+        off = failing.off(name).reshape(shape)
+        for axis, things in enumerate(axes):
+            wrong = last_ones(off, axis)
+            if not things or not len(wrong):
+                continue
+            n = int(wrong[0])
+            if n >= 16 and n % 16 == 0 and 2 * len(wrong) > off.shape[axis] - n:
+                yield f"only {things} past the first {n} are wrong"

@@ -9,21 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.axes import HEADS, OFFSET
+from conformance.cases.axes import HEADS, OFFSET, Sizes
 from conformance.cases.case import Case
-from conformance.cases.features import is_norm
+from conformance.cases.operation import operation_named
 from conformance.diagnosis.attention import power_of_two
-from conformance.runner.dimensions import Part, sizes_of, taken
+from conformance.runner.dimensions import Part, layout_of, sizes_of, taken
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
 
 MULTIPLICATIONS = 2**21
-LEAST = 16
+LENGTH = 16
 """About as many queries or keys has a larger case at least."""
 IDS = (1, 2, 256, 257, 2048, 2049, 65537, 2**24, 2**24 + 1)
 """Ids of segments that narrow formats take for one."""
-NUMBERS = 2**18
-"""In all inputs of a case that is grown."""
+NUMBERS, SLOW_NUMBERS = 2**20, 2**13
+"""In all inputs of a larger case, at most; the second in float64, whose oracle is slow."""
+FAR = 4
+"""Standard deviations by which numbers lie apart from 0."""
+STANDING_OUT = 16
+"""In wider rows the last columns are larger, so that it shows where some of them take no part."""
 
 
 def ordinary(case: Case) -> Case | None:
@@ -34,15 +38,21 @@ def ordinary(case: Case) -> Case | None:
 
 
 def larger_cases(case: Case) -> Iterator[Case]:
-    """With more keys, of which every block size leaves another rest; with more queries, heads, batch elements, rows."""
-    if is_norm(case.operation):
+    """With more keys, of which every block size leaves another rest; with more queries, heads, batch elements, rows.
+
+    With wider rows.
+    """
+    record = operation_named(case.operation)
+    if record.norm:
         yield more_rows(case)
+    if record.measured is not None:
+        yield from wider(case)
     elif case.operation != "attention":
         yield from grown(case)
     if case.operation != "attention" or not case.inputs["value"].size:
         return
     B, H, G, Q, K = sizes(case)
-    queries, keys = (max(4 * power_of_two(n), LEAST) for n in (Q, K))
+    queries, keys = (max(4 * power_of_two(n), LENGTH) for n in (Q, K))
     wanted = [(B, H, G, Q, keys - 1), (B, H, G, Q, keys + 1), (B, H, G, queries - 1, K)]
     if B == 1:
         wanted.append((2, H, G, Q, K))
@@ -60,8 +70,90 @@ def grown(case: Case) -> Iterator[Case]:
     for names in ([name for name in every if name not in HEADS], *([name] for name in every)):
         parts = {name: Part(0, 2 * sizes_of(case)[name] + 1) for name in names}
         larger = taken(case, parts, np.random.default_rng(0))
-        if larger is not None and sum(array.size for array in larger.inputs.values()) <= NUMBERS:
+        if larger is not None and affordable(larger):
             yield larger
+
+
+def affordable(case: Case) -> bool:
+    return sum(array.size for array in case.inputs.values()) <= (SLOW_NUMBERS if case.dtype == "float64" else NUMBERS)
+
+
+LEAST = {"W": 8, "E": 5, "inner": 4, "output": 4, "vocabulary": 8, "length": 4, OFFSET: 3}
+"""Sizes that tell mistakes apart, of operations that work on rows."""
+ROWS = 24
+"""Of which ids occur several times."""
+OTHER_SIZES = (("W", 2, -1), ("W", 5, 1), ("E", 2, -1), ("inner", 2, -1), ("output", 2, -1), ("rows", 2, -1))
+"""Dimensions that grow: how many times the next power of two, and how much more.
+
+One less than a power of two leaves another rest for every block; one more than five of them lacks another number.
+"""
+
+
+def alike(case: Case) -> Iterator[Case]:
+    """The same call on other numbers: in the same sizes, in wider rows where they are narrow, and with more rows."""
+    sizes = layout_of(case).sizes
+    least = [LEAST.get(name.rstrip(" 0123456789"), 1) for name in sizes]
+    wide = {name: max(size, n) for (name, size), n in zip(sizes.items(), least, strict=True)}
+    many = {name: max(size, ROWS) if name.startswith("rows") else size for name, size in wide.items()}
+    for wanted in dict.fromkeys(tuple(s.items()) for s in (sizes, wide, many)):
+        other = in_sizes(case, dict(wanted))
+        if other is not None:
+            yield other
+
+
+def wider(case: Case) -> Iterator[Case]:
+    """In other sizes, each dimension by itself."""
+    sizes = layout_of(case).sizes
+    least = {n: max(size, LEAST.get(n, 1)) for n, size in sizes.items()}
+    for name, times, more in OTHER_SIZES:
+        if sizes.get(name, 0) > 2:
+            other = in_sizes(case, least | {name: times * power_of_two(sizes[name]) + more})
+            if other is not None:
+                yield other
+
+
+def in_sizes(case: Case, wanted: Sizes) -> Case | None:
+    """The same call in these sizes on other numbers; None where there is none, or it takes too long."""
+    larger = taken(case, {name: Part(0, size) for name, size in wanted.items()})
+    if larger is None or not affordable(larger):
+        return None
+    rng = np.random.default_rng(0)
+    inputs = {
+        n: drawn_ids(a, len(larger.inputs["table"]), rng) if n == "ids" else numbers_like(case.inputs[n], a.shape, rng)
+        for n, a in larger.inputs.items()
+    }
+    cotangents = {
+        n: last_rows_larger(numbers_like(case.cotangents[n], a.shape, rng)) for n, a in larger.cotangents.items()
+    }
+    return replace(larger, inputs=inputs, cotangents=cotangents, memory={})
+
+
+def numbers_like(array: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Normal numbers, as large as the array's, and as far from 0. The last ones of wide rows stand out."""
+    wide = array.astype(float)
+    size, mean, spread = (float(f(wide)) if wide.size else 0.0 for f in (root_mean_square, np.mean, np.std))
+    far = abs(mean) > FAR * spread > 0
+    numbers = rng.normal(size=shape) * (spread if far else 0.75 * size or 1.0)
+    if shape and shape[-1] > STANDING_OUT:
+        numbers = numbers * (1 + np.sqrt(shape[-1]) / np.arange(shape[-1], 0, -1) / 4)
+    return (numbers + mean * far).astype(array.dtype)
+
+
+def last_rows_larger(array: np.ndarray) -> np.ndarray:
+    """So that it shows in a sum over many rows where the last ones are missing."""
+    rows = array.reshape(-1, array.shape[-1])
+    factor = 1 + len(rows) / 64 / np.arange(len(rows), 0, -1)
+    return (rows * factor[:, None]).astype(array.dtype).reshape(array.shape)
+
+
+def root_mean_square(array: np.ndarray) -> Any:
+    return np.sqrt(np.mean(array**2))
+
+
+def drawn_ids(array: np.ndarray, rows: int, rng: np.random.Generator) -> np.ndarray:
+    """The first and the last row of the table and some others, several times."""
+    few = np.concatenate([[0, rows - 1], rng.integers(0, rows, max(array.size // 3, 1))])
+    return rng.permuted(np.resize(few, array.size)).reshape(array.shape).astype(array.dtype)
 
 
 def more_rows(case: Case) -> Case:

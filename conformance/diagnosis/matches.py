@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -13,18 +13,20 @@ from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name, result_names
 from conformance.cases.case import ORDER, Case
 from conformance.cases.expectations import Planted
-from conformance.cases.features import is_norm, within
+from conformance.cases.features import within
 from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import AGREEMENT, SPOILED_ROWS, TOWERING, TWIN
 from conformance.checks.check import Check, nothing
 from conformance.checks.comparison import Finding
 from conformance.checks.results import WRONG_IN
-from conformance.diagnosis import attention, backward, blocks, extents, multi_head, norms
-from conformance.diagnosis.larger import larger_cases, ordinary
-from conformance.diagnosis.matching import Failing, Mistake, kind, matching, told_from
+from conformance.diagnosis import attention, backward, blocks, extents, multi_head
+from conformance.diagnosis.larger import alike, larger_cases, ordinary
+from conformance.diagnosis.matching import Failing, Mistake, backwards, kind, matching, told_from
 from conformance.diagnosis.precision import AT_MOST, excused, scale_off, variance_off
 from conformance.diagnosis.precision import MISTAKES as ROUNDED
+from conformance.diagnosis.row_sums import added_in_16_bits
 from conformance.oracle.reference import oracle
+from conformance.runner.dimensions import layout_of
 from conformance.runner.shrinking import aligned, in_dtype
 from conformance.subjects.subject import Subject
 
@@ -62,11 +64,13 @@ def check_diagnosis(subject: Subject, material: tuple[Check[Any, Any], Any, Find
     if asked is not judged:  # a mistake need not be the same for both: a score of 0 stands apart only from far ones
         names = list(known(Failing(asked, given.got, given.truth, given.bounds), name, until))
     names += [other for other in names_of(subject, given, name, until) if other not in names]
+    if operation_named(asked.operation).measured is not None:
+        names = confirmed(subject, asked, name, names)
     if len(names) > 1:
         names = told_apart(subject, asked, name, names)
     names = names or of_larger(subject, asked, name)
     if not names:
-        names = list(chain(vague(given, name), hints(subject, given, name)))[:1]
+        names = list(islice(chain(vague(given, name), hints(subject, given, name)), 1))
     return [named(line) for line in (*names, *wrong_in(given.findings))]
 
 
@@ -99,28 +103,25 @@ def of_larger(subject: Subject, case: Case, name: str) -> list[str]:
 def known(failing: Failing, name: str, until: float) -> Iterator[str]:
     """Names of mistakes, the likeliest first."""
     case, of_attention = failing.case, failing.case.operation.startswith("attention")
-    record = operation_named(case.operation)
-    norm = record.norm
     with np.errstate(all="ignore"):
-        if case.operation == "attention" or norm:
-            yield from extents.regions(failing, name, norm)
+        yield from extents.regions(failing, name)
         mistakes: Iterator[Mistake]
         alone = name != "output" and len(failing.wrong) < 2
         if alone:
             yield from backward.multiples(failing, name)
-        if not of_attention and not norm:
+        if not of_attention:
             if case.operation == "multi_head_attention":
                 yield from multi_head.wrongly_added(failing, name)
-            mistakes = iter(record.mistakes)
+            mistakes = recorded(failing, name)
         elif name == "output":
-            mistakes = chain(*(norm_mistakes(failing) if norm else attention_mistakes(failing)))
+            mistakes = chain(*attention_mistakes(failing))
         else:
-            if of_attention and case.cotangents:
+            if case.cotangents:
                 yield from backward.wrongly_added(failing, name)
                 yield from backward.bias_mistakes(failing, name)
                 yield from backward.sink_gradients(failing, name)
                 yield from backward.of_some_rows(failing, name)
-            mistakes = norms.gradient_mistakes(failing, name) if norm else iter(backward.BACKWARD_MISTAKES)
+            mistakes = iter(backward.BACKWARD_MISTAKES)
         yield from matching(failing, name, mistakes, until)
         if not alone:  # a mistake that explains several results comes first
             yield from backward.multiples(failing, name)
@@ -138,9 +139,14 @@ def attention_mistakes(failing: Failing) -> Iterator[Any]:
     yield blocks.merges(failing)
 
 
-def norm_mistakes(failing: Failing) -> Iterator[Any]:
-    yield norms.NORM_MISTAKES
-    yield norms.extents(failing)
+def recorded(failing: Failing, name: str) -> Iterator[Mistake]:
+    """Those in the record of the operation. Of a gradient first those with numbers, which are found sooner."""
+    record = operation_named(failing.case.operation)
+    measured = iter(()) if record.measured is None else record.measured(failing, name)
+    if name == "output":
+        yield from chain(record.mistakes, measured)
+    else:
+        yield from chain(measured, record.mistakes, map(backwards, record.mistakes))
 
 
 def vague(failing: Failing, name: str) -> Iterator[str]:
@@ -151,18 +157,40 @@ def vague(failing: Failing, name: str) -> Iterator[str]:
 
 
 def hints(subject: Subject, failing: Failing, name: str) -> Iterator[str]:
+    """What the errors may come from. Whether float32 is right costs a call: it is asked last."""
+    case, row_sums = failing.case, operation_named(failing.case.operation).row_sums
     yield from variance_off(failing)
-    if failing.case.dtype != "float64" or right_in_float32(subject, failing.case):
-        yield from excused(failing)
-    norm = is_norm(failing.case.operation)
-    if failing.case.operation == "attention" or norm:
-        yield from extents.round_regions(failing, name, norm)
+    found = list(excused(failing))
+    if found and (case.dtype != "float64" or right_in_float32(subject, case)):
+        yield from found
+    narrow = name != "output" and row_sums is not None and added_in_16_bits(failing, row_sums(failing))
+    if narrow and right_in_float32(subject, case):
+        yield f"{AT_MOST} gradients added up over rows in {case.dtype} would make them"
+    yield from extents.round_regions(failing, name)
 
 
 def right_in_float32(subject: Subject, case: Case) -> bool:
     """Whether the same numbers in float32 are answered rightly: what is wrong there, too, is no float32 arithmetic."""
     failing = answered(subject, in_dtype("float32", subject.declaration)(case))
     return failing is None or not failing.wrong
+
+
+def confirmed(subject: Subject, case: Case, name: str, names: list[str]) -> list[str]:
+    """Those of the names that explain the answers to other numbers in the same sizes, too, where these are wrong.
+
+    Where the case is too small to tell mistakes apart, the name may be that of a larger one like it.
+    """
+    end = time.monotonic() + 3 * SECONDS
+    for other in alike(case):
+        failing = answered(subject, other) if time.monotonic() < end else None
+        if failing is None or name not in failing.wrong:
+            continue
+        there = list(known(failing, name, time.monotonic() + SECONDS))
+        both = [one for one in names if kind(one) in set(map(kind, there))]
+        if names and not both and layout_of(other).sizes == layout_of(case).sizes:
+            return []
+        names = both or there or names
+    return names
 
 
 def told_apart(subject: Subject, case: Case, name: str, names: list[str]) -> list[str]:

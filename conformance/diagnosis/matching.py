@@ -117,27 +117,55 @@ def instead(name: str, change: Callable[[Case], Case | None]) -> Mistake:
     return Mistake(name, answers)
 
 
+BACKWARD_ONLY = "in the backward pass only: "
+
+
+def only_backwards(failing: Failing, name: str, output: np.ndarray) -> str:
+    """The name of a mistake in gradients: of the backward pass alone where this output would be seen to be wrong."""
+    seen = told_from(failing.right("output"), output, 2 * failing.bounds["output"])
+    return f"{BACKWARD_ONLY}{name}" if seen else name
+
+
+def backwards(mistake: Mistake) -> Mistake:
+    """The same mistake in the backward pass alone."""
+
+    def answers(failing: Failing) -> tuple[Arrays, Bounds] | None:
+        found = mistake.answers(failing)
+        if found is None or "output" not in found[0] or len(found[0]) == 1:
+            return None
+        if only_backwards(failing, mistake.name, found[0]["output"]) == mistake.name:
+            return None
+        return {name: array for name, array in found[0].items() if name != "output"}, found[1]
+
+    return Mistake(f"{BACKWARD_ONLY}{mistake.name}", answers)
+
+
 def computed(name: str, output: Callable[[Case], Any]) -> Mistake:
     """The subject's output is what a formula gives in float64."""
     return resulting(name, lambda failing: {"output": output(failing.case)})
 
 
-def resulting(name: str, results: Callable[[Failing], dict[str, Any] | None], strict: bool = False) -> Mistake:
+Limits = Callable[["Failing", str, np.ndarray], np.ndarray]
+"""By how much the elements of a result may be off from a mistake's."""
+
+
+def resulting(
+    name: str, results: Callable[[Failing], dict[str, Any] | None], strict: bool = False, limits: Limits | None = None
+) -> Mistake:
     """Some of the subject's results are what formulas give in float64. strict: each within its own element's bound."""
 
     def answers(failing: Failing) -> tuple[Arrays, Bounds] | None:
         found = results(failing)
         if found is None or any(array is None for array in found.values()):
             return None
-        limits = failing.bounds if strict else {n: loose(failing, n, array) for n, array in found.items()}
-        return found, limits
+        return found, failing.bounds if strict else {n: (limits or loose)(failing, n, a) for n, a in found.items()}
 
     return Mistake(name, answers, of_digits=strict)
 
 
-def giving(name: str, of_result: str, array: np.ndarray, strict: bool = False) -> Mistake:
+def giving(name: str, of_result: str, array: np.ndarray, strict: bool = False, limits: Limits | None = None) -> Mistake:
     """One of the results is this array."""
-    return resulting(name, lambda failing: {of_result: array}, strict)
+    return resulting(name, lambda failing: {of_result: array}, strict, limits)
 
 
 def loose(failing: Failing, name: str, array: np.ndarray) -> np.ndarray:
@@ -145,11 +173,41 @@ def loose(failing: Failing, name: str, array: np.ndarray) -> np.ndarray:
 
     What is wrong may be larger than what is right, and in 16 bits the bound is little more than the rounding.
     """
+    return limits_from(failing, name, array, largest(failing.bounds[name]))
+
+
+def close(failing: Failing, name: str, array: np.ndarray, left: float = 0.25) -> np.ndarray:
+    """The same with each element's own bound, and no more than a rounding and a part of the subject's largest error.
+
+    For mistakes that do no more to one element than to others like it. What explains an error leaves little of it.
+    """
+    return np.minimum(limits_from(failing, name, array, failing.bounds[name]), explained(failing, name, array, left))
+
+
+def closest(failing: Failing, name: str, array: np.ndarray) -> np.ndarray:
+    """The same for mistakes of which many give about the same answer."""
+    return close(failing, name, array, 1 / 32)
+
+
+def explained(failing: Failing, name: str, array: np.ndarray, left: float) -> np.ndarray:
+    """Two roundings of a mistake's answer, and some of what is explained.
+
+    left: the part that may be left of the subject's largest error, or of its largest number where that is less.
+    """
+    got = failing.answer(name)
+    error, size = (np.max(np.abs(a), initial=0, where=np.isfinite(a)) for a in (got - failing.right(name), got))
+    return left * min(error, size) + 2 * rounding_of(failing, name, array)
+
+
+def rounding_of(failing: Failing, name: str, array: np.ndarray) -> np.ndarray:
+    return np.asarray(2.0 ** -PRECISION[expected_dtype(name, failing.case)][0] * np.abs(array))
+
+
+def limits_from(failing: Failing, name: str, array: np.ndarray, bounds: Any) -> np.ndarray:
     right = failing.right(name)
     largest_right, largest_wrong = (np.max(np.abs(a), initial=0, where=np.isfinite(a)) for a in (right, array))
     growth = max(1.0, largest_wrong / largest_right) if largest_right else 1.0
-    rounding = 2.0 ** -PRECISION[expected_dtype(name, failing.case)][0] * np.abs(array)
-    return 2 * (largest(failing.bounds[name]) * growth + rounding)
+    return np.asarray(2 * (bounds * growth + rounding_of(failing, name, array)))
 
 
 def worst_row(failing: Failing) -> tuple[int, int, int]:
@@ -193,7 +251,10 @@ def matching(failing: Failing, name: str, mistakes: Iterable[Mistake], until: fl
 
 
 def same(failing: Failing, name: str, arrays: Arrays, bounds: Bounds) -> bool:
-    """Where the output is wrong it decides alone; else every result must be the mistake's."""
+    """Where the output is wrong it decides alone; else every result must be the mistake's. Only 0 explains zeros."""
+    got = failing.got[name]
+    if not np.any(got) and np.any(arrays[name].astype(got.dtype)):
+        return False
     return all(
         agrees(failing, n, arrays[n], bounds[n]) for n in arrays if n == name or (name != "output" and n in failing.got)
     )

@@ -10,11 +10,13 @@ from typing import Any
 
 from conformance.checks.results import WRONG_IN, Results, Violation
 from conformance.diagnosis.matches import DIAGNOSIS
-from conformance.diagnosis.matching import MOST, PROJECTIONS, kind
+from conformance.diagnosis.matching import BACKWARD_ONLY, MOST, PROJECTIONS, kind
 from conformance.diagnosis.memory import STRIDES, because_of_memory
+from conformance.diagnosis.precision import AT_MOST
 from conformance.runner.in_process import Runner
+from conformance.runner.shrinking import call
 
-PARAMETER = re.compile(r" \((blocks of \d+ [ a-z]+|from part \d+ on|-?[.e\d][-+.e\d]*)\)$")
+PARAMETER = re.compile(r" \((blocks of \d+ [ a-z]+|from part \d+ on|a row is filled up to [^)]*|-?[.e\d][-+.e\d]*)\)$")
 """In which mistakes of one family differ."""
 FACTOR = re.compile(r"^(.*) is (\S+) times what it must be \((.*)\)$")
 """Of what, the factor, and its reasons."""
@@ -39,8 +41,8 @@ def diagnosed(results: Results, runner: Runner) -> None:
 def diagnosis(violation: Violation, runner: Runner) -> tuple[str, ...]:
     """Names of mistakes; none where nothing known matches, or nothing was answered.
 
-    A name must explain the case before it was cut down, too. Where the smaller one is too small to tell anything, the
-    larger one does.
+    A name must explain the case before it was cut down, too. Where the smaller one is too small to tell anything, or
+    one of the two tells no more than what may be, the larger one does.
     """
     if violation.finding.message or violation.material is None:  # no numbers that could be compared
         return ()
@@ -50,13 +52,24 @@ def diagnosis(violation: Violation, runner: Runner) -> tuple[str, ...]:
     names = tuple(line for line in found if not line.startswith(WRONG_IN))
     if violation.uncut is not None:
         before = tuple(n for n in asked(violation, violation.uncut, runner) if not n.startswith(WRONG_IN))
-        names = explaining(names, before) if names else tuple(n for n in before if may_hold(n, violation))
+        names = explaining(names, before) or tuple(n for n in replacing(names, before) if may_hold(n, violation))
     return (*in_families(names), *(line for line in found if line.startswith(WRONG_IN)))
 
 
+def replacing(names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of the larger case where the smaller one has none, or one of the two has no more than hints."""
+    vague = any(all(name.startswith(AT_MOST) for name in several) for several in (names, before))
+    return before if vague else ()
+
+
 def may_hold(name: str, violation: Violation) -> bool:
-    """Whether the case that is shown may be wrong in this way, too: not by a gradient, nor past its last key."""
+    """Whether the case that is shown may be wrong in this way, too.
+
+    Not by a gradient, nor past its last key, nor by roundings of another dtype.
+    """
     if violation.finding.name == "output" and name.startswith("gradient of"):
+        return False
+    if name.startswith(AT_MOST) and call(violation.uncut).dtype != violation.case.dtype:
         return False
     extent = EXTENT.search(name)
     sizes = [size for array in violation.case.inputs.values() for size in array.shape]
@@ -66,11 +79,14 @@ def may_hold(name: str, violation: Violation) -> bool:
 def explaining(names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...]:
     """Of the names that explain the case that is shown, those that explain the one before it was cut down too.
 
-    The larger case may show more projections in which a mistake is made.
+    Without its parameter where that comes from a size in which the two differ. The larger case may show a mistake in
+    more projections.
     """
     known = {kind(name): name for name in before[::-1]}
     found = (max(name, known[kind(name)], key=projections) for name in names if kind(name) in known)
-    return tuple(dict.fromkeys((*found, *factors_explained(names, before))))
+    both = tuple(dict.fromkeys((*found, *factors_explained(names, before))))
+    families = set(map(family, before))
+    return both or tuple(dict.fromkeys(family(name) for name in names if family(name) in families))
 
 
 def factors_explained(names: tuple[str, ...], before: tuple[str, ...]) -> Iterator[str]:
@@ -88,12 +104,20 @@ def projections(name: str) -> int:
     return listed[1].count(",") + 1 if listed else 0
 
 
+def family(name: str) -> str:
+    """The name without its parameter."""
+    return PARAMETER.sub("", name)
+
+
 def in_families(names: Iterable[str]) -> tuple[str, ...]:
     """Each mistake once; without its parameter where it may have several values."""
+    names = list(names)
     families: dict[str, list[str]] = {}
     for name in names:
-        families.setdefault(PARAMETER.sub("", PROJECTIONS.sub("", name)), []).append(name)
-    return tuple(one[0] if len(one) == 1 else PARAMETER.sub("", one[0]) for one in families.values())
+        forward = name.removeprefix(BACKWARD_ONLY)
+        if forward == name or forward not in names:
+            families.setdefault(family(PROJECTIONS.sub("", name)), []).append(name)
+    return tuple(members[0] if len(members) == 1 else family(members[0]) for members in families.values())
 
 
 def asked(violation: Violation, material: Any, runner: Runner) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Known mistakes of layer norm, its variants and their gradients."""
+"""Known mistakes of layer norm and its variants; `norm_gradients.py` has those of their gradients."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from conformance.cases.case import Case
+from conformance.checks.comparison import LARGEST
 from conformance.diagnosis.attention import power_of_two
-from conformance.diagnosis.extents import roundest
-from conformance.diagnosis.matching import Failing, Mistake, giving, instead, loose, resulting
+from conformance.diagnosis.extents import WHOLE_BLOCKS, ends, likely, without_bias
+from conformance.diagnosis.matching import Failing, Mistake, close, giving, instead, resulting
+from conformance.diagnosis.row_sums import to_dtype
+from specification.dtypes import HALF
 
 
 class Rows(NamedTuple):
@@ -44,18 +46,22 @@ def average(x: np.ndarray) -> np.ndarray:
 
 Statistic = Callable[[Rows], tuple[Any, Any]]
 """What is subtracted from a row, and what it is divided by."""
+Statistics = Iterator[tuple[str, Statistic]]
 
 
 def normalised(name: str, statistic: Statistic) -> Mistake:
     """A norm with other statistics."""
 
     def results(failing: Failing) -> dict[str, Any]:
-        rows = rows_of(failing.case)
-        shift, divisor = statistic(rows)
-        result = (rows.x - shift) / divisor * rows.weight + rows.bias
-        return {"output": result.reshape(failing.case.inputs["x"].shape)}
+        return as_output(failing, *statistic(rows_of(failing.case)))
 
-    return resulting(name, results)
+    return resulting(name, results, limits=close)
+
+
+def as_output(failing: Failing, shift: Any, divisor: Any) -> dict[str, Any]:
+    rows = rows_of(failing.case)
+    result = (rows.x - shift) / divisor * rows.weight + rows.bias
+    return {"output": result.reshape(failing.case.inputs["x"].shape)}
 
 
 def middle(r: Rows) -> np.ndarray:
@@ -99,100 +105,234 @@ def without(name: str) -> Callable[[Case], Case | None]:
     return changed
 
 
+def narrowed(case: Case) -> Case | None:
+    """With a weight and a bias of float32 as they are in the 16 bits of x."""
+    wide = [name for name in ("weight", "bias") if name in case.inputs and str(case.inputs[name].dtype) != case.dtype]
+    inputs = {name: case.inputs[name].astype(case.dtype).astype(case.inputs[name].dtype) for name in wide}
+    return replace(case, inputs=case.inputs | inputs) if wide else None
+
+
 def root(square: Any, eps: float) -> Any:
     return np.sqrt(square + eps)
 
 
-def floored(least: float) -> list[Mistake]:
-    return [
-        normalised(
-            "small variances are taken for 0",
-            lambda r: (middle(r), root(np.where(r.square < least, 0, r.square), r.eps)),
+def floored(least: float) -> dict[str, Statistic]:
+    return {
+        "small variances are taken for 0": lambda r: (middle(r), root(np.where(r.square < least, 0, r.square), r.eps)),
+        f"the variance is kept from falling below a number ({least:g})": lambda r: (
+            middle(r),
+            root(np.maximum(r.square, least), r.eps),
         ),
-        normalised(
-            f"the variance is kept from falling below a number ({least:g})",
-            lambda r: (middle(r), root(np.maximum(r.square, least), r.eps)),
+        f"the variance with eps is kept from falling below a number ({least:g})": lambda r: (
+            middle(r),
+            np.sqrt(np.maximum(r.square + r.eps, least)),
         ),
-        normalised(
-            f"the variance with eps is kept from falling below a number ({least:g})",
-            lambda r: (middle(r), np.sqrt(np.maximum(r.square + r.eps, least))),
-        ),
-    ]
+    }
 
 
-NORM_MISTAKES = [
-    normalised("the variance is unbiased, over n - 1", lambda r: (average(r.x), root(variance(r.x, 1), r.eps))),
-    normalised("eps is added outside the root", lambda r: (middle(r), np.sqrt(r.square) + r.eps)),
-    normalised(
+STATISTICS: list[tuple[str, Statistic]] = [
+    ("the variance is unbiased, over n - 1", lambda r: (average(r.x), root(variance(r.x, 1), r.eps))),
+    ("eps is added outside the root", lambda r: (middle(r), np.sqrt(r.square) + r.eps)),
+    (
         "the deviation is unbiased and eps is added outside the root (standard_deviation_norm)",
         lambda r: (average(r.x), np.sqrt(variance(r.x, 1)) + r.eps),
     ),
-    normalised(
-        "the mean is not subtracted (rms_norm)", lambda r: (0.0, root(np.mean(r.x**2, -1, keepdims=True), r.eps))
-    ),
-    normalised("the mean is not subtracted from x, only in the variance", lambda r: (0.0, root(variance(r.x), r.eps))),
-    normalised("the mean is subtracted", lambda r: (average(r.x), root(variance(r.x), r.eps))),
-    normalised("eps is left out", lambda r: (middle(r), np.sqrt(r.square))),
-    normalised("eps is squared", lambda r: (middle(r), root(r.square, r.eps**2))),
-    normalised("eps is the least variance, and not added", lambda r: (middle(r), np.sqrt(np.maximum(r.square, r.eps)))),
-    normalised(
-        "eps is the least deviation, and not added", lambda r: (middle(r), np.maximum(np.sqrt(r.square), r.eps))
-    ),
-    normalised("the root is not taken", lambda r: (middle(r), r.square + r.eps)),
-    normalised("the sum of squares is not divided by n", lambda r: (middle(r), root(r.square * r.x.shape[-1], r.eps))),
+    ("the mean is not subtracted (rms_norm)", lambda r: (0.0, root(np.mean(r.x**2, -1, keepdims=True), r.eps))),
+    ("the mean is not subtracted from x, only in the variance", lambda r: (0.0, root(variance(r.x), r.eps))),
+    ("the mean is subtracted", lambda r: (average(r.x), root(variance(r.x), r.eps))),
+    ("eps is left out", lambda r: (middle(r), np.sqrt(r.square))),
+    ("eps is added twice", lambda r: (middle(r), root(r.square, 2 * r.eps))),
+    ("all rows have the mean of their variances", lambda r: (middle(r), root(np.mean(r.square), r.eps) + 0 * r.square)),
+    ("eps is squared", lambda r: (middle(r), root(r.square, r.eps**2))),
+    ("eps is the least variance, and not added", lambda r: (middle(r), np.sqrt(np.maximum(r.square, r.eps)))),
+    ("eps is the least deviation, and not added", lambda r: (middle(r), np.maximum(np.sqrt(r.square), r.eps))),
+    ("the root is not taken", lambda r: (middle(r), r.square + r.eps)),
+    ("the sum of squares is not divided by n", lambda r: (middle(r), root(r.square * r.x.shape[-1], r.eps))),
+    *(item for least in (1e-6, 1e-5, 1e-8, 1e-7, 1e-4, 1e-3, 1e-10, 1e-12) for item in floored(least).items()),
+]
+NORM_MISTAKES = [
+    *(normalised(name, statistic) for name, statistic in STATISTICS),
     over_axes("statistics run over the last axis only", lambda case: (-1,)),
     over_axes("statistics run over all axes but the first", lambda case: tuple(range(1, case.inputs["x"].ndim))),
     *(instead(f"eps is {eps:g}", with_eps(eps)) for eps in (1e-3, 1e-5, 1e-6, 1e-8, 1e-12)),
     instead("weight is ignored", without("weight")),
     instead("bias is ignored", without("bias")),
+    instead("weight and bias are rounded to the dtype of x", narrowed)._replace(of_digits=True),
     instead(
         "weight is taken as its distance from 1",
         lambda case: replace(case, inputs=case.inputs | {"weight": case.inputs["weight"] + 1}),
     ),
-    *(mistake for least in (1e-6, 1e-5, 1e-8, 1e-7, 1e-4, 1e-3, 1e-10, 1e-12) for mistake in floored(least)),
 ]
 
 
-# --- numbers that the answers tell ------------------------------------------------------------------------------------
+# --- padding and blocks -----------------------------------------------------------------------------------------------
 
-MULTIPLES = (8, 16, 32, 64, 128, 256, 512, 1024)
+CHUNKS = tuple(2**n for n in range(2, 13))
+PLACES = 16
+"""Columns of a row by which it is seen how many of them take part."""
+MOST_ADDED = 2**18
+"""Numbers that are added up one after the other, at most."""
+LANES = (32, 64, 128, 256, 512, 1024)
 
 
-def padded(failing: Failing) -> Iterator[Mistake]:
-    """Zeros that fill a row up count in its statistics."""
-    n = failing.case.inputs["weight"].size
-    for m in dict.fromkeys([power_of_two(n), *(-(-n // size) * size for size in MULTIPLES)]):
+def padded_widths(n: int) -> Iterator[tuple[str, int]]:
+    """Widths to which a row of n elements may be filled up, and the rule that gives them, in words."""
+    widths = {f"a multiple of {size}": -(-n // size) * size for size in WHOLE_BLOCKS}
+    for words, m in ({"a power of two": power_of_two(n)} | widths).items():
         if m > n:
-            yield from padded_to(m, failing.case.operation != "rms_norm")
+            yield f"(a row is filled up to {words})", m
 
 
-def padded_to(m: int, centred: bool) -> Iterator[Mistake]:
-    told = f"(a row is filled up to {m} elements)"
-    yield normalised(
-        f"the squares are divided by the padded width {told}",
-        lambda r: (middle(r), root(r.square * r.x.shape[-1] / m, r.eps)),
-    )
+def in_blocks(n: int, centred: bool) -> Statistics:
+    """Of rows of n elements that are filled up, or taken block by block; of rows that are taken together."""
+    for filled, m in padded_widths(n):
+        yield from padded_to(filled, m, centred)
+    if not centred and n > 1:
+        yield "the squares are divided by n - 1", lambda r: (0.0, root(r.square * n / (n - 1), r.eps))
+    for block in WHOLE_BLOCKS:
+        if block < n and n % block:
+            yield f"the last block overlaps the one before, and what both hold counts twice {told(block)}", twice(block)
+    for block in WHOLE_BLOCKS[:6]:
+        yield f"a block's first row has the statistics of all its rows (blocks of {block} rows)", of_first_row(block)
     if not centred:
         return
-    yield normalised(
-        f"padding counts in the variance, by the mean's square {told}",
+    for size in CHUNKS:
+        if size < n:
+            yield from merged(told(size), size, np.arange(n) // size)
+    for lanes in LANES:
+        if lanes < n:
+            yield from merged(
+                f"({lanes} lanes, each with every {lanes}th column)", -(-n // lanes), np.arange(n) % lanes
+            )
+
+
+def told(block: int) -> str:
+    return f"(blocks of {block} columns)"
+
+
+def twice(block: int) -> Statistic:
+    """The last block ends with the row: it begins before the last whole one ends."""
+
+    def statistic(r: Rows) -> tuple[Any, Any]:
+        n = r.x.shape[-1]
+        columns = np.concatenate([np.arange(n // block * block), np.arange(n - block, n)])
+        mean = r.x[:, columns].sum(-1, keepdims=True) / n if np.any(middle(r)) else 0.0
+        return mean, root(np.sum((r.x[:, columns] - mean) ** 2, -1, keepdims=True) / n, r.eps)
+
+    return statistic
+
+
+def of_first_row(block: int) -> Statistic:
+    def statistic(r: Rows) -> tuple[Any, Any]:
+        rows = np.arange(len(r.x)) // block * block
+        return middle(r)[rows], root(r.square, r.eps)[rows]
+
+    return statistic
+
+
+def padded_to(filled: str, m: int, centred: bool) -> Statistics:
+    yield (
+        f"the squares are divided by the padded width {filled}",
+        lambda r: (middle(r), root(r.square * r.x.shape[-1] / m, r.eps)),
+    )
+    yield f"a row is read on into the next one {filled}", lambda r: read_on(r, m, centred)
+    if not centred:
+        return
+    yield (
+        f"padding counts in the variance, by the mean's square {filled}",
         lambda r: (middle(r), root(r.square + (m / r.x.shape[-1] - 1) * average(r.x) ** 2, r.eps)),
     )
-    yield normalised(
-        f"padding counts in mean and variance {told}", lambda r: (r.x.sum(-1, keepdims=True) / m, filled_up(r, m))
+    yield (
+        f"padding counts in mean and variance {filled}",
+        lambda r: (r.x.sum(-1, keepdims=True) / m, root(variance(filled_up(r, m)), r.eps)),
     )
-    yield normalised(
-        f"the mean is divided by the padded width {told}", lambda r: with_mean(r, r.x.sum(-1, keepdims=True) / m)
+    yield (
+        f"the mean is divided by the padded width {filled}",
+        lambda r: with_mean(r, r.x.sum(-1, keepdims=True) / m),
     )
 
 
 def filled_up(r: Rows, m: int) -> np.ndarray:
-    full = np.pad(r.x, ((0, 0), (0, m - r.x.shape[-1])))
-    return root(variance(full), r.eps)
+    return np.pad(r.x, ((0, 0), (0, m - r.x.shape[-1])))
 
 
 def with_mean(r: Rows, mean: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return mean, root(np.mean((r.x - mean) ** 2, -1, keepdims=True), r.eps)
+
+
+def read_on(r: Rows, m: int, centred: bool) -> tuple[Any, Any]:
+    """Statistics of m elements from the beginning of every row, divided by the row's own number of elements."""
+    count, n = r.x.shape
+    flat = np.concatenate([r.x.ravel(), np.zeros(m - n)])
+    longer = flat[np.arange(count)[:, None] * n + np.arange(m)]
+    mean = longer.sum(-1, keepdims=True) / n if centred else 0.0
+    return mean, root(np.sum((longer - mean) ** 2, -1, keepdims=True) / n, r.eps)
+
+
+def merged(parted: str, whole: int, of: np.ndarray) -> Statistics:
+    """Means and squares of parts of a row, merged wrongly.
+
+    parted: how, in words. whole: elements of a part. of: the part of every column.
+    """
+    order = np.argsort(of, kind="stable")
+    starts = np.flatnonzero(np.diff(of[order], prepend=-1))
+    counts = np.diff(starts, append=len(of))
+
+    def parts(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(means, sums of squared deviations from them)"""
+        x = x[:, order]
+        means = np.add.reduceat(x, starts, axis=-1) / counts
+        return means, np.add.reduceat((x - np.repeat(means, counts, axis=-1)) ** 2, starts, axis=-1)
+
+    def as_if_whole(count: float) -> Statistic:
+        def statistic(r: Rows) -> tuple[Any, Any]:
+            means, squares = parts(r.x)
+            mean = average(means)
+            square = np.sum(squares + count * (means - mean) ** 2, -1, keepdims=True)
+            return mean, root(square / len(of), r.eps)
+
+        return statistic
+
+    def averaged(r: Rows) -> tuple[Any, Any]:
+        means, squares = parts(r.x)
+        return average(means), root(average(squares / counts) + variance(means), r.eps)
+
+    def apart(r: Rows) -> tuple[Any, Any]:
+        return average(r.x), root(np.sum(parts(r.x)[1], -1, keepdims=True) / len(of), r.eps)
+
+    if not np.all(counts == whole):
+        for count in (whole, len(of) / len(counts)):
+            yield f"parts of a row are merged as if each were whole {parted}", as_if_whole(count)
+        yield f"mean and variance are averaged over parts of a row that are not alike {parted}", averaged
+    yield f"the difference of the parts' means is missing in the variance {parted}", apart
+
+
+# --- columns that take no part ----------------------------------------------------------------------------------------
+
+
+def partial_statistics(x: np.ndarray, centred: bool) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """(words, shift, variance) of rows [rows, N], where columns past the first n take no part: [rows, N], by n - 1."""
+    N = x.shape[-1]
+    middle = average(x) if centred else np.zeros((len(x), 1))
+    y, count = x - middle, np.arange(1, N + 1)
+    first, second = np.cumsum(y, axis=-1), np.cumsum(y**2, axis=-1)
+    all_of_it = second[:, -1:]
+    none = np.zeros_like(first)
+    if not centred:
+        yield "statistics come from {only} of a row", none, second / count
+        yield "columns past {end} take no part in the mean square", none, second / N
+        return
+    own = first / count
+    yield "statistics come from {only} of a row", middle + own, second / count - own**2
+    for filling in (np.zeros_like(middle), x[:, :1]):  # in place of what is missing
+        mean = (first + (N - count) * (filling - middle)) / N
+        body = second - 2 * mean * first + count * mean**2
+        yield "columns past {end} take no part in mean and variance", middle + mean, body / N
+        for square in (all_of_it / N + mean**2, all_of_it / N):
+            yield "columns past {end} take no part in the mean", middle + mean, square + none
+    yield "columns past {end} take no part in the variance", middle + none, second / N
+    yield "the variance comes from {only} of a row", middle + none, second / count
+    yield "the mean comes from {only} of a row", middle + own, all_of_it / N + own**2
 
 
 def of_first_columns(failing: Failing) -> Iterator[Mistake]:
@@ -200,62 +340,72 @@ def of_first_columns(failing: Failing) -> Iterator[Mistake]:
     rows, shape = rows_of(failing.case), failing.case.inputs["x"].shape
     N = rows.weight.size
     got = failing.answer("output").reshape(-1, N)
-    off = failing.off("output").reshape(-1, N)
-    row = int(np.argmax(off.sum(axis=1)))
-    x, centred = rows.x[row], failing.case.operation != "rms_norm"
-    counts = np.arange(1, N + 1)
-    mean = np.cumsum(x) / counts if centred else np.zeros(N)
-    square = np.maximum(np.cumsum(x**2) / counts - mean**2, 0)
-    some = slice(0, 3)
-    expected = (x[some] - mean[:, None]) / root(square, rows.eps)[:, None] * rows.weight[some] + rows.bias[some]
-    limits = loose(failing, "output", got.reshape(shape)).reshape(-1, N)[row, some] + 2.0**-36 * np.abs(expected)
-    near = np.flatnonzero((np.abs(expected - got[row, some]) <= limits).all(axis=1)) + 1
-    for n in roundest(near[near < N]):
+    row = int(np.argmax(failing.off("output").reshape(-1, N).sum(axis=1)))
+    some = np.argsort(-np.abs(rows.deviation[row] * rows.weight), kind="stable")[:PLACES]
+    limits = close(failing, "output", got.reshape(shape)).reshape(-1, N)[row, some]
+    for words, shift, square in partial_statistics(rows.x, failing.case.operation != "rms_norm"):
+        divisor = root(np.maximum(square, 0), rows.eps)
+        affine = (rows.x[row, some] - shift[row][:, None]) / divisor[row][:, None] * rows.weight[some]
+        expected = affine + rows.bias[some]
+        near = np.abs(expected - got[row, some]) <= limits + 2.0**-36 * np.abs(expected)
+        for n in likely(np.flatnonzero(near.all(axis=1)[:-1]) + 1, N):
+            output = as_output(failing, shift[:, n - 1 : n], divisor[:, n - 1 : n])["output"]
+            for name in ends(words, n, N):
+                yield giving(name, "output", output, limits=close)
+
+
+def written_to(failing: Failing) -> Iterator[Mistake]:
+    """Rows that end before their last columns, which are 0."""
+    rows, N = rows_of(failing.case), failing.case.inputs["weight"].size
+    written = np.flatnonzero(failing.answer("output").reshape(-1, N).any(axis=0))
+    n = int(written[-1]) + 1 if written.size else 0
+    if 0 < n < N:
         first = rows.x[:, :n]
-        shift = average(first) if centred else 0.0
+        shift = average(first) if failing.case.operation == "layer_norm" else 0.0
         divisor = root(np.mean((first - shift) ** 2, -1, keepdims=True), rows.eps)
-        output = (rows.x - shift) / divisor * rows.weight + rows.bias
-        ending = np.where(np.arange(N) < n, output, 0)
-        yield giving(f"only the first {n} columns of a row are read and written", "output", ending.reshape(shape))
-        yield giving(f"statistics come from the first {n} columns of a row", "output", output.reshape(shape))
+        output = as_output(failing, shift, divisor)["output"].reshape(-1, N)
+        ending = np.where(np.arange(N) < n, output, 0).reshape(failing.case.inputs["x"].shape)
+        yield giving(f"only the first {n} columns of a row are read and written", "output", ending, limits=close)
 
 
 def one_eps(failing: Failing) -> Iterator[Mistake]:
-    """Another eps, the same for every row."""
+    """Another eps, the same for every row; of a single row some eps explains any variance."""
     rows, got = rows_of(failing.case), failing.answer("output").reshape(-1, failing.case.inputs["weight"].size)
     direction = rows.deviation * rows.weight
     size = np.sum(direction**2, axis=-1, keepdims=True)
     factor = np.sum((got - rows.bias) * direction, axis=-1, keepdims=True) / size
     eps = factor**-2 - rows.square
     usable = np.isfinite(eps) & (size > 0)
-    if not usable.any():
+    if np.unique(rows.square[usable]).size < 2:
         return
     found = float(eps[usable][np.argmin(rows.square[usable])])  # it shows most where the variance is least
     if found > 0 and not np.isclose(found, rows.eps, rtol=1e-2):
         yield normalised(f"eps is {float(f'{found:.2g}'):g}", lambda r: (middle(r), root(r.square, found)))
 
 
-def extents(failing: Failing) -> Iterator[Mistake]:
-    """Mistakes in the output of a norm."""
+def output_mistakes(failing: Failing) -> Iterator[Mistake]:
+    """Mistakes in the output of a norm, with numbers that the answers or the sizes tell."""
     if failing.case.operation not in ("layer_norm", "rms_norm") or not failing.case.inputs["x"].size:
         return
+    yield from written_to(failing)
     yield from of_first_columns(failing)
-    yield from padded(failing)
+    for name, statistic in in_blocks(failing.case.inputs["weight"].size, failing.case.operation != "rms_norm"):
+        yield normalised(name, statistic)
+    yield from without_bias(failing, "bias", rows_of(failing.case).bias)
     yield from one_eps(failing)
 
 
 # --- digits -----------------------------------------------------------------------------------------------------------
 
 
-def to_dtype(array: np.ndarray, dtype: str) -> np.ndarray:
-    if dtype == "bfloat16":
-        return array.astype(np.float32).astype(ml_dtypes.bfloat16).astype(float)
-    return array.astype(dtype).astype(float)
+def narrow(failing: Failing) -> bool:
+    """Whether it is layer_norm or rms_norm in 16 bits."""
+    return failing.case.dtype in HALF and failing.case.operation != "standard_deviation_norm"
 
 
 def rounded_before_the_weight(failing: Failing) -> dict[str, Any] | None:
     rows, dtype = rows_of(failing.case), failing.case.dtype
-    if dtype not in ("float16", "bfloat16") or failing.case.operation == "standard_deviation_norm":
+    if not narrow(failing):
         return None
     n = to_dtype((rows.deviation / root(rows.square, rows.eps)).astype(np.float32).astype(float), dtype)
     return {"output": (n * rows.weight + rows.bias).reshape(failing.case.inputs["x"].shape)}
@@ -263,7 +413,7 @@ def rounded_before_the_weight(failing: Failing) -> dict[str, Any] | None:
 
 def rounded_before_the_bias(failing: Failing) -> dict[str, Any] | None:
     rows, dtype = rows_of(failing.case), failing.case.dtype
-    if dtype not in ("float16", "bfloat16") or "bias" not in failing.case.inputs:
+    if dtype not in HALF or "bias" not in failing.case.inputs:
         return None
     scaled = to_dtype(rows.deviation / root(rows.square, rows.eps) * rows.weight, dtype)
     return {"output": (scaled + rows.bias).reshape(failing.case.inputs["x"].shape)}
@@ -271,15 +421,91 @@ def rounded_before_the_bias(failing: Failing) -> dict[str, Any] | None:
 
 def rounded_statistics(failing: Failing) -> dict[str, Any] | None:
     rows, dtype = rows_of(failing.case), failing.case.dtype
-    if dtype not in ("float16", "bfloat16") or failing.case.operation == "standard_deviation_norm":
+    if not narrow(failing):
         return None
     mean = 0.0 if failing.case.operation == "rms_norm" else to_dtype(average(rows.x), dtype)
     square = to_dtype(np.mean((rows.x - mean) ** 2, -1, keepdims=True), dtype)
-    return {
-        "output": ((rows.x - mean) / root(square, rows.eps) * rows.weight + rows.bias).reshape(
-            failing.case.inputs["x"].shape
-        )
-    }
+    return as_output(failing, mean, root(square, rows.eps))
+
+
+def overflowing_squares(failing: Failing) -> dict[str, Any] | None:
+    rows = rows_of(failing.case)
+    if failing.case.dtype != "float16" or not narrow(failing):
+        return None
+    squares = np.where(rows.deviation**2 > LARGEST["float16"], np.inf, rows.deviation**2)
+    return as_output(failing, middle(rows), root(average(squares), rows.eps))
+
+
+def rounded_squares(failing: Failing) -> dict[str, Any] | None:
+    if not narrow(failing):
+        return None
+    rows = rows_of(failing.case)
+    squares = to_dtype(rows.deviation**2, failing.case.dtype)
+    if not np.isfinite(squares).all():  # `overflowing_squares`
+        return None
+    return as_output(failing, middle(rows), root(average(squares), rows.eps))
+
+
+def mean_added_narrowly(failing: Failing) -> dict[str, Any] | None:
+    rows, dtype = rows_of(failing.case), failing.case.dtype
+    if not narrow(failing) or failing.case.operation == "rms_norm":
+        return None
+    mean = added_narrowly(rows.x, dtype) / rows.x.shape[-1]
+    return as_output(failing, *with_mean(rows, mean))
+
+
+def added_narrowly(array: np.ndarray, dtype: str) -> np.ndarray:
+    """The sum of every row [rows, 1], rounded at each step."""
+    total = np.zeros(len(array))
+    for column in array.T if array.size <= MOST_ADDED else ():
+        total = to_dtype(total + column, dtype)
+    return total[:, None]
+
+
+def squares_added_narrowly(failing: Failing) -> dict[str, Any] | None:
+    rows, dtype = rows_of(failing.case), failing.case.dtype
+    if not narrow(failing):
+        return None
+    total = added_narrowly(to_dtype(rows.deviation**2, dtype), dtype)
+    return as_output(failing, middle(rows), root(total / rows.x.shape[-1], rows.eps))
+
+
+def bias_before_weight(failing: Failing) -> dict[str, Any] | None:
+    rows = rows_of(failing.case)
+    more = (rows.bias * (rows.weight - 1)).reshape(failing.case.inputs["weight"].shape)
+    return {"output": failing.right("output") + more} if "bias" in failing.case.inputs else None
+
+
+def in_form(form: str) -> Iterator[Mistake]:
+    """Of norms in float32 or float64, parts of which are rounded to 16 bits."""
+
+    def rounded(name: str, statistic: Statistic, form_of_row: str = "") -> Mistake:
+        def results(failing: Failing) -> dict[str, Any] | None:
+            if failing.case.dtype in HALF or failing.case.operation == "standard_deviation_norm":
+                return None
+            rows = rows_of(failing.case)
+            shift, divisor = statistic(rows)
+            normal = (rows.x - shift) / divisor
+            normal = to_dtype(normal, form_of_row) if form_of_row else normal
+            return {"output": (normal * rows.weight + rows.bias).reshape(failing.case.inputs["x"].shape)}
+
+        return resulting(f"{name} {form}", results, limits=close)
+
+    def narrow(array: Any) -> np.ndarray:
+        return to_dtype(np.asarray(array), form)
+
+    yield rounded("the normalised row is rounded to", lambda r: (middle(r), root(r.square, r.eps)), form)
+    yield rounded("the mean is rounded to", lambda r: with_mean(r, narrow(middle(r))))
+    yield rounded("the variance is rounded to", lambda r: (middle(r), root(narrow(r.square), r.eps)))
+    yield rounded("squares are rounded to", lambda r: (middle(r), root(average(narrow(r.deviation**2)), r.eps)))
+    yield rounded("x is rounded to", lambda r: in_another_x(r, narrow(r.x)))
+
+
+def in_another_x(r: Rows, x: np.ndarray) -> tuple[Any, Any]:
+    """What makes (x - shift) / divisor the normalised row of another x."""
+    centred = np.any(middle(r))
+    shift = average(x) if centred else 0.0
+    return r.x - (x - shift), root(np.mean((x - shift) ** 2, -1, keepdims=True), r.eps)
 
 
 def within_a_rounding(name: str, results: Callable[[Failing], dict[str, Any] | None]) -> Mistake:
@@ -292,102 +518,15 @@ def within_a_rounding(name: str, results: Callable[[Failing], dict[str, Any] | N
     return Mistake(name, answers, of_digits=True)
 
 
-DIGITS = [
+NORM_MISTAKES += [
     within_a_rounding("the normalised row is rounded before it meets the weight", rounded_before_the_weight),
     within_a_rounding("the row is rounded before the bias is added", rounded_before_the_bias),
     within_a_rounding("mean and variance are rounded to the inputs' 16 bits", rounded_statistics),
+    resulting("squares overflow, as they are taken in float16", overflowing_squares),
+    within_a_rounding("squares are rounded to the inputs' 16 bits", rounded_squares),
+    within_a_rounding("the mean's sum is added up in the inputs' 16 bits", mean_added_narrowly),
+    within_a_rounding("squares are added up in the inputs' 16 bits", squares_added_narrowly),
+    resulting("the bias is added before the weight is multiplied", bias_before_weight, limits=close),
+    *in_form("float16"),
+    *in_form("bfloat16"),
 ]
-NORM_MISTAKES += DIGITS
-
-
-# --- gradients --------------------------------------------------------------------------------------------------------
-
-
-class Backward(NamedTuple):
-    """The normalised rows, 1 / what divides them, the cotangent, and it times the weight."""
-
-    normal: np.ndarray
-    inverse: np.ndarray
-    bar: np.ndarray
-    weighted: np.ndarray
-
-
-def backward_of(failing: Failing) -> Backward:
-    rows = rows_of(failing.case)
-    inverse = 1 / root(rows.square, rows.eps)
-    bar = failing.case.cotangents["output"].astype(float).reshape(rows.x.shape)
-    return Backward(rows.deviation * inverse, inverse, bar, bar * rows.weight)
-
-
-def of_x(b: Backward, g: Any = None, less_mean: bool = True, less_projection: bool = True) -> np.ndarray:
-    g = b.weighted if g is None else g
-    out = g - average(g) * less_mean - b.normal * average(g * b.normal) * less_projection
-    return out * b.inverse
-
-
-def x_gradients(failing: Failing) -> Iterator[tuple[str, np.ndarray]]:
-    b = backward_of(failing)
-    centred = failing.case.operation == "layer_norm"
-    if centred:
-        yield "the mean's part is missing in the gradient of x", of_x(b, less_mean=False)
-    yield "the variance's part is missing in the gradient of x", of_x(b, less_mean=centred, less_projection=False)
-    if centred:
-        yield "statistics are constants in the backward pass", of_x(b, less_mean=False, less_projection=False)
-    yield "the weight is missing in the gradient of x", of_x(b, b.bar, less_mean=centred)
-    yield "the weight counts twice in the gradient of x", of_x(b, b.weighted * rows_of(failing.case).weight, centred)
-
-
-def parameter_gradients(failing: Failing, name: str) -> Iterator[tuple[str, np.ndarray]]:
-    b, rows = backward_of(failing), rows_of(failing.case)
-    terms = b.bar * b.normal if name.endswith("weight") else b.bar
-    for block in (2, 4, 8, 16, 32, 64, 128, 256):
-        if block < len(terms) and len(terms) % block:
-            end = len(terms) // block * block
-            yield (
-                f"{name} loses the rows of the last block, which is not whole (blocks of {block} rows)",
-                terms[:end].sum(0),
-            )
-    for count in dict.fromkeys(failing.case.inputs["x"].shape[:-1]):
-        if 0 < count < len(terms):
-            yield f"{name} comes from as many rows as one axis has ({count} of {len(terms)})", terms[:count].sum(0)
-    sums = np.cumsum(terms, axis=0)
-    got = failing.answer(name)
-    near = np.flatnonzero((np.abs(sums - got.reshape(-1)) <= loose(failing, name, got).reshape(-1)).all(axis=1)) + 1
-    for n in roundest(near[near < len(terms)]):
-        yield f"{name} comes from the first {n} rows only", sums[n - 1]
-    yield f"{name} comes from the last row only", terms[-1]
-    if name.endswith("weight"):
-        yield f"{name} is that of the bias", b.bar.sum(0)
-        yield f"{name} is taken with x, which is not normalised", (b.bar * rows.x).sum(0)
-        yield f"{name} is not divided by the deviation", (b.bar * rows.deviation).sum(0)
-        yield f"{name} is multiplied by the weight", terms.sum(0) * rows.weight
-    else:
-        yield f"{name} is multiplied by the weight", terms.sum(0) * rows.weight
-
-
-def added_narrowly(failing: Failing, name: str) -> Iterator[tuple[str, np.ndarray]]:
-    """Row by row in 16 bits."""
-    dtype = str(failing.got[name].dtype)
-    if dtype not in ("float16", "bfloat16"):
-        return
-    b = backward_of(failing)
-    terms = b.bar * b.normal if name.endswith("weight") else b.bar
-    if len(terms) > 4096:
-        return
-    total = np.zeros(terms.shape[1])
-    for row in terms:
-        total = to_dtype(total + to_dtype(row, dtype), dtype)
-    yield f"{name} is added up row by row in {dtype}", total
-
-
-def gradient_mistakes(failing: Failing, name: str) -> Iterator[Mistake]:
-    """Mistakes in one gradient."""
-    if failing.case.operation not in ("layer_norm", "rms_norm") or not failing.case.inputs["x"].size:
-        return
-    found = x_gradients(failing) if name.endswith(" x") else parameter_gradients(failing, name)
-    shape = failing.right(name).shape
-    for words, array in found:
-        yield giving(words, name, array.reshape(shape))
-    if not name.endswith(" x"):
-        for words, array in added_narrowly(failing, name):
-            yield giving(words, name, array.reshape(shape), strict=True)

@@ -12,13 +12,14 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
+from conformance.cases.operation import operation_named
 from conformance.checks.comparison import PRECISION
 from conformance.diagnosis.extents import in_row
 from conformance.diagnosis.matching import Bounds, Failing, Mistake, agrees, loose, resulting, worst_row
 from conformance.diagnosis.norms import rows_of
 from conformance.diagnosis.steps import divided, exponentials_of, forward, result
 from conformance.oracle.reference import oracle
-from specification.dtypes import compute_dtype_name
+from specification.dtypes import HALF, compute_dtype_name
 
 FORMATS = {"TF32": 11, "float16": 11, "bfloat16": 8}
 """Binary digits."""
@@ -215,7 +216,7 @@ def excused(failing: Failing) -> Iterator[str]:
 def losses(failing: Failing) -> Iterator[tuple[str, Bounds]]:
     """Names and bounds, from the smallest loss to the largest: float32 for float64, sums over heads, 16 bits."""
     case = failing.case
-    attends = case.operation in ("attention", "attention_weights", "attention_logsumexp", "multi_head_attention")
+    attends = operation_named(case.operation).masked
     if case.dtype == "float64":
         name = "float32 arithmetic, all through or in the softmax," if attends else "float32 arithmetic"
         yield name, bound(replace(case, dtype="float32"))
@@ -331,7 +332,7 @@ def inputs_of_several_heads(case: Case) -> dict[str, np.ndarray]:
 
     Who writes them out before widening them to float32 has automatic differentiation add up their gradients in 16 bits.
     """
-    if not case.cotangents or case.dtype not in ("float16", "bfloat16") or not case.cotangents["output"].size:
+    if not case.cotangents or case.dtype not in HALF or not case.cotangents["output"].size:
         return {}
     batch, heads = case.inputs["query"].shape[:2]
     wide = {n: np.repeat(a, heads // a.shape[1], 1) for n, a in case.inputs.items() if n in ("key", "value") and a.size}

@@ -19,7 +19,6 @@ from conformance.checks.catalogue import (
     CALLS_IN_ORDER,
     DETERMINISM,
     INTERLEAVED,
-    MEMORY,
     NOTHING,
     REFUSAL,
     REPETITIONS,
@@ -38,7 +37,7 @@ TIMES = 3
 """How often a case is asked again."""
 BY_ITSELF = (
     *(NOTHING, REFUSAL, UNSUPPORTED, ANSWERS, CALLS_IN_ORDER),
-    *(DETERMINISM, REPETITIONS, INTERLEAVED, THREADS, MEMORY),
+    *(DETERMINISM, REPETITIONS, INTERLEAVED, THREADS),
 )
 """Checks whose findings stand: they are about no numbers, or compare calls of their own."""
 TOOK_TOO_LONG = "took longer than"

@@ -46,10 +46,12 @@ MOST_OF_SLOW = 2**13
 """The same in float64, whose oracle is slow, and where each pair of a mask is asked for by itself."""
 HARDLY = 30.0
 """An error of so few bounds may be lost in the wider bounds of a larger case."""
+MANY = 4
+"""Right sizes, and wrong ones, by which a rule about multiples is no chance."""
 SHOWN = 6
 """Sizes that are given as examples."""
 ONE_HEAD = {"G": 1, "S": 1}
-MULTIPLES = (2, 4, 8, 16, 32, 64, 128)
+MULTIPLES = (2, 4, 8, 16, 32, 64, 128, 256)
 
 Wrong = Callable[[Sizes], bool | None]
 """Whether the subject is wrong on a case of these sizes; None where it was not asked."""
@@ -103,7 +105,8 @@ class Probing:
                 large = [dimension for dimension in large if dimension not in (one, other)]
                 break
         for dimension in large:
-            found = rule(self.along(dimension, around(self.size(dimension), self.before.get(dimension.names[0], 0))))
+            near = around(self.size(dimension), self.before.get(dimension.names[0], 0))
+            found = multiples(self.every(dimension, near)) or rule(self.along(dimension, near))
             if found is not None and not (self.rounds and found.by_chance):
                 yield worded(found, partial(words_of, dimension, self.sizes))
         small = [dimension for dimension in self.dimensions if self.size(dimension) <= max(TRIVIAL, dimension.least)]
@@ -157,13 +160,23 @@ class Probing:
         return None
 
     def along(self, dimension: Dimension, sizes: list[int], others: Sizes | None = None) -> Seen:
-        """What is seen at these sizes of a dimension, and at that of the case; others: sizes of other dimensions."""
+        """What is seen at these sizes of a dimension, and at that of the case; not where an error may be hidden.
+
+        others: sizes of other dimensions, in which the case's own size says nothing.
+        """
+        ratios = self.ratios(dimension, sizes, others)
+        return {size: ratio > 1 for size, ratio in ratios.items() if ratio > 1 or not hidden(size, ratios)}
+
+    def every(self, dimension: Dimension, sizes: list[int]) -> Seen:
+        return {size: ratio > 1 for size, ratio in self.ratios(dimension, sizes).items()}
+
+    def ratios(self, dimension: Dimension, sizes: list[int], others: Sizes | None = None) -> dict[int, float]:
         ratios: dict[int, float] = {self.size(dimension): self.ratio} if others is None else {}
         for size in sizes:
             if size >= dimension.least and size % dimension.unit == 0:
                 ratio = self.asked((others or {}) | dict.fromkeys(dimension.names, size))
                 ratios |= {} if ratio is None else {size: ratio}
-        return {size: ratio > 1 for size, ratio in ratios.items() if ratio > 1 or not hidden(size, ratios)}
+        return ratios
 
     def wrong(self, sizes: Sizes) -> bool | None:
         ratio = self.asked(sizes)
@@ -305,7 +318,7 @@ class Rule(NamedTuple):
     @property
     def by_chance(self) -> bool:
         """Whether rounding errors that grow with the size may come to it: they pass their bounds anywhere."""
-        return self.listed or (not self.which.startswith(("odd", "even", "no ", "a ")) and self.above % 8 not in (0, 7))
+        return self.listed or self.above % 8 not in (0, 7)
 
 
 def is_power(n: int) -> bool:
@@ -344,6 +357,13 @@ def rule(seen: Seen) -> Rule | None:
     if least - 1 in seen and right[0] < least and len(wrong) > sum(n > least for n in right):
         return Rule("first", least - 1, seen, listed=True)
     return Rule("", 0, seen, listed=True)
+
+
+def multiples(seen: Seen) -> Rule | None:
+    """A rule about multiples, past some size, that agrees with all that was seen; no error hides in just such sizes."""
+    found = rule(seen)
+    sure = found is not None and found.which.startswith(("odd", "no multiple of "))
+    return found if sure and min(sum(seen.values()), sum(not bad for bad in seen.values())) >= MANY else None
 
 
 def worded(found: Rule, words: Callable[[int], str]) -> str:

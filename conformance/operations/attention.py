@@ -31,12 +31,13 @@ from conformance.checks.check import Check
 from conformance.checks.histories import attention_histories
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal, ones
-from conformance.operations.common import HALF, OFTEN, planned
+from conformance.operations.common import OFTEN, planned
 from conformance.oracle.reference import attention_work
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
 from conformance.sampling.strategies import ALIKE, EMPTY, LONG, MASKS, ONE_KEY, SHORT, THOUSANDS, TILED
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
+from specification.dtypes import HALF
 
 SIZES = Sizes(B=2, H=4, G=2, Q=3, K=5, D=6, V=7)
 """Of calls that must be refused."""

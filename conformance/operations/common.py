@@ -37,7 +37,6 @@ from conformance.sampling.plan.layers import Plan
 from conformance.sampling.strategies import DTYPES, KERNEL_WIDTHS, NORM_SHAPES, SHORT, NormShape
 from conformance.subjects.subject import differentiable
 
-HALF = ("float16", "bfloat16")
 WIDE = ("float32", "float64")
 
 # --- the same call again, in other memory, after other calls ----------------------------------------------------------

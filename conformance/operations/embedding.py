@@ -16,14 +16,16 @@ from conformance.cases.operation import Operation, Rows, Shape
 from conformance.checks.histories import plain_histories
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal
+from conformance.diagnosis import lookups
 from conformance.diagnosis.matching import instead
 from conformance.diagnosis.options import options
-from conformance.operations.common import HALF, rows_of_layers
+from conformance.operations.common import rows_of_layers
 from conformance.oracle.reference import lookup_work
 from conformance.sampling import strategies as generation
 from conformance.sampling.plan.covering import Row
 from conformance.sampling.plan.layers import Plan
 from conformance.sampling.plan.values import MODEL_WIDTHS, ROWS, VOCABULARIES
+from specification.dtypes import HALF
 
 NAME = "embedding"
 PLAN = Plan(
@@ -87,7 +89,10 @@ OPERATION = Operation(
     refusals=refusals,
     histories=plain_histories,
     mistakes=(
+        *lookups.MISTAKES,
         instead("rows are multiplied by sqrt(E) though not asked", options(scaled=True)),
         instead("rows are not multiplied by sqrt(E)", options(scaled=False)),
     ),
+    measured=lookups.measured,
+    row_sums=lookups.row_sums,
 )

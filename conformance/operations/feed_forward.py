@@ -15,11 +15,9 @@ from conformance.cases.operation import Operation, Rows, Shape, Structure
 from conformance.checks.histories import plain_histories
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
-from conformance.diagnosis.matching import instead
-from conformance.diagnosis.options import options
+from conformance.diagnosis import feed_forward
 from conformance.operations.common import rows_of_layers
 from conformance.oracle.reference import feed_forward_work
-from conformance.runner.shrinking import without
 from conformance.sampling import strategies as generation
 from conformance.sampling.plan.covering import Row
 from conformance.sampling.plan.layers import Plan
@@ -94,9 +92,7 @@ OPERATION = Operation(
     probes=probes,
     refusals=refusals,
     histories=plain_histories,
-    mistakes=(
-        *(instead(f"the activation is {name}", options(activation=name)) for name in ACTIVATIONS),
-        instead("the inner bias is ignored", without("inner.bias")),
-        instead("the outer bias is ignored", without("outer.bias")),
-    ),
+    mistakes=feed_forward.MISTAKES,
+    measured=feed_forward.measured,
+    row_sums=feed_forward.row_sums,
 )

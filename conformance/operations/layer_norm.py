@@ -17,7 +17,8 @@ from conformance.checks.catalogue import CONSTANT_ROWS, SPOILED_ROWS
 from conformance.checks.histories import norm_histories
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal
-from conformance.operations.common import HALF, WIDE, rows_of_layers
+from conformance.diagnosis import norm_gradients, norms
+from conformance.operations.common import WIDE, rows_of_layers
 from conformance.oracle.reference import norm_work
 from conformance.sampling import draws, special
 from conformance.sampling import strategies as generation
@@ -25,6 +26,7 @@ from conformance.sampling.plan.covering import Row
 from conformance.sampling.plan.layers import Plan
 from conformance.sampling.plan.values import NORM_WIDTHS, ROWS
 from conformance.sampling.strategies import NORM_SHAPES
+from specification.dtypes import HALF
 
 NAME = "layer_norm"
 PLAN = Plan(
@@ -123,4 +125,7 @@ OPERATION = Operation(
     probes=probes,
     refusals=refusals,
     histories=norm_histories,
+    mistakes=tuple(norms.NORM_MISTAKES),
+    measured=norm_gradients.measured,
+    row_sums=norm_gradients.row_sums,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 from hypothesis import strategies as st
@@ -15,10 +16,12 @@ from conformance.cases.operation import Operation, Shape
 from conformance.checks.histories import plain_histories
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
+from conformance.diagnosis import lookups
 from conformance.diagnosis.matching import instead
 from conformance.diagnosis.options import options
 from conformance.operations.common import rows_of_layers
 from conformance.oracle.reference import lookup_work
+from conformance.runner.shrinking import Change
 from conformance.sampling import strategies as generation
 from conformance.sampling.plan.covering import Row
 from conformance.sampling.plan.layers import Plan
@@ -63,6 +66,17 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     yield array.refusal("POS-2", "a position past the table", ValueError, NAME, table, length=5)
 
 
+def moved(by: int) -> Change:
+    """From another position on; None where that is outside the table."""
+
+    def change(case: Case) -> Case | None:
+        offset = (case.options.get(OFFSET) or 0) + by
+        inside = 0 <= offset <= len(case.inputs["table"]) - case.options["length"]
+        return replace(case, options=case.options | {OFFSET: offset}) if inside else None
+
+    return change
+
+
 OPERATION = Operation(
     name=NAME,
     rules={"": "POS-2"},
@@ -78,5 +92,13 @@ OPERATION = Operation(
     probes=probes,
     refusals=refusals,
     histories=plain_histories,
-    mistakes=(instead("the offset is ignored", options(offset=0)),),
+    mistakes=(
+        instead("the offset is ignored", options(offset=0)),
+        *(
+            instead(f"rows are read from one position too {name}", moved(by))
+            for name, by in (("early", -1), ("late", 1))
+        ),
+    ),
+    measured=lookups.measured,
+    row_sums=lookups.row_sums,
 )

@@ -16,12 +16,13 @@ from conformance.checks.histories import plain_histories
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
 from conformance.diagnosis import merging
-from conformance.operations.common import HALF, Cases, rows_of
+from conformance.operations.common import Cases, rows_of
 from conformance.oracle.reference import merge_work
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
 from conformance.sampling.draws import Rows
 from conformance.sampling.strategies import SHORT
+from specification.dtypes import HALF
 
 NAME = "merge_attention"
 MANY_PARTS = (5, 8, 9, 16, 17, 33, 64, 65, 129)

@@ -16,17 +16,22 @@ NAME = "rms_norm"
 
 
 def probes(declaration: Declaration) -> list[Probe]:
+    cases = partial(generation.norm_cases, NAME, declaration=declaration)
+    planned = partial(at_sizes, NAME, declaration=declaration)
+    graded = ("gradients",)
     return [
         spoiled(NAME, declaration),
-        agreement("NORM-7", NAME, NAME, generation.norm_cases(NAME, declaration=declaration), weight=2.0),
-        agreement("NORM-7", f"{NAME}, sizes", NAME, at_sizes(NAME, NAME, declaration)),
+        agreement("NORM-7", NAME, NAME, cases(gradients=False), weight=2.0),
+        agreement("NORM-6", f"gradients of {NAME}", NAME, cases(focus=graded), weight=2.0),
+        agreement("NORM-7", f"{NAME}, sizes", NAME, planned(NAME, gradients=False)),
+        agreement("NORM-6", f"gradients of {NAME}, sizes", NAME, planned(f"gradients of {NAME}", focus=graded)),
     ]
 
 
 OPERATION = replace(
     layer_norm.OPERATION,
     name=NAME,
-    rules={"": "NORM-7"},
+    rules={"": "NORM-7", "gradients": "NORM-6"},
     arguments=("x", "weight"),
     differentiated=("x", "weight"),
     cases=partial(generation.norm_cases, NAME),

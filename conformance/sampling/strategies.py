@@ -409,6 +409,16 @@ def cotangent(
     return array
 
 
+def over_rows(draw: st.DrawFn, d: Draw, shape: tuple[int, ...], trailing: int = 1) -> np.ndarray:
+    """What gradients start from that are summed over rows; the bound of their sum grows with the number of rows.
+
+    trailing: axes that make up one row.
+    """
+    count = prod(shape[:-trailing])
+    rows = cotangent(draw, d, (count, *shape[-trailing:]), 0, height=max(100.0, count / 32))
+    return rows.reshape(shape)
+
+
 def edges(length: int, d: Draw) -> list[int]:
     """Places along an axis where tiles of any power of two begin and end, the last one, and a few others."""
     powers = [2**n + step for n in range(4, length.bit_length()) for step in (-1, 0)]
@@ -672,7 +682,7 @@ def norm_cases(
         usual = [eps for eps in EPSILONS if shape[-1] <= MANY_KEYS or eps <= scale**2]
         options["eps"] = draw(st.sampled_from(epsilons or usual))
     options = without_lacking(operation, options, declaration)
-    cotangents = wanted({"output": cotangent(draw, d, shape, 0)}, declaration) if gradients else {}
+    cotangents = wanted({"output": over_rows(draw, d, shape, axes)}, declaration) if gradients else {}
     return with_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
 
 
@@ -724,7 +734,7 @@ def feed_forward_cases(
     }
     if draw(st.integers(0, 2)) == 0 and "dropout" in declaration:
         options |= {"dropout_rate": 0.25, "dropout_keep": d.booleans(*shape[:-1], inner, share=0.75)}
-    cotangents = wanted({"output": cotangent(draw, d, (*shape[:-1], outer), 0)}, declaration)
+    cotangents = wanted({"output": over_rows(draw, d, (*shape[:-1], outer))}, declaration)
     return with_memory(draw, Case("feed_forward", dtype, inputs, options, cotangents), declaration)
 
 

@@ -99,7 +99,7 @@ def test_attention_is_wrong_past_its_size(title: str, sizes: Sizes, given: dict[
         ("NORM-1 rows past 65535 not written", (65537, 3)),
         ("NORM-1 variance divided by a width padded to 8", (3, 70)),
         ("NORM-6 last block of 128 rows lost in the weight's gradient", (130, 5)),
-        ("NORM-7 last block of 32 rows lost in the weight's gradient (rms_norm)", (40, 5)),
+        ("NORM-6 last block of 32 rows lost in the weight's gradient (rms_norm)", (40, 5)),
     ],
 )
 def test_norms_are_wrong_past_their_size(title: str, shape: tuple[int, ...]) -> None:

@@ -91,7 +91,7 @@ GRADIENT_RULES = {
     "merge_attention": "ATT-14",
     "multi_head_attention": "MHA-1",
     "layer_norm": "NORM-6",
-    "rms_norm": "NORM-7",
+    "rms_norm": "NORM-6",
     "embedding": "EMB-1",
     "learned_positions": "POS-2",
     "feed_forward": "FFN-1",

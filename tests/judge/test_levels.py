@@ -37,9 +37,9 @@ from conformance.reports.tables import subject_report
 from conformance.sampling.draws import drawn
 from conformance.sampling.strategies import attention_cases
 from specification import RULES
+from specification.dtypes import HALF
 
 QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False}
-HALF = ("float16", "bfloat16")
 INFINITE = float("inf")
 
 

@@ -18,7 +18,7 @@ from conformance.checks.catalogue import AGREEMENT, PLANTED, TWIN
 from conformance.checks.check import Check
 from conformance.checks.results import Violation
 from conformance.judge.run import asking, breaks, cut_down, violation
-from conformance.judge.thresholds import rule, threshold
+from conformance.judge.thresholds import Rule, multiples, rule, threshold
 from conformance.operations import OPERATIONS
 from conformance.oracle.reference import oracle
 from conformance.runner.dimensions import Part, sizes_of, taken
@@ -177,9 +177,20 @@ def columns_past_1024(x: Any, weight: Any, bias: Any = None) -> Any:
     return output
 
 
+def tails_of_4(x: Any, weight: Any, bias: Any = None) -> Any:
+    """Of rows past 256 the columns past the last whole block of 4 take no part in the variance: a small error."""
+    N = x.shape[-1]
+    wide = x.astype(float)
+    deviation = wide - wide.mean(-1, keepdims=True)
+    part = deviation[..., : N // 4 * 4] if N > 256 else deviation
+    output = deviation / np.sqrt((part**2).sum(-1, keepdims=True) / N + 1e-5) * weight
+    return (output if bias is None else output + bias).astype(x.dtype)
+
+
 @pytest.mark.parametrize(
     ("function", "case", "sizes", "sentence"),
     [
+        (tails_of_4, norm_case(1, 1031), {"rows": 1}, "past 256, is no multiple of 4 ("),
         (blocks_of_4, norm_case(3, 5, 6), {"rows": 1}, "wrong where the number of rows is no multiple of 4 (1, 2, 3,"),
         (rows_past_48, norm_case(10, 7, 6), {"rows": 49}, "first wrong at 49 rows (48 are right), and wrong at 50,"),
         (columns_past_1024, norm_case(3, 2049), {"rows": 1, "W": 1025}, "first wrong at 1,025 columns of a row (1,024"),
@@ -458,6 +469,20 @@ def test_the_simplest_rule_that_agrees(wrong: Callable[[int], bool], which: str,
     found = rule(seen(wrong, [*range(1, 34), 48, 63, 64, 65, 96, 127, 128, 129, 130, 131, 160, 192, 200, 256, 257]))
     assert found is not None
     assert (found.which, found.above, found.listed) == (which, above, False)
+
+
+def test_many_sizes_tell_multiples() -> None:
+    few, many = [17, 20, 21, 24], [17, 18, 19, 20, 21, 24, 28, 32]
+    assert multiples(seen(lambda n: n % 4 > 0, few)) is None
+    assert multiples(seen(lambda n: n > 18, many)) is None
+    found = multiples(seen(lambda n: n % 4 > 0, many))
+    assert found is not None
+    assert found.which == "no multiple of 4"
+
+
+@pytest.mark.parametrize(("above", "by_chance"), [(3849, True), (1024, False), (255, False)])
+def test_a_rule_past_no_round_size_may_be_chance(above: int, by_chance: bool) -> None:
+    assert Rule("no power of two", above, {}).by_chance is by_chance
 
 
 def test_no_rule_where_all_sizes_are_wrong() -> None:

@@ -89,7 +89,7 @@ VARIANTS = (
     rms("1 + weight", affine=one_plus),
     rms("rounded to bfloat16 before the weight", affine=rounded_first(ml_dtypes.bfloat16)),
     rms("NaN swallowed in rms_norm", rule="NORM-5", affine=no_nan),
-    Fault("NORM-7", "no gradient through the mean square", "rms_norm",
+    Fault("NORM-6", "no gradient through the mean square", "rms_norm",
           rms_norm_by(RMS._replace(x_bar=lambda d, n, r, inner, axes, eps: r * inner)), right.rms_norm),
     deviation("biased deviation", square=right.mean_square),
     deviation("eps inside the root", reciprocal=right.root),

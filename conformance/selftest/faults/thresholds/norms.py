@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from conformance.cases.features import rule_of
 from conformance.selftest.faults.fault import Fault
 from conformance.selftest.faults.thresholds.call import (
     Tensor,
@@ -349,8 +350,8 @@ LAYER = (
 )
 
 
-def variant(operation: str, name: str, when: Condition, wrong: Wrong) -> Fault:
-    return norm("NORM-7", f"{name} ({operation})", when, wrong, operation)
+def variant(operation: str, name: str, when: Condition, wrong: Wrong, rule: str = "NORM-7") -> Fault:
+    return norm(rule, f"{name} ({operation})", when, wrong, operation)
 
 
 def variants(operation: str) -> tuple[Fault, ...]:
@@ -392,6 +393,7 @@ def variants(operation: str) -> tuple[Fault, ...]:
                 f"last block of {n} rows lost in the weight's gradient",
                 lambda c: c.rows > n and c.rows % n != 0,
                 parameters_up_to(last_row_block(n)),
+                rule_of("gradients", operation),
             ),
         ),
     )
