@@ -86,7 +86,7 @@ def probes(declaration: Declaration) -> list[Probe]:
             for plan in ("heads", "widths")
         ),
         *(
-            agreement(rule, "model widths", NAME, wide_models(declaration, rule == "MHA-2"))
+            agreement(rule, "model widths", NAME, wide_models(declaration, rule == "MHA-2"), 2.0)
             for rule in ("MHA-1", "MHA-2")
         ),
     ]
