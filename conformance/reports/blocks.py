@@ -56,8 +56,9 @@ def under(label: str, lines: list[str]) -> list[tuple[str, str]]:
 def worst_lines(worst: Content, violation: Content) -> list[str]:
     """Return the largest error in a dtype; of another mistake its smallest case and its names too."""
     level = "" if worst["level"] == violation["level"] else f" (level {worst['level']})"
-    told = [f"{worst['message']}; {worst['case']}", *worst["diagnosis"]]
+    told = [worst["message"]]
     if worst["another_mistake"]:
+        told = [f"{worst['message']}; {worst['case']}", *worst["diagnosis"]]
         ratio = real(worst["ratio"])
         up_to = f"up to {ratio:.3g} bounds" if math.isfinite(ratio) else "beyond any bound"
         told.insert(0, f"{up_to}, another mistake: on the same numbers it gives other errors than the one above")
