@@ -111,6 +111,7 @@ class Judgement:
         declaration = self.runner.declaration
         if not self.takes(plain_claim(self.operation, declaration)):
             self.untried = NOTHING_ELSE
+            self.say_dtypes(declaration)
         else:
             self.judge(self.what_it_takes(declaration))
         if self.runner.overrun >= STUCK:
@@ -253,10 +254,24 @@ class Judgement:
         refused = {claim.name for claim in asked if not self.takes(claim)}
         return narrowed(declaration, refused)
 
-    def takes(self, claim: Claim) -> bool:
-        """Whether the subject answers a case at all; how well is asked later."""
+    def say_dtypes(self, declaration: Declaration) -> None:
+        """Where the plainest call raises an error in some dtypes alone, its violation has them as what is lacking."""
+        claims = {
+            dtype: Claim("CALL", dtype, plain(self.operation, declaration, dtype)) for dtype in declaration.dtypes
+        }
+        raised = tuple(name for name, claim in claims.items() if self.answers(claim).violations)
+        if len(raised) < len(claims):
+            found = self.results.violations.items()
+            self.results.violations = {key: replace(one, lacks=raised) if raises(one) else one for key, one in found}
+
+    def answers(self, claim: Claim) -> Results:
+        """Whether the subject answers the claim's plainest case at all."""
         probe = Probe(claim.rule, claim.title, (self.operation,), claim.cases, ANSWERS)
-        results = run_probe(probe, [self.runner], 1, self.seed, self.progress, 0)
+        return run_probe(probe, [self.runner], 1, self.seed, self.progress, 0)
+
+    def takes(self, claim: Claim) -> bool:
+        """Whether the subject answers a case; how well is asked later."""
+        results = self.answers(claim)
         if claim.unsure and any(says_no(violation.finding) for violation in results.violations.values()):
             return False
         if self.rules is None or claim.rule in self.rules or claim.rule == "CALL":
@@ -289,7 +304,11 @@ def claims(operation: str, declaration: Declaration) -> Iterator[Claim]:
 
 def lacking(found: Violation, claim: Claim) -> Violation:
     """The violation with what the subject lacks, if it raises an error for it, as for what it does not support."""
-    return replace(found, lacks=(claim.name,)) if claim.name and found.finding.message.startswith(RAISED) else found
+    return replace(found, lacks=(claim.name,)) if claim.name and raises(found) else found
+
+
+def raises(found: Violation) -> bool:
+    return found.finding.message.startswith(RAISED)
 
 
 def says_no(finding: Finding) -> bool:

@@ -87,7 +87,7 @@ def probes(declaration: Declaration) -> list[Probe]:
         agree("NORM-6", "gradients", cases(focus=("gradients",)), weight=2.0),
         agree("NORM-1", "layer norm, sizes", planned("output", gradients=False)),
         agree("NORM-2", "16-bit inputs, sizes", planned("16 bits", **narrow), 0.3),
-        agree("NORM-4", "far from zero, sizes", planned("far", far=True, **far), 1.5),
+        agree("NORM-4", "far from zero, sizes", planned("far", far=True, **far), 1.75),
         agree("NORM-6", "gradients, sizes", planned("grad", focus=("gradients",))),
     ]
 

@@ -232,7 +232,8 @@ def segments(draw: st.DrawFn, s: Sizes, d: Draw) -> Any:
     """Ids in ascending order. In some cases they are so far apart that 8 or 16 bits do not hold them, or neighbours
     that are one number in bfloat16, float16 or float32."""
     rows = draw(st.sampled_from((1, s.B)))
-    first, apart = draw(st.sampled_from(((0, 1), (0, 2**8), (0, 2**16), (2**8, 1), (2**11, 1), (2**24, 1), (2**24, 1))))
+    far = ((0, 2**8), (0, 2**16), (0, 2**16), (2**8, 1), (2**11, 1), (2**24, 1), (2**24, 1))
+    first, apart = draw(st.sampled_from(((0, 1), *far)))
     queries, keys = np.sort(d.integers(0, 2, rows, s.Q)), np.sort(d.integers(0, 2, s.B, s.K))
     return Segments(first + queries * apart, first + keys * apart)
 
@@ -252,8 +253,8 @@ def pair_shapes(s: Sizes, shared: bool = False) -> list[tuple[int, ...]]:
 def hidden_run(draw: st.DrawFn, s: Sizes, d: Draw, shape: tuple[int, ...]) -> np.ndarray:
     """Which pairs of an array of this shape lie in a run of whole tiles, mostly of the first keys, for some queries."""
     tiles = [tile for tile in TILES if tile < s.K]
-    tile = draw(st.sampled_from((*tiles, *(s.K // 2, s.K - s.K // 8) * 2)))  # long ones have every tile in them
-    start = draw(st.sampled_from((0, 0, 0, min(tile, s.K - tile), s.K - tile)))
+    tile = draw(st.sampled_from((*tiles, *(s.K // 2, s.K - s.K // 8) * 3)))  # long ones have every tile in them
+    start = draw(st.sampled_from((0, 0, 0, 0, min(tile, s.K - tile), s.K - tile)))
     keys = (np.arange(s.K) >= start) & (np.arange(s.K) < start + tile)
     return keys & d.booleans(*shape[:-1], 1, share=draw(st.sampled_from((0.5, 1.0))))
 
@@ -531,7 +532,7 @@ def add_features(
         inputs["bias"] = d.normal(*draw(st.sampled_from(pair_shapes(s, shared_bias))), scale=2.0, dtype=companion)
         if draw(st.booleans()):
             inputs["bias"][d.booleans(*inputs["bias"].shape, share=0.15)] = -np.inf
-        if s.K > MANY_KEYS and draw(st.integers(0, 3)) > 0:
+        if s.K > MANY_KEYS and draw(st.integers(0, 7)) > 0:
             inputs["bias"][hidden_run(draw, s, d, inputs["bias"].shape)] = -np.inf
     if "sinks" in features:
         beside = logsumexp_of_heads(inputs, options) if s.K > MANY_KEYS and s.Q and inputs["query"].ndim == 4 else 0.0

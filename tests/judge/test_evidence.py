@@ -161,6 +161,19 @@ def without_float64(query: Any, key: Any, value: Any) -> Any:
     return reference_numpy.attention(query, key, value)
 
 
+def in_16_bits(query: Any, key: Any, value: Any) -> Any:
+    if query.dtype.itemsize != 2:
+        raise RuntimeError("only 16-bit types are supported")
+    return reference_numpy.attention(query, key, value)
+
+
+@pytest.mark.parametrize(("dtypes", "told"), [(None, "--dtypes bfloat16,float16"), (["float32", "float64"], "")])
+def test_the_dtypes_in_which_the_plainest_call_is_answered_are_told(dtypes: list[str] | None, told: str) -> None:
+    """Nothing is told if it is answered in none of them."""
+    (found,) = conformance.check(in_16_bits, "attention", dtypes=dtypes, **QUICK).violations
+    assert (found.rule, found.declare) == ("CALL", told)
+
+
 def test_a_dtype_that_is_not_supported_is_declared_by_the_others() -> None:
     dtypes = ["float32", "float64"]
     report = conformance.check(without_float64, "attention", rules=["ATT-9"], dtypes=dtypes, shrink=False, **QUICK)
