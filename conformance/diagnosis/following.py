@@ -90,8 +90,8 @@ def separated(violations: Sequence[Violation]) -> tuple[list[Violation], list[Vi
 
     One follows where another is found on a call with no feature that its own smallest case lacks, and either its case
     has nothing of what its rule is about, or both show the same mistake; of a case that has nothing of its rule's and
-    the same mistake, also where the other one's has sizes that differ. One follows as well where another call raised
-    the same error in the same line.
+    the same mistake, also where the other one's has sizes that differ. One follows as well where one known mistake
+    explains both, or another call raised the same error in the same line.
     """
     ordered = simplest_first(violations)
     alone = [violation for violation in ordered if shows_its_rule(violation)]
@@ -110,7 +110,20 @@ def stands_for(other: Violation, violation: Violation) -> bool:
     """Whether the other one is told in place of a violation whose case shows its own rule."""
     if same_error(other.finding, violation.finding):
         return within(other.level, violation.level)
-    return explains(other, violation) and same_mistake(other, violation)
+    if explains(other, violation):
+        return same_mistake(other, violation) or same_threshold(other, violation)
+    return within(other.level, violation.level) and bool(definite(other) & definite(violation))
+
+
+def definite(violation: Violation) -> set[str]:
+    """The known mistakes that explain it, without those that only may."""
+    return {name for name in violation.mistakes if not name.startswith(AT_MOST)}
+
+
+def same_threshold(other: Violation, violation: Violation) -> bool:
+    """Whether both are first wrong at one size, and no known mistake explains the one that may follow."""
+    first, also = (one.threshold.partition(", and wrong at ")[0] for one in (other, violation))
+    return first.startswith("first wrong at ") and first == also and not violation.mistakes
 
 
 def shows_the_same(other: Violation, violation: Violation) -> bool:

@@ -277,6 +277,27 @@ def test_one_wrong_gradient_is_told_once() -> None:
     ]  # fmt: skip
 
 
+def test_one_threshold_or_one_definite_name_is_told_once() -> None:
+    first, also = ("first wrong at 65 keys (64 are right)" + more for more in ("", ", and wrong at 96, 192"))
+    one, other = violated(9.0, rule="ATT-1", threshold=first), violated(5.0, "bfloat16", rule="ATT-9", threshold=also)
+    assert rules_of(separated([one, other])[1]) == ["ATT-9"]
+    assert separated([one, replace(other, threshold=also.replace("65", "66"))])[1] == []
+    assert separated([one, replace(other, diagnosis=("keys past the first 64 count twice",))])[1] == []
+    scaled, masked = (
+        replace(violation, material=replace(violation.case, options=options), rule=rule, threshold="")
+        for violation, options, rule in (
+            (one, {"scale": 2.0}, "ATT-1"),
+            (other, {"mask": np.ones((1, 1), bool)}, "MASK-1"),
+        )
+    )
+    for name, following in (
+        ("keys past the first 64 are left out", ["MASK-1"]),
+        ("perhaps: the errors are no larger", []),
+    ):
+        told = [replace(violation, diagnosis=(name,)) for violation in (scaled, masked)]
+        assert len(separated(told)[1]) == following
+
+
 def test_the_case_of_a_gradient_shows_its_cotangent() -> None:
     asked = violated(3.0).case
     cotangents = {"output": np.full((1, 1, 1, 1), 0.5, "float32")}
