@@ -257,7 +257,7 @@ def sizes_probes(declaration: Declaration) -> list[Probe]:
         *(at("ATT-1", "scale", plan, focus=("scale",)) for plan in ("widths", "features")),
         at("ATT-1", "default scale", "widths", mask="none"),
         at("ATT-2", "softcap", "features", focus=("softcap",)),
-        at("ATT-3", "bias", "features", 2.5, focus=("bias",)),
+        at("ATT-3", "bias", "features", 3.25, focus=("bias",)),
         at("ATT-5", "softmax", "features", mask="none"),
         at("ATT-5", "sinks", "features", focus=("sinks",)),
         at("ATT-7", "grouped heads", "heads", grouped=True),
