@@ -316,6 +316,35 @@ def naive(outputs: Any, logsumexps: Any) -> Any:
     return np.where(rows[..., None], np.float32(np.nan), output), np.where(rows, np.float32(np.nan), log)
 
 
+def nan_of_nothing(*which: int) -> Function:
+    """NaN in these results, where every part is -inf."""
+
+    def merge(outputs: Any, logsumexps: Any) -> Any:
+        results, rows = reference_numpy.merge_attention(outputs, logsumexps), np.isneginf(np.max(logsumexps, axis=0))
+        nan = np.float32(np.nan)
+        return tuple(
+            np.where(rows[..., None] if array.ndim > rows.ndim else rows, nan, array) if i in which else array
+            for i, array in enumerate(results)
+        )
+
+    return merge
+
+
+def unsubtracted(outputs: Any, logsumexps: Any) -> Any:
+    """Weights are exponentials of the log-sum-exps themselves."""
+    with np.errstate(all="ignore"):
+        weights = np.exp(np.stack(logsumexps))[..., None]
+        output = (weights * np.stack(outputs)).sum(0) / weights.sum(0)
+    return output.astype(outputs[0].dtype), reference_numpy.merge_attention(outputs, logsumexps)[1]
+
+
+def far_up(by: Any, dtype: str) -> Case:
+    """by: added to the log-sum-exps [B, H, Q]."""
+    asked = parts_case()
+    inputs = {name: a + by if name.startswith("logsumexps") else a for name, a in asked.inputs.items()}
+    return replace(asked, dtype=dtype, inputs={name: array.astype(dtype) for name, array in inputs.items()})
+
+
 MERGES: list[tuple[str, Function, Case]] = [
     ("the running sum is not rescaled when the maximum grows", in_turn(2, False), parts_case()),
     ("the running output is not rescaled when the maximum grows", in_turn(2, True), parts_case()),
@@ -340,6 +369,8 @@ MERGES: list[tuple[str, Function, Case]] = [
         wrongly(lambda o, logs: (o, [np.maximum(log, np.float32(-1e30)) for log in logs])),
         parts_case(hidden=(0, 1, 2, 3)),
     ),
+    ("the maximum is not subtracted: exponentials overflow", unsubtracted, far_up([0, 0, 100], "float32")),
+    ("the maximum is not subtracted: exponentials overflow", unsubtracted, far_up([0, 100, 800], "float64")),
     (
         "the log-sum-exp is the maximum alone",
         lambda o, logs: (reference_numpy.merge_attention(o, logs)[0], np.max(logs, axis=0)),
@@ -351,6 +382,21 @@ MERGES: list[tuple[str, Function, Case]] = [
 @pytest.mark.parametrize(("name", "function", "asked"), MERGES, ids=[name for name, _, _ in MERGES])
 def test_planted_mistakes_of_merging_are_named_first(name: str, function: Function, asked: Case) -> None:
     assert told(function, asked)[0] == name
+
+
+@pytest.mark.parametrize(
+    ("which", "line"),
+    [
+        ((0,), "wrong in: output only; logsumexp conforms"),
+        ((1,), "wrong in: logsumexp only; output conforms"),
+        ((0, 1), "wrong in: output and logsumexp"),
+    ],
+)
+def test_which_results_of_a_merge_are_wrong(which: tuple[int, ...], line: str) -> None:
+    found = told(nan_of_nothing(*which), parts_case(hidden=(0, 1, 2, 3)))
+    assert (found[0], found[-1]) == ("rows in which every part is -inf are NaN", line)
+    assert "hold other numbers" not in str(found)
+    assert "backward" not in str(found)
 
 
 def test_other_weights_of_parts_have_no_name() -> None:
@@ -463,9 +509,7 @@ MASKS: list[tuple[str, Function, Case]] = [
     ),
     (
         "queries past the first 8: the causal mask is off by one: a query sees the key after its own",
-        read_as(
-            lambda m, q, k: np.arange(k.shape[2]) <= (np.arange(q.shape[2]) + (np.arange(q.shape[2]) >= 8))[:, None]
-        ),
+        read_as(later),
         masked(Causal(), Q=20, K=20),
     ),
     (
