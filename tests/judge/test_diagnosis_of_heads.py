@@ -17,7 +17,7 @@ from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import worst
 from conformance.checks.results import Violation
-from conformance.diagnosis.backward import sink_sums
+from conformance.diagnosis.backward import is_answer, sink_sums
 from conformance.diagnosis.matches import known
 from conformance.diagnosis.naming import diagnosis, explaining
 from conformance.judge.thresholds import threshold
@@ -598,6 +598,13 @@ def test_sums_over_some_heads_of_a_group_have_names() -> None:
     for words, times in counted.items():
         found = changed_gradients(asked, key=lambda g, times=times: np.einsum("bgskd,s->bgkd", terms, times))
         assert next(known(found, "gradient of key", np.inf)) == f"gradient of key {words}"
+
+
+def test_only_0_explains_a_gradient_of_zeros() -> None:
+    found = changed_gradients(drawn(graded=True), key=lambda gradient: 0 * gradient)
+    name = "gradient of key"
+    assert is_answer(found, name, 0 * found.right(name))
+    assert not is_answer(found, name, 1e-9 * found.right(name))
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
