@@ -201,9 +201,7 @@ def in_blocks(n: int, centred: bool) -> Statistics:
             yield from merged(told(size), size, np.arange(n) // size)
     for lanes in LANES:
         if lanes < n:
-            yield from merged(
-                f"({lanes} lanes, each with every {lanes}th column)", -(-n // lanes), np.arange(n) % lanes
-            )
+            yield from merged(f"({lanes} lanes, each with one column in {lanes})", -(-n // lanes), np.arange(n) % lanes)
 
 
 def told(block: int) -> str:
