@@ -61,12 +61,17 @@ Seen = dict[int, bool]
 
 def with_thresholds(results: Results, runner: Runner, seconds: float = SECONDS) -> None:
     """Say of the first violations that stand for themselves at which sizes they show."""
-    in_order = sorted(results.violations.values(), key=lambda violation: list(JUDGED).index(violation.rule))
-    for violation in separated(in_order)[0][:FIRST]:
+    for violation in first_alone(results):
         if violation.threshold:
             continue
         found = replace(violation, threshold=threshold(violation, runner, seconds))
         results.violations[violation.rule, violation.subject] = found
+
+
+def first_alone(results: Results) -> list[Violation]:
+    """The first violations that stand for themselves."""
+    in_order = sorted(results.violations.values(), key=lambda violation: list(JUDGED).index(violation.rule))
+    return separated(in_order)[0][:FIRST]
 
 
 def threshold(violation: Violation, runner: Runner, seconds: float = SECONDS) -> str:
