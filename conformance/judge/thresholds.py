@@ -127,7 +127,8 @@ class Probing:
     def products(self, large: set[str]) -> Iterator[tuple[Axis, Rule]]:
         """Axes of an argument, made of several large dimensions, that must not pass a size.
 
-        It must be so with all of the axis in its last dimension, and with two key heads or two query heads to one.
+        All of the axis is tried in its last dimension, with one head. Then two query heads to a key head must fail at
+        the last size that passed if they are part of the axis, and pass if they are not.
         """
         named: set[str] = set()
         for axis in PRODUCTS if {"G", "E"} <= self.sizes.keys() else ():
