@@ -55,6 +55,9 @@ def test_of_each_dtype_the_largest_error_is_kept() -> None:
     }  # fmt: skip
     assert [worst.ratio for worst in told.larger] == [60.0, 80.0]  # in wide dtypes, and in 16 bits
     assert "worst in float64: output[0, 0, 0, 0]: got 1.5, expected 1.0, 60 bounds of" in str(told)
+    another = replace(told.worst["float16"], another=True)
+    assert str(another).startswith("another mistake in float16: output[0, 0, 0, 0]: got 1.5, expected 1.0, 80 bounds")
+    assert str(another).endswith(f"; {told.worst['float16'].found.case}")
 
 
 def test_a_smaller_case_with_a_larger_error_counts_in_the_table() -> None:
