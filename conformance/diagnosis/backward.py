@@ -287,7 +287,7 @@ def of_some_rows(failing: Failing, name: str) -> Iterator[str]:
                 yield f"{name} {words}"
         return
     for words, counted in some_of(Q, "query", "queries"):
-        bar = np.where(counted[:, None], failing.bar, 0)
+        bar = np.where(counted.reshape(-1, *(1,) * (failing.bar.ndim - 3)), failing.bar, 0)  # log-sum-exps lack an axis
         found = added_up(pulled_back(s, bar, failing.forward.weights), failing.case)
         if name in found and is_answer(failing, name, found[name]):
             yield f"{name} {words}"

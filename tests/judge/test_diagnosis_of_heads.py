@@ -600,6 +600,18 @@ def test_sums_over_some_heads_of_a_group_have_names() -> None:
         assert next(known(found, "gradient of key", np.inf)) == f"gradient of key {words}"
 
 
+@pytest.mark.parametrize("operation", ["attention", "attention_weights", "attention_logsumexp"])
+def test_gradients_from_some_queries_have_names(operation: str) -> None:
+    inputs = {name: array for name, array in drawn().inputs.items() if name != "value" or operation == "attention"}
+    bar = np.random.default_rng(2).normal(size=oracle(Case(operation, "float32", inputs))["output"].high.shape)
+    asked = Case(operation, "float32", inputs, {}, {"output": bar.astype("float32")})
+    first = replace(asked, cotangents={"output": asked.cotangents["output"].copy()})
+    first.cotangents["output"][:, :, 1:] = 0
+    name = "gradient of key"
+    found = changed_gradients(asked, key=lambda gradient: oracle(first)[name].high)
+    assert f"{name} comes from the first query only" in list(known(found, name, np.inf))
+
+
 def test_only_0_explains_a_gradient_of_zeros() -> None:
     found = changed_gradients(drawn(graded=True), key=lambda gradient: 0 * gradient)
     name = "gradient of key"
