@@ -384,6 +384,21 @@ def test_planted_mistakes_of_merging_are_named_first(name: str, function: Functi
     assert told(function, asked)[0] == name
 
 
+def test_an_output_that_is_right_has_no_name() -> None:
+    """The larger case's output is 0; that of the smaller one, of which no part sees anything, must be."""
+
+    def zeros(outputs: Any, logsumexps: Any) -> Any:
+        return np.zeros_like(outputs[0]), np.zeros_like(logsumexps[0])
+
+    small, larger = parts_case(1, hidden=(0,)), parts_case(3)
+    small = replace(small, inputs={name: array[:, :, :1] for name, array in small.inputs.items()})
+    runner = Runner(Target(zeros, small.operation, "numpy").make())
+    found = worst(runner(AGREEMENT, small, (oracle(small), bound(small))))
+    violation = Violation("ATT-14", "a subject", found, "a probe", AGREEMENT, small, larger)
+    assert diagnosis(violation, runner) == ("wrong in: logsumexp only; output conforms",)
+    assert told(zeros, larger)[0] == "output is 0 everywhere"
+
+
 @pytest.mark.parametrize(
     ("which", "line"),
     [
