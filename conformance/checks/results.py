@@ -198,9 +198,11 @@ class Worst:
     another: bool = False
 
     def __str__(self) -> str:
-        """The largest error in one line, and names of mistakes."""
-        case = self.found.case
-        return "; ".join([f"worst in {case.dtype}: {self.found.message}", f"{case}", *self.found.diagnosis])
+        """The largest error in one line; of another mistake its smallest case and its names too."""
+        found, dtype = self.found, self.found.case.dtype
+        if not self.another:
+            return f"worst in {dtype}: {found.message}"
+        return "; ".join([f"another mistake in {dtype}: {found.message}", f"{found.case}", *found.diagnosis])
 
 
 SAMPLE = 2**16

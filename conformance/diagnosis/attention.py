@@ -57,12 +57,6 @@ def with_options(case: Case, **options: Any) -> Case:
     return replace(case, options=case.options | options)
 
 
-def sizes(failing: Failing) -> tuple[int, int, int]:
-    """(H, Q, K)"""
-    query, key = failing.case.inputs["query"], failing.case.inputs["key"]
-    return query.shape[1], query.shape[2], key.shape[2]
-
-
 # --- masks ------------------------------------------------------------------------------------------------------------
 
 

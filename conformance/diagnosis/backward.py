@@ -12,7 +12,18 @@ from conformance.cases.case import expected_dtype
 from conformance.cases.operation import operation_named
 from conformance.checks.comparison import PRECISION
 from conformance.diagnosis.attention import CHANGES, Change
-from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, agrees, explained, loose, told_from
+from conformance.diagnosis.matching import (
+    BACKWARD_ONLY,
+    Arrays,
+    Bounds,
+    Failing,
+    Mistake,
+    agrees,
+    explained,
+    loose,
+    same,
+    told_from,
+)
 from conformance.diagnosis.steps import (
     Parts,
     Steps,
@@ -122,7 +133,7 @@ BACKWARD_MISTAKES = [
     backwards("the backward pass takes the weights' mean before dropout", masked_mean),
     backwards("the mean rowsum(P * P_bar) is not subtracted in the backward pass", without_mean),
     *(
-        backwards(f"in the backward pass only: {name}", by_other_steps(change))
+        backwards(f"{BACKWARD_ONLY}{name}", by_other_steps(change))
         for name, change in CHANGES.items()
         if name not in ("the mask is ignored", "sinks are ignored", "dropout is ignored")
     ),
@@ -153,7 +164,7 @@ BACKWARD_MISTAKES.append(
 def is_answer(failing: Failing, name: str, array: np.ndarray) -> bool:
     """Whether this is the subject's answer, and not the right one."""
     bounds = loose(failing, name, array)
-    return told_from(failing.right(name), array, bounds) and agrees(failing, name, array, bounds)
+    return told_from(failing.right(name), array, bounds) and same(failing, name, {name: array}, {name: bounds})
 
 
 def combined(failing: Failing, name: str, terms: np.ndarray, got: np.ndarray) -> np.ndarray | None:
@@ -276,7 +287,7 @@ def of_some_rows(failing: Failing, name: str) -> Iterator[str]:
                 yield f"{name} {words}"
         return
     for words, counted in some_of(Q, "query", "queries"):
-        bar = np.where(counted[:, None], failing.bar, 0)
+        bar = np.where(counted.reshape(-1, *(1,) * (failing.bar.ndim - 3)), failing.bar, 0)  # log-sum-exps lack an axis
         found = added_up(pulled_back(s, bar, failing.forward.weights), failing.case)
         if name in found and is_answer(failing, name, found[name]):
             yield f"{name} {words}"

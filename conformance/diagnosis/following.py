@@ -89,9 +89,9 @@ def separated(violations: Sequence[Violation]) -> tuple[list[Violation], list[Vi
     """(those that stand for themselves, those that follow from them), both from the simplest.
 
     One follows where another is found on a call with no feature that its own smallest case lacks, and either its case
-    has nothing of what its rule is about, or both show the same mistake; of a case that has nothing of its rule's and
-    the same mistake, also where the other one's has sizes that differ. One follows as well where one known mistake
-    explains both, or another call raised the same error in the same line.
+    has nothing of what its rule is about, or both show the same mistake. If both is so, the other one's case may have
+    features that are only differences of sizes. One follows as well where one known mistake explains both, or another
+    call raised the same error in the same line.
     """
     ordered = simplest_first(violations)
     alone = [violation for violation in ordered if shows_its_rule(violation)]

@@ -214,4 +214,4 @@ def added_up_in_16_bits(failing: Failing) -> Iterator[Mistake]:
     for turn in range(int(turns.max(initial=-1)) + 1):
         now = order[turns == turn]
         total[ids[now]] = to_dtype(total[ids[now]] + to_dtype(bar[now], dtype), dtype)
-    yield giving(f"{NAME} is added up row by row in {dtype}", NAME, total, strict=True)
+    yield giving(f"{NAME} is added up in {dtype}, row by row", NAME, total, strict=True)

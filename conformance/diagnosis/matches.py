@@ -143,10 +143,10 @@ def recorded(failing: Failing, name: str) -> Iterator[Mistake]:
     """Those in the record of the operation. Of a gradient first those with numbers, which are found sooner."""
     record = operation_named(failing.case.operation)
     measured = iter(()) if record.measured is None else record.measured(failing, name)
-    if name == "output":
-        yield from chain(record.mistakes, measured)
-    else:
+    if name.startswith(GRADIENT):
         yield from chain(measured, record.mistakes, map(backwards, record.mistakes))
+    else:
+        yield from chain(record.mistakes, measured)
 
 
 def vague(failing: Failing, name: str) -> Iterator[str]:
@@ -243,29 +243,29 @@ def named(name: str) -> Finding:
 
 def wrong_in(findings: list[Finding]) -> Iterator[str]:
     """One line: which of several results are wrong."""
+    every = {finding.name for finding in findings if finding.name.startswith(GRADIENT)}
     wrong = [finding.name for finding in findings if finding.ratio > 1]
     right = [finding.name for finding in findings if finding.ratio <= 1]
     if len(findings) < 2 or not wrong:
         return
-    if not right:
-        yield f"{WRONG_IN}output and every gradient"
-    elif right == ["output"]:
-        yield f"{WRONG_IN}every gradient; output conforms"
-    elif wrong == ["output"]:
-        yield f"{WRONG_IN}output only; every gradient conforms"
-    else:
-        only = " only" if len(wrong) == 1 else ""
-        yield f"{WRONG_IN}{listed(wrong)}{only}; {listed(right)} conform{'s' * (len(right) == 1)}"
+    only = " only" if len(wrong) == 1 and set(wrong) != every else ""
+    alone = len(right) == 1 or set(right) == every
+    conform = f"; {listed(right, every)} conform{'s' * alone}" if right else ""
+    yield f"{WRONG_IN}{listed(wrong, every)}{only}{conform}"
 
 
-def listed(names: list[str]) -> str:
-    """In words: "output and the gradients of query and value"."""
+def listed(names: list[str], every: set[str]) -> str:
+    """In words: "output and the gradients of query and value". every: all gradients that there are."""
     results = [name for name in names if not name.startswith(GRADIENT)]
     of = [name.removeprefix(GRADIENT) for name in names if name.startswith(GRADIENT)]
     of.sort(key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
-    if len(of) > 1:
+    if of and len(of) == len(every):
+        results.append("every gradient")
+    elif len(of) > 1:
         results.append(f"the gradients of {', '.join(of[:-1])} and {of[-1]}")
-    return " and ".join(results + [GRADIENT + name for name in of if len(of) == 1])
+    else:
+        results += [GRADIENT + name for name in of]
+    return " and ".join(filter(None, [", ".join(results[:-1]), results[-1]]))
 
 
 def of_planted(planted: Planted, finding: Finding) -> list[str]:

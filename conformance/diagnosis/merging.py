@@ -11,6 +11,7 @@ from conformance.cases.arguments import gradient_name, listed
 from conformance.cases.case import Case
 from conformance.diagnosis.matching import Failing, Mistake, resulting
 from conformance.diagnosis.steps import divided
+from specification.dtypes import compute_dtype_name
 
 
 class Parts(NamedTuple):
@@ -133,26 +134,33 @@ def undivided(p: Parts) -> Results:
     return {"output": (p.exponentials[..., None] * p.outputs).sum(axis=0)}
 
 
-def rows_of_nan(where: Callable[[Parts], Any]) -> Merge:
-    """NaN in these rows, in one of the results or in both."""
+def rows_of_nan(name: str, where: Callable[[Parts, str], Any]) -> Mistake:
+    """NaN in some rows of what is wrong: of one of the results or of both. `where` gets the dtype of the case, too."""
 
-    def merge(p: Parts) -> Results:
-        rows = where(p)
-        output = np.where(rows[..., None], np.nan, by_shares(p, p.exponentials))
-        return {"output": output, "logsumexp": np.where(rows, np.nan, p.logsumexp)}
+    def results(failing: Failing) -> Results:
+        p = parts_of(failing.case)
+        rows = where(p, failing.case.dtype)
+        right = {"output": (rows[..., None], by_shares(p, p.exponentials)), "logsumexp": (rows, p.logsumexp)}
+        return {n: np.where(there, np.nan, a) if n in failing.wrong else a for n, (there, a) in right.items()}
 
-    return merge
+    return resulting(name, results)
 
 
-def not_zero(failing: Failing) -> Results:
-    p = parts_of(failing.case)
+def not_zero(failing: Failing) -> Results | None:
+    p, got = parts_of(failing.case), failing.answer("output")
     some: Any = p.seen.any(axis=0)
-    return {"output": np.where(some[..., None], by_shares(p, p.exponentials), failing.answer("output"))}
+    if np.isnan(got[~some]).any():
+        return None
+    return {"output": np.where(some[..., None], by_shares(p, p.exponentials), got)}
 
 
-def overflowing(maximum: Callable[[Parts], np.ndarray]) -> Merge:
-    """float32 does not hold the exponential of what exceeds the maximum that is taken by 88.7."""
-    return rows_of_nan(lambda p: ~(p.logs.max(axis=0) - maximum(p) < np.log(np.finfo(np.float32).max)))
+def overflowing(name: str, maximum: Callable[[Parts], np.ndarray]) -> Mistake:
+    """NaN where no exponential is held: a log-sum-exp lies too far above the maximum that is taken."""
+
+    def where(p: Parts, dtype: str) -> np.ndarray:
+        return ~(p.logs.max(axis=0) - maximum(p) < np.log(np.finfo(compute_dtype_name(dtype)).max))
+
+    return rows_of_nan(f"{name}: exponentials overflow", where)
 
 
 BASES = {
@@ -192,14 +200,14 @@ MISTAKES = (
     merging("the result is that of the last part", of_some(lambda count: slice(count - 1, None))),
     *(merging(f"parts past the first {n} are left out", of_some(lambda count, n=n: slice(n))) for n in PARTS),  # type: ignore[misc]
     merging("the result is that of the first part", of_some(lambda count: slice(1))),
-    merging("rows in which every part is -inf are NaN", rows_of_nan(lambda p: ~p.seen.any(axis=0))),
+    rows_of_nan("rows in which every part is -inf are NaN", lambda p, dtype: ~p.seen.any(axis=0)),
     resulting("rows in which every part is -inf hold other numbers than 0", not_zero),
     merging("a log-sum-exp of -inf is taken for 0", of_logs(lambda p: np.where(p.seen, p.logs, 0))),
-    merging("rows in which the first part is -inf are NaN", rows_of_nan(lambda p: ~p.seen[0])),
-    merging("rows in which the last part is -inf are NaN", rows_of_nan(lambda p: ~p.seen[-1])),
-    merging("rows in which some part is -inf are NaN", rows_of_nan(lambda p: ~p.seen.all(axis=0))),
-    merging("the maximum is not subtracted: exponentials overflow", overflowing(lambda p: np.zeros_like(p.maximum))),
-    merging("the maximum is that of the first part: exponentials overflow", overflowing(lambda p: p.logs[0])),
+    rows_of_nan("rows in which the first part is -inf are NaN", lambda p, dtype: ~p.seen[0]),
+    rows_of_nan("rows in which the last part is -inf are NaN", lambda p, dtype: ~p.seen[-1]),
+    rows_of_nan("rows in which some part is -inf are NaN", lambda p, dtype: ~p.seen.all(axis=0)),
+    overflowing("the maximum is not subtracted", lambda p: np.zeros_like(p.maximum)),
+    overflowing("the maximum is that of the first part", lambda p: p.logs[0]),
     merging("the log-sum-exp is the maximum alone", lambda p: {"logsumexp": p.logs.max(axis=0)}),
     merging("the log-sum-exp lacks the maximum", lambda p: {"logsumexp": p.logsumexp - p.maximum}),
     merging(

@@ -13,7 +13,9 @@ from conformance.checks.comparison import LARGEST
 from conformance.diagnosis.attention import power_of_two
 from conformance.diagnosis.extents import WHOLE_BLOCKS, ends, likely, without_bias
 from conformance.diagnosis.matching import Failing, Mistake, close, giving, instead, resulting
+from conformance.diagnosis.options import options
 from conformance.diagnosis.row_sums import to_dtype
+from conformance.runner.shrinking import without
 from specification.dtypes import HALF
 
 
@@ -88,21 +90,9 @@ def over_axes(name: str, axes: Callable[[Case], tuple[int, ...]]) -> Mistake:
     return resulting(name, results)
 
 
-def with_eps(eps: float) -> Callable[[Case], Case | None]:
-    return lambda case: None if case.options.get("eps", 1e-5) == eps else replace(case, options={"eps": eps})
-
-
-def without(name: str) -> Callable[[Case], Case | None]:
-    """The parameter as it begins: a weight of 1, no bias."""
-
-    def changed(case: Case) -> Case | None:
-        if name not in case.inputs:
-            return None
-        if name == "bias":
-            return replace(case, inputs={n: a for n, a in case.inputs.items() if n != name})
-        return replace(case, inputs=case.inputs | {name: np.ones_like(case.inputs[name])})
-
-    return changed
+def unweighted(case: Case) -> Case:
+    """With the weight that a norm begins with."""
+    return replace(case, inputs=case.inputs | {"weight": np.ones_like(case.inputs["weight"])})
 
 
 def narrowed(case: Case) -> Case | None:
@@ -154,8 +144,8 @@ NORM_MISTAKES = [
     *(normalised(name, statistic) for name, statistic in STATISTICS),
     over_axes("statistics run over the last axis only", lambda case: (-1,)),
     over_axes("statistics run over all axes but the first", lambda case: tuple(range(1, case.inputs["x"].ndim))),
-    *(instead(f"eps is {eps:g}", with_eps(eps)) for eps in (1e-3, 1e-5, 1e-6, 1e-8, 1e-12)),
-    instead("weight is ignored", without("weight")),
+    *(instead(f"eps is {eps:g}", options(eps=eps)) for eps in (1e-3, 1e-5, 1e-6, 1e-8, 1e-12)),
+    instead("weight is ignored", unweighted),
     instead("bias is ignored", without("bias")),
     instead("weight and bias are rounded to the dtype of x", narrowed)._replace(of_digits=True),
     instead(
@@ -201,9 +191,7 @@ def in_blocks(n: int, centred: bool) -> Statistics:
             yield from merged(told(size), size, np.arange(n) // size)
     for lanes in LANES:
         if lanes < n:
-            yield from merged(
-                f"({lanes} lanes, each with every {lanes}th column)", -(-n // lanes), np.arange(n) % lanes
-            )
+            yield from merged(f"({lanes} lanes, each with one column in {lanes})", -(-n // lanes), np.arange(n) % lanes)
 
 
 def told(block: int) -> str:

@@ -12,11 +12,9 @@ from dataclasses import replace
 
 from conformance.checks.results import Results, Violation, Worst
 from conformance.diagnosis.dtypes import is_gone
-from conformance.diagnosis.following import separated
 from conformance.diagnosis.naming import diagnosis
-from conformance.judge.judged_rules import JUDGED
 from conformance.judge.run import cut_down
-from conformance.judge.thresholds import FIRST, MOST_OF_SLOW, work
+from conformance.judge.thresholds import MOST_OF_SLOW, first_alone, work
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import cuttable
 
@@ -26,9 +24,8 @@ def with_other_dtypes(results: Results, runner: Runner, seconds: float) -> None:
 
     seconds: for each smaller case, at most.
     """
-    in_order = sorted(results.violations.values(), key=lambda violation: list(JUDGED).index(violation.rule))
     told = set[str]()
-    for violation in separated(in_order)[0][:FIRST]:
+    for violation in first_alone(results):
         if violation.case is None or violation.finding.message or not cuttable(violation.material):
             continue
         told.add(violation.case.dtype)

@@ -61,12 +61,17 @@ Seen = dict[int, bool]
 
 def with_thresholds(results: Results, runner: Runner, seconds: float = SECONDS) -> None:
     """Say of the first violations that stand for themselves at which sizes they show."""
-    in_order = sorted(results.violations.values(), key=lambda violation: list(JUDGED).index(violation.rule))
-    for violation in separated(in_order)[0][:FIRST]:
+    for violation in first_alone(results):
         if violation.threshold:
             continue
         found = replace(violation, threshold=threshold(violation, runner, seconds))
         results.violations[violation.rule, violation.subject] = found
+
+
+def first_alone(results: Results) -> list[Violation]:
+    """The first violations that stand for themselves."""
+    in_order = sorted(results.violations.values(), key=lambda violation: list(JUDGED).index(violation.rule))
+    return separated(in_order)[0][:FIRST]
 
 
 def threshold(violation: Violation, runner: Runner, seconds: float = SECONDS) -> str:
@@ -122,7 +127,8 @@ class Probing:
     def products(self, large: set[str]) -> Iterator[tuple[Axis, Rule]]:
         """Axes of an argument, made of several large dimensions, that must not pass a size.
 
-        It must be so with all of the axis in its last dimension, and with two key heads or two query heads to one.
+        All of the axis is tried in its last dimension, with one head. Then two query heads to a key head must fail at
+        the last size that passed if they are part of the axis, and pass if they are not.
         """
         named: set[str] = set()
         for axis in PRODUCTS if {"G", "E"} <= self.sizes.keys() else ():

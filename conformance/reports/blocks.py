@@ -131,7 +131,7 @@ def notes(subject: Content) -> list[Note]:
     headline, untried = subject["headline"], subject["untried"]
     told = {
         "headline": headline and f"It looks as if {headline}",
-        "arrays": guessed(subject),
+        "guess": guessed(subject),
         "skipped": never_given(subject),
         "left-out": subject["left_out"],
         "message": untried and f"The judge could not try everything: {untried}",

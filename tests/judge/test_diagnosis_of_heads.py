@@ -17,7 +17,7 @@ from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import worst
 from conformance.checks.results import Violation
-from conformance.diagnosis.backward import sink_sums
+from conformance.diagnosis.backward import is_answer, sink_sums
 from conformance.diagnosis.matches import known
 from conformance.diagnosis.naming import diagnosis, explaining
 from conformance.judge.thresholds import threshold
@@ -316,6 +316,35 @@ def naive(outputs: Any, logsumexps: Any) -> Any:
     return np.where(rows[..., None], np.float32(np.nan), output), np.where(rows, np.float32(np.nan), log)
 
 
+def nan_of_nothing(*which: int) -> Function:
+    """NaN in these results, where every part is -inf."""
+
+    def merge(outputs: Any, logsumexps: Any) -> Any:
+        results, rows = reference_numpy.merge_attention(outputs, logsumexps), np.isneginf(np.max(logsumexps, axis=0))
+        nan = np.float32(np.nan)
+        return tuple(
+            np.where(rows[..., None] if array.ndim > rows.ndim else rows, nan, array) if i in which else array
+            for i, array in enumerate(results)
+        )
+
+    return merge
+
+
+def unsubtracted(outputs: Any, logsumexps: Any) -> Any:
+    """Weights are exponentials of the log-sum-exps themselves."""
+    with np.errstate(all="ignore"):
+        weights = np.exp(np.stack(logsumexps))[..., None]
+        output = (weights * np.stack(outputs)).sum(0) / weights.sum(0)
+    return output.astype(outputs[0].dtype), reference_numpy.merge_attention(outputs, logsumexps)[1]
+
+
+def far_up(by: Any, dtype: str) -> Case:
+    """by: added to the log-sum-exps [B, H, Q]."""
+    asked = parts_case()
+    inputs = {name: a + by if name.startswith("logsumexps") else a for name, a in asked.inputs.items()}
+    return replace(asked, dtype=dtype, inputs={name: array.astype(dtype) for name, array in inputs.items()})
+
+
 MERGES: list[tuple[str, Function, Case]] = [
     ("the running sum is not rescaled when the maximum grows", in_turn(2, False), parts_case()),
     ("the running output is not rescaled when the maximum grows", in_turn(2, True), parts_case()),
@@ -340,6 +369,8 @@ MERGES: list[tuple[str, Function, Case]] = [
         wrongly(lambda o, logs: (o, [np.maximum(log, np.float32(-1e30)) for log in logs])),
         parts_case(hidden=(0, 1, 2, 3)),
     ),
+    ("the maximum is not subtracted: exponentials overflow", unsubtracted, far_up([0, 0, 100], "float32")),
+    ("the maximum is not subtracted: exponentials overflow", unsubtracted, far_up([0, 100, 800], "float64")),
     (
         "the log-sum-exp is the maximum alone",
         lambda o, logs: (reference_numpy.merge_attention(o, logs)[0], np.max(logs, axis=0)),
@@ -351,6 +382,36 @@ MERGES: list[tuple[str, Function, Case]] = [
 @pytest.mark.parametrize(("name", "function", "asked"), MERGES, ids=[name for name, _, _ in MERGES])
 def test_planted_mistakes_of_merging_are_named_first(name: str, function: Function, asked: Case) -> None:
     assert told(function, asked)[0] == name
+
+
+def test_an_output_that_is_right_has_no_name() -> None:
+    """The larger case's output is 0; that of the smaller one, of which no part sees anything, must be."""
+
+    def zeros(outputs: Any, logsumexps: Any) -> Any:
+        return np.zeros_like(outputs[0]), np.zeros_like(logsumexps[0])
+
+    small, larger = parts_case(1, hidden=(0,)), parts_case(3)
+    small = replace(small, inputs={name: array[:, :, :1] for name, array in small.inputs.items()})
+    runner = Runner(Target(zeros, small.operation, "numpy").make())
+    found = worst(runner(AGREEMENT, small, (oracle(small), bound(small))))
+    violation = Violation("ATT-14", "a subject", found, "a probe", AGREEMENT, small, larger)
+    assert diagnosis(violation, runner) == ("wrong in: logsumexp only; output conforms",)
+    assert told(zeros, larger)[0] == "output is 0 everywhere"
+
+
+@pytest.mark.parametrize(
+    ("which", "line"),
+    [
+        ((0,), "wrong in: output only; logsumexp conforms"),
+        ((1,), "wrong in: logsumexp only; output conforms"),
+        ((0, 1), "wrong in: output and logsumexp"),
+    ],
+)
+def test_which_results_of_a_merge_are_wrong(which: tuple[int, ...], line: str) -> None:
+    found = told(nan_of_nothing(*which), parts_case(hidden=(0, 1, 2, 3)))
+    assert (found[0], found[-1]) == ("rows in which every part is -inf are NaN", line)
+    assert "hold other numbers" not in str(found)
+    assert "backward" not in str(found)
 
 
 def test_other_weights_of_parts_have_no_name() -> None:
@@ -463,9 +524,7 @@ MASKS: list[tuple[str, Function, Case]] = [
     ),
     (
         "queries past the first 8: the causal mask is off by one: a query sees the key after its own",
-        read_as(
-            lambda m, q, k: np.arange(k.shape[2]) <= (np.arange(q.shape[2]) + (np.arange(q.shape[2]) >= 8))[:, None]
-        ),
+        read_as(later),
         masked(Causal(), Q=20, K=20),
     ),
     (
@@ -554,6 +613,25 @@ def test_sums_over_some_heads_of_a_group_have_names() -> None:
     for words, times in counted.items():
         found = changed_gradients(asked, key=lambda g, times=times: np.einsum("bgskd,s->bgkd", terms, times))
         assert next(known(found, "gradient of key", np.inf)) == f"gradient of key {words}"
+
+
+@pytest.mark.parametrize("operation", ["attention", "attention_weights", "attention_logsumexp"])
+def test_gradients_from_some_queries_have_names(operation: str) -> None:
+    inputs = {name: array for name, array in drawn().inputs.items() if name != "value" or operation == "attention"}
+    bar = np.random.default_rng(2).normal(size=oracle(Case(operation, "float32", inputs))["output"].high.shape)
+    asked = Case(operation, "float32", inputs, {}, {"output": bar.astype("float32")})
+    first = replace(asked, cotangents={"output": asked.cotangents["output"].copy()})
+    first.cotangents["output"][:, :, 1:] = 0
+    name = "gradient of key"
+    found = changed_gradients(asked, key=lambda gradient: oracle(first)[name].high)
+    assert f"{name} comes from the first query only" in list(known(found, name, np.inf))
+
+
+def test_only_0_explains_a_gradient_of_zeros() -> None:
+    found = changed_gradients(drawn(graded=True), key=lambda gradient: 0 * gradient)
+    name = "gradient of key"
+    assert is_answer(found, name, 0 * found.right(name))
+    assert not is_answer(found, name, 1e-9 * found.right(name))
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ NORMS: list[tuple[str, Function, Case]] = [
     ("columns past the first 32 take no part in mean and variance",
      by(lambda x, e: whole_sums(x[..., :32], x.shape[-1], e)), rows(2, 70)),
     ("parts of a row are merged as if each were whole (blocks of 32 columns)", merged(32), rows(2, 70)),
-    ("parts of a row are merged as if each were whole (32 lanes, each with every 32th column)", merged(32, lanes=True),
+    ("parts of a row are merged as if each were whole (32 lanes, each with one column in 32)", merged(32, lanes=True),
      rows(2, 70)),
     ("the difference of the parts' means is missing in the variance (blocks of 16 columns)", parts_alone(16),
      rows(2, 40)),
@@ -254,7 +254,7 @@ def test_what_explains_an_error_leaves_little_of_it() -> None:
 
 
 HINT = f"{AT_MOST} gradients added up over rows in bfloat16 would make them"
-ROW_BY_ROW = "gradient of bias is added up row by row in bfloat16"
+ROW_BY_ROW = "gradient of bias is added up in bfloat16, row by row"
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,18 @@ import reference_numpy
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING
 from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.comparison import RAISED, Finding, same_error
+from conformance.checks.comparison import RAISED, Finding, same_error, worst
 from conformance.checks.results import DEPENDS, Results, Violation
+from conformance.diagnosis.dtypes import is_gone
 from conformance.diagnosis.following import separated
 from conformance.judge.judgement import claims, telling
 from conformance.judge.run import settled
 from conformance.reports.blocks import block
 from conformance.reports.content import real
 from conformance.reports.subjects import checked
+from conformance.runner.in_process import Runner
 from conformance.sampling.draws import drawn
+from conformance.subjects.targets import Target
 from tests.judge.test_diagnosis import rules_of
 from tests.judge.test_verdicts import printed
 
@@ -52,6 +55,9 @@ def test_of_each_dtype_the_largest_error_is_kept() -> None:
     }  # fmt: skip
     assert [worst.ratio for worst in told.larger] == [60.0, 80.0]  # in wide dtypes, and in 16 bits
     assert "worst in float64: output[0, 0, 0, 0]: got 1.5, expected 1.0, 60 bounds of" in str(told)
+    another = replace(told.worst["float16"], another=True)
+    assert str(another).startswith("another mistake in float16: output[0, 0, 0, 0]: got 1.5, expected 1.0, 80 bounds")
+    assert str(another).endswith(f"; {told.worst['float16'].found.case}")
 
 
 def test_a_smaller_case_with_a_larger_error_counts_in_the_table() -> None:
@@ -112,6 +118,14 @@ def test_one_mistake_in_several_dtypes_is_one(function: Any) -> None:
     (found,) = report.violations
     assert len(found.worst) > 1
     assert not any(worst.another for worst in found.worst.values())
+
+
+def test_a_dtype_that_is_an_argument_is_not_asked_again() -> None:
+    """Positions are computed from sizes and a dtype: there are no numbers that are the same in another one."""
+    asked = Case("sinusoidal_positions", "float64", {}, {"length": 3, "width": 4, "dtype": "float64"})
+    runner = Runner(Target(lambda length, width, *, dtype: np.zeros((length, width), dtype), asked.operation).make())
+    wrong = worst(runner(AGREEMENT, asked, AGREEMENT.prepare(asked)))
+    assert not is_gone(Violation("POS-1", "a subject", wrong, "a probe", AGREEMENT, asked), "float32", runner)
 
 
 def test_the_table_and_the_evidence_have_the_same_largest_error(tmp_path: Path) -> None:
