@@ -209,6 +209,8 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
     for name in ("key_width", "value_width"):
         if said["limits"].get(name, said.get("width_multiple", 1)) < said.get("width_multiple", 1):
             raise ValueError(f"limit of {name} is below width_multiple {said['width_multiple']}")
+        if any(pair[name == "value_width"] > said["limits"].get(name, max(pair)) for pair in said["head_widths"]):
+            raise ValueError(f"head_widths has a width beyond the limit of {name}, {said['limits'][name]}")
     return Declaration(features=features, room=frozenset(room), unsure=frozenset(unsure), **said)
 
 

@@ -681,6 +681,11 @@ def test_head_widths_that_are_none(widths: list[Any]) -> None:
         check(every_width, "attention", head_widths=widths)
 
 
+def test_head_widths_beyond_a_limit() -> None:
+    with pytest.raises(ValueError, match="head_widths has a width beyond the limit of value_width, 128"):
+        check(every_width, "attention", head_widths=[(192, 256)], limits={"key_width": 192, "value_width": 128})
+
+
 # --- norms ------------------------------------------------------------------------------------------------------------
 
 
