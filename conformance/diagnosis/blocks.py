@@ -233,6 +233,36 @@ MASKS_IN_BLOCKS = {
 }
 
 
+# --- sinks ------------------------------------------------------------------------------------------------------------
+
+
+def blocks_seen(s: Steps, block: int) -> np.ndarray:
+    """Whether a row sees a key of each block, [..., blocks]."""
+    return np.stack([s.allowed[..., n : n + block].any(axis=-1) for n in range(0, s.allowed.shape[-1], block)], axis=-1)
+
+
+SINK_COUNTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "once for each block": lambda seen: np.full(seen.shape[:-1], seen.shape[-1]),
+    "once for each block that a row sees": lambda seen: seen.sum(axis=-1),
+    "twice where the first block is hidden": lambda seen: 2 - seen[..., 0],
+    "only where a row sees the first block": lambda seen: seen[..., 0],
+    "only where a row sees the last block": lambda seen: seen[..., -1],
+}
+"""How often the sink counts, by which blocks of keys a row sees."""
+
+
+def sink_counted(count: Callable[[np.ndarray], np.ndarray], block: int) -> Change:
+    """The sink counts as often; a row that sees nothing is 0 all the same."""
+
+    def changed(failing: Failing) -> Steps | None:
+        s = failing.steps
+        if s.sinks is None or block >= s.allowed.shape[-1]:
+            return None
+        return s.changed(sinks=s.sinks + np.log(count(blocks_seen(s, block)).astype(float))[..., None])
+
+    return changed
+
+
 # --- parts, merged ----------------------------------------------------------------------------------------------------
 
 
@@ -309,6 +339,11 @@ def mistakes_in_blocks(block: int) -> list[Mistake]:
     ]
 
 
+SINKS = [
+    stepped(f"the sink counts {how} (blocks of {block} keys)", sink_counted(count, block))
+    for block in BLOCKS
+    for how, count in SINK_COUNTS.items()
+]
 MISTAKES = [
     *(mistake for block in BLOCKS for mistake in mistakes_in_blocks(block)),
     *(stepped(name, change) for name, change in MASKS_IN_BLOCKS.items()),

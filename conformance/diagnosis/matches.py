@@ -131,6 +131,7 @@ def attention_mistakes(failing: Failing) -> Iterator[Any]:
     """From those that are found at once to those that take long."""
     yield attention.FILLS
     yield [attention.UNDIVIDED]
+    yield blocks.SINKS
     yield extents.extents(failing)
     yield attention.STEP_MISTAKES
     yield blocks.MISTAKES

@@ -256,6 +256,8 @@ class Judgement:
 
     def say_dtypes(self, declaration: Declaration) -> None:
         """Where the plainest call raises an error in some dtypes alone, its violation has them as what is lacking."""
+        if not any(map(raises, self.results.violations.values())):
+            return
         claims = {
             dtype: Claim("CALL", dtype, plain(self.operation, declaration, dtype)) for dtype in declaration.dtypes
         }

@@ -43,7 +43,7 @@ except TypeCheckError:
 
 @pytest.mark.rule("ATT-8", "ATT-9")
 @pytest.mark.parametrize("package", PACKAGES)
-@pytest.mark.slow_where("jax_impl")
+@pytest.mark.slow_where(unless="reference_numpy")
 def test_annotations_hold(package: str) -> None:
     answer = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM.format(package=package)],

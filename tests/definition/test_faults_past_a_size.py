@@ -83,6 +83,9 @@ def test_toy_sizes_show_nothing(fault: Fault) -> None:
         ("ATT-12 bias's gradient of batch element 0 past 32 keys", Sizes(2, 2, 1, 3, 40, 4, 4), {"focus": ("bias",)}),
     ],
 )
+@pytest.mark.slow_where("65535")
+@pytest.mark.slow_where("32768")
+@pytest.mark.slow_where("lengths in 16 bits")
 def test_attention_is_wrong_past_its_size(title: str, sizes: Sizes, given: dict[str, Any]) -> None:
     """In some of a few cases; the right one passes all of them."""
     fault = next(fault for fault in planted() if fault.title == title)

@@ -140,6 +140,7 @@ def isolated(engine: Engine, name: str, argument: str) -> Finding:
 @pytest.mark.slow_where("upper left", "blocked")
 @pytest.mark.slow_where("jax_impl", "few queries")
 @pytest.mark.slow_where("window")
+@pytest.mark.slow_where("value")
 @pytest.mark.slow_where("jax_impl", "pieces of 6", unless="dense")
 def test_isolation(engine: Engine, name: str, argument: str) -> None:
     finding = isolated(engine, name, argument)

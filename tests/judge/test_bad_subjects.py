@@ -778,6 +778,7 @@ def test_rows_of_nan_by_convention() -> None:
 
 @pytest.mark.parametrize("convention", ["mean", "nan", "any"])
 @pytest.mark.slow_where(unless="mean")
+@pytest.mark.slow
 def test_convention_of_empty_rows_says_nothing_of_log_sum_exps(convention: str) -> None:
     def logsumexp(query: Any, key: Any, *, mask: Any = None) -> Any:
         return reference_numpy.attention_logsumexp(query, key, mask=mask)

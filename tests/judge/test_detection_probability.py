@@ -146,6 +146,7 @@ def test_the_chance_is_what_runs_show() -> None:
     assert missed == pytest.approx(chance * runs, abs=3 * spread)
 
 
+@pytest.mark.slow
 def test_the_likeliest_to_be_missed_come_first() -> None:
     detection = [*detections_of([TILED], 5, SEED), *detections_of([now_and_then(6)], 5, SEED)]
     console = Console(width=150)

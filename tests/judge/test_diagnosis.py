@@ -19,6 +19,7 @@ from conformance.checks.catalogue import AGREEMENT, DETERMINISM, TWIN
 from conformance.checks.check import Check
 from conformance.checks.comparison import judge
 from conformance.checks.results import Results, Violation
+from conformance.diagnosis import blocks
 from conformance.diagnosis.blocks import online, padded_tail
 from conformance.diagnosis.following import about, separated
 from conformance.diagnosis.matches import known, wrong_in
@@ -357,6 +358,7 @@ def by_one_logsumexp(query: Any, key: Any, value: Any, *, mask: Any = None) -> A
     return np.exp(scores - np.maximum(logsumexp, np.finfo(np.float32).min)) @ value
 
 
+@pytest.mark.slow
 def test_one_logsumexp_beside_large_scores_has_a_name() -> None:
     told = QUICK | {"supports": ["dense"], "dtypes": ["float32"]}
     (violation,) = conformance.check(by_one_logsumexp, "attention", rules=["ATT-4"], **told).violations
@@ -533,6 +535,24 @@ def sum_in_16_bits(query: Any, key: Any, value: Any) -> Any:
 @pytest.mark.parametrize(("name", "function", "asked"), FORWARDS, ids=[name for name, _, _ in FORWARDS])
 def test_planted_mistakes_are_named_first(name: str, function: Callable[..., Any], asked: Case) -> None:
     assert told(function, asked)[0] == name
+
+
+SEEN = np.array([[1, 1, 1], [0, 1, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]], bool)
+"""Which of three blocks of 16 keys a query sees."""
+
+
+@pytest.mark.parametrize("how", blocks.SINK_COUNTS)
+def test_sinks_that_count_by_blocks_have_a_name(how: str) -> None:
+    asked = drawn(Q=6, K=40, sinks=(2,))
+    asked.options["mask"] = SEEN.repeat(16, axis=1)[:, :40]
+
+    def function(query: Any, key: Any, value: Any, *, mask: Any = None, sinks: Any = None) -> Any:
+        output, logs = attend(query, key, value, mask=mask), reference_numpy.attention_logsumexp(query, key, mask=mask)
+        seen = [mask[..., start : start + 16].any(axis=-1) for start in range(0, key.shape[2], 16)]
+        times = blocks.SINK_COUNTS[how](np.stack(seen, axis=-1))
+        return (output / (1 + times * np.exp(sinks[:, None] - logs))[..., None]).astype("float32")
+
+    assert told(function, asked)[0] == f"the sink counts {how} (blocks of 16 keys)"
 
 
 def answers_of(asked: Case, backwards: Case) -> Failing:

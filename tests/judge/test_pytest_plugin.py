@@ -297,6 +297,7 @@ def test_only_what_the_profile_asks_for_fails(pytester: pytest.Pytester) -> None
 # --- the questions ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_questions_find_what_a_check_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "targets.py").write_text(TARGETS)
     monkeypatch.chdir(tmp_path)

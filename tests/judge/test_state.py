@@ -149,6 +149,7 @@ def messages(report: Report) -> dict[str, str]:
 
 @pytest.mark.rule("ATT-13")
 @pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.slow_where("True")
 def test_kept_eps_is_told_as_state_by_the_call_before(tmp_path: Path, isolate: bool) -> None:
     report = judged(tmp_path, "eps_kept", "rms_norm", isolate=isolate)
     (violation,) = report.violations

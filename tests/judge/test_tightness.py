@@ -35,6 +35,7 @@ def test_a_row_outside_is_reported() -> None:
     assert [row[1] for row in tightness.unwanted] == ["gradient of x", "gradient of weight"]
 
 
+@pytest.mark.slow
 def test_slightly_wrong_attention_is_caught() -> None:
     """By most float32 cases, and by every default run of the rule that it breaks."""
     found = [sensitivity(fault, count=60, runs=2, seed=SEED) for fault in slightly_wrong()]

@@ -191,6 +191,7 @@ FAULTS = (
 
 @pytest.mark.rule("GEN-1")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.slow_where(unless=("positions", "memory", "padding"))
 def test_faults_are_found(fault: Fault) -> None:
     module = edited("reference_numpy.decoding", fault.old, fault.new)
     found = ratios(

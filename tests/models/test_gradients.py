@@ -755,9 +755,9 @@ def planted(wrong: Wrong, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_planted_faults_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    example, exact, bounds = expected(name, "float32")
+    assert beyond(definition(example, "float32"), exact, bounds) == []
     for wrong in [wrong for wrong in WRONG if wrong.example == name]:
-        example, exact, bounds = expected(name, "float32")
-        assert beyond(definition(example, "float32"), exact, bounds) == []
         with monkeypatch.context() as patch:
             planted(wrong, patch)
             assert beyond(definition(example, "float32"), exact, bounds), wrong

@@ -175,6 +175,7 @@ FAULTS = {
 
 @pytest.mark.rule("BLK-1", "TRF-1")
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.slow_where(unless=("the target is not causal", "cross-attention without its mask", "only the first block"))
 def test_faults_in_blocks_and_models_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each small wrong edit of the port to PyTorch makes a step of an encoder-decoder wrong, or another one."""
     configurations = [replace(POST, norm_eps=1e-2), PRE]
@@ -296,6 +297,7 @@ def test_models_are_compared_by_identity_and_jax_compiles_them() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.slow
 def test_torch_model_is_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its state dict has the structure's paths, it moves to another dtype, and it compiles as one graph."""
     parameters = maker().language_model(1)

@@ -292,6 +292,7 @@ def test_keras(backend: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_keras_on_torch() -> None:
     """A masked key beats float16 scores below its fill, and the flash kernel is taken, with its NaN."""
     installed("torch")

@@ -142,6 +142,7 @@ def test_plain_cases_are_answered_rightly(peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("name", KERAS)
+@pytest.mark.slow
 def test_peers_with_an_environment_are_asked_in_a_process_of_their_own(name: str) -> None:
     before = dict(os.environ)
     ratios = judged(next(peer for peer in PEERS if peer.name == name))
@@ -279,6 +280,7 @@ def test_a_divergence_stands_under_its_own_rule(monkeypatch: pytest.MonkeyPatch)
     assert "one pass breaks NORM-4 (conditioning, core)" in console.file.getvalue()
 
 
+@pytest.mark.slow
 def test_what_is_wrong_past_a_size_is_told_as_that(monkeypatch: pytest.MonkeyPatch) -> None:
     peer = Peer("a block", f"{__name__}:columns_up_to_256", "rms_norm", "numpy", ("numpy",), takes=last_axis)
     peer = replace(peer, given={"supports": [], "dtypes": ("float32",)})

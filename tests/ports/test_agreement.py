@@ -44,6 +44,7 @@ def test_substance() -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.slow_where(unless=("layer_norm", "logsumexp"))
 def test_definition_within_its_bound_of_ball_arithmetic(operation: str) -> None:
     """float64, every feature; `conformance definition` does the same with more cases."""
     pytest.importorskip("flint")

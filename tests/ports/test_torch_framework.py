@@ -181,6 +181,7 @@ def test_one_graph_for_all_lengths() -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.rule("ATT-12", "NORM-6")
 @pytest.mark.slow_where("heads")
+@pytest.mark.slow_where(unless="norms")
 def test_gradients_and_their_gradients(name: str) -> None:
     function, arrays = PROGRAMS[name]
     if name == "attention":  # of a size at which all of its derivatives can be taken one by one

@@ -64,6 +64,7 @@ def test_operations_lead_to_the_matrix(folder: Path) -> None:
         assert 'href="divergences.html' in (folder / f"{name}.html").read_text().partition("<main")[2]
 
 
+@pytest.mark.slow
 def test_a_damaged_matrix_is_told(tmp_path: Path) -> None:
     for text, line in (("# nothing", "no table"), ("| a | ✓ |", "line 1 has not a cell for every rule")):
         (tmp_path / "matrix.md").write_text(text)
