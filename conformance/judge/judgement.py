@@ -258,13 +258,11 @@ class Judgement:
         """Where the plainest call raises an error in some dtypes alone, its violation has them as what is lacking."""
         if not any(map(raises, self.results.violations.values())):
             return
-        claims = {
-            dtype: Claim("CALL", dtype, plain(self.operation, declaration, dtype)) for dtype in declaration.dtypes
-        }
-        raised = tuple(name for name, claim in claims.items() if self.answers(claim).violations)
-        if len(raised) < len(claims):
-            found = self.results.violations.items()
-            self.results.violations = {key: replace(one, lacks=raised) if raises(one) else one for key, one in found}
+        first, *others = declaration.dtypes
+        failing = [claim.name for claim in dtype_claims(self.operation, declaration) if self.answers(claim).violations]
+        if len(failing) < len(others):
+            lacks, found = (first, *failing), self.results.violations.items()
+            self.results.violations = {key: replace(one, lacks=lacks) if raises(one) else one for key, one in found}
 
     def answers(self, claim: Claim) -> Results:
         """Whether the subject answers the claim's plainest case at all."""
@@ -295,13 +293,17 @@ def plain_claim(operation: str, declaration: Declaration) -> Claim:
 
 def claims(operation: str, declaration: Declaration) -> Iterator[Claim]:
     """Everything that the subject claims and that can be asked for alone, with a dtype that a plain call has shown."""
-    first, *others = declaration.dtypes
-    for dtype in others:
-        yield Claim(rule_of("dtype", operation), dtype, plain(operation, declaration, dtype))
+    yield from dtype_claims(operation, declaration)
     for feature in sorted(declaration.features - set(UNCLAIMED)):
-        cases = showing(feature, operation, declaration, first)
+        cases = showing(feature, operation, declaration, declaration.dtypes[0])
         if cases is not None:
             yield Claim(rule_of(feature, operation), feature, cases, feature in declaration.unsure)
+
+
+def dtype_claims(operation: str, declaration: Declaration) -> Iterator[Claim]:
+    """Plain calls in every dtype but the first, which the plain call has."""
+    for dtype in declaration.dtypes[1:]:
+        yield Claim(rule_of("dtype", operation), dtype, plain(operation, declaration, dtype))
 
 
 def lacking(found: Violation, claim: Claim) -> Violation:
@@ -340,12 +342,9 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
         causal = generation.attention_cases(operation, "causal", (), False, False, (dtype,), declaration=at_any)
         return causal.filter(lambda case: feature in features_of(case))
     if feature == "combined":  # arrays are combined before the subject sees them
-        if not has_masks(operation) or "structured" not in declaration or len(declaration.masks) < 2:
+        if "structured" not in declaration or len(declaration.masks) < 2:
             return None
-        both = replace(bare, features=bare.features | {*declaration.masks})
-        if operation == "multi_head_attention":
-            return generation.multi_head_cases(mask=feature, dtypes=(dtype,), declaration=both)
-        return generation.attention_cases(operation, feature, (), False, False, (dtype,), declaration=both)
+        bare = replace(bare, features=bare.features | {*declaration.masks})
     if feature == "gradients":
         return generation.operation_cases(operation, (dtype,), bare)
     if feature == "axes":
@@ -355,7 +354,8 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
         return norms.filter(lambda case: feature in features_of(case))
     if not has_masks(operation) or (feature in ("dropout", "empty_rows") and operation not in WITH_DROPOUT):
         return None
-    mask = feature if feature in generation.MASKS else "none"
+    of_mask = feature == "combined" or feature in generation.MASKS
+    mask = feature if of_mask else "none"
     if operation == "multi_head_attention":
         if feature in ("empty", "empty_rows"):
             return None
@@ -364,7 +364,7 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
         return shown.filter(lambda case: feature in features_of(case))
     plans = EMPTY if feature == "empty" else telling(feature, bare)
     cases = partial(generation.attention_cases, operation, dtypes=(dtype,), declaration=bare, plans=plans, others=False)
-    if feature in generation.MASKS:
+    if of_mask:
         return cases(mask=feature).filter(narrow) if feature == "window" else cases(mask=feature)
     modes = ("mean",) if feature == "empty_rows" else ("zero",)
     shown = cases(mask="none", focus=(feature,), gradients=False, empty_rows=modes)
