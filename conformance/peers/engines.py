@@ -37,7 +37,7 @@ class Engine(NamedTuple):
 
 
 KERNEL_LACKS = ("no-bias", "no-softcap", "no-sinks", "no-value_width")
-"""What PyTorch's kernel for the CPU is not given. Those for a GPU take values of another width."""
+"""What PyTorch's kernel for the CPU is not given, nor are the kernels for a GPU."""
 
 ENGINES = (
     Engine("torch_impl", "blocked"),
@@ -64,14 +64,10 @@ def limited(engine: Engine) -> Iterator[Any]:
         choosing.LIMITS = before
 
 
-def lacking(engine: Engine, device: str) -> tuple[str, ...]:
-    return tuple(name for name in engine.lacking if device == "cpu" or name != "no-value_width")
-
-
-def attention_by(engine: Engine, device: str = "cpu") -> Callable[..., Any]:
+def attention_by(engine: Engine) -> Callable[..., Any]:
     """The port's attention with that engine asked for by name, as a function that says what it lacks."""
 
-    @declare(("structured", "no-empty", *lacking(engine, device)))
+    @declare(("structured", "no-empty", *engine.lacking))
     def attention(
         query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None,
         softcap: Any = None, sinks: Any = None,
@@ -93,8 +89,10 @@ seconds for a new shape on two slow cores that have nothing else to do."""
 def judge(engine: Engine, **options: Any) -> Report:
     """`conformance.check` of an engine, in the dtypes that it takes on the device."""
     if engine.name == "fused" and options.get("device") == "cuda":
+        from torch_impl.engines.fused_gpu import WIDEST
+
         options.setdefault("dtypes", GPU_KERNEL_DTYPES)
+        options.setdefault("limits", {"key_width": WIDEST, "value_width": WIDEST})
     options.setdefault("time_limit", TIME_LIMIT)
     options.setdefault("profile", STRICT)
-    function = attention_by(engine, options.get("device", "cpu"))
-    return check(function, "attention", arrays=engine.arrays, name=engine.title, **options)
+    return check(attention_by(engine), "attention", arrays=engine.arrays, name=engine.title, **options)

@@ -104,7 +104,7 @@ class RetryingSubprocessRunner(RetryingRunner, SubprocessRunner):
 
 
 def runner_of(peer: Peer) -> Runner:
-    apart = peer.isolated or peer.environment
+    apart = peer.isolated or peer.environment or peer.device == "cuda"  # where one bad access spoils all later calls
     return RetryingSubprocessRunner(peer) if apart else RetryingRunner(peer.target.make(), peer.time_limit)
 
 

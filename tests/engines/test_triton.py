@@ -190,7 +190,8 @@ def test_every_allowed_pair_is_visited_and_no_forbidden_one_goes_unmasked(name: 
     mask = module_of(TRITON, "masks").checked_mask(LARGE_MASKS[name], Q, K, B, H, query.device)
     pairs = np.broadcast_to(torch_impl.materialize(LARGE_MASKS[name], Q, K, batch=B, heads=H).numpy(), (B, H, Q, K))
     allowed, forbidden = blocks_of(pairs, tiles, False), blocks_of(~pairs, tiles, True)
-    of_queries, of_keys = (each.numpy() for each in masks.ranges_of(mask, query, K, masks.Tiles(*tiles))[0])
+    of_queries = masks.ranges_of_queries(mask, query, K, masks.Tiles(*tiles))[0].numpy()
+    of_keys = masks.ranges_of_keys(mask, query, K, masks.Tiles(*tiles)).numpy()
     visited = between(of_queries[..., :2], allowed.shape[2])
     assert not (allowed & ~visited).any()
     assert not (forbidden & between(of_queries[..., 2:], allowed.shape[2])).any()
@@ -214,7 +215,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> Any:
 
 
 def test_by_name_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was not judged on a GPU is not taken there unless somebody asks for it."""
+    """What the judge has not accepted on a GPU is not taken there unless somebody asks for it."""
     needs_triton()
     choose = module_of(TRITON, "engines.choice").engine_for
     assert choose("auto", on_a_gpu(monkeypatch), None, "zero").engine == "blocked"
@@ -227,6 +228,7 @@ HINDRANCES: list[tuple[dict[str, Any], str]] = [
     ({"bias": torch.zeros(13, 13)}, "no bias"),
     ({"query": torch.zeros(1, 1, 1, 1, dtype=torch.float64)}, "float64"),
     ({"query": torch.zeros(1, 1, 1, 257)}, "at most 256"),
+    ({"value": torch.zeros(1, 1, 1, 9)}, "another width"),
 ]
 
 
@@ -236,9 +238,23 @@ def test_hindrances(changed: dict[str, Any], pattern: str, monkeypatch: pytest.M
     assert pattern in module_of(TRITON, "engines.fused_gpu").hindrance_of_triton(on_a_gpu(monkeypatch, **changed))
 
 
-def test_one_line_where_triton_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"^engine 'fused' cannot take this call: Triton is not installed$"):
+@pytest.mark.parametrize(
+    ("module", "name", "message"),
+    [
+        ("importlib.util", "find_spec", "Triton is not installed"),
+        ("shutil", "which", "Triton needs a C compiler, and there is none"),
+    ],
+)
+def test_one_line_where_something_is_not_installed(
+    module: str, name: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = module_of(TRITON, "engines.fused_gpu")
+    monkeypatch.setattr(gpu, "missing_here", gpu.missing_here.__wrapped__)
+    monkeypatch.delenv("CC", raising=False)
+    if name == "which":
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(f"{module}.{name}", lambda name: None)
+    with pytest.raises(ValueError, match=f"^engine 'fused' cannot take this call: {message}$"):
         module_of(TRITON, "engines.choice").engine_for("fused", on_a_gpu(monkeypatch), None, "zero")
 
 
@@ -267,9 +283,10 @@ def test_compiles_to_exact_products(tmp_path: Path) -> None:
 # --- on a GPU ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_judge_finds_nothing_on_a_gpu() -> None:
+@pytest.mark.parametrize("seed", [7, 2026])
+def test_the_judge_finds_nothing_on_a_gpu(seed: int) -> None:
     if not torch.cuda.is_available():
         pytest.skip("no GPU that PyTorch can use")
     needs_triton()
-    report = judge(TRITON, device="cuda", effort="quick", seed=2026, shrink=False)
+    report = judge(TRITON, device="cuda", effort="quick", seed=seed, shrink=False)
     assert report.conforms, [violation.message for violation in report.violations]

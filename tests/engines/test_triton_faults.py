@@ -52,7 +52,7 @@ WRONG = {
         of_small("segments"), "tiles", "if marks.query_ids is not None:", "if False:", (8, 16)
     ),
     "array of every head the first one's": Wrong(
-        of_small("dense, per head"), "tiles", " + head * marks.strides[1]", "", (8, 16)
+        of_small("dense, per head"), "tiles", " + head * tl.load(strides + 1)", "", (8, 16)
     ),
     "low parts of weights dropped": Wrong(
         of_large("causal, bfloat16"), "tiles", "tl.static_range(3)", "tl.static_range(1)"
@@ -67,16 +67,14 @@ WRONG = {
         lambda: lost_digits(torch.float16) / 2**-23, "tiles", "tl.constexpr(1 << 12)", "tl.constexpr(0)"
     ),
     "read past the width": Wrong(in_frames, "tiles", "mask=inside, other", "mask=(rows < length)[:, None], other"),
-    "sums not shrunk": Wrong(of_large("none, float32"), "forward", "output * shrink[:, None]", "output"),
+    "sums not shrunk": Wrong(of_large("none, float32"), "forward", "total_output * shrink[:, None]", "total_output"),
     "total not shrunk": Wrong(of_large("none, float32"), "forward", "total * shrink", "total"),
     "scale forgotten": Wrong(of_small("causal"), "forward", "keys) * scale", "keys)", (8, 16)),
-    "another key head": Wrong(
-        of_small("causal"), "forward", "group = head // (sizes.H // sizes.G)", "group = head % sizes.G", (8, 16)
-    ),
+    "another key head": Wrong(of_small("causal"), "forward", "group = head // (H // G)", "group = head % G", (8, 16)),
     "empty rows NaN": Wrong(
         of_small("causal, empty rows"), "forward", 'larger == float("-inf"), 0.0', "False, 0.0", (8, 16)
     ),
-    "delta forgotten": Wrong(of_small("causal"), "backward", " - delta[:, None]", "", (8, 16)),
+    "delta forgotten": Wrong(of_small("causal"), "backward", " - deltas[:, None]", "", (8, 16)),
     "scale forgotten in the queries' gradient": Wrong(
         of_small("causal"), "backward", "total * scale", "total", (8, 16)
     ),
@@ -91,7 +89,7 @@ WRONG = {
         of_large("lengths and causal, float32"),
         "backward",
         "weights = tl.where(allowed, weights, 0.0)\n        values",
-        "pass\n        values",
+        "weights = weights\n        values",
     ),
 }
 

@@ -65,11 +65,11 @@ def launch(dtype: torch.dtype, width: int) -> None:
     ids = torch.zeros(B, Q, dtype=torch.int64), torch.zeros(B, K, dtype=torch.int64)
     keep = KeyPadding(torch.ones(B, K, dtype=torch.bool))
     mask = Causal(50) & keep & Segments(*ids) & Dense(torch.ones(Q, K, dtype=torch.bool))
-    tiles = fused_gpu.tiles_for(Inputs(query, key, key, mask, None, None, None, None))
-    ranges, _ = masks.ranges_of(mask, query, K, tiles)
+    tilings = fused_gpu.tilings_for(Inputs(query, key, key, mask, None, None, None, None))
+    ranges, _ = masks.ranges_of_queries(mask, query, K, tilings.forward)
     marks = masks.marks_of(mask, query, K)
-    output, logsumexp = forward.forward(query, key, key, marks, ranges, 0.1, tiles)
-    backward.backward(query, key, key, output, logsumexp, query, marks, ranges, 0.1, tiles)
+    output, logsumexp = forward.forward(query, key, key, marks, ranges, 0.1, tilings.forward)
+    backward.backward(query, key, key, output, logsumexp, query, mask, marks, 0.1, tilings)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, Slidi
 from tests.support.engine_cases import RNG, drawn, module_of, subject, worst
 
 ROOT = Path(__file__).parents[2]
-KERNELS = ("tiles", "forward", "backward")
+KERNELS = ("layout", "tiles", "forward", "backward")
 """The files that have kernels, each after those that it imports."""
 
 TRITON = Engine("torch_impl", "fused", ("no-bias", "no-softcap", "no-sinks"))
@@ -54,7 +54,8 @@ def interpreted(
         patch.setattr(importlib.import_module("triton.runtime.interpreter").InterpretedFunction, "__call__", called)
         for name in KERNELS:
             load(name, (edits or {}).get(name), folder, patch)
-        patch.setattr(gpu, "tiles_for", lambda inputs: module_of(TRITON, "engines.triton.masks").Tiles(*tiles))
+        masks = module_of(TRITON, "engines.triton.masks")
+        patch.setattr(gpu, "tilings_for", lambda inputs: masks.Tilings(*[masks.Tiles(*tiles)] * 3))
         patch.setattr(choice, "hindrance_of_the_kernel", gpu.hindrance_of_triton)
         patch.setattr(attention, "fused_attention", gpu.fused_attention)
         yield

@@ -67,9 +67,8 @@ def engine_for(engine: str, inputs: Inputs, dropout_keep: Any, empty_rows: str) 
     if hindrance:
         return choose(engine, {"fused": hindrance}, "blocked", hindrance)
     if inputs.query.is_cuda:
-        return choose(
-            engine, {}, "blocked", "the Triton kernels were judged in an interpreter only: ask for them by name"
-        )
+        why = "the judge has not yet accepted the Triton kernels on a GPU at its default effort: ask for them by name"
+        return choose(engine, {}, "blocked", why)
     return choose(engine, {}, "fused", "PyTorch's kernel takes it")
 
 

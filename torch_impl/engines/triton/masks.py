@@ -36,21 +36,19 @@ class Tiles(NamedTuple):
         return {"QUERIES": self.queries, "KEYS": self.keys, "num_warps": self.warps, "num_stages": self.stages}
 
 
-class TileRanges(NamedTuple):
-    """Four numbers for every block, [B, blocks, 4]: first and stop of the tiles to visit, and of those without a mask.
+class Tilings(NamedTuple):
+    """The tiles of the three kernels: the forward one, that of the queries' gradient, that of keys and values."""
 
-    For a block of queries they count blocks of keys, for a block of keys blocks of queries.
-    """
-
-    of_queries: torch.Tensor
-    of_keys: torch.Tensor
+    forward: Tiles
+    query: Tiles
+    key: Tiles
 
 
 class Marks(NamedTuple):
     """What settles a pair; None for what the mask has not.
 
     reach: [B, 3], the least and the largest j - i that is allowed, and the number of keys. keep: [B, K]. query_ids,
-    key_ids: [B, Q], [B, K]. array: [B, H, Q, K], with `strides`, those of a shared axis being 0.
+    key_ids: [B, Q], [B, K]. array: [B, H, Q, K], strided, the strides of shared axes being 0.
     """
 
     reach: torch.Tensor
@@ -58,7 +56,11 @@ class Marks(NamedTuple):
     query_ids: torch.Tensor | None
     key_ids: torch.Tensor | None
     array: torch.Tensor | None
-    strides: tuple[int, ...]
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Those of the array."""
+        return (0, 0, 0, 0) if self.array is None else self.array.stride()
 
 
 # --- which tiles ------------------------------------------------------------------------------------------------------
@@ -91,16 +93,22 @@ def ordered(first: Any, stop: Any, full_first: Any, full_stop: Any) -> np.ndarra
     return np.stack([first, stop, full_first, np.clip(full_stop, full_first, stop)], axis=-1)
 
 
-def ranges_of(mask: Any, query: torch.Tensor, key_length: int, tiles: Tiles) -> tuple[TileRanges, bool]:
-    """The ranges on the device of the query, and whether a tile that is visited may hold a forbidden pair."""
+def ranges_of_queries(mask: Any, query: torch.Tensor, key_length: int, tiles: Tiles) -> tuple[torch.Tensor, bool]:
+    """The ranges of every block of queries, in blocks of keys; whether a visited tile may hold a forbidden pair."""
     ranges = tile_ranges(mask, query.shape, key_length, tiles)
     first, stop, full_first, full_stop = np.moveaxis(ranges, -1, 0)
     masked = mask is not None and bool(np.any((first < full_first) | (full_stop < stop)))
-    both = ranges, turned(ranges, -(-key_length // tiles.keys))
-    return TileRanges(*(placed(each, query) for each in both)), masked
+    return placed(ranges, query), masked
+
+
+def ranges_of_keys(mask: Any, query: torch.Tensor, key_length: int, tiles: Tiles) -> torch.Tensor:
+    """The ranges of every block of keys, in blocks of queries."""
+    ranges = tile_ranges(mask, query.shape, key_length, tiles)
+    return placed(turned(ranges, -(-key_length // tiles.keys)), query)
 
 
 def placed(ranges: np.ndarray, query: torch.Tensor) -> torch.Tensor:
+    """[B, blocks, 4] on the device of the query: first and stop of what to visit, and of what needs no mask there."""
     on_device = torch.as_tensor(np.ascontiguousarray(ranges, np.int32), device=query.device)
     return on_device.expand(query.shape[0], -1, -1)
 
@@ -124,7 +132,6 @@ def marks_of(mask: Any, query: torch.Tensor, key_length: int) -> Marks:
         query_ids=None if segments is None else identities(segments.query_ids, B),
         key_ids=None if segments is None else identities(segments.key_ids, B),
         array=array,
-        strides=(0, 0, 0, 0) if array is None else array.stride(),
     )
 
 

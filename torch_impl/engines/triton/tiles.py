@@ -29,6 +29,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from torch_impl.engines.triton.layout import MASK
+
 BFLOAT16_DIGITS = tl.constexpr(-(1 << 16))
 """The sign, the exponent and 8 digits of a float32, one of them implied."""
 TF32_DIGITS = tl.constexpr(-(1 << 13))
@@ -91,7 +93,7 @@ def digits(numbers, added: tl.constexpr, kept: tl.constexpr):
 
 
 @triton.jit
-def allowed_pairs(marks, batch, head, rows, columns, Q, K):
+def allowed_pairs(marks, layout, batch, head, rows, columns, Q, K):
     """Whether queries may attend to keys; rows [rows, 1] and columns [1, columns], or the other way round."""
     reach = marks.reach + batch * 3
     distance = columns - rows
@@ -104,8 +106,9 @@ def allowed_pairs(marks, batch, head, rows, columns, Q, K):
         query_ids = tl.load(marks.query_ids + batch * Q + row, mask=rows < Q, other=0)
         allowed = allowed & (query_ids == tl.load(marks.key_ids + batch * K + column, mask=columns < K, other=0))
     if marks.array is not None:
-        place = marks.array + batch * marks.strides[0] + head * marks.strides[1]
-        place += row * marks.strides[2] + column * marks.strides[3]
+        strides = layout + MASK
+        place = marks.array + batch * tl.load(strides) + head * tl.load(strides + 1)
+        place += row * tl.load(strides + 2) + column * tl.load(strides + 3)
         allowed = allowed & (tl.load(place, mask=(rows < Q) & (columns < K), other=0) != 0)
     return allowed
 
