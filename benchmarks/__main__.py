@@ -77,6 +77,7 @@ def run(
     from benchmarks.measure.running import Plan
     from benchmarks.measure.workers import processors
     from benchmarks.results.result import empty, refusal
+    from benchmarks.results.tables import legend
     from benchmarks.subjects.registry import subject_at, subjects
 
     if device not in DEVICES:
@@ -102,7 +103,9 @@ def run(
     settings = {"device": device, "threads": threads, "seed": seed, "quick": quick, "only": list(only or ())}
     settings["with"] = list(others or ())
     result = empty(environment(device, threads), settings | {"rounds": [budget.least, budget.most]})
-    say(f"seed {seed}, {threads} threads, {result['environment']['cpu']}")
+    place = result["environment"]["gpu"] or f"{threads} threads, {result['environment']['cpu']}"
+    say(f"seed {seed}, {place}")
+    say(legend(result["settings"]["level"], budget.most))
     busy = result["environment"]["load"]
     if busy is not None and busy > 0.5 * there:
         say(f"other programs use this machine (load {busy:.1f} on {there} processors): intervals will be wide")
@@ -119,14 +122,19 @@ def usable(asked: Sequence[Subject], device: str, quick: bool, named: bool) -> l
 
     named: the user has named them; otherwise subjects of other devices are not mentioned.
     """
-    found = []
+    found: list[Subject] = []
+    reasons: dict[str, list[str]] = {}
     for subject in asked:
         elsewhere = "" if device in subject.device else f"it runs on {subject.device} only"
-        reason = elsewhere or subject.absent or (subject.slow if quick else "")
+        reason = elsewhere or subject.absent or (f"--quick: {subject.slow}" if quick and subject.slow else "")
         if not reason:
             found.append(subject)
         elif named or not elsewhere:
-            say(f"left out {subject.name}: {reason}")
+            reasons.setdefault(reason, []).append(subject.name)
+    for reason, names in reasons.items():
+        say(f"left out ({reason}): {'; '.join(names)}")
+    if not found:
+        refuse("no subject is left to time")
     return found
 
 
@@ -157,9 +165,10 @@ def execute(
 ) -> dict[str, Any]:
     """Run all cases, and write the result after each. An interrupt ends the run and keeps the result."""
     from benchmarks.measure.running import Run
+    from benchmarks.results.findings import of_case
     from benchmarks.results.result import case_result, save
     from benchmarks.results.scaling import scaling
-    from benchmarks.results.tables import case_table, other_lines
+    from benchmarks.results.tables import case_table, other_lines, title_of
 
     def keep() -> None:
         try:
@@ -178,6 +187,7 @@ def execute(
                 result["cases"].append(found)
                 result |= {"ceilings": run.ceilings, "scaling": scaling(result["cases"])}
                 keep()
+                console.print(Text(title_of(found), style="bold"), *of_case(found), sep="\n")
                 console.print(case_table(found, console.width), *other_lines(found), sep="\n")
         result["finished"] = True
     except KeyboardInterrupt:
@@ -189,16 +199,16 @@ def execute(
 
 
 def finish(result: dict[str, Any], plots: Path | None) -> NoReturn:
-    """Print the legend, the ceilings and the growth, draw the pictures, and exit."""
+    """Print the findings, the ceilings and the growth, draw the pictures, and exit."""
+    from benchmarks.results.findings import of_cases
+    from benchmarks.results.result import device_memory
     from benchmarks.results.scaling import WHAT_THEN, in_words
-    from benchmarks.results.tables import ceiling_lines, legend
+    from benchmarks.results.tables import ceiling_lines
 
-    if result["cases"]:
-        console.print(Text(legend(result["settings"]["level"], result["settings"]["rounds"][1])))
-    for line in ceiling_lines(result["ceilings"]):
-        console.print(Text(line))
-    words = in_words(result["scaling"], result["cases"], result["environment"]["memory"])
-    for line in [*words, *([WHAT_THEN] if words else [])]:
+    if len(result["cases"]) > 1:
+        console.print(Text("All cases", style="bold"), *map(Text, of_cases(result["cases"])), sep="\n")
+    words = in_words(result["cases"], device_memory(result))
+    for line in [*ceiling_lines(result["ceilings"]), *words, *([WHAT_THEN] if words else [])]:
         console.print(Text(line))
     draw(result, plots)
     if not result["finished"]:
@@ -230,6 +240,7 @@ def compare(
     """Compare two results: faster, slower or noise. Exit code 1 if any of our subjects is slower."""
     from benchmarks.results.compare import SLOWER
     from benchmarks.results.compare import compare as compared
+    from benchmarks.results.findings import of_comparison
     from benchmarks.results.result import read
 
     try:
@@ -242,8 +253,11 @@ def compare(
         say(line)
     for case, (least, most) in found.drift.items():
         say(f"{case}: unchanged libraries took {least:.2f} to {most:.2f} times as long")
+    for sentence in of_comparison(found):
+        console.print(Text(sentence))
     table = Table(box=None)
-    for heading, side in (("case", "left"), ("subject", "left"), ("B / A", "right"), ("may be", "right"), ("", "left")):
+    headings = (("case", "left"), ("subject", "left"), ("time B / A", "right"), ("interval", "right"), ("", "left"))
+    for heading, side in headings:
         table.add_column(heading, justify=side)  # type: ignore[arg-type]
     styles = {"faster": "green", "slower": "bold red", "noise": "dim"}
     for one in found.changes:

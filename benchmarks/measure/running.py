@@ -64,7 +64,7 @@ class Entry:
     during: Verdict = GOOD
     after: Verdict = GOOD
     calls: int = 1
-    memory: int | None = None
+    peaks: list[int] = field(default_factory=list)
     memory_note: str = ""
 
     def end(self, status: str, reason: str) -> None:
@@ -273,7 +273,7 @@ class Run:
     # --- memory ---
 
     def measure_memory(self, entries: Sequence[Entry], case: Case) -> None:
-        """Each in a process that is started for it."""
+        """Each in a process that is started for it, in as many calls as there are rounds at least."""
         if not self.plan.memory(case):
             return
         for entry in entries:
@@ -282,7 +282,8 @@ class Run:
             self.plan.step(f"{entry.subject.name}: memory")
             worker = self.start(MemoryWorker, (entry.subject, self.plan.device), entry.subject.environment)
             try:
-                entry.memory = worker.ask("measure", case, self.plan.seed, limit=self.plan.budget.limit)
+                given = (case, self.plan.seed, self.plan.budget.least)
+                entry.peaks = worker.ask("measure", *given, limit=self.plan.budget.limit)
             except Failed as failed:
                 entry.memory_note = f"memory: {failed}"
             worker.end()

@@ -12,6 +12,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from benchmarks.measure.statistics import LEAST_LEVEL
+
 Result = dict[str, Any]
 Pair = tuple[str, Result, Result]
 """A case's name, and one subject of it in both results."""
@@ -79,7 +81,7 @@ def change(case: str, old: Result, new: Result, drift: tuple[float, float] | Non
     verdict = FASTER if high < 1 else SLOWER if low > 1 else NOISE
     if drift is not None and drift[0] <= ratio <= drift[1]:
         verdict = NOISE
-    if min(a["level"], b["level"]) < 0.9:  # too few rounds to say anything
+    if min(a["level"], b["level"]) < LEAST_LEVEL:
         verdict = NOISE
     return Change(case, new["name"], new["ours"], ratio, low, high, verdict)
 
