@@ -125,9 +125,9 @@ def against_libraries(cases: Sequence[Result]) -> str:
     lead, lag = max(found, key=lambda one: one[0].low), max(found, key=lambda one: one[1].low)
     told = []
     if lead[0].clear and lead[0].low > 1:
-        told.append(f"we lead most at {lead[2]}: {lead[4]} takes {lead[0]} as long as {lead[3]}")
+        told.append(f"largest lead of {lead[3]}: {lead[4]} takes {lead[0]} as long ({lead[2]})")
     if lag[1].clear and lag[1].low > 1:
-        told.append(f"we trail most at {lag[2]}: {lag[3]} takes {lag[1]} as long as {lag[4]}")
+        told.append(f"largest lag: {lag[3]} takes {lag[1]} as long as {lag[4]} ({lag[2]})")
     text = "; ".join(told) or "between our engines and the fastest library every difference is within noise"
     return f"{text[0].upper()}{text[1:]}."
 

@@ -80,8 +80,8 @@ def test_all_cases_have_three_sentences() -> None:
     ]  # fmt: skip
     assert findings.of_cases(cases) == [
         "Fastest in 3 cases: our engine in 1; library in 1; several within noise in 1.",
-        "We lead most at T=32: library takes 2.00 [2.00, 2.00] times as long as our engine; "
-        "we trail most at T=128: our engine takes 10.00 [10.00, 10.00] times as long as library.",
+        "Largest lead of our engine: library takes 2.00 [2.00, 2.00] times as long (T=32); "
+        "largest lag: our engine takes 10.00 [10.00, 10.00] times as long as library (T=128).",
         "Time of causal attention from T=32 to 128 grows as T^1.00 [1.00, 1.00] (our engine).",
     ]
     same = case(ours(*[1.0, 1.1] * 4), of("library", [1.1, 1.0] * 4))

@@ -119,8 +119,10 @@ def test_pictures(result: dict[str, Any], tmp_path: Path) -> None:
     from benchmarks.results.plots import plot
 
     written = plot(result, tmp_path / "pictures")
-    assert [path.name for path in written] == ["growth-causal.png", "ratios-reference-numpy.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+    assert [path.name for path in written] == ["growth-causal.svg", "ratios-reference-numpy.svg"]
+    for path in written:
+        assert 'width="316.8"' in path.read_text()
+        assert "light-dark(" in path.read_text()
 
 
 # --- two results ------------------------------------------------------------------------------------------------------
