@@ -23,7 +23,7 @@ class Plots(NamedTuple):
     @property
     def style(self) -> Markup:
         """Of the page: the colours of the pictures follow its own."""
-        return Markup(dark_rules(".plot"))
+        return Markup(dark_rules())
 
 
 def plots(result: dict[str, Any]) -> Plots:

@@ -103,6 +103,8 @@ def fastest(cases: Sequence[Result]) -> str:
     alone: Counter[str] = Counter(first[0]["name"] for case in cases if len(first := leaders(case)) == 1)
     if not cases:
         return ""
+    if not alone:
+        return f"In {counted(len(cases), 'case')} the fastest differ by no more than noise."
     told = [f"{name} in {count}" for name, count in alone.most_common(NAMED)]
     others = sum(alone.values()) - sum(count for _, count in alone.most_common(NAMED))
     told += [f"others in {others}"] if others else []

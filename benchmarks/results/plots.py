@@ -79,12 +79,15 @@ ALONE = f"svg{{color-scheme:light dark;background:{PAPER};background:light-dark(
 """Of a picture that is a file. Within a page the page decides."""
 
 
-def dark_rules(scope: str = "") -> str:
-    """CSS that gives each colour its other one where the page is dark; what knows no CSS shows the light ones."""
-    rules = [f"{scope} text{{fill:light-dark({INK},{DARK[INK]})}}"]
+def dark_rules() -> str:
+    """CSS that gives each colour its other one where the page is dark; what knows no CSS shows the light ones.
+
+    No rule names what is around a picture: copies by `use`, which markers are, have nothing around them.
+    """
+    rules = [f"text{{fill:light-dark({INK},{DARK[INK]})}}"]
     for light, dark in DARK.items():
         for part in ("fill", "stroke"):
-            rules.append(f'{scope} [style*="{part}: {light}"]{{{part}:light-dark({light},{dark}) !important}}')
+            rules.append(f'[style*="{part}: {light}"]{{{part}:light-dark({light},{dark}) !important}}')
     return "\n".join(rules)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.results.plots import COLOURS, INK
 from tests.support import browser, made_results
 
 chromium = browser.chromium
@@ -29,7 +31,7 @@ TEXTS = """() => [...document.querySelectorAll("svg")].flatMap((picture) => {
   });
   return faults;
 })"""
-COLOURS = """() => {
+CONTRAST = """() => {
   const canvas = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
   const paint = (colour) => {
     canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
@@ -61,6 +63,15 @@ COLOURS = """() => {
 }"""
 
 
+LIGHT = {tuple(bytes.fromhex(colour[1:])) for colour in COLOURS if colour != INK}
+
+
+def seen(page: Any) -> set[tuple[int, ...]]:
+    """The colours of the first picture's pixels: what `use` copies has no style that a script could ask for."""
+    image = pytest.importorskip("PIL.Image").open(io.BytesIO(page.locator("svg").first.screenshot()))
+    return {colour for _, colour in image.convert("RGB").getcolors(2**24)}
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The page of a run on a GPU, and a picture that is a file."""
@@ -85,9 +96,10 @@ def test_pictures_can_be_read(size: str, scheme: Any, chromium: Any, places: dic
         with browser.opened(chromium, path, size=SIZES[size], color_scheme=scheme) as watched:
             page = watched.page
             assert page.evaluate(TEXTS) == [], name
-            found = page.evaluate(COLOURS)
+            found = page.evaluate(CONTRAST)
             assert found["text"] > 4.5, name
             assert found["line"] > (3 if scheme == "dark" else 2), name
+            assert (seen(page) & LIGHT != set()) == (scheme == "light"), name
             assert browser.sideways(page) == [] or name != "page"
             assert browser.accessibility_faults(page) == [] or name != "page"
             assert (watched.errors, watched.requests) == ([], [])
@@ -125,5 +137,7 @@ def test_faults_of_pictures_are_seen(chromium: Any, places: dict[str, Path]) -> 
         assert faults("small")
         page.add_style_tag(content=".plot svg { width: 500px; max-width: none }")
         assert faults("outside")
+        assert not seen(page) & LIGHT
         page.evaluate(WITHOUT_DARK)
-        assert page.evaluate(COLOURS)["text"] < 4.5
+        assert seen(page) & LIGHT
+        assert page.evaluate(CONTRAST)["text"] < 4.5

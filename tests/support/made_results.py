@@ -88,7 +88,7 @@ FACTORS = {
 
 def on_gpu(failing: str = "torch SDPA, cuDNN") -> Result:
     """All attention of a run with --device cuda; one subject has failed at the longest sequences."""
-    there = environment("cpu", 16) | {"gpu": GPU, "gpu_memory": 85_000_000_000}
+    there = environment("cpu", 16) | {"processors": 16, "load": 0.5, "gpu": GPU, "gpu_memory": 85_000_000_000}
     settings = {"device": "cuda", "threads": 16, "seed": 5, "quick": False, "only": [], "with": [], "rounds": [7, 21]}
     result = empty(there, settings)
     peaks = [one | {"dtype": case.dtype, "rates": [1e15]} for one in CEILINGS for case in CUDA_CASES[1:3]]
