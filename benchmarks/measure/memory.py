@@ -20,6 +20,8 @@ RESET_PEAK = "5"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 SPARE = 0.8
 """The share of the free memory that a case may need."""
+KEPT_BY_JAX = 2**30
+"""Bytes of a case on a GPU from which on a process with JAX ends after it: JAX gives no memory back."""
 
 
 class NotMeasured(Exception):
@@ -134,7 +136,10 @@ def free_on_gpu() -> int | None:
         import torch
     except ImportError:
         return None
-    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
+    try:
+        return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
+    except RuntimeError:
+        return None
 
 
 def needed(subject: Subject, case: Case) -> int:
