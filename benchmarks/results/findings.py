@@ -81,7 +81,7 @@ def of_case(case: Result) -> list[str]:
     if len(order) == 1:
         return [f"Only {fastest['name']} has a time, {spent}.", *lines]
     if len(first) > 1:
-        start = f"Fastest, within noise of each other: {names(first)}; {spent}."
+        start = f"Fastest, within noise of each other: {names(first)} ({spent})."
     else:
         start = f"Fastest is {fastest['name']}, {spent}; {order[1]['name']} takes {ratio(order[1], fastest)} as long."
     behind = [one for one in order if one["name"] in case["bases"] and one not in (*first, order[1])]

@@ -13,6 +13,8 @@ from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results.findings import counted
+
 Result = dict[str, Any]
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")
@@ -145,7 +147,7 @@ class Looks:
 
 def machine(result: Result) -> str:
     found = result["environment"]
-    return found["gpu"] or f"{found['cpu']}, {found['threads']} threads"
+    return found["gpu"] or f"{found['cpu']}, {counted(found['threads'], 'thread')}"
 
 
 LINE, EDGE = 0.19, 0.4

@@ -41,9 +41,9 @@ def ours(*seconds: float) -> Entry:
         ([0.5] * 6, ["Fastest is library, 500 [500, 500] ms; our engine takes 2.00 [2.00, 2.00] times as long."]),
         (
             [2.0, 0.9, 1, 2, 2, 2],
-            ["Fastest, within noise of each other: our engine; library; 1e+03 [1e+03, 1e+03] ms."],
+            ["Fastest, within noise of each other: our engine; library (1e+03 [1e+03, 1e+03] ms)."],
         ),
-        ([2.0] * 3, ["Fastest, within noise of each other: our engine; library; 1e+03 [1e+03, 1e+03] ms."]),
+        ([2.0] * 3, ["Fastest, within noise of each other: our engine; library (1e+03 [1e+03, 1e+03] ms)."]),
     ],
     ids=["ahead", "behind", "noise", "too few rounds"],
 )
