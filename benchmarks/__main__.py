@@ -216,7 +216,11 @@ def finish(result: dict[str, Any], plots: Path | None) -> NoReturn:
     if len(result["cases"]) > 1:
         console.print(Text("All cases", style="bold"), *map(Text, of_cases(result["cases"])), sep="\n")
     words = in_words(result["cases"], device_memory(result))
-    for line in [*ceiling_lines(result["ceilings"]), *words, *([WHAT_THEN] if words else [])]:
+    for line in [
+        *ceiling_lines(result["ceilings"]),
+        *words,
+        *([WHAT_THEN] if any(" would fill " in line for line in words) else []),
+    ]:
         console.print(Text(line))
     draw(result, plots)
     if not result["finished"]:

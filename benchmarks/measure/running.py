@@ -151,7 +151,7 @@ class Run:
             return entry.end(LEFT_OUT, str(failed)) if failed.unfit else self.fail(entry, str(failed))
         assert entry.start is not None
         if entry.start.typical > plan.budget.slowest:
-            reason = f"one call takes {entry.start.typical:.1f} s, more than the {plan.budget.slowest:g} s given to it"
+            reason = f"one call takes {entry.start.typical:.2f} s, more than the {plan.budget.slowest:g} s given to it"
             self.worker(subject).end()  # with all the memory that it has, which the others need
             return entry.end(LEFT_OUT, reason)
 

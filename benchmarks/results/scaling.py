@@ -106,7 +106,7 @@ def in_words(cases: Sequence[Result], memory: int | None) -> list[str]:
             end = ends(space, cases, memory) if enough else ""  # type: ignore[arg-type]
             levels = min(one["level"] for one in (time, space) if one is not None)
             line = f"{series}, T={time['from']:,} to {time['to']:,}: {subject}: {growth}"
-            lines.append(f"{line} (with at least {math.floor(levels * 100)}%){'. ' + end if end else ''}")
+            lines.append(f"{line} (intervals of at least {math.floor(levels * 100)}%){'. ' + end if end else ''}")
     return lines
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -83,6 +84,21 @@ def test_a_kernel_that_sdpa_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch)
         loaded = ready.load(inputs(SMALL, 1), mask(SMALL, 1))
         with pytest.raises(error):
             ready.call(loaded)
+
+
+def test_a_case_that_cudnn_refuses_in_jax_is_left_out() -> None:
+    """It is traced without a GPU, with the shapes that JAX takes."""
+    jax = pytest.importorskip("jax")
+    from benchmarks.subjects.jax_subjects import refuse_what_cudnn_does_not_take
+
+    def apply(implementation: str, query: Any, key: Any, value: Any, mask: Any) -> Any:
+        assert (query.shape, key.shape) == ((1, 32, 8, 64), (1, 32, 8, 64))
+        return jax.nn.dot_product_attention(query, key, value, implementation=implementation)
+
+    refuse_what_cudnn_does_not_take(SMALL, partial(apply, "xla"), None)
+    if jax.default_backend() == "cpu":
+        with pytest.raises(Unfit, match="cuDNN"):
+            refuse_what_cudnn_does_not_take(SMALL, partial(apply, "cudnn"), None)
 
 
 # --- failures ---------------------------------------------------------------------------------------------------------
