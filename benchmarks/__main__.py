@@ -18,7 +18,9 @@ from rich.text import Text
 from benchmarks.cases import Case
 from benchmarks.subjects.subject import Subject
 
-app = typer.Typer(add_completion=False, help="Time attention and layer norm, and judge every result.")
+app = typer.Typer(
+    add_completion=False, help="Time attention and layer norm, and judge every result. Without a command: run."
+)
 console = Console(markup=False)
 if not console.is_terminal:
     console.width = 160  # in a file no line need be broken
@@ -38,8 +40,9 @@ def chosen(words: Sequence[str], cases: Sequence[Case], known: Sequence[Subject]
     of_subjects = [word for word in words if word not in of_cases]
     for word in of_subjects:
         if not any(word in subject.name for subject in known):
-            names = "; ".join([*(case.name for case in cases), *(subject.name for subject in known)])
-            raise ValueError(f"no case or subject has {word!r} in its name; there are: {names}")
+            names = ["; ".join(one.name for one in every) for every in (cases, known)]
+            there = f"cases: {names[0]}\nsubjects: {names[1]}"
+            raise ValueError(f"no case or subject has {word!r} in its name\n{there}")
     found = [case for case in cases if not of_cases or any(word in case.name for word in of_cases)]
     subjects = [one for one in known if not of_subjects or any(word in one.name for word in of_subjects)]
     found = [case for case in found if any(one.operation == case.operation for one in subjects)]
@@ -59,11 +62,15 @@ def told_apart(known: list[Subject]) -> list[Subject]:
 
 @app.command()
 def run(
-    quick: Annotated[bool, typer.Option("--quick", help="small cases of most kinds, below two minutes")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="small cases of most kinds; two minutes on two quiet cores")
+    ] = False,
     only: Annotated[list[str] | None, typer.Option(help="part of a case's or subject's name; may be repeated")] = None,
-    json: Annotated[Path | None, typer.Option(help="write the result to this file", metavar="FILE")] = None,
-    plots: Annotated[Path | None, typer.Option(help="write pictures to this folder", metavar="DIR")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda")] = "cpu",
+    json: Annotated[
+        Path | None, typer.Option(help="write the result to this file, again after every case", metavar="FILE")
+    ] = None,
+    plots: Annotated[Path | None, typer.Option(help="write pictures (SVG) to this folder", metavar="DIR")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda; a GPU has larger cases")] = "cpu",
     threads: Annotated[int | None, typer.Option(help="threads; by default all processors", min=1)] = None,
     seed: Annotated[
         int | None, typer.Option(help="generate the same inputs again; by default a fresh seed", min=0)
@@ -76,7 +83,9 @@ def run(
     from benchmarks.measure.environment import environment, has_gpu
     from benchmarks.measure.running import Plan
     from benchmarks.measure.workers import processors
+    from benchmarks.results.findings import counted
     from benchmarks.results.result import empty, refusal
+    from benchmarks.results.tables import legend
     from benchmarks.subjects.registry import subject_at, subjects
 
     if device not in DEVICES:
@@ -102,7 +111,9 @@ def run(
     settings = {"device": device, "threads": threads, "seed": seed, "quick": quick, "only": list(only or ())}
     settings["with"] = list(others or ())
     result = empty(environment(device, threads), settings | {"rounds": [budget.least, budget.most]})
-    say(f"seed {seed}, {threads} threads, {result['environment']['cpu']}")
+    place = result["environment"]["gpu"] or f"{counted(threads, 'thread')}, {result['environment']['cpu']}"
+    say(f"seed {seed}, {place}")
+    say(legend(result["settings"]["level"], budget.most))
     busy = result["environment"]["load"]
     if busy is not None and busy > 0.5 * there:
         say(f"other programs use this machine (load {busy:.1f} on {there} processors): intervals will be wide")
@@ -119,14 +130,19 @@ def usable(asked: Sequence[Subject], device: str, quick: bool, named: bool) -> l
 
     named: the user has named them; otherwise subjects of other devices are not mentioned.
     """
-    found = []
+    found: list[Subject] = []
+    reasons: dict[str, list[str]] = {}
     for subject in asked:
         elsewhere = "" if device in subject.device else f"it runs on {subject.device} only"
-        reason = elsewhere or subject.absent or (subject.slow if quick else "")
+        reason = elsewhere or subject.absent or (f"--quick: {subject.slow}" if quick and subject.slow else "")
         if not reason:
             found.append(subject)
         elif named or not elsewhere:
-            say(f"left out {subject.name}: {reason}")
+            reasons.setdefault(reason, []).append(subject.name)
+    for reason, names in reasons.items():
+        say(f"left out ({reason}): {'; '.join(names)}")
+    if not found:
+        refuse("no subject is left to time")
     return found
 
 
@@ -157,9 +173,10 @@ def execute(
 ) -> dict[str, Any]:
     """Run all cases, and write the result after each. An interrupt ends the run and keeps the result."""
     from benchmarks.measure.running import Run
+    from benchmarks.results.findings import of_case
     from benchmarks.results.result import case_result, save
     from benchmarks.results.scaling import scaling
-    from benchmarks.results.tables import case_table, other_lines
+    from benchmarks.results.tables import case_table, other_lines, title_of
 
     def keep() -> None:
         try:
@@ -178,6 +195,7 @@ def execute(
                 result["cases"].append(found)
                 result |= {"ceilings": run.ceilings, "scaling": scaling(result["cases"])}
                 keep()
+                console.print(Text(title_of(found), style="bold"), *of_case(found), sep="\n")
                 console.print(case_table(found, console.width), *other_lines(found), sep="\n")
         result["finished"] = True
     except KeyboardInterrupt:
@@ -189,16 +207,20 @@ def execute(
 
 
 def finish(result: dict[str, Any], plots: Path | None) -> NoReturn:
-    """Print the legend, the ceilings and the growth, draw the pictures, and exit."""
+    """Print the findings, the ceilings and the growth, draw the pictures, and exit."""
+    from benchmarks.results.findings import of_cases
+    from benchmarks.results.result import device_memory
     from benchmarks.results.scaling import WHAT_THEN, in_words
-    from benchmarks.results.tables import ceiling_lines, legend
+    from benchmarks.results.tables import ceiling_lines
 
-    if result["cases"]:
-        console.print(Text(legend(result["settings"]["level"], result["settings"]["rounds"][1])))
-    for line in ceiling_lines(result["ceilings"]):
-        console.print(Text(line))
-    words = in_words(result["scaling"], result["cases"], result["environment"]["memory"])
-    for line in [*words, *([WHAT_THEN] if words else [])]:
+    if len(result["cases"]) > 1:
+        console.print(Text("All cases", style="bold"), *map(Text, of_cases(result["cases"])), sep="\n")
+    words = in_words(result["cases"], device_memory(result))
+    for line in [
+        *ceiling_lines(result["ceilings"]),
+        *words,
+        *([WHAT_THEN] if any(" would fill " in line for line in words) else []),
+    ]:
         console.print(Text(line))
     draw(result, plots)
     if not result["finished"]:
@@ -230,6 +252,7 @@ def compare(
     """Compare two results: faster, slower or noise. Exit code 1 if any of our subjects is slower."""
     from benchmarks.results.compare import SLOWER
     from benchmarks.results.compare import compare as compared
+    from benchmarks.results.findings import of_comparison
     from benchmarks.results.result import read
 
     try:
@@ -238,17 +261,22 @@ def compare(
         refuse(str(error))
     except (KeyError, TypeError) as error:
         refuse(f"not a result of this format: {error!r}")
+    for sentence in of_comparison(found):
+        console.print(Text(sentence))
     for line in found.circumstances:
         say(line)
-    for case, (least, most) in found.drift.items():
-        say(f"{case}: unchanged libraries took {least:.2f} to {most:.2f} times as long")
     table = Table(box=None)
-    for heading, side in (("case", "left"), ("subject", "left"), ("B / A", "right"), ("may be", "right"), ("", "left")):
+    headings = (("case", "left"), ("subject", "left"), ("time B / A", "right"), ("interval", "right"),
+                *([("same libraries", "right")] if found.drift else []), ("", "left"))  # fmt: skip
+    for heading, side in headings:
         table.add_column(heading, justify=side)  # type: ignore[arg-type]
     styles = {"faster": "green", "slower": "bold red", "noise": "dim"}
     for one in found.changes:
         span = f"[{one.low:.2f}, {one.high:.2f}]"
-        table.add_row(one.case, one.subject, f"{one.ratio:.2f}", Text(span), one.verdict, style=styles[one.verdict])
+        of_case = found.drift.get(one.case)
+        drift = [("" if of_case is None else f"{of_case[0]:.2f} to {of_case[1]:.2f}")] if found.drift else []
+        cells: list[Any] = [one.case, one.subject, f"{one.ratio:.2f}", Text(span), *drift, one.verdict]
+        table.add_row(*cells, style=styles[one.verdict])
     console.print(table)
     raise typer.Exit(1 if any(one.ours and one.verdict == SLOWER for one in found.changes) else 0)
 
@@ -256,9 +284,9 @@ def compare(
 @app.command()
 def plot(
     result: Annotated[Path, typer.Argument(help="a result, written by --json", metavar="RESULT.json")],
-    folder: Annotated[Path, typer.Option("--to", help="their folder", metavar="DIR")] = Path("benchmark-plots"),
+    folder: Annotated[Path, typer.Option("--to", help="the folder for them", metavar="DIR")] = Path("benchmark-plots"),
 ) -> None:
-    """Draw pictures of a result."""
+    """Draw pictures of a result, as SVG."""
     from benchmarks.results.result import read
 
     try:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import re
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 from markupsafe import Markup
 
-from benchmarks.results.plots import STYLE, figures, slug
+from benchmarks.results.plots import dark_rules, drawn, slug
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}href"
 NUMBER = re.compile(r"-?\d+\.\d+(?:e-?\d+)?")
-NO_METADATA: dict[str, Any] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 class Plots(NamedTuple):
@@ -22,23 +20,18 @@ class Plots(NamedTuple):
     drawn: tuple[tuple[str, Markup], ...]
     missing: str
 
+    @property
+    def style(self) -> Markup:
+        """Of the page: the colours of the pictures follow its own."""
+        return Markup(dark_rules())
+
 
 def plots(result: dict[str, Any]) -> Plots:
     try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
+        found = tuple((name, within_page(text, slug(name))) for name, text in drawn(result))
     except ImportError as error:
         return Plots((), f"The pictures need {error.name}, which is not installed: pip install -e .[bench]")
-    found = []
-    with pyplot.rc_context(STYLE):
-        for name, figure in figures(result):
-            written = io.StringIO()
-            figure.savefig(written, format="svg", bbox_inches="tight", metadata=NO_METADATA)
-            pyplot.close(figure)
-            found.append((name, within_page(written.getvalue(), slug(name))))
-    return Plots(tuple(found), "" if found else "There is nothing to draw.")
+    return Plots(found, "" if found else "There is nothing to draw.")
 
 
 def within_page(text: str, name: str) -> Markup:

@@ -21,6 +21,7 @@ RATIO = ("median", "low", "high")
 RATE = ("median",)
 SHOWN = {
     "seconds": (*RATIO, "level", "n"), "flops_per_second": RATE, "bytes_per_second": RATE, "share": ("of", "median"),
+    "peaks": (*RATIO, "level"),
 }  # fmt: skip
 """What is kept of an interval, by the field that it stands in; of any other what is kept of a ratio."""
 

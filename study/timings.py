@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from benchmarks.results.findings import of_case, of_cases
 from benchmarks.results.plots import slug
+from benchmarks.results.result import device_memory
 from benchmarks.results.scaling import in_words
-from benchmarks.results.tables import case_table, ceiling_lines, legend, milliseconds, other_lines, times
+from benchmarks.results.tables import case_table, ceiling_lines, legend, milliseconds, other_lines, times, title_of
 from study.grids import Grid, grid, moment
 from study.plots import Plots, plots
 from study.sources import LABELS
@@ -17,11 +19,13 @@ MEASURED, FAILED = "measured", "failed"
 
 
 class Case(NamedTuple):
-    """One case: its table, those that failed with the reason, and what is to be said of the others."""
+    """One case: findings and a table, those that failed with the reason, and what is to be said of the others."""
 
     name: str
     place: str  # on the page
     operation: str
+    title: str
+    findings: tuple[str, ...]
     table: Grid
     failed: tuple[tuple[str, str], ...]
     remarks: tuple[str, ...]
@@ -42,7 +46,10 @@ class Speed(NamedTuple):
 
 
 class Timings(NamedTuple):
-    """about: what it was measured on and with. notes: what takes from the weight of the whole."""
+    """about: what it was measured on and with. notes: what takes from the weight of the whole.
+
+    findings: of all cases. of_operations: of the cases of each operation.
+    """
 
     when: str
     about: tuple[tuple[str, str], ...]
@@ -53,6 +60,8 @@ class Timings(NamedTuple):
     speeds: dict[str, tuple[Speed, ...]]  # by operation
     growth: tuple[str, ...]
     plots: Plots
+    findings: tuple[str, ...]
+    of_operations: dict[str, tuple[str, ...]]
 
     def bases(self, operation: str) -> list[str]:
         """The engines of ours that the others are divided by."""
@@ -66,17 +75,19 @@ def timings(result: Result) -> Timings:
     return Timings(
         moment(result["written"]), about(result), notes(result),
         legend(result["settings"]["level"], result["settings"]["rounds"][1]), tuple(ceiling_lines(result["ceilings"])),
-        tuple(map(case_of, cases)), speeds, tuple(in_words(result["scaling"], cases, result["environment"]["memory"])),
-        plots(result),
+        tuple(map(case_of, cases)), speeds, tuple(in_words(cases, device_memory(result))), plots(result),
+        tuple(of_cases(cases)),
+        {one: tuple(of_cases([case for case in cases if case["operation"] == one])) for one in operations},
     )  # fmt: skip
 
 
 def about(result: Result) -> tuple[tuple[str, str], ...]:
     there, settings = result["environment"], result["settings"]
-    memory = there["memory"]
+    memory = device_memory(result)
     told = {
         "written": moment(result["written"]),
-        "processor": there["gpu"] or there["cpu"],
+        "GPU": there["gpu"],
+        "processor": there["cpu"],
         "threads": f"{there['threads']} of {there['processors']} processors",
         "memory": None if memory is None else f"{memory / 1e9:.0f} GB",
         "system": there["system"],
@@ -119,7 +130,8 @@ def case_of(case: Result) -> Case:
     failed = tuple((one["name"], one["reason"]) for one in subjects if one["status"] == FAILED)
     below = (line.plain for line in other_lines(case))
     remarks = tuple(line for line in below if not line.startswith("FAILED"))
-    return Case(case["name"], place_of(case), case["operation"], grid(case_table(case)), failed, remarks)
+    shown = title_of(case), tuple(of_case(case)), grid(case_table(case))
+    return Case(case["name"], place_of(case), case["operation"], *shown, failed, remarks)
 
 
 def place_of(case: Result) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -24,6 +25,7 @@ def environment(device: str, threads: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: version for name in PACKAGES if (version := version_of(name))},
         "gpu": gpu() if device == "cuda" else None,
+        "gpu_memory": gpu_memory() if device == "cuda" else None,
         "commit": commit(),
         "load": load(),
     }
@@ -54,12 +56,26 @@ def memory() -> int | None:
 
 
 def gpu() -> str | None:
-    try:
+    """Its name, from PyTorch or from JAX."""
+    with contextlib.suppress(ImportError):
         import torch
 
-        return str(torch.cuda.get_device_name(0)) if torch.cuda.is_available() else None
-    except ImportError:
-        return None
+        if torch.cuda.is_available():
+            return str(torch.cuda.get_device_name(0))
+    with contextlib.suppress(ImportError, RuntimeError):
+        import jax
+
+        return str(jax.devices("gpu")[0].device_kind)
+    return None
+
+
+def gpu_memory() -> int | None:
+    with contextlib.suppress(ImportError):
+        import torch
+
+        if torch.cuda.is_available():
+            return int(torch.cuda.get_device_properties(0).total_memory)
+    return None
 
 
 def load() -> float | None:

@@ -20,6 +20,8 @@ RESET_PEAK = "5"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 SPARE = 0.8
 """The share of the free memory that a case may need."""
+KEPT_BY_JAX = 2**30
+"""Bytes of a case on a GPU from which on a process with JAX ends after it: JAX gives no memory back."""
 
 
 class NotMeasured(Exception):
@@ -61,13 +63,13 @@ def extra_peak(call: Callable[[], Any]) -> int:
 
 
 class MemoryWorker:
-    """A subject in a process that does nothing but this: the call once, to be warm, and once more to be measured."""
+    """A subject in a process that does nothing but this: the call once, to be warm, and more often to be measured."""
 
     def __init__(self, subject: Subject, device: str) -> None:
         self.subject, self.device = subject, device
 
-    def measure(self, case: Case, seed: int) -> int:
-        """Bytes above the inputs, results included."""
+    def measure(self, case: Case, seed: int, calls: int) -> list[int]:
+        """Bytes above the inputs, results included, of each of the calls."""
         give_memory_back()
         os.environ[NO_ARENAS] = "1"
         prepared = self.subject.ready(case, self.device)
@@ -84,9 +86,12 @@ class MemoryWorker:
         inputs = loaded(0)
         with prepared.around():
             call()
-            inputs = None  # or both would count where a peak cannot be reset
-            inputs = loaded(1)
-            return on_gpu(self.subject.arrays, call) if self.device == "cuda" else extra_peak(call)
+            found = []
+            for number in range(1, 1 + calls):
+                inputs = None  # or both would count where a peak cannot be reset
+                inputs = loaded(number)
+                found.append(on_gpu(self.subject.arrays, call) if self.device == "cuda" else extra_peak(call))
+            return found
 
 
 def on_gpu(arrays: str, call: Callable[[], Any]) -> int:
@@ -131,7 +136,10 @@ def free_on_gpu() -> int | None:
         import torch
     except ImportError:
         return None
-    return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
+    try:
+        return int(torch.cuda.mem_get_info()[0]) if torch.cuda.is_available() else None
+    except RuntimeError:
+        return None
 
 
 def needed(subject: Subject, case: Case) -> int:

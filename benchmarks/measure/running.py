@@ -64,7 +64,7 @@ class Entry:
     during: Verdict = GOOD
     after: Verdict = GOOD
     calls: int = 1
-    memory: int | None = None
+    peaks: list[int] = field(default_factory=list)
     memory_note: str = ""
 
     def end(self, status: str, reason: str) -> None:
@@ -126,16 +126,16 @@ class Run:
     def case(self, case: Case) -> tuple[Work, list[Entry]]:
         """Everything about a case: each subject's entry, in the order of the subjects."""
         entries = [Entry(subject) for subject in self.subjects if subject.operation == case.operation]
-        free = memory.available(self.plan.device)
         for entry in entries:
-            self.make_ready(entry, case, free)
+            # What the processes before it keep is not free for it.
+            self.make_ready(entry, case, memory.available(self.plan.device))
         self.examine(entries, case, BEFORE)
         self.time(entries, case)
         self.examine(entries, case, AFTER)
         self.judge_trials(entries, case)
         found = work(case, self.plan.seed)
         self.refuse_the_impossible(entries, case, found)
-        self.put_away(entries)
+        self.put_away(entries, case)
         self.measure_memory(entries, case)
         return found, entries
 
@@ -148,21 +148,28 @@ class Run:
         try:
             entry.start = self.ask(entry, "prepare", case, plan.seed, plan.budget.slowest)
         except Failed as failed:
-            return entry.end(LEFT_OUT if failed.unfit else FAILED, str(failed))
+            return entry.end(LEFT_OUT, str(failed)) if failed.unfit else self.fail(entry, str(failed))
         assert entry.start is not None
         if entry.start.typical > plan.budget.slowest:
-            reason = f"one call takes {entry.start.typical:.1f} s, more than the {plan.budget.slowest:g} s given to it"
+            reason = f"one call takes {entry.start.typical:.2f} s, more than the {plan.budget.slowest:g} s given to it"
             self.worker(subject).end()  # with all the memory that it has, which the others need
             return entry.end(LEFT_OUT, reason)
 
-    def put_away(self, entries: Sequence[Entry]) -> None:
+    def fail(self, entry: Entry, reason: str) -> None:
+        """A failed call ends its process, and gives back all of its memory: the others of the case go on."""
+        entry.end(FAILED, reason)
+        self.worker(entry.subject).end()
+
+    def put_away(self, entries: Sequence[Entry], case: Case) -> None:
         """Nothing of a case stays where the next one may need the room; what failed begins anew."""
         for entry in entries:
+            on_gpu = self.plan.device == "cuda" and entry.subject.arrays == "jax"
+            large = on_gpu and memory.needed(entry.subject, case) > memory.KEPT_BY_JAX
             try:
-                if entry.measured:
-                    self.ask(entry, "release")
-                elif entry.status == FAILED:
+                if entry.status == FAILED or (large and entry.measured):
                     self.worker(entry.subject).end()
+                elif entry.measured:
+                    self.ask(entry, "release")
             except Failed as failed:
                 self.plan.say(f"{entry.subject.name}: {failed}")
 
@@ -181,7 +188,7 @@ class Run:
             try:
                 samples = self.ask(entry, "examine", case, seed, (when,), places)
             except Failed as failed:
-                entry.end(FAILED, f"{where}: {failed}")
+                self.fail(entry, f"{where}: {failed}")
                 continue
             pairs = zip(places, samples, strict=True)
             verdict = worst(call.rows(place, got, entry.subject.conventions, where) for place, got in pairs)
@@ -232,7 +239,7 @@ class Run:
             try:
                 entry.trials.append(self.undisturbed(entry, case, number, patient_until))
             except Failed as failed:
-                entry.end(FAILED, f"timed trial {number + 1}: {failed}")
+                self.fail(entry, f"timed trial {number + 1}: {failed}")
             return entry.measured
 
         patient_until = time.monotonic() + self.plan.budget.patience * self.plan.budget.seconds
@@ -273,7 +280,7 @@ class Run:
     # --- memory ---
 
     def measure_memory(self, entries: Sequence[Entry], case: Case) -> None:
-        """Each in a process that is started for it."""
+        """Each in a process that is started for it, in as many calls as there are rounds at least."""
         if not self.plan.memory(case):
             return
         for entry in entries:
@@ -282,7 +289,8 @@ class Run:
             self.plan.step(f"{entry.subject.name}: memory")
             worker = self.start(MemoryWorker, (entry.subject, self.plan.device), entry.subject.environment)
             try:
-                entry.memory = worker.ask("measure", case, self.plan.seed, limit=self.plan.budget.limit)
+                given = (case, self.plan.seed, self.plan.budget.least)
+                entry.peaks = worker.ask("measure", *given, limit=self.plan.budget.limit)
             except Failed as failed:
                 entry.memory_note = f"memory: {failed}"
             worker.end()

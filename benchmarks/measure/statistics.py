@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 LEVEL = 0.95
+LEAST_LEVEL = 0.9
+"""Below, an interval has too few values to tell a difference from noise."""
 
 
 class Interval(NamedTuple):

@@ -177,6 +177,8 @@ class TimingWorker:
         self.prepared, self.reused = None, {}
         gc.collect()
         give_back_freed_memory()
+        if self.device == "cuda" and "torch" in sys.modules:
+            sys.modules["torch"].cuda.empty_cache()  # does nothing unless PyTorch has used the GPU
 
 
 def array_classes() -> set[type]:

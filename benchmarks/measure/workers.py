@@ -6,14 +6,18 @@ works at a time, on the same number of threads.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import gc
 import importlib.util
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -38,6 +42,14 @@ class Failed(Exception):
         self.unfit = unfit
 
 
+@functools.cache
+def empty_folder() -> str:
+    """For what Triton compiles in this run; removed at its end."""
+    folder = tempfile.mkdtemp(prefix="benchmarks-triton-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def environment(threads: int) -> dict[str, str]:
     """What the processes are started with: threads, nothing compiled that is kept from another run, memory kept."""
     return {f"{library}_NUM_THREADS": str(threads) for library in LIBRARIES} | {
@@ -48,6 +60,7 @@ def environment(threads: int) -> dict[str, str]:
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # so that other processes find room on the GPU
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "TRITON_CACHE_DIR": empty_folder(),
         "PYTHONWARNINGS": "ignore",
         **KEPT,
     }
@@ -87,7 +100,7 @@ def settle(threads: int, variables: Mapping[str, str]) -> None:
     """In a process that was just started: its variables, processors, and precision."""
     gc.freeze()  # so that collections have little to look at
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is for the process that started this one
-    os.environ.update({**environment(threads), **variables})
+    os.environ.update(variables)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, processors()[:threads])
     if "torch" in sys.modules:
@@ -133,7 +146,8 @@ class Worker:
     def start(self) -> None:
         started = context()
         self.pipe, theirs = started.Pipe()
-        given = (theirs, self.threads, self.variables, self.make, self.arguments)
+        variables = environment(self.threads) | self.variables
+        given = (theirs, self.threads, variables, self.make, self.arguments)
         process = started.Process(target=serve, args=given, daemon=True)
         try:
             with surroundings(environment(self.threads)):
@@ -141,6 +155,9 @@ class Worker:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self.pipe.close()
             raise Failed(f"it cannot be pickled, to go into a process of its own: {first_line(error)}") from error
+        except OSError as error:
+            self.pipe.close()
+            raise Failed(f"no process could be started for it: {first_line(error)}") from error
         finally:
             theirs.close()
         self.process = process

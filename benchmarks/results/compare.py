@@ -2,8 +2,8 @@
 
 The times of a subject at a case differ if their intervals do not overlap. Two runs may differ as a whole, though: by
 load, clock, or how memory came to lie. What is the same in both, the libraries of the same version, shows by how much.
-So the ratio of a subject's medians must also lie outside the range of the ratios that those have at the same case, if
-there are at least ENOUGH of them.
+So the ratio of a subject's medians must also lie beyond the range of the ratios that those have at the same case, if
+there are at least ENOUGH of them: above it to be slower, below it to be faster.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+
+from benchmarks.measure.statistics import LEAST_LEVEL
 
 Result = dict[str, Any]
 Pair = tuple[str, Result, Result]
@@ -76,10 +78,9 @@ def subjects_of(result: Result) -> dict[tuple[str, str], Result]:
 def change(case: str, old: Result, new: Result, drift: tuple[float, float] | None) -> Change:
     a, b = old["seconds"], new["seconds"]
     ratio, low, high = b["median"] / a["median"], b["low"] / a["high"], b["high"] / a["low"]
-    verdict = FASTER if high < 1 else SLOWER if low > 1 else NOISE
-    if drift is not None and drift[0] <= ratio <= drift[1]:
-        verdict = NOISE
-    if min(a["level"], b["level"]) < 0.9:  # too few rounds to say anything
+    least, most = drift or (1, 1)
+    verdict = FASTER if high < 1 and ratio < least else SLOWER if low > 1 and ratio > most else NOISE
+    if min(a["level"], b["level"]) < LEAST_LEVEL:
         verdict = NOISE
     return Change(case, new["name"], new["ours"], ratio, low, high, verdict)
 
@@ -121,8 +122,8 @@ def missing(before: Result, after: Result) -> list[str]:
         for result in (before, after)
     ]  # fmt: skip
     return [
-        f"only in the {which}: {name}"
+        f"only in the {which}: {'; '.join(sorted(names))}"
         for found in (cases, subjects)
         for which, names in (("first", found[0] - found[1]), ("second", found[1] - found[0]))
-        for name in sorted(names)
+        if names
     ]

@@ -1,47 +1,96 @@
-"""Pictures of a result: time and memory over length, and how far the others are behind or ahead, case by case."""
+"""Pictures of a result: time and memory over length, and how far the others are behind or ahead, case by case.
+
+They are SVG, as wide as a phone, with a title above and a legend below, and light or dark as the reader's screen is.
+"""
 
 from __future__ import annotations
 
+import io
+import math
 import re
-from collections.abc import Container, Iterator
+import textwrap
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.results.findings import counted
+
 Result = dict[str, Any]
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#8c6d31")
 """Okabe and Ito's, which the colour-blind can tell apart, with a brown for their yellow, which white swallows."""
+INK, PAPER, BAND, GRID = "#000000", "#ffffff", "#f2f2f2", "#b0b0b0"
+DARK = {
+    "#0072b2": "#4da6e0", "#d55e00": "#ff8a42", "#009e73": "#2ec79b", "#cc79a7": "#e8a3cb", "#e69f00": "#f0b93a",
+    "#56b4e9": "#a3dcff", "#8c6d31": "#c7a765", INK: "#e4e6e9", PAPER: "#1d2024", BAND: "#2a2e33", GRID: "#8a9199",
+}  # fmt: skip
+"""What each colour becomes on a dark screen."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*", "h", "d")
-DPI = 200
+WIDTH = 4.4
+"""Inches of 72 points, which a browser shows as so many pixels: 317, on a phone that has 360."""
+LETTERS = 50
+"""In a line of a title or legend."""
 STYLE: Any = {
-    "font.size": 9,
-    "axes.titlesize": 10,
+    "font.size": 9.5,
+    "axes.titlesize": 9.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
+    "axes.xmargin": 0.08,
     "grid.alpha": 0.3,
+    "grid.color": GRID,
     "grid.linewidth": 0.5,
+    "legend.fontsize": 9.5,
     "legend.frameon": False,
     "svg.fonttype": "none",
 }
+NO_METADATA: dict[str, Any] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
 
 
 def plot(result: Result, folder: Path) -> list[Path]:
     """The files that were written."""
+    pictures = drawn(result)
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, text in pictures:
+        path = folder / f"{slug(name)}.svg"
+        path.write_text(text.replace("</style>", f"{ALONE}{dark_rules()}</style>", 1), encoding="utf-8")
+        written.append(path)
+    return written
+
+
+def drawn(result: Result) -> list[tuple[str, str]]:
+    """Names, and SVG in light colours on no background."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
+    found = []
     with pyplot.rc_context(STYLE):
         for name, figure in figures(result):
-            path = folder / f"{slug(name)}.png"
-            figure.savefig(path, dpi=DPI, bbox_inches="tight")
+            written = io.StringIO()
+            figure.savefig(written, format="svg", transparent=True, metadata=NO_METADATA)
             pyplot.close(figure)
-            written.append(path)
-    return written
+            # A point is a pixel: a browser would make a third more of it, and the picture too wide.
+            found.append((name, re.sub(r'(width|height)="([\d.]+)pt"', r'\1="\2"', written.getvalue(), count=2)))
+    return found
+
+
+ALONE = f"svg{{color-scheme:light dark;background:{PAPER};background:light-dark({PAPER},{DARK[PAPER]})}}"
+"""Of a picture that is a file. Within a page the page decides."""
+
+
+def dark_rules() -> str:
+    """CSS that gives each colour its other one where the page is dark; what knows no CSS shows the light ones.
+
+    No rule names what is around a picture: copies by `use`, which markers are, have nothing around them.
+    """
+    rules = [f"text{{fill:light-dark({INK},{DARK[INK]})}}"]
+    for light, dark in DARK.items():
+        for part in ("fill", "stroke"):
+            rules.append(f'[style*="{part}: {light}"]{{{part}:light-dark({light},{dark}) !important}}')
+    return "\n".join(rules)
 
 
 def slug(name: str) -> str:
@@ -54,8 +103,9 @@ def figures(result: Result) -> Iterator[tuple[str, Any]]:
         if case["series"]:
             series.setdefault(case["series"], []).append(case)
     for name, cases in series.items():
-        if len({case["K"] for case in cases}) > 1:
-            yield f"growth {name}", growth(name, cases, result, Looks(result, cases[0]["operation"]))
+        looks = Looks(result, cases[0]["operation"])
+        if len({case["K"] for case in cases if any(of(case, subject) for subject in looks.names)}) > 1:
+            yield f"growth {name}", growth(name, cases, result, looks)
     bases = {base: case["operation"] for case in result["cases"] for base in case["bases"]}
     for base, operation in bases.items():
         found = ratios(base, result, Looks(result, operation))
@@ -83,7 +133,7 @@ class Looks:
             "linestyle": "-" if mine else "--" if number % 2 else ":",
             "linewidth": 2.0 if mine else 1.2,
             "markersize": 5 if mine else 4.5,
-            "markerfacecolor": self.colour(name) if mine else "white",
+            "markerfacecolor": self.colour(name) if mine else PAPER,
             "zorder": 3 if mine else 2,
         }
 
@@ -91,26 +141,40 @@ class Looks:
         """Of a legend, without error bars."""
         from matplotlib.lines import Line2D
 
-        return [Line2D([], [], label=name, **self.line(name)) for name in self.names if name in used]
+        shown = [name for name in self.names if name in used]
+        return [Line2D([], [], label=textwrap.fill(name, LETTERS - 10), **self.line(name)) for name in shown]
 
 
 def machine(result: Result) -> str:
     found = result["environment"]
-    return f"{found['gpu'] or found['cpu']}, {found['threads']} threads"
+    return found["gpu"] or f"{found['cpu']}, {counted(found['threads'], 'thread')}"
+
+
+LINE, EDGE = 0.19, 0.4
+"""Inches of a line of text, and around everything."""
+
+
+def around(figure: Any, height: float, title: str, handles: Sequence[Any]) -> None:
+    """A title above the axes, which get that many inches, and a legend below them."""
+    lines = textwrap.wrap(title, LETTERS)
+    rows = sum(1 + handle.get_label().count("\n") for handle in handles)
+    figure.set_size_inches(WIDTH, height + LINE * (len(lines) + rows) + EDGE)
+    figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=STYLE["font.size"] + 0.5)
+    figure.legend(handles=handles, loc="outside lower left", borderaxespad=0, labelspacing=0.3)
 
 
 # --- over length ------------------------------------------------------------------------------------------------------
 
 
 def growth(name: str, cases: list[Result], result: Result, looks: Looks) -> Any:
-    """Time and peak memory over T, both axes logarithmic."""
+    """Time above peak memory, over T; all axes logarithmic."""
     from matplotlib import pyplot
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
     with_memory = {case["K"] for case in cases for one in case["subjects"] if one["memory"]}
     panels = 2 if len(with_memory) > 1 else 1
-    figure, grid = pyplot.subplots(1, panels, figsize=(3 + 3.5 * panels, 4.2), layout="constrained", squeeze=False)
-    axes, used = grid[0], set()
+    figure, grid = pyplot.subplots(panels, 1, layout="constrained", squeeze=False)
+    axes, used = grid[:, 0], set()
     cases = sorted(cases, key=lambda case: case["K"])
     for subject in looks.names:
         points = [(case["K"], found) for case in cases if (found := of(case, subject)) is not None]
@@ -118,27 +182,53 @@ def growth(name: str, cases: list[Result], result: Result, looks: Looks) -> Any:
             continue
         used.add(subject)
         style = looks.line(subject)
-        lengths = [length for length, _ in points]
-        times = [found["seconds"] for _, found in points]
-        spread = [[t["median"] - t["low"] for t in times], [t["high"] - t["median"] for t in times]]
-        axes[0].errorbar(lengths, [t["median"] for t in times], yerr=spread, capsize=2, elinewidth=0.8, **style)
-        known = [(length, found["memory"]) for length, found in points if found["memory"]]
+        known = [(length, found["memory"], found.get("peaks")) for length, found in points if found["memory"]]
+        bars(axes[0], [(length, found["seconds"]["median"], found["seconds"]) for length, found in points], style)
         if known and panels == 2:
-            axes[1].plot(*zip(*known, strict=True), **style)
-    for axis, label in zip(axes, ("time of a call [s]", "peak memory above the inputs"), strict=False):
-        axis.set(xscale="log", yscale="log", xlabel="length T [tokens]", ylabel=label)
-        axis.xaxis.set_major_locator(FixedLocator([case["K"] for case in cases]))
-        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+            bars(axes[1], known, style)
+    for axis, title, written in zip(axes, ("time of a call", "peak memory above the inputs"), (in_seconds, in_bytes),
+                                    strict=False):  # fmt: skip
+        axis.set(xscale="log", yscale="log", xlabel="length T in tokens, 1k = 1,024")
+        axis.set_title(title, loc="left")
+        axis.xaxis.set_major_locator(FixedLocator(apart([case["K"] for case in cases])))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: in_tokens(round(value))))
         axis.xaxis.set_minor_locator(NullLocator())
-        axis.tick_params(axis="x", rotation=30)
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _, written=written: written(value)))
+        axis.yaxis.set_minor_formatter(NullFormatter())
     first = cases[0]
     sizes = f"B={first['B']}, H={first['H']}, D={first['D']}, {first['dtype']}"
     direction = "" if name.endswith(first["direction"]) else f", {first['direction']}"
-    figure.suptitle(f"{name}{direction} ({sizes}; {machine(result)})", fontsize=10)
-    if panels == 2:
-        axes[1].yaxis.set_major_formatter(FuncFormatter(lambda value, _: in_bytes(value)))
-    figure.legend(handles=looks.handles(used), loc="outside right center", fontsize=8)
+    around(figure, 2.6 * panels, f"{name}{direction} ({sizes}; {machine(result)})", looks.handles(used))
     return figure
+
+
+def bars(axis: Any, points: Sequence[tuple[int, float, Result | None]], style: dict[str, Any]) -> None:
+    """Lengths, medians, and their intervals where there are some."""
+    lengths, medians, _ = zip(*points, strict=True)
+    below = [max(0.0, median - found["low"]) if found else 0.0 for _, median, found in points]
+    above = [max(0.0, found["high"] - median) if found else 0.0 for _, median, found in points]
+    axis.errorbar(lengths, medians, yerr=[below, above], capsize=2, elinewidth=0.8, **style)
+
+
+def apart(lengths: Sequence[int]) -> list[int]:
+    """Lengths whose labels do not touch: a tenth of the axis between two of them; the longest is among them."""
+    least = math.log(max(lengths) / min(lengths)) / 10
+    found: list[int] = []
+    for length in sorted(set(lengths), reverse=True):
+        if not found or math.log(found[-1] / length) >= least:
+            found.append(length)
+    return found[::-1]
+
+
+def in_tokens(length: int) -> str:
+    return f"{length // 1024}k" if length >= 1024 and length % 1024 == 0 else f"{length:,}"
+
+
+def in_seconds(seconds: float) -> str:
+    for unit, name in ((1, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if seconds >= 0.9999 * unit:
+            return f"{seconds / unit:g} {name}"
+    return f"{seconds * 1e9:g} ns"
 
 
 def in_bytes(count: float) -> str:
@@ -155,43 +245,52 @@ def of(case: Result, subject: str) -> Result | None:
 
 # --- ratios -----------------------------------------------------------------------------------------------------------
 
-ROW = 0.17
-"""Inches of a case's row, and as much again for every seven subjects in it."""
+HEAD, STEP, GAP = 16, 6, 5
+"""Points for a case's name, for a subject of it, and below them."""
 
 
 def ratios(base: str, result: Result, looks: Looks) -> Any:
-    """A row for every case: the time of each peer over that of the base. None if there is nothing to show."""
+    """For every case a name, and below it the time of each peer over that of the base. None without any."""
     from matplotlib import pyplot
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     rows = [(case["name"], shown(case, base, looks)) for case in result["cases"] if base in case["bases"]]
     rows = [(name, found) for name, found in rows if found]
     if not rows:
         return None
-    most = max(len(found) for _, found in rows)
-    figure, axis = pyplot.subplots(figsize=(9, 1.0 + ROW * len(rows) * (1 + most / 7)), layout="constrained")
-    used = set()
-    for row, (_, found) in enumerate(rows):
+    figure, axis = pyplot.subplots(layout="constrained")
+    used, top = set(), 0.0
+    for row, (name, found) in enumerate(rows):
+        bottom = top + HEAD + STEP * len(found) + GAP
         if row % 2:
-            axis.axhspan(row - 0.5, row + 0.5, color="#f2f2f2", linewidth=0, zorder=0)
+            axis.axhspan(top, bottom, color=BAND, linewidth=0, zorder=0)
+        axis.annotate(name, (0.01, top + HEAD / 2), xycoords=("axes fraction", "data"), va="center")
+        axis.vlines(1, top + HEAD, bottom, color=INK, linewidth=0.8, zorder=1)
         for number, (subject, ratio) in enumerate(found):
-            position = row + 0.8 * ((number + 0.5) / len(found) - 0.5)
             spread = [[ratio["median"] - ratio["low"]], [ratio["high"] - ratio["median"]]]
             axis.errorbar(
-                ratio["median"], position, xerr=spread, capsize=1.5, elinewidth=0.8,
+                ratio["median"], top + HEAD + STEP * (number + 0.5), xerr=spread, capsize=1.5, elinewidth=0.8,
                 **(looks.line(subject) | {"linestyle": "none"}),
             )  # fmt: skip
             used.add(subject)
-    axis.axvline(1, color="#333333", linewidth=0.8, zorder=1)
-    axis.set(xscale="log", ylim=(len(rows) - 0.5, -0.5), xlabel=f"time / time of {base}; above 1, {base} is ahead")
-    axis.set_yticks(range(len(rows)), [name for name, _ in rows])
-    axis.tick_params(axis="y", length=0)
+        top = bottom
+    axis.set(xscale="log", ylim=(top, 0), xlabel=textwrap.fill(f"time / time of {base}", LETTERS))
+    axis.yaxis.set_major_locator(NullLocator())
+    axis.xaxis.set_major_locator(FixedLocator(round_ratios(*axis.get_xlim())))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.xaxis.set_minor_formatter(NullFormatter())
-    axis.grid(axis="y", visible=False)
-    axis.set_title(f"Others against {base} ({machine(result)})", loc="left")
-    figure.legend(handles=looks.handles(used), loc="outside right upper", fontsize=8)
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.spines["left"].set_visible(False)
+    title = f"Others against {base}: to the right of 1 it is ahead ({machine(result)})"
+    around(figure, top / 72 + 0.4, title, looks.handles(used))
     return figure
+
+
+def round_ratios(low: float, high: float) -> list[float]:
+    """1, 2 and 5 in every decade, or 1 alone where they are many."""
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    fine = [digit * 10.0**decade for decade in decades for digit in (1, 2, 5)]
+    inside = [value for value in fine if low <= value <= high]
+    return inside if len(inside) <= 7 else [10.0**decade for decade in decades if low <= 10.0**decade <= high]
 
 
 def shown(case: Result, base: str, looks: Looks) -> list[tuple[str, Result]]:

@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.cases import Case
 from benchmarks.measure.ceilings import Measured, best_copy, best_product
 from benchmarks.measure.running import Entry
-from benchmarks.measure.statistics import LEVEL, Interval, paired
+from benchmarks.measure.statistics import LEVEL, Interval, interval, paired
 from benchmarks.work import Work
 
 NAME, VERSION = "transformer-conformance benchmark", 1
@@ -75,11 +75,11 @@ def subject_result(
     }
     timed = dict.fromkeys(
         ("clock", "judged", "first_call_seconds", "calls_per_trial", "seconds", "trials", "stolen", "repeated",
-         "ratios", "flops_per_second", "bytes_per_second", "share", "memory"),
+         "ratios", "flops_per_second", "bytes_per_second", "share", "memory", "peaks"),
     )  # fmt: skip
     if not entry.measured or start is None:
         return found | timed
-    seconds = entry.seconds
+    seconds, peaks = entry.seconds, interval(entry.peaks) if entry.peaks else None
     trials = [None if trial is None else trial.seconds for trial in entry.trials]
     return found | {
         "notes": found["notes"] + ([entry.memory_note] if entry.memory_note else []),
@@ -95,7 +95,8 @@ def subject_result(
         "flops_per_second": None if work.flops is None else seconds.inverse(work.flops).as_dict(),
         "bytes_per_second": seconds.inverse(work.bytes).as_dict(),
         "share": share(case, work, entry, seconds, ceilings),
-        "memory": entry.memory,
+        "memory": None if peaks is None else round(peaks.median),
+        "peaks": None if peaks is None else peaks.as_dict(),
     }
 
 
@@ -121,6 +122,13 @@ def share(case: Case, work: Work, entry: Entry, seconds: Interval, ceilings: Seq
         return None
     of, reached = max(found, key=lambda one: one[1].median)
     return {"of": of} | reached.as_dict()
+
+
+def device_memory(result: Result) -> int | None:
+    """Of the GPU if the run was there; None where the system does not say."""
+    there = result["environment"]
+    found: int | None = there.get("gpu_memory") if result["settings"]["device"] == "cuda" else there["memory"]
+    return found
 
 
 def now() -> str:

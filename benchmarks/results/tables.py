@@ -21,12 +21,11 @@ INTERVALS, BESIDE = 150, 104
 
 def case_table(case: Result, width: int = INTERVALS) -> Table:
     """The measured subjects, the fastest first; how much of each depends on the width of the terminal."""
-    table = Table(
-        title=title_of(case), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
-    )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("subject", no_wrap=True)
     bases = case["bases"] if width >= INTERVALS else [re.split(r"_impl|,", base)[0] for base in case["bases"]]
-    headings = ["ms", *([] if width >= INTERVALS else ["±"]), *(f"/ {base}" for base in bases), rate_heading(case)]
+    over = "time /" if width >= INTERVALS else "/"
+    headings = ["ms", *([] if width >= INTERVALS else ["±"]), *(f"{over} {base}" for base in bases), rate_heading(case)]
     for heading in [
         *headings,
         "ceiling" if width >= BESIDE else "share",
@@ -127,11 +126,10 @@ def line_of_the_host(case: Result) -> str:
 
 def legend(level: float, rounds: int) -> str:
     return (
-        f"Medians with intervals of at least {level:.0%} where there are 6 rounds or more (here at most {rounds}); "
-        "ratios are taken round by round, and above 1 the engine in the heading is ahead. ceiling, or share: of the "
-        "best matrix product or copy of any framework here. memory: peak of a call above its inputs. first call: with "
-        "compilation. "
-        "error: the worst of all that was judged, in bounds (at most 1 conforms)."
+        f"How to read the tables. ms: median time of a call, with an interval of at least {level:.0%} from 6 rounds on "
+        f"(here at most {rounds}). time / NAME: the time over that of our engine NAME, round by round; above 1, "
+        "NAME is ahead. ceiling, or share: of the best matrix product or copy of any framework here. memory: peak of a "
+        "call above its inputs. first call: with compilation. error: the largest error ratio; at most 1 conforms."
     )
 
 

@@ -11,6 +11,7 @@ from benchmarks.cases import Arrays, Case, dense_mask
 from benchmarks.subjects.subject import (
     BHTD,
     BTHD,
+    EVICTED,
     ROUNDED,
     ROWS,
     Layout,
@@ -23,6 +24,7 @@ from benchmarks.subjects.subject import (
     without,
 )
 from conformance.subjects.frameworks import JaxArrays
+from conformance.subjects.subject import first_line
 from specification.masks import map_arrays
 
 
@@ -61,7 +63,13 @@ def prepared(case: Case, device: str, function: Any, given: Any = None, *, layou
     def view(result: Any, name: str) -> Any:
         return layout.view(np.asarray(result), heads_of(case, name))
 
-    return Prepared(load, call, view, wait=wait)
+    def evict() -> None:
+        jax.block_until_ready(jax.numpy.zeros(EVICTED, jax.numpy.uint8, device=framework.device))
+
+    ready = Prepared(load, call, view, wait=wait)
+    if device == "cuda":
+        ready.evict = evict
+    return ready
 
 
 def arrays_of(device: str) -> Callable[[Any], Any]:
@@ -130,9 +138,25 @@ def dot_product(case: Case, device: str, implementation: str) -> Prepared:
     def apply(query: Any, key: Any, value: Any, mask: Any) -> Any:
         return jax.nn.dot_product_attention(query, key, value, **options, **({name: mask} if name else {}))
 
+    if implementation == "cudnn":
+        refuse_what_cudnn_does_not_take(case, apply, given)
     ready = prepared(case, device, apply, given, layout=BTHD)
     ready.form = form
     return ready
+
+
+def refuse_what_cudnn_does_not_take(case: Case, apply: Any, given: Any) -> None:
+    """Raise Unfit for what JAX refuses when it traces the call."""
+    import jax
+
+    from benchmarks.cases import mask
+
+    shapes = [(B, T, heads, width) for B, heads, T, width in (case.shapes[part] for part in case.inputs)]
+    like = [jax.ShapeDtypeStruct(shape, case.dtype) for shape in shapes]
+    try:
+        jax.eval_shape(apply, *like, given(mask(case, 0)) if given else None)
+    except (NotImplementedError, RuntimeError, ValueError) as error:
+        raise Unfit(first_line(error)) from error
 
 
 def layer_norm(case: Case, device: str, package: str) -> Prepared:

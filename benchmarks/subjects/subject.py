@@ -89,6 +89,14 @@ def nothing_to_wait_for(results: Sequence[Results]) -> None:
     """Where a call returns when it is done."""
 
 
+def nothing_to_evict() -> None:
+    """On a CPU."""
+
+
+EVICTED = 2**28
+"""Bytes that are written to a GPU before a trial: several times its L2 cache, which has 50 MB on an H100."""
+
+
 @dataclass
 class Prepared:
     """load: NumPy inputs and the mask's description as the call takes them; outside the clock.
@@ -97,6 +105,7 @@ class Prepared:
     own, at once; numpy: that piece, as NumPy.
     form: how the mask is given. chosen: which engine "auto" took, and why. around: what has to be on around the calls.
     on_stream: the results are complete in the order of CUDA's current stream, so that its events measure the calls.
+    evict: clears the GPU's L2 cache of inputs that were just copied there; before the clock starts.
     """
 
     load: Callable[[Arrays, Any], Any]
@@ -109,6 +118,7 @@ class Prepared:
     wait: Callable[[Sequence[Results]], None] = nothing_to_wait_for
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     on_stream: bool = False
+    evict: Callable[[], None] = nothing_to_evict
     notes: tuple[str, ...] = ()
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.cases import Arrays, Case, dense_mask
 from benchmarks.subjects.subject import (
     BHTD,
+    EVICTED,
     ROUNDED,
     ROWS,
     TOKENS,
@@ -53,7 +54,15 @@ def prepared(
     def view(result: Any, name: str) -> Any:
         return layout.view(result.detach(), heads_of(case, name))
 
-    return Prepared(load, call, view, lambda piece: piece.clone(), framework.numpy, on_stream=device == "cuda")
+    def evict() -> None:
+        torch.empty(EVICTED, dtype=torch.uint8, device=device).zero_()
+
+    ready = Prepared(load, call, view, lambda piece: piece.clone(), framework.numpy)
+    if device == "cuda":
+        ready.on_stream = True
+        ready.wait = lambda results: torch.cuda.synchronize()
+        ready.evict = evict
+    return ready
 
 
 def tensors(device: str) -> Callable[[Any], Any]:
@@ -122,7 +131,16 @@ def sdpa(case: Case, device: str, kernel: str = "", numbers: bool = True) -> Pre
     attend, grouped = torch.nn.functional.scaled_dot_product_attention, case.H != case.G
     options: dict[str, Any] = {"enable_gqa": True} if grouped else {}
     given, form = causal_or_dense(case, device, numbers)
-    ready = prepared(case, device, lambda query, key, value, mask: attend(query, key, value, **mask, **options), given)
+
+    def apply(query: Any, key: Any, value: Any, mask: dict[str, Any]) -> Any:
+        try:
+            return attend(query, key, value, **mask, **options)
+        except RuntimeError as error:
+            if kernel and "No available kernel" in str(error):
+                raise Unfit(f"SDPA's kernel {kernel} does not take it here") from error
+            raise
+
+    ready = prepared(case, device, apply, given)
     ready.form = form
     if kernel:
         ready.around = lambda: sdpa_kernel(getattr(SDPBackend, kernel))

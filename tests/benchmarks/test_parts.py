@@ -241,12 +241,39 @@ def test_the_impossible(seconds: float, flops: int, moved: int, line: str) -> No
 
 
 def test_growth_is_fitted() -> None:
-    found = scaling.fit([(length, 3e-9 * length**2) for length in (128, 512, 1024, 4096)])
+    def seconds(length: int, factor: float = 1.0) -> dict[str, float]:
+        median = factor * 3e-9 * length**2
+        return {"median": median, "low": median / 1.5, "high": 2 * median, "level": 0.9}
+
+    found = scaling.fit([(length, seconds(length)) for length in (128, 512, 1024, 4096)])
     assert found is not None
+    assert len(found["between"]) == 2
+    # Around the mean of 9, 10 and 12 the lengths lie at -4/3, -1/3 and 5/3 powers of 2; their squares are 14/3.
+    octaves = 5 / 3 * 3 / 14
+    assert found["high"] == pytest.approx(2 + octaves * (np.log2(2) + np.log2(1.5)))
+    assert found["low"] == pytest.approx(2 - octaves * (np.log2(2) + np.log2(1.5)))
+    assert found["level"] == pytest.approx(0.9**3)
     assert found["exponent"] == pytest.approx(2)
     assert found["factor"] == pytest.approx(3e-9)
     assert (found["from"], found["to"], found["points"]) == (512, 4096, 3)
-    assert scaling.fit([(128, 1.0)]) is None
+    assert scaling.fit([(128, seconds(128))]) is None
+
+
+def test_the_interval_contains_the_exponent_as_often_as_it_says() -> None:
+    """Of noise with a heavy tail; an interval of a third of the width does not."""
+    random, inside, narrow, level = np.random.default_rng(3), 0, 0, 0.0
+    for _ in range(400):
+        points = [
+            (length, interval((length**1.5 * np.exp(0.1 * random.standard_t(2, 9))).tolist()).as_dict())
+            for length in (512, 1024, 4096)
+        ]
+        found = scaling.exponent(points)
+        level = found["level"]
+        off = abs(1.5 - found["median"])
+        inside += found["low"] <= 1.5 <= found["high"]
+        narrow += off <= (found["high"] - found["low"]) / 6
+    assert level == pytest.approx(interval([1.0] * 9).level ** 3)
+    assert inside >= level * 400 > narrow
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -269,4 +296,4 @@ def test_peaks_count_what_is_freed_again() -> None:
         return large[:10].copy()
 
     assert 0.9 * size < extra_peak(call) < 1.5 * size
-    assert MemoryWorker(subjects()["reference_numpy"], "cpu").measure(KINDS[1], 1) < size
+    assert max(MemoryWorker(subjects()["reference_numpy"], "cpu").measure(KINDS[1], 1, 3)) < size

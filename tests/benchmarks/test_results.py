@@ -119,8 +119,10 @@ def test_pictures(result: dict[str, Any], tmp_path: Path) -> None:
     from benchmarks.results.plots import plot
 
     written = plot(result, tmp_path / "pictures")
-    assert [path.name for path in written] == ["growth-causal.png", "ratios-reference-numpy.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
+    assert [path.name for path in written] == ["growth-causal.svg", "ratios-reference-numpy.svg"]
+    for path in written:
+        assert 'width="316.8"' in path.read_text()
+        assert "light-dark(" in path.read_text()
 
 
 # --- two results ------------------------------------------------------------------------------------------------------
@@ -149,6 +151,8 @@ def changed(result: dict[str, Any], ours: float, others: list[float], n: int = 9
         (1.03, [], 9, NOISE),
         (1.2, [1.0, 1.01, 0.99, 1.02], 9, SLOWER),
         (1.2, [1.0, 1.1, 1.3, 1.02], 9, NOISE),
+        (1.2, [1.3, 1.4, 1.35, 1.5], 9, NOISE),  # slower than before, and less so than what is the same
+        (0.8, [0.7, 0.6, 0.65, 0.5], 9, NOISE),
         (1.2, [1.3], 9, SLOWER),  # one that is the same says too little of the rest
         (1.2, [], 3, NOISE),
     ],
@@ -207,7 +211,7 @@ def test_a_run(inside: None, tmp_path: Path) -> None:
     words = ("run", "--quick", "--only", "short", "--only", "reference_numpy", "--threads", "1", "--seed", "5")
     code, output = command(*words, "--json", path)
     assert code == 0
-    assert "seed 5, 1 threads" in output
+    assert "seed 5, 1 thread, " in output
     assert [one["name"] for one in read(path)["cases"][0]["subjects"]] == ["reference_numpy"]
     assert read(path)["settings"]["only"] == ["short", "reference_numpy"]
     assert command("compare", path, path)[0] == 0
@@ -252,7 +256,7 @@ def test_a_subject_of_ones_own(inside: None, monkeypatch: pytest.MonkeyPatch, tm
 
 
 BAD = {
-    ("run", "--only", "no such"): "no case or subject has 'no such' in its name; there are: short, T=64; dense",
+    ("run", "--only", "no such"): "no case or subject has 'no such' in its name cases: short, T=64; dense",
     ("run", "--only", "dense", "--only", "F.layer_norm"): "none of the subjects that 'F.layer_norm' names is for these",
     ("run", "--device", "tpu"): "--device must be one of cpu, cuda, got 'tpu'",
     ("run", "--threads", "4096"): "--threads must be at most",

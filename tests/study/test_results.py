@@ -81,7 +81,9 @@ def test_a_run_that_did_not_end(told: Result, tmp_path: Path) -> None:
 def test_speed_stands_where_it_is_known(pages: dict[str, str]) -> None:
     found = text_of(pages["attention"], "measured")
     assert "causal, T=32 2.25e+03 [2e+03, 2.5e+03] 562 [500, 625] 281 [250, 312] Fast library 141" in found
-    assert "Slow library" in text_of(pages["layer_norm"], "measured")
+    assert "Largest lead of torch_impl, layer norm: Slow library takes 6.00 [6.00, 6.00] times as long" in text_of(
+        pages["layer_norm"], "measured"
+    )
     assert "Only attention and layer norm as a whole are timed" in text_of(pages["softmax"], "measured")
 
 
@@ -99,7 +101,9 @@ def test_the_page_of_benchmarks(pages: dict[str, str]) -> None:
     assert "FAILED" not in found
     assert "time grows as T^" in found
     assert page.count("<svg") == 4  # growth, and the ratios to each base
-    assert ">length T [tokens]</text>" in page
+    assert ">length T in tokens, 1k = 1,024</text>" in page
+    assert "Fastest in 3 cases: " in found
+    assert page.count('class="findings"') == 4  # of all, and of each case
     assert fetched(page) == []
     assert sorted(ids(page)) == sorted(set(ids(page)))
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cases import Case
+from benchmarks.cases import CUDA_CASES, Case
 from benchmarks.measure.environment import environment
 from benchmarks.measure.running import FAILED, LEFT_OUT, Entry
 from benchmarks.results.result import case_result, empty
 from benchmarks.results.scaling import scaling
-from benchmarks.work import work
+from benchmarks.work import Work, work
 from conformance.checks.results import Cell
 from conformance.checks.results import Results as RunResults
 from conformance.reports.content import document
@@ -76,6 +76,41 @@ def benchmark(finished: bool = True, **settings: Any) -> Result:
                one("Slow library", 3.0, "layer_norm")]  # fmt: skip
     result["cases"].append(case_result(case, work(case, 5), entries, PEAKS))
     return result | {"ceilings": PEAKS, "scaling": scaling(result["cases"]), "finished": finished}
+
+
+GPU = "NVIDIA H100 80GB HBM3"
+FACTORS = {
+    "torch_impl, auto": 1.02, "jax_impl, auto": 1.5, "torch SDPA": 1.0, "torch SDPA, flash (CUDA)": 1.1,
+    "torch SDPA, efficient": 1.7, "torch SDPA, cuDNN": 0.8, "torch FlexAttention (CUDA)": 1.6,
+    "jax.nn.dot_product_attention": 9.0, "jax.nn.dot_product_attention, cuDNN": 0.85,
+}  # fmt: skip
+
+
+def on_gpu(failing: str = "torch SDPA, cuDNN") -> Result:
+    """All attention of a run with --device cuda; one subject has failed at the longest sequences."""
+    there = environment("cpu", 16) | {"processors": 16, "load": 0.5, "gpu": GPU, "gpu_memory": 85_000_000_000}
+    settings = {"device": "cuda", "threads": 16, "seed": 5, "quick": False, "only": [], "with": [], "rounds": [7, 21]}
+    result = empty(there, settings)
+    peaks = [one | {"dtype": case.dtype, "rates": [1e15]} for one in CEILINGS for case in CUDA_CASES[1:3]]
+    for case in CUDA_CASES:
+        if case.operation == "attention":
+            pairs = case.B * case.H * case.Q * case.K
+            done = Work(pairs, 4 * pairs * case.D, 4 * pairs * case.D, 8 * case.B * case.H * case.K * case.D)
+            entries = [measured_on_gpu(name, factor, case) for name, factor in FACTORS.items()]
+            for found in entries:
+                if found.subject.name == failing and case.K == 16384:
+                    found.end(FAILED, "raised OutOfMemoryError: CUDA out of memory")
+            result["cases"].append(case_result(case, done, entries, peaks))
+    return result | {"ceilings": peaks, "scaling": scaling(result["cases"]), "finished": True}
+
+
+def measured_on_gpu(name: str, factor: float, case: Case) -> Entry:
+    seconds = 1e-5 + factor * 1e-15 * case.B * case.H * case.Q * case.K * case.D
+    found = one(name, seconds, ours="_impl" in name, base="_impl" in name, conventions={"weights": "inputs"})
+    assert found.start is not None
+    found.start = found.start._replace(clock="CUDA events")
+    found.peaks = [2 * case.B * case.H * case.Q * case.D * (case.K // 64 if "." in name else 1)] * 7
+    return found
 
 
 def written(folder: Path, **contents: Result | str | None) -> results.Results:

@@ -1,0 +1,165 @@
+"""What a result says, in at most three short sentences: of a case, of all cases, of two results side by side.
+
+A difference is named only where the interval of the ratio lies on one side of 1; otherwise it is within noise. Ratios
+to our default engines are those of the rounds. For two other subjects the ratio lies between the ratios of the ends of
+their intervals, which is wider.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.measure.statistics import LEAST_LEVEL
+from benchmarks.results.compare import FASTER, NOISE, SLOWER, Comparison
+from benchmarks.results.scaling import power, scaling
+from benchmarks.results.tables import milliseconds
+
+Result = dict[str, Any]
+NAMED = 3
+"""Subjects that a sentence names at most."""
+
+
+class Ratio(NamedTuple):
+    """How many times as long one subject takes as another. clear: more than noise."""
+
+    median: float
+    low: float
+    high: float
+    clear: bool
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} [{self.low:.2f}, {self.high:.2f}] times"
+
+
+def ratio(one: Result, other: Result) -> Ratio:
+    """The time of one subject of a case over that of another."""
+    a, b = one["seconds"], other["seconds"]
+    forth, back = one["ratios"].get(other["name"]), other["ratios"].get(one["name"])
+    if forth:
+        median, low, high = forth["median"], forth["low"], forth["high"]
+    elif back:
+        median, low, high = 1 / back["median"], 1 / back["high"], 1 / back["low"]
+    else:
+        median, low, high = a["median"] / b["median"], a["low"] / b["high"], a["high"] / b["low"]
+    return Ratio(median, low, high, not low <= 1 <= high and min(a["level"], b["level"]) >= LEAST_LEVEL)
+
+
+def measured(case: Result) -> list[Result]:
+    """The subjects that have a time, the fastest first."""
+    found = [subject for subject in case["subjects"] if subject["status"] == "measured"]
+    return sorted(found, key=lambda subject: subject["seconds"]["median"])
+
+
+def leaders(case: Result) -> list[Result]:
+    """The fastest, and those behind it by no more than noise."""
+    order = measured(case)
+    return [subject for subject in order if subject is order[0] or not ratio(subject, order[0]).clear]
+
+
+def names(subjects: Sequence[Result]) -> str:
+    """Names have commas in them."""
+    found = "; ".join(subject["name"] for subject in subjects[:NAMED])
+    return f"{found}; and {len(subjects) - NAMED} more" if len(subjects) > NAMED else found
+
+
+def counted(number: int, name: str) -> str:
+    return f"{number} {name}{'s' * (number != 1)}"
+
+
+# --- a case -----------------------------------------------------------------------------------------------------------
+
+
+def of_case(case: Result) -> list[str]:
+    order, first = measured(case), leaders(case)
+    failed = [subject for subject in case["subjects"] if subject["status"] == "failed"]
+    lines = [f"Failed, and without a time: {names(failed)}."] if failed else []
+    if not order:
+        return ["No subject has a time.", *lines]
+    fastest, spent = order[0], f"{milliseconds(order[0]['seconds'])} ms"
+    if len(order) == 1:
+        return [f"Only {fastest['name']} has a time, {spent}.", *lines]
+    if len(first) > 1:
+        start = f"Fastest, within noise of each other: {names(first)} ({spent})."
+    else:
+        start = f"Fastest is {fastest['name']}, {spent}; {order[1]['name']} takes {ratio(order[1], fastest)} as long."
+    behind = [one for one in order if one["name"] in case["bases"] and one not in (*first, order[1])]
+    told = [f"{one['name']} takes {ratio(one, fastest)} as long as {fastest['name']}" for one in behind]
+    return [start, *([f"{'; '.join(told)}."] if told else []), *lines]
+
+
+# --- all cases --------------------------------------------------------------------------------------------------------
+
+
+def of_cases(cases: Sequence[Result]) -> list[str]:
+    """Who is fastest where, how far ours lead and trail, and what grows how."""
+    timed = [case for case in cases if measured(case)]
+    found = (fastest(timed), against_libraries(timed), growth(timed))
+    return [line for line in found if line]
+
+
+def fastest(cases: Sequence[Result]) -> str:
+    alone: Counter[str] = Counter(first[0]["name"] for case in cases if len(first := leaders(case)) == 1)
+    if not cases:
+        return ""
+    if not alone:
+        return f"In {counted(len(cases), 'case')} the fastest differ by no more than noise."
+    told = [f"{name} in {count}" for name, count in alone.most_common(NAMED)]
+    others = sum(alone.values()) - sum(count for _, count in alone.most_common(NAMED))
+    told += [f"others in {others}"] if others else []
+    level = len(cases) - sum(alone.values())
+    told += [f"several within noise in {level}"] if level else []
+    return f"Fastest in {counted(len(cases), 'case')}: {'; '.join(told)}."
+
+
+def against_libraries(cases: Sequence[Result]) -> str:
+    """The largest lead and the largest lag of our fastest default engine against the fastest library."""
+    found = []
+    for case in cases:
+        order = measured(case)
+        ours = next((one for one in order if one["ours"] and one["name"] in case["bases"]), None)
+        library = next((one for one in order if not one["ours"]), None)
+        if ours is not None and library is not None:
+            found.append((ratio(library, ours), ratio(ours, library), case["name"], ours["name"], library["name"]))
+    if not found:
+        return ""
+    lead, lag = max(found, key=lambda one: one[0].low), max(found, key=lambda one: one[1].low)
+    told = []
+    if lead[0].clear and lead[0].low > 1:
+        told.append(f"largest lead of {lead[3]}: {lead[4]} takes {lead[0]} as long ({lead[2]})")
+    if lag[1].clear and lag[1].low > 1:
+        told.append(f"largest lag: {lag[3]} takes {lag[1]} as long as {lag[4]} ({lag[2]})")
+    text = "; ".join(told) or "between our engines and the fastest library every difference is within noise"
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def growth(cases: Sequence[Result]) -> str:
+    """Of our default engines, in the series that reaches farthest with most lengths."""
+    bases = {base for case in cases for base in case["bases"]}
+    fits = [one for one in scaling(cases) if one["quantity"] == "seconds" and one["subject"] in bases]
+    if not fits:
+        return ""
+    best = max(fits, key=lambda one: (one["points"], one["to"]))
+    same = [one for one in fits if all(one[name] == best[name] for name in ("series", "from", "to"))]
+    told = "; ".join(f"{power(one)} ({one['subject']})" for one in same)
+    return f"Time of {best['series']} attention from T={best['from']:,} to {best['to']:,} grows as {told}."
+
+
+# --- two results ------------------------------------------------------------------------------------------------------
+
+
+def of_comparison(found: Comparison) -> list[str]:
+    """How many became slower or faster, and which most."""
+    if not found.changes:
+        return ["No subject has a time in both results."]
+    count = Counter(change.verdict for change in found.changes)
+    lines = [f"Of {counted(len(found.changes), 'time')}, {count[SLOWER]} slower, {count[FASTER]} faster, and "
+             f"{count[NOISE]} the same within noise."]  # fmt: skip
+    for verdict, most in ((SLOWER, max), (FASTER, min)):
+        some = [change for change in found.changes if change.verdict == verdict]
+        if some:
+            one = most(some, key=lambda change: change.ratio)
+            spent = f"{one.ratio:.2f} [{one.low:.2f}, {one.high:.2f}]"
+            lines.append(f"Most {verdict}: {one.subject} at {one.case} takes {spent} times as long as before.")
+    return lines
