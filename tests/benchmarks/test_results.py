@@ -236,6 +236,7 @@ def test_an_interrupt_keeps_what_there_is(inside: None, monkeypatch: pytest.Monk
     assert [one["name"] for one in found["cases"]] == ["short, T=64"]
 
 
+@pytest.mark.slow
 def test_a_subject_of_ones_own(inside: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     example = re.search(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)

@@ -22,7 +22,7 @@ from conformance.reports.tables import subject_report
 from conformance.runner.array_guess import NOTHING_TELLS, made
 from conformance.runner.in_subprocess import UNTRIED, SubprocessRunner
 from conformance.subjects.targets import Target
-from tests.support.helpers import command
+from tests.support.helpers import FEW_SIZES, SMALL, command
 
 PLAIN = "def attention(query, key, value, *, scale=None):\n"
 FILES = {
@@ -116,7 +116,7 @@ def test_what_is_given_is_not_guessed() -> None:
 
 
 def test_report_names_the_guess() -> None:
-    given: dict[str, Any] = {"rules": ["ATT-1"], "dtypes": ["float32"], "effort": "quick", "seed": 1}
+    given: dict[str, Any] = {"rules": ["ATT-1"], "dtypes": ["float32"], "effort": "quick", "seed": 1, "limits": SMALL}
     report = conformance.check(torch_impl.attention, "attention", **given)
     line = "arrays: torch, a guess: its annotations name torch"
     assert line in str(report)
@@ -138,7 +138,7 @@ def test_guess_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """
     Path("kernel.py").write_text(textwrap.dedent(kernel))
     words = ("--rule", "ATT-1", "--dtypes", "float32", "--effort", "quick", "--supports", "scale", "--workers", 1)
-    code, output = command("check", "kernel.py:attention", "--operation", "attention", *words)
+    code, output = command("check", "kernel.py:attention", "--operation", "attention", *words, *FEW_SIZES)
     assert code == 0
     assert "arrays: torch, a guess: its code uses torch; --arrays names others." in output
 

@@ -376,6 +376,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["swallows", "holds_the_interpreter"])
 @pytest.mark.usefixtures("impatient")
+@pytest.mark.slow_where("swallows")
 def test_what_heeds_no_alarm_is_killed(folder: Path, name: str) -> None:
     report = conformance.check(f"targets.py:{name}", "attention", **OPTIONS, time_limit=0.2)
     assert messages(report) == {"CALL": "call: took longer than 0.2 s, and its process was ended"}

@@ -782,6 +782,7 @@ def small_checkpoint(path: Path) -> None:
 HEADS = ("--dialect", "imdb-classifier", "--set", "num_heads=3")
 
 
+@pytest.mark.slow
 def test_port(folder: Path) -> None:
     small_checkpoint(folder / "small.safetensors")
     code, output = command("port", "small.safetensors", *HEADS, "--set", "pool=mean", "--json", "port.json")
@@ -833,6 +834,7 @@ def test_files_that_are_no_checkpoints(folder: Path) -> None:
     assert command("port", "nowhere.safetensors", *HEADS)[0] == 2
 
 
+@pytest.mark.slow
 def test_trace_of_a_checkpoint(folder: Path) -> None:
     small_checkpoint(folder / "small.safetensors")
     words = ("--checkpoint", "small.safetensors", *HEADS, "--picture", "weights.png")

@@ -112,6 +112,7 @@ def unscaled(query: Any, key: Any, value: Any, *, scale: Any = None) -> Any:
 
 
 @pytest.mark.parametrize("function", [digits_lost, unscaled])
+@pytest.mark.slow_where("unscaled")
 def test_one_mistake_in_several_dtypes_is_one(function: Any) -> None:
     dtypes = ["float32", "float64", "float16"]
     report = conformance.check(function, "attention", rules=["ATT-1"], dtypes=dtypes, **QUICK)
@@ -155,6 +156,7 @@ WITHOUT = "no-causal,no-lengths,no-padding,no-segments"
 
 
 @pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.slow_where("True")
 def test_one_error_is_told_once_with_its_line_and_what_declares_it(isolate: bool, tmp_path: Path) -> None:
     told: dict[str, Any] = {"rules": ["MASK-2", "MASK-3"], "dtypes": ["float32"], "shrink": False}
     report = conformance.check(maskless, "attention", arrays="numpy", isolate=isolate, **told, **QUICK)
@@ -242,6 +244,7 @@ def ungrouped(query: Any, key: Any, value: Any) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.slow_where(unless="0")
 def test_grouped_heads_are_missed_by_every_seed(seed: int) -> None:
     told: dict[str, Any] = {"rules": ["ATT-7", "ATT-1"], "dtypes": ["float32"], "shrink": False, "effort": "quick"}
     report = conformance.check(ungrouped, "attention", seed=seed, **told)

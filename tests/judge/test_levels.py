@@ -38,8 +38,9 @@ from conformance.sampling.draws import drawn
 from conformance.sampling.strategies import attention_cases
 from specification import RULES
 from specification.dtypes import HALF
+from tests.support.helpers import SMALL
 
-QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False}
+QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "limits": SMALL}
 INFINITE = float("inf")
 
 
@@ -320,7 +321,7 @@ def wrong_past_20(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.n
 
 
 def test_making_a_case_smaller_keeps_its_level() -> None:
-    report = judged(wrong_past_20, "attention", "ATT-9", dtypes=["float16"], shrink=True)
+    report = judged(wrong_past_20, "attention", "ATT-9", dtypes=["float16"], shrink=True, limits=None)
     (found,) = report.violations
     assert (found.level, report.kept) == (CORE, None)
     assert found.case.inputs["key"].shape[2] == 21

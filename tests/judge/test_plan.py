@@ -143,6 +143,7 @@ def dropped_past(limit: int) -> Any:
     return attention
 
 
+@pytest.mark.slow
 @pytest.mark.rule("ATT-8")
 def test_keys_lost_past_a_size() -> None:
     limit = 1024

@@ -25,7 +25,7 @@ PLUGIN = () if INSTALLED else ("-p", "conformance.pytest_plugin")
 QUICK = ("--conformance-operation", "attention", "--conformance-effort", "quick", "--conformance-seed", "1")
 QUICK += ("--conformance-no-shrink", "--conformance-time-limit", "1")
 HERE = ("--conformance-in-process",)
-FEW_SIZES = ("--conformance-limits", ",".join(f"{name}={size}" for name, size in SMALL.items()))
+QUICK += ("--conformance-limits", ",".join(f"{name}={size}" for name, size in SMALL.items()))
 
 TARGETS = """
 import os
@@ -155,7 +155,7 @@ def test_selection(run: Any) -> None:
 def test_what_is_claimed_and_not_taken(run: Any) -> None:
     """The claims fail; what depends on them is skipped; the rest is judged."""
     rules = ("--conformance-rule", "MASK-3", "--conformance-rule", "ATT-1")
-    result = run("takes_no_masks", "-rsf", "--conformance-dtypes", "float32", *rules, *FEW_SIZES)
+    result = run("takes_no_masks", "-rsf", "--conformance-dtypes", "float32", *rules)
     failed = {line.split("::")[1].split(" - ")[0] for line in result.outlines if line.startswith("FAILED")}
     assert failed == {"MASK-3 takes causal"}
     result.stdout.fnmatch_lines(["SKIPPED * within what the function takes there is no such case"])
@@ -197,7 +197,7 @@ def test_declared_limits(run: Any) -> None:
 def test_function_that_hangs(run: Any) -> None:
     """After a few cases that took too long it is asked no more."""
     rules = ("--conformance-rule", "MASK-3", "--conformance-dtypes", "float32")
-    result = run("hangs_on_masks", *rules, "--conformance-time-limit", "0.3", "-rs", *FEW_SIZES)
+    result = run("hangs_on_masks", *rules, "--conformance-time-limit", "0.3", "-rs")
     assert 1 <= result.parseoutcomes()["failed"] <= 3
     result.stdout.fnmatch_lines(["SKIPPED * 3 cases took longer than 0.3 s, and nothing more is tried"])
 

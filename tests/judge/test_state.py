@@ -12,6 +12,7 @@ from conformance.judge.replaying import save
 from conformance.judge.report import Report
 from conformance.runner.fresh import FreshProcesses, name_of
 from conformance.subjects.targets import Target
+from tests.support.helpers import SMALL
 
 SUBJECTS = '''
 import random
@@ -140,6 +141,7 @@ def judged(folder: Path, name: str, operation: str, text: str = SUBJECTS, **opti
     path = folder / "subjects.py"
     path.write_text(text)
     given: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "dtypes": ["float32"], "isolate": False}
+    given["limits"] = SMALL | {"rows": 16, "norm_width": 64}
     return check(f"{path}:{name}", operation, **given | options)
 
 
@@ -204,7 +206,7 @@ def test_what_is_kept_rightly_conforms(tmp_path: Path, name: str, operation: str
 
 
 def test_a_size_that_is_too_large_is_one_violation(tmp_path: Path) -> None:
-    found = messages(judged(tmp_path, "narrow", "rms_norm", effort="default"))
+    found = messages(judged(tmp_path, "narrow", "rms_norm", effort="default", limits={"rows": 16}))
     (message,) = found.values()
     assert message.startswith("call: raised MemoryError: no room at 1,025")  # the first of such rows that is asked
     assert message.endswith(" numbers in a row")

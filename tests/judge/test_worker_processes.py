@@ -16,6 +16,7 @@ from conformance.judge import worker_processes
 from conformance.judge.report import Report
 from conformance.judge.worker_processes import Order, Start, WorkerProcesses, claimed, started
 from conformance.subjects.targets import Target
+from tests.support.helpers import SMALL
 
 SUBJECT = """
 import ctypes, os, signal, time
@@ -94,7 +95,8 @@ def subject(tmp_path: Path) -> Path:
 
 def checked(subject: Path, name: str, workers: int = 2, **given: Any) -> Report:
     """In this process and in workers, unless `isolate` says where."""
-    given = {"rules": RULES, "effort": "quick", "dtypes": ["float32"], "shrink": False, "isolate": False} | given
+    small: dict[str, Any] = {"effort": "quick", "dtypes": ["float32"], "limits": SMALL}
+    given = small | {"rules": RULES, "shrink": False, "isolate": False} | given
     return check(f"{subject}:{name}", "attention", seed=1, workers=workers, **given)
 
 
@@ -171,6 +173,7 @@ def test_a_worker_that_hangs_in_native_code_leaves_its_probes_to_this_process(
     assert found(checked(subject, "hangs_in_a_worker", time_limit=0.5)) == found(checked(subject, "attention", 1))
 
 
+@pytest.mark.slow
 def test_a_crash_in_workers_is_a_violation_as_in_one_isolated_process(subject: Path) -> None:
     alone = checked(subject, "dies_on_masks", 1, isolate=True, supports=["causal"])
     assert [violation.message for violation in alone.violations] == ["call: its process died of SIGABRT"]

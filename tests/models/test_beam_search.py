@@ -60,6 +60,7 @@ def after(tokens: tuple[int, ...]) -> np.ndarray:
 
 @pytest.mark.rule("GEN-1")
 @pytest.mark.parametrize("penalty", [0.0, 0.8, -0.5])
+@pytest.mark.slow_where("jax_impl")
 def test_a_search_with_room_for_everything_finds_the_best(implementation: Implementation, penalty: float) -> None:
     options = WIDE | {"length_penalty": penalty}
     tokens, scores = generated(implementation, "beam_search", SMALL, prompt=PROMPT, **options)

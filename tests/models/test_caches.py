@@ -53,6 +53,7 @@ def test_what_a_cache_holds(implementation: Implementation, name: str) -> None:
 
 
 @pytest.mark.rule("GEN-1")
+@pytest.mark.slow_where("jax_impl")
 def test_a_step_leaves_its_cache_as_it_is(implementation: Implementation) -> None:
     module, parameters, cache, keywords = begun(implementation)
     before = arrays(implementation, cache)
@@ -134,6 +135,7 @@ def test_caches_that_are_refused(implementation: Implementation) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow_where("jax_impl")
 def test_positions_past_a_learned_table_are_refused(implementation: Implementation) -> None:
     module, parameters, cache, keywords = begun(implementation, "gpt2", capacity=LONGEST + 1)
     for count in (LONGEST - 4, 1):

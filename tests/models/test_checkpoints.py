@@ -169,8 +169,7 @@ def torch_checkpoint() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("name", ["pytorch", *sorted(SOURCES)])
-@pytest.mark.slow_where("-")
-@pytest.mark.slow_where("pytorch")
+@pytest.mark.slow_where(unless="transformer101")
 def test_an_entry_of_any_wrong_kind_is_one_of_the_problems(name: str) -> None:
     """Every entry in turn, and every kind of mistake in turn."""
     dialect = name if name == "pytorch" else SOURCES[name].dialect
@@ -611,6 +610,7 @@ def test_tokens_of_another_rank_or_dtype(implementation: Implementation) -> None
 
 
 @pytest.mark.parametrize("name", ["notebook-scratch", "prenorm-blog", "dawn"])
+@pytest.mark.slow_where("jax_impl", unless="dawn")
 def test_sequences_of_padding_alone(implementation: Implementation, name: str) -> None:
     """Every row is empty: the mean of all values, as the tutorials' finite fills have it, and no NaN."""
     padding = np.zeros((1, 3), int)

@@ -218,6 +218,7 @@ def full(implementation: Implementation, example: Example, tokens: np.ndarray) -
     return implementation.subject.framework.numpy(logits)
 
 
+@pytest.mark.slow_where("jax_impl")
 def test_rows_of_nan_are_those_of_the_full_pass(
     implementation: Implementation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +239,7 @@ LOOKING_AHEAD = {"dawn": ((1, 4),), "prenorm-blog": ((2, 0),)}
 
 @pytest.mark.rule("GEN-1")
 @pytest.mark.parametrize("name", LOOKING_AHEAD)
+@pytest.mark.slow_where("jax_impl", "prenorm")
 def test_rows_that_look_ahead_are_refused(implementation: Implementation, name: str) -> None:
     """What the full pass gives at a position changes there with the tokens after it, so no cache could give it."""
     example = EXAMPLES[name]._replace(padded=LOOKING_AHEAD[name])

@@ -119,6 +119,7 @@ def answer(implementation: Implementation, trained: Trained, configuration: Conf
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.slow_where("pre")
+@pytest.mark.slow_where("decoder of embedded")
 def test_dropout_at_every_site(name: str, order: str) -> None:
     """Every model as it is called; and each site matters."""
     trained, configuration = MODELS[name](), ORDERS[order]

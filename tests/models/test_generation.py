@@ -54,6 +54,7 @@ def cases() -> Iterator[Any]:
 @pytest.mark.slow_where("jax_impl", "full")
 @pytest.mark.slow_where("jax_impl", unless="greedy")
 @pytest.mark.slow_where("torch_impl", unless="greedy")
+@pytest.mark.slow_where("jax_impl, prenorm-blog")
 def test_all_choose_the_same_tokens(
     implementation: Implementation, name: str, method: str, dtype: str, cached: bool
 ) -> None:

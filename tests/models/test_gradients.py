@@ -754,6 +754,7 @@ def planted(wrong: Wrong, monkeypatch: pytest.MonkeyPatch) -> None:
                 monkeypatch.setattr(module, known, vars(copy)[value.__name__])
 
 
+@pytest.mark.slow_where("dropout, pre")
 def test_planted_faults_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     example, exact, bounds = expected(name, "float32")
     assert beyond(definition(example, "float32"), exact, bounds) == []

@@ -13,6 +13,10 @@ from conformance.subjects.subject import IMPLEMENTATIONS, Subject
 from specification import RULES
 
 SEED = 20260102
+SLOW_IN_JAX = (
+    *(f"MASK-{number}" for number in (1, 3, 4, 5, 6)), *(f"ATT-{number}" for number in (1, 2, 3, 4, 5, 7, 13)), "MHA-1",
+)  # fmt: skip
+"""Rules for which JAX compiles what it also compiles for ATT-8, with every feature, for ATT-12 or for MHA-2."""
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +27,13 @@ def subjects() -> list[Subject]:
 @pytest.mark.parametrize("examples", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rule", RULES)
 def test_all_three_keep_the_rule(rule: str, examples: int, subjects: list[Subject]) -> None:
-    """Four cases for each probe. In the fast tier one, for at most six probes, and in JAX for one of these."""
+    """Four cases for each probe. In the fast tier one, for at most six probes, and in JAX for one of these or none."""
     probes = [probe for probe in PROBES if probe.rule == rule]
     if examples == 1:
         probes = probes[:: -(-len(probes) // 6)]
     *others, in_jax = subjects
-    for asked, some in ((others, probes), ([in_jax], probes if examples > 1 else probes[:1])):
+    probes_in_jax = probes if examples > 1 else [] if rule in SLOW_IN_JAX else probes[:1]
+    for asked, some in ((others, probes), ([in_jax], probes_in_jax)):
         results = run(some, asked, examples=examples, seed=SEED)
         assert results.conforms, results.violations
 
@@ -36,9 +41,9 @@ def test_all_three_keep_the_rule(rule: str, examples: int, subjects: list[Subjec
 def test_substance() -> None:
     """Most attention cases have masked and allowed keys, weights that are spread, and an output unlike zeros."""
     probe = agreement("ATT-12", "attention", "attention", operation_cases("attention", ("float32", "bfloat16")))
-    results = run([probe], [IMPLEMENTATIONS["reference_numpy"]()], examples=200, seed=SEED)
+    results = run([probe], [IMPLEMENTATIONS["reference_numpy"]()], examples=100, seed=SEED)
     count = len(results.substance.masked)
-    assert count == 200
+    assert count == 100
     assert results.substance.telling > 0.8 * count
     assert sum(share > 0 for share in results.substance.masked) > 0.7 * count
 

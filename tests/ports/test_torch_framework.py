@@ -364,7 +364,7 @@ def settings():
 before = settings(), torch.get_rng_state().tolist()
 import torch_impl
 assert (settings(), torch.get_rng_state().tolist()) == before
-assert not {"jax", "reference_numpy", "jax_impl"} & set(sys.modules)
+assert not {"jax", "jaxlib", "reference_numpy", "jax_impl", "conformance"} & set(sys.modules)
 """
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", program], cwd=root, check=True)

@@ -105,6 +105,7 @@ def test_formulas_are_set_whole(whole_site: Path) -> None:
     assert unset(str(formula(r"\arg\max_n x"))) != []
 
 
+@pytest.mark.slow
 def test_faults_are_seen(chromium: Any, tmp_path: Path) -> None:
     """The checks above, on pages that have what no page may have."""
     pages = {

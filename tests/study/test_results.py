@@ -111,7 +111,9 @@ def test_the_page_of_benchmarks(pages: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("result", "line"),
     [
-        (benchmark(finished=False), "The run was interrupted: it finished 3 cases."),
+        pytest.param(
+            benchmark(finished=False), "The run was interrupted: it finished 3 cases.", marks=pytest.mark.slow
+        ),
         (benchmark(finished=False) | {"cases": [], "scaling": []}, "it finished 0 cases."),
         (benchmark(quick=True), "A quick run"),
         (benchmark(only=["causal"]), "names with \u201ccausal\u201d."),
@@ -162,6 +164,8 @@ BAD = {
 
 @pytest.mark.parametrize("content", [*BAD.values()], ids=list(BAD))
 @pytest.mark.parametrize("kind", ["conformance", "benchmarks"])
+@pytest.mark.slow_where("not JSON")
+@pytest.mark.slow_where("something else")
 def test_what_cannot_be_shown_is_told(kind: str, content: tuple[str | None, str], tmp_path: Path) -> None:
     whole: Result = {"conformance": report(), "benchmarks": benchmark()}
     texts = built(tmp_path / "site", written(tmp_path, **whole | {kind: content[0]}), "attention")

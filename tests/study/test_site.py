@@ -29,6 +29,7 @@ from study.results import gather
 from study.rules import rule_texts
 from study.sources import ROOT
 from study.terminal import fitting, shown
+from tests.support.made_results import built as of_operations
 
 NOT_SHOWN = {"Hypotheses"}
 """Structures, which have no steps."""
@@ -189,8 +190,8 @@ def test_a_matrix_in_short() -> None:
 
 def test_a_missing_matrix_is_said(tmp_path: Path) -> None:
     assert matrix(tmp_path / "none.md") is None
-    site.build(tmp_path, examples=False, results=gather(matrix=tmp_path / "none.md"))
-    assert "<code>make peers</code>" in (tmp_path / "softmax.html").read_text()
+    texts = of_operations(tmp_path, gather(benchmarks=tmp_path / "none.json", matrix=tmp_path / "none.md"), "softmax")
+    assert "<code>make peers</code>" in texts["softmax"]
 
 
 # --- worked examples --------------------------------------------------------------------------------------------------

@@ -124,10 +124,12 @@ def written(folder: Path, **contents: Result | str | None) -> results.Results:
 
 
 def built(out: Path, found: results.Results, *operations: str) -> dict[str, str]:
-    """operations: whose pages are made; all unless given."""
-    chosen = tuple(one for one in OPERATIONS if one.name in operations) or OPERATIONS
+    """operations: whose pages are made, without those of dialects and the diagram; all unless given."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(site, "OPERATIONS", chosen)
+        if operations:
+            patched.setattr(site, "OPERATIONS", tuple(one for one in OPERATIONS if one.name in operations))
+            for pages in (site.dialect_pages, site.diagram):
+                patched.setattr(pages, "rendered", lambda *_: {})
         site.build(out, examples=False, results=found)
     return {path.stem: path.read_text() for path in out.glob("*.html")}
 
