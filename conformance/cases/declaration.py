@@ -37,13 +37,14 @@ FEATURES = {
     "gradients": "gradients",
     "structured": "masks come as descriptions, not as boolean arrays",
     "refusals": "bad input is refused, as the rules say",
+    "logsumexp": "attention returns (output, logsumexp)",
 }
-"""Names for `supports`. All but the last two are claimed unless something else is said."""
+"""Names for `supports`. All but the last three are claimed unless something else is said."""
 
 SIMPLEST_FIRST = ("float32", "bfloat16", "float16", "float64")
 """The dtypes in the order in which they are tried, and in which a failing case is made simpler."""
 
-UNCLAIMED = ("structured", "refusals")
+UNCLAIMED = ("structured", "refusals", "logsumexp")
 PARAMETERS: dict[str, tuple[str, ...]] = {name: (name,) for name in ("scale", "softcap", "bias", "sinks", "empty_rows")}
 PARAMETERS |= {"dropout": ("dropout_keep", "dropout_rate")}
 PARAMETERS |= dict.fromkeys((*MASK_KINDS, "offset", "combined"), ("mask",))
@@ -100,7 +101,7 @@ class Declaration:
     ways.
     """
 
-    features: frozenset[str] = frozenset(FEATURES)
+    features: frozenset[str] = frozenset(FEATURES) - {"logsumexp"}
     dtypes: tuple[str, ...] = FLOATING
     layout: str = "BHTD"
     width_multiple: int = 1

@@ -24,6 +24,7 @@ from conformance.cases.expectations import Planted, allowed_pairs, empty_rows
 from conformance.cases.features import alignment, has_masks, heads_and_keys, within
 from conformance.cases.operation import operation_named
 from conformance.cases.signatures import definition, left_out
+from conformance.cases.with_logsumexp import output_alone
 from conformance.runner.dimensions import Dimension, Part, Parts, dimensions, sizes_of, taken
 from conformance.sampling.layouts import in_memory
 from conformance.sampling.strategies import at, numpy_dtype, roundings
@@ -290,6 +291,8 @@ def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> 
         yield lambda case: replace(case, cotangents={})
     if case.constants:
         yield lambda case: replace(case, constants=())
+    if case.with_logsumexp:
+        yield output_alone
     if operation_named(case.operation).rows is not None:
         yield collapsed
     biases = [name for name in case.inputs if name in ("bias", "sinks") or name.endswith(".bias")]
