@@ -444,8 +444,10 @@ def returns_both(operation: str, declaration: Declaration) -> bool:
 
 def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
     """The precisions that the subject declares for parts of the arithmetic, in a case of this dtype."""
-    declared = {name: declaration.convention(name) for name in ("weights", "products")}
-    declared = {name: dtype if value == "inputs" else value for name, value in declared.items()}
+    declared = {name: declaration.convention(name) for name in ("weights", "products", "shared_heads", "normalized")}
+    if declared["shared_heads"] == "inputs":
+        declared["shared_sums"] = "inputs"
+    declared = {name: dtype if value in ("inputs", "rounded") else value for name, value in declared.items()}
     return {name: value for name, value in declared.items() if value not in ("float32", "float64")}
 
 
@@ -694,7 +696,8 @@ def norm_cases(
         options["eps"] = draw(st.sampled_from(epsilons or usual))
     options = without_lacking(operation, options, declaration)
     cotangents = wanted({"output": over_rows(draw, d, shape, axes)}, declaration) if gradients else {}
-    return with_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
+    rounding = roundings(declaration, dtype)
+    return with_memory(draw, Case(operation, dtype, inputs, options, cotangents, rounding=rounding), declaration)
 
 
 def norm_shapes(rows: int, width: int) -> tuple[NormShape, ...]:
