@@ -136,3 +136,28 @@ def test_no_other_norm_may_round_its_rows() -> None:
         return (weight * normalized.to(x.dtype)).to(x.dtype)
 
     assert "NORM-1" in violated(layer_norm, "layer_norm", ["NORM-1"], "bfloat16", normalized="inputs")
+
+
+# --- merging needs no declaration -------------------------------------------------------------------------------------
+
+
+def merge_by_logsumexp(rounded: Function = lambda logsumexp: logsumexp) -> Function:
+    """Every part weighed by exp(its log-sum-exp - that of all parts)."""
+
+    def merge(outputs: Any, logsumexps: Any) -> Any:
+        stacked = torch.stack(list(logsumexps))
+        seen = stacked > -torch.inf
+        finite = torch.where(seen.any(0), stacked, 0)
+        whole = rounded(torch.logsumexp(finite, 0))
+        weights = torch.where(seen, torch.exp(torch.where(seen, finite - whole, 0)), 0)
+        pairs = zip(weights, seen, outputs, strict=True)
+        parts = [weight[..., None] * torch.where(some[..., None], part, 0).float() for weight, some, part in pairs]
+        return sum(parts).to(outputs[0].dtype), torch.where(seen.any(0), whole, -torch.inf)
+
+    return merge
+
+
+def test_a_merge_by_one_logsumexp() -> None:
+    assert violated(merge_by_logsumexp(), "merge_attention", ["ATT-14"], "float32") == []
+    in_bfloat16 = merge_by_logsumexp(lambda logsumexp: logsumexp.bfloat16().float())
+    assert violated(in_bfloat16, "merge_attention", ["ATT-14"], "float32") == ["ATT-14"]
