@@ -91,7 +91,7 @@ def flash_attn_with_kvcache(
     softmax_scale: float | None = None,
     causal: bool = False,
 ) -> Tensor:
-    """Caches [batch, length, heads, width], to which new keys and values are appended. Causal at the last key of each."""
+    """Caches [batch, length, heads, width], to which new keys and values are appended; causal at their last key."""
     lengths = cache_seqlens.clone()
     if k is not None and v is not None:
         for cache, new in ((k_cache, k), (v_cache, v)):
