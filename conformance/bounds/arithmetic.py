@@ -58,7 +58,7 @@ FORMATS["tf32"] = Format("tf32", 2.0**-11, 2.0**-126)
 class Precision:
     """Unit roundoffs of the arithmetic inside and of the dtype to which results are rounded (ATT-9, NORM-2).
 
-    dtype: of the inputs. weights, products: the formats that a subject declares; None where everything is kept inside.
+    dtype: of the inputs. The others are the formats that a subject declares; None where everything is kept inside.
     """
 
     inner: float
@@ -68,18 +68,21 @@ class Precision:
     dtype: str = ""
     weights: Format | None = None
     products: Format | None = None
+    shared_heads: Format | None = None
+    shared_sums: Format | None = None
+    normalized: Format | None = None
 
     @classmethod
     def of(cls, dtype: str, rounding: Mapping[str, str] | None = None) -> Precision:
         inner = "float64" if dtype == "float64" else "float32"
         formats = {part: FORMATS[name] for part, name in (rounding or {}).items()}
         units = UNIT_ROUNDOFF[inner], SMALLEST[inner], UNIT_ROUNDOFF[dtype], SMALLEST[dtype]
-        return cls(*units, dtype, formats.get("weights"), formats.get("products"))
+        return cls(*units, dtype, **formats)
 
     @property
     def undeclared(self) -> Precision:
         """Without the formats that a subject declares."""
-        return replace(self, weights=None, products=None)
+        return replace(self, weights=None, products=None, shared_heads=None, shared_sums=None, normalized=None)
 
     def gamma(self, n: Count) -> Count:
         """Relative error of a sum of n terms, or of n successive roundings."""

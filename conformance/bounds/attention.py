@@ -57,7 +57,7 @@ from conformance.bounds.arithmetic import (
     sums,
     transposed,
 )
-from conformance.bounds.rounding import rounded, scaled_side, side, side_gradient, weight_format
+from conformance.bounds.rounding import partial_sums, rounded, scaled_side, side, side_gradient, weight_format
 
 SCALE = 8
 """Roundings of scale, square root, products with either side, and log2(e)."""
@@ -308,11 +308,13 @@ def sink_terms(rows: Rows, sink: Approx, p: Precision) -> Terms:
 
 
 def group_sum(x: Approx, groups: int, p: Precision) -> Approx:
-    """Gradients of the query heads that share a key head, added up."""
+    """Gradients of the query heads that share a key head, added up; see `rounding.py` on those that are rounded."""
     B, H, K, W = x.value.shape
     share = H // max(groups, 1)
+    x = rounded(x, p.shared_heads) if share > 1 else x
     value, error, size = (a.reshape(B, groups, share, K, W).sum(axis=2) for a in (x.value, x.error, x.size))
-    return Approx(value, error + (p.gamma(share) if share > 1 else 0) * size)
+    added = Approx(value, error + (p.gamma(share) if share > 1 else 0) * size)
+    return partial_sums(added, size, share, p.shared_sums) if share > 1 else added
 
 
 def broadcast_terms(x: Approx, shape: tuple[int, ...]) -> Terms:

@@ -12,13 +12,17 @@ squares costs gamma(n + 6), times the condition number sqrt(1 + mean^2 / varianc
 covered.
 
 Reciprocal. 1 / sqrt(variance + eps) has half the relative error of its argument, and 4 u for rsqrt.
+
+Rows of `rms_norm` that are rounded before the weight multiplies them are covered for subjects that declare it only
+(`rounding.py`).
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from conformance.bounds.arithmetic import Approx, Precision, exact, multiply
+from conformance.bounds.arithmetic import Approx, Format, Precision, exact, multiply
+from conformance.bounds.rounding import rounded
 
 
 def average(array: np.ndarray) -> np.ndarray:
@@ -88,10 +92,15 @@ def normalized(kind: str, x: np.ndarray, eps: float, p: Precision) -> tuple[Appr
     return d, r, multiply(d, r, p, 2)
 
 
+def declared(kind: str, p: Precision) -> Format | None:
+    """The format to which a subject says that it rounds normalised rows; of `rms_norm` alone."""
+    return p.normalized if kind == "rms_norm" else None
+
+
 def forward(kind: str, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, eps: float, p: Precision) -> Approx:
     """x is [rows, n], weight and bias are [n]."""
     _, _, n = normalized(kind, x, eps, p)
-    output = multiply(n, exact(weight), p)
+    output = multiply(rounded(n, declared(kind, p)), exact(weight), p)
     if bias is None:
         return output
     value = output.value + bias
@@ -105,7 +114,8 @@ def gradients(
     """Gradients of x [rows, n], weight and bias [n]."""
     d, r, n = normalized(kind, x, eps, p)
     rows, count = x.shape
-    inner = multiply(exact(cotangent), exact(weight), p)
+    form = declared(kind, p)
+    inner = rounded(multiply(exact(cotangent), exact(weight), p), form)
     products = multiply(inner, n, p)
     if kind == "standard_deviation_norm":
         spread = np.sqrt(np.sum(d.value**2, axis=-1, keepdims=True) / (count - 1))
@@ -132,7 +142,7 @@ def gradients(
         error = error + 2 * p.gamma(count + 3) * average(inner.size + second.size)
     error = error + 4 * p.inner * (inner.size + second.size + average(inner.size))
     x_gradient = multiply(Approx(value, error), r, p, 2)
-    terms = multiply(exact(cotangent), n, p)
+    terms = rounded(multiply(exact(cotangent), rounded(n, form), p), form)
     weight_gradient = Approx(
         np.sum(terms.value, axis=0), np.sum(terms.error, axis=0) + p.gamma(rows) * np.sum(terms.size, axis=0)
     )

@@ -10,11 +10,12 @@ import numpy as np
 from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norm
 from conformance.bounds import layers
-from conformance.bounds.arithmetic import Approx, Precision, exact, mapped, stored
+from conformance.bounds.arithmetic import Approx, Precision, add, exact, mapped, stored
 from conformance.bounds.reading import allowed_of, dropout_factor, pairs, separated
 from conformance.cases.arguments import gradient_name, heads_of, joined
 from conformance.cases.case import Case, expected_dtype
 from conformance.cases.operation import operation_named
+from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
 from specification.positions import angular_frequencies
 
 Bounds = dict[str, np.ndarray]
@@ -76,11 +77,27 @@ def named(case: Case, gradients: dict[str, Approx]) -> dict[str, Approx]:
 
 
 def attention(case: Case, p: Precision) -> dict[str, Approx]:
+    if case.with_logsumexp:
+        return with_logsumexp(case, p)
     query, key = exact(case.inputs["query"]), exact(case.inputs["key"])
     value = exact(case.inputs["value"]) if "value" in case.inputs else None
     cotangent = exact(case.cotangents["output"]) if case.cotangents else None
     result, gradients = attend(case, query, key, value, cotangent, p)
     return {"output": result} | named(case, gradients)
+
+
+def with_logsumexp(case: Case, p: Precision) -> dict[str, Approx]:
+    """Output and log-sum-exp of one call, and their gradients.
+
+    The gradients are those of either result, added: S_bar = P (P_bar - mean) + P L_bar, and everything after it is
+    linear in S_bar. So every rounding error is at most the sum of those of the two terms, in whichever order they are
+    added. The sum is rounded to the inputs' dtype once.
+    """
+    output, logsumexp = attention(output_alone(case), p), attention(logsumexp_alone(case), p)
+    results = output | {name: x for name, x in logsumexp.items() if name not in output}
+    for name in output.keys() & logsumexp.keys() - {"output"}:
+        results[name] = add(output[name], logsumexp[name], p)
+    return results | {"logsumexp": logsumexp["output"]}
 
 
 def merge_attention(case: Case, p: Precision) -> dict[str, Approx]:

@@ -18,9 +18,20 @@ sum_j P_j r_j (f_j v_j - o). The larger of the two is taken; a common factor of 
 The gradients of scores are rounded before they are multiplied with keys and queries. Automatic differentiation rounds
 the gradient of the weights to the format too, and a backward pass that takes rowsum(O_bar * O) for the mean may take
 the output as it was returned, in its own dtype.
+
+Shared heads. Who repeats keys and values in the inputs' 16 bits has the gradient g_h of each of the n query heads that
+share a key head rounded to them: u~ |g_h| + t~ each. If the sum is kept in float32, that is all. If it is kept in 16
+bits too, n - 1 additions are rounded, the last of which is the rounding of the result; every partial sum is at most
+sum |g_h|, so that the others are off by (n - 2) u~ / (1 - (n - 2) u~) of it.
+
+Normalised rows. The row n of `rms_norm` is rounded before the weight multiplies it. Automatic differentiation rounds
+the gradient that comes back through this rounding, O_bar * weight, and where the product is one of 16-bit numbers each
+row's term of the weight's gradient, O_bar * n. All that is inside the norm, and the sum over rows, is not rounded.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from conformance.bounds.arithmetic import Approx, Format, Precision
 
@@ -34,6 +45,14 @@ def rounded(x: Approx, form: Format | None, scale: float = 1.0) -> Approx:
         return x
     smallest = form.tiny / min(1.0, abs(scale) or 1.0)
     return Approx(x.value, x.error + form.unit * x.size + smallest)
+
+
+def partial_sums(added: Approx, size: np.ndarray, n: int, form: Format | None) -> Approx:
+    """A sum of n terms, of which every partial sum is rounded to the format. size: the sum of the terms' sizes."""
+    if form is None:
+        return added
+    between = (n - 2) * form.unit
+    return Approx(added.value, added.error + between / (1 - between) * size + (n - 1) * form.tiny)
 
 
 def held(p: Precision) -> bool:

@@ -23,6 +23,11 @@ def result_names(operation: str) -> tuple[str, ...]:
     return operation_named(operation).results
 
 
+def results_of(case: Case) -> tuple[str, ...]:
+    """Names of the results that the case asks for."""
+    return (*result_names(case.operation), *(("logsumexp",) if case.with_logsumexp else ()))
+
+
 def arguments(operation: str, inputs: dict[str, Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """(positional, keyword) arguments of the operation."""
     available: dict[str, Any] = {name: array for name, array in inputs.items() if "." not in name and "[" not in name}

@@ -23,10 +23,12 @@ class Case:
     options: everything else that the operation takes by keyword; a mask holds NumPy arrays and Python numbers.
     cotangents: one array for each result, by name; empty when the case asks for no gradients.
     special: NaN or infinity stands where it can reach results, which are then compared as what they are.
-    rounding: the precisions that the subject declares for "weights" and "products", where they are narrower.
+    rounding: the precisions that the subject declares for "weights", "products", "shared_heads", "shared_sums" (of
+        heads) and "normalized", where they are narrower.
     memory: names of `checks.layouts.LAYOUTS` by input, and for "mask", "dropout_keep" and "cotangent" (those of all
         results), for arrays that do not lie contiguous when the subject receives them. Values do not depend on it.
     constants: inputs whose gradients are not asked for; the framework takes them for constants.
+    with_logsumexp: of attention, whose results are then the output and the log-sum-exp.
     """
 
     operation: str
@@ -38,6 +40,7 @@ class Case:
     rounding: dict[str, str] = field(default_factory=dict)
     memory: dict[str, str] = field(default_factory=dict)
     constants: tuple[str, ...] = ()
+    with_logsumexp: bool = False
 
     def __repr__(self) -> str:
         """One line, as a call; large arrays by dtype and shape only."""
@@ -45,7 +48,8 @@ class Case:
         named = {name: brief(value) for name, value in (inputs | self.options).items() if value is not None}
         shown = ", ".join(f"{name}={value}{self.lies(name)}" for name, value in named.items())
         frozen = f", no gradient of {', '.join(self.constants)}" if self.constants else ""
-        return f"{self.operation}({shown}){self.beside}{frozen}"
+        both = " with its log-sum-exp" if self.with_logsumexp else ""
+        return f"{self.operation}({shown}){both}{self.beside}{frozen}"
 
     @property
     def beside(self) -> str:

@@ -37,13 +37,14 @@ FEATURES = {
     "gradients": "gradients",
     "structured": "masks come as descriptions, not as boolean arrays",
     "refusals": "bad input is refused, as the rules say",
+    "logsumexp": "attention returns (output, logsumexp)",
 }
-"""Names for `supports`. All but the last two are claimed unless something else is said."""
+"""Names for `supports`. All but the last three are claimed unless something else is said."""
 
 SIMPLEST_FIRST = ("float32", "bfloat16", "float16", "float64")
 """The dtypes in the order in which they are tried, and in which a failing case is made simpler."""
 
-UNCLAIMED = ("structured", "refusals")
+UNCLAIMED = ("structured", "refusals", "logsumexp")
 PARAMETERS: dict[str, tuple[str, ...]] = {name: (name,) for name in ("scale", "softcap", "bias", "sinks", "empty_rows")}
 PARAMETERS |= {"dropout": ("dropout_keep", "dropout_rate")}
 PARAMETERS |= dict.fromkeys((*MASK_KINDS, "offset", "combined"), ("mask",))
@@ -76,6 +77,8 @@ CONVENTIONS = {
     "isolation": ("strict", "finite"),
     "weights": ("float32", "inputs", "bfloat16", "float16"),
     "products": ("float32", "inputs", "tf32", "bfloat16", "float16"),
+    "shared_heads": ("float32", "rounded", "inputs"),
+    "normalized": ("float32", "inputs"),
 }
 """Names for `convention`, each with its values; the first is the definition's.
 
@@ -84,6 +87,9 @@ causal: where `Causal()` without an offset stands when Q != K (for subjects that
 head query head h reads, h // (H / G) or h % G. isolation: "finite" promises nothing about NaN or infinity behind a
 mask. weights: the precision to which attention weights (and the gradients of scores) are rounded before they are
 multiplied, "inputs" being the dtype of the inputs. products: that to which both sides of matrix products are rounded.
+shared_heads: how the gradients of query heads that share a key head are added up; "rounded": each is rounded to the
+dtype of the inputs first; "inputs": and so is every sum. normalized: the precision to which the normalised row of
+`rms_norm` is rounded before the weight is multiplied.
 """
 
 
@@ -100,7 +106,7 @@ class Declaration:
     ways.
     """
 
-    features: frozenset[str] = frozenset(FEATURES)
+    features: frozenset[str] = frozenset(FEATURES) - {"logsumexp"}
     dtypes: tuple[str, ...] = FLOATING
     layout: str = "BHTD"
     width_multiple: int = 1

@@ -40,6 +40,7 @@ FEATURE_RULES = {
     "value_width": "ATT-8",
     "empty": "ATT-8",
     "gradients": "ATT-12",
+    "logsumexp": "ATT-14",
     "": "ATT-9",
 }
 """The rule that says how each feature of attention works."""
@@ -61,6 +62,8 @@ def features_of(case: Case) -> set[str]:
         features.add("dropout")
     if case.cotangents:
         features.add("gradients")
+    if case.with_logsumexp:
+        features.add("logsumexp")
     if any(0 in array.shape for array in case.inputs.values()):
         features.add("empty")
     if is_norm(case.operation) and case.inputs["weight"].ndim > 1:

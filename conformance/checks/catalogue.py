@@ -20,6 +20,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.expectations import Planted, empty_rows, expectation
 from conformance.cases.mask_predicate import dense_meaning
+from conformance.cases.with_logsumexp import logsumexp_alone
 from conformance.checks.check import Check, Findings, first, nothing
 from conformance.checks.comparison import Finding, breaks, judge, no_others, worst
 from conformance.checks.independence import check_determinism, check_memory
@@ -169,14 +170,9 @@ def parts_of(case: Case, cuts: tuple[int, ...]) -> list[Case]:
     return [part(start, stop) for start, stop in pairwise((0, *cuts, case.inputs["key"].shape[2]))]
 
 
-def logsumexp_of(case: Case) -> Case:
-    inputs = {name: array for name, array in case.inputs.items() if name != "value"}
-    return replace(case, operation="attention_logsumexp", inputs=inputs)
-
-
 def prepare_split(split: tuple[Case, tuple[int, ...]]) -> tuple[Any, Any]:
     case, cuts = split
-    truth = {"output": oracle(case)["output"], "logsumexp": oracle(logsumexp_of(case))["output"]}
+    truth = {"output": oracle(case)["output"], "logsumexp": oracle(logsumexp_alone(case))["output"]}
     return truth, merged_bound(parts_of(case, cuts))
 
 
@@ -185,7 +181,7 @@ def check_split(subject: Subject, split: tuple[Case, tuple[int, ...]], shared: t
     named = {}
     for i, part in enumerate(parts_of(case, cuts)):
         named[f"outputs[{i}]"] = subject(part)["output"]
-        named[f"logsumexps[{i}]"] = subject(logsumexp_of(part))["output"]
+        named[f"logsumexps[{i}]"] = subject(logsumexp_alone(part))["output"]
     answers = subject(Case("merge_attention", case.dtype, named))
     relaxed = partial(relaxed_merged_bound, parts_of(case, cuts))
     return judge(replace(case, operation="merge_attention"), answers, *shared, relaxed)

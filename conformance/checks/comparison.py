@@ -120,11 +120,11 @@ def without_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact]) ->
 
     Where it gives NaN or infinity there, 0 times that may be in every gradient, of which nothing is promised then.
     """
-    rows, output = empty_rows(case), answers.get("output")
-    if output is None or output.shape != truth["output"].high.shape:
+    rows, names = empty_rows(case), [*({"output", "logsumexp"} & truth.keys())]
+    if any(name not in answers or answers[name].shape != truth[name].high.shape for name in names):
         return answers
-    free = {"output": rows.reshape(*rows.shape, *(1 for _ in output.shape[rows.ndim :]))}
-    if not np.isfinite(output[rows].astype(float)).all():
+    free = {name: rows.reshape(*rows.shape, *(1 for _ in answers[name].shape[rows.ndim :])) for name in names}
+    if not all(np.isfinite(answers[name][rows].astype(float)).all() for name in names):
         free |= {name: np.ones((1,) * answers[name].ndim, bool) for name in answers if name.startswith("gradient of ")}
     right = {
         name: np.where(where, truth[name].high.astype(answers[name].dtype), answers[name])

@@ -47,7 +47,7 @@ def check_determinism(subject: Subject, case: Case, shared: Any) -> Findings:
 
 
 def results(subject: Subject, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
-    return subject.results(case.operation, inputs, options)
+    return subject.results(case, inputs, options)
 
 
 def results_and_gradients(subject: Subject, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:

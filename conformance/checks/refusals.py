@@ -36,7 +36,7 @@ def refused(subject: Subject, refusal: Refusal) -> str:
         inputs, options = subject.arrays(case)
         try:
             with subject.answering:
-                subject.results(case.operation, inputs, options)
+                subject.results(case, inputs, options)
         except WrongAnswer as error:
             return f"accepted, expected {refusal.error.__name__}: {error}"
         except refusal.error as error:

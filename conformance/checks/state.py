@@ -123,7 +123,7 @@ class Forward:
         inputs, options = subject.arrays(self.case)
         with subject.answering:
             self.results, self.pull = framework.pullback(
-                lambda arrays: subject.results(self.case.operation, arrays, options),
+                lambda arrays: subject.results(self.case, arrays, options),
                 inputs,
                 differentiable(self.case),
             )

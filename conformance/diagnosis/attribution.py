@@ -15,6 +15,7 @@ import numpy as np
 from conformance.cases.case import Case
 from conformance.cases.expectations import Planted
 from conformance.cases.features import FEATURE_RULES, features_of, heads_and_keys, mask_kinds, rule_of
+from conformance.cases.with_logsumexp import output_alone
 from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding, breaks, worst
@@ -76,6 +77,8 @@ def rule_shown(runner: Runner, case: Case, findings: list[Finding]) -> str:
         found = asked(runner, plainer(case))
         if breaks(found, worst(findings).level):
             case, findings = plainer(case), found
+    if case.with_logsumexp:
+        return "ATT-14"
     kinds = mask_kinds(case.options.get("mask"))
     if len(kinds) > 1:
         return "MASK-6"
@@ -90,6 +93,8 @@ def rule_shown(runner: Runner, case: Case, findings: list[Finding]) -> str:
 
 def without_each(case: Case) -> Iterator[Any]:
     """Changes that each take one thing away from a case."""
+    if case.with_logsumexp:
+        yield output_alone
     for name in {"bias", "sinks"} & set(case.inputs):
         yield lambda c, name=name: replace(c, inputs={n: a for n, a in c.inputs.items() if n != name})
     groups: tuple[tuple[str, ...], ...] = (("dropout_keep", "dropout_rate"), ("mask",), ("softcap",), ("scale",))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from conformance.cases.case import expected_dtype
+from conformance.cases.case import Case, expected_dtype
 from conformance.cases.operation import operation_named
 from conformance.checks.comparison import PRECISION
 from conformance.diagnosis.attention import CHANGES, Change
@@ -20,6 +21,7 @@ from conformance.diagnosis.matching import (
     Mistake,
     agrees,
     explained,
+    instead,
     loose,
     same,
     told_from,
@@ -426,3 +428,25 @@ def numbers_of(failing: Failing) -> Iterator[tuple[str, float]]:
     yield "the sign is lost", -1.0
     yield "counted twice", 2.0
     yield "halved", 0.5
+
+
+# --- beside the output, the log-sum-exp -------------------------------------------------------------------------------
+
+
+def with_bar_of_logsumexp(factor: float) -> Callable[[Case], Case]:
+    """The case with another cotangent of the log-sum-exp."""
+
+    def change(case: Case) -> Case:
+        bar = case.cotangents["logsumexp"]
+        return replace(case, cotangents=case.cotangents | {"logsumexp": bar * bar.dtype.type(factor)})
+
+    return change
+
+
+OF_LOGSUMEXP = (
+    instead("the log-sum-exp's gradient is left out", with_bar_of_logsumexp(0)),
+    instead("the log-sum-exp's gradient has the other sign", with_bar_of_logsumexp(-1)),
+    instead("the log-sum-exp's gradient is multiplied by ln(2), as of base 2", with_bar_of_logsumexp(np.log(2))),
+    instead("the log-sum-exp's gradient is divided by ln(2), as of base 2", with_bar_of_logsumexp(1 / np.log(2))),
+)
+"""Of subjects that return both."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from conformance.cases.arguments import result_names
+from conformance.cases.arguments import results_of
 from conformance.cases.declaration import FEATURES, MASK_KINDS
 from conformance.cases.expectations import empty_rows
 from conformance.cases.features import FEATURE_RULES, features_of, rule_of
@@ -50,7 +50,7 @@ def used(violation: Violation) -> set[str]:
     """Features of its smallest case; without gradients, where it is the output that is wrong."""
     if violation.case is None or violation.check == REFUSAL:
         return set()
-    beside = violation.finding.name in result_names(violation.case.operation)
+    beside = violation.finding.name in results_of(violation.case)
     return features_of(violation.case) - ({"gradients"} if beside else set())
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from conformance.cases.axes import HEADS, OFFSET, Sizes
 from conformance.cases.case import Case
 from conformance.cases.operation import operation_named
+from conformance.checks.comparison import LARGEST
 from conformance.diagnosis.attention import power_of_two
 from conformance.runner.dimensions import Part, layout_of, sizes_of, taken
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
@@ -136,14 +137,20 @@ def numbers_like(array: np.ndarray, shape: tuple[int, ...], rng: np.random.Gener
     numbers = rng.normal(size=shape) * (spread if far else 0.75 * size or 1.0)
     if shape and shape[-1] > STANDING_OUT:
         numbers = numbers * (1 + np.sqrt(shape[-1]) / np.arange(shape[-1], 0, -1) / 4)
-    return (numbers + mean * far).astype(array.dtype)
+    return cast(numbers + mean * far, array.dtype)
+
+
+def cast(numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """In the dtype, at most its largest number."""
+    largest = LARGEST.get(str(dtype), np.inf)
+    return np.clip(numbers, -largest, largest).astype(dtype)
 
 
 def last_rows_larger(array: np.ndarray) -> np.ndarray:
     """So that it shows in a sum over many rows where the last ones are missing."""
     rows = array.reshape(-1, array.shape[-1])
     factor = 1 + len(rows) / 64 / np.arange(len(rows), 0, -1)
-    return (rows * factor[:, None]).astype(array.dtype).reshape(array.shape)
+    return cast(rows * factor[:, None], array.dtype).reshape(array.shape)
 
 
 def root_mean_square(array: np.ndarray) -> Any:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.cases.arguments import gradient_name, result_names
+from conformance.cases.arguments import gradient_name, results_of
 from conformance.cases.case import ORDER, Case
 from conformance.cases.expectations import Planted
 from conformance.cases.features import within
 from conformance.cases.operation import operation_named
+from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
 from conformance.checks.catalogue import AGREEMENT, SPOILED_ROWS, TOWERING, TWIN
 from conformance.checks.check import Check, nothing
 from conformance.checks.comparison import Finding
@@ -48,7 +50,7 @@ def check_diagnosis(subject: Subject, material: tuple[Check[Any, Any], Any, Find
     asked, judged = parts[0], parts[1] if check in (TWIN, TOWERING) else parts[0]
     if check == SPOILED_ROWS:  # what is wrong in the other rows is wrong without them, too
         asked = judged = parts[1]
-    if not isinstance(asked, Case) or finding.name not in (*result_names(asked.operation), *gradients(asked)):
+    if not isinstance(asked, Case) or finding.name not in (*results_of(asked), *gradients(asked)):
         return []
     if asked.special:
         beside = check == TWIN and not judged.special
@@ -60,7 +62,10 @@ def check_diagnosis(subject: Subject, material: tuple[Check[Any, Any], Any, Find
     if any(found.message for found in given.findings):
         return []
     until = time.monotonic() + SECONDS
-    names: list[str] = []
+    if asked.with_logsumexp:
+        names = list(of_either(subject, given, name, until))
+        return [named(line) for line in (*names, *wrong_in(given.findings))]
+    names = []
     if asked is not judged:  # a mistake need not be the same for both: a score of 0 stands apart only from far ones
         names = list(known(Failing(asked, given.got, given.truth, given.bounds), name, until))
     names += [other for other in names_of(subject, given, name, until) if other not in names]
@@ -83,10 +88,29 @@ def names_of(subject: Subject, failing: Failing, name: str, until: float) -> Ite
 def inside(subject: Subject, case: Case) -> list[str]:
     """Mistakes of the attention inside multi-head attention, asked between identities."""
     found = multi_head.seen_inside(subject, case) if case.operation == "multi_head_attention" else None
-    if found is None or answered(*found) is None:
+    return [] if found is None else of_other(*found)
+
+
+def of_other(subject: Subject, case: Case, name: str = "output") -> list[str]:
+    """Mistakes that the subject shows on another case; none where it does not answer that."""
+    if answered(subject, case) is None:
         return []
-    lines = check_diagnosis(found[0], (AGREEMENT, found[1], Finding("output", np.inf)), None)
+    lines = check_diagnosis(subject, (AGREEMENT, case, Finding(name, np.inf)), None)
     return [line.message for line in lines if not line.message.startswith((WRONG_IN, AT_MOST))]
+
+
+def of_either(subject: Subject, failing: Failing, name: str, until: float) -> Iterator[str]:
+    """Mistakes of a subject that returns output and log-sum-exp: in one of them, or in the sum of their gradients."""
+    if name == "logsumexp":
+        case = replace(logsumexp_alone(failing.case), cotangents={})
+        got, truth, bounds = failing.got[name], failing.truth[name], failing.bounds[name]
+        half = Failing(case, {"output": got}, {"output": truth}, {"output": bounds})
+        names = list(known(half, "output", until)) or list(vague(half, "output"))
+        yield from (line.replace("output is", "logsumexp is") for line in names)
+    elif name != "output":
+        yield from matching(failing, name, backward.OF_LOGSUMEXP, until)
+    if name != "logsumexp":
+        yield from of_other(subject, output_alone(failing.case), name)
 
 
 def of_larger(subject: Subject, case: Case, name: str) -> list[str]:

@@ -17,7 +17,7 @@ DRAWN = 5
 
 def widened(declaration: Declaration) -> Declaration:
     """The same with every feature and dtype, and in whichever form it takes masks."""
-    features = set(FEATURES) - {"refusals"} - ({"structured"} - declaration.features)
+    features = set(FEATURES) - {"refusals"} - ({"structured", "logsumexp"} - declaration.features)
     return replace(declaration, features=frozenset(features), dtypes=SIMPLEST_FIRST, lacking=frozenset())
 
 

@@ -18,6 +18,7 @@ from conformance.cases.features import FEATURE_RULES, masked_dimensions
 from conformance.cases.operation import Operation, Shape
 from conformance.cases.sizes import Sizes, adapted
 from conformance.checks.catalogue import (
+    AGREEMENT,
     DESCRIPTION,
     DETERMINISM,
     EMPTY_ROWS,
@@ -48,7 +49,10 @@ SPLITTING = ("attention", "attention_logsumexp", "merge_attention")
 
 
 def shape(case: Case, name: str, layout: str) -> Shape:
-    return (*case.inputs["query"].shape[:-1], case.inputs["value"].shape[-1])
+    query = case.inputs["query"].shape
+    if name == "logsumexp":
+        return query[:3] if layout == "BHTD" else (query[0], query[2], query[1])
+    return (*query[:-1], case.inputs["value"].shape[-1])
 
 
 def axes(case: Case, output: tuple[Axis, ...] = (B, HEADS, Q, V)) -> Described:
@@ -57,7 +61,17 @@ def axes(case: Case, output: tuple[Axis, ...] = (B, HEADS, Q, V)) -> Described:
     if "value" in case.inputs:
         sizes["V"] = case.inputs["value"].shape[-1]
     arrays = {"query": (B, HEADS, Q, D), "key": (B, ("G",), K, D), "value": (B, ("G",), K, V), "sinks": (HEADS,)}
-    return sizes, arrays | {"bias": PAIRS, "option dropout_keep": PAIRS, "-> output": output}, {}
+    return (
+        sizes,
+        arrays
+        | {
+            "bias": PAIRS,
+            "option dropout_keep": PAIRS,
+            "-> output": output,
+            "-> logsumexp": PAIRS[:3],
+        },
+        {},
+    )
 
 
 def featured_in(declaration: Declaration) -> tuple[str, ...]:
@@ -88,6 +102,46 @@ def forbidding(case: Case) -> bool:
 
 
 def probes(declaration: Declaration) -> list[Probe]:
+    """Of the output alone, and of both results where the subject returns both."""
+    both = with_logsumexp(declaration) if "logsumexp" in declaration else []
+    return [*of_the_output(declaration.without("logsumexp")), *both]
+
+
+def with_logsumexp(declaration: Declaration) -> list[Probe]:
+    """Of output and log-sum-exp; a wrong one of either breaks the rule."""
+    cases = partial(generation.attention_cases, declaration=declaration)
+    empty = partial(special.empty_row_cases, declaration=declaration)
+    featured = featured_in(declaration)
+
+    def both(rule: str, title: str, material: Any, by: Check[Any, Any] = AGREEMENT, weight: float = 1.0) -> Probe:
+        return Probe(rule, f"{title} with the log-sum-exp", ("attention",), material, by, weight)
+
+    def far(*focus: str) -> st.SearchStrategy[Case]:
+        return special.far_cases("attention", focus, declaration)
+
+    def at(title: str, plan: str, **given: Any) -> Probe:
+        return planned("ATT-14", f"{title} with the log-sum-exp, {plan}", plan, "attention", declaration, **given)
+
+    return [
+        both("MASK-7", "hidden", special.hidden_cases("attention", declaration), TWIN, 0.8),
+        both("ATT-5", "sinks of -inf", special.absent_sinks("attention", declaration), TWIN, 0.5),
+        both("ATT-6", "empty rows", empty(), EMPTY_ROWS),
+        both("ATT-6", "empty rows beside sinks", empty(focus=("sinks",)), EMPTY_ROWS, 0.5),
+        both("ATT-14", "attention", cases(), weight=1.5),
+        both("ATT-14", "every feature", cases(focus=featured, mask="any")),
+        both("ATT-14", "grouped heads", cases(grouped=True), weight=0.5),
+        both("ATT-14", "scores far from 0", far(), weight=0.4),
+        both("ATT-14", "sinks far from 0", far("sinks"), weight=0.4),
+        both("ATT-14", "gradients", cases(focus=("gradients",)), weight=2.0),
+        at("attention", "features", mask="none"),
+        at("attention", "lengths", others=True, rate=OFTEN),
+        at("gradients", "lengths", focus=("gradients",), others=True),
+        at("gradients", "widths", focus=("gradients",)),
+        at("gradients", "heads", mask="none", focus=("gradients",)),
+    ]
+
+
+def of_the_output(declaration: Declaration) -> list[Probe]:
     cases = partial(generation.attention_cases, declaration=declaration)
     alone = partial(cases, others=False)
     far = partial(special.far_cases, "attention", declaration=declaration)

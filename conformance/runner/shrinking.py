@@ -21,9 +21,10 @@ from conformance.cases.axes import OFFSET
 from conformance.cases.case import Case, expected_dtype
 from conformance.cases.declaration import SIMPLEST_FIRST, Declaration
 from conformance.cases.expectations import Planted, allowed_pairs, empty_rows
-from conformance.cases.features import alignment, has_masks, heads_and_keys, within
+from conformance.cases.features import alignment, has_masks, heads_and_keys, is_norm, within
 from conformance.cases.operation import operation_named
 from conformance.cases.signatures import definition, left_out
+from conformance.cases.with_logsumexp import output_alone
 from conformance.runner.dimensions import Dimension, Part, Parts, dimensions, sizes_of, taken
 from conformance.sampling.layouts import in_memory
 from conformance.sampling.strategies import at, numpy_dtype, roundings
@@ -290,6 +291,8 @@ def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> 
         yield lambda case: replace(case, cotangents={})
     if case.constants:
         yield lambda case: replace(case, constants=())
+    if case.with_logsumexp:
+        yield output_alone
     if operation_named(case.operation).rows is not None:
         yield collapsed
     biases = [name for name in case.inputs if name in ("bias", "sinks") or name.endswith(".bias")]
@@ -385,7 +388,7 @@ def in_dtype(dtype: str, declaration: Declaration) -> Change:
     def change(case: Case) -> Case | None:
         if case.dtype == dtype or "dtype" in case.options:
             return None
-        rounding = roundings(declaration, dtype) if has_masks(case.operation) else {}
+        rounding = roundings(declaration, dtype) if has_masks(case.operation) or is_norm(case.operation) else {}
         other = replace(case, dtype=dtype, rounding=rounding)
         wide = {name: compute_dtype_name(dtype) for name in case.inputs if name.startswith("logsumexps")}
         with np.errstate(over="ignore", invalid="ignore"):

@@ -350,7 +350,7 @@ def attention_cases(
     rate: int = 5,
     shared_bias: bool = False,
 ) -> Case:
-    """Attention, its weights or its log-sum-exp.
+    """Attention, its weights or its log-sum-exp; output and log-sum-exp of one call for subjects that return both.
 
     focus: features that every case has. others: the remaining features appear now and then, one in `rate`.
     grouped: True for H > G only. plans: the sizes to draw from, instead of the usual ones. shared_bias: many heads or
@@ -367,8 +367,9 @@ def attention_cases(
     in_float16 = "float16" in rounding.values()
     inputs, options = attention_inputs(draw, s, d, operation, in_float16)
     options["mask"] = draw_mask(draw, mask, s, d, declaration)
-    mode = draw(st.sampled_from(empty_rows if "empty_rows" in declaration else ("zero",)))
-    convention = empty_row_convention(operation, declaration)
+    modes = empty_rows if "empty_rows" in declaration and "logsumexp" not in declaration else ("zero",)
+    mode = draw(st.sampled_from(modes))
+    convention, both = empty_row_convention(operation, declaration), returns_both(operation, declaration)
     if mode == "zero" and "sinks" not in focus:
         mode = convention
     if mode not in ("zero", "any"):
@@ -384,11 +385,13 @@ def attention_cases(
         shape = {"attention": (s.B, s.H, s.Q, s.V), "attention_weights": (s.B, s.H, s.Q, s.K)}
         wide = compute_dtype_name(dtype) if operation == "attention_logsumexp" else dtype
         height = 4 if in_float16 else 100
-        array = cotangent(draw, d, shape.get(operation, (s.B, s.H, s.Q)), 2, wide, height)
+        cotangents["output"] = cotangent(draw, d, shape.get(operation, (s.B, s.H, s.Q)), 2, wide, height)
+        if both:
+            cotangents["logsumexp"] = cotangent(draw, d, (s.B, s.H, s.Q), 2, compute_dtype_name(dtype), height)
         if convention == "any":
-            array[empty] = 0
-        cotangents["output"] = array
-    return with_memory(draw, replace(case, cotangents=cotangents), declaration)
+            for array in cotangents.values():
+                array[empty] = 0
+    return with_memory(draw, replace(case, cotangents=cotangents, with_logsumexp=both), declaration)
 
 
 def cotangent(
@@ -430,13 +433,21 @@ def edges(length: int, d: Draw) -> list[int]:
 def empty_row_convention(operation: str, declaration: Declaration) -> str:
     """What the subject promises of empty rows; a mean and NaN are outputs and weights, and promise no log-sum-exp."""
     convention = declaration.convention("empty_rows")
-    return "any" if operation == "attention_logsumexp" and convention != "zero" else convention
+    sums = operation == "attention_logsumexp" or returns_both(operation, declaration)
+    return "any" if sums and convention != "zero" else convention
+
+
+def returns_both(operation: str, declaration: Declaration) -> bool:
+    """Whether the subject returns the output and the log-sum-exp."""
+    return operation == "attention" and "logsumexp" in declaration
 
 
 def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
     """The precisions that the subject declares for parts of the arithmetic, in a case of this dtype."""
-    declared = {name: declaration.convention(name) for name in ("weights", "products")}
-    declared = {name: dtype if value == "inputs" else value for name, value in declared.items()}
+    declared = {name: declaration.convention(name) for name in ("weights", "products", "shared_heads", "normalized")}
+    if declared["shared_heads"] == "inputs":
+        declared["shared_sums"] = "inputs"
+    declared = {name: dtype if value in ("inputs", "rounded") else value for name, value in declared.items()}
     return {name: value for name, value in declared.items() if value not in ("float32", "float64")}
 
 
@@ -685,7 +696,8 @@ def norm_cases(
         options["eps"] = draw(st.sampled_from(epsilons or usual))
     options = without_lacking(operation, options, declaration)
     cotangents = wanted({"output": over_rows(draw, d, shape, axes)}, declaration) if gradients else {}
-    return with_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
+    rounding = roundings(declaration, dtype)
+    return with_memory(draw, Case(operation, dtype, inputs, options, cotangents, rounding=rounding), declaration)
 
 
 def norm_shapes(rows: int, width: int) -> tuple[NormShape, ...]:

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.arguments import arguments, gradient_name, result_names
-from conformance.cases.case import Case
+from conformance.cases.arguments import arguments, gradient_name, result_names, results_of
+from conformance.cases.case import Case, expected_dtype
 from conformance.cases.declaration import Declaration
 from conformance.cases.features import heads_and_keys
 from conformance.cases.signatures import signature_of
+from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
 from conformance.subjects.conventions import (
     FEATURES_LAST,
     along_heads,
@@ -35,7 +36,15 @@ from conformance.subjects.conventions import (
 )
 from conformance.subjects.frameworks import Arrays, Framework, NoGradients
 from conformance.subjects.gradients import described, gradients_by_name
-from conformance.subjects.subject import Answers, NumpySubject, Subject, WrongAnswer, differentiable, without_promise
+from conformance.subjects.subject import (
+    Answers,
+    NumpySubject,
+    Subject,
+    WrongAnswer,
+    differentiable,
+    expected_shape,
+    without_promise,
+)
 from reference_numpy import materialize
 from specification.masks import Dense, as_mask
 
@@ -125,17 +134,32 @@ class CallableSubject(Subject):
             keywords["mask"] = keywords["mask"].array
         return self.signature.bound(positional, keywords)
 
-    def results(self, operation: str, inputs: Arrays, options: dict[str, Any]) -> Arrays:
-        positional, keywords = self.bound(operation, inputs, options)
+    def returned_names(self, operation: str) -> tuple[str, ...]:
+        both = operation == "attention" and "logsumexp" in self.declaration
+        return ("output", "logsumexp") if both else result_names(operation)
+
+    def results(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
+        positional, keywords = self.bound(case.operation, inputs, options)
         returned = self.function(*positional, **keywords)
-        names, kind = result_names(operation), self.framework.kind
+        names, kind = self.returned_names(case.operation), self.framework.kind
         parts = returned if len(names) > 1 else (returned,)
         if len(names) > 1 and (not isinstance(returned, tuple | list) or len(returned) != len(names)):
             raise WrongAnswer(f"returned {described(returned)}, expected {' and '.join(names)}")
         for part in parts:
             if not isinstance(part, kind):
                 raise WrongAnswer(f"returned {described(part)}, expected {kind.__module__}.{kind.__qualname__}")
-        return dict(zip(names, parts, strict=True))
+        found = dict(zip(names, parts, strict=True))
+        return {name: found[name] for name in results_of(case)}
+
+    def cotangents(self, case: Case) -> Arrays:
+        """By result; zeros for a log-sum-exp that comes with the output, and is not asked for."""
+        found = super().cotangents(case)
+        if case.cotangents and self.declaration.vjp is not None:
+            for name in self.returned_names(case.operation):
+                if name not in found:
+                    zeros = np.zeros(expected_shape(name, case, self.declaration.layout), expected_dtype(name, case))
+                    found[name] = self.lay("cotangent", self.framework.array(zeros))
+        return found
 
     def differentiated(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
         """By the declared function for the gradients, or as the framework does."""
@@ -143,8 +167,8 @@ class CallableSubject(Subject):
             return super().differentiated(case, inputs, options)
         positional, keywords = self.bound(case.operation, inputs, options)
         cotangents = self.cotangents(case)
-        bars = [cotangents[name] for name in result_names(case.operation)]
-        results = self.results(case.operation, inputs, options)  # before anything that may change the inputs
+        bars = [cotangents[name] for name in self.returned_names(case.operation)]
+        results = self.results(case, inputs, options)  # before anything that may change the inputs
         returned = self.declaration.vjp(*positional, *bars, **keywords)
         return results, gradients_by_name(case, returned, self.framework.kind, self.declaration.lacking)
 
@@ -205,5 +229,7 @@ class CallableSubject(Subject):
 
 def gradients_vanish(case: Case) -> bool:
     """Whether all gradients of the case are 0, since nothing that it computes depends on its inputs."""
+    if case.with_logsumexp:
+        return gradients_vanish(output_alone(case)) and gradients_vanish(logsumexp_alone(case))
     answers = NumpySubject()(case)
     return all((answers[gradient_name(name)] == 0).all() for name in differentiable(case))

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.arguments import arguments, gradient_name, named_gradients, result_names
+from conformance.cases.arguments import arguments, gradient_name, named_gradients, result_names, results_of
 from conformance.cases.case import Case, expected_dtype
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.cases.layouts import placed
@@ -142,10 +142,10 @@ class Subject:
         buffer, place = placed(array, layout, head_axis(case.operation, name, self.declaration.layout))
         return self.framework.view(buffer, array.shape, place)
 
-    def results(self, operation: str, inputs: Arrays, options: dict[str, Any]) -> Arrays:
+    def results(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
         """The results by name, still the framework's own arrays."""
-        positional, keywords = arguments(operation, inputs, options)
-        return results_by_name(operation, self.call(operation, positional, keywords))
+        positional, keywords = arguments(case.operation, inputs, options)
+        return results_by_name(case.operation, self.call(case.operation, positional, keywords))
 
     def cotangents(self, case: Case) -> Arrays:
         """By result, in the subject's framework."""
@@ -153,7 +153,7 @@ class Subject:
 
     def differentiated(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> tuple[Arrays, Arrays]:
         return self.framework.differentiate(
-            lambda arrays: self.results(case.operation, arrays, options),
+            lambda arrays: self.results(case, arrays, options),
             inputs,
             differentiable(case),
             self.cotangents(case),
@@ -183,13 +183,13 @@ class Subject:
 
     def answered(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> Answers:
         """What is returned, as NumPy arrays; WrongAnswer where something is missing, or is not what it has to be."""
-        names = list(result_names(case.operation))
+        names = list(results_of(case))
         if case.cotangents and differentiable(case):
             results, gradients = self.differentiated(case, inputs, options)
             names += [gradient_name(name) for name in differentiable(case)]
             results = results | {gradient_name(name): gradient for name, gradient in gradients.items()}
         else:
-            results = self.framework.evaluate(lambda a: self.results(case.operation, a, options), inputs)
+            results = self.framework.evaluate(lambda a: self.results(case, a, options), inputs)
         return {name: self.answer(name, case, results) for name in names}
 
     def answer(self, name: str, case: Case, results: Mapping[str, Any]) -> np.ndarray:
@@ -238,7 +238,7 @@ class NumpySubject(Subject):
         vjp, cotangents = getattr(self.module, f"{case.operation}_vjp"), self.cotangents(case)
         bars = [cotangents[name] for name in result_names(case.operation)]
         gradients = named_gradients(case, vjp(*positional, *bars, **keywords))
-        return self.results(case.operation, inputs, options), gradients
+        return self.results(case, inputs, options), gradients
 
 
 class TorchSubject(Subject):

@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+import torch
+
 from conformance import check
 from tests.support import kernels
 from tests.support.helpers import SMALL
@@ -19,14 +21,16 @@ TEXT = (
     (Path(__file__).parents[2] / "docs" / "judging.md").read_text().partition("### Adapters")[2].partition("\n###")[0]
 )
 ABOVE, *ADAPTERS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
-BY_KERNEL = {re.findall(r"return (\w+)\(", adapter)[0]: adapter for adapter in ADAPTERS}
+NAMES = ("flash_attn_func", "flash_attn_varlen_func", "paged_attention", "padded_attention", "in place", "at the end")
+BY_NAME = dict(zip(NAMES, ADAPTERS, strict=True))
+CACHE = "flash_attn_with_kvcache"
 
 
-def adapter(kernel: str, faulty: Any = None) -> Any:
-    module = ModuleType("adapters")
+def adapter(name: str, faulty: Any = None) -> Any:
+    module, kernel = ModuleType("adapters"), CACHE if name in NAMES[-2:] else name
     exec(ABOVE, vars(module))
     vars(module)[kernel] = faulty or getattr(kernels, kernel)
-    exec(BY_KERNEL[kernel], vars(module))
+    exec(BY_NAME[name], vars(module))
     return module.attention
 
 
@@ -36,10 +40,10 @@ def violated(function: Any, **given: Any) -> list[str]:
     return [violation.rule for violation in report.violations]
 
 
-@pytest.mark.parametrize("kernel", ["flash_attn_func", "flash_attn_varlen_func", "paged_attention"])
-def test_adapters_conform(kernel: str) -> None:
-    assert len(BY_KERNEL[kernel].splitlines()) <= 20
-    assert violated(adapter(kernel), dtypes=["float16"], rules=["MASK-2", "MASK-3", "MASK-6"]) == []
+@pytest.mark.parametrize("name", NAMES)
+def test_adapters_conform(name: str) -> None:
+    assert len(BY_NAME[name].partition("def ")[2].splitlines()) <= 20
+    assert violated(adapter(name), dtypes=["float16"], rules=["MASK-2", "MASK-3", "MASK-6"]) == []
 
 
 def test_a_mistake_of_the_kernel_is_found() -> None:
@@ -54,3 +58,35 @@ def test_a_mistake_of_the_kernel_is_found() -> None:
     assert "MASK-2" in violated(paged, dtypes=["float16"], rules=["MASK-2"])
     flash = adapter("flash_attn_func", from_the_left)
     assert violated(flash, dtypes=["float16"], rules=["MASK-3"]) == ["MASK-3"]
+
+
+def test_a_mistake_beside_padding_is_found() -> None:
+    def reads_on(q: Any, k: Any, v: Any, queries: Any, keys: Any, **options: Any) -> Any:
+        """What follows the queries is NaN, and gets into the gradients of keys."""
+        return kernels.padded_attention(q, k, v, torch.full_like(queries, q.shape[1]), keys, **options)
+
+    padded = adapter("padded_attention", reads_on)
+    assert violated(padded, dtypes=["float16"], rules=["MASK-2"]) == ["MASK-2"]
+
+
+def test_a_mistake_in_a_cache_is_found() -> None:
+    def keeps_the_cache(q: Any, k_cache: Any, v_cache: Any, *new: Any, **options: Any) -> Any:
+        return kernels.flash_attn_with_kvcache(q, k_cache.clone(), v_cache.clone(), *new, **options)
+
+    def without_the_new(
+        q: Any, k_cache: Any, v_cache: Any, *, k: Any, v: Any, cache_seqlens: Any, **options: Any
+    ) -> Any:
+        kernels.flash_attn_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=cache_seqlens, **options)
+        return kernels.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=cache_seqlens, **options)
+
+    def at_the_cache(
+        q: Any, k_cache: Any, v_cache: Any, *, cache_seqlens: Any, causal: bool = False, **options: Any
+    ) -> Any:
+        """Causal at the last place of the cache, whatever the lengths."""
+        array = torch.full_like(cache_seqlens, k_cache.shape[1]) if causal else cache_seqlens
+        return kernels.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=array, causal=causal, **options)
+
+    given: dict[str, Any] = {"dtypes": ["float16"], "rules": ["CALL", "MASK-2"]}
+    assert "CALL" in violated(adapter("in place", keeps_the_cache), **given)
+    assert violated(adapter("in place", without_the_new), **given) != []
+    assert violated(adapter("at the end", at_the_cache), dtypes=["float16"], rules=["MASK-3"]) == ["MASK-3"]

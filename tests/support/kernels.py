@@ -1,4 +1,4 @@
-"""Three kernels with the signatures of fast ones, for the adapters in docs/judging.md. Inside is plain attention."""
+"""Kernels with the signatures of fast ones, for the adapters in docs/judging.md. Inside is plain attention."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from torch import Tensor
 
 import torch_impl
 from specification import Causal, KeyLengths, SlidingWindow
+from specification.masks import Mask
 
 
 def flash_attn_func(
@@ -67,3 +68,37 @@ def paged_attention(
     """One query [heads, width] of each sequence; caches [pages, 16, heads, width]; tables [sequences, pages]."""
     keys, values = (cache[block_tables].flatten(1, 2).transpose(1, 2) for cache in (key_cache, value_cache))
     return torch_impl.attention(q[:, :, None], keys, values, mask=KeyLengths(seq_lens), scale=scale)[:, :, 0]
+
+
+def padded_attention(
+    q: Tensor, k: Tensor, v: Tensor, query_lengths: Tensor, key_lengths: Tensor, *, softmax_scale: float | None = None
+) -> Tensor:
+    """[sequences, length, heads, width]; what follows a sequence is not read, and its rows hold anything."""
+    real = (torch.arange(q.shape[1]) < query_lengths[:, None])[..., None, None]
+    query, key, value = (array.transpose(1, 2) for array in (torch.where(real, q, 0), k, v))
+    output = torch_impl.attention(query, key, value, mask=KeyLengths(key_lengths), scale=softmax_scale).transpose(1, 2)
+    return torch.where(real, output, float("nan"))
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    *,
+    cache_seqlens: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """Caches [batch, length, heads, width], to which new keys and values are appended; causal at their last key."""
+    lengths = cache_seqlens.clone()
+    if k is not None and v is not None:
+        for cache, new in ((k_cache, k), (v_cache, v)):
+            for element, start in enumerate(lengths.tolist()):
+                cache[element, start : start + new.shape[1]] = new[element]
+        lengths += k.shape[1]
+    mask: Mask = KeyLengths(lengths)
+    mask = mask & Causal(lengths - q.shape[1]) if causal else mask
+    query, key, value = (array.transpose(1, 2) for array in (q, k_cache, v_cache))
+    return torch_impl.attention(query, key, value, mask=mask, scale=softmax_scale).transpose(1, 2)

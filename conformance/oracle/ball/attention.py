@@ -87,11 +87,15 @@ def pairs_and_leaves(leaves: Leaves, options: dict[str, Any]) -> tuple[Any, Vari
 
 
 def attention(leaves: Leaves, options: dict[str, Any]) -> Results:
+    return {"output": attention_with_logsumexp(leaves, options)["output"]}
+
+
+def attention_with_logsumexp(leaves: Leaves, options: dict[str, Any]) -> Results:
     visible, query, key = pairs_and_leaves(leaves, options)
-    weights = softmax(leaves, options, query, key, visible).weights
+    weights, logsumexp = softmax(leaves, options, query, key, visible)
     weights, counted = fill_empty_rows(weights, visible, options.get("empty_rows") or "zero")
     value = leaves.read("value", any_in_group(counted.any(-2), key.shape[1])[..., None])
-    return {"output": weighted_values(weights, value, options)}
+    return {"output": weighted_values(weights, value, options), "logsumexp": logsumexp}
 
 
 def attention_weights(leaves: Leaves, options: dict[str, Any]) -> Results:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from conformance.cases.declaration import declare
 from conformance.selftest.variants.torch_pieces import (
     Problem,
     capped,
@@ -23,14 +24,14 @@ from conformance.selftest.variants.torch_pieces import (
     row_maximum,
     sink_exponential,
 )
-from torch_impl.attention_steps import allowed_sum, pair_products
+from torch_impl.attention_steps import allowed_sum, pair_products, repeat_heads
 
 Compute = Callable[[Problem], torch.Tensor]
 LOG2E = math.log2(math.e)
 
 
-def attention_by(compute: Compute, name: str) -> Callable[..., Any]:
-    """The function in the plain contract."""
+def attention_by(compute: Compute, name: str, repeat: Callable[[Any, int], Any] = lambda x, H: x) -> Callable[..., Any]:
+    """The function in the plain contract. repeat: what is done with keys and values before they are widened."""
 
     def attention(
         query: Any,
@@ -43,6 +44,7 @@ def attention_by(compute: Compute, name: str) -> Callable[..., Any]:
         softcap: float | None = None,
         sinks: Any = None,
     ) -> Any:
+        key, value = (repeat(array, query.shape[1]) for array in (key, value))
         return compute(problem(query, key, value, mask, bias, scale, softcap, sinks)).to(query.dtype)
 
     attention.__qualname__ = attention.__name__ = name
@@ -115,3 +117,6 @@ online_64 = attention_by(in_blocks(64), "online_64")
 online_128 = attention_by(in_blocks(128), "online_128")
 log_softmax = attention_by(by_log_softmax, "log_softmax")
 chunks_of_8 = attention_by(in_chunks(8), "chunks_of_8")
+repeated_in_inputs = declare(conventions={"shared_heads": "rounded"})(
+    attention_by(by_log_softmax, "repeated_in_inputs", repeat_heads)
+)

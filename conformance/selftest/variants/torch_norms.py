@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from conformance.cases.declaration import declare
 from torch_impl.dtypes import widen
 from torch_impl.layer_norm_steps import affine
 
@@ -41,6 +42,14 @@ def rms_norm_rsqrt(x: Any, weight: Any, *, eps: float) -> Any:
     wide, axes = widen(x), axes_of(weight)
     reciprocal = torch.rsqrt((wide * wide).mean(dim=axes, keepdim=True) + eps)
     return (wide * (reciprocal * widen(weight))).to(x.dtype)
+
+
+@declare(conventions={"normalized": "inputs"})
+def rms_norm_rounded(x: Any, weight: Any, *, eps: float) -> Any:
+    """The normalised row is rounded to the inputs' dtype before the weight multiplies it, as in Llama's own code."""
+    wide, axes = widen(x), axes_of(weight)
+    reciprocal = torch.rsqrt((wide * wide).mean(dim=axes, keepdim=True) + eps)
+    return (weight * (wide * reciprocal).to(x.dtype)).to(x.dtype)
 
 
 def layer_norm_chunks(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:

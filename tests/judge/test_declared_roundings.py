@@ -1,0 +1,163 @@
+"""Roundings of heads' gradients and of normalised rows: allowed as far as they are declared, and no further."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from conformance import check
+from tests.support.helpers import SMALL
+
+Function = Callable[..., Any]
+HEADS = {"isolation": "finite", "empty_rows": "any"}
+
+
+def violated(function: Function, operation: str, rules: list[str], dtype: str, **conventions: str) -> list[str]:
+    given: dict[str, Any] = {"arrays": "torch", "effort": "quick", "seed": 1, "shrink": False, "rules": rules}
+    given |= {"limits": {name: size for name, size in SMALL.items() if name != "heads"} | {"group_ratio": 16}}
+    report = check(function, operation, dtypes=[dtype], conventions=conventions, **given)
+    return [violation.rule for violation in report.violations]
+
+
+# --- query heads that share a key head --------------------------------------------------------------------------------
+
+
+class Repeated(torch.autograd.Function):
+    """[B, G, K, W] for every query head; the gradient is added up head after head in a format."""
+
+    @staticmethod
+    def forward(ctx: Any, array: torch.Tensor, share: int, form: torch.dtype) -> torch.Tensor:
+        ctx.share, ctx.form = share, form
+        return array.repeat_interleave(share, 1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        first, *others = gradient.unflatten(1, (-1, ctx.share)).to(ctx.form).unbind(2)
+        for other in others:
+            first = first + other
+        return first.to(gradient.dtype), None, None
+
+
+def attention(repeated: Function) -> Function:
+    """repeated: (array, query heads to a key head) -> the array for every query head, in the array's dtype."""
+
+    def repeats_keys(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        share = query.shape[1] // max(key.shape[1], 1)
+        q, k, v = query.float(), repeated(key, share).float(), repeated(value, share).float()
+        scores = q @ k.mT * q.shape[-1] ** -0.5
+        scores = scores if mask is None else scores.masked_fill(~mask, -1e30)
+        return (torch.softmax(scores, -1) @ v).to(query.dtype)
+
+    return repeats_keys
+
+
+def in_format(form: torch.dtype | None) -> Function:
+    """Gradients added up in a format; None: in float32, as PyTorch does, each rounded to the dtype of the array."""
+    if form is None:
+        return attention(lambda array, share: array.repeat_interleave(share, 1))
+    return attention(lambda array, share: Repeated.apply(array, share, form))
+
+
+def twice(array: Any, share: int) -> Any:
+    """Each head's gradient is rounded to bfloat16 as well."""
+    found = array.repeat_interleave(share, 1)
+    return Repeated.apply(found.bfloat16(), 1, torch.bfloat16).to(array.dtype) * 0.5 + found * 0.5
+
+
+HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize(
+    ("declared", "added_in"), [("rounded", "float32"), ("inputs", "float32"), ("inputs", "inputs")], ids=str
+)
+def test_shared_heads_conform_as_declared(dtype: str, declared: str, added_in: str) -> None:
+    function = in_format(None if added_in == "float32" else HALF[dtype])
+    assert violated(function, "attention", ["ATT-12"], dtype, **HEADS, shared_heads=declared) == []
+    assert violated(function, "attention", ["ATT-12"], dtype, **HEADS) == ["ATT-12"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "function"),
+    [("rounded", in_format(torch.float16)), ("inputs", in_format(torch.bfloat16)), ("inputs", attention(twice))],
+    ids=["every sum rounded", "sums in bfloat16", "heads in bfloat16"],
+)
+def test_more_than_is_declared_of_shared_heads(declared: str, function: Function) -> None:
+    assert violated(function, "attention", ["ATT-12"], "float16", **HEADS, shared_heads=declared) == ["ATT-12"]
+
+
+# --- normalised rows --------------------------------------------------------------------------------------------------
+
+
+def rms_norm(normalized: Function) -> Function:
+    """normalized: (row, reciprocal, dtype of the inputs) -> what the weight multiplies."""
+
+    def rounds_rows(x: Any, weight: Any, *, eps: float) -> Any:
+        wide, axes = x.float(), tuple(range(-weight.ndim, 0))
+        reciprocal = torch.rsqrt(wide.square().mean(axes, keepdim=True) + eps)
+        return (weight * normalized(wide, reciprocal, x.dtype)).to(x.dtype)
+
+    return rounds_rows
+
+
+NORMS = ["NORM-6", "NORM-7"]
+as_llama = rms_norm(lambda row, reciprocal, dtype: (row * reciprocal).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_normalized_rows_conform_as_declared(dtype: str) -> None:
+    assert violated(as_llama, "rms_norm", NORMS, dtype, normalized="inputs") == []
+    assert set(violated(as_llama, "rms_norm", NORMS, dtype)) == set(NORMS)
+
+
+@pytest.mark.parametrize(
+    "normalized",
+    [
+        lambda row, reciprocal, dtype: row.to(dtype) * reciprocal.to(dtype),
+        lambda row, reciprocal, dtype: (row * reciprocal).bfloat16().to(dtype),
+    ],
+    ids=["reciprocal too", "in bfloat16"],
+)
+def test_more_than_is_declared_of_normalized_rows(normalized: Function) -> None:
+    assert "NORM-7" in violated(rms_norm(normalized), "rms_norm", NORMS, "float16", normalized="inputs")
+
+
+def test_no_other_norm_may_round_its_rows() -> None:
+    def layer_norm(x: Any, weight: Any, *, eps: float = 1e-5) -> Any:
+        wide, axes = x.float(), tuple(range(-weight.ndim, 0))
+        deviation = wide - wide.mean(axes, keepdim=True)
+        normalized = deviation * torch.rsqrt(deviation.square().mean(axes, keepdim=True) + eps)
+        return (weight * normalized.to(x.dtype)).to(x.dtype)
+
+    assert "NORM-1" in violated(layer_norm, "layer_norm", ["NORM-1"], "bfloat16", normalized="inputs")
+
+
+# --- merging needs no declaration -------------------------------------------------------------------------------------
+
+
+def merge_by_logsumexp(rounded: Function = lambda logsumexp: logsumexp) -> Function:
+    """Every part weighed by exp(its log-sum-exp - that of all parts)."""
+
+    def merge(outputs: Any, logsumexps: Any) -> Any:
+        stacked = torch.stack(list(logsumexps))
+        seen = stacked > -torch.inf
+        finite = torch.where(seen.any(0), stacked, 0)
+        whole = rounded(torch.logsumexp(finite, 0))
+        weights = torch.where(seen, torch.exp(torch.where(seen, finite - whole, 0)), 0)
+        pairs = zip(weights, seen, outputs, strict=True)
+        parts = [weight[..., None] * torch.where(some[..., None], part, 0).float() for weight, some, part in pairs]
+        return sum(parts).to(outputs[0].dtype), torch.where(seen.any(0), whole, -torch.inf)
+
+    return merge
+
+
+def test_a_merge_by_one_logsumexp() -> None:
+    assert violated(merge_by_logsumexp(), "merge_attention", ["ATT-14"], "float32") == []
+    in_bfloat16 = merge_by_logsumexp(lambda logsumexp: logsumexp.bfloat16().float())
+    assert violated(in_bfloat16, "merge_attention", ["ATT-14"], "float32") == ["ATT-14"]
