@@ -70,10 +70,10 @@ def build(out: Path, base: str | None = None, examples: bool = True, results: Re
     out.mkdir(parents=True, exist_ok=True)
     results = results or kept()
     made = environment(address(base, out))
-    whole, *_ = diagram.figures()
+    whole, *_, inside = diagram.figures()
     written = {
         "index": made.get_template("index.html").render(
-            page="index", whole=whole, width=diagram.WIDTH, rules=len(rule_texts())
+            page="index", whole=whole, inside=inside, width=diagram.WIDTH, rules=len(rule_texts())
         ),
         "lookup": made.get_template("lookup.html").render(
             page="lookup", summary=summary(), letters=letters(), masks=list(MASK_RULES), results=results,
