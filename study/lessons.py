@@ -12,9 +12,10 @@ from typing import NamedTuple
 LABEL = re.compile(r"\\text\{[^}]*\}: ?\\quad")
 """The name of a formula, which stands before it."""
 TOKEN = re.compile(r"\\text\{([^}]*)\}|\\([a-zA-Z]+)|(e\^|[A-Za-z])")
-KNOWN = frozenset(
-    "frac sqrt sum left right quad qquad cdot le dots leftarrow mid log tanh sin cos mathsf T e^".split()
-)  # fmt: skip
+KNOWN = {
+    "frac", "sqrt", "sum", "left", "right", "quad", "qquad", "cdot", "le", "dots", "leftarrow", "mid", "mathsf", "T",
+    "log", "tanh", "sin", "cos", "e^",
+}  # fmt: skip
 """Layout, functions that everybody knows, the base of exponentials, and transposition."""
 
 

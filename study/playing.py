@@ -34,7 +34,8 @@ def page(
     """The whole page as text.
 
     definition, rules: where the links to the definition's source and to the rules lead. home: where the link above the
-    title leads, if to anything. navigation, style: the contents of the site that the page is part of, if of any. sources: other texts for some of the scripts, by file name.
+    title leads, if to anything. navigation, style: the contents of the site that the page is part of, if of any.
+    sources: other texts for some of the scripts, by file name.
     """
     texts = {name: (FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS} | dict(sources or {})
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)

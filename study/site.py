@@ -84,7 +84,9 @@ def build(out: Path, base: str | None = None, examples: bool = True, results: Re
         content = operation_content(operation, number, results)
         content["example"] = worked_example(operation, made) if examples else None
         content["parts"] = [
-            part for part in PARTS if content.get(part[0], True)  # without gradients or an example no part of it
+            part
+            for part in PARTS
+            if content.get(part[0], True)  # without gradients or an example no part of it
         ]
         written[operation.name] = made.get_template("operation.html").render(page=operation.name, **content)
     for name in ("divergences", "benchmarks"):
