@@ -107,8 +107,8 @@ def prose(text: str) -> Markup:
 
 def heading(found: re.Match[str]) -> str:
     """A heading with its name, and links to the chapters that say more."""
-    titles = {one.name: one.title for one in OPERATIONS}
-    links = ", ".join(f'<a href="{name}.html">{titles[name]}</a>' for name in MORE[found[1]])
+    titles = {one.name: f"chapter {number}, {one.title}" for number, one in enumerate(OPERATIONS, 1)}
+    links = "; ".join(f'<a href="{name}.html">{titles[name]}</a>' for name in MORE[found[1]])
     return f'<h2 id="{anchor(found[1])}">{found[1]}</h2><p class="how after">In full: {links}</p>'
 
 
