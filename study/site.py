@@ -83,11 +83,8 @@ def build(out: Path, base: str | None = None, examples: bool = True, results: Re
     for number, operation in enumerate(OPERATIONS):
         content = operation_content(operation, number, results)
         content["example"] = worked_example(operation, made) if examples else None
-        content["parts"] = [
-            part
-            for part in PARTS
-            if content.get(part[0], True)  # without gradients or an example no part of it
-        ]
+        lacking = {name for name in ("example", "gradients") if not content[name]}
+        content["parts"] = [part for part in PARTS if part[0] not in lacking]
         written[operation.name] = made.get_template("operation.html").render(page=operation.name, **content)
     for name in ("divergences", "benchmarks"):
         written[name] = made.get_template(f"{name}.html").render(page=name, results=results, rules=rule_texts())

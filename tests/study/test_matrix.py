@@ -77,6 +77,7 @@ TURNED_OR_CUT = """[...document.querySelectorAll('.matrix thead th')].filter((ce
 }).map((cell) => cell.innerText)"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(1280, 900), (390, 844), (717, 1046)])
 def test_headings_can_be_read(size: tuple[int, int], chromium: Any, folder: Path) -> None:
     with browser.opened(chromium, folder / "divergences.html", size=size) as watched:
