@@ -294,8 +294,8 @@ hidden = np.maximum(linear(inner, x), 0)
 output = feed_forward(structures.FeedForward(inner, outer), x)
 names = {f"{name}.{part}": getattr(p, part) for name, p in (("inner", inner), ("outer", outer)) for part in p._fields}
 judged("feed_forward", output, {"activation": "relu"}, x=x, **names)
-pattern = positions(6, 16)
-judged("sinusoidal_positions", pattern, {"length": 6, "width": 16, "dtype": "float32"})
+pattern = positions(6, 8)
+judged("sinusoidal_positions", pattern, {"length": 6, "width": 8, "dtype": "float32"})
 
 # %% [markdown]
 # ## A block, and parameters for it
