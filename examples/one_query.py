@@ -161,6 +161,15 @@ report = check(attention, "attention", ["MASK-1", "MASK-3", "MASK-7", "ATT-1", "
 assert report.conforms, report
 
 # %% [markdown]
+# Four words that attend to themselves and to what came before: every row of the weights adds up to 1, and above the
+# diagonal there is nothing.
+
+# %%
+words = random(1, 1, 4, D)
+weights = masked_softmax(words @ words.swapaxes(-1, -2) / np.float32(np.sqrt(D)), causal)
+print("sums of the rows", weights.sum(axis=-1).round(3))
+
+# %% [markdown]
 # ## Heads
 #
 # One projection each makes queries, keys and values out of the model's stream, H heads side by side in its columns;
@@ -203,6 +212,14 @@ report = check(multi_head_attention, "multi_head_attention", ["MHA-1", "MHA-2"],
 assert report.conforms, report
 
 # %% [markdown]
+# Two positions of width 4, numbered to see where they go: each of two heads gets one half of the columns.
+
+# %%
+x = np.arange(8).reshape(1, 2, 4)
+heads = split(x, 2)
+assert np.array_equal(joined(heads), x)
+
+# %% [markdown]
 # ## Layer norm
 #
 # Every position for itself: mean off, divided by the deviation, then stretched and shifted by what was learned. The
@@ -243,6 +260,16 @@ def layer_norm(x, weight, bias, *, eps=1e-5):
 report = check(layer_norm, "layer_norm", ["NORM-1", "NORM-3", "NORM-4"])
 assert report.conforms, report
 
+# %% [markdown]
+# A row of equal numbers, and one that rises, by both.
+
+# %%
+rows = np.float32([[0.1] * 7, range(7)])
+by_the_formula = literal_norm(rows, np.ones(7, "float32"), None)
+from_the_first = layer_norm(rows, np.ones(7, "float32"), None)
+assert by_the_formula[0].any()
+assert not from_the_first[0].any()
+
 
 # %% [markdown]
 # ## Feed-forward, and positions
@@ -261,9 +288,14 @@ def positions(length, width):
     return np.where(np.arange(width) % 2 == 0, np.sin(angle), np.cos(angle)).astype("float32")
 
 
-report = check(feed_forward, "feed_forward", ["FFN-1"])
-assert report.conforms, report
-judged("sinusoidal_positions", positions(6, 16), {"length": 6, "width": 16, "dtype": "float32"})
+inner, outer = (structures.Linear(random(n, m), random(m)) for n, m in ((4, 6), (6, 4)))
+x = random(3, 4)
+hidden = np.maximum(linear(inner, x), 0)
+output = feed_forward(structures.FeedForward(inner, outer), x)
+names = {f"{name}.{part}": getattr(p, part) for name, p in (("inner", inner), ("outer", outer)) for part in p._fields}
+judged("feed_forward", output, {"activation": "relu"}, x=x, **names)
+pattern = positions(6, 8)
+judged("sinusoidal_positions", pattern, {"length": 6, "width": 8, "dtype": "float32"})
 
 # %% [markdown]
 # ## A block, and parameters for it

@@ -65,7 +65,7 @@ def marked(texts: Sequence[str | None]) -> list[list[Piece]]:
     differs: list[list[tuple[int, ...]]] = [[() for _ in column] for column in compared]
     for one in range(len(columns)):
         for other in range(len(columns)):
-            if one != other and compared[one] and compared[other]:
+            if compared[one] != compared[other] and compared[one] and compared[other]:
                 same = {i for i, _ in alignment.pairs(compared[one], compared[other], alike_tokens)}
                 differs[one] = [was if i in same else (*was, other) for i, was in enumerate(differs[one])]
     return [with_marks(column, marks) for column, marks in zip(columns, differs, strict=True)]

@@ -12,6 +12,7 @@ from markupsafe import Markup, escape
 from study.columns import Columns, Row, side_by_side
 from study.divergences import Matrix
 from study.drift import reason
+from study.lessons import Symbol
 from study.marking import Piece, marked
 from study.rules import RuleText, rule_texts
 from study.sources import LABELS, PACKAGES, Function, Step
@@ -57,6 +58,15 @@ class Block(NamedTuple):
     signature: str
     head: tuple[Line, ...]
     body: tuple[Line, ...]
+
+    @property
+    def dispatch(self) -> bool:
+        """Whether the ports choose an engine here, rather than compute."""
+        return any(line.reason is not None and line.reason.startswith(ENGINE) for line in self.body)
+
+
+ENGINE = "A port first chooses its fastest engine"
+"""How the reason of steps begins that choose an engine (`idioms.toml`)."""
 
 
 def html(pieces: list[Piece]) -> Markup:
@@ -157,6 +167,10 @@ def gradient(file: str, name: str, function: Function) -> Block:
 def formula(latex: str) -> Markup:
     """Mathematics that the browser sets; the text of it is its LaTeX."""
     return Markup(convert(latex, display="block"))
+
+
+def symbols(found: tuple[Symbol, ...]) -> list[dict[str, Any]]:
+    return [one._asdict() | {"sign": Markup(convert(one.latex))} for one in found]
 
 
 def prose(text: str, base: str) -> Markup:

@@ -22,25 +22,40 @@ ARITHMETIC = ("masks.js", "attention.js")
 SCRIPTS = (*ARITHMETIC, "settings.js", "address.js", "tables.js", "playground.js", "fields.js")
 
 
-def page(*, definition: str, rules: str, home: str | None = None, sources: Mapping[str, str] | None = None) -> str:
+def page(
+    *,
+    definition: str,
+    rules: str,
+    home: str | None = None,
+    navigation: str = "",
+    style: str = "",
+    sources: Mapping[str, str] | None = None,
+) -> str:
     """The whole page as text.
 
     definition, rules: where the links to the definition's source and to the rules lead. home: where the link above the
-    title leads, if to anything. sources: other texts for some of the scripts, by file name.
+    title leads, if to anything. navigation, style: the contents of the site that the page is part of, if of any.
+    sources: other texts for some of the scripts, by file name.
     """
     texts = {name: (FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS} | dict(sources or {})
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((FOLDER / "page.html.jinja").read_text(encoding="utf-8"))
-    style = Markup((FOLDER / "playground.css").read_text(encoding="utf-8"))
+    styles = Markup((FOLDER / "playground.css").read_text(encoding="utf-8") + style)
     scripts = [Markup(texts[name]) for name in SCRIPTS]  # our own files, which hold no closing tag
-    return template.render(style=style, scripts=scripts, definition=definition, rules=rules, home=home)
+    return template.render(
+        style=styles, scripts=scripts, definition=definition, rules=rules, home=home, navigation=Markup(navigation)
+    )
 
 
-def write(page_file: Path, base: str | None = None, home: str | None = None) -> None:
+def write(
+    page_file: Path, base: str | None = None, home: str | None = None, navigation: str = "", style: str = ""
+) -> None:
     """Writes the page, and the folder that it stands in where that is missing."""
     page_file.parent.mkdir(parents=True, exist_ok=True)
     before = address(base, page_file.parent)
-    text = page(definition=before + DEFINITION, rules=before + RULES, home=home)
+    text = page(
+        definition=before + DEFINITION, rules=before + RULES, home=home, navigation=navigation, style=style
+    )  # fmt: skip
     page_file.write_text(text, encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""The pages: an index, one for each operation, and the rules. Each is one self-contained file."""
+"""The pages: the start, a chapter for each operation, and the rules. Each is one self-contained file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,19 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from specification.dialects import DIALECTS
-from study import diagram, dialect_pages, elsewhere, pages, playing
+from study import diagram, dialect_pages, elsewhere, lessons, pages, playing, walk
 from study.drift import summary
 from study.operations import MASK_RULES, OPERATIONS, Operation
 from study.results import Results, kept
 from study.rules import letters, rule_texts
 from study.sources import LABELS, PACKAGES, address, functions_of
 
+PARTS = (
+    ("idea", "Idea"), ("example", "Example"), ("formula", "Formula"), ("code", "Code"), ("gradients", "Gradients"),
+    ("rules", "Rules"), ("tests", "Tests"), ("others", "Other libraries"), ("measured", "Measured"),
+)  # fmt: skip
+"""Of the page of an operation, in order: anchor and title."""
+LOOKUP_PARTS = (("reading", "How to read the pages"), ("words", "Words and letters"))
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -28,6 +34,10 @@ def inline(text: str) -> Markup:
 def explained(text: str) -> Markup:
     """A paragraph of a docstring: names of arguments, with which a sentence about them begins, are code."""
     return inline(re.sub(r"(?:^|(?<=\. ))[*a-z_]+(?:, [*a-z_]+)*(?=: )", r"`\g<0>`", " ".join(text.split())))
+
+
+def navigation_style() -> str:
+    return (TEMPLATES / "navigation.css").read_text()
 
 
 def environment(base: str) -> Environment:
@@ -42,9 +52,9 @@ def environment(base: str) -> Environment:
         "prose": lambda text: pages.prose(text, base),
     }
     made.globals |= {
-        "operations": OPERATIONS, "labels": list(LABELS.values()), "base": base,
+        "operations": OPERATIONS, "chapter": walk.CHAPTER, "labels": list(LABELS.values()), "base": base, "parts": (),
         # Our own files, and no place for anything else.
-        "style": Markup((TEMPLATES / "style.css").read_text()),
+        "style": Markup((TEMPLATES / "style.css").read_text() + navigation_style()),
         "script": Markup((TEMPLATES / "script.js").read_text()),
     }  # fmt: skip
     return made
@@ -60,14 +70,21 @@ def build(out: Path, base: str | None = None, examples: bool = True, results: Re
     out.mkdir(parents=True, exist_ok=True)
     results = results or kept()
     made = environment(address(base, out))
-    index = made.get_template("index.html").render(
-        page="index", summary=summary(), letters=letters(), masks=list(MASK_RULES), results=results,
-        dialects=list(DIALECTS), page_of=dialect_pages.page_of,
-    )  # fmt: skip
-    written = {"index": index}
+    whole, *_, inside = diagram.figures()
+    written = {
+        "index": made.get_template("index.html").render(
+            page="index", whole=whole, inside=inside, width=diagram.WIDTH, rules=len(rule_texts())
+        ),
+        "lookup": made.get_template("lookup.html").render(
+            page="lookup", summary=summary(), letters=letters(), masks=list(MASK_RULES), results=results,
+            dialects=list(DIALECTS), page_of=dialect_pages.page_of, parts=LOOKUP_PARTS,
+        ),
+    }  # fmt: skip
     for number, operation in enumerate(OPERATIONS):
         content = operation_content(operation, number, results)
         content["example"] = worked_example(operation, made) if examples else None
+        lacking = {name for name in ("example", "gradients") if not content[name]}
+        content["parts"] = [part for part in PARTS if part[0] not in lacking]
         written[operation.name] = made.get_template("operation.html").render(page=operation.name, **content)
     for name in ("divergences", "benchmarks"):
         written[name] = made.get_template(f"{name}.html").render(page=name, results=results, rules=rule_texts())
@@ -75,8 +92,9 @@ def build(out: Path, base: str | None = None, examples: bool = True, results: Re
     written["rules"] = made.get_template("rules.html").render(
         page="rules", rules=list(rule_texts().values()), uses=uses
     )  # fmt: skip
-    written |= diagram.rendered(made) | dialect_pages.rendered(made, examples)
-    playing.write(out / "playground.html", base, home="index.html")
+    written |= walk.rendered(made, examples) | diagram.rendered(made) | dialect_pages.rendered(made, examples)
+    navigation = made.get_template("navigation.html").render(page="playground")
+    playing.write(out / "playground.html", base, home="index.html", navigation=navigation, style=navigation_style())
     paths = [out / "playground.html"]
     for name, text in written.items():
         path = out / f"{name}.html"
@@ -91,6 +109,8 @@ def operation_content(operation: Operation, number: int, results: Results) -> di
     definition = {place: functions_of(PACKAGES[0], place[0])[place[1]] for place in operation.gradients}
     return {
         "operation": operation,
+        "lesson": lessons.lessons()[operation.name],
+        "symbols": pages.symbols(lessons.lessons()[operation.name].symbols),
         "formulas": [pages.formula(one) for one in operation.formulas],
         "rules": pages.texts(operation.rules),
         "functions": [pages.block(*place) for place in operation.functions],
@@ -99,7 +119,7 @@ def operation_content(operation: Operation, number: int, results: Results) -> di
         "matrix": found,
         "results": results,
         "others": pages.others(operation.rules, found),
-        "before": OPERATIONS[number - 1] if number else None,
+        "before": OPERATIONS[number - 1] if number else walk.CHAPTER,
         "after": OPERATIONS[number + 1] if number + 1 < len(OPERATIONS) else None,
     }
 

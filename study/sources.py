@@ -79,6 +79,7 @@ class Source(NamedTuple):
     """A file's text, and the comments in it by line: those on a line of their own, and those behind code."""
 
     text: str
+    lines: tuple[str, ...]
     own: dict[int, str]
     behind: dict[int, tuple[int, str]]
 
@@ -92,7 +93,7 @@ def source_of(text: str) -> Source:
                 behind[token.start[0]] = (token.start[1], comment)
             else:
                 own[token.start[0]] = comment
-    return Source(text, own, behind)
+    return Source(text, tuple(text.splitlines()), own, behind)
 
 
 def directive(comment: str) -> bool:
@@ -102,15 +103,22 @@ def directive(comment: str) -> bool:
 
 def code_between(source: Source, first: int, last: int) -> str:
     """Lines first to last without comments, dedented."""
-    lines = source.text.splitlines()
     kept = []
     for number in range(first, last + 1):
-        line = lines[number - 1]
+        line = source.lines[number - 1]
         if number in source.behind:
             line = line[: source.behind[number][0]].rstrip()
         if number not in source.own:
             kept.append(line)
     return textwrap.dedent("\n".join(kept)).rstrip()
+
+
+def segment(source: Source, node: ast.expr | ast.arg) -> str:
+    """Return what `ast.get_source_segment` returns, without splitting the whole text for every node."""
+    lines = list(source.lines[node.lineno - 1 : node.end_lineno])
+    lines[-1] = lines[-1].encode()[: node.end_col_offset].decode()
+    lines[0] = lines[0].encode()[node.col_offset :].decode()
+    return "\n".join(lines)
 
 
 def notes_of(source: Source, first: int, last: int) -> tuple[str, ...]:
@@ -185,7 +193,7 @@ def otherwise(body: list[ast.stmt], source: Source) -> list[tuple[str, int, list
     if not body:
         return []
     line = body[0].lineno
-    while not re.match(r"\s*(else|elif)\b", source.text.splitlines()[line - 1]):
+    while not re.match(r"\s*(else|elif)\b", source.lines[line - 1]):
         line -= 1
     return [("else", line, body)]
 
@@ -211,7 +219,7 @@ def steps_of(body: list[ast.stmt], source: Source, depth: int = 0) -> Iterator[S
                     yield step._replace(name=f"el{step.name}") if step.line == line else step
                 continue
             end = max(line, without_docstring(inner)[0].lineno - 1)
-            while end > line and (end in source.own or not source.text.splitlines()[end - 1].strip()):
+            while end > line and (end in source.own or not source.lines[end - 1].strip()):
                 end -= 1
             end = line if without_docstring(inner) is not inner else end
             text = code_between(source, line, end)
@@ -236,10 +244,10 @@ def head_of(node: Definition, source: Source) -> Iterator[Step]:
     for argument, default in [*parameters, *zip(given.kwonlyargs, given.kw_defaults, strict=True)]:
         if given.kwonlyargs and argument is given.kwonlyargs[0]:
             yield Step("*", (), "*,", argument.lineno, 1, (), "parameter")
-        shown = ast.get_source_segment(source.text, argument) or argument.arg
-        shown += "" if default is None else f" = {ast.get_source_segment(source.text, default)}"
+        shown = segment(source, argument)
+        shown += "" if default is None else f" = {segment(source, default)}"
         yield Step(argument.arg, (argument.arg,), f"{shown},", argument.lineno, 1, (), "parameter")
-    returns = f" -> {ast.get_source_segment(source.text, node.returns)}" if node.returns else ""
+    returns = f" -> {segment(source, node.returns)}" if node.returns else ""
     yield Step("->", (), f"){returns}:", node.lineno, 0, (), "parameter")
 
 

@@ -24,12 +24,16 @@ class Shown(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Numbers that are no array. In the first column stands what a row is about. note: how to read it."""
+    """Numbers that are no array. In the first column stands what a row is about. note: how to read it.
+
+    folded: whether it is shown only when asked for.
+    """
 
     title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
+    folded: bool = False
 
 
 class Part(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -21,13 +21,24 @@ from study.sources import PACKAGES
 T = TypeVar("T")
 
 
-def eager(package: str) -> contextlib.AbstractContextManager[Any]:
-    """JAX without compiling, so that there are arrays on the way, and not only their descriptions."""
+@contextlib.contextmanager
+def eager(package: str) -> Iterator[None]:
+    """JAX without compiling, so that there are arrays on the way, and not only their descriptions.
+
+    JAX still compiles every operation by itself, which takes most of the time; there is nothing to optimize in one.
+    """
     if package != "jax_impl":
-        return contextlib.nullcontext()
+        yield
+        return
     import jax
 
-    return jax.disable_jit()
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        with jax.disable_jit():
+            yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
 
 
 def in_each(run: Callable[[ModuleType, Framework], T]) -> dict[str, T]:

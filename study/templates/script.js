@@ -27,7 +27,8 @@
   for (const box of document.querySelectorAll(".choice input")) {
     if (store.get(box.id) === "no") box.checked = false;
     box.addEventListener("change", () => {
-      if (!document.querySelector(".choice input:checked")) box.checked = true;
+      const columns = '.choice [id^="show-"]';
+      if (box.matches(columns) && !document.querySelector(`${columns}:checked`)) box.checked = true;
       store.set(box.id, box.checked ? "yes" : "no");
     });
     follow(box.id, (value) => { box.checked = value !== "no"; });
@@ -56,7 +57,7 @@
     if (link) location.href = link.href;
     if (event.key === "/") {
       event.preventDefault();
-      if (find) find.focus(); else location.href = "index.html#find";
+      if (find) find.focus(); else location.href = "lookup.html#find";
     }
   });
 

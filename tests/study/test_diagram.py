@@ -140,6 +140,14 @@ def test_fits_and_can_be_read(size: str, scheme: Any, chromium: Any, file: Path)
         assert page.evaluate(SMALLEST) >= 11
 
 
+def test_frames_are_seen(chromium: Any, file: Path) -> None:
+    with browser.opened(chromium, file) as watched:
+        sizes = "all => all.map(one => one.getBoundingClientRect()).map(({width, height}) => Math.min(width, height))"
+        found = watched.page.eval_on_selector_all(".drawing .frame", sizes)
+        assert len(found) == 4
+        assert min(found) > 100
+
+
 def test_text_that_sticks_out_is_found(chromium: Any, file: Path) -> None:
     with browser.opened(chromium, file) as watched:
         watched.page.evaluate("document.querySelector('.drawing a text').textContent = 'a name that is far too long'")

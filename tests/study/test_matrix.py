@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from study import divergences, results, site
+from study.rules import rule_texts
 from tests.study.test_site import contrast
 from tests.support import browser
 from tests.support.made_results import benchmark, built, report, written
@@ -57,6 +58,37 @@ def test_every_marked_cell_is_a_link(folder: Path) -> None:
     for kind, mark in (("breaks", "differs"), ("takes", "takes what should be refused"), ("keeps", "conforms")):
         assert sum(its == kind for its, _ in cells) == list(found.marks.values()).count(mark)
     assert all(one.example in page.replace("&#39;", "'").replace("&gt;", ">") for one in found.divergences)
+
+
+def test_columns_have_names_in_words(folder: Path) -> None:
+    """Each table names its rules above, and no heading is turned or cut off on any screen or on paper."""
+    page = (folder / "divergences.html").read_text()
+    found = divergences.matrix()
+    assert found is not None
+    lists = [re.sub(r"<[^>]+>", "", one) for one in re.findall(r'<p class="how names-of-rules">(.*?)</p>', page)]
+    known = rule_texts()
+    assert lists == [" · ".join(f"{r} {known[r].title}" for r in g.rules if r in known) for g in found.groups]
+
+
+TURNED_OR_CUT = """[...document.querySelectorAll('.matrix thead th')].filter((cell) => {
+  const text = cell.firstElementChild ?? cell;
+  return getComputedStyle(cell).writingMode !== 'horizontal-tb' || text.scrollWidth > cell.clientWidth + 1
+    || text.getBoundingClientRect().width > cell.offsetWidth + 1;
+}).map((cell) => cell.innerText)"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(1280, 900), (390, 844), (717, 1046)])
+def test_headings_can_be_read(size: tuple[int, int], chromium: Any, folder: Path) -> None:
+    with browser.opened(chromium, folder / "divergences.html", size=size) as watched:
+        page = watched.page
+        if size[0] == 717:
+            page.emulate_media(media="print")
+        assert page.evaluate(TURNED_OR_CUT) == []
+        page.add_style_tag(content=".matrix thead th:last-child { writing-mode: vertical-rl; }")
+        assert len(page.evaluate(TURNED_OR_CUT)) == page.locator(".matrix").count()
+        page.add_style_tag(content=".matrix thead th { max-width: 12px; overflow: hidden; }")
+        assert len(page.evaluate(TURNED_OR_CUT)) > page.locator(".matrix").count()
 
 
 def test_operations_lead_to_the_matrix(folder: Path) -> None:

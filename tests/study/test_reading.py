@@ -66,6 +66,19 @@ def test_columns_are_stacked_on_a_phone(chromium: Any, whole_site: Path) -> None
         assert page.locator("#code .which:visible").count() > 100  # each says whose it is
 
 
+def test_the_contents_give_way_to_the_code(chromium: Any, whole_site: Path) -> None:
+    with browser.opened(chromium, whole_site / "attention.html", size=browser.SMALL_LAPTOP) as watched:
+        page = watched.page
+        widths = []
+        for _ in range(2):
+            widths.append(page.locator("#code .grid").nth(1).bounding_box()["width"])
+            page.click("#contents-shown")
+        assert widths[0] == page.locator("#code .grid").nth(1).bounding_box()["width"]
+        page.click("#contents-shown")
+        assert page.locator("#code .grid").nth(1).bounding_box()["width"] > widths[0] + 150
+        assert [page.is_checked(f"#show-{column}") for column in range(len(LABELS))] == [True] * 3
+
+
 def test_the_choice_of_columns_is_kept(chromium: Any, whole_site: Path) -> None:
     with browser.opened(chromium, whole_site / "attention.html") as watched:
         page = watched.page
@@ -142,7 +155,7 @@ def test_search(chromium: Any, whole_site: Path) -> None:
     with browser.opened(chromium, whole_site / "blocks.html") as watched:
         page = watched.page
         page.keyboard.press("/")
-        page.wait_for_url("**/index.html*")
+        page.wait_for_url("**/lookup.html*")
         page.wait_for_function("document.activeElement.id === 'find'")
         for asked, found in (
             ("log_softmax", "transformer"),
@@ -153,7 +166,7 @@ def test_search(chromium: Any, whole_site: Path) -> None:
             ("SDPA", "attention"),
             ("grouped-query", "attention"),
             ("KV cache", "decoding"),
-            ("jax.jit", "index"),
+            ("jax.jit", "lookup"),
         ):
             page.fill("#find", asked)
             shown = page.eval_on_selector_all(".contents > li:not([hidden]) > a", "links => links.map(a => a.href)")

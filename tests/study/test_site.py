@@ -69,6 +69,8 @@ def fetched(text: str) -> list[str]:
 def test_there_is_a_page_for_each_operation(built: Path) -> None:
     assert {path.stem for path in built.glob("*.html")} == {
         "index",
+        "walk",
+        "lookup",
         "playground",
         "rules",
         "diagram",

@@ -29,7 +29,7 @@ VERDICTS = {
         "multi_head_attention as multi_head_attention: conforms",
         "literal_norm as layer_norm: violates",
         "layer_norm as layer_norm: conforms",
-        "feed_forward as feed_forward: conforms",
+        "feed_forward: off by 0.0",
         "encoder block: off by 0.0",
         "Transformer: off by 0.0",
         "the definition, with a cache: True",
