@@ -13,7 +13,7 @@ from conformance.diagnosis.matches import DIAGNOSIS
 from conformance.diagnosis.matching import BACKWARD_ONLY, MOST, PROJECTIONS, kind
 from conformance.diagnosis.memory import STRIDES, because_of_memory
 from conformance.diagnosis.precision import AT_MOST
-from conformance.runner.in_process import Runner
+from conformance.runner.in_process import JudgeError, Runner
 from conformance.runner.shrinking import call
 
 PARAMETER = re.compile(r" \((blocks of \d+ [ a-z]+|from part \d+ on|a row is filled up to [^)]*|-?[.e\d][-+.e\d]*)\)$")
@@ -39,6 +39,14 @@ def diagnosed(results: Results, runner: Runner) -> None:
 
 
 def diagnosis(violation: Violation, runner: Runner) -> tuple[str, ...]:
+    """Names of mistakes, or why there are none: the verdict does not depend on them."""
+    try:
+        return names_of(violation, runner)
+    except JudgeError as error:
+        return (f"no diagnosis: {error}",)
+
+
+def names_of(violation: Violation, runner: Runner) -> tuple[str, ...]:
     """Names of mistakes; none where nothing known matches, or nothing was answered.
 
     A name must explain the case before it was cut down, too. Where the smaller one is too small to tell anything, or

@@ -90,7 +90,7 @@ def of_row(s: Steps, row: tuple[int, int, int]) -> Steps:
 
     of_head = (slice(row[0], row[0] + 1), slice(row[1], row[1] + 1))
     fields = {name: alone(getattr(s, name)) for name in ("query", "visible", "open", "bias", "factor")}
-    sinks = None if s.sinks is None else s.sinks[of_head[1]]
+    sinks = s.sinks if s.sinks is None else alone(s.sinks) if s.sinks.ndim == 4 else s.sinks[of_head[1]]
     return s.changed(**fields, key=s.key[of_head], value=s.value[of_head], sinks=sinks)
 
 

@@ -19,7 +19,7 @@ from conformance.checks.catalogue import AGREEMENT, DETERMINISM, TWIN
 from conformance.checks.check import Check
 from conformance.checks.comparison import judge
 from conformance.checks.results import Results, Violation
-from conformance.diagnosis import blocks
+from conformance.diagnosis import blocks, matches
 from conformance.diagnosis.blocks import online, padded_tail
 from conformance.diagnosis.following import about, separated
 from conformance.diagnosis.matches import known, wrong_in
@@ -542,17 +542,26 @@ SEEN = np.array([[1, 1, 1], [0, 1, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0
 
 
 @pytest.mark.parametrize("how", blocks.SINK_COUNTS)
-def test_sinks_that_count_by_blocks_have_a_name(how: str) -> None:
-    asked = drawn(Q=6, K=40, sinks=(2,))
-    asked.options["mask"] = SEEN.repeat(16, axis=1)[:, :40]
+@pytest.mark.parametrize(("heads", "times"), [(2, 1), (8, 10)], ids=["all rows", "the worst row first"])
+def test_sinks_that_count_by_blocks_have_a_name(how: str, heads: int, times: int) -> None:
+    asked = drawn(H=heads, G=heads, Q=6 * times, K=40, sinks=(heads,))
+    asked.options["mask"] = np.tile(SEEN.repeat(16, axis=1)[:, :40], (times, 1))
 
     def function(query: Any, key: Any, value: Any, *, mask: Any = None, sinks: Any = None) -> Any:
         output, logs = attend(query, key, value, mask=mask), reference_numpy.attention_logsumexp(query, key, mask=mask)
         seen = [mask[..., start : start + 16].any(axis=-1) for start in range(0, key.shape[2], 16)]
-        times = blocks.SINK_COUNTS[how](np.stack(seen, axis=-1))
-        return (output / (1 + times * np.exp(sinks[:, None] - logs))[..., None]).astype("float32")
+        counts = blocks.SINK_COUNTS[how](np.stack(seen, axis=-1))
+        return (output / (1 + counts * np.exp(sinks[:, None] - logs))[..., None]).astype("float32")
 
     assert told(function, asked)[0].partition(" (")[0] == f"the sink counts {how}"
+
+
+def test_a_verdict_survives_a_diagnosis_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing_diagnosis(*given: Any) -> Any:
+        raise IndexError("planted")
+
+    monkeypatch.setattr(matches, "names_of", failing_diagnosis)
+    assert told(first_keys(2), drawn()) == ("no diagnosis: the judge failed: IndexError: planted",)
 
 
 def answers_of(asked: Case, backwards: Case) -> Failing:
