@@ -58,7 +58,8 @@ FORMATS["tf32"] = Format("tf32", 2.0**-11, 2.0**-126)
 class Precision:
     """Unit roundoffs of the arithmetic inside and of the dtype to which results are rounded (ATT-9, NORM-2).
 
-    dtype: of the inputs. The others are the formats that a subject declares; None where everything is kept inside.
+    dtype: of the inputs. weights to normalized: the formats that a subject declares (`rounding.py`); None where the
+    arithmetic inside is kept.
     """
 
     inner: float

@@ -308,7 +308,7 @@ def sink_terms(rows: Rows, sink: Approx, p: Precision) -> Terms:
 
 
 def group_sum(x: Approx, groups: int, p: Precision) -> Approx:
-    """Gradients of the query heads that share a key head, added up; see `rounding.py` on those that are rounded."""
+    """Gradients of the query heads that share a key head, added up (`rounding.py`: in 16 bits, where declared)."""
     B, H, K, W = x.value.shape
     share = H // max(groups, 1)
     x = rounded(x, p.shared_heads) if share > 1 else x

@@ -13,7 +13,7 @@ covered.
 
 Reciprocal. 1 / sqrt(variance + eps) has half the relative error of its argument, and 4 u for rsqrt.
 
-Rows of `rms_norm` that are rounded before the weight multiplies them are covered for subjects that declare it only
+Rows of `rms_norm` that are rounded before the weight multiplies them are covered only for subjects that declare it
 (`rounding.py`).
 """
 
@@ -92,15 +92,15 @@ def normalized(kind: str, x: np.ndarray, eps: float, p: Precision) -> tuple[Appr
     return d, r, multiply(d, r, p, 2)
 
 
-def declared(kind: str, p: Precision) -> Format | None:
-    """The format to which a subject says that it rounds normalised rows; of `rms_norm` alone."""
+def row_format(kind: str, p: Precision) -> Format | None:
+    """The format to which a subject declares that it rounds the normalised rows of `rms_norm`."""
     return p.normalized if kind == "rms_norm" else None
 
 
 def forward(kind: str, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, eps: float, p: Precision) -> Approx:
     """x is [rows, n], weight and bias are [n]."""
     _, _, n = normalized(kind, x, eps, p)
-    output = multiply(rounded(n, declared(kind, p)), exact(weight), p)
+    output = multiply(rounded(n, row_format(kind, p)), exact(weight), p)
     if bias is None:
         return output
     value = output.value + bias
@@ -114,7 +114,7 @@ def gradients(
     """Gradients of x [rows, n], weight and bias [n]."""
     d, r, n = normalized(kind, x, eps, p)
     rows, count = x.shape
-    form = declared(kind, p)
+    form = row_format(kind, p)
     inner = rounded(multiply(exact(cotangent), exact(weight), p), form)
     products = multiply(inner, n, p)
     if kind == "standard_deviation_norm":

@@ -94,10 +94,8 @@ def with_logsumexp(case: Case, p: Precision) -> dict[str, Approx]:
     added. The sum is rounded to the inputs' dtype once.
     """
     output, logsumexp = attention(output_alone(case), p), attention(logsumexp_alone(case), p)
-    results = output | {name: x for name, x in logsumexp.items() if name not in output}
-    for name in output.keys() & logsumexp.keys() - {"output"}:
-        results[name] = add(output[name], logsumexp[name], p)
-    return results | {"logsumexp": logsumexp["output"]}
+    sums = {name: add(output[name], x, p) for name, x in logsumexp.items() if name != "output"}
+    return output | sums | {"logsumexp": logsumexp["output"]}
 
 
 def merge_attention(case: Case, p: Precision) -> dict[str, Approx]:

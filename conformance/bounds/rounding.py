@@ -19,14 +19,14 @@ The gradients of scores are rounded before they are multiplied with keys and que
 the gradient of the weights to the format too, and a backward pass that takes rowsum(O_bar * O) for the mean may take
 the output as it was returned, in its own dtype.
 
-Shared heads. Who repeats keys and values in the inputs' 16 bits has the gradient g_h of each of the n query heads that
-share a key head rounded to them: u~ |g_h| + t~ each. If the sum is kept in float32, that is all. If it is kept in 16
-bits too, n - 1 additions are rounded, the last of which is the rounding of the result; every partial sum is at most
-sum |g_h|, so that the others are off by (n - 2) u~ / (1 - (n - 2) u~) of it.
+Shared heads. n query heads share a key head. A function that repeats keys and values in the inputs' 16 bits rounds the
+gradient g_h of each of these heads to them: an error of u~ |g_h| + t~. If the sum is kept in float32, that is all. If
+it is kept in 16 bits too, n - 1 additions are rounded. The last rounding is that of the result. Every partial sum is at
+most sum |g_h|, so the others add (n - 2) u~ / (1 - (n - 2) u~) of it.
 
 Normalised rows. The row n of `rms_norm` is rounded before the weight multiplies it. Automatic differentiation rounds
-the gradient that comes back through this rounding, O_bar * weight, and where the product is one of 16-bit numbers each
-row's term of the weight's gradient, O_bar * n. All that is inside the norm, and the sum over rows, is not rounded.
+the gradient that comes back through this rounding, O_bar * weight. If the weight has 16 bits, it also rounds each row's
+term of the weight's gradient, O_bar * n. Nothing inside the norm is rounded, nor is the sum over rows.
 """
 
 from __future__ import annotations

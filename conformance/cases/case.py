@@ -23,12 +23,12 @@ class Case:
     options: everything else that the operation takes by keyword; a mask holds NumPy arrays and Python numbers.
     cotangents: one array for each result, by name; empty when the case asks for no gradients.
     special: NaN or infinity stands where it can reach results, which are then compared as what they are.
-    rounding: the precisions that the subject declares for "weights", "products", "shared_heads", "shared_sums" (of
-        heads) and "normalized", where they are narrower.
+    rounding: dtypes that the subject declares for parts of the arithmetic, where they are narrower: "weights",
+        "products", "shared_heads" (the gradient of each), "shared_sums" (of these), "normalized".
     memory: names of `checks.layouts.LAYOUTS` by input, and for "mask", "dropout_keep" and "cotangent" (those of all
         results), for arrays that do not lie contiguous when the subject receives them. Values do not depend on it.
     constants: inputs whose gradients are not asked for; the framework takes them for constants.
-    with_logsumexp: of attention, whose results are then the output and the log-sum-exp.
+    with_logsumexp: whether attention is to return the log-sum-exp beside the output.
     """
 
     operation: str

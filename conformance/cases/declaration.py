@@ -87,9 +87,9 @@ causal: where `Causal()` without an offset stands when Q != K (for subjects that
 head query head h reads, h // (H / G) or h % G. isolation: "finite" promises nothing about NaN or infinity behind a
 mask. weights: the precision to which attention weights (and the gradients of scores) are rounded before they are
 multiplied, "inputs" being the dtype of the inputs. products: that to which both sides of matrix products are rounded.
-shared_heads: how the gradients of query heads that share a key head are added up; "rounded": each is rounded to the
-dtype of the inputs first; "inputs": and so is every sum. normalized: the precision to which the normalised row of
-`rms_norm` is rounded before the weight is multiplied.
+shared_heads: how the gradients of query heads that share a key head are added up. "rounded": each is rounded to the
+dtype of the inputs first; "inputs": every sum is, too. normalized: the precision to which the normalised row of
+`rms_norm` is rounded before the weight multiplies it.
 """
 
 

@@ -1,13 +1,19 @@
-"""Cases of attention whose subject returns the output and the log-sum-exp, and their two halves."""
+"""Attention that returns the output and the log-sum-exp: which subjects do, and how to ask for either alone."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
 
 ONLY_OF_OUTPUT = ("dropout_keep", "dropout_rate", "empty_rows")
 """Options that change no log-sum-exp."""
+
+
+def returns_both(operation: str, declaration: Declaration) -> bool:
+    """Whether the subject returns the output and the log-sum-exp."""
+    return operation == "attention" and "logsumexp" in declaration
 
 
 def output_alone(case: Case) -> Case:

@@ -61,17 +61,8 @@ def axes(case: Case, output: tuple[Axis, ...] = (B, HEADS, Q, V)) -> Described:
     if "value" in case.inputs:
         sizes["V"] = case.inputs["value"].shape[-1]
     arrays = {"query": (B, HEADS, Q, D), "key": (B, ("G",), K, D), "value": (B, ("G",), K, V), "sinks": (HEADS,)}
-    return (
-        sizes,
-        arrays
-        | {
-            "bias": PAIRS,
-            "option dropout_keep": PAIRS,
-            "-> output": output,
-            "-> logsumexp": PAIRS[:3],
-        },
-        {},
-    )
+    arrays |= {"bias": PAIRS, "option dropout_keep": PAIRS, "-> output": output, "-> logsumexp": PAIRS[:3]}
+    return sizes, arrays, {}
 
 
 def featured_in(declaration: Declaration) -> tuple[str, ...]:
@@ -103,12 +94,12 @@ def forbidding(case: Case) -> bool:
 
 def probes(declaration: Declaration) -> list[Probe]:
     """Of the output alone, and of both results where the subject returns both."""
-    both = with_logsumexp(declaration) if "logsumexp" in declaration else []
-    return [*of_the_output(declaration.without("logsumexp")), *both]
+    both = probes_with_logsumexp(declaration) if "logsumexp" in declaration else []
+    return [*probes_of_the_output(declaration.without("logsumexp")), *both]
 
 
-def with_logsumexp(declaration: Declaration) -> list[Probe]:
-    """Of output and log-sum-exp; a wrong one of either breaks the rule."""
+def probes_with_logsumexp(declaration: Declaration) -> list[Probe]:
+    """Of output and log-sum-exp: a wrong number in either violates the rule."""
     cases = partial(generation.attention_cases, declaration=declaration)
     empty = partial(special.empty_row_cases, declaration=declaration)
     featured = featured_in(declaration)
@@ -141,7 +132,7 @@ def with_logsumexp(declaration: Declaration) -> list[Probe]:
     ]
 
 
-def of_the_output(declaration: Declaration) -> list[Probe]:
+def probes_of_the_output(declaration: Declaration) -> list[Probe]:
     cases = partial(generation.attention_cases, declaration=declaration)
     alone = partial(cases, others=False)
     far = partial(special.far_cases, "attention", declaration=declaration)

@@ -44,10 +44,9 @@ def by_definition(case: Case) -> dict[str, Exact]:
 
 def with_logsumexp(output: dict[str, Exact], logsumexp: dict[str, Exact]) -> dict[str, Exact]:
     """Both results of one call, and their gradients added."""
-    found = output | {name: exact for name, exact in logsumexp.items() if name not in output}
-    for name in output.keys() & logsumexp.keys() - {"output"}:
-        found[name] = Exact(output[name].high + logsumexp[name].high, output[name].low + logsumexp[name].low)
-    return found | {"logsumexp": logsumexp["output"]}
+    pairs = {name: (output[name], exact) for name, exact in logsumexp.items() if name != "output"}
+    sums = {name: Exact(one.high + other.high, one.low + other.low) for name, (one, other) in pairs.items()}
+    return output | sums | {"logsumexp": logsumexp["output"]}
 
 
 def by_balls(case: Case) -> dict[str, Exact]:

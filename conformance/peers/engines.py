@@ -37,7 +37,7 @@ class Engine(NamedTuple):
 
 
 KERNEL_LACKS = ("no-bias", "no-softcap", "no-sinks", "no-value_width")
-"""What PyTorch's kernel for the CPU is not given, nor are the kernels for a GPU."""
+"""What neither PyTorch's kernel for the CPU nor the kernels for a GPU support."""
 
 ENGINES = (
     Engine("torch_impl", "blocked"),

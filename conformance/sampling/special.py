@@ -94,7 +94,8 @@ def isolated(case: Case, declaration: Declaration, hidden: bool = True) -> None:
 
 @st.composite
 def hidden_cases(draw: st.DrawFn, operation: str, declaration: Declaration = EVERYTHING) -> tuple[Case, Case]:
-    """(with NaN or infinity behind the mask, the clean case) for the weights, the log-sum-exp, and merging.
+    """(with NaN or infinity behind the mask, the clean case) for the weights, the log-sum-exp (also beside the output),
+    and merging.
 
     In a merge, what is hidden is the output of a part that saw no key.
     """

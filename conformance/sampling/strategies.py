@@ -29,6 +29,7 @@ from conformance.cases.features import alignment
 from conformance.cases.operation import operation_named
 from conformance.cases.signatures import default
 from conformance.cases.sizes import Sizes, adapted
+from conformance.cases.with_logsumexp import returns_both
 from conformance.oracle.reference import ball_work, balls_available
 from conformance.sampling.layouts import with_memory
 from reference_numpy import materialize
@@ -435,11 +436,6 @@ def empty_row_convention(operation: str, declaration: Declaration) -> str:
     convention = declaration.convention("empty_rows")
     sums = operation == "attention_logsumexp" or returns_both(operation, declaration)
     return "any" if sums and convention != "zero" else convention
-
-
-def returns_both(operation: str, declaration: Declaration) -> bool:
-    """Whether the subject returns the output and the log-sum-exp."""
-    return operation == "attention" and "logsumexp" in declaration
 
 
 def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from conformance.cases.case import Case, expected_dtype
 from conformance.cases.declaration import Declaration
 from conformance.cases.features import heads_and_keys
 from conformance.cases.signatures import signature_of
-from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
+from conformance.cases.with_logsumexp import logsumexp_alone, output_alone, returns_both
 from conformance.subjects.conventions import (
     FEATURES_LAST,
     along_heads,
@@ -135,7 +135,8 @@ class CallableSubject(Subject):
         return self.signature.bound(positional, keywords)
 
     def returned_names(self, operation: str) -> tuple[str, ...]:
-        both = operation == "attention" and "logsumexp" in self.declaration
+        """What the function returns, whatever a case asks for."""
+        both = returns_both(operation, self.declaration)
         return ("output", "logsumexp") if both else result_names(operation)
 
     def results(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:

@@ -54,6 +54,7 @@ def hindrance_of_triton(inputs: Inputs) -> str:
 
 @cache
 def missing_here() -> str:
+    """Which program the kernels need and this machine has not, or nothing."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
@@ -62,10 +63,10 @@ def missing_here() -> str:
 
 
 def tilings_for(inputs: Inputs) -> Tilings:
-    """They decide about speed and rounding only.
+    """The tiles of each kernel for these inputs. They change speed and rounding only.
 
-    The fastest of a dozen on an H100 (Triton 3.6, causal, 2,048 or 4,096 queries and keys), whose programs have 227 KiB
-    of shared memory. Where a program has less than 163 KiB, tiles that fit in 99 KiB; those were not timed.
+    Where a program has at least 163 KiB of shared memory, these are the fastest of a dozen on an H100, which has 227
+    KiB (Triton 3.6, causal, 2,048 or 4,096 queries and keys). Elsewhere they fit in 99 KiB, and were not timed.
     """
     width = max(inputs.query.shape[-1], inputs.value.shape[-1])
     if inputs.query.dtype == torch.float32:

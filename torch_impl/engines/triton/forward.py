@@ -27,6 +27,7 @@ def forward_kernel(
     query, key, value, output, logsumexp, layout, marks, ranges, scale,
     UNIT: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, WIDTH: tl.constexpr, VALUE_WIDTH: tl.constexpr,
 ):  # fmt: skip
+    """The output and the log-sum-exp of a block of queries."""
     H, G, Q, K, D, V = sizes_of(layout, UNIT)
     blocks = tl.cdiv(Q, QUERIES)
     block, batch_head = tl.program_id(0) % blocks, tl.program_id(0) // blocks

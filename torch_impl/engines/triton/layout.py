@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-"""Sizes and strides for the Triton kernels, in one array of integers that a kernel reads when it starts.
+"""The sizes and strides of a call, in one array of integers that every Triton kernel reads when it starts.
 
-They are no arguments, because Triton compiles a kernel again for an integer that is 1, or that is a multiple of 16
-where the one before was not. Most new lengths would cost a compilation of several seconds. Here nothing is compiled
-again. What the compiler must know, so that it moves 16 bytes at once, it is told by UNIT: widths and strides are given
-in units of 16 if all of them are multiples of 16.
+As arguments they would cost a compilation of several seconds for most new lengths: Triton compiles a kernel again for
+an integer that is 1, and for a multiple of 16 where the earlier number was none. Numbers in an array compile nothing.
+But the compiler moves 16 bytes at once only if it knows that widths and strides are multiples of 16. So if all of them
+are, the array holds them in units of 16, and the constant UNIT is 16 instead of 1.
 """
 
 from __future__ import annotations
@@ -17,15 +17,18 @@ import torch
 import triton
 import triton.language as tl
 
-SIZES = 6
-"""B is not among them: it is the grid's."""
 RANGES, MASK, TENSORS = tl.constexpr(6), tl.constexpr(8), tl.constexpr(12)
-"""Where the strides of the ranges, of the mask's array and of the tensors begin."""
+"""Where the strides of the ranges, of the mask's array and of the tensors begin. The six sizes are before them."""
 QUERY, KEY, VALUE, COTANGENT = (tl.constexpr(number) for number in range(4))
+"""The tensors in the order of their strides."""
 
 
 class Layout(NamedTuple):
-    """numbers: H, G, Q, K, D, V, two strides of the ranges, four of the mask's array, three of every tensor."""
+    """What a kernel needs to know of sizes and strides.
+
+    numbers: H, G, Q, K, D, V (the grid implies B), two strides of the ranges, four of the mask's array, three of every
+    tensor. unit: 16 or 1, what D, V and the tensors' strides are multiplied by.
+    """
 
     numbers: torch.Tensor
     unit: int
@@ -45,7 +48,7 @@ def layout_of(
 
 @triton.jit
 def sizes_of(layout, UNIT: tl.constexpr):
-    """H query heads share G key heads; rows of queries and keys are D wide, those of values V."""
+    """H, G, Q, K, D, V: query heads, key heads, queries, keys, the width of queries and keys, that of values."""
     H, G = tl.load(layout).to(tl.int32), tl.load(layout + 1).to(tl.int32)
     Q, K = tl.load(layout + 2).to(tl.int32), tl.load(layout + 3).to(tl.int32)
     return H, G, Q, K, tl.load(layout + 4).to(tl.int32) * UNIT, tl.load(layout + 5).to(tl.int32) * UNIT
@@ -53,17 +56,18 @@ def sizes_of(layout, UNIT: tl.constexpr):
 
 @triton.jit
 def stride(layout, tensor: tl.constexpr, axis: tl.constexpr, UNIT: tl.constexpr):
+    """The stride of one axis of a tensor, in elements."""
     return tl.load(layout + TENSORS + 3 * tensor + axis) * UNIT
 
 
 @triton.jit
 def head_of(pointer, layout, tensor: tl.constexpr, batch, head, UNIT: tl.constexpr):
-    """Where the rows of a head begin."""
+    """A pointer to the first row of a head."""
     return pointer + batch * stride(layout, tensor, 0, UNIT) + head * stride(layout, tensor, 1, UNIT)
 
 
 @triton.jit
 def edges_of(ranges, layout, batch, block):
-    """First and stop of the blocks to visit, and of those among them that need no mask."""
+    """First and stop of the blocks to visit, then first and stop of those among them that need no mask."""
     edges = ranges + batch * tl.load(layout + RANGES) + block * tl.load(layout + RANGES + 1)
     return tl.load(edges), tl.load(edges + 1), tl.load(edges + 2), tl.load(edges + 3)

@@ -37,7 +37,7 @@ class Tiles(NamedTuple):
 
 
 class Tilings(NamedTuple):
-    """The tiles of the three kernels: the forward one, that of the queries' gradient, that of keys and values."""
+    """The tiles of each kernel: forward, gradient of the queries, gradients of keys and values."""
 
     forward: Tiles
     query: Tiles
@@ -48,7 +48,7 @@ class Marks(NamedTuple):
     """What settles a pair; None for what the mask has not.
 
     reach: [B, 3], the least and the largest j - i that is allowed, and the number of keys. keep: [B, K]. query_ids,
-    key_ids: [B, Q], [B, K]. array: [B, H, Q, K], strided, the strides of shared axes being 0.
+    key_ids: [B, Q], [B, K]. array: [B, H, Q, K]; axes that it shares have stride 0.
     """
 
     reach: torch.Tensor
@@ -59,7 +59,7 @@ class Marks(NamedTuple):
 
     @property
     def strides(self) -> tuple[int, ...]:
-        """Those of the array."""
+        """The strides of the array; zeros without an array."""
         return (0, 0, 0, 0) if self.array is None else self.array.stride()
 
 
@@ -94,7 +94,7 @@ def ordered(first: Any, stop: Any, full_first: Any, full_stop: Any) -> np.ndarra
 
 
 def ranges_of_queries(mask: Any, query: torch.Tensor, key_length: int, tiles: Tiles) -> tuple[torch.Tensor, bool]:
-    """The ranges of every block of queries, in blocks of keys; whether a visited tile may hold a forbidden pair."""
+    """For every block of queries the blocks of keys to visit; and whether one of them may hold a forbidden pair."""
     ranges = tile_ranges(mask, query.shape, key_length, tiles)
     first, stop, full_first, full_stop = np.moveaxis(ranges, -1, 0)
     masked = mask is not None and bool(np.any((first < full_first) | (full_stop < stop)))
@@ -102,13 +102,13 @@ def ranges_of_queries(mask: Any, query: torch.Tensor, key_length: int, tiles: Ti
 
 
 def ranges_of_keys(mask: Any, query: torch.Tensor, key_length: int, tiles: Tiles) -> torch.Tensor:
-    """The ranges of every block of keys, in blocks of queries."""
+    """For every block of keys the blocks of queries to visit."""
     ranges = tile_ranges(mask, query.shape, key_length, tiles)
     return placed(turned(ranges, -(-key_length // tiles.keys)), query)
 
 
 def placed(ranges: np.ndarray, query: torch.Tensor) -> torch.Tensor:
-    """[B, blocks, 4] on the device of the query: first and stop of what to visit, and of what needs no mask there."""
+    """Ranges on the device of the query, [B, blocks, 4]: as in `tile_ranges`, for every batch element."""
     on_device = torch.as_tensor(np.ascontiguousarray(ranges, np.int32), device=query.device)
     return on_device.expand(query.shape[0], -1, -1)
 
