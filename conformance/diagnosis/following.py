@@ -15,7 +15,7 @@ from conformance.cases.expectations import empty_rows
 from conformance.cases.features import FEATURE_RULES, features_of, rule_of
 from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import NOTHING, PLANTED, REFUSAL, UNSUPPORTED
-from conformance.checks.comparison import same_error
+from conformance.checks.comparison import OF_QUERIES, OF_ROWS, same_error
 from conformance.checks.levels import rank, within
 from conformance.checks.results import Violation
 from conformance.diagnosis.memory import STRIDES
@@ -33,6 +33,8 @@ OF_SIZES = frozenset({"cross", "value_width"})
 """Features that say no more than that two sizes differ."""
 ASKED_BEYOND = (REFUSAL, UNSUPPORTED, NOTHING)
 """Checks by which nothing is found but what they ask for."""
+OF_EMPTY_ROWS = "ATT-6"
+"""The rule of rows that allow nothing: what is wrong in such a row follows from it."""
 OF_CALLS = "ATT-13"
 """The rule of how it is called: from what breaks it no wrong numbers follow."""
 
@@ -71,16 +73,18 @@ def shows_its_rule(violation: Violation) -> bool:
 def simplest_first(violations: Sequence[Violation]) -> list[Violation]:
     """The lowest level; then the plain call; what depends on earlier calls; wrong results before rounded ones.
 
-    Then by the smallest case: of that count the features, and then the sizes. What must be refused comes last of its
-    level. Of the rules that one case shows, the first is one that speaks of its features.
+    What is wrong in rows that allow nothing comes after the rule of such rows. Then by the smallest case: of that count
+    the features, and then the sizes. What must be refused comes last of its level. Of the rules that one case shows,
+    the first is one that speaks of its features.
     """
 
-    def complexity(violation: Violation) -> tuple[int, bool, bool, bool, bool, int, int, bool]:
+    def complexity(violation: Violation) -> tuple[int, bool, bool, bool, bool, bool, int, int, bool]:
         inputs = {} if violation.case is None else violation.case.inputs
         beyond, size = violation.check in (REFUSAL, UNSUPPORTED), sum(a.size for a in inputs.values())
         general = violation.case is None or not about(violation.rule, violation.case.operation)
         first = rank(violation.level), violation.rule != "CALL", not violation.of_state
-        return *first, beyond, violation.loses_digits, len(used(violation)), size, general
+        of_another = violation.rule != OF_EMPTY_ROWS and in_empty_rows(violation)
+        return *first, of_another, beyond, violation.loses_digits, len(used(violation)), size, general
 
     return sorted(violations, key=complexity)
 
@@ -110,9 +114,19 @@ def stands_for(other: Violation, violation: Violation) -> bool:
     """Whether the other one is told in place of a violation whose case shows its own rule."""
     if same_error(other.finding, violation.finding):
         return within(other.level, violation.level)
+    if other.rule == OF_EMPTY_ROWS and in_empty_rows(other) and in_empty_rows(violation):
+        return within(other.level, violation.level)
     if explains(other, violation):
         return same_mistake(other, violation) or same_threshold(other, violation)
     return within(other.level, violation.level) and bool(definite(other) & definite(violation))
+
+
+def in_empty_rows(violation: Violation) -> bool:
+    """Whether the wrong number stands in a row that allows nothing."""
+    case, finding = violation.case, violation.finding
+    if case is None or case.special or finding.name not in OF_ROWS or finding.message:
+        return False
+    return case.operation in OF_QUERIES and bool(empty_rows(case)[finding.index[:3]])
 
 
 def definite(violation: Violation) -> set[str]:

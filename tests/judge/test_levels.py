@@ -25,6 +25,7 @@ from conformance.checks.comparison import Finding, breaks, judge, worst
 from conformance.checks.levels import CORE, LEVELS, PARTS, ROBUST, STRICT, WHOLE, described, higher, kept, least_level
 from conformance.checks.results import Results, Violation
 from conformance.cli import app
+from conformance.diagnosis.following import separated
 from conformance.judge.report import Report
 from conformance.operations.probes import PROBES
 from conformance.oracle.reference import oracle
@@ -42,6 +43,47 @@ from tests.support.helpers import SMALL
 
 QUICK: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "limits": SMALL}
 INFINITE = float("inf")
+
+
+# --- rows that allow nothing ------------------------------------------------------------------------------------------
+
+
+def finite_fill(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    """Attention with a finite fill: a row that allows nothing gets the mean of all values."""
+    empty_rows = "zero" if mask is None or 0 in mask.shape else "mean"
+    return reference_numpy.attention(query, key, value, mask=mask, empty_rows=empty_rows)
+
+
+def wrong_beside_empty_rows(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    return finite_fill(query, key, 2 * value, mask=mask)
+
+
+def test_empty_rows_are_no_matter_of_the_core() -> None:
+    report = conformance.check(finite_fill, "attention", **QUICK)
+    assert report.kept == CORE
+    assert [violation.rule for violation in report.violations] == ["ATT-6"]
+
+
+def of_an_empty_row(rule: str, row: int) -> Violation:
+    inputs = {name: np.ones((1, 1, 2, 2), np.float32) for name in ("query", "key", "value")}
+    case = Case("attention", "float32", inputs, {"mask": np.array([[False, False], [True, True]])})
+    return Violation(rule, "subject", Finding("output", INFINITE, (0, 0, row, 0)), "probe", AGREEMENT, case)
+
+
+def test_what_is_wrong_in_an_empty_row_follows_from_its_rule() -> None:
+    firsts, following = separated([of_an_empty_row("MASK-1", 0), of_an_empty_row("ATT-6", 0)])
+    assert [[violation.rule for violation in told] for told in (firsts, following)] == [["ATT-6"], ["MASK-1"]]
+    firsts, following = separated([of_an_empty_row("MASK-1", 1), of_an_empty_row("ATT-6", 0)])
+    assert following == []
+
+
+def test_other_rows_are_a_matter_of_the_core_where_some_are_empty() -> None:
+    case = Case("attention", "float32", {name: np.ones((1, 1, 2, 2), np.float32) for name in ("query", "key", "value")})
+    case = replace(case, options={"mask": np.array([[False, False], [True, True]])})
+    for function, level in ((finite_fill, ROBUST), (wrong_beside_empty_rows, CORE)):
+        answers = {"output": function(*case.inputs.values(), mask=case.options["mask"])}
+        found = worst(judge(case, answers, oracle(case), bound(case)))
+        assert (found.ratio > 1, found.level) == (True, level)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
