@@ -51,8 +51,8 @@ def partial_sums(added: Approx, size: np.ndarray, n: int, form: Format | None) -
     """A sum of n terms, of which every partial sum is rounded to the format. size: the sum of the terms' sizes."""
     if form is None:
         return added
-    between = (n - 2) * form.unit
-    return Approx(added.value, added.error + between / (1 - between) * size + (n - 1) * form.tiny)
+    between = np.expm1((n - 2) * np.log1p(form.unit))
+    return Approx(added.value, added.error + between * size + (n - 1) * form.tiny)
 
 
 def held(p: Precision) -> bool:
