@@ -22,7 +22,7 @@ the output as it was returned, in its own dtype.
 Shared heads. n query heads share a key head. A function that repeats keys and values in the inputs' 16 bits rounds the
 gradient g_h of each of these heads to them: an error of u~ |g_h| + t~. If the sum is kept in float32, that is all. If
 it is kept in 16 bits too, n - 1 additions are rounded. The last rounding is that of the result. Every partial sum is at
-most sum |g_h|, so the others add (n - 2) u~ / (1 - (n - 2) u~) of it.
+most sum |g_h|, so the others add (1 + u~)^(n - 2) - 1 times it.
 
 Normalised rows. The row n of `rms_norm` is rounded before the weight multiplies it. Automatic differentiation rounds
 the gradient that comes back through this rounding, O_bar * weight. If the weight has 16 bits, it also rounds each row's
