@@ -38,7 +38,7 @@ def affine(
 
 @compiled
 def reference_layer_norm(
-    x: Float[jax.Array, "..."], weight: Float[jax.Array, "*N"], bias: Float[jax.Array, "*N"] | None, eps: float
+    x: Float[jax.Array, "..."], weight: Float[jax.Array, "*N"], bias: Float[jax.Array, "*N"] | None, eps: Any
 ) -> Float[jax.Array, "..."]:
     """Compute `layer_norm` for arguments that it has checked, without its last rounding.
 

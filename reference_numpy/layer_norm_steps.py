@@ -33,7 +33,7 @@ def affine(
 
 
 def reference_layer_norm(
-    x: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], bias: Float[np.ndarray, "*N"] | None, eps: float
+    x: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], bias: Float[np.ndarray, "*N"] | None, eps: Any
 ) -> Float[np.ndarray, "..."]:
     """Compute `layer_norm` for arguments that it has checked, without its last rounding.
 

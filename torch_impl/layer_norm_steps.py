@@ -48,7 +48,7 @@ def affine(
 
 
 def reference_layer_norm(
-    x: Float[torch.Tensor, "..."], weight: Float[torch.Tensor, "*N"], bias: Float[torch.Tensor, "*N"] | None, eps: float
+    x: Float[torch.Tensor, "..."], weight: Float[torch.Tensor, "*N"], bias: Float[torch.Tensor, "*N"] | None, eps: Any
 ) -> Float[torch.Tensor, "..."]:
     """Compute `layer_norm` for arguments that it has checked, without its last rounding.
 
