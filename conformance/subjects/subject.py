@@ -7,7 +7,7 @@ the case has cotangents.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -207,8 +207,15 @@ class Subject:
         dtype, shape = expected_dtype(name, case), expected_shape(name, case, self.declaration.layout)
         if str(array.dtype) != dtype or array.shape != shape:
             found = f"{array.dtype} {list(array.shape)}, expected {dtype} {list(shape)}"
-            raise WrongAnswer(f"has dtype and shape {found}", name)
+            raise WrongAnswer(f"has dtype and shape {found}{other_layout(array.shape, shape)}", name)
         return array
+
+
+def other_layout(got: Sequence[int], expected: Sequence[int]) -> str:
+    """What to declare where heads and lengths have changed places."""
+    if len(got) != 4 or tuple(got) != (expected[0], expected[2], expected[1], expected[3]):
+        return ""
+    return " (--layout BTHD is for arrays [batch, length, heads, width])"
 
 
 def without_promise(case: Case) -> Case:

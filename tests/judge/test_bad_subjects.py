@@ -471,6 +471,15 @@ def test_wrong_rank_is_one_finding() -> None:
     assert found.startswith("output: has dtype and shape float32 [")
 
 
+def test_a_result_whose_heads_and_lengths_changed_places_tells_the_option() -> None:
+    def exchanged(query: Any, key: Any, value: Any) -> Any:
+        return reference_numpy.attention(query, key, value).swapaxes(1, 2)
+
+    assert messages(check(exchanged, "ATT-8"))["CALL"].endswith(
+        "(--layout BTHD is for arrays [batch, length, heads, width])"
+    )
+
+
 def test_wrong_answer_is_no_refusal() -> None:
     def nothing_for_grouped_heads(query: Any, key: Any, value: Any) -> Any:
         return good(query, key, value) if query.shape[1] == key.shape[1] else None
