@@ -521,7 +521,7 @@ def test_attended_nan_is_nowhere_hidden_by_a_bias() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mean", "nan", "any"])
-@pytest.mark.slow_where(unless="nan")
+@pytest.mark.slow
 def test_conventions_for_empty_rows_promise_no_log_sum_exp(kind: str) -> None:
     function = reference_numpy.attention_logsumexp
     assert violated(function, "attention_logsumexp", conventions={"empty_rows": kind}, supports="no-gradients") == []
@@ -656,6 +656,7 @@ def at_widths(*pairs: tuple[int, int]) -> Function:
 
 
 @pytest.mark.parametrize("widths", [[8, 16], [(24, 16)], [8, (24, 16)]], ids=str)
+@pytest.mark.slow_where("[8, 16]")
 def test_head_widths_that_are_declared(widths: list[Any]) -> None:
     pairs = [width if isinstance(width, tuple) else (width, width) for width in widths]
     given: dict[str, Any] = {"dtypes": ["float32"], "rules": ["CALL", "ATT-1"], "head_widths": widths}

@@ -77,6 +77,7 @@ HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 @pytest.mark.parametrize(
     ("declared", "added_in"), [("rounded", "float32"), ("inputs", "float32"), ("inputs", "inputs")], ids=str
 )
+@pytest.mark.slow_where("-float16")
 def test_shared_heads_conform_as_declared(dtype: str, declared: str, added_in: str) -> None:
     function = in_format(None if added_in == "float32" else HALF[dtype])
     assert violated(function, "attention", ["ATT-12"], dtype, **HEADS, shared_heads=declared) == []
@@ -124,6 +125,7 @@ def test_normalized_rows_conform_as_declared(dtype: str) -> None:
     ],
     ids=["reciprocal too", "in bfloat16"],
 )
+@pytest.mark.slow_where("reciprocal too")
 def test_more_than_is_declared_of_normalized_rows(normalized: Function) -> None:
     assert "NORM-7" in violated(rms_norm(normalized), "rms_norm", NORMS, "float16", normalized="inputs")
 

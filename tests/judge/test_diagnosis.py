@@ -288,7 +288,7 @@ def in_blocks_of_32(query: Any, key: Any, value: Any, *, mask: Any = None) -> An
 
 
 @pytest.mark.parametrize(("rule", "check"), [("ATT-4", TWIN), ("ATT-10", AGREEMENT)])
-@pytest.mark.slow_where("ATT-10")
+@pytest.mark.slow
 def test_a_mistake_is_known_where_a_case_is_judged_by_another(rule: str, check: Check[Any, Any]) -> None:
     """By a twin whose scores are near 0, where a score of 0 is another mistake; by the case without NaN."""
     report = conformance.check(in_blocks_of_32, "attention", rules=[rule], **QUICK)

@@ -112,7 +112,7 @@ def unscaled(query: Any, key: Any, value: Any, *, scale: Any = None) -> Any:
 
 
 @pytest.mark.parametrize("function", [digits_lost, unscaled])
-@pytest.mark.slow_where("unscaled")
+@pytest.mark.slow
 def test_one_mistake_in_several_dtypes_is_one(function: Any) -> None:
     dtypes = ["float32", "float64", "float16"]
     report = conformance.check(function, "attention", rules=["ATT-1"], dtypes=dtypes, **QUICK)

@@ -205,6 +205,7 @@ def test_what_is_kept_rightly_conforms(tmp_path: Path, name: str, operation: str
     assert messages(judged(tmp_path, name, operation, rules=["ATT-13"])) == {}
 
 
+@pytest.mark.slow
 def test_a_size_that_is_too_large_is_one_violation(tmp_path: Path) -> None:
     found = messages(judged(tmp_path, "narrow", "rms_norm", effort="default", limits={"rows": 16}))
     (message,) = found.values()

@@ -69,7 +69,7 @@ HALF = {"dtypes": ["float32"], "rules": ["CALL", "ATT-14"], "conventions": FINIT
 
 @pytest.mark.parametrize("layout", [pytest.param("BHTD", marks=pytest.mark.slow), "BTHD"])
 def test_both_results_conform(layout: str) -> None:
-    given = {} if layout == "BHTD" else {"dtypes": ["float32"]}
+    given = {} if layout == "BHTD" else {"dtypes": ["float32"], "rules": ["CALL", "ATT-14"]}
     assert violated(kernel(layout=layout), layout=layout, conventions=FINITE, **given) == []
 
 
@@ -98,7 +98,7 @@ def definition_vjp(query: Any, key: Any, value: Any, bar: Any, other: Any, *, ma
     return of_output.query + of_sum.query, of_output.key + of_sum.key, of_output.value
 
 
-@pytest.mark.parametrize("convention", ["zero", "any"])
+@pytest.mark.parametrize("convention", ["zero", pytest.param("any", marks=pytest.mark.slow)])
 def test_a_function_for_the_gradients_gets_both_cotangents(convention: str) -> None:
     given = {"arrays": "numpy", "dtypes": ["float32"], "conventions": {"empty_rows": convention}}
     assert violated(definition, vjp=definition_vjp, **given) == []

@@ -158,6 +158,7 @@ def test_a_worker_that_dies_leaves_its_probes_to_this_process(subject: Path) -> 
     assert found(checked(subject, "dies")) == found(checked(subject, "attention", 1))
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_in_native_code_leaves_its_probes_to_this_process(
     subject: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

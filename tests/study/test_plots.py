@@ -91,6 +91,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.slow_where("laptop-dark")
+@pytest.mark.slow_where("phone-light")
 def test_pictures_can_be_read(size: str, scheme: Any, chromium: Any, places: dict[str, Path]) -> None:
     """No text covers another, is cut off or small. Contrast is that of WCAG 2.2, 1.4.3; lines have markers too."""
     for name, path in places.items():
