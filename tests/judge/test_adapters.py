@@ -42,6 +42,7 @@ def violated(function: Any, **given: Any) -> list[str]:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.slow_where("padded_attention")
+@pytest.mark.slow_where("varlen")
 def test_adapters_conform(name: str) -> None:
     assert len(BY_NAME[name].partition("def ")[2].splitlines()) <= 20
     assert violated(adapter(name), dtypes=["float16"], rules=["MASK-2", "MASK-3", "MASK-6"]) == []

@@ -62,6 +62,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
+@pytest.mark.slow_where("hangs")
 def test_guess_of_a_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arrays, why, text = FILES[name]
     file = tmp_path / f"{name}.py"

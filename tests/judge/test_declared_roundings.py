@@ -78,6 +78,7 @@ HALF = {"bfloat16": torch.bfloat16, "float16": torch.float16}
     ("declared", "added_in"), [("rounded", "float32"), ("inputs", "float32"), ("inputs", "inputs")], ids=str
 )
 @pytest.mark.slow_where("-float16")
+@pytest.mark.slow_where("inputs-float32")
 def test_shared_heads_conform_as_declared(dtype: str, declared: str, added_in: str) -> None:
     function = in_format(None if added_in == "float32" else HALF[dtype])
     assert violated(function, "attention", ["ATT-12"], dtype, **HEADS, shared_heads=declared) == []

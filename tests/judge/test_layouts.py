@@ -326,6 +326,7 @@ def first_violation(
 
 @pytest.mark.parametrize(("operation", "name", "way"), FOUND, ids=str)
 @pytest.mark.slow_where("as if contiguous", unless="attention-query")
+@pytest.mark.slow_where("attention-cotangent-reading on")
 @pytest.mark.slow_where("aligned down", "attention-", unless="attention-value")
 def test_ignored_strides_are_found(operation: str, name: str, way: str) -> None:
     read, layouts = WAYS[way]

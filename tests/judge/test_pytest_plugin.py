@@ -152,6 +152,7 @@ def test_selection(run: Any) -> None:
     assert (outcomes["failed"], "passed" in outcomes) == (1, False)
 
 
+@pytest.mark.slow
 def test_what_is_claimed_and_not_taken(run: Any) -> None:
     """The claims fail; what depends on them is skipped; the rest is judged."""
     rules = ("--conformance-rule", "MASK-3", "--conformance-rule", "ATT-1")

@@ -109,7 +109,7 @@ def test_a_function_for_the_gradients_gets_both_cotangents(convention: str) -> N
     assert "ATT-14" in violated(definition, vjp=without_the_second, **given)
 
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_other_dtypes(dtype: str) -> None:
     given = HALF | {"dtypes": [dtype]}
     assert violated(kernel(), **given) == []

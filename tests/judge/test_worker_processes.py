@@ -188,6 +188,7 @@ def test_what_only_a_worker_sees_counts(subject: Path, monkeypatch: pytest.Monke
     assert "prints to standard output: 'a worker" in str(report.violations[0])
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_in_a_worker_counts(subject: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both_take_a_share(monkeypatch)
     report = checked(subject, "slow_in_a_worker", time_limit=1.0, rules=["MASK-3"])

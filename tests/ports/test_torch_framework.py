@@ -135,6 +135,7 @@ def output_and_gradients(function: Any, arrays: Any) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.rule("ATT-12", "NORM-6")
+@pytest.mark.slow_where("attention")
 def test_compiled_equals_eager(name: str) -> None:
     function, arrays = PROGRAMS[name]
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
