@@ -158,7 +158,7 @@ def transform(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.slow_where("compiled, eager")
+@pytest.mark.slow_where("compiled, ")
 def test_torch_transforms_attention_by_default(name: str) -> None:
     transform(name)
 

@@ -913,6 +913,7 @@ def test_declaration_comes_from_the_process(folder: Path) -> None:
 # --- replay -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_replay_keeps_the_time_limit(folder: Path) -> None:
     words = ("--rule", "MASK-3", "--supports", "causal", "--time-limit", 0.3)
     _, _, report = check_command("slow_with_masks", *words)

@@ -99,6 +99,7 @@ GRADIENT_RULES = {
 
 
 @pytest.mark.parametrize("operation", GRADIENT_RULES)
+@pytest.mark.slow_where("attention_logsumexp")
 def test_gradients_come_as_those_of_the_definition(operation: str) -> None:
     function, vjp = (getattr(reference_numpy, name) for name in (operation, f"{operation}_vjp"))
     assert violated(function, operation, vjp=vjp, rules=[GRADIENT_RULES[operation]], dtypes=["float32"]) == []
@@ -184,6 +185,7 @@ def test_gradients_are_claimed_where_there_are_any() -> None:
     assert "gradients" in declaration_of(attention, False, supports="no-bias", vjp=as_tuple)
 
 
+@pytest.mark.slow
 def test_result_that_depends_on_nothing() -> None:
     torch = pytest.importorskip("torch")
     import torch_impl
@@ -672,6 +674,7 @@ def every_width(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
     return reference_numpy.attention(query[..., :whole], key[..., :whole], value, mask=mask, scale=scale)
 
 
+@pytest.mark.slow
 def test_other_head_widths_are_refused() -> None:
     given: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "rules": ["ATT-8"], "dtypes": ["float32"]}
     report = check(every_width, "attention", head_widths=[8, 16], limits=ANY_WIDTH, **given)

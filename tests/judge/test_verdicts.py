@@ -160,6 +160,7 @@ def test_a_call_that_fails_says_with_which_arrays() -> None:
     assert line in page(document("check", [subject]))
 
 
+@pytest.mark.slow
 def test_a_command_is_never_broken(tmp_path: Path) -> None:
     folder = tmp_path / ("a-long-name-" * 8)
     subject = checked(conformance.check(stale, "attention", rules=["ATT-5"], **QUICK), folder)

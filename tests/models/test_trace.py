@@ -34,6 +34,7 @@ def dawn() -> tuple[str, ...]:
     return ("--checkpoint", *saved("dawn"))
 
 
+@pytest.mark.slow
 def test_the_attention_is_chosen_by_its_name(folder: Path) -> None:
     step = "decoder.blocks.0.cross_attention"
     code, output = command("trace", "5,7,2/3,1", *dawn(), "--layer", step, "--picture", "weights.svg")
