@@ -113,13 +113,14 @@ def judge(
     if looser is not None:
         findings |= {name: compared(name, looser[name]) for name in broken}
     if broken and wrong_in_empty_rows(case, answers, truth, bounds):
-        answers = answers | {name: without_empty_rows(case, answers, truth)[name] for name in OF_ROWS if name in broken}
+        right_there = without_empty_rows(case, answers, truth)
+        answers = answers | {name: right_there[name] for name in OF_ROWS if name in right_there}
         for name in broken:
-            elsewhere = (
-                compared(name, None if looser is None else looser[name]) if name in OF_ROWS else Finding(name, 0.0)
-            )
-            level = higher(findings[name].level, ROBUST)
-            findings[name] = elsewhere if elsewhere.ratio > 1 else replace(findings[name], level=level)
+            found = replace(findings[name], level=higher(findings[name].level, ROBUST))
+            if name in OF_ROWS:
+                elsewhere = compared(name, None if looser is None else looser[name])
+                found = elsewhere if elsewhere.ratio > 1 else found
+            findings[name] = found
     return [*findings.values()]
 
 
@@ -143,7 +144,7 @@ def without_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact]) ->
 
     Where it gives NaN or infinity there, 0 times that may be in every gradient, of which nothing is promised then.
     """
-    rows, names = empty_rows(case), [*({"output", "logsumexp"} & truth.keys())]
+    rows, names = empty_rows(case), [name for name in OF_ROWS if name in truth]
     if any(name not in answers or answers[name].shape != truth[name].high.shape for name in names):
         return answers
     free = {name: rows.reshape(*rows.shape, *(1 for _ in answers[name].shape[rows.ndim :])) for name in names}

@@ -23,6 +23,7 @@ from torch_impl.engines.triton.layout import (
     KEY,
     QUERY,
     VALUE,
+    block_of,
     edges_of,
     head_of,
     layout_of,
@@ -40,12 +41,9 @@ def query_kernel(
 ):  # fmt: skip
     """The gradient of a block of queries, and delta."""
     H, G, Q, K, D, V = sizes_of(layout, UNIT)
-    blocks = tl.cdiv(Q, QUERIES)
-    block, batch_head = tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    batch, head = (batch_head // H).to(tl.int64), (batch_head % H).to(tl.int64)
+    block, batch, head, place = block_of(Q, H, QUERIES)
     group = head // (H // G)
     rows = block * QUERIES + tl.arange(0, QUERIES)
-    place = batch_head.to(tl.int64) * Q
 
     query = head_of(query, layout, QUERY, batch, head, UNIT)
     cotangent = head_of(cotangent, layout, COTANGENT, batch, head, UNIT)
@@ -84,11 +82,8 @@ def key_kernel(
     Tiles have keys in rows here and queries in columns.
     """
     H, G, Q, K, D, V = sizes_of(layout, UNIT)
-    blocks = tl.cdiv(K, KEYS)
-    block, batch_group = tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    batch, group = (batch_group // G).to(tl.int64), (batch_group % G).to(tl.int64)
+    block, batch, group, place = block_of(K, G, KEYS)
     columns = block * KEYS + tl.arange(0, KEYS)
-    place = batch_group.to(tl.int64) * K
 
     keys = rows_of(head_of(key, layout, KEY, batch, group, UNIT), stride(layout, KEY, 2, UNIT), columns, K, D, WIDTH)
     values = rows_of(

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from torch_impl.engines.triton.layout import KEY, QUERY, VALUE, edges_of, head_of, layout_of, sizes_of, stride
+from torch_impl.engines.triton.layout import KEY, QUERY, VALUE, block_of, edges_of, head_of, layout_of, sizes_of, stride
 from torch_impl.engines.triton.masks import Marks, Tiles
 from torch_impl.engines.triton.tiles import allowed_pairs, pair_products, put_rows, rows_of, weighted_sum
 
@@ -29,12 +29,9 @@ def forward_kernel(
 ):  # fmt: skip
     """The output and the log-sum-exp of a block of queries."""
     H, G, Q, K, D, V = sizes_of(layout, UNIT)
-    blocks = tl.cdiv(Q, QUERIES)
-    block, batch_head = tl.program_id(0) % blocks, tl.program_id(0) // blocks
-    batch, head = (batch_head // H).to(tl.int64), (batch_head % H).to(tl.int64)
+    block, batch, head, place = block_of(Q, H, QUERIES)
     group = head // (H // G)
     rows = block * QUERIES + tl.arange(0, QUERIES)
-    place = batch_head.to(tl.int64) * Q
 
     query = head_of(query, layout, QUERY, batch, head, UNIT)
     key = head_of(key, layout, KEY, batch, group, UNIT)

@@ -55,6 +55,14 @@ def sizes_of(layout, UNIT: tl.constexpr):
 
 
 @triton.jit
+def block_of(length, heads, SIZE: tl.constexpr):
+    """The block of rows that this program computes, its batch element, its head, and the rows before that head."""
+    blocks = tl.cdiv(length, SIZE)
+    block, batch_head = tl.program_id(0) % blocks, (tl.program_id(0) // blocks).to(tl.int64)
+    return block, batch_head // heads, batch_head % heads, batch_head * length
+
+
+@triton.jit
 def stride(layout, tensor: tl.constexpr, axis: tl.constexpr, UNIT: tl.constexpr):
     """The stride of one axis of a tensor, in elements."""
     return tl.load(layout + TENSORS + 3 * tensor + axis) * UNIT
