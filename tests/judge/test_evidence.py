@@ -129,6 +129,7 @@ def test_a_dtype_that_is_an_argument_is_not_asked_again() -> None:
     assert not is_gone(Violation("POS-1", "a subject", wrong, "a probe", AGREEMENT, asked), "float32", runner)
 
 
+@pytest.mark.slow
 def test_the_table_and_the_evidence_have_the_same_largest_error(tmp_path: Path) -> None:
     report = conformance.check(narrow_and_off, "attention", rules=["ATT-1", "ATT-5"], shrink=False, **QUICK)
     subject = checked(report, tmp_path)

@@ -362,6 +362,7 @@ def wrong_past_20(query: np.ndarray, key: np.ndarray, value: np.ndarray) -> np.n
     return rounded(query, key[:, :, :count], value[:, :, :count])
 
 
+@pytest.mark.slow
 def test_making_a_case_smaller_keeps_its_level() -> None:
     report = judged(wrong_past_20, "attention", "ATT-9", dtypes=["float16"], shrink=True, limits=None)
     (found,) = report.violations

@@ -98,7 +98,8 @@ def definition_vjp(query: Any, key: Any, value: Any, bar: Any, other: Any, *, ma
     return of_output.query + of_sum.query, of_output.key + of_sum.key, of_output.value
 
 
-@pytest.mark.parametrize("convention", ["zero", pytest.param("any", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("convention", ["zero", "any"])
 def test_a_function_for_the_gradients_gets_both_cotangents(convention: str) -> None:
     given = {"arrays": "numpy", "dtypes": ["float32"], "conventions": {"empty_rows": convention}}
     assert violated(definition, vjp=definition_vjp, **given) == []
