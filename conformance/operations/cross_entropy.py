@@ -134,5 +134,6 @@ OPERATION = Operation(
     probes=probes,
     refusals=refusals,
     histories=plain_histories,
+    measured=mistakes.measured,
     mistakes=mistakes.CROSS_ENTROPY,
 )

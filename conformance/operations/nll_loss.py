@@ -69,5 +69,6 @@ OPERATION = Operation(
     probes=probes,
     refusals=refusals,
     histories=plain_histories,
+    measured=mistakes.measured,
     mistakes=mistakes.NLL,
 )

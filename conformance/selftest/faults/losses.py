@@ -22,8 +22,10 @@ def one_hot(rows: Any, classes: Any) -> Any:
     return (classes[..., None] == np.arange(rows.shape[-1])).astype(rows.dtype)
 
 
-def counted(targets: Any, ignore: Any) -> Any:
-    return np.ones(targets.shape, bool) if ignore is None else targets != ignore
+def counts(targets: Any, ignore: Any, classes: int) -> Any:
+    """Which targets count, and the class of each, 0 where one does not."""
+    counted = np.ones(targets.shape, bool) if ignore is None else targets != ignore
+    return counted, np.where(counted, targets, 0).astype(np.int64)
 
 
 def selected(counted: Any, array: Any) -> Any:
@@ -70,24 +72,23 @@ class Steps(NamedTuple):
     slopes: Function = slopes
     reduced: Function = reduced
     shares: Function = shares
-    counted: Function = counted
+    counts: Function = counts
     selected: Function = selected
     selected_gradient: Function = selected
     widen: Function = widen
-    classes: Function = np.int64
 
 
 def loss_by(s: Steps, x: Any, targets: Any, smoothing: float, ignore: Any, reduction: str) -> Any:
-    counts = s.counted(targets, ignore)
-    losses = s.losses(s.widen(x), s.classes(np.where(counts, targets, 0)), float(smoothing))
-    return np.asarray(s.reduced(s.selected(counts, losses), counts, reduction), x.dtype)
+    counted, classes = s.counts(targets, ignore, x.shape[-1])
+    losses = s.losses(s.widen(x), classes, float(smoothing))
+    return np.asarray(s.reduced(s.selected(counted, losses), counted, reduction), x.dtype)
 
 
 def gradient_by(s: Steps, x: Any, targets: Any, bar: Any, smoothing: float, ignore: Any, reduction: str) -> Any:
-    counts = s.counted(targets, ignore)
-    found = s.slopes(s.widen(x), s.classes(np.where(counts, targets, 0)), float(smoothing))
-    found = found * s.shares(s.widen(bar), counts, reduction)[..., None]
-    return s.selected_gradient(counts, found).astype(x.dtype)
+    counted, classes = s.counts(targets, ignore, x.shape[-1])
+    found = s.slopes(s.widen(x), classes, float(smoothing))
+    found = found * s.shares(s.widen(bar), counted, reduction)[..., None]
+    return s.selected_gradient(counted, found).astype(x.dtype)
 
 
 def cross_entropy_by(s: Steps) -> Function:
@@ -169,9 +170,13 @@ def shares_undivided(bar: Any, counted: Any, reduction: str) -> Any:
     return selected(counted, np.broadcast_to(bar, counted.shape))
 
 
-def only_100(targets: Any, ignore: Any) -> Any:
-    """-100 does not count, and everything else does that is a class."""
-    return (targets != -100) & (targets >= 0)
+def only_100(targets: Any, ignore: Any, classes: int) -> Any:
+    """-100 does not count; what else is no class is taken for class 0."""
+    return targets != -100, np.where((targets >= 0) & (targets < classes), targets, 0)
+
+
+def as_class_0(targets: Any, ignore: Any, classes: int) -> Any:
+    return np.ones(targets.shape, bool), counts(targets, ignore, classes)[1]
 
 
 def times(counted: Any, array: Any) -> Any:
@@ -235,8 +240,9 @@ def whole_blocks(x: Any, classes: Any, smoothing: float) -> Any:
     return (1 - smoothing) * losses + smoothing * (logsumexp - shifted.mean(-1)) if smoothing > 0 else losses
 
 
-def in_16_bits(classes: Any) -> Any:
-    return np.asarray(classes).astype(np.uint16).astype(np.int64)
+def in_16_bits(targets: Any, ignore: Any, classes: int) -> Any:
+    counted, found = counts(targets, ignore, classes)
+    return counted, found.astype(np.uint16).astype(np.int64)
 
 
 def in_its_dtype(x: Any) -> Any:
@@ -261,9 +267,8 @@ FAULTS = (
     entropy("mean of every sequence's mean", reduced=mean_of_means),
     entropy("sum for the mean", reduced=sum_for_mean),
     entropy("NaN where no target counts", reduced=of_nothing),
-    entropy("-100 alone does not count", counted=only_100),
-    entropy("what does not count taken for class 0", counted=lambda targets, ignore: counted(targets, None),
-            classes=lambda classes: np.maximum(classes, 0)),
+    entropy("-100 alone does not count", counts=only_100),
+    entropy("what does not count taken for class 0", counts=as_class_0),
     entropy("losses that do not count times 0", selected=times),
     entropy("no maximum subtracted", losses=without_maximum),
     entropy("logarithm of the softmax", losses=of_probabilities(np.log)),
@@ -273,7 +278,7 @@ FAULTS = (
     entropy("smoothing added", losses=added_smoothing),
     entropy("log-sum-exp as one number", losses=one_number),
     entropy("classes past whole blocks left out", losses=whole_blocks),
-    entropy("targets in 16 bits", classes=in_16_bits),
+    entropy("targets in 16 bits", counts=in_16_bits),
     entropy("computed in the dtype of the logits", widen=in_its_dtype),
     entropy("gradient not divided by the count", shares=shares_undivided),
     entropy("gradient divided by all rows", shares=shares_of_all),
@@ -285,6 +290,7 @@ FAULTS = (
     likelihood("losses that do not count times 0", selected=times),
     likelihood("log-probabilities normalised again", losses=normalized),
     likelihood("log-probabilities times 0", losses=by_products),
+    likelihood("targets in 16 bits", counts=in_16_bits),
     likelihood("gradient of the softmax too", slopes=slopes),
     likelihood("gradient not divided by the count", shares=shares_undivided),
 )  # fmt: skip
