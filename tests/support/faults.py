@@ -114,6 +114,13 @@ FAULTS = (
     Fault("FFN-1", "slope of the ReLU at every place", "feed_forward_vjp.py", "return (x > 0).astype(x.dtype)", "return np.ones_like(x)"),
     Fault("ACT-1", "sigmoid of 1.702 x", "feed_forward.py", "root = np.exp(-0.5 * size)", "root = np.exp(-0.851 * size)"),
     Fault("ACT-1", "slope of SiLU without x", "feed_forward_vjp.py", "root * (1 - size / total) * root / total", "root * root / total"),
+    Fault("LOSS-1", "mean over all rows", "losses.py", "total / max(np.sum(counted), 1)", "total / max(counted.size, 1)"),
+    Fault("LOSS-1", "gradient not divided by the count", "losses_vjp.py",
+          "share = widen(cotangent) / max(np.sum(counted), 1) if reduction == \"mean\" else widen(cotangent)",
+          "share = widen(cotangent)"),
+    Fault("LOSS-1", "gradient of rows that do not count", "losses_vjp.py", "np.where(counted[..., None], differences * received, 0)",
+          "(differences * received)"),
+    Fault("LOSS-2", "sign not turned", "losses.py", "losses = -widen(", "losses = widen("),
 )  # fmt: skip
 
 
