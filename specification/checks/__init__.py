@@ -9,6 +9,7 @@ from specification.checks.arguments import *
 from specification.checks.generation import *
 from specification.checks.masks import *
 from specification.checks.operations import *
+from specification.checks.optimizers import *
 from specification.checks.sites import *
 from specification.exports import public_names as _public_names
 
