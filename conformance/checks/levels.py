@@ -56,6 +56,16 @@ PARTS = (
     Part("LOSS-1", STRICT, "logits far from 0, whose log-sum-exp as one number loses digits"),
     Part("LOSS-2", ROBUST, "no target that counts", ("nll where no target counts",)),
     Part("LOSS-2", ROBUST, "NaN and infinity"),
+    Part(
+        "OPT-1", ROBUST, "NaN, infinity, squares near the ends of the range",
+        ("NaN and infinity in gradients of adam_step", "huge and vanishing squares"),
+    ),
+    Part("OPT-1", STRICT, "1 - beta and 1 - beta^t to their last digits"),
+    Part("OPT-2", ROBUST, "NaN and infinity", ("NaN and infinity in gradients of sgd_step",)),
+    Part(
+        "OPT-3", ROBUST, "NaN, infinity, squares that leave the range",
+        ("NaN and infinity in gradients to clip", "huge and tiny gradients"),
+    ),
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ __all__ = ["Fault", "absent", "planted"]
 FILES = (
     *("masks", "scores", "masking", "softmax", "empty_rows", "companions", "heads", "blocks", "dtypes"),
     *("special_values", "gradients", "memory", "norms", "norm_variants", "layers", "lookups"),
-    *("losses", "bad_input"),
+    *("losses", "optimizers", "bad_input"),
     "thresholds.of_numpy",
 )
 PAST_A_SIZE = ("keys", "masks", "heads", "gradients", "companions", "norms", "layers", "numbers", "layouts", "state")

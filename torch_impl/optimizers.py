@@ -1,0 +1,362 @@
+"""Optimizers and gradient clipping in PyTorch (rules OPT-1 to OPT-3), as `reference_numpy/optimizers.py` defines them.
+
+Parameters, gradients and states are trees: any nesting of NamedTuples, dicts, lists, tuples and arrays; None stays
+None. A step makes new trees, and changes none in place. Nothing is recorded for autograd: results need no gradient.
+
+`torch._foreach_*` are what `torch.optim` is made of: each goes over all arrays at once, and on CUDA in few kernels.
+Those that end in _ change only what was made here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+
+from specification import checks
+from specification.optimizers import AdamState, SgdState
+from specification.parameters import leaves, mapped
+from torch_impl.dtypes import widen
+
+__all__ = ["Adam", "adam_start", "adam_step", "clip_by_global_norm", "sgd_start", "sgd_step"]
+
+
+def zeros(parameters: Any) -> Any:
+    """A tree like the parameters, of zeros in the compute dtype."""
+    checks.trained("parameters", parameters)
+    return mapped(lambda parameter: torch.zeros_like(widen(parameter)), parameters)
+
+
+def wide(tree: Any) -> tuple[torch.Tensor, ...]:
+    """The arrays of a tree in the compute dtype."""
+    return tuple(widen(array) for array in leaves(tree).values())
+
+
+def in_one_dtype(tree: Any) -> list[torch.Tensor]:
+    """All arrays of a tree, in the widest of their compute dtypes."""
+    arrays = wide(tree)
+    dtype = torch.float64 if any(array.dtype == torch.float64 for array in arrays) else torch.float32
+    return [array.to(dtype) for array in arrays]
+
+
+def placed(arrays: Iterable[torch.Tensor], like: Any) -> Any:
+    """The arrays as a tree of the form of another one."""
+    following = iter(arrays)
+    return mapped(lambda _: next(following), like)
+
+
+def rounded(arrays: Iterable[torch.Tensor], like: Any) -> Any:
+    """The arrays as a tree of the form and the dtypes of another one."""
+    return mapped(lambda new, old: new.to(old.dtype), placed(arrays, like), like)
+
+
+# --- Adam -------------------------------------------------------------------------------------------------------------
+
+
+def adam_start(parameters: Any) -> AdamState:
+    """Make the state of Adam before its first step: step 0, mean and square 0 (OPT-1).
+
+    Args:
+        parameters: A tree of arrays in float16, bfloat16, float32 or float64.
+
+    Returns:
+        An `AdamState`, whose mean and square are in the compute dtype.
+
+    Raises:
+        TypeError: An array of another dtype.
+        ValueError: A tree without arrays.
+    """
+    return AdamState(0, zeros(parameters), zeros(parameters))
+
+
+def bias_correction(beta: float, step: int) -> float:
+    """1 - beta^step, to its last digits for a beta near 1 too."""
+    return -math.expm1(step * math.log(beta)) if beta > 0 else 1.0
+
+
+@torch.no_grad()
+def adam_step(
+    parameters: Any,
+    gradients: Any,
+    state: AdamState,
+    *,
+    learning_rate: float,
+    beta_1: float = 0.9,
+    beta_2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    decoupled: bool = True,
+) -> tuple[Any, AdamState]:
+    """Move the parameters by one step of Adam (OPT-1).
+
+    Kingma and Ba, arXiv 1412.6980, algorithm 1; decoupled weight decay is AdamW, Loshchilov and Hutter, arXiv
+    1711.05101. With t = state.step + 1, for every element:
+
+        mean = beta_1 mean + (1 - beta_1) gradient
+        square = beta_2 square + (1 - beta_2) gradient^2
+        update = mean / (1 - beta_1^t) / (sqrt(square / (1 - beta_2^t)) + eps)
+        parameter = (1 - learning_rate weight_decay) parameter - learning_rate update
+
+    Args:
+        parameters: A tree of arrays in float16, bfloat16, float32 or float64.
+        gradients: A tree of the same form, each array in its parameter's dtype or in the compute dtype.
+        state: That of the step before, or what `adam_start` makes.
+        learning_rate: At least 0.
+        beta_1: The decay of the mean, in [0, 1).
+        beta_2: The decay of the square, in [0, 1).
+        eps: Added to the root; at least 2^-126.
+        weight_decay: At least 0.
+        decoupled: Whether parameters shrink by learning_rate weight_decay, as above. False adds weight_decay parameter
+            to the gradient instead.
+
+    Returns:
+        (parameters, state), both new. Parameters are computed in the compute dtype and rounded once to their own; mean
+        and square stay in the compute dtype.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Shapes or numbers that are not as described.
+    """
+    checks.adam(
+        parameters,
+        gradients,
+        state,
+        learning_rate=learning_rate,
+        beta_1=beta_1,
+        beta_2=beta_2,
+        eps=eps,
+        weight_decay=weight_decay,
+        decoupled=decoupled,
+    )
+    step = int(state.step) + 1
+    correction_1, correction_2 = bias_correction(beta_1, step), bias_correction(beta_2, step)
+    kept = 1 - learning_rate * weight_decay if decoupled else 1.0
+    gradient = decayed(gradients, parameters, 0.0 if decoupled else weight_decay)
+    mean = torch._foreach_mul(wide(state.mean), beta_1)
+    torch._foreach_add_(mean, gradient, alpha=1 - beta_1)
+    square = torch._foreach_mul(wide(state.square), beta_2)
+    torch._foreach_addcmul_(square, gradient, gradient, 1 - beta_2)
+    update = torch._foreach_div(square, correction_2)
+    torch._foreach_sqrt_(update)
+    torch._foreach_add_(update, eps)
+    torch._foreach_reciprocal_(update)
+    torch._foreach_mul_(update, mean)
+    moved = update  # the memory of the update, which is many megabytes, becomes that of the new parameters
+    torch._foreach_mul_(moved, -learning_rate / correction_1)
+    torch._foreach_add_(moved, wide(parameters), alpha=kept)
+    return rounded(moved, parameters), AdamState(step, placed(mean, parameters), placed(square, parameters))
+
+
+def decayed(gradients: Any, parameters: Any, weight_decay: float) -> tuple[torch.Tensor, ...]:
+    """gradient + weight_decay parameter, in the compute dtype."""
+    if weight_decay == 0:
+        return wide(gradients)
+    return torch._foreach_add(wide(gradients), wide(parameters), alpha=weight_decay)
+
+
+# --- gradient descent -------------------------------------------------------------------------------------------------
+
+
+def sgd_start(parameters: Any) -> SgdState:
+    """Make the state of gradient descent before its first step: velocity 0 (OPT-2).
+
+    Args:
+        parameters: A tree of arrays in float16, bfloat16, float32 or float64.
+
+    Returns:
+        An `SgdState`, whose velocity is in the compute dtype.
+
+    Raises:
+        TypeError: An array of another dtype.
+        ValueError: A tree without arrays.
+    """
+    return SgdState(zeros(parameters))
+
+
+@torch.no_grad()
+def sgd_step(
+    parameters: Any,
+    gradients: Any,
+    state: SgdState,
+    *,
+    learning_rate: float,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+) -> tuple[Any, SgdState]:
+    """Move the parameters by one step of gradient descent with momentum (OPT-2).
+
+    Sutskever et al., "On the importance of initialization and momentum in deep learning" (2013), as PyTorch writes it:
+    the gradient enters the velocity whole, at the first step too, and the learning rate multiplies the velocity. For
+    every element:
+
+        gradient = gradient + weight_decay parameter
+        velocity = momentum velocity + gradient
+        update = gradient + momentum velocity if nesterov else velocity
+        parameter = parameter - learning_rate update
+
+    Args:
+        parameters: A tree of arrays in float16, bfloat16, float32 or float64.
+        gradients: A tree of the same form, each array in its parameter's dtype or in the compute dtype.
+        state: That of the step before, or what `sgd_start` makes.
+        learning_rate: At least 0.
+        momentum: In [0, 1).
+        nesterov: Whether to look ahead, as above; needs a momentum above 0.
+        weight_decay: At least 0.
+
+    Returns:
+        (parameters, state), both new. Parameters are computed in the compute dtype and rounded once to their own; the
+        velocity stays in the compute dtype.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Shapes or numbers that are not as described.
+    """
+    checks.sgd(
+        parameters,
+        gradients,
+        state,
+        learning_rate=learning_rate,
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+    )
+    gradient = decayed(gradients, parameters, weight_decay)
+    velocity = torch._foreach_mul(wide(state.velocity), momentum)
+    torch._foreach_add_(velocity, gradient)
+    update = torch._foreach_add(gradient, velocity, alpha=momentum) if nesterov else velocity
+    moved = torch._foreach_add(wide(parameters), update, alpha=-learning_rate)
+    return rounded(moved, parameters), SgdState(placed(velocity, parameters))
+
+
+# --- clipping ---------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def clip_by_global_norm(gradients: Any, limit: float) -> tuple[Any, Float[torch.Tensor, ""]]:
+    """Scale gradients by limit / norm where their norm exceeds the limit (OPT-3).
+
+    Pascanu et al., "On the difficulty of training recurrent neural networks", arXiv 1211.5063, algorithm 1. norm is the
+    root of the sum of squares of all elements of all arrays. Elements are divided by the largest of them before they
+    are squared, so that no square overflows or vanishes.
+
+    Where an element is NaN or infinite, every gradient is returned as it is, and norm is NaN or infinite: what went
+    wrong stays where it arose, and `norm` says so.
+
+    Args:
+        gradients: A tree of arrays in float16, bfloat16, float32 or float64.
+        limit: Above 0. With infinity nothing is scaled, and norm is measured.
+
+    Returns:
+        (gradients, norm): a new tree in the dtypes of the gradients, each element rounded once; and the norm before
+        scaling, an array of rank 0, in float64 where one of the gradients is float64, else in float32.
+
+    Raises:
+        TypeError: An array of another dtype, or a limit that is no number.
+        ValueError: A tree without arrays, or another limit.
+    """
+    checks.clip(gradients, limit)
+    arrays = in_one_dtype(gradients)
+    largest = torch.stack([array.abs().max() for array in arrays if array.numel()] or [arrays[0].sum()]).max()
+    finite = torch.isfinite(largest)
+    unit = torch.where(finite & (largest > 0), largest, 1)
+    ratio = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(torch._foreach_div(arrays, unit))))
+    norm = torch.where(finite, unit * ratio, largest)
+    clipped = finite & (norm > limit)
+    # What is not clipped is divided and multiplied by 1, which changes no number.
+    scaled = torch._foreach_div(arrays, torch.where(clipped, unit, 1))
+    torch._foreach_mul_(scaled, torch.where(clipped, limit / ratio, 1))
+    return rounded(scaled, gradients), norm
+
+
+# --- for torch.optim --------------------------------------------------------------------------------------------------
+
+
+OPTIONS = ("beta_1", "beta_2", "eps", "weight_decay", "decoupled")
+"""What a group of parameters hands to `adam_step` under the same name."""
+
+
+class Adam(torch.optim.Optimizer):
+    """`adam_step` as an optimizer of PyTorch, for `LambdaLR`, parameter groups and state dicts (OPT-1).
+
+    Args:
+        params: Tensors, named tensors, or dicts of them with options of their own.
+        lr: The learning rate, under the name by which schedulers find it.
+        beta_1: As for `adam_step`, like all that follow.
+        beta_2: See `adam_step`.
+        eps: See `adam_step`.
+        weight_decay: See `adam_step`.
+        decoupled: See `adam_step`.
+
+    Raises:
+        TypeError: At a step, dtypes or structures that `adam_step` refuses.
+        ValueError: At a step, numbers that `adam_step` refuses.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        *,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        decoupled: bool = True,
+    ) -> None:
+        options = {"beta_1": beta_1, "beta_2": beta_2, "eps": eps, "weight_decay": weight_decay, "decoupled": decoupled}
+        super().__init__(params, {"lr": lr} | options)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Move every parameter that has a gradient.
+
+        Args:
+            closure: Computes the loss and the gradients anew, or None.
+
+        Returns:
+            What the closure returns.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            options = {name: value for name, value in group.items() if name in OPTIONS}
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for parameter in parameters:
+                if not self.state[parameter]:
+                    self.state[parameter] = adam_start(parameter)._asdict()
+            for number in {self.state[parameter]["step"] for parameter in parameters}:
+                self.move([p for p in parameters if self.state[p]["step"] == number], group["lr"], options)
+        return loss
+
+    def move(self, parameters: list[torch.Tensor], learning_rate: float, options: dict[str, Any]) -> None:
+        """One step of parameters that have taken as many."""
+        states = [AdamState(**self.state[parameter]) for parameter in parameters]
+        state = AdamState(states[0].step, [state.mean for state in states], [state.square for state in states])
+        gradients = [parameter.grad for parameter in parameters]
+        new, state = adam_step(parameters, gradients, state, learning_rate=learning_rate, **options)
+        torch._foreach_copy_(parameters, new)
+        for parameter, mean, square in zip(parameters, state.mean, state.square, strict=True):
+            self.state[parameter] = AdamState(state.step, mean, square)._asdict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the state of another optimizer of this kind.
+
+        Args:
+            state_dict: What its `state_dict` returned.
+        """
+        super().load_state_dict(state_dict)
+        # PyTorch rounds every state to its parameter's dtype; those of 16 bits keep theirs in float32.
+        names = [name for group in state_dict["param_groups"] for name in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for name, parameter in zip(names, parameters, strict=True):
+            if name in state_dict["state"]:
+                self.state[parameter] = mapped(
+                    lambda value, device=parameter.device: value.to(device) if torch.is_tensor(value) else value,
+                    state_dict["state"][name],
+                )
