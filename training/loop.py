@@ -148,8 +148,8 @@ class Run:
                 "norm": taken.norm,
                 "rate": taken.rate,
             }
-            records.write({"step": step, "epoch": epoch} | numbers)
             step += 1
+            records.write({"step": step, "epoch": epoch} | numbers)
             self.parameters, self.state = taken.parameters, taken.state
             self.place = Place(step, epoch, self.place.batch + 1)
             display.step(taken, len(chosen), int(lengths[chosen].sum()))
