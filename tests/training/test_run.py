@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -179,13 +178,27 @@ def test_a_finished_run_is_left_as_it_is_and_may_go_on(data: Path, whole: Path, 
     same_run(tmp_path / "run", whole)
 
 
-def process(data: Path, out: Path, *more: Any, **options: Any) -> subprocess.Popen[str]:
+LONG, LAST_OF_LONG = ("--epochs", 30), "step-0000150"
+
+
+@pytest.fixture(scope="module")
+def long(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an undisturbed run that lasts long enough to be broken off."""
+    out = tmp_path_factory.mktemp("long") / "run"
+    trained(data, out, *LONG)
+    return out
+
+
+def process(data: Path, out: Path, *more: Any, first: str = "") -> subprocess.Popen[str]:
+    """The command in a process of its own, which takes a line of Python first."""
     words = ["reviews", "--data", data, "--out", out, "--package", "reference_numpy", *OPTIONS, *more]
     return subprocess.Popen(
-        [sys.executable, "-m", "training", *map(str, words)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        env=os.environ | {"COLUMNS": "1000"}, **options,
-    )  # fmt: skip
+        [sys.executable, "-c", f"{first}\nfrom training.__main__ import app\napp()", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"COLUMNS": "1000"},
+    )
 
 
 def wait_for(out: Path, steps: int, running: subprocess.Popen[str]) -> None:
@@ -193,27 +206,26 @@ def wait_for(out: Path, steps: int, running: subprocess.Popen[str]) -> None:
         time.sleep(0.001)
 
 
-@pytest.mark.parametrize(
-    "steps", [3, 70, pytest.param(151, marks=pytest.mark.slow), pytest.param(212, marks=pytest.mark.slow)]
-)
-def test_a_killed_run_resumes_to_the_same_bits(data: Path, tmp_path: Path, steps: int) -> None:
+def same_long_run(out: Path, long: Path) -> None:
+    assert contents(out / LAST_OF_LONG) == contents(long / LAST_OF_LONG)
+    assert (out / "log.jsonl").read_text() == (long / "log.jsonl").read_text()
+    assert not list(out.glob(".*"))
+
+
+@pytest.mark.parametrize("steps", [1, 70, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (6, 35, 99, 130))])
+def test_a_killed_run_resumes_to_the_same_bits(data: Path, long: Path, tmp_path: Path, steps: int) -> None:
     """Killed while it writes as often as it can: an epoch has five steps, and a checkpoint."""
-    many = ("--epochs", 60)
-    trained(data, tmp_path / "whole", *many)
-    running = process(data, tmp_path / "run", *many)
+    running = process(data, tmp_path / "run", *LONG)
     wait_for(tmp_path / "run", steps, running)
     running.kill()
     running.communicate()
     assert running.returncode == -signal.SIGKILL
-    assert trained(data, tmp_path / "run", *many, "--resume").exit_code == 0
-    last = "step-0000300"
-    assert contents(tmp_path / "run" / last) == contents(tmp_path / "whole" / last)
-    assert (tmp_path / "run" / "log.jsonl").read_text() == (tmp_path / "whole" / "log.jsonl").read_text()
+    assert trained(data, tmp_path / "run", *LONG, "--resume").exit_code == 0
+    same_long_run(tmp_path / "run", long)
 
 
-def test_an_interrupted_run_writes_where_it_is(data: Path, tmp_path: Path) -> None:
-    many = ("--epochs", 60)
-    running = process(data, tmp_path / "run", *many)
+def test_an_interrupted_run_writes_where_it_is(data: Path, long: Path, tmp_path: Path) -> None:
+    running = process(data, tmp_path / "run", *LONG)
     wait_for(tmp_path / "run", 3, running)
     running.send_signal(signal.SIGINT)
     printed, _ = running.communicate()
@@ -223,10 +235,8 @@ def test_an_interrupted_run_writes_where_it_is(data: Path, tmp_path: Path) -> No
     place = checkpoints.read(tmp_path / "run").place
     steps = [one for one in records.read(tmp_path / "run" / "log.jsonl") if "loss" in one]
     assert place.step == len(steps)
-    trained(data, tmp_path / "run", *many, "--resume")
-    trained(data, tmp_path / "whole", *many)
-    last = "step-0000300"
-    assert contents(tmp_path / "run" / last) == contents(tmp_path / "whole" / last)
+    trained(data, tmp_path / "run", *LONG, "--resume")
+    same_long_run(tmp_path / "run", long)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -252,10 +262,8 @@ def test_a_full_disk_is_one_line_and_leaves_the_earlier_checkpoint(data: Path, t
     trained(data, tmp_path / "run", "--steps", 5)
     size = max(one.stat().st_size for one in (tmp_path / "run" / "step-0000005").iterdir())
 
-    def small_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size - 1000, size - 1000))
-
-    running = process(data, tmp_path / "run", "--resume", preexec_fn=small_files)
+    limit = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, ({size - 1000}, {size - 1000}))"
+    running = process(data, tmp_path / "run", "--resume", first=limit)
     printed, _ = running.communicate()
     assert running.returncode == 2, printed
     assert "File too large" in printed.splitlines()[-1]
