@@ -57,6 +57,9 @@ RULES = {
         Rule("EMB-1", "embedding", "Row lookup; an id outside the vocabulary is refused; times sqrt(E) if scaled."),
         Rule("FFN-1", "feed-forward", "activation(x @ W1 + b1) @ W2 + b2 with ReLU, GELU (erf) or GELU (tanh)."),
         Rule("ACT-1", "silu", "x * sigmoid(x) for every element, to its last digits for large negative x too."),
+        Rule("OPT-1", "adam", "Adam with bias correction, m / (sqrt(v) + eps); weight decay decoupled or coupled."),
+        Rule("OPT-2", "sgd", "Momentum that takes the whole gradient from the first step on, Nesterov, weight decay."),
+        Rule("OPT-3", "clipping", "Gradients times limit / norm where their norm exceeds the limit, else untouched."),
     )
 }  # fmt: skip
 """Rules of single operations."""
@@ -72,6 +75,8 @@ MODEL_RULES = {
         ),
         Rule("TRF-1", "models", "Encoder, decoder and the layers around them, as parameters and a configuration say."),
         Rule("GEN-1", "generation", "Step by step with a cache gives what the whole forward pass gives."),
+        Rule("OPT-4", "schedules", "Learning rates as closed forms of the step, which counts from 0."),
+        Rule("INIT-1", "initialisers", "Weights from random numbers that are given: the same numbers, the same weights."),
     )
 }
-"""Rules of blocks and models. The judge compares these step by step."""
+"""Rules of blocks and models, which the judge compares step by step; of schedules and initialisers, which tests hold."""

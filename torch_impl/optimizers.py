@@ -1,12 +1,16 @@
 """Optimizers and gradient clipping in PyTorch (rules OPT-1 to OPT-3), as `reference_numpy/optimizers.py` defines them.
 
 Parameters, gradients and states are trees: any nesting of NamedTuples, dicts, lists, tuples and arrays; None stays
-None. A step makes new trees, and changes none in place.
+None. A step makes new trees, and changes none in place. Nothing is recorded for autograd: results need no gradient.
+
+`torch._foreach_*` are what `torch.optim` is made of: each goes over all arrays at once, and on CUDA in few kernels.
+Those that end in _ change only what was made here.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,13 +21,29 @@ from specification.optimizers import AdamState, SgdState
 from specification.parameters import leaves, mapped
 from torch_impl.dtypes import widen
 
-__all__ = ["adam_start", "adam_step", "clip_by_global_norm", "sgd_start", "sgd_step"]
+__all__ = ["Adam", "adam_start", "adam_step", "clip_by_global_norm", "sgd_start", "sgd_step"]
 
 
 def zeros(parameters: Any) -> Any:
     """A tree like the parameters, of zeros in the compute dtype."""
     checks.trained("parameters", parameters)
     return mapped(lambda parameter: torch.zeros_like(widen(parameter)), parameters)
+
+
+def arrays(tree: Any) -> tuple[torch.Tensor, ...]:
+    """The arrays of a tree in the compute dtype, for functions that go over many at once."""
+    return tuple(widen(array) for array in leaves(tree).values())
+
+
+def like(tree: Any, arrays: Iterable[torch.Tensor]) -> Any:
+    """A tree of the same form, of these arrays."""
+    following = iter(arrays)
+    return mapped(lambda _: next(following), tree)
+
+
+def rounded(tree: Any, arrays: Iterable[torch.Tensor]) -> Any:
+    """A tree of the same form and dtypes, of these arrays."""
+    return mapped(lambda old, new: new.to(old.dtype), tree, like(tree, arrays))
 
 
 # --- Adam -------------------------------------------------------------------------------------------------------------
@@ -107,28 +127,28 @@ def adam_step(
     step = int(state.step) + 1
     correction_1, correction_2 = bias_correction(beta_1, step), bias_correction(beta_2, step)
     kept = 1 - learning_rate * weight_decay if decoupled else 1.0
+    gradient = decayed(parameters, gradients, 0.0 if decoupled else weight_decay)
 
-    def averaged(mean: Any, gradient: Any) -> Any:
-        return beta_1 * widen(mean) + (1 - beta_1) * gradient
+    mean = torch._foreach_mul(arrays(state.mean), beta_1)
+    torch._foreach_add_(mean, gradient, alpha=1 - beta_1)
+    square = torch._foreach_mul(arrays(state.square), beta_2)
+    torch._foreach_addcmul_(square, gradient, gradient, 1 - beta_2)
 
-    def squared(square: Any, gradient: Any) -> Any:
-        return beta_2 * widen(square) + (1 - beta_2) * gradient * gradient
-
-    def moved(parameter: Any, mean: Any, square: Any) -> Any:
-        update = mean / correction_1 / (torch.sqrt(square / correction_2) + eps)
-        return (kept * widen(parameter) - learning_rate * update).to(parameter.dtype)
-
-    gradients = decayed(parameters, gradients, 0.0 if decoupled else weight_decay)
-    mean = mapped(averaged, state.mean, gradients)
-    square = mapped(squared, state.square, gradients)
-    return mapped(moved, parameters, mean, square), AdamState(step, mean, square)
+    update = torch._foreach_div(square, correction_2)
+    torch._foreach_sqrt_(update)
+    torch._foreach_add_(update, eps)
+    torch._foreach_reciprocal_(update)
+    torch._foreach_mul_(update, mean)
+    torch._foreach_mul_(update, -learning_rate / correction_1)
+    torch._foreach_add_(update, arrays(parameters), alpha=kept)
+    return rounded(parameters, update), AdamState(step, like(parameters, mean), like(parameters, square))
 
 
-def decayed(parameters: Any, gradients: Any, weight_decay: float) -> Any:
+def decayed(parameters: Any, gradients: Any, weight_decay: float) -> tuple[torch.Tensor, ...]:
     """gradient + weight_decay parameter, in the compute dtype."""
     if weight_decay == 0:
-        return mapped(widen, gradients)
-    return mapped(lambda g, p: widen(g) + weight_decay * widen(p), gradients, parameters)
+        return arrays(gradients)
+    return torch._foreach_add(arrays(gradients), arrays(parameters), alpha=weight_decay)
 
 
 # --- gradient descent -------------------------------------------------------------------------------------------------
@@ -198,17 +218,12 @@ def sgd_step(
         nesterov=nesterov,
         weight_decay=weight_decay,
     )
-
-    def accelerated(velocity: Any, gradient: Any) -> Any:
-        return momentum * widen(velocity) + gradient
-
-    def moved(parameter: Any, velocity: Any, gradient: Any) -> Any:
-        update = gradient + momentum * velocity if nesterov else velocity
-        return (widen(parameter) - learning_rate * update).to(parameter.dtype)
-
-    gradients = decayed(parameters, gradients, weight_decay)
-    velocity = mapped(accelerated, state.velocity, gradients)
-    return mapped(moved, parameters, velocity, gradients), SgdState(velocity)
+    gradient = decayed(parameters, gradients, weight_decay)
+    velocity = torch._foreach_mul(arrays(state.velocity), momentum)
+    torch._foreach_add_(velocity, gradient)
+    update = torch._foreach_add(gradient, velocity, alpha=momentum) if nesterov else velocity
+    moved = torch._foreach_add(arrays(parameters), update, alpha=-learning_rate)
+    return rounded(parameters, moved), SgdState(like(parameters, velocity))
 
 
 # --- clipping ---------------------------------------------------------------------------------------------------------
@@ -238,11 +253,105 @@ def clip_by_global_norm(gradients: Any, limit: float) -> tuple[Any, Float[torch.
         ValueError: A tree without arrays, or another limit.
     """
     checks.clip(gradients, limit)
-    arrays = [widen(array) for array in leaves(gradients).values()]
-    largest = torch.stack([torch.linalg.vector_norm(array, torch.inf) for array in arrays if array.numel()]).max()
+    wide = arrays(gradients)
+    dtype = torch.float64 if any(array.dtype == torch.float64 for array in wide) else torch.float32
+    largest = torch.stack([array.abs().max().to(dtype) for array in wide if array.numel()] or [wide[0].sum()]).max()
     finite = torch.isfinite(largest)
     unit = torch.where(finite & (largest > 0), largest, 1)
-    ratio = torch.stack([torch.sum(torch.square(array / unit)) for array in arrays]).sum().sqrt()
+    ratio = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(torch._foreach_div(wide, unit))))
     norm = torch.where(finite, unit * ratio, largest)
+    # What is not clipped is divided and multiplied by 1, which changes no number.
     clipped = finite & (norm > limit)
-    return mapped(lambda g: torch.where(clipped, (widen(g) / unit * (limit / ratio)).to(g.dtype), g), gradients), norm
+    scaled = torch._foreach_div(wide, torch.where(clipped, unit, 1))
+    torch._foreach_mul_(scaled, torch.where(clipped, limit / ratio, 1))
+    return rounded(gradients, scaled), norm
+
+
+# --- for torch.optim --------------------------------------------------------------------------------------------------
+
+
+OPTIONS = ("beta_1", "beta_2", "eps", "weight_decay", "decoupled")
+"""What a group of parameters hands to `adam_step` under the same name."""
+
+
+class Adam(torch.optim.Optimizer):
+    """`adam_step` as an optimizer of PyTorch, for `LambdaLR`, parameter groups and state dicts (OPT-1).
+
+    Args:
+        params: Tensors, named tensors, or dicts of them with options of their own.
+        lr: The learning rate, under the name by which schedulers find it.
+        beta_1: As for `adam_step`, like all that follow.
+        beta_2: See `adam_step`.
+        eps: See `adam_step`.
+        weight_decay: See `adam_step`.
+        decoupled: See `adam_step`.
+
+    Raises:
+        TypeError: At a step, dtypes or structures that `adam_step` refuses.
+        ValueError: At a step, numbers that `adam_step` refuses.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        *,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        decoupled: bool = True,
+    ) -> None:
+        options = {"beta_1": beta_1, "beta_2": beta_2, "eps": eps, "weight_decay": weight_decay, "decoupled": decoupled}
+        super().__init__(params, {"lr": lr} | options)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Move every parameter that has a gradient.
+
+        Args:
+            closure: Computes the loss and the gradients anew, or None.
+
+        Returns:
+            What the closure returns.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            options = {name: value for name, value in group.items() if name in OPTIONS}
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            for parameter in parameters:
+                if not self.state[parameter]:
+                    self.state[parameter] = adam_start(parameter)._asdict()
+            for number in {self.state[parameter]["step"] for parameter in parameters}:
+                self.move([p for p in parameters if self.state[p]["step"] == number], group["lr"], options)
+        return loss
+
+    def move(self, parameters: list[torch.Tensor], learning_rate: float, options: dict[str, Any]) -> None:
+        """One step of parameters that have taken as many."""
+        states = [AdamState(**self.state[parameter]) for parameter in parameters]
+        state = AdamState(states[0].step, [state.mean for state in states], [state.square for state in states])
+        gradients = [parameter.grad for parameter in parameters]
+        new, state = adam_step(parameters, gradients, state, learning_rate=learning_rate, **options)
+        torch._foreach_copy_(parameters, new)
+        for parameter, mean, square in zip(parameters, state.mean, state.square, strict=True):
+            self.state[parameter] = AdamState(state.step, mean, square)._asdict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take up the state of another optimizer of this kind.
+
+        Args:
+            state_dict: What its `state_dict` returned.
+        """
+        super().load_state_dict(state_dict)
+        # PyTorch rounds every state to its parameter's dtype; those of 16 bits keep theirs in float32.
+        names = [name for group in state_dict["param_groups"] for name in group["params"]]
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        for name, parameter in zip(names, parameters, strict=True):
+            if name in state_dict["state"]:
+                self.state[parameter] = mapped(
+                    lambda value, device=parameter.device: value.to(device) if torch.is_tensor(value) else value,
+                    state_dict["state"][name],
+                )

@@ -12,10 +12,11 @@ from conformance.bounds import layer_norm as norm
 from conformance.bounds import layers
 from conformance.bounds.arithmetic import Approx, Precision, add, exact, mapped, stored
 from conformance.bounds.reading import allowed_of, dropout_factor, pairs, separated
-from conformance.cases.arguments import gradient_name, heads_of, joined
-from conformance.cases.case import Case, expected_dtype
+from conformance.cases.arguments import expected_dtype, gradient_name, heads_of, joined
+from conformance.cases.case import Case
 from conformance.cases.operation import operation_named
 from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
+from specification.dtypes import FLOATING
 from specification.positions import angular_frequencies
 
 Bounds = dict[str, np.ndarray]
@@ -34,6 +35,8 @@ def finished(name: str, approx: Approx, case: Case, p: Precision) -> np.ndarray:
     if operation_named(case.operation).copies and not np.any(approx.error):
         return approx.error  # copied, not computed
     dtype = expected_dtype(name, case)
+    if dtype not in FLOATING:
+        return approx.error  # a whole number
     here = Precision(p.inner, p.inner_tiny, *(getattr(Precision.of(dtype), f) for f in ("output", "output_tiny")))
     error = stored(approx, here).error
     # The oracle is itself rounded to float64 when the definition serves as oracle.

@@ -13,6 +13,7 @@ import numpy as np
 from conformance.cases.case import Case
 from conformance.cases.operation import operation_named
 from specification import Linear
+from specification.dtypes import compute_dtype_name
 
 
 def gradient_name(name: str) -> str:
@@ -24,8 +25,28 @@ def result_names(operation: str) -> tuple[str, ...]:
 
 
 def results_of(case: Case) -> tuple[str, ...]:
-    """Names of the results that the case asks for."""
-    return (*result_names(case.operation), *(("logsumexp",) if case.with_logsumexp else ()))
+    """Names of the results that the case asks for: those of a list and of a state one by one."""
+    record = operation_named(case.operation)
+    found: list[str] = []
+    for name in record.results:
+        if name in record.lists:
+            found += [f"{name}[{i}]" for i in range(len(listed(case.inputs, name)))]
+        else:
+            found += record.state.fields if record.state is not None and name == "state" else [name]
+    return (*found, *(("logsumexp",) if case.with_logsumexp else ()))
+
+
+def expected_dtype(name: str, case: Case) -> str:
+    """Results have the dtype of the inputs or the compute dtype, gradients that of their argument.
+
+    A list's have that of the array in the same place; whole numbers are int32.
+    """
+    given = name.removeprefix("gradient of ")
+    if given in case.inputs:
+        return str(case.inputs[given].dtype)
+    if isinstance(case.options.get(name), int):
+        return "int32"
+    return compute_dtype_name(case.dtype) if operation_named(case.operation).is_wide(name) else case.dtype
 
 
 def arguments(operation: str, inputs: dict[str, Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -36,6 +57,8 @@ def arguments(operation: str, inputs: dict[str, Any], options: dict[str, Any]) -
     if record.structure is not None:
         fields = [projection(inputs, name) for name in record.structure.fields]
         available["parameters"] = record.structure.kind(*fields)
+    if record.state is not None:
+        available["state"] = record.state.kind(*(available.pop(name, None) for name in record.state.fields))
     available |= {name: listed(inputs, name) for name in record.lists}
     positional = [available.pop(name, None) for name in record.arguments]
     return positional, available

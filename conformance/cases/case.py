@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from specification import Mask
-from specification.dtypes import compute_dtype_name
 
 ORDER = ("x", "query", "key", "value", "weight")
 """Inputs that are printed first, whatever order a file has them in."""
@@ -83,11 +82,3 @@ def shortest(array: np.ndarray) -> np.ndarray:
     if array.dtype.kind in "biuf" and array.dtype not in (np.float32, np.float16):
         return array
     return np.array([float(str(number)) for number in array.ravel()]).reshape(array.shape)
-
-
-def expected_dtype(name: str, case: Case) -> str:
-    """Results have the dtype of the inputs, log-sum-exps the one used inside, gradients that of their argument."""
-    if name.startswith("gradient of "):
-        return str(case.inputs[name.removeprefix("gradient of ")].dtype)
-    wide = name == "logsumexp" or case.operation == "attention_logsumexp"
-    return compute_dtype_name(case.dtype) if wide else case.dtype

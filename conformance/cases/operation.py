@@ -37,6 +37,17 @@ class Structure:
 
 
 @dataclass(frozen=True)
+class State:
+    """A NamedTuple that an operation takes as its argument `state`, and returns anew as its last result.
+
+    A case holds each of its fields by name: arrays among the inputs, numbers among the options.
+    """
+
+    kind: Callable[..., Any]
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Rows:
     """The input whose leading axes are rows, all treated alike; `trailing` axes of it make up one row."""
 
@@ -55,9 +66,12 @@ class Operation:
     rules: the rule that speaks of each feature of `declaration.FEATURES`, and of "dtype"; "" stands for any other.
     arguments: the positional ones; all others are keywords.
     differentiated: arguments that have gradients.
-    results: their names.
+    results: their names; those of a list of arrays and of the state as one name.
     structure: of its argument `parameters`, where it has one.
-    lists: arguments that are lists of arrays.
+    state: of its argument `state`, where it has one.
+    lists: arguments and results that are lists of arrays, a result as long as the argument of its name.
+    wide: inputs and results in the compute dtype, whatever the dtype of the case.
+    positive: inputs that are never negative.
     masked: whether it has queries, keys and a mask.
     norm: whether it is a norm, of `x` over the axes of `weight`.
     copies: whether it copies numbers from an input, and computes nothing unless an option asks for it.
@@ -104,7 +118,10 @@ class Operation:
     histories: Callable[[str, Declaration, int | None], Histories]
     results: tuple[str, ...] = ("output",)
     structure: Structure | None = None
+    state: State | None = None
     lists: tuple[str, ...] = ()
+    wide: tuple[str, ...] = ()
+    positive: tuple[str, ...] = ()
     masked: bool = False
     norm: bool = False
     copies: bool = False
@@ -114,6 +131,15 @@ class Operation:
     mistakes: tuple[Mistake, ...] = field(default=())
     measured: Callable[[Failing, str], Iterator[Mistake]] | None = None
     row_sums: Callable[[Failing], dict[str, RowSum]] | None = None
+
+    @property
+    def takes_arrays(self) -> bool:
+        """Whether it has arrays among its arguments."""
+        return bool(self.differentiated or self.lists or self.state)
+
+    def is_wide(self, name: str) -> bool:
+        """Whether the input or result of this name is in the compute dtype."""
+        return name.partition("[")[0] in self.wide
 
 
 def operations() -> dict[str, Operation]:

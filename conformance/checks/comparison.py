@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from conformance.bounds import relaxed_bound
-from conformance.cases.case import Case, expected_dtype
+from conformance.cases.arguments import expected_dtype
+from conformance.cases.case import Case
 from conformance.cases.expectations import Exact, empty_rows
 from conformance.checks.levels import CORE, LEVELS, ROBUST, STRICT, higher, rank, within
 from conformance.subjects.raised import raised_at

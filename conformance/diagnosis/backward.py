@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.case import Case, expected_dtype
+from conformance.cases.arguments import expected_dtype
+from conformance.cases.case import Case
 from conformance.cases.operation import operation_named
 from conformance.checks.comparison import PRECISION
 from conformance.diagnosis.attention import CHANGES, Change

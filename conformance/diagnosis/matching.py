@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.cases.case import Case, expected_dtype
+from conformance.cases.arguments import expected_dtype
+from conformance.cases.case import Case
 from conformance.cases.expectations import Exact
 from conformance.checks.comparison import PRECISION, Finding, compare, judge, no_others
 from conformance.diagnosis.steps import Forward, Parts, Steps, forward, of_row, pulled_back, steps_of

@@ -380,6 +380,7 @@ OPERATION = Operation(
     arguments=("query", "key", "value"),
     differentiated=("query", "key", "value", "bias", "sinks"),
     masked=True,
+    wide=("logsumexp",),
     shape=shape,
     dimensions=masked_dimensions,
     axes=axes,

@@ -69,7 +69,7 @@ def with_constants(case: Case) -> st.SearchStrategy[Case]:
 
 def memory_probes(operation: Operation, declaration: Declaration) -> list[Probe]:
     """One for each way in which arrays may lie in memory; none without arrays, or where arrays have no strides."""
-    if not operation.differentiated or not declaration.strides:
+    if not operation.takes_arrays or not declaration.strides:
         return []
     layouts = [layout for layout in LAYOUTS if layout not in OF_HEADS or "attention" in operation.name]
     found = []

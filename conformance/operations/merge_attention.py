@@ -75,6 +75,7 @@ OPERATION = Operation(
     differentiated=("outputs", "logsumexps"),
     results=("output", "logsumexp"),
     lists=("outputs", "logsumexps"),
+    wide=("logsumexps", "logsumexp"),
     shape=shape,
     dimensions=dimensions,
     axes=axes,

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from conformance.cases.case import expected_dtype
+from conformance.cases.arguments import expected_dtype
 from conformance.cases.declaration import CONVENTIONS, Declaration
 from conformance.checks.comparison import Finding
 from conformance.checks.levels import LEVELS, STRICT, kept, within

@@ -34,7 +34,8 @@ Parts = Mapping[str, Part]
 class Layout(NamedTuple):
     """sizes: of all dimensions. arrays: the axes of inputs, cotangents ("-> output") and options ("option ...").
 
-    lists: dimensions of the arguments that are lists of arrays, as "outputs[0]" is an element of one.
+    lists: dimensions of the arguments that are lists of arrays, as "outputs[0]" is an element of one; where these have
+        axes of their own, they stand among the arrays too.
     """
 
     sizes: Sizes
@@ -51,7 +52,7 @@ def layout_of(case: Case) -> Layout:
     found = {}
     for name, array in arrays_of(case).items():
         element = name.partition("[")[0] + name.partition("]")[2] if "[" in name else name
-        found[name] = repeated(arrays[element], array, sizes)
+        found[name] = repeated(arrays[name if name in arrays else element], array, sizes)
     return Layout(sizes, found, lists)
 
 
@@ -116,6 +117,7 @@ def taken(case: Case, parts: Parts, rng: np.random.Generator | None = None) -> C
     if any(name != OFFSET and (part.size > 0) != (sizes[name] > 0) for name, part in parts.items()):
         return None
     cut = {n: resized(array, arrays[n], sizes, parts, rng) for n, array in arrays_of(case).items()}
+    cut |= {name: np.abs(cut[name]) for name in operation_named(case.operation).positive}
     inputs = {name: cut[name] for name in case.inputs}
     for name, axis in lists.items():
         inputs = relisted(inputs, name, places(axis, sizes, parts)[0])

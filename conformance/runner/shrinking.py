@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.arguments import joined
+from conformance.cases.arguments import expected_dtype, joined
 from conformance.cases.axes import OFFSET
-from conformance.cases.case import Case, expected_dtype
+from conformance.cases.case import Case
 from conformance.cases.declaration import SIMPLEST_FIRST, Declaration
 from conformance.cases.expectations import Planted, allowed_pairs, empty_rows
 from conformance.cases.features import alignment, has_masks, heads_and_keys, is_norm, within
@@ -390,7 +390,8 @@ def in_dtype(dtype: str, declaration: Declaration) -> Change:
             return None
         rounding = roundings(declaration, dtype) if has_masks(case.operation) or is_norm(case.operation) else {}
         other = replace(case, dtype=dtype, rounding=rounding)
-        wide = {name: compute_dtype_name(dtype) for name in case.inputs if name.startswith("logsumexps")}
+        record = operation_named(case.operation)
+        wide = {name: compute_dtype_name(dtype) for name in case.inputs if record.is_wide(name)}
         with np.errstate(over="ignore", invalid="ignore"):
             floating = {n: a for n, a in case.inputs.items() if str(a.dtype) in FLOATING}
             inputs = {n: a.astype(numpy_dtype(wide.get(n, dtype))) for n, a in floating.items()}
@@ -407,6 +408,7 @@ def plain_numbers(case: Case, seed: int = 0) -> Case | None:
     rng, inputs = np.random.default_rng(seed), dict(case.inputs)
     for name, array in inputs.items():
         if str(array.dtype) in FLOATING:
-            finite = np.isfinite(array.astype(float))
-            inputs[name] = np.where(finite, rng.normal(size=array.shape).astype(array.dtype), array)
+            finite, numbers = np.isfinite(array.astype(float)), rng.normal(size=array.shape)
+            numbers = np.abs(numbers) if name in operation_named(case.operation).positive else numbers
+            inputs[name] = np.where(finite, numbers.astype(array.dtype), array)
     return in_memory(replace(case, inputs=inputs), case.memory)

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.arguments import arguments, gradient_name, result_names, results_of
-from conformance.cases.case import Case, expected_dtype
+from conformance.cases.arguments import arguments, expected_dtype, gradient_name, result_names, results_of
+from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.features import heads_and_keys
 from conformance.cases.signatures import signature_of
@@ -35,14 +35,14 @@ from conformance.subjects.conventions import (
     without_offset,
 )
 from conformance.subjects.frameworks import Arrays, Framework, NoGradients
-from conformance.subjects.gradients import described, gradients_by_name
+from conformance.subjects.gradients import gradients_by_name
 from conformance.subjects.subject import (
     Answers,
     NumpySubject,
     Subject,
-    WrongAnswer,
     differentiable,
     expected_shape,
+    returned_by_name,
     without_promise,
 )
 from reference_numpy import materialize
@@ -142,14 +142,7 @@ class CallableSubject(Subject):
     def results(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
         positional, keywords = self.bound(case.operation, inputs, options)
         returned = self.function(*positional, **keywords)
-        names, kind = self.returned_names(case.operation), self.framework.kind
-        parts = returned if len(names) > 1 else (returned,)
-        if len(names) > 1 and (not isinstance(returned, tuple | list) or len(returned) != len(names)):
-            raise WrongAnswer(f"returned {described(returned)}, expected {' and '.join(names)}")
-        for part in parts:
-            if not isinstance(part, kind):
-                raise WrongAnswer(f"returned {described(part)}, expected {kind.__module__}.{kind.__qualname__}")
-        found = dict(zip(names, parts, strict=True))
+        found = returned_by_name(case, self.returned_names(case.operation), returned, self.framework)
         return {name: found[name] for name in results_of(case)}
 
     def cotangents(self, case: Case) -> Arrays:

@@ -10,14 +10,8 @@ from conformance.cases.arguments import listed
 from conformance.cases.case import Case
 from conformance.cases.operation import operation_named
 from conformance.cases.signatures import definition
-from conformance.subjects.subject import WrongAnswer
+from conformance.subjects.subject import WrongAnswer, described
 from specification import Linear
-
-
-def described(value: Any) -> str:
-    if isinstance(value, tuple | list):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def gradients_by_name(case: Case, returned: Any, kind: type, lacking: Collection[str] = ()) -> dict[str, Any]:

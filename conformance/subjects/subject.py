@@ -15,8 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.arguments import arguments, gradient_name, named_gradients, result_names, results_of
-from conformance.cases.case import Case, expected_dtype
+from conformance.cases.arguments import (
+    arguments,
+    expected_dtype,
+    gradient_name,
+    listed,
+    named_gradients,
+    result_names,
+    results_of,
+)
+from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.cases.layouts import placed
 from conformance.cases.operation import operation_named
@@ -71,6 +79,12 @@ def as_it_is(role: str, array: Any) -> Any:
     return array
 
 
+def described(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
 def head_axis(operation: str, name: str, layout: str) -> int:
     """The axis of heads in an array of rank 4. Masks, biases and weights have the same shape in every layout."""
     moved = name in ("query", "key", "value") or (name == "cotangent" and operation == "attention")
@@ -83,9 +97,36 @@ def differentiable(case: Case) -> list[str]:
     return [name for name in floating if name not in case.constants]
 
 
-def results_by_name(operation: str, returned: Any) -> dict[str, Any]:
-    names = result_names(operation)
-    return dict(zip(names, returned if len(names) > 1 else (returned,), strict=True))
+def returned_by_name(case: Case, names: Sequence[str], returned: Any, framework: Framework) -> Arrays:
+    """What a call returned, by name: elements of a list and fields of a state one by one.
+
+    names: of the results that it has. Whole numbers of a state become arrays. WrongAnswer where something is missing.
+    """
+    parts = returned if len(names) > 1 else (returned,)
+    if len(names) > 1 and (not isinstance(returned, tuple | list) or len(returned) != len(names)):
+        raise WrongAnswer(f"returned {described(returned)}, expected {' and '.join(names)}")
+    found = Arrays()
+    for name, part in zip(names, parts, strict=True):
+        found |= parts_by_name(case, name, part, framework)
+    for part in found.values():
+        if not isinstance(part, framework.kind):
+            kind = f"{framework.kind.__module__}.{framework.kind.__qualname__}"
+            raise WrongAnswer(f"returned {described(part)}, expected {kind}")
+    return found
+
+
+def parts_by_name(case: Case, name: str, part: Any, framework: Framework) -> Arrays:
+    """One result by name: an array, the elements of a list, or the fields of a state."""
+    record = operation_named(case.operation)
+    if name in record.lists:
+        count = len(listed(case.inputs, name))
+        if not isinstance(part, tuple | list) or len(part) != count:
+            raise WrongAnswer(f"is {described(part)}, expected {count} arrays", name)
+        return {f"{name}[{i}]": array for i, array in enumerate(part)}
+    if record.state is None or name != "state":
+        return {name: part}
+    fields = {field: getattr(part, field, None) for field in record.state.fields}
+    return {n: framework.array(np.asarray(v, np.int32)) if isinstance(v, int) else v for n, v in fields.items()}
 
 
 class Subject:
@@ -145,7 +186,8 @@ class Subject:
     def results(self, case: Case, inputs: Arrays, options: dict[str, Any]) -> Arrays:
         """The results by name, still the framework's own arrays."""
         positional, keywords = arguments(case.operation, inputs, options)
-        return results_by_name(case.operation, self.call(case.operation, positional, keywords))
+        returned = self.call(case.operation, positional, keywords)
+        return returned_by_name(case, result_names(case.operation), returned, self.framework)
 
     def cotangents(self, case: Case) -> Arrays:
         """By result, in the subject's framework."""
