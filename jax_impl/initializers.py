@@ -19,8 +19,9 @@ __all__ = ["embedding_default", "linear_default", "xavier_uniform"]
 
 def spread(name: str, uniform: Float[jax.Array, "..."], limit: float) -> Any:
     """(2 u - 1) limit for u in [0, 1): numbers in [-limit, limit), rounded once."""
-    checks.uniform_numbers(name, readable(uniform))
-    return cast((2 * widen(uniform) - 1) * limit, uniform.dtype)
+    wide = widen(uniform)
+    checks.uniform_numbers(name, readable(wide))
+    return cast((2 * wide - 1) * limit, uniform.dtype)
 
 
 def linear_default(weight: Float[jax.Array, "I O"], bias: Float[jax.Array, "O"] | None = None) -> Linear:

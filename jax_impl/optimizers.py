@@ -7,6 +7,7 @@ None. A step makes new trees, and changes none in place.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,7 +25,24 @@ __all__ = ["adam_start", "adam_step", "clip_by_global_norm", "sgd_start", "sgd_s
 def zeros(parameters: Any) -> Any:
     """A tree like the parameters, of zeros in the compute dtype."""
     checks.trained("parameters", parameters)
-    return mapped(lambda parameter: jnp.zeros_like(widen(parameter)), parameters)
+    return each(jnp.zeros_like, parameters)
+
+
+def each(function: Callable[..., Any], *trees: Any) -> Any:
+    """A function of arrays in the compute dtype, of those that stand in the same place of several trees."""
+    return mapped(lambda *arrays: function(*map(widen, arrays)), *trees)
+
+
+def in_one_dtype(tree: Any) -> list[jax.Array]:
+    """All arrays of a tree, in the widest of their compute dtypes."""
+    arrays = [widen(array) for array in leaves(tree).values()]
+    dtype = jnp.result_type(*arrays)
+    return [array.astype(dtype) for array in arrays]
+
+
+def rounded(tree: Any, like: Any) -> Any:
+    """The tree in the dtypes of another one."""
+    return mapped(lambda new, old: cast(new, old.dtype), tree, like)
 
 
 # --- Adam -------------------------------------------------------------------------------------------------------------
@@ -48,7 +66,7 @@ def adam_start(parameters: Any) -> AdamState:
 
 def bias_correction(beta: float, step: Any) -> Any:
     """1 - beta^step, to its last digits for a beta near 1 too."""
-    return -jnp.expm1(jnp.asarray(step, float) * math.log(beta)) if beta > 0 else 1.0
+    return -jnp.expm1(step * math.log(beta)) if beta > 0 else 1.0
 
 
 def adam_step(
@@ -107,32 +125,19 @@ def adam_step(
     step = jnp.asarray(state.step, jnp.int32) + 1
     correction_1, correction_2 = bias_correction(beta_1, step), bias_correction(beta_2, step)
     kept = 1 - learning_rate * weight_decay if decoupled else 1.0
-
-    def averaged(mean: Any, gradient: Any) -> Any:
-        return beta_1 * widen(mean) + (1 - beta_1) * gradient
-
-    def squared(square: Any, gradient: Any) -> Any:
-        return beta_2 * widen(square) + (1 - beta_2) * gradient * gradient
-
-    def moved(parameter: Any, mean: Any, square: Any) -> Any:
-        # Numbers that are traced have a dtype, to which an array would be widened.
-        first, second, rest, rate = (
-            jnp.asarray(n, mean.dtype) for n in (correction_1, correction_2, kept, learning_rate)
-        )
-        update = mean / first / (jnp.sqrt(square / second) + eps)
-        return cast(rest * widen(parameter) - rate * update, parameter.dtype)
-
-    gradients = decayed(parameters, gradients, 0.0 if decoupled else weight_decay)
-    mean = mapped(averaged, state.mean, gradients)
-    square = mapped(squared, state.square, gradients)
-    return mapped(moved, parameters, mean, square), AdamState(step, mean, square)
+    gradient = decayed(gradients, parameters, 0.0 if decoupled else weight_decay)
+    mean = each(lambda m, g: beta_1 * m + (1 - beta_1) * g, state.mean, gradient)
+    square = each(lambda v, g: beta_2 * v + (1 - beta_2) * g * g, state.square, gradient)
+    update = each(lambda m, v: m / correction_1 / (jnp.sqrt(v / correction_2) + eps), mean, square)
+    moved = each(lambda p, u: kept * p - learning_rate * u, parameters, update)
+    return rounded(moved, parameters), AdamState(step, mean, square)
 
 
-def decayed(parameters: Any, gradients: Any, weight_decay: float) -> Any:
+def decayed(gradients: Any, parameters: Any, weight_decay: float) -> Any:
     """gradient + weight_decay parameter, in the compute dtype."""
-    if isinstance(weight_decay, int | float) and weight_decay == 0:
-        return mapped(widen, gradients)
-    return mapped(lambda g, p: widen(g) + jnp.asarray(weight_decay, widen(p).dtype) * widen(p), gradients, parameters)
+    if weight_decay == 0:
+        return each(lambda g: g, gradients)
+    return each(lambda g, p: g + weight_decay * p, gradients, parameters)
 
 
 # --- gradient descent -------------------------------------------------------------------------------------------------
@@ -201,17 +206,11 @@ def sgd_step(
         nesterov=nesterov,
         weight_decay=weight_decay,
     )
-
-    def accelerated(velocity: Any, gradient: Any) -> Any:
-        return momentum * widen(velocity) + gradient
-
-    def moved(parameter: Any, velocity: Any, gradient: Any) -> Any:
-        update = gradient + momentum * velocity if nesterov else velocity
-        return cast(widen(parameter) - jnp.asarray(learning_rate, update.dtype) * update, parameter.dtype)
-
-    gradients = decayed(parameters, gradients, weight_decay)
-    velocity = mapped(accelerated, state.velocity, gradients)
-    return mapped(moved, parameters, velocity, gradients), SgdState(velocity)
+    gradient = decayed(gradients, parameters, weight_decay)
+    velocity = each(lambda v, g: momentum * v + g, state.velocity, gradient)
+    update = each(lambda v, g: g + momentum * v, velocity, gradient) if nesterov else velocity
+    moved = each(lambda p, u: p - learning_rate * u, parameters, update)
+    return rounded(moved, parameters), SgdState(velocity)
 
 
 # --- clipping ---------------------------------------------------------------------------------------------------------
@@ -240,13 +239,13 @@ def clip_by_global_norm(gradients: Any, limit: float) -> tuple[Any, Float[jax.Ar
         ValueError: A tree without arrays, or another limit.
     """
     checks.clip(gradients, limit)
-    arrays = [widen(array) for array in leaves(gradients).values()]
-    dtype = jnp.result_type(*arrays)
-    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(array), initial=0).astype(dtype) for array in arrays]))
+    arrays = in_one_dtype(gradients)
+    largest = jnp.max(jnp.stack([jnp.max(jnp.abs(array), initial=0) for array in arrays]))
     finite = jnp.isfinite(largest)
-    unit = jnp.where(finite & (largest > 0), largest, 1)
+    # XLA divides an array by a number by multiplying with its reciprocal, which beyond 1 / tiny is flushed to 0.
+    unit = jnp.where(finite & (largest > 0), jnp.minimum(largest, 1 / jnp.finfo(largest.dtype).tiny), 1)
     ratio = jnp.sqrt(sum(jnp.sum(jnp.square(array / unit)) for array in arrays))
     norm = jnp.where(finite, unit * ratio, largest)
-    factor = jnp.asarray(limit, dtype) / ratio
     clipped = finite & (norm > limit)
-    return mapped(lambda g: jnp.where(clipped, cast(widen(g) / unit * factor, g.dtype), g), gradients), norm
+    scaled = each(lambda g: jnp.where(clipped, g / unit * (limit / ratio), g), gradients)
+    return rounded(scaled, gradients), norm

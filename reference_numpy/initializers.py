@@ -16,8 +16,9 @@ __all__ = ["embedding_default", "linear_default", "xavier_uniform"]
 
 def spread(name: str, uniform: Float[np.ndarray, "..."], limit: float) -> Any:
     """(2 u - 1) limit for u in [0, 1): numbers in [-limit, limit), rounded once."""
-    checks.uniform_numbers(name, uniform)
-    return np.asarray((2 * widen(uniform) - 1) * limit, uniform.dtype)
+    wide = widen(uniform)
+    checks.uniform_numbers(name, wide)
+    return np.asarray((2 * wide - 1) * limit, uniform.dtype)
 
 
 def linear_default(weight: Float[np.ndarray, "I O"], bias: Float[np.ndarray, "O"] | None = None) -> Linear:

@@ -7,6 +7,7 @@ None. A step makes new trees, and changes none in place.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,24 @@ __all__ = ["adam_start", "adam_step", "clip_by_global_norm", "sgd_start", "sgd_s
 def zeros(parameters: Any) -> Any:
     """A tree like the parameters, of zeros in the compute dtype."""
     checks.trained("parameters", parameters)
-    return mapped(lambda parameter: np.zeros_like(widen(parameter)), parameters)
+    return each(np.zeros_like, parameters)
+
+
+def each(function: Callable[..., Any], *trees: Any) -> Any:
+    """A function of arrays in the compute dtype, of those that stand in the same place of several trees."""
+    return mapped(lambda *arrays: np.asarray(function(*map(widen, arrays))), *trees)
+
+
+def in_one_dtype(tree: Any) -> list[np.ndarray]:
+    """All arrays of a tree, in the widest of their compute dtypes."""
+    arrays = [widen(array) for array in leaves(tree).values()]
+    dtype = np.result_type(*arrays)
+    return [array.astype(dtype) for array in arrays]
+
+
+def rounded(tree: Any, like: Any) -> Any:
+    """The tree in the dtypes of another one."""
+    return mapped(lambda new, old: np.asarray(new, old.dtype), tree, like)
 
 
 # --- Adam -------------------------------------------------------------------------------------------------------------
@@ -107,28 +125,19 @@ def adam_step(
     step = int(state.step) + 1
     correction_1, correction_2 = bias_correction(beta_1, step), bias_correction(beta_2, step)
     kept = 1 - learning_rate * weight_decay if decoupled else 1.0
-
-    def averaged(mean: Any, gradient: Any) -> Any:
-        return np.asarray(beta_1 * widen(mean) + (1 - beta_1) * gradient)
-
-    def squared(square: Any, gradient: Any) -> Any:
-        return np.asarray(beta_2 * widen(square) + (1 - beta_2) * gradient * gradient)
-
-    def moved(parameter: Any, mean: Any, square: Any) -> Any:
-        update = mean / correction_1 / (np.sqrt(square / correction_2) + eps)
-        return np.asarray(kept * widen(parameter) - learning_rate * update, parameter.dtype)
-
-    gradients = decayed(parameters, gradients, 0.0 if decoupled else weight_decay)
-    mean = mapped(averaged, state.mean, gradients)
-    square = mapped(squared, state.square, gradients)
-    return mapped(moved, parameters, mean, square), AdamState(step, mean, square)
+    gradient = decayed(gradients, parameters, 0.0 if decoupled else weight_decay)
+    mean = each(lambda m, g: beta_1 * m + (1 - beta_1) * g, state.mean, gradient)
+    square = each(lambda v, g: beta_2 * v + (1 - beta_2) * g * g, state.square, gradient)
+    update = each(lambda m, v: m / correction_1 / (np.sqrt(v / correction_2) + eps), mean, square)
+    moved = each(lambda p, u: kept * p - learning_rate * u, parameters, update)
+    return rounded(moved, parameters), AdamState(step, mean, square)
 
 
-def decayed(parameters: Any, gradients: Any, weight_decay: float) -> Any:
+def decayed(gradients: Any, parameters: Any, weight_decay: float) -> Any:
     """gradient + weight_decay parameter, in the compute dtype."""
     if weight_decay == 0:
-        return mapped(widen, gradients)
-    return mapped(lambda g, p: np.asarray(widen(g) + weight_decay * widen(p)), gradients, parameters)
+        return each(lambda g: g, gradients)
+    return each(lambda g, p: g + weight_decay * p, gradients, parameters)
 
 
 # --- gradient descent -------------------------------------------------------------------------------------------------
@@ -198,17 +207,11 @@ def sgd_step(
         nesterov=nesterov,
         weight_decay=weight_decay,
     )
-
-    def accelerated(velocity: Any, gradient: Any) -> Any:
-        return np.asarray(momentum * widen(velocity) + gradient)
-
-    def moved(parameter: Any, velocity: Any, gradient: Any) -> Any:
-        update = gradient + momentum * velocity if nesterov else velocity
-        return np.asarray(widen(parameter) - learning_rate * update, parameter.dtype)
-
-    gradients = decayed(parameters, gradients, weight_decay)
-    velocity = mapped(accelerated, state.velocity, gradients)
-    return mapped(moved, parameters, velocity, gradients), SgdState(velocity)
+    gradient = decayed(gradients, parameters, weight_decay)
+    velocity = each(lambda v, g: momentum * v + g, state.velocity, gradient)
+    update = each(lambda v, g: g + momentum * v, velocity, gradient) if nesterov else velocity
+    moved = each(lambda p, u: p - learning_rate * u, parameters, update)
+    return rounded(moved, parameters), SgdState(velocity)
 
 
 # --- clipping ---------------------------------------------------------------------------------------------------------
@@ -238,13 +241,12 @@ def clip_by_global_norm(gradients: Any, limit: float) -> tuple[Any, Float[np.nda
         ValueError: A tree without arrays, or another limit.
     """
     checks.clip(gradients, limit)
-    arrays = [widen(array) for array in leaves(gradients).values()]
-    dtype = np.result_type(*arrays)
+    arrays = in_one_dtype(gradients)
     largest = np.max([np.max(np.abs(array), initial=0) for array in arrays])
-    finite = bool(np.isfinite(largest))
-    unit = np.asarray(largest if finite and largest > 0 else 1, dtype)
+    finite = np.isfinite(largest)
+    unit = np.where(finite & (largest > 0), largest, 1)
     ratio = np.sqrt(sum(np.sum(np.square(array / unit)) for array in arrays))
-    norm = np.asarray(unit * ratio if finite else largest, dtype)
-    if not (finite and norm > limit):
-        return mapped(np.copy, gradients), norm
-    return mapped(lambda g: np.asarray(widen(g) / unit * (limit / ratio), g.dtype), gradients), norm
+    norm = np.where(finite, unit * ratio, largest)
+    clipped = finite & (norm > limit)
+    scaled = each(lambda g: np.where(clipped, g / unit * (limit / ratio), g), gradients)
+    return rounded(scaled, gradients), norm

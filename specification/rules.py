@@ -76,7 +76,9 @@ MODEL_RULES = {
         Rule("TRF-1", "models", "Encoder, decoder and the layers around them, as parameters and a configuration say."),
         Rule("GEN-1", "generation", "Step by step with a cache gives what the whole forward pass gives."),
         Rule("OPT-4", "schedules", "Learning rates as closed forms of the step, which counts from 0."),
-        Rule("INIT-1", "initialisers", "Weights from random numbers that are given: the same numbers, the same weights."),
+        Rule(
+            "INIT-1", "initialisers", "Weights from random numbers that are given: the same numbers, the same weights."
+        ),
     )
 }
-"""Rules of blocks and models, which the judge compares step by step; of schedules and initialisers, which tests hold."""
+"""Rules without probes: of blocks and models, which the judge compares step by step; of what tests hold alone."""

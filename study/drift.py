@@ -19,7 +19,7 @@ from study.sources import LABELS, PACKAGES, Step
 FILES = (
     "dtypes.py", "masks.py", "attention_steps.py", "attention.py", "multi_head_attention.py", "layer_norm_steps.py",
     "layer_norm.py", "embedding.py", "positions.py", "feed_forward.py", "blocks.py", "transformer.py", "decoding.py",
-    "generation.py",
+    "generation.py", "optimizers.py", "schedules.py", "initializers.py",
 )  # fmt: skip
 """In the order in which they are studied."""
 

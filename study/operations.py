@@ -170,6 +170,34 @@ OPERATIONS = (
         places("generation", "greedy", "sample", "beam_search", "generate", "choose", "draw", "extend", "penalized",
                "next_logits", "all_logits", "wide_log_softmax"),
     ),
+    Operation(
+        "optimizers", "Optimizers", "A step of the parameters against their gradients, and gradients of limited size.",
+        (r"\text{Adam}: \quad m = \beta_1 m + (1 - \beta_1) g, \qquad v = \beta_2 v + (1 - \beta_2) g^2",
+         r"\theta = (1 - \eta \lambda)\, \theta - \eta \frac{m / (1 - \beta_1^t)}"
+         r"{\sqrt{v / (1 - \beta_2^t)} + \varepsilon}",
+         r"\text{descent}: \quad u = \mu u + g, \qquad \theta = \theta - \eta u",
+         r"\text{clipping}: \quad g = g\, \frac{c}{n}\ \text{where}\ n = \sqrt{\sum g^2} > c"),
+        numbered("OPT", 1, 2, 3),
+        places("optimizers", "adam_step", "adam_start", "bias_correction", "decayed", "sgd_step", "sgd_start",
+               "clip_by_global_norm", "in_one_dtype", "zeros", "rounded"),
+        also=("Adam", "AdamW", "SGD", "momentum", "gradient clipping", "weight decay"),
+    ),
+    Operation(
+        "schedules", "Schedules", "The learning rate as a function of the step.",
+        (r"\text{warm-up}: \quad \min\left(1, \frac{n}{\text{steps}}\right)",
+         r"\text{paper}: \quad \frac{1}{\sqrt{E}} \min\left(\frac{1}{\sqrt{n}},"
+         r" \frac{n}{\text{warmup}^{3/2}}\right)",
+         r"\text{cosine}: \quad \frac{1}{2} + \frac{1}{2} \cos\left(\pi \frac{n - 1}{\text{steps}}\right)"),
+        ("OPT-4",), places("schedules", "inverse_square_root", "linear_warmup", "cosine_decay"),
+        also=("learning rate", "warm-up"),
+    ),
+    Operation(
+        "initializers", "Initial weights", "Random numbers that the caller draws become the weights before training.",
+        (r"\text{linear}: \quad w = \frac{2 r - 1}{\sqrt{I}}",
+         r"\text{Xavier}: \quad w = (2 r - 1) \sqrt{\frac{6}{I + O}}"),
+        ("INIT-1",), places("initializers", "linear_default", "xavier_uniform", "embedding_default", "spread"),
+        also=("initialisation", "Glorot"),
+    ),
 )  # fmt: skip
 
 MASK_RULES = {

@@ -17,8 +17,9 @@ __all__ = ["embedding_default", "linear_default", "xavier_uniform"]
 
 def spread(name: str, uniform: Float[torch.Tensor, "..."], limit: float) -> Any:
     """(2 u - 1) limit for u in [0, 1): numbers in [-limit, limit), rounded once."""
-    checks.uniform_numbers(name, readable(uniform))
-    return ((2 * widen(uniform) - 1) * limit).to(uniform.dtype)
+    wide = widen(uniform)
+    checks.uniform_numbers(name, readable(wide))
+    return ((2 * wide - 1) * limit).to(uniform.dtype)
 
 
 def linear_default(weight: Float[torch.Tensor, "I O"], bias: Float[torch.Tensor, "O"] | None = None) -> Linear:

@@ -30,20 +30,27 @@ def zeros(parameters: Any) -> Any:
     return mapped(lambda parameter: torch.zeros_like(widen(parameter)), parameters)
 
 
-def arrays(tree: Any) -> tuple[torch.Tensor, ...]:
-    """The arrays of a tree in the compute dtype, for functions that go over many at once."""
+def wide(tree: Any) -> tuple[torch.Tensor, ...]:
+    """The arrays of a tree in the compute dtype."""
     return tuple(widen(array) for array in leaves(tree).values())
 
 
-def like(tree: Any, arrays: Iterable[torch.Tensor]) -> Any:
-    """A tree of the same form, of these arrays."""
+def in_one_dtype(tree: Any) -> list[torch.Tensor]:
+    """All arrays of a tree, in the widest of their compute dtypes."""
+    arrays = wide(tree)
+    dtype = torch.float64 if any(array.dtype == torch.float64 for array in arrays) else torch.float32
+    return [array.to(dtype) for array in arrays]
+
+
+def placed(arrays: Iterable[torch.Tensor], like: Any) -> Any:
+    """The arrays as a tree of the form of another one."""
     following = iter(arrays)
-    return mapped(lambda _: next(following), tree)
+    return mapped(lambda _: next(following), like)
 
 
-def rounded(tree: Any, arrays: Iterable[torch.Tensor]) -> Any:
-    """A tree of the same form and dtypes, of these arrays."""
-    return mapped(lambda old, new: new.to(old.dtype), tree, like(tree, arrays))
+def rounded(arrays: Iterable[torch.Tensor], like: Any) -> Any:
+    """The arrays as a tree of the form and the dtypes of another one."""
+    return mapped(lambda new, old: new.to(old.dtype), placed(arrays, like), like)
 
 
 # --- Adam -------------------------------------------------------------------------------------------------------------
@@ -127,28 +134,27 @@ def adam_step(
     step = int(state.step) + 1
     correction_1, correction_2 = bias_correction(beta_1, step), bias_correction(beta_2, step)
     kept = 1 - learning_rate * weight_decay if decoupled else 1.0
-    gradient = decayed(parameters, gradients, 0.0 if decoupled else weight_decay)
-
-    mean = torch._foreach_mul(arrays(state.mean), beta_1)
+    gradient = decayed(gradients, parameters, 0.0 if decoupled else weight_decay)
+    mean = torch._foreach_mul(wide(state.mean), beta_1)
     torch._foreach_add_(mean, gradient, alpha=1 - beta_1)
-    square = torch._foreach_mul(arrays(state.square), beta_2)
+    square = torch._foreach_mul(wide(state.square), beta_2)
     torch._foreach_addcmul_(square, gradient, gradient, 1 - beta_2)
-
     update = torch._foreach_div(square, correction_2)
     torch._foreach_sqrt_(update)
     torch._foreach_add_(update, eps)
     torch._foreach_reciprocal_(update)
     torch._foreach_mul_(update, mean)
-    torch._foreach_mul_(update, -learning_rate / correction_1)
-    torch._foreach_add_(update, arrays(parameters), alpha=kept)
-    return rounded(parameters, update), AdamState(step, like(parameters, mean), like(parameters, square))
+    moved = update  # the memory of the update, which is many megabytes, becomes that of the new parameters
+    torch._foreach_mul_(moved, -learning_rate / correction_1)
+    torch._foreach_add_(moved, wide(parameters), alpha=kept)
+    return rounded(moved, parameters), AdamState(step, placed(mean, parameters), placed(square, parameters))
 
 
-def decayed(parameters: Any, gradients: Any, weight_decay: float) -> tuple[torch.Tensor, ...]:
+def decayed(gradients: Any, parameters: Any, weight_decay: float) -> tuple[torch.Tensor, ...]:
     """gradient + weight_decay parameter, in the compute dtype."""
     if weight_decay == 0:
-        return arrays(gradients)
-    return torch._foreach_add(arrays(gradients), arrays(parameters), alpha=weight_decay)
+        return wide(gradients)
+    return torch._foreach_add(wide(gradients), wide(parameters), alpha=weight_decay)
 
 
 # --- gradient descent -------------------------------------------------------------------------------------------------
@@ -218,12 +224,12 @@ def sgd_step(
         nesterov=nesterov,
         weight_decay=weight_decay,
     )
-    gradient = decayed(parameters, gradients, weight_decay)
-    velocity = torch._foreach_mul(arrays(state.velocity), momentum)
+    gradient = decayed(gradients, parameters, weight_decay)
+    velocity = torch._foreach_mul(wide(state.velocity), momentum)
     torch._foreach_add_(velocity, gradient)
     update = torch._foreach_add(gradient, velocity, alpha=momentum) if nesterov else velocity
-    moved = torch._foreach_add(arrays(parameters), update, alpha=-learning_rate)
-    return rounded(parameters, moved), SgdState(like(parameters, velocity))
+    moved = torch._foreach_add(wide(parameters), update, alpha=-learning_rate)
+    return rounded(moved, parameters), SgdState(placed(velocity, parameters))
 
 
 # --- clipping ---------------------------------------------------------------------------------------------------------
@@ -253,18 +259,17 @@ def clip_by_global_norm(gradients: Any, limit: float) -> tuple[Any, Float[torch.
         ValueError: A tree without arrays, or another limit.
     """
     checks.clip(gradients, limit)
-    wide = arrays(gradients)
-    dtype = torch.float64 if any(array.dtype == torch.float64 for array in wide) else torch.float32
-    largest = torch.stack([array.abs().max().to(dtype) for array in wide if array.numel()] or [wide[0].sum()]).max()
+    arrays = in_one_dtype(gradients)
+    largest = torch.stack([array.abs().max() for array in arrays if array.numel()] or [arrays[0].sum()]).max()
     finite = torch.isfinite(largest)
     unit = torch.where(finite & (largest > 0), largest, 1)
-    ratio = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(torch._foreach_div(wide, unit))))
+    ratio = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(torch._foreach_div(arrays, unit))))
     norm = torch.where(finite, unit * ratio, largest)
-    # What is not clipped is divided and multiplied by 1, which changes no number.
     clipped = finite & (norm > limit)
-    scaled = torch._foreach_div(wide, torch.where(clipped, unit, 1))
+    # What is not clipped is divided and multiplied by 1, which changes no number.
+    scaled = torch._foreach_div(arrays, torch.where(clipped, unit, 1))
     torch._foreach_mul_(scaled, torch.where(clipped, limit / ratio, 1))
-    return rounded(gradients, scaled), norm
+    return rounded(scaled, gradients), norm
 
 
 # --- for torch.optim --------------------------------------------------------------------------------------------------

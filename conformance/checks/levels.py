@@ -51,6 +51,16 @@ PARTS = (
     ),
     Part("ACT-1", ROBUST, "NaN and infinity"),
     Part("ACT-1", STRICT, "results whose sigmoid is below the normal numbers"),
+    Part(
+        "OPT-1", ROBUST, "NaN, infinity, squares near the ends of the range",
+        ("NaN and infinity in gradients of adam_step", "huge and vanishing squares"),
+    ),
+    Part("OPT-1", STRICT, "1 - beta and 1 - beta^t to their last digits"),
+    Part("OPT-2", ROBUST, "NaN and infinity", ("NaN and infinity in gradients of sgd_step",)),
+    Part(
+        "OPT-3", ROBUST, "NaN, infinity, squares that leave the range",
+        ("NaN and infinity in gradients to clip", "huge and tiny gradients"),
+    ),
 )  # fmt: skip
 
 

@@ -132,7 +132,9 @@ def probes(declaration: Declaration) -> list[Probe]:
         agreement("OPT-1", "weight decay", NAME, drawn(("usual", "small"), options=decay), weight=1.5),
         agreement("OPT-1", "zero gradients", NAME, drawn(("zeros",))),
         agreement("OPT-1", "huge and vanishing squares", NAME, drawn(("large", "vanishing"))),
-        agreement("OPT-1", "NaN and infinity in gradients", NAME, drawn(("usual",), special=True), weight=0.5),
+        agreement(
+            "OPT-1", "NaN and infinity in gradients of adam_step", NAME, drawn(("usual",), special=True), weight=0.8
+        ),
         agreement("OPT-1", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
     ]
 

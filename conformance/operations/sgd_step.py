@@ -105,7 +105,9 @@ def probes(declaration: Declaration) -> list[Probe]:
         agreement("OPT-2", "nesterov", NAME, drawn(("usual",), options=momentum | {"nesterov": (True,)})),
         agreement("OPT-2", "the first step", NAME, drawn(("zeros",), options=momentum)),
         agreement("OPT-2", "weight decay", NAME, drawn(("usual",), options={"weight_decay": (0.3, 0.1)})),
-        agreement("OPT-2", "NaN and infinity in gradients", NAME, drawn(("usual",), special=True), weight=0.5),
+        agreement(
+            "OPT-2", "NaN and infinity in gradients of sgd_step", NAME, drawn(("usual",), special=True), weight=0.5
+        ),
         agreement("OPT-2", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
     ]
 

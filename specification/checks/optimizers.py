@@ -9,6 +9,7 @@ import numpy as np
 
 from specification.checks.arguments import (
     companion_dtype,
+    described,
     distance,
     epsilon,
     floating,
@@ -120,36 +121,51 @@ def remembered(name: str, tree: Any, parameters: Any) -> None:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def not_negative(name: str, value: Any) -> None:
+def plain_number(name: str, value: Any) -> float:
+    """Read a number that decides how a step is taken, and so may not be traced.
+
+    Args:
+        name: what messages call it.
+        value: a number.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    number = real_number(name, value)
+    if number is None:
+        raise TypeError(f"{name} must be a number, got {described(value)}")
+    return number
+
+
+def not_negative(name: str, value: Any, *, plain: bool = False) -> None:
     """Check that a number is finite and at least 0, where it can be read.
 
     Args:
         name: what messages call it.
         value: a number, or a framework's array of rank 0.
+        plain: whether it must be a number.
 
     Raises:
         TypeError: for what is no number.
         ValueError: for NaN, infinity, and negative numbers.
     """
-    number = real_number(name, value)
+    number = plain_number(name, value) if plain else real_number(name, value)
     if number is not None and not 0 <= number < math.inf:
         raise ValueError(f"{name} must be finite and at least 0, got {number}")
 
 
 def decay(name: str, value: Any) -> None:
-    """Check the factor of a moving average, which must be a plain number.
+    """Check the factor of a moving average.
 
     Args:
         name: what messages call it.
         value: in [0, 1).
 
     Raises:
-        TypeError: for what is no number, and for one that may be traced.
+        TypeError: for what is no number.
         ValueError: for a number outside [0, 1).
     """
-    number = real_number(name, value)
-    if number is None:
-        raise TypeError(f"{name} must be a number, got an array")
+    number = plain_number(name, value)
     if not 0 <= number < 1:
         raise ValueError(f"{name} must be at least 0 and below 1, got {number}")
 
@@ -209,7 +225,7 @@ def adam(
     decay("beta_1", beta_1)
     decay("beta_2", beta_2)
     epsilon(eps)
-    not_negative("weight_decay", weight_decay)
+    not_negative("weight_decay", weight_decay, plain=True)
     flag("decoupled", decoupled)
 
 
@@ -237,7 +253,7 @@ def sgd(
     not_negative("learning_rate", learning_rate)
     decay("momentum", momentum)
     flag("nesterov", nesterov)
-    not_negative("weight_decay", weight_decay)
+    not_negative("weight_decay", weight_decay, plain=True)
     if nesterov and momentum == 0:
         raise ValueError("nesterov needs a momentum above 0, got 0")
 

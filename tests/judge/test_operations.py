@@ -12,7 +12,7 @@ import jax_impl
 import reference_numpy
 import torch_impl
 from conformance.bounds import bound
-from conformance.cases.arguments import gradient_name
+from conformance.cases.arguments import gradient_name, results_of
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, FEATURES
 from conformance.cases.operation import Operation
@@ -77,9 +77,9 @@ def test_a_record_fits_its_cases(name: str) -> None:
     material = operation.cases(dtypes=("float32",), declaration=EVERYTHING)
     for _, case in drawn(material, 6, 0):
         truth = by_definition(case)
-        assert set(truth) == {*operation.results, *(gradient_name(n) for n in differentiated(case, operation))}
+        assert set(truth) == {*results_of(case), *(gradient_name(n) for n in differentiated(case, operation))}
         assert {key: array.shape for key, array in bound(case).items()} == {k: e.high.shape for k, e in truth.items()}
-        for result in operation.results:
+        for result in results_of(case):
             assert operation.shape(case, result, "BHTD") == truth[result].high.shape
         assert set(layout_of(case).arrays) >= set(case.inputs)
         assert all(size >= 0 for size in operation.dimensions(case).values())

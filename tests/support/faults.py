@@ -114,6 +114,14 @@ FAULTS = (
     Fault("FFN-1", "slope of the ReLU at every place", "feed_forward_vjp.py", "return (x > 0).astype(x.dtype)", "return np.ones_like(x)"),
     Fault("ACT-1", "sigmoid of 1.702 x", "feed_forward.py", "root = np.exp(-0.5 * size)", "root = np.exp(-0.851 * size)"),
     Fault("ACT-1", "slope of SiLU without x", "feed_forward_vjp.py", "root * (1 - size / total) * root / total", "root * root / total"),
+    Fault("OPT-1", "eps inside the root", "optimizers.py", "(np.sqrt(v / correction_2) + eps)", "np.sqrt(v / correction_2 + eps)"),
+    Fault("OPT-1", "bias correction of the step before", "optimizers.py", "-math.expm1(step * math.log(beta))", "-math.expm1(max(step - 1, 1) * math.log(beta))"),
+    Fault("OPT-1", "decay without the learning rate", "optimizers.py", "1 - learning_rate * weight_decay if decoupled", "1 - weight_decay if decoupled"),
+    Fault("OPT-1", "decay decoupled and coupled", "optimizers.py", "0.0 if decoupled else weight_decay)", "weight_decay)"),
+    Fault("OPT-2", "dampening", "optimizers.py", "lambda v, g: momentum * v + g,", "lambda v, g: momentum * v + (1 - momentum) * g,"),
+    Fault("OPT-2", "nesterov from the velocity alone", "optimizers.py", "lambda v, g: g + momentum * v,", "lambda v, g: momentum * v,"),
+    Fault("OPT-3", "squares that overflow", "optimizers.py", "np.where(finite & (largest > 0), largest, 1)", "np.where(finite & (largest > 0), 1, 1)"),
+    Fault("OPT-3", "scaled by a non-finite norm", "optimizers.py", "clipped = finite & (norm > limit)", "clipped = ~(norm <= limit)"),
 )  # fmt: skip
 
 
