@@ -2,7 +2,7 @@
 
 Read in this order, beside the files of the same names in `reference_numpy`: masks, attention_steps, attention,
 multi_head_attention, layer_norm_steps, layer_norm, embedding, positions, feed_forward, blocks, transformer, decoding,
-generation, models. `engines/` holds faster ways to the same results, and has not to be read. Everything works under
+generation, models, losses. `engines/` holds faster ways to the same results, and has not to be read. Everything works under
 `torch.compile(fullgraph=True)`, `torch.autograd` (twice, too), `torch.func.grad`, `vjp` and `vmap`, and keeps its
 precision under `torch.autocast`. Forward-mode differentiation is not offered: `torch.compile` refuses functions that
 have it.
@@ -17,6 +17,7 @@ from torch_impl.engines.choice import *
 from torch_impl.feed_forward import *
 from torch_impl.generation import *
 from torch_impl.layer_norm import *
+from torch_impl.losses import *
 from torch_impl.masks import *
 from torch_impl.models import *
 from torch_impl.multi_head_attention import *
