@@ -14,12 +14,15 @@ from jax_impl.embedding import *
 from jax_impl.engines.choice import *
 from jax_impl.feed_forward import *
 from jax_impl.generation import *
+from jax_impl.initializers import *
 from jax_impl.layer_norm import *
 from jax_impl.losses import *
 from jax_impl.masks import *
 from jax_impl.models import *
 from jax_impl.multi_head_attention import *
+from jax_impl.optimizers import *
 from jax_impl.positions import *
+from jax_impl.schedules import *
 from jax_impl.transformer import *
 from specification.exports import public_names as _public_names
 

@@ -15,6 +15,7 @@ from reference_numpy.embedding_vjp import *
 from reference_numpy.feed_forward import *
 from reference_numpy.feed_forward_vjp import *
 from reference_numpy.generation import *
+from reference_numpy.initializers import *
 from reference_numpy.layer_norm import *
 from reference_numpy.layer_norm_vjp import *
 from reference_numpy.losses import *
@@ -23,8 +24,10 @@ from reference_numpy.masks import *
 from reference_numpy.models import *
 from reference_numpy.multi_head_attention import *
 from reference_numpy.multi_head_attention_vjp import *
+from reference_numpy.optimizers import *
 from reference_numpy.positions import *
 from reference_numpy.positions_vjp import *
+from reference_numpy.schedules import *
 from reference_numpy.transformer import *
 from reference_numpy.transformer_vjp import *
 from specification.exports import public_names as _public_names

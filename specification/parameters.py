@@ -125,7 +125,8 @@ def mapped(function: Callable[..., Any], first: Any, *others: Any) -> Any:
 
     Args:
         function: takes one array of each structure.
-        first: a structure of arrays. Where it is None, the result is None.
+        first: a structure of arrays: any nesting of NamedTuples, dicts, lists and tuples. Where it is None, the result
+            is None.
         *others: structures of the same form.
 
     Returns:
@@ -133,7 +134,29 @@ def mapped(function: Callable[..., Any], first: Any, *others: Any) -> Any:
     """
     if first is None:
         return None
+    if isinstance(first, dict):
+        return {key: mapped(function, part, *(other[key] for other in others)) for key, part in first.items()}
     if isinstance(first, list | tuple):
         parts = [mapped(function, *same) for same in zip(first, *others, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     return function(first, *others)
+
+
+def leaves(tree: Any, path: str = "") -> dict[str, Any]:
+    """Return the arrays of a structure, in its order, by their paths.
+
+    Args:
+        tree: a structure of arrays, as `mapped` takes it.
+        path: of the structure itself.
+    """
+    if tree is None:
+        return {}
+    if isinstance(tree, dict):
+        parts = {f"{path}[{key!r}]": part for key, part in tree.items()}
+    elif hasattr(tree, "_fields"):
+        parts = {f"{path}.{name}": part for name, part in tree._asdict().items()}
+    elif isinstance(tree, list | tuple):
+        parts = {f"{path}[{i}]": part for i, part in enumerate(tree)}
+    else:
+        return {path: tree}
+    return {name: array for path, part in parts.items() for name, array in leaves(part, path).items()}

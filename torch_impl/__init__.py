@@ -16,12 +16,15 @@ from torch_impl.embedding import *
 from torch_impl.engines.choice import *
 from torch_impl.feed_forward import *
 from torch_impl.generation import *
+from torch_impl.initializers import *
 from torch_impl.layer_norm import *
 from torch_impl.losses import *
 from torch_impl.masks import *
 from torch_impl.models import *
 from torch_impl.multi_head_attention import *
+from torch_impl.optimizers import *
 from torch_impl.positions import *
+from torch_impl.schedules import *
 from torch_impl.transformer import *
 
 __all__ = _public_names(globals())

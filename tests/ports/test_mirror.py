@@ -29,7 +29,7 @@ PORT_KEYWORDS = {
 """Keyword-only parameters that a port may have beyond the definition's: where to put a result that no argument places,
 and which of its algorithms to take."""
 
-PORT_NAMES = {"explain_engine", "explain_layer_norm_engine"}
+PORT_NAMES = {"Adam", "explain_engine", "explain_layer_norm_engine"}
 """Public names that a port may have beyond the definition's."""
 
 CORES = {"attention_steps": "reference_attention", "layer_norm_steps": "reference_layer_norm"}
@@ -145,6 +145,9 @@ def test_same_functions_in_the_same_files_and_order(package: str) -> None:
 def test_every_operation_that_has_gradients_has_them_beside_it() -> None:
     constant = {"materialize", "sinusoidal_positions"} | {"Model", "load", "plain_self_attention", "restore", "save"}
     constant |= {"beam_search", "choose", "decode_step", "greedy", "sample", "start"}
+    constant |= {"adam_start", "adam_step", "clip_by_global_norm", "sgd_start", "sgd_step"}
+    constant |= {"cosine_decay", "inverse_square_root", "linear_warmup"}
+    constant |= {"embedding_default", "linear_default", "xavier_uniform"}
     gradients = {name.removesuffix("_vjp") for name in REFERENCE.__all__ if name.endswith("_vjp")}
     assert gradients == set(OPERATIONS) - constant
 

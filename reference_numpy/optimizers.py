@@ -1,0 +1,250 @@
+"""Optimizers and gradient clipping, defined (rules OPT-1 to OPT-3).
+
+Parameters, gradients and states are trees: any nesting of NamedTuples, dicts, lists, tuples and arrays; None stays
+None. A step makes new trees, and changes none in place.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from reference_numpy.dtypes import widen
+from specification import checks
+from specification.optimizers import AdamState, SgdState
+from specification.parameters import leaves, mapped
+
+__all__ = ["adam_start", "adam_step", "clip_by_global_norm", "sgd_start", "sgd_step"]
+
+
+def zeros(parameters: Any) -> Any:
+    """A tree like the parameters, of zeros in the compute dtype."""
+    checks.trained("parameters", parameters)
+    return mapped(lambda parameter: np.zeros_like(widen(parameter)), parameters)
+
+
+# --- Adam -------------------------------------------------------------------------------------------------------------
+
+
+def adam_start(parameters: Any) -> AdamState:
+    """Make the state of Adam before its first step: step 0, mean and square 0 (OPT-1).
+
+    Args:
+        parameters: A tree of arrays in float16, bfloat16, float32 or float64.
+
+    Returns:
+        An `AdamState`, whose mean and square are in the compute dtype.
+
+    Raises:
+        TypeError: An array of another dtype.
+        ValueError: A tree without arrays.
+    """
+    return AdamState(0, zeros(parameters), zeros(parameters))
+
+
+def bias_correction(beta: float, step: int) -> float:
+    """1 - beta^step, to its last digits for a beta near 1 too."""
+    return -math.expm1(step * math.log(beta)) if beta > 0 else 1.0
+
+
+@np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output
+def adam_step(
+    parameters: Any,
+    gradients: Any,
+    state: AdamState,
+    *,
+    learning_rate: float,
+    beta_1: float = 0.9,
+    beta_2: float = 0.999,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    decoupled: bool = True,
+) -> tuple[Any, AdamState]:
+    """Move the parameters by one step of Adam (OPT-1).
+
+    Kingma and Ba, arXiv 1412.6980, algorithm 1; decoupled weight decay is AdamW, Loshchilov and Hutter, arXiv
+    1711.05101. With t = state.step + 1, for every element:
+
+        mean = beta_1 mean + (1 - beta_1) gradient
+        square = beta_2 square + (1 - beta_2) gradient^2
+        update = mean / (1 - beta_1^t) / (sqrt(square / (1 - beta_2^t)) + eps)
+        parameter = (1 - learning_rate weight_decay) parameter - learning_rate update
+
+    Args:
+        parameters: A tree of arrays in float16, bfloat16, float32 or float64.
+        gradients: A tree of the same form, each array in its parameter's dtype or in the compute dtype.
+        state: That of the step before, or what `adam_start` makes.
+        learning_rate: At least 0.
+        beta_1: The decay of the mean, in [0, 1).
+        beta_2: The decay of the square, in [0, 1).
+        eps: Added to the root; at least 2^-126.
+        weight_decay: At least 0.
+        decoupled: Whether parameters shrink by learning_rate weight_decay, as above. False adds weight_decay parameter
+            to the gradient instead.
+
+    Returns:
+        (parameters, state), both new. Parameters are computed in the compute dtype and rounded once to their own; mean
+        and square stay in the compute dtype.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Shapes or numbers that are not as described.
+    """
+    checks.adam(
+        parameters,
+        gradients,
+        state,
+        learning_rate=learning_rate,
+        beta_1=beta_1,
+        beta_2=beta_2,
+        eps=eps,
+        weight_decay=weight_decay,
+        decoupled=decoupled,
+    )
+    step = int(state.step) + 1
+    correction_1, correction_2 = bias_correction(beta_1, step), bias_correction(beta_2, step)
+    kept = 1 - learning_rate * weight_decay if decoupled else 1.0
+
+    def averaged(mean: Any, gradient: Any) -> Any:
+        return np.asarray(beta_1 * widen(mean) + (1 - beta_1) * gradient)
+
+    def squared(square: Any, gradient: Any) -> Any:
+        return np.asarray(beta_2 * widen(square) + (1 - beta_2) * gradient * gradient)
+
+    def moved(parameter: Any, mean: Any, square: Any) -> Any:
+        update = mean / correction_1 / (np.sqrt(square / correction_2) + eps)
+        return np.asarray(kept * widen(parameter) - learning_rate * update, parameter.dtype)
+
+    gradients = decayed(parameters, gradients, 0.0 if decoupled else weight_decay)
+    mean = mapped(averaged, state.mean, gradients)
+    square = mapped(squared, state.square, gradients)
+    return mapped(moved, parameters, mean, square), AdamState(step, mean, square)
+
+
+def decayed(parameters: Any, gradients: Any, weight_decay: float) -> Any:
+    """gradient + weight_decay parameter, in the compute dtype."""
+    if weight_decay == 0:
+        return mapped(widen, gradients)
+    return mapped(lambda g, p: np.asarray(widen(g) + weight_decay * widen(p)), gradients, parameters)
+
+
+# --- gradient descent -------------------------------------------------------------------------------------------------
+
+
+def sgd_start(parameters: Any) -> SgdState:
+    """Make the state of gradient descent before its first step: velocity 0 (OPT-2).
+
+    Args:
+        parameters: A tree of arrays in float16, bfloat16, float32 or float64.
+
+    Returns:
+        An `SgdState`, whose velocity is in the compute dtype.
+
+    Raises:
+        TypeError: An array of another dtype.
+        ValueError: A tree without arrays.
+    """
+    return SgdState(zeros(parameters))
+
+
+@np.errstate(all="ignore")
+def sgd_step(
+    parameters: Any,
+    gradients: Any,
+    state: SgdState,
+    *,
+    learning_rate: float,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    weight_decay: float = 0.0,
+) -> tuple[Any, SgdState]:
+    """Move the parameters by one step of gradient descent with momentum (OPT-2).
+
+    Sutskever et al., "On the importance of initialization and momentum in deep learning" (2013), as PyTorch writes it:
+    the gradient enters the velocity whole, at the first step too, and the learning rate multiplies the velocity. For
+    every element:
+
+        gradient = gradient + weight_decay parameter
+        velocity = momentum velocity + gradient
+        update = gradient + momentum velocity if nesterov else velocity
+        parameter = parameter - learning_rate update
+
+    Args:
+        parameters: A tree of arrays in float16, bfloat16, float32 or float64.
+        gradients: A tree of the same form, each array in its parameter's dtype or in the compute dtype.
+        state: That of the step before, or what `sgd_start` makes.
+        learning_rate: At least 0.
+        momentum: In [0, 1).
+        nesterov: Whether to look ahead, as above; needs a momentum above 0.
+        weight_decay: At least 0.
+
+    Returns:
+        (parameters, state), both new. Parameters are computed in the compute dtype and rounded once to their own; the
+        velocity stays in the compute dtype.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Shapes or numbers that are not as described.
+    """
+    checks.sgd(
+        parameters,
+        gradients,
+        state,
+        learning_rate=learning_rate,
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+    )
+
+    def accelerated(velocity: Any, gradient: Any) -> Any:
+        return np.asarray(momentum * widen(velocity) + gradient)
+
+    def moved(parameter: Any, velocity: Any, gradient: Any) -> Any:
+        update = gradient + momentum * velocity if nesterov else velocity
+        return np.asarray(widen(parameter) - learning_rate * update, parameter.dtype)
+
+    gradients = decayed(parameters, gradients, weight_decay)
+    velocity = mapped(accelerated, state.velocity, gradients)
+    return mapped(moved, parameters, velocity, gradients), SgdState(velocity)
+
+
+# --- clipping ---------------------------------------------------------------------------------------------------------
+
+
+@np.errstate(all="ignore")
+def clip_by_global_norm(gradients: Any, limit: float) -> tuple[Any, Float[np.ndarray, ""]]:
+    """Scale gradients by limit / norm where their norm exceeds the limit (OPT-3).
+
+    Pascanu et al., "On the difficulty of training recurrent neural networks", arXiv 1211.5063, algorithm 1. norm is the
+    root of the sum of squares of all elements of all arrays. Elements are divided by the largest of them before they
+    are squared, so that no square overflows or vanishes.
+
+    Where an element is NaN or infinite, every gradient is returned as it is, and norm is NaN or infinite: what went
+    wrong stays where it arose, and `norm` says so.
+
+    Args:
+        gradients: A tree of arrays in float16, bfloat16, float32 or float64.
+        limit: Above 0. With infinity nothing is scaled, and norm is measured.
+
+    Returns:
+        (gradients, norm): a new tree in the dtypes of the gradients, each element rounded once; and the norm before
+        scaling, an array of rank 0, in float64 where one of the gradients is float64, else in float32.
+
+    Raises:
+        TypeError: An array of another dtype, or a limit that is no number.
+        ValueError: A tree without arrays, or another limit.
+    """
+    checks.clip(gradients, limit)
+    arrays = [widen(array) for array in leaves(gradients).values()]
+    dtype = np.result_type(*arrays)
+    largest = np.max([np.max(np.abs(array), initial=0) for array in arrays])
+    finite = bool(np.isfinite(largest))
+    unit = np.asarray(largest if finite and largest > 0 else 1, dtype)
+    ratio = np.sqrt(sum(np.sum(np.square(array / unit)) for array in arrays))
+    norm = np.asarray(unit * ratio if finite else largest, dtype)
+    if not (finite and norm > limit):
+        return mapped(np.copy, gradients), norm
+    return mapped(lambda g: np.asarray(widen(g) / unit * (limit / ratio), g.dtype), gradients), norm
