@@ -2,8 +2,8 @@
 
 Read in this order, beside the files of the same names in `reference_numpy`: masks, attention_steps, attention,
 multi_head_attention, layer_norm_steps, layer_norm, embedding, positions, feed_forward, blocks, transformer, decoding,
-generation, models, losses. `engines/` holds faster ways to the same results, and has not to be read. Everything works under
-`torch.compile(fullgraph=True)`, `torch.autograd` (twice, too), `torch.func.grad`, `vjp` and `vmap`, and keeps its
+generation, models, losses. `engines/` holds faster ways to the same results, and has not to be read. Everything works
+under `torch.compile(fullgraph=True)`, `torch.autograd` (twice, too), `torch.func.grad`, `vjp` and `vmap`, and keeps its
 precision under `torch.autocast`. Forward-mode differentiation is not offered: `torch.compile` refuses functions that
 have it.
 """

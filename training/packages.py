@@ -44,6 +44,10 @@ class Package:
     def module(self) -> ModuleType:
         return importlib.import_module(self.name)
 
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        """What has to be in force while functions of the package are called."""
+        return contextlib.nullcontext()
+
     def arrays(self, tree: Any) -> Any:
         """The tree with the package's own arrays in place of NumPy's, bit for bit."""
         raise NotImplementedError
@@ -52,10 +56,17 @@ class Package:
         """The tree with NumPy's arrays in place of the package's, bit for bit."""
         raise NotImplementedError
 
-    def output(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
-        """What the model gives, for arrays of the package. dropout: a structure of `specification.dropout`, or None."""
+    def output(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None, model: Any = None) -> Any:
+        """What the model gives, for arrays of the package.
+
+        Args:
+            task: what is trained.
+            parameters, batch: trees of the package's arrays.
+            dropout: a structure of `specification.dropout`, or None.
+            model: a function in place of the package's own.
+        """
         sites = {} if dropout is None else {"dropout": dropout}
-        model = getattr(self.module, task.model)
+        model = getattr(self.module, task.model) if model is None else model
         return model(parameters, *batch.inputs, configuration=task.configuration, **batch.options, **sites)
 
     def loss(self, task: Task, output: Any, batch: Batch) -> Any:
@@ -157,10 +168,16 @@ class Jax(Package):
 
     name = "jax_impl"
 
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        """64 bits, without which JAX narrows float64 and int64."""
+        import jax
+
+        return jax.enable_x64(True)
+
     def arrays(self, tree: Any) -> Any:
         import jax.numpy as jnp
 
-        with wide():
+        with self.context():
             return converted(tree, jnp.asarray)
 
     def numbers(self, tree: Any) -> Any:
@@ -203,31 +220,24 @@ class Jax(Package):
 
     def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Step:
         arrays, spread = apart((batch, dropout))
-        with wide():
+        with self.context():
             return self.compiled_step(task, spread, parameters, arrays)
 
     def predict(self, task: Task, parameters: Any, batch: Batch) -> Any:
-        with wide():
+        with self.context():
             return self.compiled_output(task, parameters, batch)
 
     def clip(self, gradients: Any, limit: float) -> tuple[Any, Any]:
-        with wide():
+        with self.context():
             return self.compiled_clip(gradients, limit)
 
     def adam_start(self, parameters: Any) -> Any:
-        with wide():
+        with self.context():
             return super().adam_start(parameters)
 
     def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> tuple[Any, Any]:
-        with wide():
+        with self.context():
             return self.compiled_adam(parameters, gradients, state, **options)
-
-
-def wide() -> contextlib.AbstractContextManager[Any]:
-    """64 bits, without which JAX narrows float64 and int64."""
-    import jax
-
-    return jax.enable_x64(True)
 
 
 class Spread(NamedTuple):
