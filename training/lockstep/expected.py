@@ -20,6 +20,7 @@ from conformance.models.structures import as_float64
 from specification.checkpoints import flatten
 from training.lockstep.bounds import adam, clipped
 from training.lockstep.recipe import Recipe
+from training.packages import PACKAGES
 from training.task import Batch, Task
 
 RATE = 8
@@ -109,7 +110,9 @@ def exactly(tree: Any) -> Bounded:
     return {path: exact(array) for path, array in flatten(tree).items()}
 
 
-def expected(task: Task, recipe: Recipe, given: Given, model: dict[str, Bounded], answer: Mapping[str, Any], dtype: str) -> dict[str, Bounded]:
+def expected(
+    task: Task, recipe: Recipe, given: Given, model: dict[str, Bounded], answer: Mapping[str, Any], dtype: str
+) -> dict[str, Bounded]:
     """All quantities of a step that an implementation answers like that.
 
     Args:
@@ -122,14 +125,21 @@ def expected(task: Task, recipe: Recipe, given: Given, model: dict[str, Bounded]
     state, p = given.state, Precision.of(dtype)
     gradients = answered(answer, "gradients", model["gradients"])
     small, norm = clipped(gradients, np.inf if recipe.clip is None else recipe.clip, p)
-    options = recipe.adam_at(state.step, reference_numpy)
+    options = recipe.adam_at(state.step, PACKAGES["reference_numpy"])
     rate = {"": Approx(np.asarray(options.learning_rate), np.asarray(RATE * p.inner * options.learning_rate))}
     options = options._replace(learning_rate=float(answered(answer, "learning rate", rate)[""].value))
     before = [exactly(tree) for tree in (state.parameters, state.mean, state.square)]
     parameters, mean, square = before
     moved = adam(parameters, answered(answer, "clipped gradients", small), mean, square, state.step, options, p)
-    found = {**model, "norm": {"": norm}, "clipped gradients": small, "learning rate": rate, **moved._asdict()}
-    return {"arguments": exactly(state[:3]), **found}
+    found = {"norm": {"": norm}, "clipped gradients": small, "learning rate": rate, **moved._asdict()}
+    if dtype == "float64":  # in which the definition's are computed, too
+        found = {quantity: {path: doubled(a) for path, a in arrays.items()} for quantity, arrays in found.items()}
+    return {"arguments": exactly(state[:3]), **model, **found}
+
+
+def doubled(x: Approx) -> Approx:
+    """With twice the error, for a value that is as far off itself."""
+    return Approx(x.value, 2 * x.error)
 
 
 def answered(answer: Mapping[str, Any], quantity: str, definition: Bounded) -> Bounded:
@@ -144,5 +154,3 @@ def answered(answer: Mapping[str, Any], quantity: str, definition: Bounded) -> B
 def paths_of(tree: Any) -> dict[str, Any]:
     """Arrays by path; a dictionary has the paths already."""
     return dict(tree) if isinstance(tree, Mapping) else flatten(tree)
-
-

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from training.lockstep.bounds import Adam
+from training.packages import Package
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Hashable and free of arrays.
+    """A step after its gradients.
 
-    schedule: the name of a function of `schedules.py`, and its keyword arguments. rate: what that is multiplied by.
+    rate: the learning rate of a step, counted from 0, by a package's schedule.
     clip: the largest norm of all gradients together; None for no clipping. adam: keyword arguments of `adam_step`.
     """
 
-    schedule: str
-    schedule_options: tuple[tuple[str, Any], ...]
-    rate: float = 1.0
+    rate: Callable[[Package, int], Any]
     clip: float | None = None
     adam: tuple[tuple[str, Any], ...] = ()
 
-    def learning_rate(self, step: int, package: Any) -> Any:
-        """The rate of a step, counted from 0, by the schedule of a package."""
-        return self.rate * getattr(package, self.schedule)(step, **dict(self.schedule_options))
-
-    def adam_at(self, step: int, package: Any) -> Adam:
+    def adam_at(self, step: int, package: Package) -> Adam:
         """The numbers of a step of Adam."""
-        return Adam(float(self.learning_rate(step, package)), **dict(self.adam))
+        return Adam(float(self.rate(package, step)), **dict(self.adam))

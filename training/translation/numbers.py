@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -73,8 +72,3 @@ def drawn_numbers(rng: np.random.Generator, count: int, *, test: bool, limit: in
         chosen = rng.choice(high - low, min(high - low, 12 * share + 100), replace=False) + low
         found += [int(n) for n in chosen if held_out(int(n)) == test][:share]
     return [found[place] for place in rng.permutation(len(found))]
-
-
-def vocabulary(language: str, sentences: Sequence[str]) -> list[str]:
-    """Every token that occurs, in the order of the alphabet."""
-    return sorted({token for sentence in sentences for token in tokens(sentence, language)})
