@@ -50,7 +50,8 @@ class PackageTrainer:
         state = AdamState(counted(given.state.step, package.adam_start(parameters)), mean, square)
         loss, gradients = package.loss_and_gradients(self.task, parameters, given.batch, given.dropout)
         clipped, norm = package.clip(gradients, np.inf if recipe.clip is None else recipe.clip)
-        rate = recipe.rate(package, given.state.step)
+        with package.context():
+            rate = recipe.rate(package, given.state.step)
         moved, after = package.adam_step(parameters, clipped, state, learning_rate=rate, **dict(recipe.adam))
         answer = {"loss": loss, "gradients": gradients, "norm": norm, "clipped gradients": clipped}
         answer |= {"learning rate": rate, "mean": after.mean, "square": after.square, "parameters": moved}
