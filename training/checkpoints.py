@@ -1,9 +1,9 @@
 """A checkpoint: a folder with the model, the optimizer's state, the vocabulary, and the place in the run.
 
-    model.safetensors      as the packages' `save` writes it, so each `restore` reads it
-    optimizer.safetensors  the moving averages of Adam
-    vocabulary.json        the tokenizer
-    run.json               settings, package, and how far the run has come
+model.safetensors      as the packages' `save` writes it, so each `restore` reads it
+optimizer.safetensors  the moving averages of Adam
+vocabulary.json        the tokenizer
+run.json               settings, package, and how far the run has come
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Checkpoint(NamedTuple):
     place: Place
     vocabulary: Any
     parameters: Any
-    state: AdamState | None
+    state: AdamState
 
 
 def write(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -55,7 +55,6 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
     from safetensors import SafetensorError
 
     state = checkpoint.state
-    assert state is not None
     moments = {f"mean.{name}": array for name, array in flatten(state.mean).items()}
     moments |= {f"square.{name}": array for name, array in flatten(state.square).items()}
     told = {
@@ -87,12 +86,11 @@ def newest(folder: Path) -> Path | None:
     return max(folder.glob("step-*"), default=None) if folder.is_dir() else None
 
 
-def read(folder: Path, *, optimizer: bool = True) -> Checkpoint:
+def read(folder: Path) -> Checkpoint:
     """Read a checkpoint.
 
     Args:
         folder: of the checkpoint, or of a run, whose newest one is taken.
-        optimizer: whether the optimizer's state is read; classification needs none.
 
     Raises:
         ValueError: for a folder without a checkpoint, and for one whose parts cannot be read or do not fit together.
@@ -101,23 +99,24 @@ def read(folder: Path, *, optimizer: bool = True) -> Checkpoint:
     if place is None:
         raise ValueError(f"{folder} is no checkpoint" if folder.is_dir() else f"there is no folder {folder}")
     try:
-        return checked(place, optimizer)
+        return checked(place)
     except (KeyError, TypeError, OSError) as error:
         raise ValueError(f"{place} is no whole checkpoint: {error}") from error
 
 
-def checked(folder: Path, optimizer: bool) -> Checkpoint:
+def checked(folder: Path) -> Checkpoint:
     told = told_by(folder / RUN)
     settings = Settings(**told["settings"])
     parameters, configuration = read_model(folder / MODEL)
     if not isinstance(parameters, Classifier) or configuration != settings.task().configuration:
         raise ValueError(f"{folder / MODEL} is another model than {folder / RUN} says")
     vocabulary = read_vocabulary(folder / VOCABULARY)
-    rows, size = len(parameters.encoder.embedding.tokens), vocabulary.get_vocab_size()
+    embedding, size = parameters.encoder.embedding, vocabulary.get_vocab_size()
+    rows = 0 if embedding is None else len(embedding.tokens)
     if rows != size:
         raise ValueError(f"{folder / VOCABULARY} has {size} entries, and the model {rows}")
     place = Place(**told["place"])
-    state = read_state(folder / OPTIMIZER, parameters, place.step) if optimizer else None
+    state = read_state(folder / OPTIMIZER, parameters, place.step)
     return Checkpoint(settings, told["package"], told["data"], place, vocabulary, parameters, state)
 
 

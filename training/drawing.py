@@ -18,6 +18,7 @@ from specification.parameters import (
     Linear,
     MultiHeadAttention,
     Norm,
+    mapped,
 )
 from training.reviews import LABELS
 from training.settings import Settings
@@ -50,22 +51,24 @@ def initial_weights(settings: Settings, vocabulary: int) -> Classifier:
     E = settings.width
 
     def linear(inner: int, outer: int, bias: bool = True) -> Linear:
-        uniform = draw.random((inner, outer), settings.dtype), draw.random(outer, settings.dtype)
-        return linear_default(*uniform) if bias else linear_default(uniform[0])
+        weight, offset = draw.random((inner, outer)), draw.random(outer)
+        return linear_default(weight, offset if bias else None)
 
     def table(rows: int) -> np.ndarray:
-        return embedding_default(draw.standard_normal((rows, E), settings.dtype))
+        return embedding_default(draw.standard_normal((rows, E))) * settings.spread
 
     def norm() -> Norm:
-        return Norm(np.ones(E, settings.dtype), np.zeros(E, settings.dtype))
+        return Norm(np.ones(E), np.zeros(E))
 
     def block() -> EncoderBlock:
-        attention = MultiHeadAttention(*(linear(E, E, bias=False) for _ in range(3)), linear(E, E))
+        query, key, value = (linear(E, E, bias=False) for _ in range(3))
+        attention = MultiHeadAttention(query, key, value, linear(E, E))
         return EncoderBlock(attention, norm(), FeedForward(linear(E, 4 * E), linear(4 * E, E)), norm())
 
     embedding = Embedding(table(vocabulary), table(settings.longest))
     blocks = [block() for _ in range(settings.depth)]
-    return Classifier(Encoder(embedding, blocks), linear(E, len(LABELS)))
+    made = Classifier(Encoder(embedding, blocks), linear(E, len(LABELS)))
+    return mapped(lambda array: array.astype(settings.dtype), made)
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
@@ -118,4 +121,3 @@ def dropout(settings: Settings, tokens: np.ndarray, step: int) -> StackDropout |
         return SublayerDropout(norm=site())
 
     return StackDropout(site(), [EncoderBlockDropout(sublayer(), sublayer()) for _ in range(settings.depth)])
-

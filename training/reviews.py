@@ -41,7 +41,9 @@ def movie_sentences() -> Split:
     lines = lzma.decompress(SENTENCES.read_bytes()).decode().splitlines()
     pairs = [line.split("\t") for line in lines]
     chosen = [[pair for pair in pairs if is_held_out(pair[1]) == held_out] for held_out in (False, True)]
-    return Split(*(Reviews([text for _, text in part], [int(float(rating) > 0) for rating, _ in part]) for part in chosen))
+    return Split(
+        *(Reviews([text for _, text in part], [int(float(rating) > 0) for rating, _ in part]) for part in chosen)
+    )
 
 
 def is_held_out(text: str) -> bool:

@@ -34,7 +34,8 @@ def learning_rate(package: Package, settings: Settings, step: int) -> float:
     """
     if step == 0:
         return 0.0
-    return settings.learning_rate * float(package.module.linear_warmup(step - 1, steps=settings.warmup))
+    with package.context():
+        return settings.learning_rate * float(package.module.linear_warmup(step - 1, steps=settings.warmup))
 
 
 def advance(
@@ -64,9 +65,7 @@ def advance(
     return Advance(parameters, state, loss, float(norm), rate, right)
 
 
-def first_not_finite(
-    package: Package, task: Task, parameters: Any, batch: Batch, dropout: Any, gradients: Any
-) -> str:
+def first_not_finite(package: Package, task: Task, parameters: Any, batch: Batch, dropout: Any, gradients: Any) -> str:
     """Name the first tensor with NaN or infinity: a parameter, a step of the model, or a gradient."""
 
     def not_finite(tree: Any) -> list[str]:
@@ -84,6 +83,7 @@ def first_not_finite(
     if not found:
         model = visited(package.name, parameters, visit).MODELS[type(parameters)]
         with package.context():
-            package.output(task, parameters, *package.arrays((batch, dropout)), model=model)
+            batch, dropout = package.arrays((batch, dropout))
+            package.output(task, parameters, batch, dropout, model)
     found += [f"the gradient of {name}" for name in not_finite(gradients)]
     return found[0] if found else "the loss"
