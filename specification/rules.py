@@ -57,6 +57,8 @@ RULES = {
         Rule("EMB-1", "embedding", "Row lookup; an id outside the vocabulary is refused; times sqrt(E) if scaled."),
         Rule("FFN-1", "feed-forward", "activation(x @ W1 + b1) @ W2 + b2 with ReLU, GELU (erf) or GELU (tanh)."),
         Rule("ACT-1", "silu", "x * sigmoid(x) for every element, to its last digits for large negative x too."),
+        Rule("LOSS-1", "cross-entropy", "log-sum-exp less the target's logit, mean over the targets that count."),
+        Rule("LOSS-2", "nll", "The target's log-probability, negated, with the mean over the targets that count."),
     )
 }  # fmt: skip
 """Rules of single operations."""
