@@ -164,5 +164,23 @@ def classify(
             print(f"{found.label} {found.probability:.4f}" + (f"  {line}" if text is None else ""))
 
 
+@app.command()
+def lockstep(
+    task: Annotated[str, typer.Option(help="translation or reviews, in small")] = "translation",
+    steps: Annotated[int, typer.Option(help="how many", min=1)] = 20,
+    seed: Annotated[int, typer.Option(help="by which everything random is drawn", min=0)] = 0,
+    dtype: Annotated[str, typer.Option(help="float64 or float32")] = "float64",
+    only: Annotated[str | None, typer.Option(help="compare this package alone", metavar="PACKAGE")] = None,
+    subject: Annotated[str | None, typer.Option(help="compare your own step", metavar="FILE:FUNCTION")] = None,
+    out: Annotated[Path, typer.Option(help="for the report", metavar="FOLDER")] = Path("build/training/lockstep"),
+) -> None:
+    """Compare every step of the same run in all packages. Exit code 1 where one departs, 2 for wrong input."""
+    with one_line_for_errors():
+        from training.lockstep.command import run
+
+        if not run(task, steps, seed, dtype, only, subject, out):
+            raise typer.Exit(1)
+
+
 if __name__ == "__main__":
     app()

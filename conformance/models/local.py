@@ -23,7 +23,6 @@ from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from reference_numpy.blocks import attention_options
 from reference_numpy.multi_head_attention_vjp import multi_head_attention_vjp
-from reference_numpy.transformer import log_softmax as exact_log_softmax
 from specification.dtypes import FLOATING
 from specification.parameters import FeedForward, Linear, MultiHeadAttention, Norm
 
@@ -225,56 +224,23 @@ def log_softmax_vjp(dtype: str, x: Any, cotangent: Any) -> Any:
     ).error
 
 
-def cross_entropy(dtype: str, logits: Any, targets: Any, *, label_smoothing: float = 0.0, **options: Any) -> Any:
-    """Log-probabilities, weighted by the mixed target."""
-    p = Precision.of(dtype)
-    weights = mixed_target(logits, targets, label_smoothing)
-    size, error = np.abs(exact_log_softmax(logits)), log_softmax(dtype, logits)
-    rows = np.sum(weights * (error + p.gamma(logits.shape[-1] + 4) * size), axis=-1)
-    return mean_of_rows(dtype, np.sum(weights * size, axis=-1), rows, targets, **options)
+def cross_entropy(dtype: str, logits: Any, targets: Any, **options: Any) -> Any:
+    return bound(case_of(dtype, "cross_entropy", {"logits": logits, "targets": targets}, **options))["output"]
 
 
-def cross_entropy_vjp(
-    dtype: str, logits: Any, targets: Any, cotangent: Any, *, label_smoothing: float = 0.0, **options: Any
-) -> Any:
-    """A share is off by as much, relatively, as its logarithm is off; then the difference and the product round."""
-    p = Precision.of(dtype)
-    share = np.exp(exact_log_softmax(logits))
-    relative = log_softmax(dtype, logits) + (EXP + 2) * p.inner + p.gamma(logits.shape[-1])
-    rows = relative * share + 6 * p.inner * (share + mixed_target(logits, targets, label_smoothing))
-    return np.abs(received(targets, cotangent, **options))[..., None] * rows
+def cross_entropy_vjp(dtype: str, logits: Any, targets: Any, cotangent: Any, **options: Any) -> Any:
+    case = case_of(dtype, "cross_entropy", {"logits": logits, "targets": targets}, cotangent, **options)
+    return bound(case)[gradient_name("logits")]
 
 
 def nll_loss(dtype: str, log_probabilities: Any, targets: Any, **options: Any) -> Any:
-    """Nothing but the sum over the rows."""
-    weights = mixed_target(log_probabilities, targets, 0.0)
-    sizes = np.sum(np.where(weights > 0, np.abs(log_probabilities), 0), axis=-1)
-    return mean_of_rows(dtype, sizes, np.zeros(sizes.shape), targets, **options)
+    inputs = {"log_probabilities": log_probabilities, "targets": targets}
+    return bound(case_of(dtype, "nll_loss", inputs, **options))["output"]
 
 
 def nll_loss_vjp(dtype: str, log_probabilities: Any, targets: Any, cotangent: Any, **options: Any) -> Any:
-    rows = np.abs(received(targets, cotangent, **options))[..., None]
-    return 4 * Precision.of(dtype).inner * rows * mixed_target(log_probabilities, targets, 0.0)
-
-
-def mixed_target(logits: Any, targets: Any, smoothing: float) -> Any:
-    """The weights of the classes in the loss of each row."""
-    V = logits.shape[-1]
-    return (1 - smoothing) * (targets[..., None] == np.arange(V)) + smoothing / V
-
-
-def received(targets: Any, cotangent: Any, *, ignore: int | None = None, reduction: str = "mean") -> Any:
-    """What the loss of each row receives from the cotangent."""
-    counted = np.ones(targets.shape, bool) if ignore is None else targets != ignore
-    return np.where(counted, cotangent / (max(counted.sum(), 1) if reduction == "mean" else 1), 0)
-
-
-def mean_of_rows(dtype: str, sizes: Any, errors: Any, targets: Any, **options: Any) -> Any:
-    """The error of the rows' sum or mean."""
-    p = Precision.of(dtype)
-    shares = received(targets, np.ones(()), **options)
-    total = shares * (errors + p.gamma(targets.size + 2) * (sizes + errors))
-    return total if options.get("reduction") == "none" else np.sum(total)
+    inputs = {"log_probabilities": log_probabilities, "targets": targets}
+    return bound(case_of(dtype, "nll_loss", inputs, cotangent, **options))[gradient_name("log_probabilities")]
 
 
 LOCAL: dict[str, Step] = {

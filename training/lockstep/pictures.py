@@ -26,6 +26,7 @@ def figure(report: dict[str, Any]) -> Any:
         drifts.plot(drift, label=one["name"], **look)
     losses.set(ylabel="loss")
     losses.legend(frameon=False)
+    drifts.xaxis.get_major_locator().set_params(integer=True)
     drifts.set(xlabel="step", ylabel="drift of the weights", yscale="log")
     for axes in (losses, drifts):
         axes.spines[["top", "right"]].set_visible(False)

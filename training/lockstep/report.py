@@ -136,18 +136,15 @@ def free_rows(report: Content) -> Iterator[list[str]]:
 def terminal(report: Content) -> RenderableType:
     """Return tables for the terminal."""
     names = [one["name"] for one in report["implementations"]]
-    judged = Table("quantity", *names, title="In lock-step: largest error, in bounds", title_justify="left")
+    judged = Table("quantity", *names, title="In lock-step: errors in bounds", title_justify="left")
     for quantity in quantities(report):
         cells = [cell(one, quantity) for one in report["implementations"]]
         judged.add_row(quantity, *(Text(text, style=style(text)) for text in cells))
-    free = Table(
-        "step", "loss", title="Running free: the definition's loss, and how far others are off", title_justify="left"
-    )
-    for name in names:
-        for head in ("loss", "weights"):
-            free.add_column(f"{name} {head}", min_width=7, overflow="fold")
+    heads = [f"{name}\nloss / weights" for name in names]
+    free = Table("step", "loss", *heads, title="Running free: how far off", title_justify="left")
     for row in free_rows(report):
-        free.add_row(*row)
+        pairs = zip(row[2::2], row[3::2], strict=True)
+        free.add_row(*row[:2], *(f"{loss} / {weights}" if loss else "" for loss, weights in pairs))
     lines = [Text(verdict(one), style="green" if one["conforms"] else "bold red") for one in report["implementations"]]
     return Group(judged, free, *lines)
 

@@ -10,9 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from specification.optimizers import AdamState
+from training.lockstep.bounds import Adam
 from training.lockstep.expected import Given
 from training.lockstep.recipe import Recipe
-from training.packages import Package
+from training.packages import PACKAGES, Package
 from training.task import Task
 
 Answer = dict[str, Any]
@@ -70,17 +71,20 @@ def counted(step: int, start: AdamState) -> Any:
 
 @dataclass(frozen=True)
 class FunctionTrainer:
-    """A function (parameters, mean, square, step, batch, dropout, task, recipe) -> answer, all in NumPy arrays."""
+    """Anybody's function (given, task, adam, clip) -> answer, in NumPy arrays.
+
+    given: a `Given`; adam: its numbers, the learning rate among them; clip: the largest norm, or None.
+    The answer has any of the names in `QUANTITIES`: numbers, trees like the parameters, or arrays by path.
+    """
 
     name: str
-    function: Callable[..., Answer]
+    function: Callable[[Given, Task, Adam, float | None], Answer]
     task: Task
     recipe: Recipe
 
     def step(self, given: Given) -> Answer:
-        state, batch, dropout = copy.deepcopy(given)
-        answer = self.function(*state, batch, dropout, self.task, self.recipe)
-        return {"arguments": state[:3], **answer}
+        own, adam = copy.deepcopy(given), self.recipe.adam_at(given.state.step, PACKAGES["reference_numpy"])
+        return {"arguments": own.state[:3]} | self.function(own, self.task, adam, self.recipe.clip)
 
     def predict(self, given: Given) -> Answer:
         return {}
