@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from conformance.bounds import bound, losses
+from conformance.bounds import losses
 from conformance.bounds.arithmetic import Precision
 from conformance.bounds.operations import finished
 from conformance.cases.axes import Described, leading

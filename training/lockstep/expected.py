@@ -18,6 +18,7 @@ from conformance.bounds.arithmetic import Approx, Precision, exact
 from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
 from specification.checkpoints import flatten
+from specification.parameters import mapped
 from training.lockstep.bounds import adam, clipped
 from training.lockstep.recipe import Recipe
 from training.packages import PACKAGES
@@ -70,7 +71,7 @@ def first_state(parameters: Any, dtype: str) -> State:
 
 def cast(tree: Any, dtype: str) -> Any:
     """A tree of floating arrays in that dtype."""
-    return reference_numpy.optimizers.mapped(lambda array: np.asarray(array, dtype), tree)
+    return mapped(lambda array: np.asarray(array, dtype), tree)
 
 
 def model_quantities(task: Task, given: Given, dtype: str) -> dict[str, Bounded]:

@@ -6,9 +6,10 @@ import io
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results.plots import COLOURS
 from conformance.reports.content import real
 
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+"""Okabe and Ito's, which the colour-blind can tell apart."""
 DASHES: tuple[Any, ...] = ("-", (0, (5, 3)), (0, (1, 2)), (0, (5, 2, 1, 2)))
 """So that curves that lie on one another can all be seen."""
 

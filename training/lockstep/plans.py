@@ -37,7 +37,8 @@ def reviews(seed: int) -> Plan:
         dtype="float64",
     )
     whole = read(None).training
-    some = Reviews(*(part[:: len(part) // TEXTS] for part in whole))
+    every = len(whole.texts) // TEXTS
+    some = Reviews(whole.texts[::every], whole.labels[::every])
     data = loop.prepare(Split(some, some), settings)
     order = drawing.order(np.array([*map(len, data.training.texts)]), settings.batch, seed, 0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,8 +10,9 @@ import numpy as np
 
 from conformance.checks.comparison import Finding
 from specification.checkpoints import flatten
+from specification.parameters import mapped
 from training.lockstep.comparison import Compared, compared
-from training.lockstep.expected import Bounded, Given, State, cast, expected, first_state, model_quantities
+from training.lockstep.expected import Bounded, Given, State, cast, expected, first_state, model_quantities, paths_of
 from training.lockstep.recipe import Recipe
 from training.lockstep.trainers import Answer, PackageTrainer, Trainer
 from training.packages import PACKAGES
@@ -97,12 +98,21 @@ def lockstep(plan: Plan, trainers: Sequence[Trainer], steps: int, *, dtype: str,
 
 
 def in_dtype(state: State, dtype: str) -> State:
-    return State(*(cast(tree, dtype) for tree in state[:3]), state.step)
+    parameters, mean, square = (cast(tree, dtype) for tree in state[:3])
+    return State(parameters, mean, square, state.step)
 
 
 def after(state: State, answer: Answer) -> State:
-    """The state that a step ends with."""
-    return State(answer["parameters"], answer["mean"], answer["square"], state.step + 1)
+    """The state that a step ends with, in the structure of the one that it began with."""
+    names = ("parameters", "mean", "square")
+    parameters, mean, square = (filled(state.parameters, paths_of(answer[name])) for name in names)
+    return State(parameters, mean, square, state.step + 1)
+
+
+def filled(tree: Any, arrays: Mapping[str, Any]) -> Any:
+    """The structure of a tree, with arrays by path."""
+    following = iter(flatten(tree))
+    return mapped(lambda _: arrays[next(following)], tree)
 
 
 def go_on(course: Course, trainer: Trainer, given: Given, definition: State) -> State | None:

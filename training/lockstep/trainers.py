@@ -23,7 +23,9 @@ Answer = dict[str, Any]
 class Trainer(Protocol):
     """One implementation."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """For the report."""
 
     def step(self, given: Given) -> Answer:
         """Take one step; the state and the batch that are given may not change."""

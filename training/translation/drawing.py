@@ -40,11 +40,11 @@ def initial_weights(settings: Settings, source: int, target: int) -> Transformer
     Returns:
         NumPy arrays in the dtype of the settings.
     """
-    draw, dtype = generator(settings.seed, WEIGHTS), settings.dtype
+    draw, dtype = generator(settings.seed, WEIGHTS), np.dtype(settings.dtype)
     E, F = settings.width, settings.inner
 
     def linear(inner: int, outer: int) -> Linear:
-        return Linear(xavier_uniform(draw.random((inner, outer), dtype)), np.zeros(outer, dtype))
+        return Linear(xavier_uniform(draw.random((inner, outer), np.float32).astype(dtype)), np.zeros(outer, dtype))
 
     def norm() -> Norm:
         return Norm(np.ones(E, dtype), np.zeros(E, dtype))
