@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +53,38 @@ class Vocabulary(NamedTuple):
                 break
             found += [] if number < len(SPECIAL) else [self.words[number]]
         return found
+
+
+class Vocabularies(NamedTuple):
+    """Of both languages. longest: the tokens of the longest sentence of the target, with its end."""
+
+    source: Vocabulary
+    target: Vocabulary
+    longest: int
+
+    def to_str(self) -> str:
+        """As JSON."""
+        return json.dumps({"longest": self.longest, **{name: getattr(self, name)._asdict() for name in LANGUAGES}})
+
+    @classmethod
+    def read(cls, path: Path) -> Vocabularies:
+        """Read what `to_str` has made.
+
+        Raises:
+            ValueError: for a file that holds something else.
+        """
+        try:
+            told = json.loads(path.read_text(encoding="utf-8"))
+            found = [Vocabulary(told[name]["language"], tuple(told[name]["words"])) for name in LANGUAGES]
+            longest = int(told["longest"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} cannot be read as vocabularies: {error}") from error
+        if any(one.words[: len(SPECIAL)] != SPECIAL for one in found):
+            raise ValueError(f"{path}: the words of a language must begin with {', '.join(SPECIAL)}")
+        return cls(*found, longest)
+
+
+LANGUAGES = ("source", "target")
 
 
 def padded(rows: Sequence[Sequence[int]], length: int) -> np.ndarray:
