@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,8 @@ from typer.testing import CliRunner
 
 import reference_numpy
 from conformance.bounds.arithmetic import Approx, Precision
+from conformance.models.error_propagation import walked
+from conformance.models.structures import as_float64
 from specification.checkpoints import flatten
 from specification.dropout import TransformerDropout
 from specification.optimizers import AdamState
@@ -23,7 +26,7 @@ from training.__main__ import app
 from training.lockstep import bounds, report, running
 from training.lockstep.bounds import Adam
 from training.lockstep.comparison import compared
-from training.lockstep.expected import Given, expected, first_state, model_quantities
+from training.lockstep.expected import Given, Model, expected, first_state
 from training.lockstep.plans import PLANS
 from training.lockstep.running import Course, Plan, after, in_dtype, judge, lockstep
 from training.lockstep.trainers import Answer, FunctionTrainer, PackageTrainer, Trainer
@@ -38,7 +41,7 @@ class Prepared(NamedTuple):
     """Two steps of a plan, each from the definition's state, with what the definition's model gives there."""
 
     plan: Plan
-    steps: list[tuple[Given, dict[str, Any]]]
+    steps: list[tuple[Given, Model]]
 
 
 @cache
@@ -50,7 +53,7 @@ def prepared(task: str, dtype: str, count: int = 2) -> Prepared:
     state, steps = first_state(plan.parameters, dtype), []
     for step in range(count):
         given = Given(state, *plan.draws(step))
-        steps.append((given, model_quantities(plan.task, given, dtype)))
+        steps.append((given, Model(plan.task, given, dtype)))
         state = in_dtype(after(state, definition.step(given._replace(state=in_dtype(state, "float64")))), dtype)
     return Prepared(plan, steps)
 
@@ -385,7 +388,7 @@ def test_a_missing_and_a_surplus_tensor_depart() -> None:
     gradients = flatten(answer["gradients"])
     gradients["more"] = gradients.pop(FAULTY_TENSOR)
     answer |= {"gradients": gradients}
-    wrong = compared(answer, expected(plan.task, plan.recipe, given, model, answer, "float64"), "float64")
+    wrong = compared(answer, expected(plan.task, plan.recipe, given, model.quantities, answer, "float64"), "float64")
     assert [one.finding.name for one in wrong if one.departs] == [FAULTY_TENSOR, "more"]
 
 
@@ -431,12 +434,36 @@ def test_gradients_within_their_errors_lead_to_results_within_the_bounds(scale: 
     assert reached > 0.3
 
 
+@pytest.mark.slow
+def test_a_unit_at_its_kink_accuses_nobody() -> None:
+    """Eight units of ReLU are at 0 for one token, where rounding decides about their slope, and off for all others."""
+    plan, [(given, _)] = prepared("translation", "float32", 1)
+    inputs: list[Any] = []
+
+    def visit(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+        if step == "transform":
+            inputs.append(arguments[1])
+        return function(*arguments, **keywords)
+
+    parameters = as_float64(given.state.parameters)
+    walked(Model(plan.task, given, "float32").forward, parameters, visit)
+    weight = parameters.encoder.blocks[0].feed_forward.inner.weight[:, :8]
+    given = copy.deepcopy(given)
+    inner = given.state.parameters.encoder.blocks[0].feed_forward.inner
+    inner.bias[:8] = -np.max(inputs[0] @ weight, axis=(0, 1))
+    course = Course("torch_impl")
+    judge(course, trainer_of(PACKAGES["torch_impl"], plan), plan, given, Model(plan.task, given, "float32"), "float32")
+    assert course.departures == []
+    # Some have the other slope indeed: their gradients are further off than rounding alone explains.
+    assert max(course.worst["gradients"]) > 0.05
+
+
 # --- the whole run ----------------------------------------------------------------------------------------------------
 
 
 def test_a_free_run_drifts_and_the_report_says_when(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, steps = prepared("translation", "float64")
-    monkeypatch.setattr(running, "model_quantities", lambda task, given, dtype: steps[given.state.step][1])
+    monkeypatch.setattr(running, "Model", lambda task, given, dtype: steps[given.state.step][1])
     trainers = [trainer_of(PACKAGES["torch_impl"], plan), trainer_of(CoupledDecay(), plan)]
     *_, result = lockstep(plan, trainers, 2, dtype="float64", seed=0)
     found = json.loads(json.dumps(report.content(result), allow_nan=False))

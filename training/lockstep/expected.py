@@ -9,6 +9,7 @@ not once more behind that. Where the implementation does not say, the definition
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,30 +75,39 @@ def cast(tree: Any, dtype: str) -> Any:
     return mapped(lambda array: np.asarray(array, dtype), tree)
 
 
-def model_quantities(task: Task, given: Given, dtype: str) -> dict[str, Bounded]:
-    """The loss and the gradients, and the predictions without dropout, exactly enough and with their bounds."""
-    parameters = as_float64(given.state.parameters)
-    inputs, options = given.batch.inputs, {"configuration": task.configuration, **given.batch.options}
+class Model:
+    """What the definition's model gives in a step, exactly enough, for an implementation that computes in a dtype."""
 
-    def trained(functions: Any) -> Any:
-        sites = {} if given.dropout is None else {"dropout": given.dropout}
-        output = getattr(functions, task.model)(parameters, *inputs, **options, **sites)
-        chosen = dict(task.loss_options)
-        loss = getattr(functions, task.loss)(output, given.batch.targets, **chosen)
-        cotangent = getattr(functions, f"{task.loss}_vjp")(output, given.batch.targets, np.ones_like(loss), **chosen)
-        found = getattr(functions, f"{task.model}_vjp")(parameters, *inputs, cotangent, **options, **sites)
+    def __init__(self, task: Task, given: Given, dtype: str) -> None:
+        self.task, self.given, self.dtype = task, given, dtype
+        self.parameters = as_float64(given.state.parameters)
+        self.options = {"configuration": task.configuration, **given.batch.options}
+        self.sites = {} if given.dropout is None else {"dropout": given.dropout}
+
+    def forward(self, functions: Any) -> Any:
+        """What the model of an instrumented definition gives in training."""
+        model = getattr(functions, self.task.model)
+        return model(self.parameters, *self.given.batch.inputs, **self.options, **self.sites)
+
+    def trained(self, functions: Any) -> Any:
+        """[loss, gradients]."""
+        task, batch, output = self.task, self.given.batch, self.forward(functions)
+        loss = getattr(functions, task.loss)(output, batch.targets, **dict(task.loss_options))
+        back, model = (getattr(functions, f"{name}_vjp") for name in (task.loss, task.model))
+        cotangent = back(output, batch.targets, np.ones_like(loss), **dict(task.loss_options))
+        found = model(self.parameters, *batch.inputs, cotangent, **self.options, **self.sites)
         return [loss, getattr(found, "parameters", found)]
 
-    def predicted(functions: Any) -> Any:
-        return getattr(functions, task.model)(parameters, *inputs, **options)
+    def predicted(self, functions: Any) -> Any:
+        """What the model gives in evaluation."""
+        return getattr(functions, self.task.model)(self.parameters, *self.given.batch.inputs, **self.options)
 
-    (loss, gradients), (loss_bound, gradient_bounds) = carried_bound(trained, parameters, dtype)
-    output, output_bound = carried_bound(predicted, parameters, dtype)
-    return {
-        "loss": {"": Approx(loss, loss_bound)},
-        "gradients": together(gradients, gradient_bounds),
-        "predictions": {"": Approx(output, output_bound)},
-    }
+    @cached_property
+    def quantities(self) -> dict[str, Bounded]:
+        """Loss, gradients, and the predictions without dropout."""
+        (loss, gradients), (error, errors) = carried_bound(self.trained, self.parameters, self.dtype)
+        found = {"loss": {"": Approx(loss, error)}, "gradients": together(gradients, errors)}
+        return found | {"predictions": {"": Approx(*carried_bound(self.predicted, self.parameters, self.dtype))}}
 
 
 def together(values: Any, errors: Any) -> Bounded:
@@ -119,7 +129,7 @@ def expected(
     Args:
         task, recipe: what is trained, and how.
         given: what the step starts from.
-        model: what `model_quantities` has found for it.
+        model: what `Model` says of it.
         answer: trees of NumPy arrays by quantity.
         dtype: in which the implementation computes.
     """

@@ -12,7 +12,7 @@ from conformance.checks.comparison import Finding
 from specification.checkpoints import flatten
 from specification.parameters import mapped
 from training.lockstep.comparison import Compared, compared
-from training.lockstep.expected import Bounded, Given, State, cast, expected, first_state, model_quantities, paths_of
+from training.lockstep.expected import Given, Model, State, cast, expected, first_state, paths_of
 from training.lockstep.recipe import Recipe
 from training.lockstep.trainers import Answer, PackageTrainer, Trainer
 from training.packages import PACKAGES
@@ -83,7 +83,7 @@ def lockstep(plan: Plan, trainers: Sequence[Trainer], steps: int, *, dtype: str,
     for step in range(steps):
         batch, dropout = plan.draws(step)
         given = Given(together, batch, dropout)
-        model = model_quantities(plan.task, given, dtype)
+        model = Model(plan.task, given, dtype)
         for trainer, course in zip(trainers, result.courses, strict=True):
             judge(course, trainer, plan, given, model, dtype)
         exact = definition.step(Given(in_dtype(together, "float64"), batch, dropout))
@@ -133,12 +133,13 @@ def distance(parameters: Any, others: Any) -> float:
     return float(np.linalg.norm(mine - theirs) / np.linalg.norm(theirs))
 
 
-def judge(course: Course, trainer: Trainer, plan: Plan, given: Given, model: dict[str, Bounded], dtype: str) -> None:
+def judge(course: Course, trainer: Trainer, plan: Plan, given: Given, model: Model, dtype: str) -> None:
     """Compare one step of an implementation with the definition's."""
     step = given.state.step
     try:
         answer = trainer.step(given) | trainer.predict(given)
-        found = [*compared(answer, expected(plan.task, plan.recipe, given, model, answer, dtype), dtype)]
+        truth = expected(plan.task, plan.recipe, given, model.quantities, answer, dtype)
+        found = [*compared(answer, truth, dtype)]
     except Exception as error:  # whatever an implementation raises is what it does in this step
         found = [Compared("call", Finding("", np.inf, message=f"raised {type(error).__name__}: {error}"))]
     for one in found:

@@ -75,13 +75,13 @@ class Vocabularies(NamedTuple):
         """
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
-            found = [Vocabulary(told[name]["language"], tuple(told[name]["words"])) for name in LANGUAGES]
+            source, target = (Vocabulary(told[name]["language"], tuple(told[name]["words"])) for name in LANGUAGES)
             longest = int(told["longest"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} cannot be read as vocabularies: {error}") from error
-        if any(one.words[: len(SPECIAL)] != SPECIAL for one in found):
+        if any(one.words[: len(SPECIAL)] != SPECIAL for one in (source, target)):
             raise ValueError(f"{path}: the words of a language must begin with {', '.join(SPECIAL)}")
-        return cls(*found, longest)
+        return cls(source, target, longest)
 
 
 LANGUAGES = ("source", "target")
