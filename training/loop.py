@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,8 @@ from training.stepping import Advance, advance
 
 TOGETHER = 256
 """Texts that are classified at once."""
+PAUSE = 10
+"""Seconds after which curves are drawn anew, once an epoch is over."""
 
 
 class Part(NamedTuple):
@@ -89,6 +92,7 @@ class Run:
     def __init__(self, package: Package, data: Data, folder: Path, begin: Checkpoint) -> None:
         self.package, self.data, self.folder, self.settings = package, data, folder, begin.settings
         self.parameters, self.place = package.arrays(begin.parameters), begin.place
+        self.saved = begin.place
         fresh = package.adam_start(self.parameters)
         mean, square = package.arrays((begin.state.mean, begin.state.square))
         # The sum is an int, or JAX's array, as the package has it.
@@ -112,22 +116,20 @@ class Run:
             FloatingPointError: for a loss or gradients that are not finite.
             OSError: where a file cannot be written. Checkpoints under their final names are whole.
         """
-        path = None
+        path, drawn = None, time.monotonic()
         display.begin(self.place, self.steps())
         with interruptible() as interrupted, Records(self.folder, self.place.step) as records:
-            while self.place.epoch < self.settings.epochs:
-                if not self.epoch(records, display, limit, interrupted):
-                    break
-                loss, accuracy = self.evaluate(self.data.held_out)
-                display.epoch(self.place.epoch, loss, accuracy)
-                found = {"held_out_loss": loss, "held_out_accuracy": accuracy}
-                records.write({"step": self.place.step, "epoch": self.place.epoch} | found)
-                self.place = Place(self.place.step, self.place.epoch + 1, 0)
+            whole = True
+            while whole and self.place.epoch < self.settings.epochs:
+                whole = self.epoch(records, display, limit, interrupted)
+                if whole:
+                    self.end_epoch(records, display)
                 path = self.save(display)
-                draw_curves(self.folder)
-            else:
-                return path
-            path = self.save(display)
+                if time.monotonic() > drawn + PAUSE:
+                    draw_curves(self.folder)
+                    drawn = time.monotonic()
+        if path is not None:
+            draw_curves(self.folder)
         if interrupted.is_set():
             raise KeyboardInterrupt
         return path
@@ -148,12 +150,20 @@ class Run:
                 "norm": taken.norm,
                 "rate": taken.rate,
             }
-            records.write({"step": step, "epoch": epoch} | numbers)
             step += 1
+            records.write({"step": step, "epoch": epoch} | numbers)
             self.parameters, self.state = taken.parameters, taken.state
             self.place = Place(step, epoch, self.place.batch + 1)
             display.step(taken, len(chosen), int(lengths[chosen].sum()))
         return True
+
+    def end_epoch(self, records: Records, display: Display) -> None:
+        """Classify what is held out, and go to the next epoch."""
+        loss, accuracy = self.evaluate(self.data.held_out)
+        display.epoch(self.place.epoch, loss, accuracy)
+        found = {"held_out_loss": loss, "held_out_accuracy": accuracy}
+        records.write({"step": self.place.step, "epoch": self.place.epoch} | found)
+        self.place = Place(self.place.step, self.place.epoch + 1, 0)
 
     def evaluate(self, part: Part) -> tuple[float, float]:
         """Loss and accuracy, without dropout."""
@@ -162,14 +172,15 @@ class Run:
             np.mean(found.argmax(1) == part.labels)
         )
 
-    def save(self, display: Display) -> Path:
+    def save(self, display: Display) -> Path | None:
+        """Write a checkpoint, unless nothing was done since the last one."""
+        if self.place == self.saved:
+            return None
         parameters, state = self.package.numbers((self.parameters, self.state))
-        path = checkpoints.write(
-            self.folder,
-            Checkpoint(
-                self.settings, self.package.name, self.data.digest, self.place, self.data.vocabulary, parameters, state
-            ),
-        )
+        data, settings, name = self.data, self.settings, self.package.name
+        checkpoint = Checkpoint(settings, name, data.digest, self.place, data.vocabulary, parameters, state)
+        path = checkpoints.write(self.folder, checkpoint)
+        self.saved = self.place
         display.wrote(path)
         return path
 

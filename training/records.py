@@ -25,8 +25,8 @@ TAGS = {
 class Records:
     """The log and the events of a run's folder. What an earlier run wrote after a step that is taken again is removed.
 
-    A line of the log is {"step": s, ...}: the numbers of the step before which s were taken, or, with "held_out_loss"
-    and "held_out_accuracy", of a whole epoch after s steps.
+    A line of the log is {"step": s, ...}: the numbers of the s-th step, or, with "held_out_loss" and
+    "held_out_accuracy", of what was held out, after s steps.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -40,7 +40,7 @@ class Records:
         self.writer = EventFileWriter(str(folder / EVENTS))
         # TensorBoard then forgets what earlier files have from this step on.
         start = SessionLog(status=SessionLog.START)
-        self.writer.add_event(Event(wall_time=time.time(), step=step, session_log=start))
+        self.writer.add_event(Event(wall_time=time.time(), step=step + 1, session_log=start))
 
     def write(self, record: dict[str, Any]) -> None:
         """Add a line to the log, and its numbers to the events."""
@@ -72,9 +72,8 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def rewind(path: Path, step: int) -> None:
-    """Remove from a log what a run will write that goes on from a step."""
-    kept = [one for one in read(path) if one["step"] < step or ("held_out_loss" in one and one["step"] == step)]
-    text = "".join(json.dumps(one) + "\n" for one in kept)
+    """Remove from a log what a run will write again that goes on after so many steps."""
+    text = "".join(json.dumps(one) + "\n" for one in read(path) if one["step"] <= step)
     write_whole(path, lambda beside: beside.write_text(text, encoding="utf-8"))
 
 

@@ -51,7 +51,8 @@ def advance(
         step: how many were taken before.
 
     Raises:
-        FloatingPointError: for a loss or gradients that are not finite; it names the step and the first such tensor.
+        FloatingPointError: for a loss or gradients that are not finite; it names the step, counted from 1, and
+            the first such tensor.
     """
     task = settings.task()
     found = package.step(task, parameters, batch, dropout)
@@ -59,7 +60,7 @@ def advance(
     loss, rate = float(found.loss), learning_rate(package, settings, step)
     if not (np.isfinite(loss) and np.isfinite(float(norm))):
         where = first_not_finite(package, task, parameters, batch, dropout, found.gradients)
-        raise FloatingPointError(f"step {step}: the loss is {loss}; the first tensor that is not finite is {where}")
+        raise FloatingPointError(f"step {step + 1}: the loss is {loss}; the first tensor that is not finite is {where}")
     parameters, state = package.adam_step(parameters, gradients, state, learning_rate=rate)
     right = int(np.sum(package.numbers(found.output).argmax(axis=1) == batch.targets))
     return Advance(parameters, state, loss, float(norm), rate, right)
