@@ -15,13 +15,15 @@ from training.translation.vocabulary import PADDING
 class Settings:
     """Of a run. The defaults are the paper's (sections 5.3 and 5.4), with a smaller model and a shorter warm-up.
 
-    source, target: languages, as num2words names them. numbers: how many are trained on; they are below limit.
+    source, target: languages, as num2words names them. numbers, held_out: how many are trained on, and how many are
+        translated after every epoch; all are below limit.
     warmup: steps in which the learning rate grows. clip: the largest norm of all gradients together.
     """
 
     source: str = "en"
     target: str = "de"
     numbers: int = 20_000
+    held_out: int = 1000
     limit: int = 1_000_000
     width: int = 64
     inner: int = 256

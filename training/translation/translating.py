@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from conformance.models.instrumentation import visited
 from conformance.models.structures import as_float64
-from conformance.reports.models import weights_within
+from conformance.reports.models import draw_weights, unknown_format, weights_within
 from specification.configuration import Configuration
 from specification.parameters import Transformer
+from training.checkpoints import Checkpoint
 from training.packages import Package
 from training.translation.vocabulary import END, START, Vocabularies, padded
 
@@ -90,3 +92,31 @@ def cross_attention(
 
     visited("reference_numpy", exact, visit).transformer(exact, source, target, configuration=configuration)
     return found
+
+
+def draw(checkpoint: Checkpoint, text: str, translation: str, path: Path) -> None:
+    """Draw the weights of the attention to the source in the last decoder block, with the words on both axes.
+
+    Args:
+        checkpoint: with the model and its vocabularies.
+        text, translation: sentences of the source and the target.
+        path: the picture, whose ending says the format.
+
+    Raises:
+        ValueError: for another ending, or a folder that is not there.
+    """
+    if (message := unknown_format(path)) is not None:
+        raise ValueError(message)
+    source, target = checkpoint.vocabulary.source, checkpoint.vocabulary.target
+    read, written = source.encode(text), target.encode(translation)
+    weights = cross_attention(
+        checkpoint.parameters,
+        checkpoint.settings.task().configuration,
+        np.array([read]),
+        np.array([[START, *written[:-1]]]),
+    )
+    words = [[*map(str.strip, one.pieces(numbers)), END_SIGN] for one, numbers in ((source, read), (target, written))]
+    draw_weights(weights[-1][0], words[1], words[0], f"{text}: {translation}", path)
+
+
+END_SIGN = "end"

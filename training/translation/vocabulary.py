@@ -62,6 +62,11 @@ class Vocabularies(NamedTuple):
     target: Vocabulary
     longest: int
 
+    @property
+    def words(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of both languages."""
+        return self.source.words, self.target.words
+
     def to_str(self) -> str:
         """As JSON."""
         return json.dumps({"longest": self.longest, **{name: getattr(self, name)._asdict() for name in LANGUAGES}})
