@@ -173,6 +173,29 @@ def classify(
 
 
 @app.command()
+def benchmark(
+    package: Annotated[
+        list[str] | None, typer.Option(help="the ports unless named; may be repeated", metavar="NAME")
+    ] = None,
+    repeats: Annotated[int, typer.Option(help="rounds, of which the least time counts", min=1)] = 20,
+    words: Annotated[int, typer.Option(help="of every text", min=1, max=256)] = 256,
+    vocabulary: Annotated[int, typer.Option(help="its size", min=3)] = 50_000,
+) -> None:
+    """Time a step at the tutorial's sizes, beside the tutorial's own loop. Exit code 2 for wrong input."""
+    names = package or list(PACKAGES)[:2]
+    for name in names:
+        package_named(name)
+    with one_line_for_errors():
+        from training.benchmark import measure
+        from training.settings import TUTORIAL
+
+        found = measure(replace(TUTORIAL, vocabulary=vocabulary), names, repeats, words)
+        for one in found:
+            ratio = one.wall / found[0].wall
+            print(f"{one.name:20} {1e3 * one.wall:8.1f} ms  {1e3 * one.processor:8.1f} ms of processors  {ratio:5.2f}")
+
+
+@app.command()
 def translation(
     package: Name = DEFAULT,
     out: Annotated[Path, typer.Option(help="for logs and checkpoints", metavar="FOLDER")] = Path(
