@@ -9,6 +9,7 @@ run.json               settings, package, and how far the run has come
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from specification.optimizers import AdamState
 from specification.parameters import Classifier
 from training.files import write_folder
 from training.settings import Settings
+from training.task import RunSettings
 from training.vocabulary import read as read_vocabulary
 
 FORMAT = "transformer-conformance training 1"
@@ -34,10 +36,32 @@ class Place(NamedTuple):
     batch: int = 0
 
 
-class Checkpoint(NamedTuple):
-    """parameters, state: trees of NumPy arrays. data: a digest of the texts and labels that are trained on."""
+class Kind(NamedTuple):
+    """What is particular to the checkpoints of one command.
 
-    settings: Settings
+    settings: from what `run.json` holds. vocabulary: from a file. entries: how many entries of a vocabulary each table
+    of the parameters must have, as pairs.
+    """
+
+    command: str
+    settings: Callable[..., RunSettings]
+    parameters: type[Any]
+    vocabulary: Callable[[Path], Any]
+    entries: Callable[[Any, Any], Iterable[tuple[int, int]]]
+
+
+def classifier_entries(parameters: Classifier, vocabulary: Any) -> list[tuple[int, int]]:
+    embedding = parameters.encoder.embedding
+    return [(0 if embedding is None else len(embedding.tokens), vocabulary.get_vocab_size())]
+
+
+REVIEWS = Kind("reviews", Settings, Classifier, read_vocabulary, classifier_entries)
+
+
+class Checkpoint(NamedTuple):
+    """settings: `RunSettings`. parameters, state: trees of NumPy arrays. data: a digest of what is trained on."""
+
+    settings: Any
     package: str
     data: str
     place: Place
@@ -86,11 +110,12 @@ def newest(folder: Path) -> Path | None:
     return max(folder.glob("step-*"), default=None) if folder.is_dir() else None
 
 
-def read(folder: Path) -> Checkpoint:
+def read(folder: Path, kind: Kind = REVIEWS) -> Checkpoint:
     """Read a checkpoint.
 
     Args:
         folder: of the checkpoint, or of a run, whose newest one is taken.
+        kind: whose it must be.
 
     Raises:
         ValueError: for a folder without a checkpoint, and for one whose parts cannot be read or do not fit together.
@@ -99,22 +124,23 @@ def read(folder: Path) -> Checkpoint:
     if place is None:
         raise ValueError(f"{folder} is no checkpoint" if folder.is_dir() else f"there is no folder {folder}")
     try:
-        return checked(place)
+        return checked(place, kind)
     except (KeyError, TypeError, OSError) as error:
         raise ValueError(f"{place} is no whole checkpoint: {error}") from error
 
 
-def checked(folder: Path) -> Checkpoint:
+def checked(folder: Path, kind: Kind) -> Checkpoint:
     told = told_by(folder / RUN)
-    settings = Settings(**told["settings"])
     parameters, configuration = read_model(folder / MODEL)
-    if not isinstance(parameters, Classifier) or configuration != settings.task().configuration:
+    if not isinstance(parameters, kind.parameters):
+        raise ValueError(f"{folder} is no checkpoint of `{kind.command}`: its model is a {type(parameters).__name__}")
+    settings = kind.settings(**told["settings"])
+    if configuration != settings.task().configuration:
         raise ValueError(f"{folder / MODEL} is another model than {folder / RUN} says")
-    vocabulary = read_vocabulary(folder / VOCABULARY)
-    embedding, size = parameters.encoder.embedding, vocabulary.get_vocab_size()
-    rows = 0 if embedding is None else len(embedding.tokens)
-    if rows != size:
-        raise ValueError(f"{folder / VOCABULARY} has {size} entries, and the model {rows}")
+    vocabulary = kind.vocabulary(folder / VOCABULARY)
+    for rows, size in kind.entries(parameters, vocabulary):
+        if rows != size:
+            raise ValueError(f"{folder / VOCABULARY} has {size} entries, and the model {rows}")
     place = Place(**told["place"])
     state = read_state(folder / OPTIMIZER, parameters, place.step)
     return Checkpoint(settings, told["package"], told["data"], place, vocabulary, parameters, state)
@@ -142,5 +168,5 @@ def read_state(path: Path, parameters: Any, step: int) -> AdamState:
             raise ValueError(f"{path} does not fit the model")
         if not all(np.isfinite(array).all() for array in own.values()):
             raise ValueError(f"{path} has numbers that are not finite")
-        moments.append(unflatten(Classifier, own))
+        moments.append(unflatten(type(parameters), own))
     return AdamState(step, *moments)

@@ -11,8 +11,8 @@ import numpy as np
 from specification.parameters import mapped
 from training import vocabulary
 from training.checkpoints import Checkpoint
-from training.loop import predictions
 from training.packages import Package
+from training.review_data import predictions
 from training.reviews import LABELS
 
 

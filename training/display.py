@@ -33,11 +33,11 @@ class Terminal:
     def begin(self, place: Place, steps: int) -> None:
         self.progress.update(self.task, total=steps, completed=place.step)
 
-    def step(self, taken: Advance, texts: int, tokens: int) -> None:
+    def step(self, taken: Advance, tokens: int) -> None:
         self.tokens += tokens
         self.weight = RECENT * self.weight + 1 - RECENT
         self.loss = RECENT * self.loss + (1 - RECENT) * taken.loss
-        self.accuracy = RECENT * self.accuracy + (1 - RECENT) * taken.right / texts
+        self.accuracy = RECENT * self.accuracy + (1 - RECENT) * taken.accuracy
         self.progress.update(
             self.task,
             advance=1,

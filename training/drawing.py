@@ -23,7 +23,7 @@ from specification.parameters import (
 from training.reviews import LABELS
 from training.settings import Settings
 
-WEIGHTS, ORDER, KEEP = range(3)
+WEIGHTS, ORDER, KEEP, NUMBERS = range(4)
 """What a generator is for."""
 POOL = 50
 """Batches among which texts are sorted by length."""

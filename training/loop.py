@@ -1,47 +1,54 @@
-"""The run: epochs of steps, what is held out classified after each, a checkpoint, and the way back from one."""
+"""The run: epochs of steps, what is held out evaluated after each, a checkpoint, and the way back from one."""
 
 from __future__ import annotations
 
-import hashlib
 import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from training import checkpoints, drawing, vocabulary
-from training.batches import batch_of, in_order
+from training import checkpoints
 from training.checkpoints import Checkpoint, Place
 from training.packages import Package
 from training.records import Records, draw_curves
-from training.reviews import Reviews, Split
-from training.settings import Settings
 from training.stepping import Advance, advance
+from training.task import Batch, RunSettings
 
-TOGETHER = 256
-"""Texts that are classified at once."""
 PAUSE = 10
 """Seconds after which curves are drawn anew, once an epoch is over."""
 
 
-class Part(NamedTuple):
-    """Encoded texts, and their labels."""
+class Data(Protocol):
+    """All that a run reads. vocabulary: has `to_str`. digest: of what is trained on. count: how many texts that is."""
 
-    texts: list[np.ndarray]
-    labels: np.ndarray
+    @property
+    def vocabulary(self) -> Any: ...
 
+    @property
+    def digest(self) -> str: ...
 
-class Data(NamedTuple):
-    """All that a run reads."""
+    @property
+    def count(self) -> int: ...
 
-    vocabulary: Any
-    digest: str
-    training: Part
-    held_out: Part
+    def initial_weights(self) -> Any:
+        """Parameters before the first step, NumPy arrays."""
+
+    def order(self, epoch: int) -> Sequence[np.ndarray]:
+        """For every batch of an epoch the places of its texts."""
+
+    def batch(self, places: np.ndarray) -> Batch:
+        """The batch of these texts."""
+
+    def dropout(self, batch: Batch, step: int) -> Any:
+        """The keep masks of a step, or None."""
+
+    def evaluate(self, package: Package, parameters: Any) -> tuple[float, float]:
+        """Loss and accuracy on what is held out, without dropout, for the package's parameters."""
 
 
 class Display(Protocol):
@@ -50,38 +57,19 @@ class Display(Protocol):
     def begin(self, place: Place, steps: int) -> None:
         """A run of so many steps in all begins or goes on."""
 
-    def step(self, taken: Advance, texts: int, tokens: int) -> None:
+    def step(self, taken: Advance, tokens: int) -> None:
         """A step was taken."""
 
     def epoch(self, epoch: int, loss: float, accuracy: float) -> None:
-        """What was held out was classified."""
+        """What is held out was evaluated."""
 
     def wrote(self, path: Path) -> None:
         """A checkpoint was written."""
 
 
-def prepare(split: Split, settings: Settings, tokenizer: Any = None) -> Data:
-    """Encode texts, with a vocabulary of those that are trained on unless one is given."""
-    if tokenizer is None:
-        tokenizer = vocabulary.build(split.training.texts, settings.vocabulary, settings.longest)
-
-    def encoded(part: Reviews) -> Part:
-        return Part(vocabulary.encode(tokenizer, part.texts), np.array(part.labels))
-
-    return Data(tokenizer, digest(split.training), encoded(split.training), encoded(split.held_out))
-
-
-def digest(part: Reviews) -> str:
-    """The SHA-256 of texts and labels."""
-    found = hashlib.sha256()
-    for text, label in zip(part.texts, part.labels, strict=True):
-        found.update(f"{label} {len(text)} {text}\n".encode())
-    return found.hexdigest()
-
-
-def start(data: Data, settings: Settings, package: Package) -> Checkpoint:
+def start(data: Data, settings: RunSettings, package: Package) -> Checkpoint:
     """What a run begins with, as a checkpoint before its first step."""
-    weights = drawing.initial_weights(settings, data.vocabulary.get_vocab_size())
+    weights = data.initial_weights()
     state = package.numbers(package.adam_start(package.arrays(weights)))
     return Checkpoint(settings, package.name, data.digest, Place(), data.vocabulary, weights, state)
 
@@ -100,7 +88,7 @@ class Run:
 
     def steps(self) -> int:
         """How many steps the run has in all."""
-        return self.settings.epochs * -(-len(self.data.training.texts) // self.settings.batch)
+        return self.settings.epochs * -(-self.data.count // self.settings.batch)
 
     def train(self, display: Display, limit: int | None = None) -> Path | None:
         """Take steps, and write a checkpoint after every epoch, and where the run ends before its last.
@@ -136,41 +124,28 @@ class Run:
 
     def epoch(self, records: Records, display: Display, limit: int | None, interrupted: threading.Event) -> bool:
         """Take the rest of an epoch's steps. False where the run has to end before."""
-        settings, (texts, labels), (step, epoch, first) = self.settings, self.data.training, self.place
-        lengths = np.array([len(text) for text in texts])
-        for chosen in drawing.order(lengths, settings.batch, settings.seed, epoch)[first:]:
+        step, epoch, first = self.place
+        for chosen in self.data.order(epoch)[first:]:
             if interrupted.is_set() or step == limit:
                 return False
-            batch = batch_of([texts[place] for place in chosen], labels[chosen], settings)
-            keep = drawing.dropout(settings, batch.inputs[0], step)
-            taken = advance(self.package, settings, self.parameters, self.state, batch, keep, step)
-            numbers = {
-                "loss": taken.loss,
-                "accuracy": taken.right / len(chosen),
-                "norm": taken.norm,
-                "rate": taken.rate,
-            }
+            batch = self.data.batch(chosen)
+            keep = self.data.dropout(batch, step)
+            taken = advance(self.package, self.settings, self.parameters, self.state, batch, keep, step)
+            numbers = {name: getattr(taken, name) for name in ("loss", "accuracy", "norm", "rate")}
             step += 1
             records.write({"step": step, "epoch": epoch} | numbers)
             self.parameters, self.state = taken.parameters, taken.state
             self.place = Place(step, epoch, self.place.batch + 1)
-            display.step(taken, len(chosen), int(lengths[chosen].sum()))
+            display.step(taken, sum(tokens.size for tokens in batch.inputs))
         return True
 
     def end_epoch(self, records: Records, display: Display) -> None:
-        """Classify what is held out, and go to the next epoch."""
-        loss, accuracy = self.evaluate(self.data.held_out)
+        """Evaluate what is held out, and go to the next epoch."""
+        loss, accuracy = self.data.evaluate(self.package, self.parameters)
         display.epoch(self.place.epoch, loss, accuracy)
         found = {"held_out_loss": loss, "held_out_accuracy": accuracy}
         records.write({"step": self.place.step, "epoch": self.place.epoch} | found)
         self.place = Place(self.place.step, self.place.epoch + 1, 0)
-
-    def evaluate(self, part: Part) -> tuple[float, float]:
-        """Loss and accuracy, without dropout."""
-        found = predictions(self.package, self.settings, self.parameters, part.texts)
-        return -float(np.mean(found[np.arange(len(found)), part.labels])), float(
-            np.mean(found.argmax(1) == part.labels)
-        )
 
     def save(self, display: Display) -> Path | None:
         """Write a checkpoint, unless nothing was done since the last one."""
@@ -183,15 +158,6 @@ class Run:
         self.saved = self.place
         display.wrote(path)
         return path
-
-
-def predictions(package: Package, settings: Settings, parameters: Any, texts: Sequence[np.ndarray]) -> np.ndarray:
-    """Log-probabilities [N, labels] of encoded texts, for parameters of the package."""
-    task, found = settings.task(), np.empty((len(texts), 2))
-    for places in in_order(texts, TOGETHER):
-        batch = batch_of([texts[place] for place in places], [0] * len(places), settings)
-        found[places] = package.numbers(package.predict(task, parameters, batch))
-    return found
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from specification.configuration import Configuration
+from training.packages import Package
 from training.task import Task
 from training.vocabulary import PADDING, SPECIAL
 
@@ -54,6 +56,20 @@ class Settings:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
         self.task()
+
+    @property
+    def adam(self) -> dict[str, Any]:
+        """Keyword arguments of `adam_step`: its defaults."""
+        return {}
+
+    def rate(self, package: Package, step: int) -> Any:
+        """The rate of a step: that of the settings times min(step / warmup, 1), as the tutorial's scheduler has it.
+
+        So the first step, step 0, moves nothing. `linear_warmup` counts from 0 and moves at once.
+        """
+        if step == 0:
+            return 0.0
+        return self.learning_rate * package.module.linear_warmup(step - 1, steps=self.warmup)
 
     def task(self) -> Task:
         padding = PADDING if self.masked else None

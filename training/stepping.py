@@ -1,4 +1,4 @@
-"""One step of training: loss, gradients, clipping, Adam at a rate that grows linearly at first."""
+"""One step of training: loss, gradients, clipping, Adam at the rate of a schedule."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import numpy as np
 from conformance.models.instrumentation import visited
 from specification.checkpoints import flatten
 from training.packages import Package
-from training.settings import Settings
-from training.task import Batch, Task
+from training.task import Batch, RunSettings, Task
 
 
 class Advance(NamedTuple):
     """What a step gives: the package's trees, and numbers of Python's.
 
-    norm: of the gradients before they were clipped. right: how many of the batch's labels were found.
+    norm: of the gradients before they were clipped. accuracy: the share of the targets that were found.
     """
 
     parameters: Any
@@ -24,22 +23,11 @@ class Advance(NamedTuple):
     loss: float
     norm: float
     rate: float
-    right: int
-
-
-def learning_rate(package: Package, settings: Settings, step: int) -> float:
-    """The rate of a step: that of the settings times min(step / warmup, 1), as the tutorial's scheduler has it.
-
-    So the first step, step 0, moves nothing. `linear_warmup` counts from 0 and moves at once.
-    """
-    if step == 0:
-        return 0.0
-    with package.context():
-        return settings.learning_rate * float(package.module.linear_warmup(step - 1, steps=settings.warmup))
+    accuracy: float
 
 
 def advance(
-    package: Package, settings: Settings, parameters: Any, state: Any, batch: Batch, dropout: Any, step: int
+    package: Package, settings: RunSettings, parameters: Any, state: Any, batch: Batch, dropout: Any, step: int
 ) -> Advance:
     """Take a step.
 
@@ -57,13 +45,20 @@ def advance(
     task = settings.task()
     found = package.step(task, parameters, batch, dropout)
     gradients, norm = package.clip(found.gradients, settings.clip)
-    loss, rate = float(found.loss), learning_rate(package, settings, step)
+    with package.context():
+        loss, rate = float(found.loss), float(settings.rate(package, step))
     if not (np.isfinite(loss) and np.isfinite(float(norm))):
         where = first_not_finite(package, task, parameters, batch, dropout, found.gradients)
         raise FloatingPointError(f"step {step + 1}: the loss is {loss}; the first tensor that is not finite is {where}")
-    parameters, state = package.adam_step(parameters, gradients, state, learning_rate=rate)
-    right = int(np.sum(package.numbers(found.output).argmax(axis=1) == batch.targets))
-    return Advance(parameters, state, loss, float(norm), rate, right)
+    parameters, state = package.adam_step(parameters, gradients, state, learning_rate=rate, **settings.adam)
+    accuracy = accuracy_of(package.numbers(found.output), batch.targets, dict(task.loss_options).get("ignore"))
+    return Advance(parameters, state, loss, float(norm), rate, accuracy)
+
+
+def accuracy_of(output: np.ndarray, targets: np.ndarray, ignore: int | None) -> float:
+    """The share of the targets that count whose class has the largest number."""
+    counted = np.ones(targets.shape, bool) if ignore is None else targets != ignore
+    return float(np.mean((output.argmax(axis=-1) == targets)[counted]))
 
 
 def first_not_finite(package: Package, task: Task, parameters: Any, batch: Batch, dropout: Any, gradients: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -37,3 +37,29 @@ class Task:
     configuration: Configuration
     loss: str
     loss_options: tuple[tuple[str, Any], ...] = field(default=())
+
+
+class RunSettings(Protocol):
+    """What a run is made of, apart from its data: a frozen dataclass of plain values."""
+
+    @property
+    def batch(self) -> int:
+        """Texts of a step."""
+
+    @property
+    def epochs(self) -> int:
+        """How often all texts are read."""
+
+    @property
+    def clip(self) -> float:
+        """The largest norm of all gradients together."""
+
+    @property
+    def adam(self) -> Mapping[str, Any]:
+        """Keyword arguments of `adam_step`, without the learning rate."""
+
+    def task(self) -> Task:
+        """What is trained."""
+
+    def rate(self, package: Any, step: int) -> Any:
+        """The learning rate of a step, counted from 0, by a package's schedule."""

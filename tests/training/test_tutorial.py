@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-import training.loop
+import training.review_data
 import training.stepping
 from specification.checkpoints import flatten, unflatten
 from specification.dialects import read as read_dialect
@@ -26,8 +26,9 @@ from specification.parameters import Classifier
 from tests.support.small_runs import SMALL, write_reviews
 from training import checkpoints, drawing, records, reviews
 from training.batches import batch_of
-from training.loop import Data, Run, prepare, start
+from training.loop import Run, start
 from training.packages import PACKAGES, Package
+from training.review_data import ReviewData, prepare
 from training.settings import TUTORIAL, Settings
 from training.tutorial import CTransformer, optimizer_of, train
 
@@ -107,7 +108,7 @@ class Found(NamedTuple):
     held_out: np.ndarray
 
 
-def theirs(settings: Settings, data: Data, steps: int, draw: Callable[..., StackDropout | None]) -> Found:
+def theirs(settings: Settings, data: ReviewData, steps: int, draw: Callable[..., StackDropout | None]) -> Found:
     """Of the tutorial's loop."""
     model = tutorial_model(settings, data.vocabulary.get_vocab_size())
     texts, labels = data.training
@@ -162,14 +163,16 @@ class Silent:
         return lambda *_: None
 
 
-def run(package: str, settings: Settings, data: Data, steps: int, folder: Path) -> Found:
+def run(package: str, settings: Settings, data: ReviewData, steps: int, folder: Path) -> Found:
     """The run itself, with its log and its checkpoint."""
     chosen: Any = ClippedAsTheirs(PACKAGES[package])
     going = Run(chosen, data, folder, start(data, settings, chosen))
     path = going.train(Silent(), steps)
     assert path is not None
     losses = [one["loss"] for one in records.read(folder / "log.jsonl") if "loss" in one]
-    rows = [training.loop.predictions(chosen, settings, going.parameters, [text])[0] for text in data.held_out.texts]
+    rows = [
+        training.review_data.predictions(chosen, settings, going.parameters, [text])[0] for text in data.held_out.texts
+    ]
     return Found(losses, flatten(checkpoints.read(path).parameters), np.array(rows))
 
 
@@ -275,8 +278,8 @@ def clipped_after_the_step(patch: pytest.MonkeyPatch) -> None:
 
 
 def warmup_from_one(patch: pytest.MonkeyPatch) -> None:
-    rate = training.stepping.learning_rate
-    patch.setattr(training.stepping, "learning_rate", lambda package, settings, step: rate(package, settings, step + 1))
+    rate = Settings.rate
+    patch.setattr(Settings, "rate", lambda self, package, step: rate(self, package, step + 1))
 
 
 def gradients_add_up(patch: pytest.MonkeyPatch) -> None:
@@ -299,7 +302,7 @@ def averaged_over_padding(patch: pytest.MonkeyPatch) -> None:
     def made(*arguments: Any) -> Any:
         return batch_of(*arguments)._replace(options={})
 
-    patch.setattr(training.loop, "batch_of", made)
+    patch.setattr(training.review_data, "batch_of", made)
 
 
 FAULTS = {
