@@ -7,7 +7,7 @@ from pathlib import Path
 
 from study import divergences
 from study.drift import drifts
-from study.results import BENCHMARKS, CONFORMANCE, gather
+from study.results import BENCHMARKS, CONFORMANCE, TRAINING, gather
 from study.site import build
 from study.sources import ROOT
 
@@ -20,6 +20,7 @@ def main() -> None:
     stored = (
         ("--conformance", CONFORMANCE, "the report of `conformance run --json`"),
         ("--benchmarks", BENCHMARKS, "the result of `python -m benchmarks --json`"),
+        ("--training", TRAINING, "training runs that `python -m study.storing` has stored"),
         ("--divergences", divergences.MATRIX, "the matrix of `make peers`"),
     )
     for option, default, what in stored:
@@ -28,7 +29,7 @@ def main() -> None:
     given = parser.parse_args()
     if not (ROOT / "SPEC.md").is_file():
         parser.error("the pages need the documents, examples and tests of the project: run it in a clone")
-    results = gather(given.conformance, given.benchmarks, given.divergences)
+    results = gather(given.conformance, given.benchmarks, given.divergences, given.training)
     written = build(given.out, given.base, not given.no_examples, results)
     for message in drifts():
         print(f"the columns do not align: {message}")

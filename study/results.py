@@ -6,6 +6,10 @@ These commands store a run:
     python -m study.storing build/conformance.json
     make bench
     python -m study.storing build/benchmarks/result.json
+    python -m training reviews
+    python -m training translation
+    python -m training lockstep
+    python -m study.storing build/training/reviews build/training/translation build/training/lockstep/report.json
 
 `python -m study --conformance FILE --benchmarks FILE --divergences FILE` shows other results, also complete ones.
 """
@@ -24,12 +28,14 @@ from study.agreement import Agreement, agreement
 from study.divergences import Matrix
 from study.sources import ROOT
 from study.timings import Timings, timings
+from study.training import Training, training
 
 FOLDER = ROOT / "study/results"
-CONFORMANCE, BENCHMARKS = FOLDER / "conformance.json", FOLDER / "benchmarks.json"
+CONFORMANCE, BENCHMARKS, TRAINING = (FOLDER / f"{name}.json" for name in ("conformance", "benchmarks", "training"))
 STORE = "python -m study.storing"
 HOW_CONFORMANCE = f"python -m conformance run --json build/conformance.json && {STORE} build/conformance.json"
 HOW_BENCHMARKS = f"make bench && {STORE} build/benchmarks/result.json"
+HOW_TRAINING = f"make train && {STORE} build/training/reviews"
 
 Found = TypeVar("Found")
 
@@ -46,16 +52,21 @@ class Results(NamedTuple):
     agreement: Stored[Agreement]
     timings: Stored[Timings]
     matrix: Stored[Matrix]
+    training: Stored[Training]
 
 
 def gather(
-    conformance: Path = CONFORMANCE, benchmarks: Path = BENCHMARKS, matrix: Path = divergences.MATRIX
+    conformance: Path = CONFORMANCE,
+    benchmarks: Path = BENCHMARKS,
+    matrix: Path = divergences.MATRIX,
+    trained: Path = TRAINING,
 ) -> Results:
     """Everything that can be read; nothing is raised for the rest."""
     return Results(
         stored(conformance, "run of the judge", lambda path: agreement(read_report(path)), HOW_CONFORMANCE),
         stored(benchmarks, "benchmark", lambda path: timings(read_benchmarks(path)), HOW_BENCHMARKS),
         stored(matrix, "run of other libraries", divergences.matrix, divergences.HOW),
+        stored(trained, "training run", training, HOW_TRAINING),
     )
 
 

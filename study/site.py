@@ -10,8 +10,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from specification.dialects import DIALECTS
-from study import diagram, dialect_pages, elsewhere, lessons, pages, playing, walk
+from study import diagram, dialect_pages, elsewhere, lessons, pages, playing, training, walk
 from study.drift import summary
+from study.examples.parts import figure
 from study.operations import MASK_RULES, OPERATIONS, Operation
 from study.results import Results, kept
 from study.rules import letters, rule_texts
@@ -88,6 +89,10 @@ def build(out: Path, base: str | None = None, examples: bool = True, results: Re
         written[operation.name] = made.get_template("operation.html").render(page=operation.name, **content)
     for name in ("divergences", "benchmarks"):
         written[name] = made.get_template(f"{name}.html").render(page=name, results=results, rules=rule_texts())
+    written["training"] = made.get_template("training.html").render(
+        page="training", results=results, step=training.step(), gradients=list(training.gradients()),
+        figure=figure,
+    )  # fmt: skip
     uses = {rule: [one for one in OPERATIONS if rule in one.rules] for rule in rule_texts()}
     written["rules"] = made.get_template("rules.html").render(
         page="rules", rules=list(rule_texts().values()), uses=uses

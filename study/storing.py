@@ -1,22 +1,34 @@
-"""`python -m study.storing FILE...`: store the part of a result that the pages show, in study/results.
+"""`python -m study.storing PATH...`: store the part of a result that the pages show, in study/results.
 
 A report of the judge loses its replay data. A benchmark loses the single trials and the parts of intervals that no page
 shows: of a rate or a share it keeps the median, and of a ratio not the level and count, which are those of the time.
-Its numbers keep six digits. `conformance compare`, and `python -m benchmarks compare` and `plot`, still read both.
+Of training runs, which are folders, and of their report in lock-step, it keeps what is drawn, each beside the others.
+Numbers keep six digits. `conformance compare`, and `python -m benchmarks compare` and `plot`, still read both.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.results.result import read as read_benchmark
+from conformance.judge.report import versions
 from conformance.reports.comparison import read_report
-from study.results import BENCHMARKS, CONFORMANCE
+from study.results import BENCHMARKS, CONFORMANCE, TRAINING
+from study.training import SCHEMA
 
 Result = dict[str, Any]
+POINTS = 50
+"""Of the curve of a training run."""
+EXAMPLE = 123456
+"""The number whose translation is shown."""
+LOCKSTEP = {"name": "transformer-conformance lockstep", "version": 1}
 RATIO = ("median", "low", "high")
 RATE = ("median",)
 SHOWN = {
@@ -55,13 +67,86 @@ def lighter(value: Any, name: str = "") -> Any:
     return value
 
 
-KINDS = {CONFORMANCE: stored_report, BENCHMARKS: stored_benchmark}
+def stored_lockstep(path: Path) -> Result:
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    if not isinstance(report, dict) or report.get("schema") != LOCKSTEP:
+        raise ValueError(f"{path} is no report of `python -m training lockstep`")
+    return beside_others("lockstep", lighter(report))
+
+
+def stored_run(path: Path) -> Result:
+    """A folder of `python -m training`."""
+    from training import checkpoints, records
+    from training.translation.data import TRANSLATION
+
+    told = checkpoints.told_by((checkpoints.newest(path) or path) / checkpoints.RUN)
+    kind = TRANSLATION if "target" in told["settings"] else checkpoints.REVIEWS
+    checkpoint, log = checkpoints.read(path, kind), records.read(path / records.LOG)
+    steps = [one for one in log if "loss" in one]
+    found = {
+        "package": checkpoint.package,
+        "settings": told["settings"],
+        "versions": versions(),
+        "when": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "training": [mean_of(group) for group in np.array_split(np.array(steps), min(POINTS, len(steps)))],
+        "held_out": [
+            [one["step"], one["epoch"], one["held_out_loss"], one["held_out_accuracy"]]
+            for one in log
+            if "held_out_loss" in one
+        ],
+    }
+    found |= of_reviews(checkpoint) if kind is checkpoints.REVIEWS else of_translation(checkpoint)
+    return beside_others(kind.command, lighter(found))
+
+
+def mean_of(records: np.ndarray) -> list[float]:
+    """The last step of some, and the means of their losses and accuracies."""
+    return [records[-1]["step"], *(float(np.mean([one[name] for one in records])) for name in ("loss", "accuracy"))]
+
+
+def of_reviews(checkpoint: Any) -> Result:
+    """What naive Bayes reaches on the movie sentences. ValueError where the run had other texts."""
+    from training import naive_bayes, review_data, reviews
+
+    data = review_data.prepare(reviews.read(None), checkpoint.settings, checkpoint.vocabulary)
+    if data.digest != checkpoint.data:
+        raise ValueError("the run was trained on other texts than the movie sentences")
+    training, held_out, entries = data.training, data.held_out, data.vocabulary.get_vocab_size()
+    reached = naive_bayes.accuracy(training.texts, training.labels, held_out.texts, held_out.labels, entries)
+    return {"baseline": reached}
+
+
+def of_translation(checkpoint: Any) -> Result:
+    """A translation, and what the last block of the decoder looks at meanwhile."""
+    from training.packages import PACKAGES
+    from training.translation import numbers, translating
+
+    package, text = PACKAGES["reference_numpy"], numbers.in_words(EXAMPLE, checkpoint.settings.source)
+    configuration = checkpoint.settings.task().configuration
+    (translation,) = translating.translate(package, checkpoint.parameters, configuration, checkpoint.vocabulary, [text])
+    weights, source, target = translating.looked_at(checkpoint, text, translation)
+    seen = {"text": text, "translation": translation, "source": source, "target": target}
+    return {"attention": seen | {"weights": np.round(weights, 4).tolist()}}
+
+
+def beside_others(name: str, part: Result) -> Result:
+    """The stored training runs, with this one in place of an earlier one of its kind."""
+    there = json.loads(TRAINING.read_text(encoding="utf-8")) if TRAINING.exists() else {}
+    return there | {"schema": SCHEMA, name: part}
+
+
+KINDS: tuple[tuple[Path, Callable[[Path], Result]], ...] = (
+    (TRAINING, stored_run), (CONFORMANCE, stored_report), (BENCHMARKS, stored_benchmark), (TRAINING, stored_lockstep),
+)  # fmt: skip
 
 
 def store(path: Path, folder: Path) -> Path:
-    """The file that was written. ValueError for what is neither a report nor a benchmark."""
+    """The file that was written. ValueError for what is no result."""
     refusals = []
-    for kind, read in KINDS.items():
+    for kind, read in KINDS:
         try:
             found = read(path)
         except ValueError as error:
@@ -78,7 +163,9 @@ def store(path: Path, folder: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m study.storing", description="Store results for the pages.")
-    parser.add_argument("files", type=Path, nargs="+", help="results of conformance run or benchmarks, by --json")
+    parser.add_argument(
+        "files", type=Path, nargs="+", help="results of conformance run or benchmarks, by --json; training"
+    )
     parser.add_argument("--to", type=Path, default=CONFORMANCE.parent, help="the folder for the stored results")
     given = parser.parse_args()
     for path in given.files:

@@ -124,8 +124,7 @@ def rendered(made: Environment, examples: bool) -> dict[str, str]:
     drawn: dict[str, Any] = {"cells": run(found) if examples else found}
     if examples:
         # Loaded here, because the frameworks come with it.
-        from study.examples.parts import Shown
-        from study.examples.showing import figure
+        from study.examples.parts import Shown, figure
 
         drawn |= {"figure": figure, "shown": Shown}
     page = made.get_template("walk.html").render(

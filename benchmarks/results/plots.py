@@ -69,12 +69,17 @@ def drawn(result: Result) -> list[tuple[str, str]]:
     found = []
     with pyplot.rc_context(STYLE):
         for name, figure in figures(result):
-            written = io.StringIO()
-            figure.savefig(written, format="svg", transparent=True, metadata=NO_METADATA)
+            found.append((name, as_svg(figure)))
             pyplot.close(figure)
-            # A point is a pixel: a browser would make a third more of it, and the picture too wide.
-            found.append((name, re.sub(r'(width|height)="([\d.]+)pt"', r'\1="\2"', written.getvalue(), count=2)))
     return found
+
+
+def as_svg(figure: Any) -> str:
+    """The figure in light colours on no background."""
+    written = io.StringIO()
+    figure.savefig(written, format="svg", transparent=True, metadata=NO_METADATA)
+    # A point is a pixel: a browser would make a third more of it, and the picture too wide.
+    return re.sub(r'(width|height)="([\d.]+)pt"', r'\1="\2"', written.getvalue(), count=2)
 
 
 ALONE = f"svg{{color-scheme:light dark;background:{PAPER};background:light-dark({PAPER},{DARK[PAPER]})}}"

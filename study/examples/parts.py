@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from conformance.reports.pictures import cell, largest_magnitude
 from study.sources import LABELS
 
 
@@ -65,3 +66,19 @@ def of_bound(largest: float, errors: Mapping[str, float], what: str = "the resul
 def counted(name: str, count: int, first: int = 0) -> tuple[str, ...]:
     """Names of rows or columns: "query 0", "query 1" and so on."""
     return tuple(f"{name} {number}" for number in range(first, first + count))
+
+
+def figure(shown: Shown) -> dict[str, Any]:
+    """A table of cells for every matrix in the array; a vector is a matrix of one row."""
+    array = shown.array
+    shape = (-1, *array.shape[-2:]) if array.ndim > 1 else (1, 1, -1)
+    largest = 0.0 if array.dtype.kind == "i" else largest_magnitude(array)  # ids have no size
+    marked = np.zeros(array.shape, bool) if shown.marked is None else shown.marked
+    tables = [
+        [
+            [cell(value, largest, bool(outlined)) for value, outlined in zip(row, outlines, strict=True)]
+            for row, outlines in zip(matrix, marks, strict=True)
+        ]
+        for matrix, marks in zip(array.reshape(shape), marked.reshape(shape), strict=True)
+    ]
+    return {"tables": tables, "dtype": str(array.dtype), "shape": list(array.shape), "shown": shown}

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
-import numpy as np
 from jinja2 import Environment
 from markupsafe import Markup
 
 from conformance.cases.case import Case, brief
-from conformance.reports.pictures import cell, largest_magnitude
 from study.examples import beams, decoding, generation, masks, models
-from study.examples.parts import Part, Shown, Table, of_bound
+from study.examples.parts import Part, Shown, Table, figure, of_bound
 from study.examples.working import Worked, worked
 from study.sources import LABELS, PACKAGES
 
@@ -64,22 +61,3 @@ def call(case: Case) -> str:
     first = sorted(arrays, key=lambda name: name != "parameters")
     given = [*first, *(f"{name}={brief(value)}" for name, value in case.options.items())]
     return f"{case.operation}({', '.join(given)})"
-
-
-# --- arrays -----------------------------------------------------------------------------------------------------------
-
-
-def figure(shown: Shown) -> dict[str, Any]:
-    """A table of cells for every matrix in the array; a vector is a matrix of one row."""
-    array = shown.array
-    shape = (-1, *array.shape[-2:]) if array.ndim > 1 else (1, 1, -1)
-    largest = 0.0 if array.dtype.kind == "i" else largest_magnitude(array)  # ids have no size
-    marked = np.zeros(array.shape, bool) if shown.marked is None else shown.marked
-    tables = [
-        [
-            [cell(value, largest, bool(outlined)) for value, outlined in zip(row, outlines, strict=True)]
-            for row, outlines in zip(matrix, marks, strict=True)
-        ]
-        for matrix, marks in zip(array.reshape(shape), marked.reshape(shape), strict=True)
-    ]
-    return {"tables": tables, "dtype": str(array.dtype), "shape": list(array.shape), "shown": shown}

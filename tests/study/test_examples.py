@@ -17,8 +17,8 @@ from study import site
 from study.capturing import Call, returning
 from study.examples import beams, decoding, generation, masks, models, running, tiny
 from study.examples.calls import examples
-from study.examples.parts import Part, Shown
-from study.examples.showing import SEVERAL, figure, parts_of
+from study.examples.parts import Part, Shown, figure
+from study.examples.showing import SEVERAL, parts_of
 from study.examples.working import title
 from study.operations import OPERATIONS
 from study.sources import LABELS, PACKAGES

@@ -107,6 +107,20 @@ def draw(checkpoint: Checkpoint, text: str, translation: str, path: Path) -> Non
     """
     if (message := unknown_format(path)) is not None:
         raise ValueError(message)
+    weights, read, written = looked_at(checkpoint, text, translation)
+    draw_weights(weights, written, read, f"{text}: {translation}", path)
+
+
+def looked_at(checkpoint: Checkpoint, text: str, translation: str) -> tuple[np.ndarray, list[str], list[str]]:
+    """The weights [H, T, S] of the attention to the source in the last decoder block, and the words on both axes.
+
+    Args:
+        checkpoint: with the model and its vocabularies.
+        text, translation: sentences of the source and the target.
+
+    Returns:
+        (weights, words of the source, words of the target)
+    """
     source, target = checkpoint.vocabulary.source, checkpoint.vocabulary.target
     read, written = source.encode(text), target.encode(translation)
     weights = cross_attention(
@@ -116,7 +130,7 @@ def draw(checkpoint: Checkpoint, text: str, translation: str, path: Path) -> Non
         np.array([[START, *written[:-1]]]),
     )
     words = [[*map(str.strip, one.pieces(numbers)), END_SIGN] for one, numbers in ((source, read), (target, written))]
-    draw_weights(weights[-1][0], words[1], words[0], f"{text}: {translation}", path)
+    return weights[-1][0], words[0], words[1]
 
 
 END_SIGN = "end"

@@ -1,0 +1,85 @@
+"""The page of training: stored runs, what is not stored, and what is no run at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from study import results, site, storing
+from study.training import SCHEMA
+from tests.study.test_site import dead_links
+from tests.support.made_results import text_of
+
+ABOUT: dict[str, Any] = {
+    "package": "torch_impl", "settings": {"width": 128}, "versions": {"numpy": "2.4"}, "when": "2026-01-01",
+}  # fmt: skip
+RUN = ABOUT | {"training": [[50, 0.7, 0.5], [100, 0.6, 0.7]], "held_out": [[100, 0, 0.625, 0.71875]]}
+COURSE = {"first": None, "worst": {"loss": [0.25, 0.5]}, "losses": [2.0, 1.5], "drift": [0.0, 1e-9]}
+RUNS: dict[str, Any] = {
+    "schema": SCHEMA,
+    "reviews": RUN | {"baseline": 0.775},
+    "translation": RUN
+    | {"attention": {"text": "one", "translation": "eins", "source": ["one", "end"], "target": ["eins", "end"],
+                     "weights": [[[0.75, 0.25], [0.5, 0.5]]]}},
+    "lockstep": {"task": "reviews", "dtype": "float64", "steps": 2, "versions": {}, "losses": [2.0, 1.5],
+                 "implementations": [COURSE | {"name": name} for name in ("torch_impl", "jax_impl")]},
+}  # fmt: skip
+
+
+def page(folder: Path, runs: Any) -> str:
+    path = folder / "training.json"
+    if runs is not None:
+        path.write_text(json.dumps(runs))
+    site.build(folder / "site", examples=False, results=results.gather(trained=path))
+    return (folder / "site/training.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> str:
+    pytest.importorskip("matplotlib")
+    folder = tmp_path_factory.mktemp("training")
+    found = page(folder, RUNS)
+    assert dead_links(folder / "site") == []
+    return found
+
+
+def test_stored_runs_stand_on_the_page(shown: str) -> None:
+    assert "accuracy of 77.50%" in text_of(shown, "reviews")
+    assert "1 0.625 71.88%" in text_of(shown, "reviews")
+    assert "loss 0.5 0.5" in text_of(shown, "lockstep")
+    assert "torch_impl: every quantity of every step is within its bound" in text_of(shown, "lockstep")
+    assert "“one” becomes “eins”" in text_of(shown, "translation")
+    assert "0.75 0.25" in text_of(shown, "translation")
+    assert shown.count("<svg") == 3
+
+
+def test_the_page_shows_how_each_package_differentiates(shown: str) -> None:
+    code = text_of(shown, "step")
+    for call in ("torch.autograd.grad(", "jax.value_and_grad(", "model_vjp(", "package.adam_step("):
+        assert call in code
+
+
+@pytest.mark.parametrize("runs", [None, {"schema": SCHEMA | {"version": 0}}, [], {"schema": SCHEMA, "reviews": {}}])
+def test_what_is_no_stored_run_is_told(tmp_path: Path, runs: Any) -> None:
+    found = page(tmp_path, runs)
+    assert "make train" in found
+    assert 'id="step"' in found
+    assert "<svg" not in found
+
+
+def test_a_part_is_stored_beside_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storing, "TRAINING", tmp_path / "training.json")
+    (tmp_path / "training.json").write_text(json.dumps(RUNS))
+    report = tmp_path / "report.json"
+    report.write_text(json.dumps({"schema": storing.LOCKSTEP, "losses": [1 / 3]}))
+    found = storing.stored_lockstep(report)
+    assert found["lockstep"]["losses"] == [0.333333]
+    assert {name: found[name] for name in ("reviews", "translation")} == {
+        name: RUNS[name] for name in ("reviews", "translation")
+    }
+    report.write_text("{}")
+    with pytest.raises(ValueError, match="no report of"):
+        storing.stored_lockstep(report)
