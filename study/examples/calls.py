@@ -89,4 +89,10 @@ def examples() -> dict[str, Example]:
                  {"activation": "gelu"}),
             (("normal_distribution", "x"), ("feed_forward", "hidden")),
         ),
+        "losses": Example(
+            Case("cross_entropy", "float32", {"logits": numbers(11, 3, 4), "targets": np.array([2, -1, 0])},
+                 {"ignore": -1}),
+            (("cross_entropy", "counted"), ("row_losses", "shifted"), ("row_losses", "logsumexp"),
+             ("row_losses", "losses"), ("reduced", "losses")),
+        ),
     }  # fmt: skip
