@@ -10,7 +10,7 @@ from training.packages import Package
 from training.task import Task
 from training.vocabulary import PADDING, SPECIAL
 
-LEAST = {"width": 1, "heads": 1, "depth": 0, "longest": 1, "batch": 1, "warmup": 1, "epochs": 1, "seed": 0}
+LEAST = {"width": 1, "heads": 1, "depth": 0, "longest": 1, "batch": 1, "warmup": 1, "decay": 0, "epochs": 1, "seed": 0}
 DTYPES = ("float32", "float64")
 
 
@@ -21,23 +21,25 @@ class Settings:
     vocabulary: the largest number of entries. longest: where texts are cut, in words.
     spread: the deviation of the embedding's initial numbers; PyTorch's default, and the tutorial's, is 1.
     masked: whether padding is left out of attention and pooling; the tutorial does not leave it out.
-    warmup: steps in which the learning rate grows. clip: the largest norm of all gradients together.
+    warmup: steps in which the learning rate grows. decay: steps in which it falls to 0 by half a cosine; with 0
+    it stays. clip: the largest norm of all gradients together.
     """
 
     width: int = 128
-    heads: int = 8
+    heads: int = 4
     depth: int = 1
     vocabulary: int = 20_000
     longest: int = 256
     spread: float = 0.02
     pooling: str = "mean"
     masked: bool = True
-    dropout: float = 0.2
+    dropout: float = 0.7
     batch: int = 32
     learning_rate: float = 1e-3
     warmup: int = 200
+    decay: int = 0
     clip: float = 1.0
-    epochs: int = 5
+    epochs: int = 6
     seed: int = 0
     dtype: str = "float32"
 
@@ -69,7 +71,8 @@ class Settings:
         """
         if step == 0:
             return 0.0
-        return self.learning_rate * package.module.linear_warmup(step - 1, steps=self.warmup)
+        rate = self.learning_rate * package.module.linear_warmup(step - 1, steps=self.warmup)
+        return rate * package.module.cosine_decay(step, steps=self.decay) if self.decay else rate
 
     def task(self) -> Task:
         padding = PADDING if self.masked else None
@@ -80,7 +83,7 @@ class Settings:
 
 
 TUTORIAL = Settings(
-    depth=3, vocabulary=50_000, spread=1.0, pooling="max", masked=False, dropout=0.2, batch=4, learning_rate=1e-4,
-    warmup=2500, epochs=4,
+    heads=8, depth=3, vocabulary=50_000, spread=1.0, pooling="max", masked=False, dropout=0.2, batch=4,
+    learning_rate=1e-4, warmup=2500, epochs=4,
 )  # fmt: skip
 """Those of the tutorial."""

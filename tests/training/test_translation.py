@@ -142,7 +142,9 @@ def test_the_packages_translate_alike(whole: Path, package: str, beams: int) -> 
     texts = ["seventy-one", "Five", "sixty"]
     configuration = checkpoint.settings.task().configuration
     found = [
-        translating.translate(one, one.arrays(checkpoint.parameters), configuration, checkpoint.vocabulary, texts, beams)
+        translating.translate(
+            one, one.arrays(checkpoint.parameters), configuration, checkpoint.vocabulary, texts, beams
+        )
         for one in (THREE[package], THREE["reference_numpy"])
     ]
     assert found[0] == found[1]
