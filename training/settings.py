@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,20 +45,7 @@ class Settings:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for name, least in (LEAST | {"vocabulary": len(SPECIAL) + 1}).items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-        for name in ("spread", "learning_rate", "clip"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be above 0 and finite, got {getattr(self, name)!r}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout!r}")
-        if self.width % self.heads:
-            raise ValueError(f"width must be divisible by heads, got {self.width} and {self.heads}")
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        self.task()
+        check(self, LEAST | {"vocabulary": len(SPECIAL) + 1}, ("spread", "learning_rate", "clip"), ("dropout",))
 
     @property
     def adam(self) -> dict[str, Any]:
@@ -80,6 +68,32 @@ class Settings:
             self.heads, scale="model_width", positions="learned", pooling=self.pooling, source_padding=padding
         )
         return Task("classifier", configuration, "nll_loss")
+
+
+def check(settings: Any, least: Mapping[str, int], positive: Sequence[str], shares: Sequence[str]) -> None:
+    """Raise ValueError for settings that make no sense.
+
+    Args:
+        settings: of a run.
+        least: by name, the least that an integer may be.
+        positive: numbers above 0.
+        shares: numbers of at least 0 and below 1.
+    """
+    for name, smallest in least.items():
+        value = getattr(settings, name)
+        if not isinstance(value, int) or value < smallest:
+            raise ValueError(f"{name} must be an integer of at least {smallest}, got {value!r}")
+    for name in positive:
+        if not 0 < getattr(settings, name) < float("inf"):
+            raise ValueError(f"{name} must be above 0 and finite, got {getattr(settings, name)!r}")
+    for name in shares:
+        if not 0 <= getattr(settings, name) < 1:
+            raise ValueError(f"{name} must be at least 0 and below 1, got {getattr(settings, name)!r}")
+    if settings.width % settings.heads:
+        raise ValueError(f"width must be divisible by heads, got {settings.width} and {settings.heads}")
+    if settings.dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {settings.dtype!r}")
+    settings.task()
 
 
 TUTORIAL = Settings(
