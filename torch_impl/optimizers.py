@@ -32,7 +32,6 @@ LEAST_EPS = 2.0**-38
 2^-62."""
 
 
-
 def zeros(parameters: Any) -> Any:
     """A tree like the parameters, of zeros in the compute dtype."""
     checks.trained("parameters", parameters)
