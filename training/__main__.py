@@ -74,6 +74,9 @@ def reviews(
     batch: Annotated[int | None, typer.Option(help="texts of a step")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="after warm-up")] = None,
     warmup: Annotated[int | None, typer.Option(help="steps in which the learning rate grows")] = None,
+    decay: Annotated[
+        int | None, typer.Option(help="steps in which it falls to 0; 0: it stays; else all of them")
+    ] = None,
     clip: Annotated[float | None, typer.Option(help="the largest norm of the gradients")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32 or float64")] = None,
 ) -> None:
@@ -81,7 +84,7 @@ def reviews(
     given = {
         "epochs": epochs, "seed": seed, "width": width, "heads": heads, "depth": depth, "vocabulary": vocabulary,
         "longest": longest, "spread": spread, "pooling": pooling, "masked": masked, "dropout": dropout, "batch": batch,
-        "learning_rate": learning_rate, "warmup": warmup, "clip": clip, "dtype": dtype,
+        "learning_rate": learning_rate, "warmup": warmup, "decay": decay, "clip": clip, "dtype": dtype,
     }  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None}
     chosen = package_named(package)
@@ -90,8 +93,12 @@ def reviews(
         from training.reviews import read
         from training.settings import TUTORIAL, Settings
 
+        split, base = read(data), Settings(**asdict(TUTORIAL if tutorial else Settings()) | given)
+        if decay is None and not tutorial:
+            base = replace(base, decay=base.epochs * -(-len(split.training.texts) // base.batch))
+
         def prepare(settings: Any, vocabulary: Any) -> Any:
-            prepared = review_data.prepare(read(data), settings, vocabulary)
+            prepared = review_data.prepare(split, settings, vocabulary)
             entries, training, held_out = prepared.vocabulary.get_vocab_size(), prepared.training, prepared.held_out
             counts = f"{len(training.texts)} texts to train on, {len(held_out.texts)} held out, {entries} words"
             say(f"{counts}, {chosen.name}")
@@ -99,7 +106,7 @@ def reviews(
             say(f"naive Bayes on words: held-out accuracy {baseline:.2%}")
             return prepared
 
-        train(chosen, out, resume, steps, given, checkpoints.REVIEWS, TUTORIAL if tutorial else Settings(), prepare)
+        train(chosen, out, resume, steps, given, checkpoints.REVIEWS, base, prepare)
 
 
 def train(
@@ -140,9 +147,13 @@ def train(
 
 
 def resumed(checkpoint: Any, given: dict[str, Any]) -> Any:
-    """The checkpoint, with as many epochs as are asked for; other settings must be its own."""
+    """The checkpoint, with as many epochs as are asked for; other settings must be its own.
+
+    Where the learning rate falls to 0 with the last step, the epochs must, too.
+    """
     for name, value in given.items():
-        if name != "epochs" and getattr(checkpoint.settings, name) != value:
+        may_change = name == "epochs" and not getattr(checkpoint.settings, "decay", 0)
+        if not may_change and getattr(checkpoint.settings, name) != value:
             raise ValueError(f"--resume: {name} was {getattr(checkpoint.settings, name)}, and {value} is given")
     return checkpoint._replace(
         settings=replace(checkpoint.settings, epochs=given.get("epochs", checkpoint.settings.epochs))
@@ -206,6 +217,7 @@ def translation(
     source: Annotated[str | None, typer.Option(help="language, as num2words names it")] = None,
     target: Annotated[str | None, typer.Option(help="language that is translated into")] = None,
     numbers: Annotated[int | None, typer.Option(help="how many are trained on")] = None,
+    held_out: Annotated[int | None, typer.Option(help="how many are translated after every epoch")] = None,
     limit: Annotated[int | None, typer.Option(help="numbers are smaller")] = None,
     epochs: Annotated[int | None, typer.Option(help="how often all numbers are read")] = None,
     seed: Annotated[int | None, typer.Option(help="by which everything random is drawn")] = None,
@@ -222,7 +234,8 @@ def translation(
 ) -> None:
     """Train the translator of numbers in words. Exit code 1 if numbers stop being finite, 2 for wrong input."""
     given = {
-        "source": source, "target": target, "numbers": numbers, "limit": limit, "epochs": epochs, "seed": seed,
+        "source": source, "target": target, "numbers": numbers, "held_out": held_out,
+        "limit": limit, "epochs": epochs, "seed": seed,
         "width": width, "inner": inner, "heads": heads, "depth": depth, "dropout": dropout,
         "label_smoothing": label_smoothing, "batch": batch, "warmup": warmup, "clip": clip, "dtype": dtype,
     }  # fmt: skip

@@ -15,9 +15,11 @@ from training.settings import Settings
 
 GOOD, BAD = ["fine", "warm", "witty", "moving"], ["dull", "cold", "stale", "noisy"]
 OTHER = ["the", "a", "film", "plot", "and"]
-SMALL = Settings(width=8, heads=2, depth=1, vocabulary=12, longest=12, batch=4, warmup=3, epochs=2, learning_rate=0.02)
-OPTIONS = ("--width", 8, "--heads", 2, "--depth", 1, "--vocabulary", 12, "--longest", 12, "--batch", 4, "--warmup", 3,
-           "--epochs", 2, "--learning-rate", 0.02)  # fmt: skip
+SMALL = Settings(
+    width=8, heads=2, depth=1, vocabulary=12, longest=12, dropout=0.2, batch=4, warmup=3, epochs=2, learning_rate=0.02
+)
+OPTIONS = ("--width", 8, "--heads", 2, "--depth", 1, "--vocabulary", 12, "--longest", 12, "--dropout", 0.2,
+           "--batch", 4, "--warmup", 3, "--decay", 0, "--epochs", 2, "--learning-rate", 0.02)  # fmt: skip
 """The same on the command line."""
 
 

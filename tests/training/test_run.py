@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.helpers import PACKAGES
 from tests.support.small_runs import OPTIONS, command, contents, write_reviews
-from training import checkpoints, files, records
+from training import checkpoints, files, records, reviews
 from training.classifying import classify
 from training.packages import PACKAGES as THREE
 
@@ -67,6 +67,17 @@ def test_what_is_printed(data: Path, tmp_path: Path) -> None:
 def test_a_model_is_read_by_restore_of_every_package(whole: Path) -> None:
     for package in THREE.values():
         package.module.restore(whole / LAST / "model.safetensors")
+
+
+def test_the_rate_falls_to_0_with_the_last_step_unless_told_otherwise(data: Path, tmp_path: Path) -> None:
+    words = [word for word in OPTIONS if word != "--decay" and word != 0]
+    result = command("reviews", "--data", data, "--out", tmp_path / "run", "--package", "reference_numpy", *words)
+    assert result.exit_code == 0, result.output
+    rates = [one["rate"] for one in records.read(tmp_path / "run" / "log.jsonl") if "rate" in one]
+    cosine = (1 + np.cos(np.pi * np.arange(STEPS) / STEPS)) / 2
+    np.testing.assert_allclose(rates, 0.02 * np.minimum(np.arange(STEPS) / 3, 1) * cosine, rtol=1e-12)
+    longer = command("reviews", "--data", data, "--out", tmp_path / "run", "--resume", "--epochs", 3)
+    assert "--resume: epochs was 2, and 3 is given" in longer.output
 
 
 def events(folder: Path, tag: str) -> list[tuple[int, float]]:
@@ -408,3 +419,17 @@ def test_another_run_is_not_overwritten_or_mixed_up(data: Path, whole: Path, tmp
 def test_lines_without_words_are_refused(whole: Path, input: str, message: str) -> None:
     result = command("classify", whole, "--package", "reference_numpy", input=input)
     assert (result.exit_code, result.output) == (2, f"{message}\n")
+
+
+@pytest.mark.slow
+def test_all_that_is_held_out_gets_the_same_labels(tmp_path: Path) -> None:
+    """The movie sentences after 300 steps at the default sizes."""
+    result = command("reviews", "--out", tmp_path / "run", "--steps", 300)
+    assert result.exit_code == 0, result.output
+    texts = reviews.movie_sentences().held_out.texts
+    checkpoint = checkpoints.read(tmp_path / "run")
+    exact, *others = (classify(THREE[name], checkpoint, texts) for name in PACKAGES)
+    assert 200 < sum(one.label == "positive" for one in exact) < 900
+    for found in others:
+        assert [one.label for one in found] == [one.label for one in exact]
+        np.testing.assert_allclose([one.probability for one in found], [one.probability for one in exact], rtol=1e-12)

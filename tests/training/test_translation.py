@@ -19,8 +19,8 @@ from training.translation.numbers import drawn_numbers, held_out, in_words, toke
 from training.translation.settings import Settings
 from training.translation.vocabulary import END, PADDING, SPECIAL, START, Vocabularies, Vocabulary, batch_of
 
-OPTIONS = ("--limit", 100, "--numbers", 64, "--width", 16, "--inner", 32, "--heads", 2, "--depth", 1, "--batch", 16,
-           "--warmup", 10, "--epochs", 2, "--seed", 3)  # fmt: skip
+OPTIONS = ("--limit", 1000, "--numbers", 64, "--held-out", 50, "--width", 16, "--inner", 32, "--heads", 2,
+           "--depth", 1, "--batch", 16, "--warmup", 10, "--epochs", 2, "--seed", 3)  # fmt: skip
 LAST = "step-0000008"
 
 
@@ -64,7 +64,7 @@ def test_vocabularies_are_read_back_as_they_were(tmp_path: Path) -> None:
     assert Vocabularies.read(tmp_path / "v.json") == one
     for text in ("{}", '{"longest": 3, "source": {"language": "en", "words": ["a"]}, "target": 1}', "no JSON"):
         (tmp_path / "v.json").write_text(text)
-        with pytest.raises(ValueError, match="v.json"):
+        with pytest.raises(ValueError, match=r"v\.json"):
             Vocabularies.read(tmp_path / "v.json")
 
 
@@ -88,7 +88,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("translation") / "run"
     result = trained(out)
     assert result.exit_code == 0, result.output
-    assert "64 numbers to train on, 10 held out, reference_numpy" in result.output
+    assert "64 numbers to train on, 50 held out, reference_numpy" in result.output
     return out
 
 
@@ -112,11 +112,12 @@ def test_a_resumed_run_has_the_same_bits(whole: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("package", ["torch_impl", pytest.param("jax_impl", marks=pytest.mark.slow)])
-def test_the_ports_train_as_the_definition_does(whole: Path, tmp_path: Path, package: str) -> None:
-    trained(tmp_path / "run", package=package)
+def test_the_ports_train_as_the_definition_does(tmp_path: Path, package: str) -> None:
+    for name in (package, "reference_numpy"):
+        trained(tmp_path / name, "--steps", 4, "--dtype", "float64", package=name)
     ours, exact = ([one["loss"] for one in records.read(out / "log.jsonl") if "loss" in one]
-                   for out in (tmp_path / "run", whole))  # fmt: skip
-    assert ours == pytest.approx(exact, rel=1e-4)
+                   for out in (tmp_path / package, tmp_path / "reference_numpy"))  # fmt: skip
+    assert ours == pytest.approx(exact, rel=1e-8)
 
 
 @pytest.mark.slow
@@ -141,14 +142,12 @@ def test_the_packages_translate_alike(whole: Path, package: str, beams: int) -> 
     checkpoint = checkpoints.read(whole, data.TRANSLATION)
     texts = ["seventy-one", "Five", "sixty"]
     configuration = checkpoint.settings.task().configuration
-    found = [
-        translating.translate(
-            one, one.arrays(checkpoint.parameters), configuration, checkpoint.vocabulary, texts, beams
-        )
-        for one in (THREE[package], THREE["reference_numpy"])
-    ]
-    assert found[0] == found[1]
-    assert len(found[0]) == 3
+
+    def translated(name: str) -> list[str]:
+        parameters = THREE[name].arrays(checkpoint.parameters)
+        return translating.translate(THREE[name], parameters, configuration, checkpoint.vocabulary, texts, beams)
+
+    assert translated(package) == translated("reference_numpy")
 
 
 def test_translate_on_the_command_line(whole: Path, tmp_path: Path) -> None:
@@ -171,7 +170,7 @@ def test_translate_on_the_command_line(whole: Path, tmp_path: Path) -> None:
         (("translate", "{run}", " "), "has no words"),
         (("translate", "{run}", "six", "--attention", "a.txt"), "a picture ends in one of"),
         (("classify", "{run}", "six"), "is no checkpoint of `reviews`: its model is a Transformer"),
-        (("translation", "--out", "{out}", "--limit", "0"), "limit must be"),
+        (("translation", "--out", "{out}", "--limit", "0"), "limit must be an integer of at least 1000, got 0"),
         (("translation", "--out", "{out}", "--heads", "3"), "width must be divisible by heads"),
         (("translation", "--out", "{out}", "--source", "klingon"), "source must be a language of num2words"),
         (("translation", "--out", "{run}", "--resume", "--width", "32"), "--resume: width was 16, and 32 is given"),
@@ -181,11 +180,6 @@ def test_wrong_input_is_refused(words: tuple[str, ...], message: str, whole: Pat
     found = command(*(word.format(run=whole, out=tmp_path / "out") for word in words), "--package", "reference_numpy")
     assert found.exit_code == 2, found.output
     assert message in found.output
-
-
-def test_a_checkpoint_of_the_reviews_is_no_translator(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{}")
-    assert "cannot" in command("translate", tmp_path, "six").output or True
 
 
 # --- what the decoder looks at ----------------------------------------------------------------------------------------
@@ -225,7 +219,7 @@ def test_cross_attention_is_what_the_decoder_block_uses(whole: Path) -> None:
 def test_weights_and_keep_masks_depend_on_the_seed_and_the_step_alone() -> None:
     from training.translation import drawing as own
 
-    settings = Settings(width=16, inner=32, heads=2, depth=1, dropout=0.25, numbers=20, limit=100)
+    settings = Settings(width=16, inner=32, heads=2, depth=1, dropout=0.25, numbers=20, limit=1000)
     batch = data.prepare(settings).batch(np.arange(4))
     first, again, other = (own.dropout(settings, batch, step) for step in (5, 5, 6))
     kept = [flatten(one.encoder.embedding)["keep"] for one in (first, again, other)]

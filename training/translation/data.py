@@ -71,17 +71,21 @@ class NumberData(NamedTuple):
 
 
 def prepare(settings: Settings) -> NumberData:
-    """Draw numbers, and write them out."""
+    """Draw numbers, and write them out. The vocabularies have the words of all of them."""
     training, held_out = (
         drawn_numbers(generator(settings.seed, NUMBERS, test), count, test=test, limit=settings.limit)
         for test, count in ((False, settings.numbers), (True, settings.held_out))
     )
-    texts = [[in_words(number, language) for number in training] for language in (settings.source, settings.target)]
-    source, target = map(Vocabulary.of, (settings.source, settings.target), texts)
-    sources, targets = ([one.encode(text) for text in part] for one, part in zip((source, target), texts, strict=True))
-    words = hashlib.sha256("\n".join(texts[0] + texts[1]).encode()).hexdigest()
+
+    def written(language: str) -> tuple[Vocabulary, list[str]]:
+        texts = [in_words(number, language) for number in training + held_out]
+        return Vocabulary.of(language, texts), texts[: len(training)]
+
+    (source, questions), (target, answers) = map(written, (settings.source, settings.target))
+    sources, targets = [source.encode(text) for text in questions], [target.encode(text) for text in answers]
+    digest = hashlib.sha256("\n".join(questions + answers).encode()).hexdigest()
     vocabulary = Vocabularies(source, target, max(map(len, targets)))
-    return NumberData(settings, vocabulary, words, sources, targets, held_out)
+    return NumberData(settings, vocabulary, digest, sources, targets, held_out)
 
 
 def entries(parameters: Transformer, vocabulary: Vocabularies) -> list[tuple[int, int]]:

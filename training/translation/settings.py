@@ -5,15 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from num2words import CONVERTER_CLASSES
+
 from specification.configuration import Configuration
 from training.packages import Package
+from training.settings import check
 from training.task import Task
 from training.translation.vocabulary import PADDING
+
+LEAST = {
+    "numbers": 1, "held_out": 1, "limit": 1000, "width": 2, "inner": 1, "heads": 1, "depth": 0, "batch": 1, "warmup": 1,
+    "epochs": 1, "seed": 0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Of a run. The defaults are the paper's (sections 5.3 and 5.4), with a smaller model and a shorter warm-up.
+    """Of a run; ValueError for what makes no sense.
+
+    The defaults are the paper's (sections 5.3 and 5.4), with a smaller model and a shorter warm-up.
 
     source, target: languages, as num2words names them. numbers, held_out: how many are trained on, and how many are
         translated after every epoch; all are below limit.
@@ -37,6 +47,14 @@ class Settings:
     epochs: int = 6
     seed: int = 0
     dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("source", "target"):
+            if (value := getattr(self, name)) not in CONVERTER_CLASSES:
+                raise ValueError(
+                    f"{name} must be a language of num2words, {', '.join(CONVERTER_CLASSES)}; got {value!r}"
+                )
+        check(self, LEAST, ("clip",), ("dropout", "label_smoothing"))
 
     @property
     def adam(self) -> dict[str, Any]:
