@@ -79,6 +79,7 @@ def test_there_is_a_page_for_each_operation(built: Path) -> None:
         *(f"dialect-{name}" for name in DIALECTS),
         "divergences",
         "benchmarks",
+        "training",
         *(one.name for one in OPERATIONS),
     }
 
