@@ -15,6 +15,7 @@ from conformance.peers import (
     flax_layers,
     jax_functions,
     keras_layers,
+    losses,
     onnx_peers,
     torch_attention,
     torch_flex,
@@ -33,5 +34,6 @@ PEERS: tuple[Peer, ...] = (
     *equinox_layers.PEERS,
     *keras_layers.PEERS,
     *onnx_peers.PEERS,
+    *losses.PEERS,
 )
 """In the order of the table."""
