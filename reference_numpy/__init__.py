@@ -1,8 +1,8 @@
 """The definition: what a Transformer computes, in NumPy, to be read.
 
 Read in this order: masks, attention_steps, attention, multi_head_attention, layer_norm_steps, layer_norm, embedding,
-positions, feed_forward, blocks, transformer, decoding, generation, models. Beside each file stands the one with its
-gradients, `<name>_vjp`.
+positions, feed_forward, blocks, transformer, decoding, generation, models, losses, optimizers, schedules, initializers.
+Beside each file that has gradients stands the one with these, `<name>_vjp`.
 """
 
 from reference_numpy.attention import *
@@ -18,6 +18,8 @@ from reference_numpy.generation import *
 from reference_numpy.initializers import *
 from reference_numpy.layer_norm import *
 from reference_numpy.layer_norm_vjp import *
+from reference_numpy.losses import *
+from reference_numpy.losses_vjp import *
 from reference_numpy.masks import *
 from reference_numpy.models import *
 from reference_numpy.multi_head_attention import *

@@ -57,6 +57,8 @@ RULES = {
         Rule("EMB-1", "embedding", "Row lookup; an id outside the vocabulary is refused; times sqrt(E) if scaled."),
         Rule("FFN-1", "feed-forward", "activation(x @ W1 + b1) @ W2 + b2 with ReLU, GELU (erf) or GELU (tanh)."),
         Rule("ACT-1", "silu", "x * sigmoid(x) for every element, to its last digits for large negative x too."),
+        Rule("LOSS-1", "cross-entropy", "log-sum-exp less the target's logit, mean over the targets that count."),
+        Rule("LOSS-2", "nll", "The target's log-probability, negated, with the mean over the targets that count."),
         Rule("OPT-1", "adam", "Adam with bias correction, m / (sqrt(v) + eps); weight decay decoupled or coupled."),
         Rule("OPT-2", "sgd", "Momentum that takes the whole gradient from the first step on, Nesterov, weight decay."),
         Rule("OPT-3", "clipping", "Gradients times limit / norm where their norm exceeds the limit, else untouched."),

@@ -63,6 +63,7 @@ DIMENSIONS = {
     "rows": "rows",
     "norm_width": "numbers in a row",
     "vocabulary": "rows of the table",
+    "classes": "classes",
     "length": "positions",
     "model_width": "columns",
     "inner_width": "inner columns",

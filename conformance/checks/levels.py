@@ -51,6 +51,11 @@ PARTS = (
     ),
     Part("ACT-1", ROBUST, "NaN and infinity"),
     Part("ACT-1", STRICT, "results whose sigmoid is below the normal numbers"),
+    Part("LOSS-1", ROBUST, "no target that counts", ("cross-entropy where no target counts",)),
+    Part("LOSS-1", ROBUST, "NaN and infinity"),
+    Part("LOSS-1", STRICT, "logits far from 0, whose log-sum-exp as one number loses digits"),
+    Part("LOSS-2", ROBUST, "no target that counts", ("nll where no target counts",)),
+    Part("LOSS-2", ROBUST, "NaN and infinity"),
     Part(
         "OPT-1", ROBUST, "NaN, infinity, squares near the ends of the range",
         ("NaN and infinity in gradients of adam_step", "huge and vanishing squares"),

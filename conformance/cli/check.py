@@ -72,6 +72,7 @@ def check(
     max_rows: Annotated[int | None, at_most(DIMENSIONS["rows"])] = None,
     max_norm_width: Annotated[int | None, at_most(DIMENSIONS["norm_width"])] = None,
     max_vocabulary: Annotated[int | None, at_most(DIMENSIONS["vocabulary"])] = None,
+    max_classes: Annotated[int | None, at_most(DIMENSIONS["classes"])] = None,
     max_length: Annotated[int | None, at_most(DIMENSIONS["length"])] = None,
     max_model_width: Annotated[int | None, at_most(DIMENSIONS["model_width"])] = None,
     max_inner_width: Annotated[int | None, at_most(DIMENSIONS["inner_width"])] = None,
@@ -104,8 +105,8 @@ def check(
     given |= {"rules": rule, "isolate": isolate, "shrink": not no_shrink, "profile": profile}
     limits = {"batch": max_batch, "heads": max_heads, "group_ratio": max_group_ratio, "queries": max_queries}
     limits |= {"keys": max_keys, "key_width": max_key_width, "value_width": max_value_width, "rows": max_rows}
-    limits |= {"norm_width": max_norm_width, "vocabulary": max_vocabulary, "length": max_length}
-    limits |= {"model_width": max_model_width, "inner_width": max_inner_width}
+    limits |= {"norm_width": max_norm_width, "vocabulary": max_vocabulary, "classes": max_classes}
+    limits |= {"length": max_length, "model_width": max_model_width, "inner_width": max_inner_width}
     given |= {"limits": {name: size for name, size in limits.items() if size is not None} or None, "tile": tile}
     given |= {"head_widths": head_widths, "vjp": vjp, "workers": workers}
     if workers != 1:  # threads that have nothing to do must not take the cores of other processes

@@ -13,6 +13,7 @@ from conformance.cases.expectations import Exact
 from conformance.checks.comparison import ratio
 from conformance.onnx.attention import attention
 from conformance.onnx.cases import Arrays, NodeCase
+from conformance.onnx.losses import negative_log_likelihood_loss, softmax_cross_entropy_loss
 from conformance.onnx.normalization import layer_normalization, rms_normalization
 from conformance.onnx.translation import Copied, Translated, Translation
 from conformance.oracle.reference import oracle
@@ -22,6 +23,8 @@ TRANSLATIONS = {
     "Attention": attention,
     "LayerNormalization": layer_normalization,
     "RMSNormalization": rms_normalization,
+    "SoftmaxCrossEntropyLoss": softmax_cross_entropy_loss,
+    "NegativeLogLikelihoodLoss": negative_log_likelihood_loss,
 }
 
 

@@ -88,6 +88,7 @@ WORDS = {
     "inner": ("column inside", "columns inside"),
     "output": ("column of the output", "columns of the output"),
     "vocabulary": ("row of the table", "rows of the table"),
+    "classes": ("class", "classes"),
     "length": ("position", "positions"),
     OFFSET: ("position of offset", "positions of offset"),
 }
@@ -130,8 +131,16 @@ def taken(case: Case, parts: Parts, rng: np.random.Generator | None = None) -> C
     if "ids" in inputs and "vocabulary" in parts:
         start, size = parts["vocabulary"]
         inputs["ids"] = np.clip(inputs["ids"] - start, 0, size - 1).astype(inputs["ids"].dtype)
+    if "targets" in inputs and "classes" in parts:
+        inputs["targets"] = among_classes(inputs["targets"], parts["classes"], options.get("ignore"))
     cotangents = {name: cut[f"-> {name}"] for name in case.cotangents}
     return in_memory(replace(case, inputs=inputs, options=options, cotangents=cotangents), case.memory)
+
+
+def among_classes(targets: np.ndarray, part: Part, ignore: int | None) -> np.ndarray:
+    """Targets that are among the classes of the part; what does not count stays as it is."""
+    found = np.clip(targets - part.start, 0, part.size - 1)
+    return found.astype(targets.dtype) if ignore is None else np.where(targets == ignore, targets, found)
 
 
 def fitting(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Part]:
@@ -186,7 +195,7 @@ def resized(
     if rng is not None and fresh.any() and array.dtype.kind not in "biu":
         wide, noise = array.astype(float), rng.normal(size=array.shape)  # as much of it for a case and for its twin
         array = np.where(fresh & np.isfinite(wide), (wide * noise).astype(array.dtype), array)
-    return np.ascontiguousarray(array)
+    return np.ascontiguousarray(array).reshape(array.shape)  # which makes an axis where there is none
 
 
 def relisted(inputs: dict[str, np.ndarray], name: str, chosen: np.ndarray) -> dict[str, np.ndarray]:

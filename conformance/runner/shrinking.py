@@ -38,7 +38,10 @@ Change = Callable[[Case], Case | None]
 
 TINY = (2, 3)
 """Sizes that are tried before powers of two."""
-NEVER_LEFT_OUT = ("num_heads", "length", "width", "dtype", OFFSET, "dropout_keep", "dropout_rate", "mask")
+NEVER_LEFT_OUT = (
+    *("num_heads", "length", "width", "dtype", OFFSET, "dropout_keep", "dropout_rate", "mask"),
+    *("ignore", "reduction"),
+)
 """Options that are no features to do without, or that are taken out together or in steps."""
 
 
@@ -301,6 +304,8 @@ def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> 
     yield from (without(name) for name in biases if "[" not in name)
     if case.options.get("dropout_keep") is not None or case.options.get("dropout_rate"):
         yield without("dropout_keep", "dropout_rate")
+    if case.options.get("ignore") is not None:
+        yield counting_all
     mask = case.options.get("mask")
     if mask is not None:
         yield without("mask")
@@ -337,6 +342,16 @@ def without(*names: str) -> Change:
     return change
 
 
+def counting_all(case: Case) -> Case | None:
+    """With class 0 as the target where none counts."""
+    ignore, targets = case.options.get("ignore"), case.inputs["targets"]
+    if ignore is None:
+        return None
+    options = {name: value for name, value in case.options.items() if name != "ignore"}
+    inputs = case.inputs | {"targets": np.where(targets == ignore, 0, targets).astype(targets.dtype)}
+    return replace(case, inputs=inputs, options=options)
+
+
 def half(side: str) -> Change:
     """With one side of a mask that is made of two."""
 
@@ -366,11 +381,12 @@ def collapsed(case: Case) -> Case | None:
         return array.reshape(count, *((int(np.prod(inside)),) if inside else ()))
 
     inputs = {n: array.reshape(-1) if n in ("weight", "bias") else array for n, array in case.inputs.items()}
-    inputs[name] = flat(inputs[name])
+    inputs |= {n: flat(inputs[n]) for n in (name, "targets") if n in inputs}
     options = dict(case.options)
     if options.get("dropout_keep") is not None:
         options["dropout_keep"] = flat(options["dropout_keep"])
-    return replace(case, inputs=inputs, options=options, cotangents={n: flat(a) for n, a in case.cotangents.items()})
+    cotangents = {n: flat(a) if a.ndim else a for n, a in case.cotangents.items()}
+    return replace(case, inputs=inputs, options=options, cotangents=cotangents)
 
 
 def ungrouped(case: Case) -> Case | None:

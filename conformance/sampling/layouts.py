@@ -21,7 +21,10 @@ PLAUSIBLE = {
     "parameter": ("sliced", "misaligned", *REFUSABLE),
 }
 """Layouts by the role of an array: input of a layer, mask or bias for pairs, cotangent, weights."""
-ACTIVATIONS = ("query", "key", "value", "x", "ids", "outputs", "logsumexps")
+ACTIVATIONS = (
+    *("query", "key", "value", "x", "ids", "outputs", "logsumexps"),
+    *("logits", "log_probabilities", "targets"),
+)
 PAIRS = ("bias", "mask", "dropout_keep")
 
 

@@ -1,4 +1,4 @@
-"""Norms, positions, embedding, feed-forward network and SiLU in balls."""
+"""Norms, positions, embedding, feed-forward network, SiLU and losses in balls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flint import arb
 
 from conformance.oracle.ball.attention import Results, dropout, linear
 from conformance.oracle.ball.inputs import Leaves
-from conformance.oracle.ball.tape import ONE, ZERO, Variable, erfc, exp, select, sqrt
+from conformance.oracle.ball.tape import ONE, ZERO, Variable, balls, constant, erfc, exp, log, select, sqrt
 
 
 class Undecided(ArithmeticError):
@@ -130,3 +130,39 @@ def feed_forward(leaves: Leaves, options: dict[str, Any]) -> Results:
     activation = ACTIVATIONS[options.get("activation") or "relu"]
     hidden = activation(linear(leaves, "inner", leaves.read("x")))
     return {"output": linear(leaves, "outer", dropout(hidden, options))}
+
+
+def mixed_targets(leaves: Leaves, options: dict[str, Any], rows: str) -> tuple[np.ndarray, np.ndarray]:
+    """Which targets count, and (1 - s) one-hot + s / V for each row."""
+    targets, classes = np.asarray(leaves.inputs["targets"]).astype(np.int64), leaves.shape(rows)[-1]
+    ignore, smoothing = options.get("ignore"), arb(float(options.get("label_smoothing") or 0.0))
+    counted = np.ones(targets.shape, bool) if ignore is None else targets != ignore
+    if not ((targets[counted] >= 0) & (targets[counted] < classes)).all():
+        raise ValueError(f"a target is none of {classes} classes")
+    hot = balls(targets[..., None] == np.arange(classes))
+    return counted, hot * (1 - smoothing) + smoothing / classes
+
+
+def reduced(losses: Variable, counted: np.ndarray, options: dict[str, Any]) -> Results:
+    losses = select(counted, losses, ZERO)
+    reduction = options.get("reduction") or "mean"
+    if reduction == "none":
+        return {"output": losses}
+    total = losses.reshape(counted.size).sum(0, keepdims=False)
+    count = int(counted.sum()) or 1
+    return {"output": total if reduction == "sum" else total / arb(count)}
+
+
+def cross_entropy(leaves: Leaves, options: dict[str, Any]) -> Results:
+    """log(sum of exp(x)) - sum of q x, with the mixed target q (LOSS-1)."""
+    counted, mixed = mixed_targets(leaves, options, "logits")
+    x = leaves.read("logits", counted[..., None])
+    losses = log(exp(x).sum(-1)) - (x * constant(mixed)).sum(-1)
+    return reduced(losses.reshape(*counted.shape), counted, options)
+
+
+def nll_loss(leaves: Leaves, options: dict[str, Any]) -> Results:
+    """-sum of q y, with the one-hot target q (LOSS-2)."""
+    counted, hot = mixed_targets(leaves, options, "log_probabilities")
+    y = leaves.read("log_probabilities", counted[..., None] & (hot != 0).astype(bool))
+    return reduced((y * constant(-hot)).sum(-1).reshape(*counted.shape), counted, options)

@@ -1,0 +1,74 @@
+"""Negative log-likelihood: the log-probabilities of the classes that are targets, with their sign turned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from hypothesis import strategies as st
+
+from conformance.bounds import losses
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration
+from conformance.cases.operation import Operation, Rows
+from conformance.checks.histories import plain_histories
+from conformance.checks.probe import Probe, agreement
+from conformance.checks.refusals import Numbers, Refusal
+from conformance.diagnosis import losses as mistakes
+from conformance.operations.common import rows_of_layers
+from conformance.operations.cross_entropy import NARROW, PLAN, axes, dimensions, refused_targets, shape, uncounted
+from conformance.sampling.losses import MANY_CLASSES, loss_cases
+from conformance.sampling.plan.covering import Row
+
+NAME, OF = "nll_loss", "log_probabilities"
+
+
+def work(passes: int, gradients: bool, *, rows: int, classes: int) -> int:
+    return rows * classes * (40 if gradients else 15)
+
+
+def probes(declaration: Declaration) -> list[Probe]:
+    cases = partial(loss_cases, NAME, declaration=declaration)
+
+    def at_size(row: Row) -> st.SearchStrategy[Case]:
+        return cases(("usual", "trained"), plans=(((row["rows"],), row["classes"]),))
+
+    def agree(title: str, material: Any, weight: float = 1.0) -> Probe:
+        return agreement("LOSS-2", title, NAME, material, weight)
+
+    return [
+        agree("nll", cases(), 2.0),
+        agree("log-probabilities of targets that do not count", cases(ignored=(-100, 0, "class", "past"))),
+        agree("nll where no target counts", cases(ignored=(-100, 0), none_counts=True), 0.5),
+        agree("NaN and infinity in log-probabilities that do not count", uncounted(NAME, declaration), 0.75),
+        agree("NaN and infinity beside the targets", cases(spoiled="beside"), 0.5),
+        agree("NaN and infinity in log-probabilities", cases(spoiled="anywhere"), 0.5),
+        agree("nll of many classes", cases(("usual",), plans=MANY_CLASSES, dtypes=NARROW), 0.3),
+        agree("nll, sizes", rows_of_layers(PLAN, at_size, declaration)),
+    ]
+
+
+def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
+    return refused_targets("LOSS-2", NAME, OF, declaration, array)
+
+
+OPERATION = Operation(
+    name=NAME,
+    rules={"": "LOSS-2"},
+    arguments=(OF, "targets"),
+    differentiated=(OF,),
+    copies=True,
+    rows=Rows(OF, lambda case: 1),
+    shape=shape,
+    dimensions=dimensions,
+    axes=axes,
+    bounds=losses.nll_loss,
+    work=work,
+    cases=partial(loss_cases, NAME),
+    probes=probes,
+    refusals=refusals,
+    histories=plain_histories,
+    measured=mistakes.measured,
+    mistakes=mistakes.NLL,
+)

@@ -1,0 +1,133 @@
+"""Losses over classes in JAX (rules LOSS-1 and LOSS-2).
+
+A target outside [0, V) makes its row's loss NaN where targets are traced.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.lax import stop_gradient
+from jaxtyping import Bool, Float, Integer
+
+from jax_impl.dtypes import cast, widen
+from specification import checks
+
+__all__ = ["cross_entropy", "nll_loss"]
+
+
+def counted_targets(
+    targets: Integer[jax.Array, "..."], classes: int, ignore: int | None
+) -> tuple[Bool[jax.Array, "..."], Integer[jax.Array, "..."]]:
+    """Which targets count, and the class of each, with 0 in place of one that does not."""
+    if not isinstance(targets, jax.core.Tracer):
+        checks.targets_within(np.asarray(targets), classes, ignore)
+    targets = jnp.asarray(targets).astype(jnp.int32)  # `ignore` need not fit in their own dtype
+    counted = jnp.ones(targets.shape, bool) if ignore is None else targets != int(ignore)
+    return counted, jnp.where(counted, targets, 0)
+
+
+def at_targets(rows: Float[jax.Array, "*rows V"], classes: Integer[jax.Array, "*rows"]) -> Float[jax.Array, "*rows"]:
+    """The number of each row at its class; NaN for what lies outside, where JAX would count backwards."""
+    classes = jnp.where(classes < 0, rows.shape[-1], classes)
+    return jnp.take_along_axis(rows, classes[..., None], axis=-1, mode="fill", fill_value=jnp.nan)[..., 0]
+
+
+@partial(jax.jit, static_argnums=2)
+def row_losses(
+    logits: Float[jax.Array, "*rows V"], classes: Integer[jax.Array, "*rows"], smoothing: float
+) -> Float[jax.Array, "*rows"]:
+    """The loss of each row. The maximum is subtracted before anything else, so a constant added to a row costs nothing.
+
+    The maximum is a constant to the gradient: it cancels out of the loss, and would only leave rounding errors behind.
+    Without smoothing no class but the target is multiplied by its share of 0, which would be NaN where its logit is
+    -inf.
+    """
+    shifted = logits - stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    logsumexp = jnp.log(jnp.sum(jnp.exp(shifted), axis=-1))
+    losses = logsumexp - at_targets(shifted, classes)
+    if smoothing > 0:
+        losses = (1 - smoothing) * losses + smoothing * (logsumexp - jnp.mean(shifted, axis=-1))
+    return losses
+
+
+@partial(jax.jit, static_argnums=2)
+def reduced(losses: Float[jax.Array, "*rows"], counted: Bool[jax.Array, "*rows"], reduction: str) -> Any:
+    """All losses, their sum, or their mean over the rows that count: 0 where none does."""
+    losses = jnp.where(counted, losses, 0)
+    if reduction == "none":
+        return losses
+    total = jnp.sum(losses)
+    return total if reduction == "sum" else total / jnp.maximum(jnp.sum(counted), 1)
+
+
+def cross_entropy(
+    logits: Float[jax.Array, "*rows V"],
+    targets: Integer[jax.Array, "*rows"],
+    *,
+    label_smoothing: float = 0.0,
+    ignore: int | None = None,
+    reduction: str = "mean",
+) -> Float[jax.Array, "..."]:
+    """Compute the cross-entropy of softmax(logits) and the targets, and round once (LOSS-1).
+
+    `label_smoothing`, `ignore` and `reduction` are static.
+
+    Args:
+        logits: [..., V], in float16, bfloat16, float32 or float64.
+        targets: Integers [...] in [0, V), the class of each row. Negative ones do not count from the end.
+        label_smoothing: In [0, 1). The share of a target that is spread over all V classes alike, its own too.
+        ignore: A target that does not count, which may lie outside [0, V). Nothing of its row reaches a result or a
+            gradient, NaN included.
+        reduction: "mean" over the targets that count, 0 where none does; "sum" of them; "none": [...], with 0 for a
+            target that does not count.
+
+    Returns:
+        A new array in the dtype of logits.
+
+    Raises:
+        TypeError: Targets that are not integers, other dtypes, or a number that is none.
+        ValueError: A target outside [0, V), shapes that do not fit, or another smoothing or reduction.
+    """
+    checks.cross_entropy(logits, targets, label_smoothing, ignore, reduction)
+    counted, classes = counted_targets(targets, logits.shape[-1], ignore)
+    # Rows that do not count are 0 before any arithmetic: their gradient of 0 times NaN would be NaN.
+    rows = jnp.where(counted[..., None], widen(logits), 0)
+    losses = row_losses(rows, classes, float(label_smoothing))
+    return cast(reduced(losses, counted, reduction), logits.dtype)
+
+
+def nll_loss(
+    log_probabilities: Float[jax.Array, "*rows V"],
+    targets: Integer[jax.Array, "*rows"],
+    *,
+    ignore: int | None = None,
+    reduction: str = "mean",
+) -> Float[jax.Array, "..."]:
+    """Compute the negative log-probability of the targets, and round once (LOSS-2).
+
+    `ignore` and `reduction` are static.
+
+    Args:
+        log_probabilities: [..., V], in float16, bfloat16, float32 or float64; not normalised here. Only those of
+            the targets that count reach a result, NaN included.
+        targets: Integers [...] in [0, V), the class of each row. Negative ones do not count from the end.
+        ignore: A target that does not count, which may lie outside [0, V).
+        reduction: "mean" over the targets that count, 0 where none does; "sum" of them; "none": [...], with 0 for a
+            target that does not count.
+
+    Returns:
+        A new array in the dtype of log_probabilities.
+
+    Raises:
+        TypeError: Targets that are not integers, other dtypes, or a number that is none.
+        ValueError: A target outside [0, V), shapes that do not fit, or another reduction.
+    """
+    checks.nll_loss(log_probabilities, targets, ignore, reduction)
+    counted, classes = counted_targets(targets, log_probabilities.shape[-1], ignore)
+    losses = -at_targets(widen(log_probabilities), classes)
+    return cast(reduced(losses, counted, reduction), log_probabilities.dtype)
