@@ -209,7 +209,7 @@ def noticed_in_losses() -> list[str]:
     ("operator", "wrong"),
     [
         ("Adam", {"step": 0}), ("Adam", {"beta_1": 0.9}), ("Adam", {"beta_2": 0.999}), ("Adam", {"weight_decay": 0.0}),
-        ("Adam", {"learning_rate": 0.01}), ("Momentum", {"momentum": 0.0}), ("Momentum", {"nesterov": False}),
+        ("Adam", {"learning_rate": 0.01}), ("Momentum", {"momentum": 0.5}), ("Momentum", {"nesterov": False}),
         ("Momentum", {"weight_decay": 0.0}), ("Momentum", {"learning_rate": 0.01}),
     ],
 )  # fmt: skip
