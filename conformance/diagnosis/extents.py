@@ -350,6 +350,8 @@ def displaced(failing: Failing, name: str) -> Iterator[str]:
         return
     for place in np.flatnonzero(np.abs(right - got[off[0]]) <= bounds):
         places = off + (step := int(place) - int(off[0]))
+        if step == 0:  # an element that is only just wrong
+            continue
         if places.min() < 0 or places.max() >= right.size or np.any(np.abs(right[places] - got[off]) > bounds[places]):
             continue
         unit, count = ("row", abs(step) // width) if step % width == 0 else ("element", abs(step))

@@ -26,6 +26,8 @@ OPERATORS = {
     "RMSNormalization": "rmsnormalization",
     "SoftmaxCrossEntropyLoss": "softmax_cross_entropy_loss",
     "NegativeLogLikelihoodLoss": "negativeloglikelihoodloss",
+    "Adam": "adam",
+    "Momentum": "momentum",
 }
 """ONNX's operators, and the modules under `onnx.backend.test.case.node` that hold their cases."""
 
@@ -112,7 +114,7 @@ def expanded_name(case: Any) -> str:
 def node_case(case: Any) -> NodeCase:
     """ONNX's `TestCase` with everything by name."""
     node, (dataset,) = case.model.graph.node[0], case.data_sets
-    schema = import_module("onnx.defs").get_schema(node.op_type, case.model.opset_import[0].version)
+    schema = import_module("onnx.defs").get_schema(node.op_type, case.model.opset_import[0].version, node.domain)
     value = import_module("onnx.helper").get_attribute_value
     return NodeCase(
         case.name.removeprefix("test_"),
@@ -127,6 +129,11 @@ def node_case(case: Any) -> NodeCase:
 
 
 def named(parameters: Any, present: Any, arrays: Any) -> Arrays:
-    """The arrays under the operator's own names; an empty name in the node stands for a parameter that is left out."""
+    """The arrays under the operator's own names; an empty name in the node stands for a parameter that is left out.
+
+    Where the operator takes any number of arrays, they have the node's names.
+    """
+    if any(parameter.option.name == "Variadic" for parameter in parameters):
+        return dict(zip(present, arrays, strict=True))
     names = [parameter.name for parameter, given in zip(parameters, present, strict=False) if given]
     return dict(zip(names, arrays, strict=True))

@@ -8,6 +8,7 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed: its cases are 
 
 from collections import Counter  # noqa: E402
 from collections.abc import Callable  # noqa: E402
+from dataclasses import replace  # noqa: E402
 from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
@@ -20,6 +21,7 @@ from conformance.onnx.cases import NodeCase, expansions, node_cases, skipped_cas
 from conformance.onnx.deviations import DEVIATIONS, ONNX, found, rounded_once  # noqa: E402
 from conformance.onnx.faults_caught import catches  # noqa: E402
 from conformance.onnx.running import TRANSLATIONS, Bridged, bridged, objection, outcome, outputs_of  # noqa: E402
+from conformance.onnx.translation import Translated  # noqa: E402
 from conformance.selftest.faults.fault import Fault  # noqa: E402
 from conformance.subjects.subject import IMPLEMENTATIONS, NumpySubject  # noqa: E402
 
@@ -40,7 +42,7 @@ def cases() -> list[Bridged]:
 def test_all_cases_are_there() -> None:
     assert Counter(node.operator for node in node_cases()) == {
         "Attention": 93, "LayerNormalization": 19, "RMSNormalization": 19,
-        "SoftmaxCrossEntropyLoss": 18, "NegativeLogLikelihoodLoss": 9,
+        "SoftmaxCrossEntropyLoss": 18, "NegativeLogLikelihoodLoss": 9, "Adam": 2, "Momentum": 3,
     }  # fmt: skip
     assert len(expansions()) == 202
 
@@ -201,6 +203,28 @@ def noticed_in_losses() -> list[str]:
                 wrong = str(error)
             failed += [node.name] if wrong else []
     return failed
+
+
+@pytest.mark.parametrize(
+    ("operator", "wrong"),
+    [
+        ("Adam", {"step": 0}), ("Adam", {"beta_1": 0.9}), ("Adam", {"beta_2": 0.999}), ("Adam", {"weight_decay": 0.0}),
+        ("Adam", {"learning_rate": 0.01}), ("Momentum", {"momentum": 0.5}), ("Momentum", {"nesterov": False}),
+        ("Momentum", {"weight_decay": 0.0}), ("Momentum", {"learning_rate": 0.01}),
+    ],
+)  # fmt: skip
+def test_no_option_of_a_step_is_lost(operator: str, wrong: dict[str, Any], cases: list[Bridged]) -> None:
+    """With another value the definition fails a case."""
+    failed = []
+    for case in cases:
+        if case.node.operator == operator:
+            changed = {
+                name: replace(part, case=replace(part.case, options=part.case.options | wrong))
+                for name, part in case.translation.items()
+                if isinstance(part, Translated)
+            }
+            failed += [case.node.name] * bool(objection(case.node, outputs_of(NumpySubject(), changed)))
+    assert failed
 
 
 # --- planted faults ---------------------------------------------------------------------------------------------------
