@@ -474,6 +474,7 @@ def test_a_free_run_drifts_and_the_report_says_when(monkeypatch: pytest.MonkeyPa
     assert ours["drifted"]["1e-6"] is None
     assert theirs["drifted"]["1e-6"] == 0
     assert ours["drift"][1] > ours["drift"][0] > 0
+    assert ours["furthest"].endswith("key.bias")  # the gradient is 0 but for rounding
     assert abs(ours["losses"][1] - found["losses"][1]) < 1e-9
     page = report.as_page(found)
     assert "Departs from the definition" in page
