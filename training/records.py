@@ -85,7 +85,7 @@ def draw_curves(folder: Path) -> None:
     steps = [one for one in records if "loss" in one]
     epochs = [one for one in records if "held_out_loss" in one]
     width = max(1, len(steps) // 50)
-    groups = [steps[at : at + width] for at in range(0, len(steps), width)]
+    groups = [steps[at : at + width] for at in range(0, len(steps) - width + 1, width)]
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     for axes, name in zip(figure.subplots(1, 2), ("loss", "accuracy"), strict=True):
         x = [group[-1]["step"] for group in groups]

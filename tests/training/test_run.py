@@ -235,6 +235,50 @@ def test_a_killed_run_resumes_to_the_same_bits(data: Path, long: Path, tmp_path:
     same_long_run(tmp_path / "run", long)
 
 
+DYING = """
+import os, signal
+from training import files
+real, left = files.synchronise, [{number}]
+def synchronise(path):
+    left[0] -= 1
+    if left[0] == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    real(path)
+files.synchronise = synchronise
+"""
+
+
+@pytest.mark.parametrize(
+    "number", [4, 8, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3, 5, 6, 7, 9, 12))]
+)
+def test_a_run_killed_between_two_files_resumes_to_the_same_bits(
+    data: Path, whole: Path, tmp_path: Path, number: int
+) -> None:
+    """The log is synchronised twice, then six times for each checkpoint: four files and two folders."""
+    running = process(data, tmp_path / "run", first=DYING.format(number=number))
+    running.communicate()
+    assert running.returncode == -signal.SIGKILL
+    assert len(list((tmp_path / "run").glob("step-*"))) == (number > 7) + (number > 13)
+    assert trained(data, tmp_path / "run", "--resume").exit_code == 0
+    same_run(tmp_path / "run", whole)
+
+
+IN_PLACE = """
+from training import checkpoints
+def write_folder(path, write):
+    path.mkdir()
+    write(path)
+    for file in path.iterdir():
+        files.synchronise(file)
+checkpoints.write_folder = write_folder
+"""
+
+
+def test_a_checkpoint_written_under_its_final_name_would_be_seen(data: Path, tmp_path: Path) -> None:
+    process(data, tmp_path / "run", first=DYING.format(number=4) + IN_PLACE).communicate()
+    assert list((tmp_path / "run").glob("step-*"))  # where the test above sees none
+
+
 def test_an_interrupted_run_writes_where_it_is(data: Path, long: Path, tmp_path: Path) -> None:
     running = process(data, tmp_path / "run", *LONG)
     wait_for(tmp_path / "run", 3, running)
