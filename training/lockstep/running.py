@@ -46,8 +46,9 @@ class Departure(NamedTuple):
 class Course:
     """One implementation. By step, counted from 0.
 
-    worst: by quantity, the largest error in bounds at every step. departures: all of them, in order. losses, drift: of
-    the free run; drift is the distance of all parameters from the definition's, relative to the norm of these.
+    worst: by quantity, the largest error in bounds at every step. departures: all of them, in order. losses, drift,
+    furthest: of the free run; drift is the distance of all parameters from the definition's, relative to the norm of
+    these, and furthest the tensor with the largest difference.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Course:
     departures: list[Departure] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     drift: list[float] = field(default_factory=list)
+    furthest: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -120,17 +122,21 @@ def go_on(course: Course, trainer: Trainer, given: Given, definition: State) -> 
     try:
         answer = trainer.step(given)
         state = after(given.state, answer)
+        drift, furthest = distance(state.parameters, definition.parameters)
         course.losses.append(float(answer["loss"]))
-        course.drift.append(distance(state.parameters, definition.parameters))
+        course.drift.append(drift)
+        course.furthest.append(furthest)
     except Exception:  # in lock-step the same is told
         return None
     return state
 
 
-def distance(parameters: Any, others: Any) -> float:
-    """The norm of the difference of all parameters, relative to the norm of the others."""
-    mine, theirs = (np.concatenate([a.ravel() for a in flatten(tree).values()]) for tree in (parameters, others))
-    return float(np.linalg.norm(mine - theirs) / np.linalg.norm(theirs))
+def distance(parameters: Any, others: Any) -> tuple[float, str]:
+    """The norm of the difference of all parameters, relative to the norm of the others; the tensor that is furthest."""
+    mine, theirs = flatten(parameters), flatten(others)
+    differences = {path: np.asarray(array - mine[path]) for path, array in theirs.items()}
+    norms = [np.linalg.norm(np.concatenate([a.ravel() for a in part.values()])) for part in (differences, theirs)]
+    return float(norms[0] / norms[1]), max(differences, key=lambda path: np.max(np.abs(differences[path]), initial=0))
 
 
 def judge(course: Course, trainer: Trainer, plan: Plan, given: Given, model: Model, dtype: str) -> None:

@@ -129,8 +129,16 @@ def looked_at(checkpoint: Checkpoint, text: str, translation: str) -> tuple[np.n
         np.array([read]),
         np.array([[START, *written[:-1]]]),
     )
+<<<<<<< HEAD
     words = [[*map(str.strip, one.pieces(numbers)), END_SIGN] for one, numbers in ((source, read), (target, written))]
     return weights[-1][0], words[0], words[1]
 
 
 END_SIGN = "end"
+=======
+    words = [
+        [*(piece.strip(" ,-") for piece in one.pieces(numbers)), "end"]
+        for one, numbers in ((source, read), (target, written))
+    ]
+    draw_weights(weights[-1][0], words[1], words[0], "cross-attention of the last block", path)
+>>>>>>> lockstep
