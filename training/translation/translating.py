@@ -108,7 +108,7 @@ def draw(checkpoint: Checkpoint, text: str, translation: str, path: Path) -> Non
     if (message := unknown_format(path)) is not None:
         raise ValueError(message)
     weights, read, written = looked_at(checkpoint, text, translation)
-    draw_weights(weights, written, read, f"{text}: {translation}", path)
+    draw_weights(weights, written, read, "cross-attention of the last block", path)
 
 
 def looked_at(checkpoint: Checkpoint, text: str, translation: str) -> tuple[np.ndarray, list[str], list[str]]:
@@ -129,16 +129,8 @@ def looked_at(checkpoint: Checkpoint, text: str, translation: str) -> tuple[np.n
         np.array([read]),
         np.array([[START, *written[:-1]]]),
     )
-<<<<<<< HEAD
-    words = [[*map(str.strip, one.pieces(numbers)), END_SIGN] for one, numbers in ((source, read), (target, written))]
-    return weights[-1][0], words[0], words[1]
-
-
-END_SIGN = "end"
-=======
     words = [
         [*(piece.strip(" ,-") for piece in one.pieces(numbers)), "end"]
         for one, numbers in ((source, read), (target, written))
     ]
-    draw_weights(weights[-1][0], words[1], words[0], "cross-attention of the last block", path)
->>>>>>> lockstep
+    return weights[-1][0], words[0], words[1]
