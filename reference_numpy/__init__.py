@@ -1,8 +1,8 @@
 """The definition: what a Transformer computes, in NumPy, to be read.
 
 Read in this order: masks, attention_steps, attention, multi_head_attention, layer_norm_steps, layer_norm, embedding,
-positions, feed_forward, blocks, transformer, decoding, generation, models, losses. Beside each file stands the one with
-its gradients, `<name>_vjp`.
+positions, feed_forward, blocks, transformer, decoding, generation, models, losses, optimizers, schedules, initializers.
+Beside each file that has gradients stands the one with these, `<name>_vjp`.
 """
 
 from reference_numpy.attention import *

@@ -171,6 +171,17 @@ OPERATIONS = (
                "next_logits", "all_logits", "wide_log_softmax"),
     ),
     Operation(
+        "losses", "Losses", "How far a model's logits are from the classes that it should have given.",
+        (r"\ell_r = \log \sum_{j} e^{x_{rj} - m_r} - (x_{r t_r} - m_r)",
+         r"\text{smoothed}: \quad (1 - s)\, \ell_r + \frac{s}{V} \sum_{k} \left(\log \sum_{j} e^{x_{rj} - m_r}"
+         r" - (x_{rk} - m_r)\right)",
+         r"\text{loss} = \frac{1}{n} \sum_{r \text{ counts}} \ell_r"),
+        numbered("LOSS", 1, 2),
+        places("losses", "cross_entropy", "nll_loss", "counted_targets", "row_losses", "at_targets", "reduced"),
+        places("losses_vjp", "cross_entropy_vjp", "nll_loss_vjp", "row_cotangents", "add_at_targets"),
+        also=("cross-entropy", "NLL", "negative log-likelihood", "label smoothing"),
+    ),
+    Operation(
         "optimizers", "Optimizers", "A step of the parameters against their gradients, and gradients of limited size.",
         (r"\text{Adam}: \quad m = \beta_1 m + (1 - \beta_1) g, \qquad v = \beta_2 v + (1 - \beta_2) g^2",
          r"\theta = (1 - \eta \lambda)\, \theta - \eta \frac{m / (1 - \beta_1^t)}"
@@ -179,7 +190,7 @@ OPERATIONS = (
          r"\text{clipping}: \quad g = g\, \frac{c}{n}\ \text{where}\ n = \sqrt{\sum g^2} > c"),
         numbered("OPT", 1, 2, 3),
         places("optimizers", "adam_step", "adam_start", "bias_correction", "decayed", "sgd_step", "sgd_start",
-               "clip_by_global_norm", "in_one_dtype", "zeros", "rounded"),
+               "clip_by_global_norm", "in_one_dtype", "each", "zeros", "rounded"),
         also=("Adam", "AdamW", "SGD", "momentum", "gradient clipping", "weight decay"),
     ),
     Operation(

@@ -2,10 +2,10 @@
 
 Read in this order, beside the files of the same names in `reference_numpy`: masks, attention_steps, attention,
 multi_head_attention, layer_norm_steps, layer_norm, embedding, positions, feed_forward, blocks, transformer, decoding,
-generation, models, losses. `engines/` holds faster ways to the same results, and has not to be read. Everything works
-under `torch.compile(fullgraph=True)`, `torch.autograd` (twice, too), `torch.func.grad`, `vjp` and `vmap`, and keeps its
-precision under `torch.autocast`. Forward-mode differentiation is not offered: `torch.compile` refuses functions that
-have it.
+generation, models, losses, optimizers, schedules, initializers. `engines/` holds faster ways to the same results, and
+has not to be read. Everything works under `torch.compile(fullgraph=True)`, and all but optimizers under
+`torch.autograd` (twice, too), `torch.func.grad`, `vjp` and `vmap`. It keeps its precision under `torch.autocast`.
+Forward-mode differentiation is not offered: `torch.compile` refuses functions that have it.
 """
 
 from specification.exports import public_names as _public_names

@@ -38,14 +38,15 @@ def zeros(parameters: Any) -> Any:
     return mapped(lambda parameter: torch.zeros_like(widen(parameter)), parameters)
 
 
-def wide(tree: Any) -> tuple[torch.Tensor, ...]:
-    """The arrays of a tree in the compute dtype."""
-    return tuple(widen(array) for array in leaves(tree).values())
+def wide(tree: Any, like: Any) -> tuple[torch.Tensor, ...]:
+    """The arrays of a tree in the compute dtype, in the order of another one, whose dicts may have another order."""
+    arrays = leaves(tree)
+    return tuple(widen(arrays[path]) for path in leaves(like))
 
 
 def in_one_dtype(tree: Any) -> list[torch.Tensor]:
     """All arrays of a tree, in the widest of their compute dtypes."""
-    arrays = wide(tree)
+    arrays = wide(tree, tree)
     dtype = torch.float64 if any(array.dtype == torch.float64 for array in arrays) else torch.float32
     return [array.to(dtype) for array in arrays]
 
@@ -143,9 +144,9 @@ def adam_step(
     correction_1, correction_2 = bias_correction(beta_1, step), bias_correction(beta_2, step)
     kept = 1 - learning_rate * weight_decay if decoupled else 1.0
     gradient = decayed(gradients, parameters, 0.0 if decoupled else weight_decay)
-    mean = torch._foreach_mul(wide(state.mean), beta_1)
+    mean = torch._foreach_mul(wide(state.mean, parameters), beta_1)
     torch._foreach_add_(mean, gradient, alpha=1 - beta_1)
-    square = torch._foreach_mul(wide(state.square), beta_2)
+    square = torch._foreach_mul(wide(state.square, parameters), beta_2)
     torch._foreach_addcmul_(square, gradient, gradient, 1 - beta_2)
     update = torch._foreach_div(square, correction_2)
     if eps > LEAST_EPS:
@@ -157,15 +158,15 @@ def adam_step(
     torch._foreach_mul_(update, mean)
     moved = update  # the memory of the update, which is many megabytes, becomes that of the new parameters
     torch._foreach_mul_(moved, -learning_rate / correction_1)
-    torch._foreach_add_(moved, wide(parameters), alpha=kept)
+    torch._foreach_add_(moved, wide(parameters, parameters), alpha=kept)
     return rounded(moved, parameters), AdamState(step, placed(mean, parameters), placed(square, parameters))
 
 
 def decayed(gradients: Any, parameters: Any, weight_decay: float) -> tuple[torch.Tensor, ...]:
     """gradient + weight_decay parameter, in the compute dtype."""
     if weight_decay == 0:
-        return wide(gradients)
-    return torch._foreach_add(wide(gradients), wide(parameters), alpha=weight_decay)
+        return wide(gradients, parameters)
+    return torch._foreach_add(wide(gradients, parameters), wide(parameters, parameters), alpha=weight_decay)
 
 
 # --- gradient descent -------------------------------------------------------------------------------------------------
@@ -236,10 +237,10 @@ def sgd_step(
         weight_decay=weight_decay,
     )
     gradient = decayed(gradients, parameters, weight_decay)
-    velocity = torch._foreach_mul(wide(state.velocity), momentum)
+    velocity = torch._foreach_mul(wide(state.velocity, parameters), momentum)
     torch._foreach_add_(velocity, gradient)
     update = torch._foreach_add(gradient, velocity, alpha=momentum) if nesterov else velocity
-    moved = torch._foreach_add(wide(parameters), update, alpha=-learning_rate)
+    moved = torch._foreach_add(wide(parameters, parameters), update, alpha=-learning_rate)
     return rounded(moved, parameters), SgdState(placed(velocity, parameters))
 
 
@@ -346,8 +347,10 @@ class Adam(torch.optim.Optimizer):
             for parameter in parameters:
                 if not self.state[parameter]:
                     self.state[parameter] = adam_start(parameter)._asdict()
-            for number in {self.state[parameter]["step"] for parameter in parameters}:
-                self.move([p for p in parameters if self.state[p]["step"] == number], group["lr"], options)
+            steps = [self.state[parameter]["step"] for parameter in parameters]
+            for number in set(steps):
+                some = [p for p, step in zip(parameters, steps, strict=True) if step == number]
+                self.move(some, group["lr"], options)
         return loss
 
     def move(self, parameters: list[torch.Tensor], learning_rate: float, options: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ class Settings:
     warmup: int = 200
     decay: int = 0
     clip: float = 1.0
-    epochs: int = 6
+    epochs: int = 3
     seed: int = 0
     dtype: str = "float32"
 

@@ -29,7 +29,13 @@ from typing import Any
 
 import numpy as np
 
-from conformance.bounds.arithmetic import EXP, Approx, Precision, add, exact, multiply
+from conformance.bounds.arithmetic import EXP, TANH, Approx, Precision, add, exact, multiply
+
+SCHEDULES = {"linear_warmup": 3.0, "inverse_square_root": 9.0, "cosine_decay": 2 * (TANH + 3) + 1}
+"""Relative errors of schedules in units of u: a quotient of rounded numbers; two roots and three quotients of rounded
+numbers; the square of a sine, whose argument is rounded three times and is at most pi / 2 times the sine."""
+INITIAL_WEIGHTS = 4.0
+"""Relative error of (2 u - 1) limit: a difference, the limit's two roundings, and a product."""
 
 
 def average(old: Approx, new: Approx, beta: float, p: Precision, naive: bool) -> Approx:

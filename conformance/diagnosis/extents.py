@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.cases.operation import operation_named
 from conformance.diagnosis.attention import power_of_two, stepped
-from conformance.diagnosis.matching import Failing, Mistake, giving, loose, worst_row
+from conformance.diagnosis.matching import SEVERAL, Failing, Mistake, giving, loose, worst_row
 from conformance.diagnosis.steps import Steps, divided, exponentials_of, result
 
 MOST_COMPARED = 2**22
@@ -337,6 +337,26 @@ def regions(failing: Failing, name: str) -> Iterator[str]:
                 yield f"{things} past the first {n} get the answer of the one before{beside}"
             elif n > 1 and np.array_equal(after, np.take(got, (rest - n) % n, axis)):
                 yield f"{things} past the first {n} get the answers of the first ones again{beside}"
+
+
+def displaced(failing: Failing, name: str) -> Iterator[str]:
+    """Wrong elements that are right ones of another place, which lies equally far before or after each of them."""
+    got, right, bounds = (
+        array.reshape(-1)
+        for array in (failing.answer(name), failing.right(name), loose(failing, name, failing.right(name)))
+    )
+    off, width = np.flatnonzero(failing.off(name)), failing.right(name).shape[-1] if failing.right(name).ndim else 1
+    if len(off) < SEVERAL or np.ptp(got[off]) <= 2 * np.max(bounds):
+        return
+    for place in np.flatnonzero(np.abs(right - got[off[0]]) <= bounds):
+        places = off + (step := int(place) - int(off[0]))
+        if step == 0:  # an element that is only just wrong
+            continue
+        if places.min() < 0 or places.max() >= right.size or np.any(np.abs(right[places] - got[off]) > bounds[places]):
+            continue
+        unit, count = ("row", abs(step) // width) if step % width == 0 else ("element", abs(step))
+        where = "before" if step < 0 else "after"
+        yield f"wrong elements hold what stands {count} {unit}{'s' * (count > 1)} {where} them"
 
 
 def round_regions(failing: Failing, name: str) -> Iterator[str]:

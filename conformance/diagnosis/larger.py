@@ -79,7 +79,7 @@ def affordable(case: Case) -> bool:
     return sum(array.size for array in case.inputs.values()) <= (SLOW_NUMBERS if case.dtype == "float64" else NUMBERS)
 
 
-LEAST = {"W": 8, "E": 5, "inner": 4, "output": 4, "vocabulary": 8, "length": 4, OFFSET: 3}
+LEAST = {"W": 8, "E": 5, "inner": 4, "output": 4, "vocabulary": 8, "classes": 5, "length": 4, OFFSET: 3}
 """Sizes that tell mistakes apart, of operations that work on rows."""
 ROWS = 24
 """Of which ids occur several times."""
@@ -119,14 +119,23 @@ def in_sizes(case: Case, wanted: Sizes) -> Case | None:
     if larger is None or not affordable(larger):
         return None
     rng = np.random.default_rng(0)
-    inputs = {
-        n: drawn_ids(a, len(larger.inputs["table"]), rng) if n == "ids" else numbers_like(case.inputs[n], a.shape, rng)
-        for n, a in larger.inputs.items()
-    }
+    inputs = {n: other_numbers(case, larger, n, rng) for n in larger.inputs}
     cotangents = {
-        n: last_rows_larger(numbers_like(case.cotangents[n], a.shape, rng)) for n, a in larger.cotangents.items()
+        n: last_rows_larger(numbers_like(case.cotangents[n], a.shape, rng)) if a.ndim else a
+        for n, a in larger.cotangents.items()
     }
     return replace(larger, inputs=inputs, cotangents=cotangents, memory={})
+
+
+def other_numbers(case: Case, larger: Case, name: str, rng: np.random.Generator) -> np.ndarray:
+    """For an input of the larger case; ids and targets are among the rows or classes that there are."""
+    array = larger.inputs[name]
+    if name == "ids":
+        return drawn_ids(array, len(larger.inputs["table"]), rng)
+    if name == "targets":
+        classes = next(a.shape[-1] for n, a in larger.inputs.items() if n != name)
+        return np.where(array == larger.options.get("ignore"), array, drawn_ids(array, classes, rng))
+    return numbers_like(case.inputs[name], array.shape, rng)
 
 
 def numbers_like(array: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:

@@ -73,7 +73,7 @@ def check_diagnosis(subject: Subject, material: tuple[Check[Any, Any], Any, Find
         names = confirmed(subject, asked, name, names)
     if len(names) > 1:
         names = told_apart(subject, asked, name, names)
-    names = names or of_larger(subject, asked, name)
+    names = names or of_larger(subject, asked, name) or list(islice(moved(subject, given, name), 1))
     if not names:
         names = list(islice(chain(vague(given, name), hints(subject, given, name)), 1))
     return [named(line) for line in (*names, *wrong_in(given.findings))]
@@ -122,6 +122,16 @@ def of_larger(subject: Subject, case: Case, name: str) -> list[str]:
             if names:
                 return names
     return []
+
+
+def moved(subject: Subject, failing: Failing, name: str) -> Iterator[str]:
+    """Results that stand in another place, in the case or, where it has too few of them, in a larger one like it."""
+    with np.errstate(all="ignore"):
+        yield from extents.displaced(failing, name)
+        for case in larger_cases(failing.case):
+            larger = answered(subject, case)
+            if larger is not None and name in larger.wrong:
+                yield from extents.displaced(larger, name)
 
 
 def known(failing: Failing, name: str, until: float) -> Iterator[str]:

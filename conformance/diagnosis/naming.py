@@ -91,10 +91,10 @@ def explaining(names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ..
     """Of the names that explain the case that is shown, those that explain the one before it was cut down too.
 
     Without its parameter where that comes from a size in which the two differ. The larger case may show a mistake in
-    more projections.
+    more projections. One of the two may not show that the output is right, and the mistake in the backward pass only.
     """
-    known = {kind(name): name for name in before[::-1]}
-    found = (max(name, known[kind(name)], key=projections) for name in names if kind(name) in known)
+    known = {anywhere(name): name for name in before[::-1]}
+    found = (max(name, known[anywhere(name)], key=told) for name in names if anywhere(name) in known)
     both = tuple(dict.fromkeys((*found, *factors_explained(names, before))))
     families = set(map(family, before))
     return both or tuple(dict.fromkeys(family(name) for name in names if family(name) in families))
@@ -107,6 +107,16 @@ def factors_explained(names: tuple[str, ...], before: tuple[str, ...]) -> Iterat
         common = [reason for reason in found[3].split(", or ") if reason in reasons.get(found[1], [])]
         if common and found[0] not in before:
             yield f"{found[1]} is {found[2]} times what it must be ({', or '.join(common)})"
+
+
+def anywhere(name: str) -> str:
+    """The name without what is measured, and without where the mistake is."""
+    return kind(name.removeprefix(BACKWARD_ONLY))
+
+
+def told(name: str) -> tuple[bool, int]:
+    """How much a name says beside what the mistake is."""
+    return name.startswith(BACKWARD_ONLY), projections(name)
 
 
 def projections(name: str) -> int:

@@ -10,6 +10,8 @@ import ml_dtypes
 import numpy as np
 
 from conformance.bounds import bound
+from conformance.bounds.arithmetic import Precision
+from conformance.bounds.operations import finished
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.operation import operation_named
@@ -220,12 +222,26 @@ def losses(failing: Failing) -> Iterator[tuple[str, Bounds]]:
     if case.dtype == "float64":
         name = "float32 arithmetic, all through or in the softmax," if attends else "float32 arithmetic"
         yield name, bound(replace(case, dtype="float32"))
+    own = operation_named(case.operation).relaxed
+    if case.operation == "cross_entropy" and own is not None:
+        yield "a log-sum-exp kept as one number", own(case)
+        if case.dtype in HALF:
+            yield f"{case.dtype} arithmetic", in_its_dtype(case)
     if case.operation == "attention" and (shared := inputs_of_several_heads(case)):
         yield f"gradients added up over heads in {case.dtype}", added_up_narrowly(case, shared)
     if attends and not undivided(failing):
         for name, rounding in ROUNDINGS.items():
             if resembles(failing, rounding):
                 yield name, bound(replace(case, rounding=rounding))
+
+
+def in_its_dtype(case: Case) -> Bounds:
+    """Bounds of arithmetic that does not widen the inputs."""
+    p = Precision.of(case.dtype)
+    narrow = replace(p, inner=p.output, inner_tiny=p.output_tiny)
+    with np.errstate(all="ignore"):
+        found = operation_named(case.operation).bounds(case, narrow)
+        return {name: np.abs(finished(name, approx, case, p)) for name, approx in found.items()}
 
 
 def resembles(failing: Failing, rounding: dict[str, str]) -> bool:

@@ -115,7 +115,7 @@ ADAM = (
     instead("an eps of 1e-7 is used", options(eps=1e-7)),
     instead("the default beta_1 is used", options(beta_1=0.9)),
     instead("the default beta_2 is used", options(beta_2=0.999)),
-    resulting("1 - beta^t is computed in float32", lambda failing: rounded_betas(failing.case)),
+    resulting("1 - beta^t is computed in float32", lambda failing: rounded_betas(failing.case), strict=True),
 )  # fmt: skip
 
 
@@ -181,8 +181,8 @@ class Clipping(NamedTuple):
     def results(self, case: Case) -> Results:
         limit = case.options["limit"]
         arrays = [array.astype(float) for array in listed(case.inputs, "gradients")]
-        norm = self.norm(arrays)
-        factors = [self.factor(self.norm([array]) if self.by_array else norm, limit) for array in arrays]
+        norm = np.float64(self.norm(arrays))  # by which a limit may be divided, also where it is 0
+        factors = [self.factor(np.float64(self.norm([a])) if self.by_array else norm, limit) for a in arrays]
         found = {f"gradients[{i}]": a * f for i, (a, f) in enumerate(zip(arrays, factors, strict=True))}
         return found | {"norm": np.asarray(self.returned(norm, limit))}
 

@@ -24,8 +24,15 @@ OPERATORS = {
     "Attention": "attention",
     "LayerNormalization": "layernormalization",
     "RMSNormalization": "rmsnormalization",
+    "SoftmaxCrossEntropyLoss": "softmax_cross_entropy_loss",
+    "NegativeLogLikelihoodLoss": "negativeloglikelihoodloss",
+    "Adam": "adam",
+    "Momentum": "momentum",
 }
 """ONNX's operators, and the modules under `onnx.backend.test.case.node` that hold their cases."""
+
+SKIPPED = {"weights": "weights of classes", "weight": "weights of classes"}
+"""Inputs of which the operations here have none, and what they are. Cases that have one are skipped."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -57,8 +64,21 @@ class NodeCase:
 
 
 def node_cases() -> list[NodeCase]:
-    """Every case of the three operators, once."""
+    """Every case of the operators, once, but for those that are skipped."""
+    return [node for node in all_nodes() if not skip_reason(node)]
+
+
+def skipped_cases() -> dict[str, str]:
+    """The reason for every case that is skipped, by its name."""
+    return {node.name: skip_reason(node) for node in all_nodes() if skip_reason(node)}
+
+
+def all_nodes() -> list[NodeCase]:
     return [node_case(case) for case in collected() if is_node(case)]
+
+
+def skip_reason(node: NodeCase) -> str:
+    return next((reason for name, reason in SKIPPED.items() if name in node.inputs), "")
 
 
 def expansions() -> list[tuple[Any, Any]]:
@@ -68,7 +88,7 @@ def expansions() -> list[tuple[Any, Any]]:
 
 
 def collected() -> list[Any]:
-    """ONNX's `TestCase`s of the three operators, expansions included."""
+    """ONNX's `TestCase`s of the operators, expansions included."""
     state = np.random.get_state()  # the modules seed NumPy's global generator
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -94,7 +114,7 @@ def expanded_name(case: Any) -> str:
 def node_case(case: Any) -> NodeCase:
     """ONNX's `TestCase` with everything by name."""
     node, (dataset,) = case.model.graph.node[0], case.data_sets
-    schema = import_module("onnx.defs").get_schema(node.op_type, case.model.opset_import[0].version)
+    schema = import_module("onnx.defs").get_schema(node.op_type, case.model.opset_import[0].version, node.domain)
     value = import_module("onnx.helper").get_attribute_value
     return NodeCase(
         case.name.removeprefix("test_"),
@@ -109,6 +129,11 @@ def node_case(case: Any) -> NodeCase:
 
 
 def named(parameters: Any, present: Any, arrays: Any) -> Arrays:
-    """The arrays under the operator's own names; an empty name in the node stands for a parameter that is left out."""
+    """The arrays under the operator's own names; an empty name in the node stands for a parameter that is left out.
+
+    Where the operator takes any number of arrays, they have the node's names.
+    """
+    if any(parameter.option.name == "Variadic" for parameter in parameters):
+        return dict(zip(present, arrays, strict=True))
     names = [parameter.name for parameter, given in zip(parameters, present, strict=False) if given]
     return dict(zip(names, arrays, strict=True))

@@ -20,7 +20,10 @@ from conformance.runner.limits import TooSlow, limited
 from conformance.selftest.faults.fault import Fault
 from conformance.subjects.subject import Subject
 
-OPERATIONS = ("attention", "attention_weights", "attention_logsumexp", "layer_norm", "rms_norm")
+OPERATIONS = (
+    *("attention", "attention_weights", "attention_logsumexp", "layer_norm", "rms_norm"),
+    *("cross_entropy", "nll_loss", "adam_step", "sgd_step"),
+)
 """The operations that compute some output of ONNX's cases."""
 TIME_LIMIT = 10.0
 """Seconds for one case; a fault that takes longer is caught."""

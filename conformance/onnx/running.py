@@ -8,12 +8,13 @@ from importlib import import_module
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.cases.case import Case
 from conformance.cases.expectations import Exact
 from conformance.checks.comparison import ratio
 from conformance.onnx.attention import attention
 from conformance.onnx.cases import Arrays, NodeCase
+from conformance.onnx.losses import negative_log_likelihood_loss, softmax_cross_entropy_loss
 from conformance.onnx.normalization import layer_normalization, rms_normalization
+from conformance.onnx.optimizers import adam, momentum
 from conformance.onnx.translation import Copied, Translated, Translation
 from conformance.oracle.reference import oracle
 from conformance.subjects.subject import Subject
@@ -22,6 +23,10 @@ TRANSLATIONS = {
     "Attention": attention,
     "LayerNormalization": layer_normalization,
     "RMSNormalization": rms_normalization,
+    "SoftmaxCrossEntropyLoss": softmax_cross_entropy_loss,
+    "NegativeLogLikelihoodLoss": negative_log_likelihood_loss,
+    "Adam": adam,
+    "Momentum": momentum,
 }
 
 
@@ -54,23 +59,23 @@ def truth_of(part: Translated | Copied) -> tuple[Exact, np.ndarray]:
     if isinstance(part, Copied):
         zeros = np.zeros(part.array.shape)
         return Exact(part.array.astype(np.float64), zeros), zeros
-    return part.truth(oracle(part.case)["output"], bound(part.case)["output"])
+    return part.truth(oracle(part.case)[part.result], bound(part.case)[part.result])
 
 
 def outputs_of(subject: Subject, translation: Translation) -> Arrays:
     """The node's outputs, when the subject computes them."""
-    results: dict[int, np.ndarray] = {}
+    results: dict[int, Arrays] = {}
     outputs = {}
     for name, part in translation.items():
-        outputs[name] = part.array if isinstance(part, Copied) else part.output(result_of(subject, part.case, results))
+        outputs[name] = part.array if isinstance(part, Copied) else part.output(result_of(subject, part, results))
     return outputs
 
 
-def result_of(subject: Subject, case: Case, results: dict[int, np.ndarray]) -> np.ndarray:
-    """Computed once, though several outputs may be read off it."""
-    if id(case) not in results:
-        results[id(case)] = subject(case)["output"]
-    return results[id(case)]
+def result_of(subject: Subject, part: Translated, results: dict[int, Arrays]) -> np.ndarray:
+    """A case is computed once, though several outputs may be read off it."""
+    if id(part.case) not in results:
+        results[id(part.case)] = subject(part.case)
+    return results[id(part.case)][part.result]
 
 
 def objection(node: NodeCase, outputs: Arrays) -> str:

@@ -25,13 +25,14 @@ class Translated:
 
     read: from the operation's result to ONNX's output. read_bound: from the result's exact values and their bounds to
     the bounds of what is read; without it, reading moves elements and computes nothing. dtype: ONNX's, where what is
-    read is wider and has to be rounded.
+    read is wider and has to be rounded. result: its name.
     """
 
     case: Case
     read: Rearrangement = unchanged
     read_bound: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None
     dtype: str | None = None
+    result: str = "output"
 
     def output(self, result: np.ndarray) -> np.ndarray:
         """ONNX's output, from an implementation's result."""

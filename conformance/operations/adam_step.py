@@ -71,7 +71,7 @@ def axes(case: Case) -> Described:
 @st.composite
 def cases(
     draw: st.DrawFn,
-    kinds: tuple[str, ...] = ("usual", "usual", "small", "large", "vanishing", "zeros"),
+    kinds: tuple[str, ...] = ("usual", "usual", "small", "zeros"),
     steps: tuple[int, ...] = STEPS,
     special: bool = False,
     dtypes: tuple[str, ...] = DTYPES,

@@ -72,7 +72,7 @@ def axes(case: Case) -> Described:
 @st.composite
 def cases(
     draw: st.DrawFn,
-    kinds: tuple[str, ...] = ("usual", "usual", "small", "uneven", "zeros", "huge", "tiny"),
+    kinds: tuple[str, ...] = ("usual", "usual", "small", "uneven", "zeros"),
     limits: tuple[float, ...] = LIMITS,
     special: bool = False,
     dtypes: tuple[str, ...] = DTYPES,

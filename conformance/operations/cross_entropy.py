@@ -21,13 +21,14 @@ from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.diagnosis import losses as mistakes
 from conformance.operations.common import rows_of_layers
-from conformance.sampling.losses import loss_cases
+from conformance.sampling.losses import MANY_CLASSES, SEVERAL, loss_cases
 from conformance.sampling.plan.covering import Row
 from conformance.sampling.plan.layers import Plan
 from conformance.sampling.plan.values import ROWS, VOCABULARIES
 from specification.dtypes import HALF
 
 NAME, OF = "cross_entropy", "logits"
+NARROW = ("float32", *HALF)
 PLAN = Plan(
     values={"rows": ROWS, "classes": (1, 2, 3, *VOCABULARIES)},
     typical={"rows": (3, 130, 65537), "classes": (5, 1000, 65537)},
@@ -74,10 +75,16 @@ def probes(declaration: Declaration) -> list[Probe]:
         agree("logits far from 0", cases(("far",))),
         agree("cross-entropy where no target counts", cases(ignored=(-100, 0), none_counts=True), 0.5),
         agree("logits of -inf", cases(spoiled="classes"), 0.75),
-        agree("NaN and infinity in rows that do not count", cases(ignored=(-1, 0), spoiled="that do not count"), 0.75),
+        agree("NaN and infinity in rows that do not count", uncounted(NAME, declaration), 0.75),
         agree("NaN and infinity in logits", cases(spoiled="anywhere"), 0.5),
+        agree("cross-entropy of many classes", cases(("usual",), plans=MANY_CLASSES, dtypes=NARROW), 0.3),
         agree("cross-entropy, sizes", rows_of_layers(PLAN, at_size, declaration)),
     ]
+
+
+def uncounted(operation: str, declaration: Declaration) -> st.SearchStrategy[Case]:
+    """Rows that do not count, with NaN and infinity in them."""
+    return loss_cases(operation, ignored=(-1, 0), spoiled="that do not count", plans=SEVERAL, declaration=declaration)
 
 
 def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
@@ -127,5 +134,6 @@ OPERATION = Operation(
     probes=probes,
     refusals=refusals,
     histories=plain_histories,
+    measured=mistakes.measured,
     mistakes=mistakes.CROSS_ENTROPY,
 )

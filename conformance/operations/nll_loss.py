@@ -17,8 +17,8 @@ from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Numbers, Refusal
 from conformance.diagnosis import losses as mistakes
 from conformance.operations.common import rows_of_layers
-from conformance.operations.cross_entropy import PLAN, axes, dimensions, refused_targets, shape
-from conformance.sampling.losses import loss_cases
+from conformance.operations.cross_entropy import NARROW, PLAN, axes, dimensions, refused_targets, shape, uncounted
+from conformance.sampling.losses import MANY_CLASSES, loss_cases
 from conformance.sampling.plan.covering import Row
 
 NAME, OF = "nll_loss", "log_probabilities"
@@ -41,8 +41,10 @@ def probes(declaration: Declaration) -> list[Probe]:
         agree("nll", cases(), 2.0),
         agree("log-probabilities of targets that do not count", cases(ignored=(-100, 0, "class", "past"))),
         agree("nll where no target counts", cases(ignored=(-100, 0), none_counts=True), 0.5),
+        agree("NaN and infinity in log-probabilities that do not count", uncounted(NAME, declaration), 0.75),
         agree("NaN and infinity beside the targets", cases(spoiled="beside"), 0.5),
         agree("NaN and infinity in log-probabilities", cases(spoiled="anywhere"), 0.5),
+        agree("nll of many classes", cases(("usual",), plans=MANY_CLASSES, dtypes=NARROW), 0.3),
         agree("nll, sizes", rows_of_layers(PLAN, at_size, declaration)),
     ]
 
@@ -67,5 +69,6 @@ OPERATION = Operation(
     probes=probes,
     refusals=refusals,
     histories=plain_histories,
+    measured=mistakes.measured,
     mistakes=mistakes.NLL,
 )

@@ -16,6 +16,7 @@ from conformance.peers import (
     jax_functions,
     keras_layers,
     onnx_peers,
+    optimizers,
     torch_attention,
     torch_flex,
     torch_multi_head,
@@ -33,5 +34,6 @@ PEERS: tuple[Peer, ...] = (
     *equinox_layers.PEERS,
     *keras_layers.PEERS,
     *onnx_peers.PEERS,
+    *optimizers.PEERS,
 )
 """In the order of the table."""

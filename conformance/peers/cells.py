@@ -33,6 +33,9 @@ OPERATIONS = {
     "multi_head_attention": "Multi-head attention",
     "layer_norm": "Layer norm",
     "rms_norm": "RMS norm",
+    "adam_step": "Adam",
+    "sgd_step": "Gradient descent",
+    "clip_by_global_norm": "Gradient clipping",
 }
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.features import is_norm
+from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import TWIN
 from conformance.checks.probe import Probe
 from conformance.sampling import strategies as generation
@@ -26,7 +27,8 @@ EPS_LEFT_OUT = "eps left out"
 
 
 def dtype_rule(operation: str) -> str:
-    return "NORM-2" if is_norm(operation) else "ATT-9"
+    rules = operation_named(operation).rules
+    return rules.get("dtype", rules[""])
 
 
 def gradient_rule(operation: str) -> str:

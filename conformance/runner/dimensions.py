@@ -195,7 +195,7 @@ def resized(
     if rng is not None and fresh.any() and array.dtype.kind not in "biu":
         wide, noise = array.astype(float), rng.normal(size=array.shape)  # as much of it for a case and for its twin
         array = np.where(fresh & np.isfinite(wide), (wide * noise).astype(array.dtype), array)
-    return np.ascontiguousarray(array)
+    return np.ascontiguousarray(array).reshape(array.shape)  # which makes an axis where there is none
 
 
 def relisted(inputs: dict[str, np.ndarray], name: str, chosen: np.ndarray) -> dict[str, np.ndarray]:

@@ -32,6 +32,9 @@ from conformance.sampling.strategies import (
 Plan = tuple[tuple[int, ...], int]
 """The shape of the targets, and the number of classes."""
 SHAPES: tuple[Plan, ...] = (((7,), 5), ((3, 5), 4), ((2, 3, 4), 7), ((1,), 3), ((6,), 1), ((4, 3), 40), ((9,), 300))
+MANY_CLASSES: tuple[Plan, ...] = (((3,), 65537), ((2,), 100277))
+"""More than an index of 16 bits counts."""
+SEVERAL = tuple(plan for plan in SHAPES if prod(plan[0]) > 2)
 LOGITS = ("usual", "usual", "trained", "saturated", "equal", "tiny")
 SMOOTHINGS = (0.0, 0.0, 0.1, 0.5)
 REDUCTIONS = ("mean", "mean", "sum", "none")
@@ -86,10 +89,8 @@ def loss_cases(
         spoil(d, x, targets, options["ignore"], spoiled)
         x = x.astype(numpy_dtype(dtype))
     inputs = {rows_of(operation): x.reshape(*shape, classes), "targets": targets.reshape(shape)}
-    if options["reduction"] == "none":
-        bar = cotangent(draw, d, (count,), 0).reshape(shape)
-    else:
-        bar = np.asarray(d.normal())
+    of_rows = options["reduction"] == "none"
+    bar = cotangent(draw, d, (count,), 0).reshape(shape) if of_rows else np.asarray(d.normal())
     options = {name: value for name, value in options.items() if value is not None}
     options = without_lacking(operation, options, declaration)
     case = Case(operation, dtype, inputs, options, wanted({"output": bar}, declaration), special=bool(spoiled))
@@ -109,7 +110,9 @@ def draw_targets(
     targets[-2:] = (max(classes - 2, 0), classes - 1)[-count:]
     if ignore is None:
         return targets
-    targets[d.booleans(count, share=draw(st.sampled_from((0.1, 0.4)))) & (np.arange(count) < count - 2)] = ignore
+    targets[:-2][d.booleans(max(count - 2, 0), share=draw(st.sampled_from((0.1, 0.4))))] = ignore
+    if count > 2:
+        targets[d.integers(0, count - 3)] = ignore
     if ignore in targets[-2:]:
         targets[-2:] = (ignore + 1) % classes
     if none_counts:
@@ -120,8 +123,8 @@ def draw_targets(
 def logits(kind: str, d: Draw, targets: np.ndarray, classes: int) -> np.ndarray:
     """[rows, classes] in float64.
 
-    Of many classes some stand out, at the edges of tiles, and the last two have a share of every row's sum. Of many rows
-    the last two have a large loss, without which a mean would not show that they are missing.
+    Of many classes some stand out, at the edges of tiles, and the last two have a share of every row's sum. Of many
+    rows the last two have a large loss, without which a mean would not show that they are missing.
     """
     count = len(targets)
     x = d.numbers(count, classes) * d.choice((0.3, 1.0, 3.0), count, 1)
@@ -152,7 +155,7 @@ def spoil(d: Draw, x: np.ndarray, targets: np.ndarray, ignore: int | None, where
         "anywhere": np.ones(x.shape, bool),
         "classes": np.ones(x.shape, bool),
     }[where]
-    share = {"that do not count": 0.5, "beside": 0.5, "anywhere": 0.08, "classes": 0.2}[where]
+    share = {"that do not count": 0.8, "beside": 0.5, "anywhere": 0.08, "classes": 0.2}[where]
     chosen = places & d.booleans(*x.shape, share=share)
     if where == "classes":  # of every row one class has a probability, and of most the target
         chosen &= ~at_target | d.booleans(len(x), 1, share=0.3)

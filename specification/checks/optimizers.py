@@ -93,10 +93,9 @@ def gradients_of(parameters: Any, gradients: Any) -> None:
     """
     trained("parameters", parameters)
     alike("gradients", gradients, parameters)
-    for (path, array), parameter in zip(
-        leaves(gradients, "gradients").items(), leaves(parameters).values(), strict=True
-    ):
-        companion_dtype(path, array, dtype_name(parameter))
+    expected = leaves(parameters, "gradients")
+    for path, array in leaves(gradients, "gradients").items():
+        companion_dtype(path, array, dtype_name(expected[path]))
 
 
 def remembered(name: str, tree: Any, parameters: Any) -> None:
@@ -112,10 +111,12 @@ def remembered(name: str, tree: Any, parameters: Any) -> None:
         ValueError: for structures or shapes that do not fit.
     """
     alike(name, tree, parameters)
-    for (path, array), parameter in zip(leaves(tree, name).items(), leaves(parameters).values(), strict=True):
-        wide = compute_dtype_name(dtype_name(parameter))
-        if floating(path, array) != wide:
-            raise TypeError(f"{path} must be {wide} beside {dtype_name(parameter)} parameters, got {dtype_name(array)}")
+    expected = leaves(parameters, name)
+    for path, array in leaves(tree, name).items():
+        dtype = dtype_name(expected[path])
+        if floating(path, array) != compute_dtype_name(dtype):
+            wide = compute_dtype_name(dtype)
+            raise TypeError(f"{path} must be {wide} beside {dtype} parameters, got {dtype_name(array)}")
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------

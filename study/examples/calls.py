@@ -89,4 +89,17 @@ def examples() -> dict[str, Example]:
                  {"activation": "gelu"}),
             (("normal_distribution", "x"), ("feed_forward", "hidden")),
         ),
+        "losses": Example(
+            Case("cross_entropy", "float32", {"logits": numbers(11, 3, 4), "targets": np.array([2, -1, 0])},
+                 {"ignore": -1}),
+            (("cross_entropy", "counted"), ("row_losses", "shifted"), ("row_losses", "logsumexp"),
+             ("row_losses", "losses"), ("reduced", "losses")),
+        ),
+        "optimizers": Example(
+            Case("adam_step", "float32",
+                 {"parameters": numbers(60, 5), "gradients": numbers(61, 5), "mean": numbers(62, 5),
+                  "square": numbers(63, 5) ** 2},
+                 {"step": 1, "learning_rate": 0.1, "weight_decay": 0.1}),
+            (),
+        ),
     }  # fmt: skip

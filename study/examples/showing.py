@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from conformance.cases.case import Case, brief
 from conformance.reports.pictures import cell, largest_magnitude
-from study.examples import beams, decoding, generation, masks, models
+from study.examples import beams, decoding, generation, masks, models, training
 from study.examples.parts import Part, Shown, Table, of_bound
 from study.examples.working import Worked, worked
 from study.sources import LABELS, PACKAGES
@@ -23,6 +23,8 @@ SEVERAL: dict[str, Callable[[], list[Part]]] = {
     "transformer": models.transformer,
     "decoding": decoding.parts,
     "generation": lambda: [generation.greedy(), generation.sample(), beams.beam_search()],
+    "schedules": training.schedules,
+    "initializers": training.initial_weights,
 }
 """Pages whose example is more than one call of one operation."""
 

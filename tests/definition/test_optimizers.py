@@ -212,6 +212,17 @@ def test_a_tree_is_its_arrays(implementation: Implementation, operation: str) ->
         np.testing.assert_array_equal(before, after)
 
 
+@pytest.mark.rule("OPT-1", "OPT-2")
+@pytest.mark.parametrize("operation", ["adam", "sgd"])
+def test_the_order_of_a_dict_does_not_matter(implementation: Implementation, operation: str) -> None:
+    """As JAX sorts keys, and others do not."""
+    parameters = {"b": array(1.0), "a": array(2.0, 3.0).astype(np.float16)}
+    gradients = {"a": array(-0.5, 0.25).astype(np.float16), "b": array(4.0)}
+    moved, _ = step(implementation, operation, parameters, gradients)
+    for key, one in parameters.items():
+        np.testing.assert_array_equal(moved[key], step(implementation, operation, one, gradients[key])[0])
+
+
 @pytest.mark.rule("OPT-1")
 def test_steps_are_counted(implementation: Implementation) -> None:
     parameters = implementation.convert(array(1.0))

@@ -15,7 +15,9 @@ import torch
 
 import jax_impl
 import torch_impl
-from conformance.bounds.arithmetic import TANH, UNIT_ROUNDOFF
+from conformance.bounds.arithmetic import UNIT_ROUNDOFF
+from conformance.bounds.optimizers import INITIAL_WEIGHTS
+from conformance.bounds.optimizers import SCHEDULES as SCHEDULE_ERRORS
 from tests.support.helpers import PACKAGES, REFERENCE, Implementation
 
 # --- schedules --------------------------------------------------------------------------------------------------------
@@ -63,9 +65,6 @@ SCHEDULES: list[tuple[str, Callable[..., Fraction], dict[str, int]]] = [
     *(("inverse_square_root", of_the_paper, {"step": n, "width": width, "warmup": w}) for n, width, w in PAPERS),
     *(("cosine_decay", cosine, {"step": step, "steps": steps}) for step, steps in COSINES),
 ]
-ROUNDINGS = {"linear_warmup": 3, "inverse_square_root": 9, "cosine_decay": 2 * (TANH + 3) + 1}
-"""Errors in units of u: a quotient of rounded numbers; two roots and three quotients, of rounded numbers; the square of
-a sine, whose argument, below pi / 2, is rounded three times and is at most pi / 2 times the sine."""
 
 
 def relative(got: float, exact: Fraction) -> float:
@@ -80,7 +79,7 @@ def test_schedules_are_exact(
     """To the last digits of float64, near the end of a cosine too."""
     right = exact(**given) if name != "cosine_decay" or given["step"] < given["steps"] else Fraction(0)
     found = float(getattr(implementation, name)(given["step"], **{k: n for k, n in given.items() if k != "step"}))
-    assert relative(found, right) <= ROUNDINGS[name] * UNIT_ROUNDOFF["float64"]
+    assert relative(found, right) <= SCHEDULE_ERRORS[name] * UNIT_ROUNDOFF["float64"]
 
 
 @pytest.mark.rule("OPT-4")
@@ -92,7 +91,7 @@ def test_schedules_of_traced_steps(name: str, exact: Callable[..., Fraction], gi
     with jax.enable_x64(False):
         found = jax.jit(lambda step: getattr(jax_impl, name)(step, **lengths))(np.int32(given["step"]))
         assert (found.shape, found.dtype) == ((), np.float32)
-    assert relative(float(found), right) <= ROUNDINGS[name] * UNIT_ROUNDOFF["float32"]
+    assert relative(float(found), right) <= SCHEDULE_ERRORS[name] * UNIT_ROUNDOFF["float32"]
 
 
 @pytest.mark.rule("OPT-4")
@@ -144,7 +143,7 @@ def uniform(dtype: Any, *shape: int) -> np.ndarray:
 def held(got: np.ndarray, numbers: np.ndarray, square: Fraction) -> None:
     """(2 u - 1) sqrt(square), which is rounded in its difference, its factor and their product, and to the dtype."""
     limit, inner = root(square), UNIT_ROUNDOFF["float64" if numbers.dtype == np.float64 else "float32"]
-    unit = 4 * inner + (UNIT_ROUNDOFF.get(str(numbers.dtype), 0) if numbers.dtype.itemsize == 2 else 0)
+    unit = INITIAL_WEIGHTS * inner + (UNIT_ROUNDOFF.get(str(numbers.dtype), 0) if numbers.dtype.itemsize == 2 else 0)
     for found, u in zip(got.ravel(), numbers.ravel(), strict=True):
         exact = (2 * Fraction(float(u)) - 1) * limit
         assert abs(Fraction(float(found)) - exact) <= Fraction(unit) * abs(exact)

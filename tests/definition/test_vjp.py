@@ -41,7 +41,7 @@ STEP = 2.0**-6
 UNIT_ROUNDOFF = 2.0**-53
 
 # By their full names: `reference_numpy.attention_vjp` is also a function.
-steps, steps_vjp, attention_vjp, multi_head_attention_vjp, feed_forward_vjp, layer_norm_vjp = (
+steps, steps_vjp, attention_vjp, multi_head_attention_vjp, feed_forward_vjp, layer_norm_vjp, losses_vjp = (
     importlib.import_module(f"reference_numpy.{name}")
     for name in (
         "attention_steps",
@@ -50,6 +50,7 @@ steps, steps_vjp, attention_vjp, multi_head_attention_vjp, feed_forward_vjp, lay
         "multi_head_attention_vjp",
         "feed_forward_vjp",
         "layer_norm_vjp",
+        "losses_vjp",
     )
 )
 
@@ -317,6 +318,21 @@ case("plain", "ACT-1", "silu", 3 * floats(2, 3, 4))
 case("no-axes", "ACT-1", "silu", floats())
 case("nothing", "ACT-1", "silu", floats(0, 4))
 
+targets = integers([0, 3, 1], [-1, 3, 5])
+for id, options in {
+    "mean": {}, "sum": {"reduction": "sum"}, "none": {"reduction": "none"}, "none-counts": {"ignore": 2},
+}.items():  # fmt: skip
+    of = integers([2, 2, 2]) if id == "none-counts" else targets[:, :2] if id == "mean" else targets
+    ignored = {"ignore": -1} | options
+    rows = floats(*of.shape, E, seed=3)
+    case(id, "LOSS-1", "cross_entropy", rows, of, **ignored)
+    case(f"{id}-smoothed", "LOSS-1", "cross_entropy", rows, of, label_smoothing=0.2, **ignored)
+    case(id, "LOSS-2", "nll_loss", rows, of, **ignored)
+case("hidden-nan", "LOSS-1", "cross_entropy", with_entry(floats(2, 3, E), (1, 0), np.nan), targets, ignore=-1)
+case("minus-infinity", "LOSS-1", "cross_entropy", with_entry(floats(2, E), (0, 1), -np.inf), integers(3, 5))
+case("hidden-nan", "LOSS-2", "nll_loss", with_entry(floats(2, 3, E), (1, 0), np.nan), targets, ignore=-1)
+case("nothing", "LOSS-1", "cross_entropy", floats(0, E), np.zeros(0, int))
+
 ids = integers([0, 3, 3], [1, 3, 0])
 case("repeated", "EMB-1", "embedding", floats(5, E), ids)
 case("scaled", "EMB-1", "embedding", floats(5, E), ids, scaled=True)
@@ -492,6 +508,18 @@ def no_slope_of_the_activation(monkeypatch: pytest.MonkeyPatch) -> None:
 @fault("silu-plain")
 def slope_of_the_sigmoid_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_forward_vjp, "silu_slope", lambda x: 1 / (1 + np.exp(-x)))
+
+
+@fault("cross_entropy-mean", "cross_entropy-hidden-nan", "nll_loss-mean")
+def mean_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = losses_vjp.row_cotangents
+    monkeypatch.setattr(losses_vjp, "row_cotangents", lambda bar, counted, reduction: right(bar, counted, "sum"))
+
+
+@fault("cross_entropy-none-smoothed")
+def smoothing_not_taken_from_the_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = losses_vjp.add_at_targets
+    monkeypatch.setattr(losses_vjp, "add_at_targets", lambda rows, classes, summand: right(rows, classes, -1.0))
 
 
 @fault("embedding-repeated")

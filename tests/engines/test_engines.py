@@ -42,6 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.parametrize(("engine", "name"), EACH)
 @pytest.mark.rule("ATT-8", "ATT-9", "ATT-12")
 @pytest.mark.slow_where("jax_impl", unless=("everything", "none"))
+@pytest.mark.slow_where("jax_impl", "pieces")
 def test_definition(engine: Engine, name: str) -> None:
     finding = agreement(engine, name)
     assert finding.ratio <= 1, str(finding)
@@ -49,6 +50,7 @@ def test_definition(engine: Engine, name: str) -> None:
 
 @pytest.mark.parametrize("engine", [BLOCKED, PIECES], ids=lambda engine: engine.title)
 @pytest.mark.rule("ATT-4")
+@pytest.mark.slow_where("jax_impl")
 def test_scores_far_below_zero_lose_nothing(engine: Engine) -> None:
     """Of a log-sum-exp near -4096 float32 leaves 2^-12; no gradient may see that."""
     finding = worst(judged(lowered(4096), subject(engine)(lowered(4096)), *truth_and_bounds(lowered(0))))

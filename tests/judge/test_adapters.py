@@ -43,6 +43,8 @@ def violated(function: Any, **given: Any) -> list[str]:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.slow_where("padded_attention")
 @pytest.mark.slow_where("varlen")
+@pytest.mark.slow_where("paged")
+@pytest.mark.slow_where("in place")
 def test_adapters_conform(name: str) -> None:
     assert len(BY_NAME[name].partition("def ")[2].splitlines()) <= 20
     assert violated(adapter(name), dtypes=["float16"], rules=["MASK-2", "MASK-3", "MASK-6"]) == []
@@ -62,6 +64,7 @@ def test_a_mistake_of_the_kernel_is_found() -> None:
     assert violated(flash, dtypes=["float16"], rules=["MASK-3"]) == ["MASK-3"]
 
 
+@pytest.mark.slow
 def test_a_mistake_beside_padding_is_found() -> None:
     def reads_on(q: Any, k: Any, v: Any, queries: Any, keys: Any, **options: Any) -> Any:
         """What follows the queries is NaN, and gets into the gradients of keys."""

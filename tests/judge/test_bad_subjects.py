@@ -300,6 +300,7 @@ def test_report_is_written_when_replay_files_are_not(folder: Path) -> None:
 # --- settings ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_settings_of_numpy_stay_the_subjects() -> None:
     """Its own underflows raise; those of the judge's oracle and comparisons do not."""
     seen = []
@@ -532,6 +533,7 @@ def test_what_raises_stands_before_lost_digits(shrink: bool) -> None:
     assert found["ATT-1"].startswith("output[")
 
 
+@pytest.mark.slow
 def test_lost_digits_are_told_before_calls_that_should_be_refused() -> None:
     """But for those that only `strict` asks for: refusals are robust."""
     off = 1.0
@@ -571,6 +573,7 @@ def test_what_is_no_number_is_not_lost_by_shrinking() -> None:
     assert "got nan" in violation.message
 
 
+@pytest.mark.slow
 @pytest.mark.rule("ATT-13")
 def test_answers_kept_without_their_graph() -> None:
     """The same call a second time has no gradients."""
@@ -738,6 +741,7 @@ def no_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(f"conformance.{module}.balls_available", lambda: False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_oracle")
 def test_float64_is_not_left_out_silently() -> None:
     report = check(good, "ATT-9", dtypes=["float32", "float64"])
@@ -903,6 +907,7 @@ def test_process_that_is_lost_while_loading(folder: Path, lines: str, message: s
     assert time.monotonic() - start < 40
 
 
+@pytest.mark.slow
 def test_declaration_comes_from_the_process(folder: Path) -> None:
     _, _, report = check_command("differentiated", "--isolate", "--rule", "ATT-12")
     (subject,) = report["subjects"]
@@ -930,6 +935,7 @@ def test_replay_keeps_the_time_limit(folder: Path) -> None:
     assert command(*replay)[0] == 0
 
 
+@pytest.mark.slow
 def test_replay_needs_the_gradients_that_were_given(folder: Path) -> None:
     def doubled(*arguments: Any, **options: Any) -> Any:
         found = reference_numpy.attention_vjp(*arguments, **options)
@@ -947,6 +953,7 @@ def test_replay_needs_the_gradients_that_were_given(folder: Path) -> None:
     assert max(found.ratio for found in conformance.replay(file, vjp=reference_numpy.attention_vjp)) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_oracle")
 def test_replay_of_float64_without_its_oracle(folder: Path) -> None:
     report = check("targets.py:unscaled", "ATT-1", isolate=False)  # type: ignore[arg-type]

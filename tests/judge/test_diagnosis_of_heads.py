@@ -222,6 +222,7 @@ SIZES: list[tuple[Function, dict[str, int], str]] = [
 
 @pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize(("function", "sizes", "sentence"), SIZES, ids=[sentence for _, _, sentence in SIZES])
+@pytest.mark.slow_where("-True")
 def test_a_product_of_sizes_is_told_as_what_it_is(
     function: Function, sizes: dict[str, int], sentence: str, separate: bool
 ) -> None:

@@ -149,6 +149,19 @@ def test_statistics_gone_wrong_have_names(name: str, function: Function, asked: 
     assert told(function, asked) == (name,)
 
 
+def first_column(x: Any, weight: Any, bias: Any, eps: float, change: Callable[[Any], Any]) -> Any:
+    y = reference_numpy.layer_norm(x, weight, bias, eps=eps)
+    y[1:, 0] = change(y[:-1, 0])
+    return y
+
+
+@pytest.mark.parametrize("shape", [(9, 5), (2, 5)], ids=str)
+def test_elements_of_the_row_before_have_a_name_and_other_numbers_have_none(shape: tuple[int, int]) -> None:
+    """Of two rows a single element is wrong, and a larger case tells."""
+    for change, names in ((np.copy, ("wrong elements hold what stands 1 row before them",)), (np.sin, ())):
+        assert told(partial(first_column, change=change), rows(*shape)) == names
+
+
 def test_some_variance_that_a_number_of_columns_fits_is_not_explained_by_it() -> None:
     """One row of rms_norm tells one number, and of hundreds of columns the squares of some add up to it."""
 

@@ -169,6 +169,7 @@ def test_function_that_answers_nothing(run: Any) -> None:
     result.stdout.fnmatch_lines(["SKIPPED * the plainest call fails, and nothing else was tried"])
 
 
+@pytest.mark.slow
 def test_empty_rows_fail_by_themselves(run: Any) -> None:
     """Whatever else is selected, and in whatever order."""
     result = run("mean_of_empty_rows", "--conformance-dtypes", "float32", "-k", "ATT-6 or MASK-1 or MASK-3")
@@ -189,12 +190,14 @@ def test_warnings_are_nothing_to_be_judged_by(run: Any) -> None:
     result.assert_outcomes(passed=1, deselected=result.parseoutcomes()["deselected"], warnings=1)
 
 
+@pytest.mark.slow
 def test_declared_limits(run: Any) -> None:
     plain = ("--conformance-dtypes", "float32", "-k", "ATT-1 and default and not widths")
     assert run("up_to_8_keys", *plain).parseoutcomes()["failed"]
     assert "failed" not in run("up_to_8_keys", *plain, "--conformance-limits", "keys=8").parseoutcomes()
 
 
+@pytest.mark.slow
 def test_function_that_hangs(run: Any) -> None:
     """After a few cases that took too long it is asked no more."""
     rules = ("--conformance-rule", "MASK-3", "--conformance-dtypes", "float32")
@@ -210,6 +213,7 @@ def test_function_that_dies(run: Any) -> None:
     result.stdout.fnmatch_lines(["*its process died of SIGABRT*"])
 
 
+@pytest.mark.slow
 def test_target_that_cannot_be_judged(run: Any) -> None:
     result = run("nothing")
     result.stdout.fnmatch_lines(["not judged: targets.py has no nothing"])

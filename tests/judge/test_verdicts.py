@@ -192,6 +192,7 @@ def session() -> Iterator[JudgeSession]:
         ("ATT-8 lengths of 0", "empty"),
     ],
 )
+@pytest.mark.slow
 def test_a_skip_says_what_is_missing(session: JudgeSession, question: str, lacks: str) -> None:
     (asked,) = (one for one in session.questions() if str(one) == question)
     with pytest.raises(NotAsked, match="within what the function takes") as reason:

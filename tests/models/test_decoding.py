@@ -240,6 +240,7 @@ LOOKING_AHEAD = {"dawn": ((1, 4),), "prenorm-blog": ((2, 0),)}
 @pytest.mark.rule("GEN-1")
 @pytest.mark.parametrize("name", LOOKING_AHEAD)
 @pytest.mark.slow_where("jax_impl", "prenorm")
+@pytest.mark.slow_where("jax_impl")
 def test_rows_that_look_ahead_are_refused(implementation: Implementation, name: str) -> None:
     """What the full pass gives at a position changes there with the tokens after it, so no cache could give it."""
     example = EXAMPLES[name]._replace(padded=LOOKING_AHEAD[name])

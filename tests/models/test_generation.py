@@ -89,6 +89,7 @@ def test_the_cache_is_used(method: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.slow_where("jax_impl")
 def test_nothing_to_do(implementation: Implementation, method: str) -> None:
     """No steps give the prompt back, no rows give none, and the dtype of tokens is the prompt's."""
     example = EXAMPLES["gpt2"]
@@ -231,6 +232,7 @@ def test_an_end_is_a_token(implementation: Implementation, method: str) -> None:
     assert error_of(lambda: generated(implementation, method, EXAMPLES["gpt2"], end=VOCABULARY)) == told
 
 
+@pytest.mark.slow_where("jax_impl")
 def test_what_comes_is_never_seen(implementation: Implementation) -> None:
     """Neither in the full pass nor from the cache, where the configuration leaves it to its caller."""
     example = EXAMPLES["prenorm-blog"]

@@ -8,6 +8,7 @@ onnx = pytest.importorskip("onnx", reason="onnx is not installed: its cases are 
 
 from collections import Counter  # noqa: E402
 from collections.abc import Callable  # noqa: E402
+from dataclasses import replace  # noqa: E402
 from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
@@ -15,10 +16,12 @@ from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 import reference_numpy  # noqa: E402
 from conformance.onnx import attention as bridge  # noqa: E402
-from conformance.onnx.cases import NodeCase, expansions, node_cases  # noqa: E402
+from conformance.onnx import losses as losses_bridge  # noqa: E402
+from conformance.onnx.cases import NodeCase, expansions, node_cases, skipped_cases  # noqa: E402
 from conformance.onnx.deviations import DEVIATIONS, ONNX, found, rounded_once  # noqa: E402
 from conformance.onnx.faults_caught import catches  # noqa: E402
-from conformance.onnx.running import Bridged, bridged, objection, outcome, outputs_of  # noqa: E402
+from conformance.onnx.running import TRANSLATIONS, Bridged, bridged, objection, outcome, outputs_of  # noqa: E402
+from conformance.onnx.translation import Translated  # noqa: E402
 from conformance.selftest.faults.fault import Fault  # noqa: E402
 from conformance.subjects.subject import IMPLEMENTATIONS, NumpySubject  # noqa: E402
 
@@ -39,8 +42,17 @@ def cases() -> list[Bridged]:
 def test_all_cases_are_there() -> None:
     assert Counter(node.operator for node in node_cases()) == {
         "Attention": 93, "LayerNormalization": 19, "RMSNormalization": 19,
+        "SoftmaxCrossEntropyLoss": 18, "NegativeLogLikelihoodLoss": 9, "Adam": 2, "Momentum": 3,
     }  # fmt: skip
-    assert len(expansions()) == 150
+    assert len(expansions()) == 202
+
+
+@known_version
+def test_weights_of_classes_alone_are_skipped() -> None:
+    skipped = skipped_cases()
+    assert len(skipped) == 25
+    assert set(skipped.values()) == {"weights of classes"}
+    assert all("weight" in name for name in skipped)
 
 
 def test_expansions_have_the_same_arrays() -> None:
@@ -164,6 +176,55 @@ def noticed() -> list[str]:
     """Cases of Attention that the definition fails as they are translated now."""
     subject, nodes = NumpySubject(), [node for node in node_cases() if node.operator == "Attention"]
     return [node.name for node in nodes if objection(node, outputs_of(subject, bridge.attention(node)))]
+
+
+@pytest.mark.parametrize("part", ["ignore", "reduction"])
+def test_no_option_of_a_loss_is_lost(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = losses_bridge.options
+    assert not noticed_in_losses()
+    monkeypatch.setattr(losses_bridge, "options", lambda node: {n: v for n, v in whole(node).items() if n != part})
+    assert noticed_in_losses()
+
+
+def test_classes_are_on_axis_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their order is that of the last axis only where there are no more."""
+    monkeypatch.setattr(losses_bridge, "log_probabilities", lambda losses: -losses)
+    assert noticed_in_losses()
+
+
+def noticed_in_losses() -> list[str]:
+    """Cases that the definition fails as they are translated now, or does not take."""
+    subject, failed = NumpySubject(), []
+    for node in node_cases():
+        if node.operator.endswith("Loss"):
+            try:
+                wrong = objection(node, outputs_of(subject, TRANSLATIONS[node.operator](node)))
+            except ValueError as error:
+                wrong = str(error)
+            failed += [node.name] if wrong else []
+    return failed
+
+
+@pytest.mark.parametrize(
+    ("operator", "wrong"),
+    [
+        ("Adam", {"step": 0}), ("Adam", {"beta_1": 0.9}), ("Adam", {"beta_2": 0.999}), ("Adam", {"weight_decay": 0.0}),
+        ("Adam", {"learning_rate": 0.01}), ("Momentum", {"momentum": 0.5}), ("Momentum", {"nesterov": False}),
+        ("Momentum", {"weight_decay": 0.0}), ("Momentum", {"learning_rate": 0.01}),
+    ],
+)  # fmt: skip
+def test_no_option_of_a_step_is_lost(operator: str, wrong: dict[str, Any], cases: list[Bridged]) -> None:
+    """With another value the definition fails a case."""
+    failed = []
+    for case in cases:
+        if case.node.operator == operator:
+            changed = {
+                name: replace(part, case=replace(part.case, options=part.case.options | wrong))
+                for name, part in case.translation.items()
+                if isinstance(part, Translated)
+            }
+            failed += [case.node.name] * bool(objection(case.node, outputs_of(NumpySubject(), changed)))
+    assert failed
 
 
 # --- planted faults ---------------------------------------------------------------------------------------------------

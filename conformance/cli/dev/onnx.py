@@ -23,14 +23,16 @@ def onnx(
     if importlib.util.find_spec("onnx") is None:
         console.print("onnx is not installed")
         raise typer.Exit(2)
-    from conformance.onnx.cases import expansions, node_cases
+    from conformance.onnx.cases import expansions, node_cases, skipped_cases
     from conformance.onnx.faults_caught import catches
     from conformance.onnx.running import bridged
     from conformance.onnx.tables import faults_table, total_line
     from conformance.selftest.faults import planted
 
     nodes = node_cases()
-    console.print(f"onnx {version('onnx')}: {len(nodes)} cases; {len(expansions())} more are expansions of these.")
+    console.print(f"onnx {version('onnx')}: {len(nodes)} cases; {len(expansions())} more are expansions of cases.")
+    for name, reason in skipped_cases().items():
+        console.print(f"skipped: {name}: {reason}")
     cases = [bridged(node) for node in nodes]
     agrees = implementations_agree(cases)
     if faults:

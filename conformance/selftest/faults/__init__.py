@@ -15,17 +15,8 @@ __all__ = ["Fault", "absent", "planted"]
 
 FILES = (
     *("masks", "scores", "masking", "softmax", "empty_rows", "companions", "heads", "blocks", "dtypes"),
-    *(
-        "special_values",
-        "gradients",
-        "memory",
-        "norms",
-        "norm_variants",
-        "layers",
-        "lookups",
-        "optimizers",
-        "bad_input",
-    ),
+    *("special_values", "gradients", "memory", "norms", "norm_variants", "layers", "lookups"),
+    *("losses", "optimizers", "bad_input"),
     "thresholds.of_numpy",
 )
 PAST_A_SIZE = ("keys", "masks", "heads", "gradients", "companions", "norms", "layers", "numbers", "layouts", "state")

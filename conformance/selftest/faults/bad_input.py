@@ -133,6 +133,34 @@ def what_there_is(table: Any, length: int, *, offset: int = 0) -> Any:
     return learned_positions(table, min(length, len(table) - offset), offset=offset)
 
 
+def cross_entropy(logits: Any, targets: Any, *, ignore: int | None = None) -> Any:
+    """The definition's."""
+    return reference_numpy.cross_entropy(logits, targets, ignore=ignore)
+
+
+def classes_from_the_end(logits: Any, targets: Any, *, ignore: int | None = None) -> Any:
+    """Negative targets that count are classes from the end."""
+    low = (targets < 0) & (targets >= -logits.shape[-1]) & (targets != ignore)
+    return cross_entropy(logits, np.where(low, targets + logits.shape[-1], targets), ignore=ignore)
+
+
+def negative_left_out(logits: Any, targets: Any, *, ignore: int | None = None) -> Any:
+    """No negative target counts, whichever it is."""
+    low = -1 if ignore is None else ignore
+    return cross_entropy(logits, np.where(np.asarray(targets) < 0, low, targets), ignore=low)
+
+
+def nll_loss(log_probabilities: Any, targets: Any, *, ignore: int | None = None) -> Any:
+    """The definition's."""
+    return reference_numpy.nll_loss(log_probabilities, targets, ignore=ignore)
+
+
+def last_class(log_probabilities: Any, targets: Any, *, ignore: int | None = None) -> Any:
+    """Targets past the classes are the last one."""
+    past = (targets >= log_probabilities.shape[-1]) & (targets != ignore)
+    return nll_loss(log_probabilities, np.where(past, log_probabilities.shape[-1] - 1, targets), ignore=ignore)
+
+
 def layer_norm(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
     """The definition's."""
     return reference_numpy.layer_norm(x, weight, bias, eps=eps)
@@ -155,6 +183,10 @@ FAULTS = (
     lenient("ATT-11", "a rate without a keep array ignored", no_keep),
     Fault("EMB-1", "negative ids from the end", "embedding", from_the_end, embedding, given=REFUSING),
     Fault("EMB-1", "ids past the end taken for the last", "embedding", last_row, embedding, given=REFUSING),
+    Fault("LOSS-1", "negative targets from the end", "cross_entropy", classes_from_the_end, cross_entropy,
+          given=REFUSING),
+    Fault("LOSS-1", "no negative target counts", "cross_entropy", negative_left_out, cross_entropy, given=REFUSING),
+    Fault("LOSS-2", "targets past the classes taken for the last", "nll_loss", last_class, nll_loss, given=REFUSING),
     Fault("POS-2", "rows past the end left out", "learned_positions", what_there_is, learned_positions,
           given=REFUSING),
     Fault("NORM-1", "eps of 0 taken for a small one", "layer_norm", any_eps, layer_norm, given=REFUSING),
