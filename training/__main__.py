@@ -247,7 +247,7 @@ def translation(
 
         def prepared(settings: Any, vocabulary: Any) -> Any:
             data = prepare(settings)
-            say(f"{data.count} numbers to train on, {len(data.held_out)} held out, {chosen.name}")
+            say(f"{data.size} numbers to train on, {len(data.held_out)} held out, {chosen.name}")
             return data
 
         train(chosen, out, resume, steps, given, TRANSLATION, Settings(), prepared)

@@ -24,7 +24,7 @@ PAUSE = 10
 
 
 class Data(Protocol):
-    """All that a run reads. vocabulary: has `to_str`. digest: of what is trained on. count: how many texts that is."""
+    """All that a run reads. vocabulary: has `to_str`. digest: of what is trained on. size: how many texts that is."""
 
     @property
     def vocabulary(self) -> Any: ...
@@ -33,7 +33,7 @@ class Data(Protocol):
     def digest(self) -> str: ...
 
     @property
-    def count(self) -> int: ...
+    def size(self) -> int: ...
 
     def initial_weights(self) -> Any:
         """Parameters before the first step, NumPy arrays."""
@@ -88,7 +88,7 @@ class Run:
 
     def steps(self) -> int:
         """How many steps the run has in all."""
-        return self.settings.epochs * -(-self.data.count // self.settings.batch)
+        return self.settings.epochs * -(-self.data.size // self.settings.batch)
 
     def train(self, display: Display, limit: int | None = None) -> Path | None:
         """Take steps, and write a checkpoint after every epoch, and where the run ends before its last.

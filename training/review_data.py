@@ -37,7 +37,7 @@ class ReviewData(NamedTuple):
     held_out: Part
 
     @property
-    def count(self) -> int:  # type: ignore[override]
+    def size(self) -> int:
         return len(self.training.texts)
 
     def initial_weights(self) -> Classifier:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,17 +18,19 @@ import reference_numpy
 from conformance.bounds.arithmetic import Approx, Precision
 from conformance.models.error_propagation import walked
 from conformance.models.structures import as_float64
+from conformance.subjects.callables import load
 from specification.checkpoints import flatten
 from specification.dropout import TransformerDropout
 from specification.optimizers import AdamState
 from specification.parameters import mapped
 from training.__main__ import app
 from training.lockstep import bounds, report, running
+from training.lockstep import command as lockstep_command
 from training.lockstep.bounds import Adam
 from training.lockstep.comparison import compared
 from training.lockstep.expected import Given, Model, expected, first_state
 from training.lockstep.plans import PLANS
-from training.lockstep.running import Course, Plan, after, in_dtype, judge, lockstep
+from training.lockstep.running import Course, Lockstep, Plan, after, in_dtype, judge, lockstep
 from training.lockstep.trainers import Answer, FunctionTrainer, PackageTrainer, Trainer
 from training.packages import PACKAGES, Reference
 from training.task import Batch, Task
@@ -382,6 +384,14 @@ def test_parameters_alone_tell_of_a_fault(name: str) -> None:
     assert course.departures[0].quantity == "parameters"
 
 
+@pytest.mark.parametrize("answer", [{}, {"gradient": np.zeros(1)}])
+def test_results_without_a_known_name_are_refused(answer: Answer) -> None:
+    plan = prepared("translation", "float64").plan
+    course = course_of(FunctionTrainer("mine", lambda *_: answer, plan.task, plan.recipe))
+    assert course.departures[0].quantity == "call"
+    assert "the results of a step are among arguments, loss, gradients" in course.departures[0].finding.message
+
+
 def test_a_missing_and_a_surplus_tensor_depart() -> None:
     plan, [(given, model), _] = prepared("translation", "float64")
     answer = trainer_of(Reference(), plan).step(given)
@@ -464,16 +474,22 @@ def test_a_unit_at_its_kink_accuses_nobody() -> None:
 def test_a_free_run_drifts_and_the_report_says_when(monkeypatch: pytest.MonkeyPatch) -> None:
     plan, steps = prepared("translation", "float64")
     monkeypatch.setattr(running, "Model", lambda task, given, dtype: steps[given.state.step][1])
-    trainers = [trainer_of(PACKAGES["torch_impl"], plan), trainer_of(CoupledDecay(), plan)]
+    trainers = [
+        trainer_of(PACKAGES["torch_impl"], plan),
+        trainer_of(CoupledDecay(), plan),
+        quiet(Reference(), {"loss"}),
+    ]
     *_, result = lockstep(plan, trainers, 2, dtype="float64", seed=0)
     found = json.loads(json.dumps(report.content(result), allow_nan=False))
-    ours, theirs = found["implementations"]
+    ours, theirs, silent = found["implementations"]
+    assert (silent["conforms"], silent["drift"], silent["furthest"]) == (True, [], None)
     assert (ours["conforms"], theirs["conforms"], found["conforms"]) == (True, False, False)
     assert theirs["first"]["quantity"] == "mean"
     assert ours["drifted"]["1e-15"] == 0
     assert ours["drifted"]["1e-6"] is None
     assert theirs["drifted"]["1e-6"] == 0
     assert ours["drift"][1] > ours["drift"][0] > 0
+    assert ours["furthest"].endswith("key.bias")  # the gradient is 0 but for rounding
     assert abs(ours["losses"][1] - found["losses"][1]) < 1e-9
     page = report.as_page(found)
     assert "Departs from the definition" in page
@@ -496,6 +512,31 @@ def test_the_command_names_where_a_step_of_ones_own_departs(tmp_path: Path) -> N
     assert len(one["drift"]) == 1
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "training_step.py:step" in (out / "report.html").read_text()
+
+
+def test_an_interrupted_run_reports_the_steps_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_step(*arguments: Any, **options: Any) -> Iterator[Lockstep]:
+        yield Lockstep(
+            "translation", "float64", 0, 20, [Course("x", {"loss": [0.5]}, [], [3.4], [1e-12], ["a"])], [3.4]
+        )
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lockstep_command, "lockstep", one_step)
+    found = RUNNER.invoke(app, ["lockstep", "--out", str(tmp_path)])
+    assert found.exit_code == 130
+    assert json.loads((tmp_path / "report.json").read_text())["steps"] == 1
+    assert "interrupted" in found.output
+
+
+@pytest.mark.parametrize(("clip", "departing"), [(None, set()), (0.5, {"clipped gradients"})])
+def test_pytorchs_own_loss_and_adam_conform_and_its_clipping_departs(clip: float | None, departing: set[str]) -> None:
+    plan, steps = prepared("translation", "float64")
+    plan = plan._replace(recipe=replace(PLANS["translation"](0).recipe, clip=clip))
+    course, trainer = Course("PyTorch"), FunctionTrainer("PyTorch", load(f"{EXAMPLE}:step"), plan.task, plan.recipe)
+    for given, model in steps:
+        judge(course, trainer, plan, given, model, "float64")
+    assert {departure.quantity for departure in course.departures} == departing
+    assert course.worst.keys() >= {"loss", "gradients", "mean", "square", "parameters"}
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ def run(task: str, steps: int, seed: int, dtype: str, only: str | None, subject:
     """Run, print and write the report; whether everything is within its bounds.
 
     Raises:
+        KeyboardInterrupt: once the report of the steps before it is written.
         ValueError: for options that mean nothing.
         OSError: where a file cannot be written.
     """
@@ -45,14 +46,22 @@ def run(task: str, steps: int, seed: int, dtype: str, only: str | None, subject:
     trainers = trainers_of(plan, only, subject)
     keep_compiled_code()
     report: dict[str, Any] = {}
+    interrupted = False
     with bar("lock-step", steps) as advance:
-        for result in lockstep(plan, trainers, steps, dtype=one_of("dtype", dtype, DTYPES), seed=seed):
-            report = content(result)
-            advance("step", str(report["steps"]))
+        try:
+            for result in lockstep(plan, trainers, steps, dtype=one_of("dtype", dtype, DTYPES), seed=seed):
+                report = content(result)
+                advance("step", str(report["steps"]))
+        except KeyboardInterrupt:
+            if not report:
+                raise
+            interrupted = True
     console.print(terminal(report))
     out.mkdir(parents=True, exist_ok=True)
     write_whole(out / "report.json", lambda path: path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n"))
     write_whole(out / "report.html", lambda path: path.write_text(as_page(report), encoding="utf-8"))
     write_whole(out / "curves.png", lambda path: write_png(report, path))
     console.print(f"report.json, report.html and curves.png are in {out}")
+    if interrupted:
+        raise KeyboardInterrupt
     return bool(report["conforms"])

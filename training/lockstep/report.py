@@ -53,6 +53,7 @@ def course_content(course: Course) -> Content:
         "worst": {quantity: [number(ratio) for ratio in ratios] for quantity, ratios in course.worst.items()},
         "losses": [number(loss) for loss in course.losses],
         "drift": [number(drift) for drift in course.drift],
+        "furthest": course.furthest[-1] if course.furthest else None,
         "drifted": {f"1e{power}": passed(course.drift, 10.0**power) for power in DECADES},
     }
 
@@ -145,7 +146,9 @@ def terminal(report: Content) -> RenderableType:
     for row in free_rows(report):
         pairs = zip(row[2::2], row[3::2], strict=True)
         free.add_row(*row[:2], *(f"{loss} / {weights}" if loss else "" for loss, weights in pairs))
-    lines = [Text(verdict(one), style="green" if one["conforms"] else "bold red") for one in report["implementations"]]
+    drifted = [one for one in report["implementations"] if one["drift"] and real(one["drift"][-1]) > 0]
+    lines = [Text(f"{one['name']}: {one['furthest']} has drifted furthest") for one in drifted]
+    lines += [Text(verdict(one), style="green" if one["conforms"] else "bold red") for one in report["implementations"]]
     return Group(judged, free, *lines)
 
 

@@ -46,8 +46,9 @@ class Departure(NamedTuple):
 class Course:
     """One implementation. By step, counted from 0.
 
-    worst: by quantity, the largest error in bounds at every step. departures: all of them, in order. losses, drift: of
-    the free run; drift is the distance of all parameters from the definition's, relative to the norm of these.
+    worst: by quantity, the largest error in bounds at every step. departures: all of them, in order. losses, drift,
+    furthest: of the free run; drift is the distance of all parameters from the definition's, relative to the norm of
+    these, and furthest the tensor with the largest difference.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Course:
     departures: list[Departure] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     drift: list[float] = field(default_factory=list)
+    furthest: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -120,29 +122,37 @@ def go_on(course: Course, trainer: Trainer, given: Given, definition: State) -> 
     try:
         answer = trainer.step(given)
         state = after(given.state, answer)
+        drift, furthest = distance(state.parameters, definition.parameters)
         course.losses.append(float(answer["loss"]))
-        course.drift.append(distance(state.parameters, definition.parameters))
+        course.drift.append(drift)
+        course.furthest.append(furthest)
     except Exception:  # in lock-step the same is told
         return None
     return state
 
 
-def distance(parameters: Any, others: Any) -> float:
-    """The norm of the difference of all parameters, relative to the norm of the others."""
-    mine, theirs = (np.concatenate([a.ravel() for a in flatten(tree).values()]) for tree in (parameters, others))
-    return float(np.linalg.norm(mine - theirs) / np.linalg.norm(theirs))
+def distance(parameters: Any, others: Any) -> tuple[float, str]:
+    """The norm of the difference of all parameters, relative to the norm of the others; the tensor that is furthest."""
+    mine, theirs = flatten(parameters), flatten(others)
+    differences = {path: np.asarray(array - mine[path]) for path, array in theirs.items()}
+    norms = [np.linalg.norm(np.concatenate([a.ravel() for a in part.values()])) for part in (differences, theirs)]
+    return float(norms[0] / norms[1]), max(differences, key=lambda path: np.max(np.abs(differences[path]), initial=0))
+
+
+def comparisons(trainer: Trainer, plan: Plan, given: Given, model: Model, dtype: str) -> list[Compared]:
+    """Every tensor of a step; or the error that an implementation raises in it."""
+    try:
+        answer = trainer.step(given) | trainer.predict(given)
+    except Exception as error:
+        return [Compared("call", Finding("", np.inf, message=f"raised {type(error).__name__}: {error}"))]
+    truth = expected(plan.task, plan.recipe, given, model.quantities, answer, dtype)
+    return [*compared(answer, truth, dtype)]
 
 
 def judge(course: Course, trainer: Trainer, plan: Plan, given: Given, model: Model, dtype: str) -> None:
     """Compare one step of an implementation with the definition's."""
     step = given.state.step
-    try:
-        answer = trainer.step(given) | trainer.predict(given)
-        truth = expected(plan.task, plan.recipe, given, model.quantities, answer, dtype)
-        found = [*compared(answer, truth, dtype)]
-    except Exception as error:  # whatever an implementation raises is what it does in this step
-        found = [Compared("call", Finding("", np.inf, message=f"raised {type(error).__name__}: {error}"))]
-    for one in found:
+    for one in comparisons(trainer, plan, given, model, dtype):
         ratios = course.worst.setdefault(one.quantity, [])
         ratios += [0.0] * (step + 1 - len(ratios))
         ratios[step] = max(ratios[step], one.finding.ratio)

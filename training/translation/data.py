@@ -31,7 +31,7 @@ class NumberData(NamedTuple):
     held_out: list[int]
 
     @property
-    def count(self) -> int:  # type: ignore[override]
+    def size(self) -> int:
         return len(self.sources)
 
     def initial_weights(self) -> Transformer:

@@ -115,8 +115,8 @@ def draw(checkpoint: Checkpoint, text: str, translation: str, path: Path) -> Non
         np.array([read]),
         np.array([[START, *written[:-1]]]),
     )
-    words = [[*map(str.strip, one.pieces(numbers)), END_SIGN] for one, numbers in ((source, read), (target, written))]
-    draw_weights(weights[-1][0], words[1], words[0], f"{text}: {translation}", path)
-
-
-END_SIGN = "end"
+    words = [
+        [*(piece.strip(" ,-") for piece in one.pieces(numbers)), "end"]
+        for one, numbers in ((source, read), (target, written))
+    ]
+    draw_weights(weights[-1][0], words[1], words[0], "cross-attention of the last block", path)
