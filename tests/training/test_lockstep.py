@@ -502,7 +502,9 @@ RUNNER = CliRunner()
 EXAMPLE = Path(__file__).parents[2] / "examples" / "training_step.py"
 
 
-def test_the_command_names_where_a_step_of_ones_own_departs(tmp_path: Path) -> None:
+def test_the_command_names_where_a_step_of_ones_own_departs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, steps = prepared("translation", "float64")
+    monkeypatch.setattr(running, "Model", lambda task, given, dtype: steps[given.state.step][1])
     out = tmp_path / "report"
     found = RUNNER.invoke(app, ["lockstep", "--steps", "1", "--subject", f"{EXAMPLE}:step", "--out", str(out)])
     assert found.exit_code == 1, found.output
