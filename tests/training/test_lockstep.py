@@ -384,6 +384,14 @@ def test_parameters_alone_tell_of_a_fault(name: str) -> None:
     assert course.departures[0].quantity == "parameters"
 
 
+@pytest.mark.parametrize("answer", [{}, {"gradient": np.zeros(1)}])
+def test_results_without_a_known_name_are_refused(answer: Answer) -> None:
+    plan = prepared("translation", "float64").plan
+    course = course_of(FunctionTrainer("mine", lambda *_: answer, plan.task, plan.recipe))
+    assert course.departures[0].quantity == "call"
+    assert "the results of a step are among arguments, loss, gradients" in course.departures[0].finding.message
+
+
 def test_a_missing_and_a_surplus_tensor_depart() -> None:
     plan, [(given, model), _] = prepared("translation", "float64")
     answer = trainer_of(Reference(), plan).step(given)
@@ -494,7 +502,9 @@ RUNNER = CliRunner()
 EXAMPLE = Path(__file__).parents[2] / "examples" / "training_step.py"
 
 
-def test_the_command_names_where_a_step_of_ones_own_departs(tmp_path: Path) -> None:
+def test_the_command_names_where_a_step_of_ones_own_departs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, steps = prepared("translation", "float64")
+    monkeypatch.setattr(running, "Model", lambda task, given, dtype: steps[given.state.step][1])
     out = tmp_path / "report"
     found = RUNNER.invoke(app, ["lockstep", "--steps", "1", "--subject", f"{EXAMPLE}:step", "--out", str(out)])
     assert found.exit_code == 1, found.output

@@ -139,16 +139,20 @@ def distance(parameters: Any, others: Any) -> tuple[float, str]:
     return float(norms[0] / norms[1]), max(differences, key=lambda path: np.max(np.abs(differences[path]), initial=0))
 
 
+def comparisons(trainer: Trainer, plan: Plan, given: Given, model: Model, dtype: str) -> list[Compared]:
+    """Every tensor of a step; or the error that an implementation raises in it."""
+    try:
+        answer = trainer.step(given) | trainer.predict(given)
+    except Exception as error:
+        return [Compared("call", Finding("", np.inf, message=f"raised {type(error).__name__}: {error}"))]
+    truth = expected(plan.task, plan.recipe, given, model.quantities, answer, dtype)
+    return [*compared(answer, truth, dtype)]
+
+
 def judge(course: Course, trainer: Trainer, plan: Plan, given: Given, model: Model, dtype: str) -> None:
     """Compare one step of an implementation with the definition's."""
     step = given.state.step
-    try:
-        answer = trainer.step(given) | trainer.predict(given)
-        truth = expected(plan.task, plan.recipe, given, model.quantities, answer, dtype)
-        found = [*compared(answer, truth, dtype)]
-    except Exception as error:  # whatever an implementation raises is what it does in this step
-        found = [Compared("call", Finding("", np.inf, message=f"raised {type(error).__name__}: {error}"))]
-    for one in found:
+    for one in comparisons(trainer, plan, given, model, dtype):
         ratios = course.worst.setdefault(one.quantity, [])
         ratios += [0.0] * (step + 1 - len(ratios))
         ratios[step] = max(ratios[step], one.finding.ratio)

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from specification.optimizers import AdamState
+from specification.parameters import mapped
 from training.lockstep.bounds import Adam
-from training.lockstep.expected import Given
+from training.lockstep.expected import QUANTITIES, Given
 from training.lockstep.recipe import Recipe
 from training.packages import PACKAGES, Package
 from training.task import Task
@@ -86,7 +87,12 @@ class FunctionTrainer:
 
     def step(self, given: Given) -> Answer:
         own, adam = copy.deepcopy(given), self.recipe.adam_at(given.state.step, PACKAGES["reference_numpy"])
-        return {"arguments": own.state[:3]} | self.function(own, self.task, adam, self.recipe.clip)
+        told = self.function(own, self.task, adam, self.recipe.clip)
+        unknown = [name for name in told if name not in QUANTITIES]
+        if unknown or not told:
+            what = f"got {unknown[0]!r}" if unknown else "there is none"
+            raise ValueError(f"the results of a step are among {', '.join(QUANTITIES)}; {what}")
+        return {"arguments": own.state[:3]} | {name: mapped(np.asarray, tree) for name, tree in told.items()}
 
     def predict(self, given: Given) -> Answer:
         return {}

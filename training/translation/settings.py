@@ -42,7 +42,7 @@ class Settings:
     dropout: float = 0.1
     label_smoothing: float = 0.1
     batch: int = 64
-    warmup: int = 400
+    warmup: int = 1000
     clip: float = 1.0
     epochs: int = 6
     seed: int = 0

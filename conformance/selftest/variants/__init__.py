@@ -95,5 +95,10 @@ VARIANTS = (
     Variant("torch.nn.functional", "torch_losses:cross_entropy", "cross_entropy", "torch"),
     Variant("mixed target times log-softmax", "torch_losses:by_log_softmax", "cross_entropy", "torch"),
     Variant("torch.nn.functional", "torch_losses:nll_loss", "nll_loss", "torch"),
+    Variant("averages by differences, rate corrected", "numpy_optimizers:adam_by_differences", "adam_step"),
+    Variant("decay as a term, reciprocals", "numpy_optimizers:adam_by_terms", "adam_step"),
+    Variant("Nesterov written out", "numpy_optimizers:sgd_written_out", "sgd_step"),
+    Variant("squares in one chain", "numpy_optimizers:clip_in_one_chain", "clip_by_global_norm"),
+    Variant("norm of norms", "numpy_optimizers:clip_by_norms_of_arrays", "clip_by_global_norm"),
 )
 """In reading order."""
