@@ -26,9 +26,17 @@ def counted_targets(
     """Which targets count, and the class of each, with 0 in place of one that does not."""
     if not isinstance(targets, jax.core.Tracer):
         checks.targets_within(np.asarray(targets), classes, ignore)
-    targets = jnp.asarray(targets).astype(jnp.int32)  # `ignore` need not fit in their own dtype
+    targets = to_int32(targets)  # `ignore` need not fit in their own dtype
     counted = jnp.ones(targets.shape, bool) if ignore is None else targets != int(ignore)
     return counted, jnp.where(counted, targets, 0)
+
+
+def to_int32(targets: Integer[jax.Array, "..."]) -> Integer[jax.Array, "..."]:
+    """Targets that are too large for 32 bits stay too large for a class, and negative ones negative."""
+    limits, narrow = jnp.iinfo(targets.dtype), jnp.iinfo(jnp.int32)
+    if limits.bits > 32 or limits.max > narrow.max:
+        targets = jnp.clip(targets, max(limits.min, narrow.min), narrow.max)
+    return cast(targets, jnp.int32)
 
 
 def at_targets(rows: Float[jax.Array, "*rows V"], classes: Integer[jax.Array, "*rows"]) -> Float[jax.Array, "*rows"]:

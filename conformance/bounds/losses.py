@@ -1,8 +1,9 @@
 """Error bounds of losses. All errors are in units of u, unless they have a name.
 
 Rows. With s_j = x_j - max, which is off by |s_j|, an exponential exp(s_j) is off by EXP + |s_j|, relatively, and by
-2 |s_j| more as exp2(s_j log2(e)). Where a running maximum rescales, the products of exponentials have |s_j| in all, and
-an error of EXP + 1 for each of at most RESCALED steps. The sum T of V exponentials, which is 1 at least, adds gamma(V).
+2 |s_j| more as exp2(s_j log2(e)). The sum T of V exponentials, which is 1 at least, adds gamma(V). A running maximum,
+over tiles of 16 classes at least, multiplies exponentials whose arguments have |s_j| in all. It rounds EXP + 1 for
+each tile but the first, and adds up 16 numbers and as many as there are tiles: in all V and TILED roundings at most.
 With r_T the relative error of T, log T is off by r_T / (1 - r_T) and by (LOG + 2) log T, also as log2(T) log(2).
 
 Losses. log T - s_t rounds once more, so that a row's loss is off by that, by |s_t| and by itself. With smoothing, the
@@ -32,8 +33,9 @@ from conformance.bounds.arithmetic import EXP, LOG, Approx, Precision, total
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 
-RESCALED = 4.0
-"""Roundings of running maxima: of a row in tiles, each of which rescales what came before, and of tiles in a tree."""
+TILED = 8.0
+"""Two tiles of 17 classes add up 16 + 2 numbers, and rescale once: 18 + EXP + 1 roundings, 8 more than V. More classes
+in tiles of 16 or more have less beyond V."""
 FAR = 2.0**12
 """From here on an exponential exp(-FAR) is 0."""
 
@@ -70,7 +72,7 @@ def rows_of(logits: np.ndarray, p: Precision, kept: bool) -> Row:
     size = np.minimum(np.abs(shifted), FAR)
     exponentials = np.exp(shifted)
     T = np.sum(exponentials, axis=-1, keepdims=True)
-    terms = p.inner * (EXP + RESCALED * (EXP + 1) + 3 * size) * exponentials + p.inner_tiny
+    terms = p.inner * (EXP + TILED + 3 * size) * exponentials + p.inner_tiny
     relative = (np.sum(terms, axis=-1, keepdims=True) + p.gamma(logits.shape[-1]) * T) / T
     logarithm = np.log(T)
     error = relative / (1 - relative) + p.inner * (LOG + 2) * logarithm

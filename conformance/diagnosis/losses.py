@@ -11,7 +11,7 @@ import numpy as np
 from conformance.bounds.losses import counted_targets, mixed
 from conformance.cases.case import Case
 from conformance.diagnosis.extents import WHOLE_BLOCKS, likely
-from conformance.diagnosis.matching import Failing, Mistake, close, closest, computed, giving, resulting
+from conformance.diagnosis.matching import Failing, Mistake, close, closest, computed, explained, giving, resulting
 from specification.dtypes import compute_dtype_name
 
 GRADIENTS = ("gradient of logits", "gradient of log_probabilities")
@@ -189,7 +189,12 @@ def changed(name: str, change: Change) -> Mistake:
                 found[gradient] = gradient_of(loss, failing.case, failing.right(gradient).shape)
         return found
 
-    return resulting(name, results, limits=close)
+    return resulting(name, results, limits=near)
+
+
+def near(failing: Failing, name: str, array: np.ndarray) -> np.ndarray:
+    """As `close`, and a small part of the error, where what is right is copied and has no bound."""
+    return np.maximum(close(failing, name, array), explained(failing, name, array, 2.0**-12))
 
 
 # --- what overflows, and what is cut off ------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from conformance.peers import (
     flax_layers,
     jax_functions,
     keras_layers,
+    losses,
     onnx_peers,
     optimizers,
     torch_attention,
@@ -34,6 +35,7 @@ PEERS: tuple[Peer, ...] = (
     *equinox_layers.PEERS,
     *keras_layers.PEERS,
     *onnx_peers.PEERS,
+    *losses.PEERS,
     *optimizers.PEERS,
 )
 """In the order of the table."""

@@ -33,6 +33,8 @@ OPERATIONS = {
     "multi_head_attention": "Multi-head attention",
     "layer_norm": "Layer norm",
     "rms_norm": "RMS norm",
+    "cross_entropy": "Cross-entropy",
+    "nll_loss": "Negative log-likelihood",
     "adam_step": "Adam",
     "sgd_step": "Gradient descent",
     "clip_by_global_norm": "Gradient clipping",

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
-from conformance.cases.features import is_norm
-from conformance.cases.operation import operation_named
+from conformance.cases.features import is_norm, rule_of
 from conformance.checks.catalogue import TWIN
 from conformance.checks.probe import Probe
 from conformance.sampling import strategies as generation
@@ -26,13 +25,15 @@ EPS_LEFT_OUT = "eps left out"
 """The catalogue's probe of the default."""
 
 
+ATTENTIONS = ("attention", HEADS)
+
+
 def dtype_rule(operation: str) -> str:
-    rules = operation_named(operation).rules
-    return rules.get("dtype", rules[""])
+    return "ATT-9" if operation in ATTENTIONS else rule_of("dtype", operation)
 
 
 def gradient_rule(operation: str) -> str:
-    return "NORM-6" if is_norm(operation) else "ATT-12"
+    return "ATT-12" if operation in ATTENTIONS else rule_of("gradients", operation)
 
 
 def dtype_probe(operation: str, rule: str, dtype: str, declaration: Declaration) -> Probe:
@@ -47,8 +48,11 @@ def dtype_probe(operation: str, rule: str, dtype: str, declaration: Declaration)
 def gradient_probe(operation: str, rule: str, dtype: str, declaration: Declaration) -> Probe:
     """Agreement with gradients in one dtype."""
     draw: dict[str, Cases] = {"attention": generation.attention_cases, HEADS: generation.multi_head_cases}
-    cases: Cases = draw[operation] if operation in draw else partial(generation.norm_cases, operation)
-    drawn = cases(focus=("gradients",), dtypes=(dtype,), declaration=declaration)
+    if operation in draw or is_norm(operation):
+        cases = draw[operation] if operation in draw else partial(generation.norm_cases, operation)
+        drawn = cases(focus=("gradients",), dtypes=(dtype,), declaration=declaration)
+    else:
+        drawn = generation.operation_cases(operation, (dtype,), declaration)
     return Probe(rule, f"gradients in {dtype}", (operation,), drawn)
 
 

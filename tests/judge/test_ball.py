@@ -25,6 +25,8 @@ from conformance.oracle.ball.tape import Variable, balls, product
 from conformance.oracle.reference import AFFORDABLE, affordable, ball_work
 from specification.masks import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 
+INTEGERS = ("ids", "targets")
+
 
 @pytest.fixture
 def fine() -> Iterator[None]:
@@ -33,7 +35,7 @@ def fine() -> Iterator[None]:
 
 
 def case(operation: str, inputs: dict[str, Any], options: dict[str, Any] | None = None, **cotangents: Any) -> Case:
-    arrays = {name: np.asarray(array, dtype=np.float64 if name != "ids" else None) for name, array in inputs.items()}
+    arrays = {n: np.asarray(array, dtype=None if n in INTEGERS else np.float64) for n, array in inputs.items()}
     return Case(operation, "float64", arrays, options or {}, {n: np.asarray(c, float) for n, c in cotangents.items()})
 
 
@@ -75,6 +77,7 @@ SEPARATE |= {f"query[{h}].bias": random(8)[2 * h : 2 * h + 2] for h in range(4)}
 SEPARATE = {name: array for name, array in SEPARATE.items() if name not in ("query.weight", "query.bias")}
 NORM = {"x": random(2, 3, 4), "weight": random(3, 4), "bias": random(3, 4, seed=1)}
 LAYERS = {"x": random(2, 4), "inner.weight": random(4, 6), "inner.bias": random(6), "outer.weight": random(6, 3)}
+LOGITS = {"logits": random(2, 3, 4), "targets": [[1, -1, 3], [0, 0, -1]]}
 INNER_DROPOUT = {"dropout_keep": random(2, 6) < 0.5, "dropout_rate": 0.25}
 PARTS = {f"outputs[{p}]": random(2, 3, 2, seed=p) for p in range(3)} | {
     f"logsumexps[{p}]": np.where(random(2, 3, seed=9 + p) < p - 1.5, -np.inf, random(2, 3, seed=p)) for p in range(3)
@@ -106,6 +109,9 @@ DIFFERENTIABLE = {
     "relu": case("feed_forward", LAYERS, output=random(2, 3)),
     "gelu": case("feed_forward", LAYERS, {"activation": "gelu"} | INNER_DROPOUT, output=random(2, 3)),
     "gelu tanh": case("feed_forward", LAYERS, {"activation": "gelu_tanh"}, output=random(2, 3)),
+    "cross-entropy": case("cross_entropy", LOGITS, {"label_smoothing": 0.1, "ignore": -1}, output=random()),
+    "cross-entropies": case("cross_entropy", LOGITS, {"ignore": -1, "reduction": "none"}, output=random(2, 3)),
+    "nll": case("nll_loss", {"log_probabilities": random(2, 3, 4), "targets": [[1, 3, 0], [2, 1, 1]]}, output=random()),
 }
 
 
@@ -140,7 +146,7 @@ def test_gradients_are_the_limit_of_difference_quotients(name: str, fine: None) 
     subject = DIFFERENTIABLE[name]
     answer = evaluate_balls(subject)
     names = [n.removeprefix("gradient of ") for n in answer if n.startswith("gradient of ")]
-    assert set(names) == set(subject.inputs) - {"ids"}
+    assert set(names) == set(subject.inputs) - {*INTEGERS}
     for moved in [names, *([n] for n in names)]:
         directions = {n: random(*subject.inputs[n].shape, seed=7) * (n in moved) for n in names}
         slope = sum(((answer[f"gradient of {n}"] * balls(directions[n])).sum() for n in moved), arb(0))
@@ -533,6 +539,9 @@ def sizes_of(case: Case) -> dict[str, int]:
     if "table" in inputs:
         rows = math.prod(shapes["ids"]) if "ids" in inputs else options["length"]
         return {"N": shapes["table"][0], "E": shapes["table"][1], "rows": rows}
+    if "targets" in inputs:
+        classes = shapes["logits" if "logits" in shapes else "log_probabilities"][-1]
+        return {"rows": math.prod(shapes["targets"]), "classes": classes}
     if "x" in inputs:
         width = math.prod(shapes["weight"])
         return {"rows": math.prod(shapes["x"]) // max(width, 1), "width": width}

@@ -25,6 +25,7 @@ VERSIONS = {
     "flax": "0.12.8",
     "equinox": "0.13.8",
     "keras": "3.15.1",
+    "optax": "0.2.8",
     "onnx": "1.23.2",
     "onnxruntime": "1.31.1",
 }
@@ -50,6 +51,11 @@ def installed(package: str) -> Any:
 def softmax(scores: np.ndarray) -> np.ndarray:
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
+
+
+def softmax_logarithm(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------
@@ -155,6 +161,29 @@ def test_layer_norm_of_torch_differentiates_16_bit_inputs_with_saved_16_bit_stat
     assert ((gradient(torch.bfloat16) - exact).abs() > 4 * step).any()
 
 
+def test_losses_of_torch_are_nan_where_no_target_counts() -> None:
+    torch = installed("torch")
+    rows, nothing = torch.zeros(1, 2), torch.tensor([-100])
+    assert torch.nn.functional.cross_entropy(rows, nothing).isnan()
+    assert torch.nn.functional.nll_loss(rows, nothing).isnan()
+
+
+def test_cross_entropy_of_torch_rounds_log_probabilities_to_16_bits() -> None:
+    """The loss is not the nearest number of the dtype, which is as near as a third of a step."""
+    torch = installed("torch")
+    logits = torch.tensor([[0.636719, -1.1875, 0.125, -0.333984, -0.324219, -0.412109, -0.976562]]).bfloat16()
+    exact = -softmax_logarithm(logits.double().numpy())[0, 2]
+    assert torch.nn.functional.cross_entropy(logits, torch.tensor([2])) == 1.640625
+    assert abs(exact - 1.6328125) < abs(exact - 1.640625) / 3
+
+
+def test_cross_entropy_of_torch_takes_a_smoothing_below_0_for_none() -> None:
+    torch = installed("torch")
+    logits, target = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([0])
+    plain, negative = (torch.nn.functional.cross_entropy(logits, target, label_smoothing=s) for s in (0.0, -0.5))
+    assert plain == negative
+
+
 # --- jax --------------------------------------------------------------------------------------------------------------
 
 
@@ -247,6 +276,22 @@ def test_equinox_gives_the_mean_of_the_values_to_empty_rows() -> None:
     np.testing.assert_allclose(nothing, np.broadcast_to(expected, (2, 3)), rtol=1e-5)
 
 
+def test_optax_keeps_the_logsumexp_as_one_number() -> None:
+    """So that a constant costs digits; here all numbers are exact in float32."""
+    optax = installed("optax")
+    logits, labels = np.array([[0.0, 1.0, 3.0]], np.float32), np.array([2])
+    near, far = (optax.softmax_cross_entropy_with_integer_labels(logits + c, labels) for c in (0, np.float32(2**16)))
+    assert abs(float(near[0]) + softmax_logarithm(logits)[0, 2]) < 1e-6
+    assert abs(float(far[0]) - float(near[0])) > 1e-3
+
+
+def test_negative_labels_of_optax_count_from_the_end() -> None:
+    optax = installed("optax")
+    logits = np.array([[0.0, 1.0, 3.0]], np.float32)
+    last, negative = (optax.softmax_cross_entropy_with_integer_labels(logits, np.array([n])) for n in (2, -1))
+    assert last == negative
+
+
 # --- Keras ------------------------------------------------------------------------------------------------------------
 
 KERAS = """
@@ -303,6 +348,48 @@ def test_keras_on_torch() -> None:
         assert attend([[1.0]], [[-2.9], [1.0]], value, "float16", mask=mask, scale=2e4) == 2
         assert np.isnan(attend(ones, ones, value, "float32", is_causal=True, scale=-0.7)[0])
         assert (attend(ones * np.nan, ones, value, "float32") == 0).all()
+        """,
+    )
+
+
+KERAS_LOSS = """
+        def loss(logits, target, dtype="float32"):
+            found = keras.losses.SparseCategoricalCrossentropy(from_logits=True, dtype=dtype)
+            logits = keras.ops.convert_to_tensor(logits, dtype)
+            return float(keras.ops.convert_to_numpy(keras.ops.cast(found(np.array([target]), logits), "float32")))
+"""
+
+
+@pytest.mark.slow
+def test_losses_of_keras_on_jax() -> None:
+    """A class at -inf that is not the target gives NaN. In bfloat16 class 259 is 260, which is none: the loss is 0."""
+    installed("jax")
+    by_keras(
+        "jax",
+        KERAS_LOSS
+        + """
+        assert np.isnan(loss([[-np.inf, 0.0]], 1))
+        assert loss(np.zeros((1, 260)), 259, "bfloat16") == 0
+        """,
+    )
+
+
+@pytest.mark.slow
+def test_losses_of_keras_on_torch() -> None:
+    """In bfloat16 class 257 is 256, and class 259 is 260, which PyTorch refuses."""
+    installed("torch")
+    by_keras(
+        "torch",
+        KERAS_LOSS
+        + """
+        assert loss([[-np.inf, 0.0]], 1) == 0
+        assert loss([[0.0] * 256 + [8.0, -8.0]], 257, "bfloat16") < 1
+        try:
+            loss(np.zeros((1, 260)), 259, "bfloat16")
+        except IndexError as refused:
+            assert "Target 260 is out of bounds" in str(refused)
+        else:
+            raise AssertionError("no error")
         """,
     )
 

@@ -78,6 +78,13 @@ def norm(operation: str, bias: bool, axes: int = 1) -> Case:
     return Case(operation, "float32", inputs, {"eps": 1e-5}, {"output": normal(4, 4, 3, 6)})
 
 
+def loss(operation: str, reduction: str) -> Case:
+    name = "logits" if operation == "cross_entropy" else "log_probabilities"
+    inputs = {name: normal(1, 4, 3, 6), "targets": np.arange(12).reshape(4, 3) % 6}
+    bar = normal(2, 4, 3) if reduction == "none" else normal(2)
+    return Case(operation, "float32", inputs, {"reduction": reduction}, {"output": np.asarray(bar)})
+
+
 MASK = np.arange(35).reshape(5, 7) % 3 > 0
 CASES = [
     attention(gradients=True),
@@ -100,6 +107,7 @@ CASES = [
     norm("layer_norm", bias=False),
     norm("layer_norm", bias=True, axes=2),
     norm("rms_norm", bias=False),
+    *(loss(operation, reduction) for operation in ("cross_entropy", "nll_loss") for reduction in ("mean", "none")),
 ]
 
 

@@ -250,6 +250,29 @@ def test_traced_ids_outside_the_table_give_nan() -> None:
     assert np.isnan(learned(2)).all(axis=1).tolist() == [False, True]
 
 
+@pytest.mark.rule("LOSS-1", "LOSS-2")
+def test_traced_targets_outside_the_classes_give_nan() -> None:
+    rows, targets = normal(1, 4, 3), jnp.array([0, 3, 2, -1])
+    for loss in (jax_impl.cross_entropy, jax_impl.nll_loss):
+        losses = jax.jit(partial(loss, reduction="none"))(rows, targets)
+        assert np.isnan(losses).tolist() == [False, True, False, True]
+        counted = jax.jit(partial(loss, ignore=-1, reduction="none"))(rows, targets)
+        assert np.isnan(counted).tolist() == [False, True, False, False]
+        for far in (np.int64(2**32), np.uint32(2**32 - 1), np.int64(-(2**32))):
+            assert np.isnan(jax.jit(loss)(rows[:1], far[None]))
+        with pytest.raises(ValueError, match="targets must lie in"):
+            loss(rows, targets)
+
+
+@pytest.mark.rule("LOSS-1")
+def test_vmap_over_targets() -> None:
+    """Each batch element has a mean of its own, over its own number of targets that count."""
+    logits, targets = normal(1, 3, 4, 5), jnp.array([[0, 1, 2, 3], [-1, 4, -1, 0], [-1, -1, -1, -1]])
+    gradient = jax.grad(partial(jax_impl.cross_entropy, ignore=-1, label_smoothing=0.1))
+    each = jnp.stack([gradient(logits[i], targets[i]) for i in range(3)])
+    assert_close(jax.jit(jax.vmap(gradient))(logits, targets), each)
+
+
 @pytest.mark.rule("POS-1")
 def test_traced_offset_of_sinusoidal_positions() -> None:
     expected = jax_impl.sinusoidal_positions(6, 5, offset=9, dtype="float64")
@@ -270,7 +293,7 @@ def products(jaxpr: Jaxpr) -> Iterator[Any]:
                 yield from products(parameter.jaxpr if isinstance(parameter, ClosedJaxpr) else parameter)
 
 
-PROGRAMS = ("attention", "attention in blocks", "multi_head_attention", "feed_forward", "layer_norm")
+PROGRAMS = ("attention", "attention in blocks", "multi_head_attention", "feed_forward", "layer_norm", "cross_entropy")
 
 
 def programs(dtype: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
@@ -286,6 +309,7 @@ def programs(dtype: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
         "multi_head_attention": (heads, (projections(dtype), x)),
         "feed_forward": (jax_impl.feed_forward, (FeedForward(inner, outer), x)),
         "layer_norm": (jax_impl.layer_norm, (x, x[0, 0], x[0, 1])),
+        "cross_entropy": (lambda x: jax_impl.cross_entropy(x, np.zeros(x.shape[:-1], np.int32)), (x,)),
     }
 
 
@@ -370,7 +394,7 @@ def test_every_product_asks_for_full_precision(operation: str, dtype: Any) -> No
         return output, pullback(output)
 
     found = list(products(jax.make_jaxpr(gradients)(*arguments).jaxpr))
-    assert bool(found) == (operation != "layer_norm")
+    assert bool(found) == (operation not in ("layer_norm", "cross_entropy"))
     highest = jax.lax.Precision.HIGHEST
     for product in found:
         assert product.params["precision"] == (highest, highest)

@@ -117,6 +117,13 @@ def embed(table: Any, positions: Any) -> Any:
     return tokens + encoding + torch_impl.learned_positions(positions, 3, offset=1)
 
 
+def losses(logits: Any, rows: Any) -> Any:
+    targets = torch.tensor([[0, -1, 2], [3, 3, 1]], device=logits.device)
+    smoothed = torch_impl.cross_entropy(logits, targets, label_smoothing=0.2, ignore=-1)
+    total = torch_impl.cross_entropy(logits, targets, ignore=-1, reduction="sum")
+    return smoothed + total * torch_impl.nll_loss(rows, targets, ignore=-1, reduction="none")
+
+
 PROGRAMS = {
     "attention": (attend, [*inputs(), *bias_and_sinks()]),
     "merge": (merge, [normal(6, B, H, Q, V), normal(7, B, H, Q)]),
@@ -124,6 +131,7 @@ PROGRAMS = {
     "feed forward": (feed, [normal(6, B, Q, 6), normal(7, 6, 8), normal(8, 8), normal(9, 8, 6)]),
     "norms": (norms, [normal(6, B, Q, 6), normal(7, 6), normal(8, 6)]),
     "embedding": (embed, [normal(6, 3, 4), normal(7, 5, 4)]),
+    "losses": (losses, [normal(6, 2, 3, 5), normal(7, 2, 3, 5)]),
 }
 
 
@@ -211,6 +219,14 @@ def test_vmap_is_a_batch_of_calls() -> None:
     each = [torch.stack(one) for one in zip(*(gradients(*a) for a in zip(*stacked, strict=True)), strict=True)]
     assert_close(vmap(gradients)(*stacked), each)
     assert_close(grad(lambda *a: vmap(loss)(*a).sum(), (0, 1, 2))(*stacked), each)
+
+
+@pytest.mark.rule("LOSS-1")
+def test_vmap_over_targets() -> None:
+    """Each batch element has a mean of its own, over its own number of targets that count."""
+    logits, targets = normal(1, 3, 4, 5), torch.tensor([[0, 1, 2, 3], [-1, 4, -1, 0], [-1, -1, -1, -1]])
+    gradient = grad(lambda logits, targets: torch_impl.cross_entropy(logits, targets, ignore=-1))
+    assert_close([vmap(gradient)(logits, targets)], [torch.stack(list(map(gradient, logits, targets)))])
 
 
 def test_vmap_over_masks() -> None:
