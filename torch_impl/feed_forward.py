@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -17,7 +18,26 @@ __all__ = ["feed_forward", "silu"]
 
 def relu(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
     """max(x, 0). NaN stays NaN; the slope is 0 at 0 and, other than `torch.relu`'s, at NaN."""
-    return torch.where(x > 0, x, torch.relu(x.detach()))
+    return Relu.apply(x)
+
+
+class Relu(torch.autograd.Function):
+    """`relu`. `torch.where` with x > 0 would compute the same in ten times the time."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Any) -> Any:
+        return torch.relu(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Any) -> Any:
+        (x,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward(cotangent, torch.nan_to_num(x.detach()), 0)
 
 
 def gelu(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:

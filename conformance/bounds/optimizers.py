@@ -86,13 +86,18 @@ def moved(parameter: Approx, update: Approx, learning_rate: float, weight_decay:
 
 def adam(inputs: dict[str, Any], options: dict[str, Any], p: Precision, naive: bool) -> dict[str, Approx]:
     """The new parameters, mean, square and step. naive: 1 - beta^step may cancel."""
-    parameters, gradient = exact(inputs["parameters"]), exact(inputs["gradients"])
+    return adam_from({name: exact(array) for name, array in inputs.items()}, options, p, naive)
+
+
+def adam_from(inputs: dict[str, Approx], options: dict[str, Any], p: Precision, naive: bool) -> dict[str, Approx]:
+    """The same, of parameters, gradients and averages that may be off themselves."""
+    parameters, gradient = inputs["parameters"], inputs["gradients"]
     beta_1, beta_2 = options.get("beta_1", 0.9), options.get("beta_2", 0.999)
     weight_decay, decoupled = options.get("weight_decay", 0.0), options.get("decoupled", True)
     gradient = decayed(gradient, parameters, 0.0 if decoupled else weight_decay, p)
     step = options["step"] + 1
-    mean = average(exact(inputs["mean"]), gradient, beta_1, p, naive)
-    square = average(exact(inputs["square"]), multiply(gradient, gradient, p), beta_2, p, naive)
+    mean = average(inputs["mean"], gradient, beta_1, p, naive)
+    square = average(inputs["square"], multiply(gradient, gradient, p), beta_2, p, naive)
     deviation = root(corrected(square, beta_2, step, p, naive), p)
     eps = np.broadcast_to(options.get("eps", 1e-8), deviation.value.shape)
     denominator = add(deviation, Approx(eps, p.inner * eps), p)

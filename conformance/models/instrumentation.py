@@ -15,7 +15,7 @@ from typing import Any
 
 from conformance.models.naming import Namer
 
-FILES = ("blocks", "blocks_vjp", "transformer", "transformer_vjp", "models")
+FILES = ("blocks", "blocks_vjp", "transformer", "transformer_vjp", "losses", "losses_vjp", "models")
 STEPS = {
     "attend",
     "transform",
@@ -30,6 +30,8 @@ STEPS = {
     "batch_sum",
     "pool",
     "log_softmax",
+    "cross_entropy",
+    "nll_loss",
 }
 """Functions whose results are a model's intermediate values; their gradients are steps of the way back."""
 

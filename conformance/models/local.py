@@ -224,12 +224,32 @@ def log_softmax_vjp(dtype: str, x: Any, cotangent: Any) -> Any:
     ).error
 
 
+def cross_entropy(dtype: str, logits: Any, targets: Any, **options: Any) -> Any:
+    return bound(case_of(dtype, "cross_entropy", {"logits": logits, "targets": targets}, **options))["output"]
+
+
+def cross_entropy_vjp(dtype: str, logits: Any, targets: Any, cotangent: Any, **options: Any) -> Any:
+    case = case_of(dtype, "cross_entropy", {"logits": logits, "targets": targets}, cotangent, **options)
+    return bound(case)[gradient_name("logits")]
+
+
+def nll_loss(dtype: str, log_probabilities: Any, targets: Any, **options: Any) -> Any:
+    inputs = {"log_probabilities": log_probabilities, "targets": targets}
+    return bound(case_of(dtype, "nll_loss", inputs, **options))["output"]
+
+
+def nll_loss_vjp(dtype: str, log_probabilities: Any, targets: Any, cotangent: Any, **options: Any) -> Any:
+    inputs = {"log_probabilities": log_probabilities, "targets": targets}
+    return bound(case_of(dtype, "nll_loss", inputs, cotangent, **options))[gradient_name("log_probabilities")]
+
+
 LOCAL: dict[str, Step] = {
     step.__name__: step
     for step in (
         attend, attend_vjp, multi_head_attention, transform, transform_vjp, normalize, normalize_vjp, add, drop,
         embedding, embedding_vjp, learned_positions, learned_positions_vjp, sinusoidal_positions, batch_sum,
         linear, linear_vjp, pool, pool_vjp, log_softmax, log_softmax_vjp,
+        cross_entropy, cross_entropy_vjp, nll_loss, nll_loss_vjp,
     )
 }  # fmt: skip
 """By the name of the step; called with the dtype and the step's own arguments."""

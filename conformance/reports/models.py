@@ -15,6 +15,7 @@ from rich.text import Text
 from conformance.models.agreement import Agreement, StepAgreement
 from conformance.models.stepwise import framework_of
 from specification.checkpoints import flatten
+from specification.configuration import Configuration
 from specification.masks import And, Dense, KeyPadding
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -97,11 +98,17 @@ def in_bounds(ratio: float) -> str:
 
 def weights_of(found: Agreement, name: str) -> np.ndarray:
     """Return the attention weights [B, H, Q, K] of a step, by the definition in float64."""
+    return weights_within(*found.oracle.taken[name].arguments)
+
+
+def weights_within(
+    parameters: Any, x: np.ndarray, memory: np.ndarray, mask: Any, dropout: Any, configuration: Configuration
+) -> np.ndarray:
+    """Return the attention weights [B, H, Q, K] within `attend`, by the definition. dropout is left out."""
     from reference_numpy import attention_weights
     from reference_numpy.blocks import attention_options
     from reference_numpy.multi_head_attention import join_heads, linear, split_heads
 
-    parameters, x, memory, mask, _, configuration = found.oracle.taken[name].arguments
     options = attention_options(x.shape[-1], mask, None, configuration)
     heads = options["num_heads"]
     query, key = (

@@ -15,7 +15,9 @@ from tests.support.helpers import command
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-INSTALLED = ("benchmarks", "conformance", "jax_impl", "reference_numpy", "specification", "study", "torch_impl")
+INSTALLED = (
+    "benchmarks", "conformance", "jax_impl", "reference_numpy", "specification", "study", "torch_impl", "training",
+)  # fmt: skip
 
 
 def test_the_packages_that_are_installed() -> None:

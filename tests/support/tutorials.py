@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from training.tutorial import CTransformer
+
 
 def heads(x: Tensor, count: int) -> Tensor:
     """[B, T, E] as [B, count, T, E / count]."""
@@ -109,56 +111,6 @@ class NotebookScratch(nn.Module):
         target_mask = torch.ones(target.shape[1], target.shape[1]).tril()
         memory = self.encoder(source, source_mask)
         return self.decoder.fc_out(self.decoder(target, memory, source_mask, target_mask))
-
-
-# --- imdb-classifier --------------------------------------------------------------------------------------------------
-
-
-class FourthRootAttention(nn.Module):
-    """Queries and keys each divided by the fourth root of E; heads may be wider than E / count."""
-
-    def __init__(self, width: int, count: int, together: int) -> None:
-        super().__init__()
-        for name in ("tokeys", "toqueries", "tovalues"):
-            self.add_module(name, nn.Linear(width, together, bias=False))
-        self.unifyheads = nn.Linear(together, width)
-        self.count = count
-
-    def forward(self, x: Tensor) -> Tensor:
-        root = x.shape[-1] ** (1 / 4)
-        q, k = heads(self.toqueries(x), self.count) / root, heads(self.tokeys(x), self.count) / root
-        return self.unifyheads(joined(torch.softmax(q @ k.mT, dim=-1) @ heads(self.tovalues(x), self.count)))
-
-
-class ImdbBlock(nn.Module):
-    def __init__(self, width: int, count: int, together: int) -> None:
-        super().__init__()
-        self.mhattention = FourthRootAttention(width, count, together)
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.ff = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.norm1(self.mhattention(x) + x)
-        return self.norm2(self.ff(x) + x)
-
-
-class ImdbClassifier(nn.Module):
-    """No mask; pooled over time; log-softmax."""
-
-    def __init__(
-        self, vocabulary: int, width: int, count: int, depth: int, classes: int, pool: str, wide: bool = False
-    ) -> None:
-        super().__init__()
-        together = width * count if wide else width
-        self.token_embedding, self.pos_embedding = nn.Embedding(vocabulary, width), nn.Embedding(20, width)
-        self.tblocks = nn.Sequential(*(ImdbBlock(width, count, together) for _ in range(depth)))
-        self.toprobs = nn.Linear(width, classes)
-        self.pool = pool
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tblocks(self.token_embedding(tokens) + self.pos_embedding(torch.arange(tokens.shape[1])))
-        x = x.max(dim=1)[0] if self.pool == "max" else x.mean(dim=1)
-        return torch.log_softmax(self.toprobs(x), dim=1)
 
 
 # --- transformer101, and the pre-norm blog's own multi-head attention -------------------------------------------------
@@ -446,13 +398,13 @@ SOURCES = {
     ),
     "imdb-classifier, max": Source(
         "imdb-classifier",
-        lambda s: ImdbClassifier(VOCABULARY[1], s.width, s.heads, s.depth, 5, "max"),
+        lambda s: CTransformer(s.width, s.heads, s.depth, 20, VOCABULARY[1], 5),
         one,
         lambda s: {"num_heads": s.heads, "pool": "max"},
     ),
     "imdb-classifier, mean, wide": Source(
         "imdb-classifier",
-        lambda s: ImdbClassifier(VOCABULARY[1], s.width, s.heads, s.depth, 5, "mean", wide=True),
+        lambda s: CTransformer(s.width, s.heads, s.depth, 20, VOCABULARY[1], 5, max_pool=False, wide=True),
         one,
         lambda s: {"num_heads": s.heads, "pool": "mean"},
     ),

@@ -1,0 +1,556 @@
+"""Lock-step: honest steps conform, and a wrong one departs first in the quantity that is wrong."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import reference_numpy
+from conformance.bounds.arithmetic import Approx, Precision
+from conformance.models.error_propagation import walked
+from conformance.models.structures import as_float64
+from conformance.subjects.callables import load
+from specification.checkpoints import flatten
+from specification.dropout import TransformerDropout
+from specification.optimizers import AdamState
+from specification.parameters import mapped
+from training.__main__ import app
+from training.lockstep import bounds, report, running
+from training.lockstep import command as lockstep_command
+from training.lockstep.bounds import Adam
+from training.lockstep.comparison import compared
+from training.lockstep.expected import Given, Model, expected, first_state
+from training.lockstep.plans import PLANS
+from training.lockstep.running import Course, Lockstep, Plan, after, in_dtype, judge, lockstep
+from training.lockstep.trainers import Answer, FunctionTrainer, PackageTrainer, Trainer
+from training.packages import PACKAGES, Reference
+from training.task import Batch, Task
+
+DECAY = 0.1
+FAULTY_TENSOR = "decoder.blocks.0.cross_attention.query.weight"
+
+
+class Prepared(NamedTuple):
+    """Two steps of a plan, each from the definition's state, with what the definition's model gives there."""
+
+    plan: Plan
+    steps: list[tuple[Given, Model]]
+
+
+@cache
+def prepared(task: str, dtype: str, count: int = 2) -> Prepared:
+    plan = PLANS[task](0)
+    recipe = replace(plan.recipe, adam=(*plan.recipe.adam, ("weight_decay", DECAY)))
+    plan = plan._replace(recipe=recipe)
+    definition = PackageTrainer(PACKAGES["reference_numpy"], plan.task, recipe)
+    state, steps = first_state(plan.parameters, dtype), []
+    for step in range(count):
+        given = Given(state, *plan.draws(step))
+        steps.append((given, Model(plan.task, given, dtype)))
+        state = in_dtype(after(state, definition.step(given._replace(state=in_dtype(state, "float64")))), dtype)
+    return Prepared(plan, steps)
+
+
+def course_of(trainer: Trainer, task: str = "translation", dtype: str = "float64") -> Course:
+    plan, steps = prepared(task, dtype)
+    course = Course(trainer.name)
+    for given, model in steps:
+        judge(course, trainer, plan, given, model, dtype)
+    return course
+
+
+def trainer_of(package: Any, plan: Plan) -> PackageTrainer:
+    return PackageTrainer(package, plan.task, plan.recipe)
+
+
+# --- honest steps -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("task", PLANS)
+@pytest.mark.parametrize("package", ["torch_impl", pytest.param("jax_impl", marks=pytest.mark.slow), "reference_numpy"])
+def test_the_packages_conform(package: str, task: str, dtype: str) -> None:
+    plan = prepared(task, dtype).plan
+    course = course_of(trainer_of(PACKAGES[package], plan), task, dtype)
+    assert course.departures == []
+    assert course.worst.keys() >= {"loss", "gradients", "norm", "clipped gradients", "parameters", "predictions"}
+
+
+class Blended(Reference):
+    """Averages as a step from the old one towards the new, and the corrections put together."""
+
+    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> Any:
+        o, t = Adam(**options), state.step + 1
+        mean = mapped(lambda m, g: m + (1 - o.beta_1) * (g - m), state.mean, gradients)
+        square = mapped(lambda v, g: v + (1 - o.beta_2) * (g * g - v), state.square, gradients)
+        first, second = 1 - o.beta_1**t, np.sqrt(1 - o.beta_2**t)
+
+        def moved(p: Any, m: Any, v: Any) -> Any:
+            return p * (1 - o.learning_rate * o.weight_decay) - o.learning_rate / first * m / (
+                np.sqrt(v) / second + o.eps
+            )
+
+        return mapped(moved, parameters, mean, square), AdamState(t, mean, square)
+
+
+def test_another_order_of_operations_conforms() -> None:
+    course = course_of(trainer_of(Blended(), prepared("translation", "float64").plan))
+    assert course.departures == []
+    assert max(course.worst["parameters"]) > 0
+
+
+# --- planted faults ---------------------------------------------------------------------------------------------------
+
+
+class OffByOne(Reference):
+    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> Any:
+        return super().adam_step(parameters, gradients, state._replace(step=state.step + 1), **options)
+
+
+class EpsInsideTheRoot(Reference):
+    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> Any:
+        o, t = Adam(**options), state.step + 1
+        _, after = super().adam_step(parameters, gradients, state, **options)
+
+        def moved(p: Any, m: Any, v: Any) -> Any:
+            root = np.sqrt(v / (1 - o.beta_2**t) + o.eps)
+            return p * (1 - o.learning_rate * o.weight_decay) - o.learning_rate * m / (1 - o.beta_1**t) / root
+
+        return mapped(moved, parameters, after.mean, after.square), after
+
+
+class CoupledDecay(Reference):
+    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> Any:
+        return super().adam_step(parameters, gradients, state, **options, decoupled=False)
+
+
+class NoDecay(Reference):
+    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> Any:
+        return super().adam_step(parameters, gradients, state, **options | {"weight_decay": 0.0})
+
+
+class ExchangedBetas(Reference):
+    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> Any:
+        betas = {"beta_1": options["beta_2"], "beta_2": options["beta_1"]}
+        return super().adam_step(parameters, gradients, state, **options | betas)
+
+
+class SquareOfTheMean(Reference):
+    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> Any:
+        parameters, after = super().adam_step(parameters, gradients, state, **options)
+        return parameters, after._replace(square=mapped(np.square, after.mean))
+
+
+class Frozen(Reference):
+    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> Any:
+        moved, after = super().adam_step(parameters, gradients, state, **options)
+        kept = parameters.encoder.blocks[0].attention.key
+        block = moved.encoder.blocks[0]
+        block = block._replace(attention=block.attention._replace(key=kept))
+        return moved._replace(encoder=moved.encoder._replace(blocks=[block])), after
+
+
+class InPlace(Reference):
+    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> Any:
+        moved, after = super().adam_step(parameters, gradients, state, **options)
+        mapped(lambda old, new: np.copyto(old, new), state.mean, after.mean)
+        return moved, after
+
+
+class ClippedAfterwards(Reference):
+    """The optimizer has taken the gradients before they were clipped."""
+
+    def clip(self, gradients: Any, limit: float) -> Any:
+        self.whole = gradients
+        return super().clip(gradients, limit)
+
+    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> Any:
+        return super().adam_step(parameters, self.whole, state, **options)
+
+
+class ClippedByTensor(Reference):
+    def clip(self, gradients: Any, limit: float) -> Any:
+        _, norm = super().clip(gradients, limit)
+        return mapped(lambda g: g * min(1.0, limit / max(np.linalg.norm(g), 1e-30)), gradients), norm
+
+
+class ClippedLikeTorch(Reference):
+    def clip(self, gradients: Any, limit: float) -> Any:
+        _, norm = super().clip(gradients, limit)
+        return mapped(lambda g: g * min(1.0, limit / (norm + 1e-6)), gradients), norm
+
+
+class LargestNorm(Reference):
+    def clip(self, gradients: Any, limit: float) -> Any:
+        clipped, _ = super().clip(gradients, limit)
+        return clipped, np.max([np.max(np.abs(g)) for g in flatten(gradients).values()])
+
+
+class AveragedOverPadding(Reference):
+    def loss(self, task: Task, output: Any, batch: Batch) -> Any:
+        counted = np.sum(batch.targets != dict(task.loss_options)["ignore"])
+        return super().loss(task, output, batch) * counted / batch.targets.size
+
+
+class SmoothedOverTheOthers(Reference):
+    """The smoothing is shared by the V - 1 classes that are not the target."""
+
+    def loss(self, task: Task, output: Any, batch: Batch) -> Any:
+        options, V = dict(task.loss_options), output.shape[-1]
+        share = options["label_smoothing"] * V / (V - 1)
+        return super().loss(
+            replace(task, loss_options=tuple((options | {"label_smoothing": share}).items())), output, batch
+        )
+
+
+class NotZeroed(Reference):
+    """Gradients are added to those of the step before."""
+
+    before: Any = None
+
+    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
+        found = super().step(task, parameters, batch, dropout)
+        if self.before is not None:
+            found = found._replace(gradients=mapped(np.add, found.gradients, self.before))
+        self.before = found.gradients
+        return found
+
+
+class Transposed(Reference):
+    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
+        found = super().step(task, parameters, batch, dropout)
+        following = iter(flatten(found.gradients))
+        turned = mapped(lambda g: g.T if next(following) == FAULTY_TENSOR else g, found.gradients)
+        return found._replace(gradients=turned)
+
+
+class NotFinite(Reference):
+    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
+        found = super().step(task, parameters, batch, dropout)
+        following = iter(flatten(found.gradients))
+        spoiled = mapped(lambda g: g * np.nan if next(following) == FAULTY_TENSOR else g, found.gradients)
+        return found._replace(gradients=spoiled)
+
+
+class WithoutDropout(Reference):
+    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
+        return super().step(task, parameters, batch)
+
+
+class StaleMask(Reference):
+    last: Any = None
+
+    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
+        last, self.last = self.last or dropout, dropout
+        return super().step(task, parameters, batch, last)
+
+
+class DroppingInEvaluation(Reference):
+    last: Any = None
+
+    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
+        self.last = dropout
+        return super().step(task, parameters, batch, dropout)
+
+    def predict(self, task: Task, parameters: Any, batch: Batch) -> Any:
+        return self.output(task, parameters, batch, self.last)
+
+
+class Unscaled(Reference):
+    """What dropout keeps is not divided by the rate of keeping."""
+
+    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
+        found = super().step(task, parameters, batch, TransformerDropout(dropout.encoder))
+        return found
+
+
+class LooksAhead(Reference):
+    def output(self, task: Task, *arguments: Any, **options: Any) -> Any:
+        return super().output(
+            replace(task, configuration=replace(task.configuration, target_mask="none")), *arguments, **options
+        )
+
+
+class Narrow(Reference):
+    """Gradients have been through float32."""
+
+    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
+        found = super().step(task, parameters, batch, dropout)
+        return found._replace(gradients=mapped(lambda g: g.astype("float32").astype("float64"), found.gradients))
+
+
+class Raising(Reference):
+    def clip(self, gradients: Any, limit: float) -> Any:
+        raise RuntimeError("out of memory")
+
+
+def late(plan: Plan) -> Plan:
+    """The warm-up counts from 1 where it should count from 0."""
+    return plan._replace(recipe=replace(plan.recipe, rate=lambda package, step: plan.recipe.rate(package, step + 1)))
+
+
+class Fault(NamedTuple):
+    """The first departure must be in that quantity, at that step, and in that tensor where one is named."""
+
+    package: Callable[[], Any]
+    quantity: str
+    step: int = 0
+    tensor: str | None = None
+    planned: Callable[[Plan], Plan] = lambda plan: plan
+
+
+FAULTS = {
+    "bias correction off by one": Fault(OffByOne, "parameters"),
+    "eps inside the root": Fault(EpsInsideTheRoot, "parameters"),
+    "decay coupled with the gradient": Fault(CoupledDecay, "mean"),
+    "no decay": Fault(NoDecay, "parameters"),
+    "betas exchanged": Fault(ExchangedBetas, "mean"),
+    "square of the mean": Fault(SquareOfTheMean, "square"),
+    "a tensor frozen": Fault(Frozen, "parameters", tensor="encoder.blocks.0.attention.key.weight"),
+    "state changed in place": Fault(InPlace, "arguments"),
+    "clipped after the step": Fault(ClippedAfterwards, "mean"),
+    "clipped tensor by tensor": Fault(ClippedByTensor, "clipped gradients"),
+    "clipped like PyTorch": Fault(ClippedLikeTorch, "clipped gradients"),
+    "largest element for the norm": Fault(LargestNorm, "norm"),
+    "averaged over padding": Fault(AveragedOverPadding, "loss"),
+    "smoothed over V - 1": Fault(SmoothedOverTheOthers, "loss"),
+    "gradients not set to 0": Fault(NotZeroed, "gradients", step=1),
+    "a gradient transposed": Fault(Transposed, "gradients", tensor=FAULTY_TENSOR),
+    "a gradient that is not finite": Fault(NotFinite, "gradients", tensor=FAULTY_TENSOR),
+    "gradients through float32": Fault(Narrow, "gradients"),
+    "dropout left out": Fault(WithoutDropout, "loss"),
+    "dropout of the decoder left out": Fault(Unscaled, "loss"),
+    "last step's keep masks": Fault(StaleMask, "loss", step=1),
+    "dropout in evaluation": Fault(DroppingInEvaluation, "predictions"),
+    "no causal mask": Fault(LooksAhead, "loss"),
+    "an error raised": Fault(Raising, "call"),
+    "warm-up from step 1": Fault(Reference, "learning rate", planned=late),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_named(name: str) -> None:
+    fault = FAULTS[name]
+    plan = prepared("translation", "float64").plan
+    course = course_of(trainer_of(fault.package(), fault.planned(plan)))
+    first = course.departures[0]
+    assert (first.step, first.quantity) == (fault.step, fault.quantity)
+    assert fault.tensor in (None, first.finding.name)
+    if fault.tensor is not None:
+        assert {d.finding.name for d in course.departures if (d.step, d.quantity) == first[:2]} <= {
+            fault.tensor, fault.tensor.replace("weight", "bias"),
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["clipped tensor by tensor", "a gradient transposed", "averaged over padding"])
+def test_a_mistake_is_named_where_it_is_made_and_not_behind(name: str) -> None:
+    plan = prepared("translation", "float64").plan
+    course = course_of(trainer_of(FAULTS[name].package(), plan))
+    assert {departure.quantity for departure in course.departures} == {FAULTS[name].quantity}
+
+
+# --- what an implementation does not tell -----------------------------------------------------------------------------
+
+
+def quiet(package: Any, told: set[str]) -> FunctionTrainer:
+    """A trainer that tells these quantities only."""
+    plan = prepared("translation", "float64").plan
+
+    def step(given: Given, task: Task, adam: Adam, clip: float | None) -> Answer:
+        answer = trainer_of(package, plan).step(given)
+        return {quantity: tree for quantity, tree in answer.items() if quantity in told}
+
+    return FunctionTrainer("quiet", step, plan.task, plan.recipe)
+
+
+def test_the_definitions_gradients_take_the_place_of_gradients_that_are_not_told() -> None:
+    course = course_of(quiet(Reference(), {"loss", "parameters"}))
+    assert course.departures == []
+    assert course.worst.keys() == {"arguments", "loss", "parameters"}
+
+
+@pytest.mark.parametrize("name", ["a gradient transposed", "clipped tensor by tensor", "eps inside the root"])
+def test_parameters_alone_tell_of_a_fault(name: str) -> None:
+    course = course_of(quiet(FAULTS[name].package(), {"parameters"}))
+    assert course.departures[0].quantity == "parameters"
+
+
+@pytest.mark.parametrize("answer", [{}, {"gradient": np.zeros(1)}])
+def test_results_without_a_known_name_are_refused(answer: Answer) -> None:
+    plan = prepared("translation", "float64").plan
+    course = course_of(FunctionTrainer("mine", lambda *_: answer, plan.task, plan.recipe))
+    assert course.departures[0].quantity == "call"
+    assert "the results of a step are among arguments, loss, gradients" in course.departures[0].finding.message
+
+
+def test_a_missing_and_a_surplus_tensor_depart() -> None:
+    plan, [(given, model), _] = prepared("translation", "float64")
+    answer = trainer_of(Reference(), plan).step(given)
+    gradients = flatten(answer["gradients"])
+    gradients["more"] = gradients.pop(FAULTY_TENSOR)
+    answer |= {"gradients": gradients}
+    wrong = compared(answer, expected(plan.task, plan.recipe, given, model.quantities, answer, "float64"), "float64")
+    assert [one.finding.name for one in wrong if one.departs] == [FAULTY_TENSOR, "more"]
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-3, 1.0])
+def test_gradients_within_their_errors_lead_to_results_within_the_bounds(scale: float) -> None:
+    """Also where a gradient is as small as its error, and at a norm close to the limit."""
+    rng, p, limit = np.random.default_rng(0), Precision.of("float64"), 1.0
+    exact = {name: rng.normal(size=(4, 3)) * scale for name in "ab"}
+    exact["a"][0] = 0
+    norm = float(np.sqrt(sum(np.sum(g * g) for g in exact.values())))
+    exact = {name: g / norm if scale == 1 else g for name, g in exact.items()}
+    errors = {name: 1e-3 * scale * rng.random((4, 3)) for name in exact}
+    parameters, mean = ({name: rng.normal(size=(4, 3)) for name in exact} for _ in range(2))
+    square = {name: rng.random((4, 3)) * scale**2 for name in exact}
+    options = Adam(0.1, eps=1e-9, weight_decay=0.1)
+
+    def approximate(tree: Any, errors: Any = None) -> Any:
+        return {name: Approx(a, np.zeros_like(a) if errors is None else errors[name]) for name, a in tree.items()}
+
+    clipped, norm_bound = bounds.clipped(approximate(exact, errors), limit, p)
+    trees = [approximate(tree) for tree in (parameters, mean, square)]
+    moved = bounds.adam(trees[0], clipped, trees[1], trees[2], 3, options, p)
+    reached = 0.0
+    for _ in range(200):
+        signs = {name: rng.choice([-1.0, 1.0], (4, 3)) for name in exact}
+        gradients = {name: exact[name] + signs[name] * errors[name] for name in exact}
+        small, norm_found = reference_numpy.clip_by_global_norm(gradients, limit)
+        new, state = reference_numpy.adam_step(parameters, small, AdamState(3, mean, square), **options._asdict())
+        assert abs(norm_found - norm_bound.value) <= norm_bound.error
+        for got, bound in (
+            (small, clipped),
+            (state.mean, moved.mean),
+            (state.square, moved.square),
+            (new, moved.parameters),
+        ):
+            for name in exact:
+                error = np.abs(got[name] - bound[name].value)
+                assert np.all(error <= bound[name].error)
+                reached = max(reached, np.max(error / bound[name].error))
+    assert reached > 0.3
+
+
+@pytest.mark.slow
+def test_a_unit_at_its_kink_accuses_nobody() -> None:
+    """Eight units of ReLU are at 0 for one token, where rounding decides about their slope, and off for all others."""
+    plan, [(given, _)] = prepared("translation", "float32", 1)
+    inputs: list[Any] = []
+
+    def visit(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+        if step == "transform":
+            inputs.append(arguments[1])
+        return function(*arguments, **keywords)
+
+    parameters = as_float64(given.state.parameters)
+    walked(Model(plan.task, given, "float32").forward, parameters, visit)
+    weight = parameters.encoder.blocks[0].feed_forward.inner.weight[:, :8]
+    given = copy.deepcopy(given)
+    inner = given.state.parameters.encoder.blocks[0].feed_forward.inner
+    inner.bias[:8] = -np.max(inputs[0] @ weight, axis=(0, 1))
+    course = Course("torch_impl")
+    judge(course, trainer_of(PACKAGES["torch_impl"], plan), plan, given, Model(plan.task, given, "float32"), "float32")
+    assert course.departures == []
+    # Some have the other slope indeed: their gradients are further off than rounding alone explains.
+    assert max(course.worst["gradients"]) > 0.05
+
+
+# --- the whole run ----------------------------------------------------------------------------------------------------
+
+
+def test_a_free_run_drifts_and_the_report_says_when(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, steps = prepared("translation", "float64")
+    monkeypatch.setattr(running, "Model", lambda task, given, dtype: steps[given.state.step][1])
+    trainers = [
+        trainer_of(PACKAGES["torch_impl"], plan),
+        trainer_of(CoupledDecay(), plan),
+        quiet(Reference(), {"loss"}),
+    ]
+    *_, result = lockstep(plan, trainers, 2, dtype="float64", seed=0)
+    found = json.loads(json.dumps(report.content(result), allow_nan=False))
+    ours, theirs, silent = found["implementations"]
+    assert (silent["conforms"], silent["drift"], silent["furthest"]) == (True, [], None)
+    assert (ours["conforms"], theirs["conforms"], found["conforms"]) == (True, False, False)
+    assert theirs["first"]["quantity"] == "mean"
+    assert ours["drifted"]["1e-15"] == 0
+    assert ours["drifted"]["1e-6"] is None
+    assert theirs["drifted"]["1e-6"] == 0
+    assert ours["drift"][1] > ours["drift"][0] > 0
+    assert ours["furthest"].endswith("key.bias")  # the gradient is 0 but for rounding
+    assert abs(ours["losses"][1] - found["losses"][1]) < 1e-9
+    page = report.as_page(found)
+    assert "Departs from the definition" in page
+    assert "mean decoder" in page or "mean encoder" in page
+    assert "<svg" in page
+    assert "http" not in page.replace("http://www.w3.org/", "")
+
+
+RUNNER = CliRunner()
+EXAMPLE = Path(__file__).parents[2] / "examples" / "training_step.py"
+
+
+def test_the_command_names_where_a_step_of_ones_own_departs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, steps = prepared("translation", "float64")
+    monkeypatch.setattr(running, "Model", lambda task, given, dtype: steps[given.state.step][1])
+    out = tmp_path / "report"
+    found = RUNNER.invoke(app, ["lockstep", "--steps", "1", "--subject", f"{EXAMPLE}:step", "--out", str(out)])
+    assert found.exit_code == 1, found.output
+    told = json.loads((out / "report.json").read_text())
+    [one] = told["implementations"]
+    assert {departure["quantity"] for departure in one["departures"]} == {"clipped gradients"}
+    assert len(one["drift"]) == 1
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "training_step.py:step" in (out / "report.html").read_text()
+
+
+def test_an_interrupted_run_reports_the_steps_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_step(*arguments: Any, **options: Any) -> Iterator[Lockstep]:
+        yield Lockstep(
+            "translation", "float64", 0, 20, [Course("x", {"loss": [0.5]}, [], [3.4], [1e-12], ["a"])], [3.4]
+        )
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(lockstep_command, "lockstep", one_step)
+    found = RUNNER.invoke(app, ["lockstep", "--out", str(tmp_path)])
+    assert found.exit_code == 130
+    assert json.loads((tmp_path / "report.json").read_text())["steps"] == 1
+    assert "interrupted" in found.output
+
+
+@pytest.mark.parametrize(("clip", "departing"), [(None, set()), (0.5, {"clipped gradients"})])
+def test_pytorchs_own_loss_and_adam_conform_and_its_clipping_departs(clip: float | None, departing: set[str]) -> None:
+    plan, steps = prepared("translation", "float64")
+    plan = plan._replace(recipe=replace(PLANS["translation"](0).recipe, clip=clip))
+    course, trainer = Course("PyTorch"), FunctionTrainer("PyTorch", load(f"{EXAMPLE}:step"), plan.task, plan.recipe)
+    for given, model in steps:
+        judge(course, trainer, plan, given, model, "float64")
+    assert {departure.quantity for departure in course.departures} == departing
+    assert course.worst.keys() >= {"loss", "gradients", "mean", "square", "parameters"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--task", "chess"], "--task must be one of translation, reviews, got 'chess'"),
+        (["--only", "numpy"], "--only must be one of"),
+        (["--dtype", "float16"], "--dtype must be one of float64, float32, got 'float16'"),
+        (["--subject", "nothing.py:step"], "nothing.py cannot be imported"),
+    ],
+)
+def test_wrong_options_are_refused(arguments: list[str], message: str, tmp_path: Path) -> None:
+    found = RUNNER.invoke(app, ["lockstep", "--steps", "1", *arguments, "--out", str(tmp_path)])
+    assert found.exit_code == 2
+    assert message in found.output

@@ -1,0 +1,43 @@
+"""Labels and probabilities of new texts, from a checkpoint: the tutorial's "inference", which it leaves to be done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from specification.parameters import mapped
+from training import vocabulary
+from training.checkpoints import Checkpoint
+from training.packages import Package
+from training.review_data import predictions
+from training.reviews import LABELS
+
+
+class Classified(NamedTuple):
+    label: str
+    probability: float
+
+
+def classify(package: Package, checkpoint: Checkpoint, texts: Sequence[str]) -> list[Classified]:
+    """Classify texts.
+
+    Everything is computed in float64, whatever the model was trained in, so that the packages give the same digits.
+
+    Args:
+        package: that computes it.
+        checkpoint: with the model and its vocabulary.
+        texts: each has a word at least.
+
+    Raises:
+        ValueError: for a text without words, by its number.
+    """
+    for number, text in enumerate(texts, start=1):
+        if not text.split():
+            raise ValueError(f"text {number} has no words")
+    wide = package.arrays(mapped(lambda array: array.astype(np.float64), checkpoint.parameters))
+    settings = replace(checkpoint.settings, dtype="float64")
+    found = predictions(package, settings, wide, vocabulary.encode(checkpoint.vocabulary, texts))
+    return [Classified(LABELS[row.argmax()], float(np.exp(row.max()))) for row in found]

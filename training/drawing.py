@@ -1,0 +1,123 @@
+"""Everything random of a run, drawn once with NumPy by seed and step, so that every package can be given the same.
+
+A run that is resumed draws what an undisturbed one draws: nothing depends on what was drawn before.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from reference_numpy import embedding_default, linear_default
+from specification.dropout import Dropout, EncoderBlockDropout, StackDropout, SublayerDropout
+from specification.parameters import (
+    Classifier,
+    Embedding,
+    Encoder,
+    EncoderBlock,
+    FeedForward,
+    Linear,
+    MultiHeadAttention,
+    Norm,
+    mapped,
+)
+from training.reviews import LABELS
+from training.settings import Settings
+
+WEIGHTS, ORDER, KEEP, NUMBERS = range(4)
+"""What a generator is for."""
+POOL = 50
+"""Batches among which texts are sorted by length."""
+
+
+def generator(seed: int, purpose: int, *place: int) -> np.random.Generator:
+    """A generator of its own for every purpose and place in the run."""
+    return np.random.default_rng([seed, purpose, *place])
+
+
+# --- initial weights --------------------------------------------------------------------------------------------------
+
+
+def initial_weights(settings: Settings, vocabulary: int) -> Classifier:
+    """Draw the parameters that PyTorch's defaults would give to the tutorial's modules.
+
+    Args:
+        settings: of the run.
+        vocabulary: the number of its entries.
+
+    Returns:
+        NumPy arrays in the dtype of the settings.
+    """
+    draw = generator(settings.seed, WEIGHTS)
+    E = settings.width
+
+    def linear(inner: int, outer: int, bias: bool = True) -> Linear:
+        weight, offset = draw.random((inner, outer)), draw.random(outer)
+        return linear_default(weight, offset if bias else None)
+
+    def table(rows: int) -> np.ndarray:
+        return embedding_default(draw.standard_normal((rows, E))) * settings.spread
+
+    def norm() -> Norm:
+        return Norm(np.ones(E), np.zeros(E))
+
+    def block() -> EncoderBlock:
+        query, key, value = (linear(E, E, bias=False) for _ in range(3))
+        attention = MultiHeadAttention(query, key, value, linear(E, E))
+        return EncoderBlock(attention, norm(), FeedForward(linear(E, 4 * E), linear(4 * E, E)), norm())
+
+    embedding = Embedding(table(vocabulary), table(settings.longest))
+    blocks = [block() for _ in range(settings.depth)]
+    made = Classifier(Encoder(embedding, blocks), linear(E, len(LABELS)))
+    return mapped(lambda array: array.astype(settings.dtype), made)
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+def order(lengths: np.ndarray, batch: int, seed: int, epoch: int) -> list[np.ndarray]:
+    """Deal texts out into batches of similar lengths, in random order.
+
+    Args:
+        lengths: [N], of the texts.
+        batch: how many texts a batch has; the last one of the shuffled texts may have fewer.
+        seed, epoch: by which the order is drawn.
+
+    Returns:
+        For every batch the places of its texts.
+    """
+    draw = generator(seed, ORDER, epoch)
+    shuffled = draw.permutation(len(lengths))
+    batches: list[np.ndarray] = []
+    for start in range(0, len(lengths), POOL * batch):
+        pool = shuffled[start : start + POOL * batch]
+        pool = pool[np.argsort(lengths[pool], kind="stable")]
+        batches += [pool[at : at + batch] for at in range(0, len(pool), batch)]
+    return [batches[place] for place in draw.permutation(len(batches))]
+
+
+# --- dropout ----------------------------------------------------------------------------------------------------------
+
+
+def dropout(settings: Settings, tokens: np.ndarray, step: int) -> StackDropout | None:
+    """Draw where the tutorial drops: behind the embedding, and behind both norms of every block.
+
+    Args:
+        settings: of the run.
+        tokens: [B, T].
+        step: by which the keep masks are drawn.
+
+    Returns:
+        Keep masks [B, T, E] and the rate, or None for a rate of 0.
+    """
+    rate = settings.dropout
+    if rate == 0:
+        return None
+    draw = generator(settings.seed, KEEP, step)
+
+    def site() -> Dropout:
+        return Dropout(draw.random((*tokens.shape, settings.width), np.float32) >= rate, rate)
+
+    def sublayer() -> SublayerDropout:
+        return SublayerDropout(norm=site())
+
+    return StackDropout(site(), [EncoderBlockDropout(sublayer(), sublayer()) for _ in range(settings.depth)])

@@ -1,0 +1,1 @@
+"""The same run in several implementations, compared step by step."""

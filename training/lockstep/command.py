@@ -1,0 +1,67 @@
+"""`python -m training lockstep`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from conformance.cli.console import bar, console
+from conformance.runner.compiled_code import keep_compiled_code
+from conformance.subjects.callables import load
+from training.files import write_whole
+from training.lockstep.pictures import write_png
+from training.lockstep.plans import PLANS
+from training.lockstep.report import as_page, content, terminal
+from training.lockstep.running import Plan, lockstep
+from training.lockstep.trainers import FunctionTrainer, PackageTrainer, Trainer
+from training.packages import PACKAGES
+
+DTYPES = ("float64", "float32")
+
+
+def one_of(option: str, value: str, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        raise ValueError(f"--{option} must be one of {', '.join(allowed)}, got {value!r}")
+    return value
+
+
+def trainers_of(plan: Plan, only: str | None, subject: str | None) -> list[Trainer]:
+    """The packages, or one of them, or somebody's function, which is compared alone unless a package is named."""
+    names = [one_of("only", only, [*PACKAGES])] if only else [] if subject else [*PACKAGES]
+    found: list[Trainer] = [PackageTrainer(PACKAGES[name], plan.task, plan.recipe) for name in names]
+    return [*found, FunctionTrainer(Path(subject).name, load(subject), plan.task, plan.recipe)] if subject else found
+
+
+def run(task: str, steps: int, seed: int, dtype: str, only: str | None, subject: str | None, out: Path) -> bool:
+    """Run, print and write the report; whether everything is within its bounds.
+
+    Raises:
+        KeyboardInterrupt: once the report of the steps before it is written.
+        ValueError: for options that mean nothing.
+        OSError: where a file cannot be written.
+    """
+    plan = PLANS[one_of("task", task, [*PLANS])](seed)
+    trainers = trainers_of(plan, only, subject)
+    keep_compiled_code()
+    report: dict[str, Any] = {}
+    interrupted = False
+    with bar("lock-step", steps) as advance:
+        try:
+            for result in lockstep(plan, trainers, steps, dtype=one_of("dtype", dtype, DTYPES), seed=seed):
+                report = content(result)
+                advance("step", str(report["steps"]))
+        except KeyboardInterrupt:
+            if not report:
+                raise
+            interrupted = True
+    console.print(terminal(report))
+    out.mkdir(parents=True, exist_ok=True)
+    write_whole(out / "report.json", lambda path: path.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n"))
+    write_whole(out / "report.html", lambda path: path.write_text(as_page(report), encoding="utf-8"))
+    write_whole(out / "curves.png", lambda path: write_png(report, path))
+    console.print(f"report.json, report.html and curves.png are in {out}")
+    if interrupted:
+        raise KeyboardInterrupt
+    return bool(report["conforms"])

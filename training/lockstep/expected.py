@@ -1,0 +1,167 @@
+"""What the definition gives for one step from a given state, and how far another may be off.
+
+Loss, gradients and predictions are bounded through the whole model (`conformance.models.error_propagation`). What
+follows starts from what an implementation itself says it has: its norm and clipped gradients from its gradients, its
+averages and parameters from its clipped gradients and its learning rate. So a mistake is named where it is made, and
+not once more behind that. Where the implementation does not say, the definition's, with their bounds, take the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import reference_numpy
+from conformance.bounds.arithmetic import Approx, Precision, exact
+from conformance.models.error_propagation import carried_bound
+from conformance.models.structures import as_float64
+from specification.checkpoints import flatten
+from specification.parameters import mapped
+from training.lockstep.bounds import adam, clipped
+from training.lockstep.recipe import Recipe
+from training.packages import PACKAGES
+from training.task import Batch, Task
+
+RATE = 8
+"""Roundings of a schedule."""
+
+Bounded = dict[str, Approx]
+"""Arrays by path; a single number has the path ""."""
+
+QUANTITIES = (
+    "arguments",
+    "loss",
+    "gradients",
+    "norm",
+    "clipped gradients",
+    "learning rate",
+    "mean",
+    "square",
+    "parameters",
+    "predictions",
+)
+"""In the order in which a step computes them. Arguments: those given must be as before after the call."""
+
+
+class State(NamedTuple):
+    """Between two steps: parameters and Adam's averages, NumPy trees, and how many steps were taken."""
+
+    parameters: Any
+    mean: Any
+    square: Any
+    step: int
+
+
+class Given(NamedTuple):
+    """Of one step: where it starts, its batch, and the keep masks that are drawn for it."""
+
+    state: State
+    batch: Batch
+    dropout: Any
+
+
+def first_state(parameters: Any, dtype: str) -> State:
+    """Before the first step."""
+    parameters = cast(parameters, dtype)
+    _, mean, square = reference_numpy.adam_start(parameters)
+    return State(parameters, mean, square, 0)
+
+
+def cast(tree: Any, dtype: str) -> Any:
+    """A tree of floating arrays in that dtype."""
+    return mapped(lambda array: np.asarray(array, dtype), tree)
+
+
+class Model:
+    """What the definition's model gives in a step, exactly enough, for an implementation that computes in a dtype."""
+
+    def __init__(self, task: Task, given: Given, dtype: str) -> None:
+        self.task, self.given, self.dtype = task, given, dtype
+        self.parameters = as_float64(given.state.parameters)
+        self.options = {"configuration": task.configuration, **given.batch.options}
+        self.sites = {} if given.dropout is None else {"dropout": given.dropout}
+
+    def forward(self, functions: Any) -> Any:
+        """What the model of an instrumented definition gives in training."""
+        model = getattr(functions, self.task.model)
+        return model(self.parameters, *self.given.batch.inputs, **self.options, **self.sites)
+
+    def trained(self, functions: Any) -> Any:
+        """[loss, gradients]."""
+        task, batch, output = self.task, self.given.batch, self.forward(functions)
+        loss = getattr(functions, task.loss)(output, batch.targets, **dict(task.loss_options))
+        back, model = (getattr(functions, f"{name}_vjp") for name in (task.loss, task.model))
+        cotangent = back(output, batch.targets, np.ones_like(loss), **dict(task.loss_options))
+        found = model(self.parameters, *batch.inputs, cotangent, **self.options, **self.sites)
+        return [loss, getattr(found, "parameters", found)]
+
+    def predicted(self, functions: Any) -> Any:
+        """What the model gives in evaluation."""
+        return getattr(functions, self.task.model)(self.parameters, *self.given.batch.inputs, **self.options)
+
+    @cached_property
+    def quantities(self) -> dict[str, Bounded]:
+        """Loss, gradients, and the predictions without dropout."""
+        (loss, gradients), (error, errors) = carried_bound(self.trained, self.parameters, self.dtype)
+        found = {"loss": {"": Approx(loss, error)}, "gradients": together(gradients, errors)}
+        return found | {"predictions": {"": Approx(*carried_bound(self.predicted, self.parameters, self.dtype))}}
+
+
+def together(values: Any, errors: Any) -> Bounded:
+    """Two trees as one, by path."""
+    others = flatten(errors)
+    return {path: Approx(np.asarray(value), others[path]) for path, value in flatten(values).items()}
+
+
+def exactly(tree: Any) -> Bounded:
+    """Arrays of a tree, without an error."""
+    return {path: exact(array) for path, array in flatten(tree).items()}
+
+
+def expected(
+    task: Task, recipe: Recipe, given: Given, model: dict[str, Bounded], answer: Mapping[str, Any], dtype: str
+) -> dict[str, Bounded]:
+    """All quantities of a step that an implementation answers like that.
+
+    Args:
+        task, recipe: what is trained, and how.
+        given: what the step starts from.
+        model: what `Model` says of it.
+        answer: trees of NumPy arrays by quantity.
+        dtype: in which the implementation computes.
+    """
+    state, p = given.state, Precision.of(dtype)
+    gradients = answered(answer, "gradients", model["gradients"])
+    small, norm = clipped(gradients, np.inf if recipe.clip is None else recipe.clip, p)
+    options = recipe.adam_at(state.step, PACKAGES["reference_numpy"])
+    rate = {"": Approx(np.asarray(options.learning_rate), np.asarray(RATE * p.inner * options.learning_rate))}
+    options = options._replace(learning_rate=float(answered(answer, "learning rate", rate)[""].value))
+    before = [exactly(tree) for tree in (state.parameters, state.mean, state.square)]
+    parameters, mean, square = before
+    moved = adam(parameters, answered(answer, "clipped gradients", small), mean, square, state.step, options, p)
+    found = {"norm": {"": norm}, "clipped gradients": small, "learning rate": rate, **moved._asdict()}
+    if dtype == "float64":  # in which the definition's are computed, too
+        found = {quantity: {path: doubled(a) for path, a in arrays.items()} for quantity, arrays in found.items()}
+    return {"arguments": exactly(state[:3]), **model, **found}
+
+
+def doubled(x: Approx) -> Approx:
+    """With twice the error, for a value that is as far off itself."""
+    return Approx(x.value, 2 * x.error)
+
+
+def answered(answer: Mapping[str, Any], quantity: str, definition: Bounded) -> Bounded:
+    """What an implementation says of a quantity, if one can compute with that, else what the definition says."""
+    arrays = paths_of(answer.get(quantity))
+    if arrays.keys() != definition.keys():
+        return definition
+    fits = all(np.shape(a) == definition[path].value.shape and np.isfinite(a).all() for path, a in arrays.items())
+    return {path: exact(array) for path, array in arrays.items()} if fits else definition
+
+
+def paths_of(tree: Any) -> dict[str, Any]:
+    """Arrays by path; a dictionary has the paths already."""
+    return dict(tree) if isinstance(tree, Mapping) else flatten(tree)

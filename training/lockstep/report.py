@@ -1,0 +1,175 @@
+"""A run as plain data, ready for strict JSON, as a page, and as tables for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from conformance.judge.report import versions
+from conformance.reports import page
+from conformance.reports.content import clean, number, real
+from training.lockstep.expected import QUANTITIES
+from training.lockstep.pictures import picture
+from training.lockstep.running import Course, Departure, Lockstep
+
+Content = dict[str, Any]
+
+MOST = 100
+"""Departures of an implementation that are listed; the rest is counted."""
+DECADES = range(-15, 1, 3)
+"""Powers of ten; when the free runs have drifted so far apart is reported."""
+
+
+def content(result: Lockstep) -> Content:
+    """Return the report. A number that JSON lacks is "NaN", "Infinity" or "-Infinity"."""
+    return {
+        "schema": {"name": "transformer-conformance lockstep", "version": 1},
+        "versions": versions(),
+        "task": result.task,
+        "dtype": result.dtype,
+        "seed": result.seed,
+        "steps": len(result.losses),
+        "conforms": result.conforms,
+        "losses": [number(loss) for loss in result.losses],
+        "implementations": [course_content(course) for course in result.courses],
+    }
+
+
+def course_content(course: Course) -> Content:
+    departures = [departure_content(departure) for departure in course.departures]
+    return {
+        "name": clean(course.name),
+        "conforms": not departures,
+        "first": departures[0] if departures else None,
+        "departures": departures[:MOST],
+        "departure_count": len(departures),
+        "worst": {quantity: [number(ratio) for ratio in ratios] for quantity, ratios in course.worst.items()},
+        "losses": [number(loss) for loss in course.losses],
+        "drift": [number(drift) for drift in course.drift],
+        "furthest": course.furthest[-1] if course.furthest else None,
+        "drifted": {f"1e{power}": passed(course.drift, 10.0**power) for power in DECADES},
+    }
+
+
+def departure_content(departure: Departure) -> Content:
+    finding = departure.finding
+    found: Content = {"step": departure.step, "quantity": departure.quantity, "tensor": clean(finding.name)}
+    found |= {"ratio": number(finding.ratio), "message": clean(finding.message) or None}
+    numbers = {"got": finding.got, "expected": finding.expected, "bound": finding.bound}
+    numbers["error"] = abs(finding.got - finding.expected)
+    found["index"] = None if finding.message else list(finding.index)
+    return found | {name: None if finding.message else number(value) for name, value in numbers.items()}
+
+
+def passed(drift: list[float], limit: float) -> int | None:
+    """The first step after which the free run is further away than that."""
+    return next((step for step, distance in enumerate(drift) if not distance <= limit), None)
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def quantities(report: Content) -> list[str]:
+    """Those that at least one implementation told, in the order of a step."""
+    told = {quantity for one in report["implementations"] for quantity in one["worst"]}
+    return [quantity for quantity in ("call", *QUANTITIES) if quantity in told]
+
+
+def cell(implementation: Content, quantity: str) -> str:
+    """The largest error of a quantity in all steps, in bounds."""
+    ratios = [real(ratio) for ratio in implementation["worst"].get(quantity, [])]
+    if not ratios:
+        return "not told"
+    worst = max(ratios)
+    return "exact" if worst == 0 else f"{worst:.2g}"
+
+
+def departure_text(departure: Content) -> str:
+    """One departure in words."""
+    name = f"{departure['quantity']} {departure['tensor']}".strip()
+    if departure["message"]:
+        return f"step {departure['step']}: {name} {departure['message']}"
+    index = departure["index"] or ""
+    got, expected, error, bound = (real(departure[key]) for key in ("got", "expected", "error", "bound"))
+    told = f"got {got!r}, expected {expected!r}, error {error:.3g}, bound {bound:.3g}"
+    return f"step {departure['step']}: {name}{index}: {told}"
+
+
+def verdict(implementation: Content) -> str:
+    """One implementation in a sentence."""
+    if implementation["first"] is None:
+        return f"{implementation['name']}: every quantity of every step is within its bound"
+    return f"{implementation['name']} departs, first at {departure_text(implementation['first'])}"
+
+
+def shown_steps(report: Content) -> list[int]:
+    """1, 2, 5, 10, ... and the last step, counted from 0."""
+    count = report["steps"]
+    chosen = {n * 10**power - 1 for power in range(len(str(count))) for n in (1, 2, 5)} | {count - 1}
+    return sorted(step for step in chosen if 0 <= step < count)
+
+
+def free_rows(report: Content) -> Iterator[list[str]]:
+    """Step, the definition's loss, and how far each implementation is off: its loss, and its weights."""
+    for step in shown_steps(report):
+        loss = real(report["losses"][step])
+        row = [str(step), f"{loss:.6f}"]
+        for one in report["implementations"]:
+            there = step < len(one["drift"])
+            row += (
+                [f"{abs(real(one['losses'][step]) - loss):.1e}", f"{real(one['drift'][step]):.1e}"]
+                if there
+                else ["", ""]
+            )
+        yield row
+
+
+# --- terminal and page ------------------------------------------------------------------------------------------------
+
+
+def terminal(report: Content) -> RenderableType:
+    """Return tables for the terminal."""
+    names = [one["name"] for one in report["implementations"]]
+    judged = Table("quantity", *names, title="In lock-step: errors in bounds", title_justify="left")
+    for quantity in quantities(report):
+        cells = [cell(one, quantity) for one in report["implementations"]]
+        judged.add_row(quantity, *(Text(text, style=style(text)) for text in cells))
+    heads = [f"{name}\nloss / weights" for name in names]
+    free = Table("step", "loss", *heads, title="Running free: how far off", title_justify="left")
+    for row in free_rows(report):
+        pairs = zip(row[2::2], row[3::2], strict=True)
+        free.add_row(*row[:2], *(f"{loss} / {weights}" if loss else "" for loss, weights in pairs))
+    drifted = [one for one in report["implementations"] if one["drift"] and real(one["drift"][-1]) > 0]
+    lines = [Text(f"{one['name']}: {one['furthest']} has drifted furthest") for one in drifted]
+    lines += [Text(verdict(one), style="green" if one["conforms"] else "bold red") for one in report["implementations"]]
+    return Group(judged, free, *lines)
+
+
+def style(text: str) -> str:
+    """Of a cell."""
+    try:
+        return "bold red" if float(text) > 1 else "green"
+    except ValueError:
+        return "green" if text == "exact" else "dim"
+
+
+def as_page(report: Content) -> str:
+    """Return one self-contained page. Everything from the report is escaped."""
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((Path(__file__).parent / "page.html").read_text())
+    css = Markup((page.HERE / "page.css").read_text())
+    rows = [(name, [cell(one, name) for one in report["implementations"]]) for name in quantities(report)]
+    helpers: dict[str, Any] = {"cells": rows, "free": list(free_rows(report)), "verdict": verdict, "style": css}
+    helpers |= {
+        "line": departure_text,
+        "violated": lambda text: style(text) == "bold red",
+        "picture": Markup(picture(report)),
+    }
+    return template.render(report=report, **helpers)

@@ -1,0 +1,160 @@
+"""The run: in lock-step, where each step starts from the definition's state, and free, where each goes on alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conformance.checks.comparison import Finding
+from specification.checkpoints import flatten
+from specification.parameters import mapped
+from training.lockstep.comparison import Compared, compared
+from training.lockstep.expected import Given, Model, State, cast, expected, first_state, paths_of
+from training.lockstep.recipe import Recipe
+from training.lockstep.trainers import Answer, PackageTrainer, Trainer
+from training.packages import PACKAGES
+from training.task import Batch, Task
+
+DEFINITION = "reference_numpy"
+
+
+class Plan(NamedTuple):
+    """What all implementations are given: the task, its recipe, initial weights in float64, and a batch for each step.
+
+    draws: by the number of the step its batch and keep masks.
+    """
+
+    name: str
+    task: Task
+    recipe: Recipe
+    parameters: Any
+    draws: Callable[[int], tuple[Batch, Any]]
+
+
+class Departure(NamedTuple):
+    """A tensor of a quantity that is beyond its bound at a step; the message says so in words where there is one."""
+
+    step: int
+    quantity: str
+    finding: Finding
+
+
+@dataclass
+class Course:
+    """One implementation. By step, counted from 0.
+
+    worst: by quantity, the largest error in bounds at every step. departures: all of them, in order. losses, drift,
+    furthest: of the free run; drift is the distance of all parameters from the definition's, relative to the norm of
+    these, and furthest the tensor with the largest difference.
+    """
+
+    name: str
+    worst: dict[str, list[float]] = field(default_factory=dict)
+    departures: list[Departure] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    drift: list[float] = field(default_factory=list)
+    furthest: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Lockstep:
+    """A whole run. losses: of the definition in float64."""
+
+    task: str
+    dtype: str
+    seed: int
+    steps: int
+    courses: list[Course]
+    losses: list[float] = field(default_factory=list)
+
+    @property
+    def conforms(self) -> bool:
+        return not any(course.departures for course in self.courses)
+
+
+def lockstep(plan: Plan, trainers: Sequence[Trainer], steps: int, *, dtype: str, seed: int) -> Iterator[Lockstep]:
+    """Run, and yield the result so far after every step."""
+    result = Lockstep(plan.name, dtype, seed, steps, [Course(trainer.name) for trainer in trainers])
+    definition = PackageTrainer(PACKAGES[DEFINITION], plan.task, plan.recipe)
+    together = first_state(plan.parameters, dtype)
+    alone = in_dtype(together, "float64")
+    free: list[State | None] = [together for _ in trainers]
+    for step in range(steps):
+        batch, dropout = plan.draws(step)
+        given = Given(together, batch, dropout)
+        model = Model(plan.task, given, dtype)
+        for trainer, course in zip(trainers, result.courses, strict=True):
+            judge(course, trainer, plan, given, model, dtype)
+        exact = definition.step(Given(in_dtype(together, "float64"), batch, dropout))
+        together = in_dtype(after(together, exact), dtype)
+        answer = definition.step(Given(alone, batch, dropout))
+        alone = after(alone, answer)
+        result.losses.append(float(answer["loss"]))
+        for place, (trainer, course) in enumerate(zip(trainers, result.courses, strict=True)):
+            state = free[place]
+            free[place] = None if state is None else go_on(course, trainer, Given(state, batch, dropout), alone)
+        yield result
+
+
+def in_dtype(state: State, dtype: str) -> State:
+    parameters, mean, square = (cast(tree, dtype) for tree in state[:3])
+    return State(parameters, mean, square, state.step)
+
+
+def after(state: State, answer: Answer) -> State:
+    """The state that a step ends with, in the structure of the one that it began with."""
+    names = ("parameters", "mean", "square")
+    parameters, mean, square = (filled(state.parameters, paths_of(answer[name])) for name in names)
+    return State(parameters, mean, square, state.step + 1)
+
+
+def filled(tree: Any, arrays: Mapping[str, Any]) -> Any:
+    """The structure of a tree, with arrays by path."""
+    following = iter(flatten(tree))
+    return mapped(lambda _: arrays[next(following)], tree)
+
+
+def go_on(course: Course, trainer: Trainer, given: Given, definition: State) -> State | None:
+    """Take one step of the free run; None where an implementation does not say where it has come to."""
+    try:
+        answer = trainer.step(given)
+        state = after(given.state, answer)
+        drift, furthest = distance(state.parameters, definition.parameters)
+        course.losses.append(float(answer["loss"]))
+        course.drift.append(drift)
+        course.furthest.append(furthest)
+    except Exception:  # in lock-step the same is told
+        return None
+    return state
+
+
+def distance(parameters: Any, others: Any) -> tuple[float, str]:
+    """The norm of the difference of all parameters, relative to the norm of the others; the tensor that is furthest."""
+    mine, theirs = flatten(parameters), flatten(others)
+    differences = {path: np.asarray(array - mine[path]) for path, array in theirs.items()}
+    norms = [np.linalg.norm(np.concatenate([a.ravel() for a in part.values()])) for part in (differences, theirs)]
+    return float(norms[0] / norms[1]), max(differences, key=lambda path: np.max(np.abs(differences[path]), initial=0))
+
+
+def comparisons(trainer: Trainer, plan: Plan, given: Given, model: Model, dtype: str) -> list[Compared]:
+    """Every tensor of a step; or the error that an implementation raises in it."""
+    try:
+        answer = trainer.step(given) | trainer.predict(given)
+    except Exception as error:
+        return [Compared("call", Finding("", np.inf, message=f"raised {type(error).__name__}: {error}"))]
+    truth = expected(plan.task, plan.recipe, given, model.quantities, answer, dtype)
+    return [*compared(answer, truth, dtype)]
+
+
+def judge(course: Course, trainer: Trainer, plan: Plan, given: Given, model: Model, dtype: str) -> None:
+    """Compare one step of an implementation with the definition's."""
+    step = given.state.step
+    for one in comparisons(trainer, plan, given, model, dtype):
+        ratios = course.worst.setdefault(one.quantity, [])
+        ratios += [0.0] * (step + 1 - len(ratios))
+        ratios[step] = max(ratios[step], one.finding.ratio)
+        if one.departs:
+            course.departures.append(Departure(step, one.quantity, one.finding))

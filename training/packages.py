@@ -1,0 +1,264 @@
+"""The three packages behind one interface: arrays in and out, loss and gradients, the optimizer, predictions.
+
+A package, and the framework it stands on, is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from training.task import Batch, Task
+
+
+class Step(NamedTuple):
+    """Of one batch: the loss, the gradients in the structure of the parameters, and what the model gave."""
+
+    loss: Any
+    gradients: Any
+    output: Any
+
+
+def converted(tree: Any, convert: Callable[[Any], Any]) -> Any:
+    """Apply a function to the arrays of a tree of NamedTuples, mappings, lists and tuples; None and numbers stay."""
+    if isinstance(tree, Mapping):
+        return {name: converted(part, convert) for name, part in tree.items()}
+    if isinstance(tree, list | tuple):
+        parts = [converted(part, convert) for part in tree]
+        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+    return convert(tree) if hasattr(tree, "shape") else tree
+
+
+class Package:
+    """One of the packages. Parameters, gradients and states are trees of its own arrays."""
+
+    name: str
+
+    @cached_property
+    def module(self) -> ModuleType:
+        return importlib.import_module(self.name)
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        """What has to be in force while functions of the package are called."""
+        return contextlib.nullcontext()
+
+    def arrays(self, tree: Any) -> Any:
+        """The tree with the package's own arrays in place of NumPy's, bit for bit."""
+        raise NotImplementedError
+
+    def numbers(self, tree: Any) -> Any:
+        """The tree with NumPy's arrays in place of the package's, bit for bit."""
+        raise NotImplementedError
+
+    def output(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None, model: Any = None) -> Any:
+        """What the model gives, for arrays of the package.
+
+        Args:
+            task: what is trained.
+            parameters, batch: trees of the package's arrays.
+            dropout: a structure of `specification.dropout`, or None.
+            model: a function in place of the package's own.
+        """
+        sites = {} if dropout is None else {"dropout": dropout}
+        model = getattr(self.module, task.model) if model is None else model
+        return model(parameters, *batch.inputs, configuration=task.configuration, **batch.options, **sites)
+
+    def loss(self, task: Task, output: Any, batch: Batch) -> Any:
+        """The loss of what the model gave."""
+        return getattr(self.module, task.loss)(output, batch.targets, **dict(task.loss_options))
+
+    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Step:
+        """Loss, gradients and the model's output.
+
+        Args:
+            task: what is trained.
+            parameters: a tree of the package's arrays.
+            batch, dropout: NumPy arrays; keep masks drawn by the caller, or None.
+        """
+        raise NotImplementedError
+
+    def loss_and_gradients(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> tuple[Any, Any]:
+        """Loss and gradients; arguments as in `step`."""
+        return self.step(task, parameters, batch, dropout)[:2]
+
+    def predict(self, task: Task, parameters: Any, batch: Batch) -> Any:
+        """What the model gives without dropout, as the package's array. batch: NumPy arrays."""
+        return self.output(task, parameters, self.arrays(batch))
+
+    def clip(self, gradients: Any, limit: float) -> tuple[Any, Any]:
+        """Gradients of that global norm at most, and the norm they had."""
+        return self.module.clip_by_global_norm(gradients, limit)
+
+    def adam_start(self, parameters: Any) -> Any:
+        """The optimizer's state before the first step."""
+        return self.module.adam_start(parameters)
+
+    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> tuple[Any, Any]:
+        """New parameters and state. options: those of `adam_step`, learning_rate among them."""
+        return self.module.adam_step(parameters, gradients, state, **options)
+
+
+class Reference(Package):
+    """The definition, with its gradients by hand."""
+
+    name = "reference_numpy"
+
+    def arrays(self, tree: Any) -> Any:
+        return tree
+
+    def numbers(self, tree: Any) -> Any:
+        return tree
+
+    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Step:
+        output = self.output(task, parameters, batch, dropout)
+        loss = self.loss(task, output, batch)
+        loss_vjp, model_vjp = (getattr(self.module, f"{name}_vjp") for name in (task.loss, task.model))
+        cotangent = loss_vjp(output, batch.targets, np.ones_like(loss), **dict(task.loss_options))
+        sites = {} if dropout is None else {"dropout": dropout}
+        found = model_vjp(
+            parameters, *batch.inputs, cotangent, configuration=task.configuration, **batch.options, **sites
+        )
+        # A model that may be given embedded inputs gives their gradients, too.
+        return Step(loss, getattr(found, "parameters", found), output)
+
+
+class Torch(Package):
+    """The port to PyTorch, with torch.autograd."""
+
+    name = "torch_impl"
+
+    def arrays(self, tree: Any) -> Any:
+        import torch
+
+        return converted(tree, torch.tensor)
+
+    def numbers(self, tree: Any) -> Any:
+        return converted(tree, lambda tensor: tensor.detach().cpu().numpy())
+
+    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Step:
+        import torch
+
+        leaves: list[Any] = []
+
+        def leaf(tensor: Any) -> Any:
+            leaves.append(tensor.detach().requires_grad_())
+            return leaves[-1]
+
+        batch, dropout = self.arrays((batch, dropout))
+        output = self.output(task, converted(parameters, leaf), batch, dropout)
+        loss = self.loss(task, output, batch)
+        gradients = iter(torch.autograd.grad(loss, leaves, materialize_grads=True))
+        return Step(loss.detach(), converted(parameters, lambda _: next(gradients)), output.detach())
+
+    def predict(self, task: Task, parameters: Any, batch: Batch) -> Any:
+        import torch
+
+        with torch.no_grad():
+            return super().predict(task, parameters, batch)
+
+
+class Jax(Package):
+    """The port to JAX, compiled for every new shape. Numbers keep their width: 64 bits are on during every call."""
+
+    name = "jax_impl"
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        """64 bits, without which JAX narrows float64 and int64."""
+        import jax
+
+        return jax.enable_x64(True)
+
+    def arrays(self, tree: Any) -> Any:
+        import jax.numpy as jnp
+
+        with self.context():
+            return converted(tree, jnp.asarray)
+
+    def numbers(self, tree: Any) -> Any:
+        return converted(tree, np.array)
+
+    @cached_property
+    def compiled_step(self) -> Any:
+        import jax
+
+        def step(task: Task, spread: Any, parameters: Any, arrays: Any) -> Step:
+            batch, dropout = spread(arrays)
+
+            def loss_of(parameters: Any) -> tuple[Any, Any]:
+                output = self.output(task, parameters, batch, dropout)
+                return self.loss(task, output, batch), output
+
+            (loss, output), gradients = jax.value_and_grad(loss_of, has_aux=True)(parameters)
+            return Step(loss, gradients, output)
+
+        return jax.jit(step, static_argnums=(0, 1))
+
+    @cached_property
+    def compiled_output(self) -> Any:
+        import jax
+
+        return jax.jit(self.output, static_argnums=0)
+
+    @cached_property
+    def compiled_clip(self) -> Any:
+        import jax
+
+        return jax.jit(self.module.clip_by_global_norm, static_argnums=1)
+
+    @cached_property
+    def compiled_adam(self) -> Any:
+        import jax
+
+        numbers = ("beta_1", "beta_2", "eps", "weight_decay", "decoupled")
+        return jax.jit(self.module.adam_step, static_argnames=numbers)
+
+    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Step:
+        arrays, spread = apart((batch, dropout))
+        with self.context():
+            return self.compiled_step(task, spread, parameters, arrays)
+
+    def predict(self, task: Task, parameters: Any, batch: Batch) -> Any:
+        with self.context():
+            return self.compiled_output(task, parameters, batch)
+
+    def clip(self, gradients: Any, limit: float) -> tuple[Any, Any]:
+        with self.context():
+            return self.compiled_clip(gradients, limit)
+
+    def adam_start(self, parameters: Any) -> Any:
+        with self.context():
+            return super().adam_start(parameters)
+
+    def adam_step(self, parameters: Any, gradients: Any, state: Any, **options: Any) -> tuple[Any, Any]:
+        with self.context():
+            return self.compiled_adam(parameters, gradients, state, **options)
+
+
+class Spread(NamedTuple):
+    """Arrays put back among the numbers that they were taken from. Hashable, so static under `jax.jit`."""
+
+    structure: Any
+    numbers: tuple[Any, ...]
+
+    def __call__(self, arrays: list[Any]) -> Any:
+        left = iter(arrays)
+        return self.structure.unflatten([next(left) if number is None else number for number in self.numbers])
+
+
+def apart(tree: Any) -> tuple[list[Any], Spread]:
+    """The arrays of a tree, and the rest of it: a rate of dropout is checked, so it must not be traced."""
+    import jax
+
+    leaves, structure = jax.tree.flatten(tree)
+    numbers = tuple(None if hasattr(leaf, "shape") else leaf for leaf in leaves)
+    return [leaf for leaf in leaves if hasattr(leaf, "shape")], Spread(structure, numbers)
+
+
+PACKAGES: dict[str, Package] = {package.name: package for package in (Torch(), Jax(), Reference())}
+"""By name; the first is the default."""

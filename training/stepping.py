@@ -1,0 +1,85 @@
+"""One step of training: loss, gradients, clipping, Adam at the rate of a schedule."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conformance.models.instrumentation import visited
+from specification.checkpoints import flatten
+from training.packages import Package
+from training.task import Batch, RunSettings, Task
+
+
+class Advance(NamedTuple):
+    """What a step gives: the package's trees, and numbers of Python's.
+
+    norm: of the gradients before they were clipped. accuracy: the share of the targets that were found.
+    """
+
+    parameters: Any
+    state: Any
+    loss: float
+    norm: float
+    rate: float
+    accuracy: float
+
+
+def advance(
+    package: Package, settings: RunSettings, parameters: Any, state: Any, batch: Batch, dropout: Any, step: int
+) -> Advance:
+    """Take a step.
+
+    Args:
+        package: that computes it.
+        settings: of the run.
+        parameters, state: the package's trees.
+        batch, dropout: NumPy arrays.
+        step: how many were taken before.
+
+    Raises:
+        FloatingPointError: for a loss or gradients that are not finite; it names the step, counted from 1, and
+            the first such tensor.
+    """
+    task = settings.task()
+    found = package.step(task, parameters, batch, dropout)
+    gradients, norm = package.clip(found.gradients, settings.clip)
+    with package.context():
+        loss, rate = float(found.loss), float(settings.rate(package, step))
+    if not (np.isfinite(loss) and np.isfinite(float(norm))):
+        where = first_not_finite(package, task, parameters, batch, dropout, found.gradients)
+        raise FloatingPointError(f"step {step + 1}: the loss is {loss}; the first tensor that is not finite is {where}")
+    parameters, state = package.adam_step(parameters, gradients, state, learning_rate=rate, **settings.adam)
+    accuracy = accuracy_of(package.numbers(found.output), batch.targets, dict(task.loss_options).get("ignore"))
+    return Advance(parameters, state, loss, float(norm), rate, accuracy)
+
+
+def accuracy_of(output: np.ndarray, targets: np.ndarray, ignore: int | None) -> float:
+    """The share of the targets that count whose class has the largest number."""
+    counted = np.ones(targets.shape, bool) if ignore is None else targets != ignore
+    return float(np.mean((output.argmax(axis=-1) == targets)[counted]))
+
+
+def first_not_finite(package: Package, task: Task, parameters: Any, batch: Batch, dropout: Any, gradients: Any) -> str:
+    """Name the first tensor with NaN or infinity: a parameter, a step of the model, or a gradient."""
+
+    def not_finite(tree: Any) -> list[str]:
+        numbers = flatten(package.numbers(tree))
+        return [name for name, array in numbers.items() if not np.isfinite(array).all()]
+
+    found = [f"the parameter {name}" for name in not_finite(parameters)]
+
+    def visit(name: str, kind: str, function: Any, arguments: Any, keywords: Any) -> Any:
+        result = function(*arguments, **keywords)
+        if not_finite(result):
+            found.append(f"the result of {name}")
+        return result
+
+    if not found:
+        model = visited(package.name, parameters, visit).MODELS[type(parameters)]
+        with package.context():
+            batch, dropout = package.arrays((batch, dropout))
+            package.output(task, parameters, batch, dropout, model)
+    found += [f"the gradient of {name}" for name in not_finite(gradients)]
+    return found[0] if found else "the loss"

@@ -1,0 +1,122 @@
+"""A trained model at work: sentences into sentences, and what the decoder looks at while it translates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from conformance.models.instrumentation import visited
+from conformance.models.structures import as_float64
+from conformance.reports.models import draw_weights, unknown_format, weights_within
+from specification.configuration import Configuration
+from specification.parameters import Transformer
+from training.checkpoints import Checkpoint
+from training.packages import Package
+from training.translation.vocabulary import END, START, Vocabularies, padded
+
+TOGETHER = 200
+"""Sentences that are translated at once."""
+LENGTH_PENALTY = 0.6
+"""The paper's (section 6.1)."""
+
+
+def translate(
+    package: Package,
+    parameters: Any,
+    configuration: Configuration,
+    vocabularies: Vocabularies,
+    texts: Sequence[str],
+    beams: int = 1,
+) -> list[str]:
+    """Translate sentences.
+
+    Args:
+        package: that computes it.
+        parameters: its arrays.
+        configuration: of the model.
+        vocabularies: of both languages.
+        texts: in the language of the source.
+        beams: how many translations are searched at a time; 1 takes the most probable token each time.
+
+    Raises:
+        ValueError: for a sentence with an unknown word, or none.
+    """
+    encoded = [vocabularies.source.encode(text) for text in texts]
+    length = max(map(len, encoded), default=0)
+    found: list[str] = []
+    for start in range(0, len(encoded), TOGETHER):
+        source = padded(encoded[start : start + TOGETHER], length)
+        tokens = generated(package, parameters, configuration, source, vocabularies.longest, beams)
+        found += [vocabularies.target.decode(row.tolist()) for row in tokens]
+    return found
+
+
+def generated(
+    package: Package, parameters: Any, configuration: Configuration, source: np.ndarray, steps: int, beams: int
+) -> np.ndarray:
+    """Tokens [B, steps] behind the start, by the package's own `greedy` or `beam_search`."""
+    prompt = np.full((len(source), 1), START)
+    with package.context():
+        prompt, source = package.arrays((prompt, source))
+        options: dict[str, Any] = {"configuration": configuration, "source": source, "end": END}
+        if beams == 1:
+            tokens = package.numbers(package.module.greedy(parameters, prompt, steps, **options))
+        else:
+            options |= {"beams": beams, "length_penalty": LENGTH_PENALTY}
+            tokens = package.numbers(package.module.beam_search(parameters, prompt, steps, **options))[0][:, 0]
+    return np.asarray(tokens[:, 1:])
+
+
+def cross_attention(
+    parameters: Transformer, configuration: Configuration, source: np.ndarray, target: np.ndarray
+) -> list[np.ndarray]:
+    """Compute the weights of the attention to the source in every decoder block, by the definition in float64.
+
+    Args:
+        parameters: NumPy arrays.
+        configuration: of the model.
+        source, target: tokens [B, S] and [B, T], the target as the decoder is given it.
+
+    Returns:
+        [B, H, T, S] for each block.
+    """
+    exact, found = as_float64(parameters), []
+
+    def visit(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+        if name.endswith("cross_attention"):
+            found.append(weights_within(*arguments, **keywords))
+        return function(*arguments, **keywords)
+
+    visited("reference_numpy", exact, visit).transformer(exact, source, target, configuration=configuration)
+    return found
+
+
+def draw(checkpoint: Checkpoint, text: str, translation: str, path: Path) -> None:
+    """Draw the weights of the attention to the source in the last decoder block, with the words on both axes.
+
+    Args:
+        checkpoint: with the model and its vocabularies.
+        text, translation: sentences of the source and the target.
+        path: the picture, whose ending says the format.
+
+    Raises:
+        ValueError: for another ending, or a folder that is not there.
+    """
+    if (message := unknown_format(path)) is not None:
+        raise ValueError(message)
+    source, target = checkpoint.vocabulary.source, checkpoint.vocabulary.target
+    read, written = source.encode(text), target.encode(translation)
+    weights = cross_attention(
+        checkpoint.parameters,
+        checkpoint.settings.task().configuration,
+        np.array([read]),
+        np.array([[START, *written[:-1]]]),
+    )
+    words = [
+        [*(piece.strip(" ,-") for piece in one.pieces(numbers)), "end"]
+        for one, numbers in ((source, read), (target, written))
+    ]
+    draw_weights(weights[-1][0], words[1], words[0], "cross-attention of the last block", path)
