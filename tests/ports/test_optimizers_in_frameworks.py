@@ -126,6 +126,8 @@ def test_nothing_is_recorded_for_autograd() -> None:
     parameters = [numbers(0, 3).requires_grad_()]
     found = all_of_it(parameters, [numbers(1, 3).requires_grad_()])
     assert not any(array.requires_grad for array in leaves(found).values())
+    large = torch_impl.clip_by_global_norm((1e30 * numbers(1, 3)).requires_grad_(), 1.0)
+    assert not any(array.requires_grad for array in large)
 
 
 def model(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
