@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
+from jaxtyping import Float, Shaped
 
 from specification.dtypes import compute_dtype_name, dtype_name
 
@@ -32,7 +32,7 @@ def widen(array: Float[jax.Array, "..."] | None) -> Any:
     return cast(array, wide)
 
 
-def cast(array: Float[jax.Array, "..."], dtype: Any) -> Float[jax.Array, "..."]:
+def cast(array: Shaped[jax.Array, "..."], dtype: Any) -> Shaped[jax.Array, "..."]:
     """The array in that dtype; itself if it has it, where jax.vjp outside jax.jit would copy it, and its gradient."""
     if isinstance(array, jax.Array) and array.dtype == dtype and not array.weak_type:
         return array

@@ -121,7 +121,7 @@ def adam_step(
         parameters: A tree of arrays in float16, bfloat16, float32 or float64.
         gradients: A tree of the same form, each array in its parameter's dtype or in the compute dtype.
         state: That of the step before, or what `adam_start` makes.
-        learning_rate: At least 0.
+        learning_rate: At least 0; a tensor of rank 0 is read.
         beta_1: The decay of the mean, in [0, 1).
         beta_2: The decay of the square, in [0, 1).
         eps: Added to the root; at least 2^-126.
@@ -148,6 +148,7 @@ def adam_step(
         weight_decay=weight_decay,
         decoupled=decoupled,
     )
+    learning_rate = float(learning_rate)
     step = int(state.step) + 1
     correction_1, correction_2 = bias_correction(beta_1, step), bias_correction(beta_2, step)
     kept = 1 - learning_rate * weight_decay if decoupled else 1.0
@@ -219,7 +220,7 @@ def sgd_step(
         parameters: A tree of arrays in float16, bfloat16, float32 or float64.
         gradients: A tree of the same form, each array in its parameter's dtype or in the compute dtype.
         state: That of the step before, or what `sgd_start` makes.
-        learning_rate: At least 0.
+        learning_rate: At least 0; a tensor of rank 0 is read.
         momentum: In [0, 1).
         nesterov: Whether to look ahead, as above; needs a momentum above 0.
         weight_decay: At least 0.
@@ -241,6 +242,7 @@ def sgd_step(
         nesterov=nesterov,
         weight_decay=weight_decay,
     )
+    learning_rate = float(learning_rate)
     gradient = decayed(gradients, parameters, weight_decay)
     velocity = torch._foreach_mul(wide(state.velocity, parameters), momentum)
     torch._foreach_add_(velocity, gradient)
@@ -252,7 +254,6 @@ def sgd_step(
 # --- clipping ---------------------------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
 def clipped_in_range(
     arrays: list[torch.Tensor], limit: float
 ) -> tuple[tuple[torch.Tensor, ...], Float[torch.Tensor, ""]] | None:
@@ -264,6 +265,7 @@ def clipped_in_range(
     return torch._foreach_mul(arrays, torch.where(norm > limit, limit / norm, 1)), norm
 
 
+@torch.no_grad()
 def clip_by_global_norm(gradients: Any, limit: float) -> tuple[Any, Float[torch.Tensor, ""]]:
     """Scale gradients by limit / norm where their norm exceeds the limit (OPT-3).
 

@@ -33,6 +33,16 @@ for width in (1, 4):
     implementation.sinusoidal_positions(3, width)
 implementation.materialize(None, 3, 4)
 
+parameters, uniform = implementation.convert([np.ones((3, 2), np.float32)]), implementation.convert(np.zeros((3, 2)))
+for name, options in (("adam", {{}}), ("sgd", {{"momentum": 0.5}})):
+    start, step = (getattr(implementation, f"{{name}}_{{part}}") for part in ("start", "step"))
+    step(parameters, parameters, start(parameters), learning_rate=0.1, **options)
+implementation.clip_by_global_norm(parameters, 1.0)
+implementation.inverse_square_root(0, width=4, warmup=2)
+implementation.linear_default(uniform, uniform[0])
+implementation.xavier_uniform(uniform)
+implementation.embedding_default(uniform, padding=1)
+
 table = implementation.convert(np.ones(4))
 try:
     implementation.learned_positions(table, 2)

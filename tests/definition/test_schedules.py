@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from decimal import Decimal, localcontext
 from fractions import Fraction
@@ -18,6 +19,7 @@ import torch_impl
 from conformance.bounds.arithmetic import UNIT_ROUNDOFF
 from conformance.bounds.optimizers import INITIAL_WEIGHTS
 from conformance.bounds.optimizers import SCHEDULES as SCHEDULE_ERRORS
+from reference_numpy import schedules
 from tests.support.helpers import PACKAGES, REFERENCE, Implementation
 
 # --- schedules --------------------------------------------------------------------------------------------------------
@@ -237,13 +239,9 @@ def test_initialisers_refuse(
 )
 def test_wrong_schedules_are_seen(name: str, old: str, new: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step counted from 0 or 1, a width without its root, a cosine that cancels and rises again."""
-    import inspect
-
-    import reference_numpy.schedules as module
-
-    source = inspect.getsource(getattr(module, name))
+    source = inspect.getsource(getattr(schedules, name))
     assert source.count(old) == 1
-    scope = dict(vars(module))
+    scope = dict(vars(schedules))
     exec(compile("from __future__ import annotations\n" + source.replace(old, new), name, "exec"), scope)
     monkeypatch.setattr("reference_numpy." + name, scope[name])
     wrong = 0
@@ -254,3 +252,13 @@ def test_wrong_schedules_are_seen(name: str, old: str, new: str, monkeypatch: py
             except AssertionError:
                 wrong += 1
     assert wrong
+
+
+@pytest.mark.rule("INIT-1")
+@pytest.mark.parametrize("wrong", [lambda w: w * np.float32(1 + 2**-20), lambda w: -w, np.abs])
+def test_wrong_weights_are_seen(wrong: Callable[[np.ndarray], np.ndarray]) -> None:
+    """A limit that is off by eight roundings, the other sign, numbers of one sign."""
+    weight = uniform(np.float32, 5, 3)
+    held(REFERENCE.linear_default(weight).weight, weight, Fraction(1, 5))
+    with pytest.raises(AssertionError):
+        held(wrong(REFERENCE.linear_default(weight).weight), weight, Fraction(1, 5))

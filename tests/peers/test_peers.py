@@ -85,6 +85,24 @@ def loss(operation: str, reduction: str) -> Case:
     return Case(operation, "float32", inputs, {"reduction": reduction}, {"output": np.asarray(bar)})
 
 
+def adam(step: int, decoupled: bool) -> Case:
+    """With an eps that no place of it shows, late or early, and decay of either kind."""
+    inputs = {name: normal(seed, 4, 3) for seed, name in enumerate(("parameters", "gradients", "mean"))}
+    options = {"step": step, "learning_rate": 0.1, "eps": 1e-30, "weight_decay": 0.1, "decoupled": decoupled}
+    return Case("adam_step", "float32", inputs | {"square": normal(3, 4, 3) ** 2}, options)
+
+
+def sgd(nesterov: bool) -> Case:
+    inputs = {name: normal(seed, 4, 3) for seed, name in enumerate(("parameters", "gradients", "velocity"))}
+    return Case("sgd_step", "float32", inputs, {"learning_rate": 0.1, "momentum": 0.9, "nesterov": nesterov})
+
+
+def clip() -> Case:
+    """Of a norm far above 1e-6."""
+    inputs = {"gradients[0]": 1000 * normal(1, 4, 3), "gradients[1]": 1000 * normal(2, 5)}
+    return Case("clip_by_global_norm", "float32", inputs, {"limit": 100.0})
+
+
 MASK = np.arange(35).reshape(5, 7) % 3 > 0
 CASES = [
     attention(gradients=True),
@@ -108,6 +126,9 @@ CASES = [
     norm("layer_norm", bias=True, axes=2),
     norm("rms_norm", bias=False),
     *(loss(operation, reduction) for operation in ("cross_entropy", "nll_loss") for reduction in ("mean", "none")),
+    *(adam(step, decoupled) for step in (1, 99) for decoupled in (True, False)),
+    *(sgd(nesterov) for nesterov in (False, True)),
+    clip(),
 ]
 
 

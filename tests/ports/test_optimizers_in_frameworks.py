@@ -106,10 +106,28 @@ def test_compiled_equals_eager() -> None:
 
 
 @pytest.mark.rule("OPT-1", "OPT-2", "OPT-3")
+def test_numbers_may_be_tensors() -> None:
+    parameter, gradient = numbers(0, 3), numbers(1, 3)
+    rate, limit = torch.tensor(0.125, dtype=torch.float64), torch.tensor(0.5, dtype=torch.float64)
+    adam, sgd = torch_impl.adam_start(parameter), torch_impl.sgd_start(parameter)
+    for call, given, number in (
+        (torch_impl.adam_step, (parameter, gradient, adam), rate),
+        (torch_impl.sgd_step, (parameter, gradient, sgd), rate),
+        (torch_impl.clip_by_global_norm, (gradient,), limit),
+    ):
+        name = "limit" if number is limit else "learning_rate"
+        one, other = (call(*given, **{name: n})[0] for n in (number, float(number)))
+        assert one.dtype == torch.float32
+        assert torch.equal(one, other)
+
+
+@pytest.mark.rule("OPT-1", "OPT-2", "OPT-3")
 def test_nothing_is_recorded_for_autograd() -> None:
     parameters = [numbers(0, 3).requires_grad_()]
     found = all_of_it(parameters, [numbers(1, 3).requires_grad_()])
     assert not any(array.requires_grad for array in leaves(found).values())
+    large = torch_impl.clip_by_global_norm((1e30 * numbers(1, 3)).requires_grad_(), 1.0)
+    assert not any(array.requires_grad for array in large)
 
 
 def model(dtype: torch.dtype = torch.float32) -> torch.nn.Module:
