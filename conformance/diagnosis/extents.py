@@ -280,7 +280,7 @@ AXES = {
     "gradient of bias": ("batch elements", "heads", "queries", "keys"),
 }
 TOGETHER = ("batch elements times heads", "")
-THINGS = {"rows": "rows", "vocabulary": "", "length": "positions"}
+THINGS = {"rows": "rows", "vocabulary": "", "classes": "classes", "length": "positions"}
 """What the axes of other operations hold, by their names in `cases/axes.py`; all others are columns."""
 REPEATED = ("heads", "key heads", "batch elements", TOGETHER[0], "rows", "columns")
 """Of which those past the first ones may get the answers of others."""
