@@ -233,6 +233,16 @@ class Transposed(Reference):
         return found._replace(gradients=turned)
 
 
+class SlightlyOff(Reference):
+    """One gradient is off by a billionth."""
+
+    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
+        found = super().step(task, parameters, batch, dropout)
+        following = iter(flatten(found.gradients))
+        scaled = mapped(lambda g: g * (1 + 1e-9) if next(following) == FAULTY_TENSOR else g, found.gradients)
+        return found._replace(gradients=scaled)
+
+
 class NotFinite(Reference):
     def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
         found = super().step(task, parameters, batch, dropout)
@@ -325,6 +335,7 @@ FAULTS = {
     "smoothed over V - 1": Fault(SmoothedOverTheOthers, "loss"),
     "gradients not set to 0": Fault(NotZeroed, "gradients", step=1),
     "a gradient transposed": Fault(Transposed, "gradients", tensor=FAULTY_TENSOR),
+    "a gradient off by a billionth": Fault(SlightlyOff, "gradients", tensor=FAULTY_TENSOR),
     "a gradient that is not finite": Fault(NotFinite, "gradients", tensor=FAULTY_TENSOR),
     "gradients through float32": Fault(Narrow, "gradients"),
     "dropout left out": Fault(WithoutDropout, "loss"),
