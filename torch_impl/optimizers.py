@@ -81,6 +81,14 @@ def adam_start(parameters: Any) -> AdamState:
     return AdamState(0, zeros(parameters), zeros(parameters))
 
 
+def take_roots_(squares: tuple[torch.Tensor, ...], eps: float) -> None:
+    """Replace numbers by their roots, where those that vanish beside eps may be too large."""
+    if eps > LEAST_EPS:
+        # MKL takes six times as long for the root of 0, and forty times for that of a subnormal number.
+        torch._foreach_clamp_min_(squares, [torch.finfo(array.dtype).tiny for array in squares])
+    torch._foreach_sqrt_(squares)
+
+
 def bias_correction(beta: float, step: int) -> float:
     """1 - beta^step, to its last digits for a beta near 1 too."""
     return -math.expm1(step * math.log(beta)) if beta > 0 else 1.0
@@ -149,10 +157,7 @@ def adam_step(
     square = torch._foreach_mul(wide(state.square, parameters), beta_2)
     torch._foreach_addcmul_(square, gradient, gradient, 1 - beta_2)
     update = torch._foreach_div(square, correction_2)
-    if eps > LEAST_EPS:
-        # MKL takes the root of 0 in six times, of a subnormal number in forty times the time of others.
-        torch._foreach_clamp_min_(update, [torch.finfo(array.dtype).tiny for array in update])
-    torch._foreach_sqrt_(update)
+    take_roots_(update, eps)
     torch._foreach_add_(update, eps)
     torch._foreach_reciprocal_(update)
     torch._foreach_mul_(update, mean)
@@ -248,6 +253,17 @@ def sgd_step(
 
 
 @torch.no_grad()
+def clipped_in_range(
+    arrays: list[torch.Tensor], limit: float
+) -> tuple[tuple[torch.Tensor, ...], Float[torch.Tensor, ""]] | None:
+    """What `clip_by_global_norm` gives, in one reading; None where a square that matters may have left the range."""
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(arrays)))
+    value = readable(norm)
+    if value is None or not LEAST_NORM <= value < math.inf:
+        return None
+    return torch._foreach_mul(arrays, torch.where(norm > limit, limit / norm, 1)), norm
+
+
 def clip_by_global_norm(gradients: Any, limit: float) -> tuple[Any, Float[torch.Tensor, ""]]:
     """Scale gradients by limit / norm where their norm exceeds the limit (OPT-3).
 
@@ -272,11 +288,8 @@ def clip_by_global_norm(gradients: Any, limit: float) -> tuple[Any, Float[torch.
     """
     checks.clip(gradients, limit)
     arrays = in_one_dtype(gradients)
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(arrays)))
-    value = readable(norm)
-    if value is not None and LEAST_NORM <= value < math.inf:
-        scaled = torch._foreach_mul(arrays, torch.where(norm > limit, limit / norm, 1))
-        return rounded(scaled, gradients), norm
+    if (quick := clipped_in_range(arrays, limit)) is not None:
+        return rounded(quick[0], gradients), quick[1]
     largest = torch.stack([array.abs().max() for array in arrays if array.numel()] or [arrays[0].sum()]).max()
     finite = torch.isfinite(largest)
     unit = torch.where(finite & (largest > 0), largest, 1)

@@ -96,6 +96,7 @@ def all_of_it(parameters: list[torch.Tensor], gradients: list[torch.Tensor]) -> 
 
 
 @pytest.mark.rule("OPT-1", "OPT-2", "OPT-3")
+@pytest.mark.slow
 def test_compiled_equals_eager() -> None:
     """In one graph; whatever a compiler fuses is off by no more than a few roundings."""
     arrays = [numbers(0, 3, 2), numbers(1, 4)], [numbers(2, 3, 2), numbers(3, 4)]

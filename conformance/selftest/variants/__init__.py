@@ -91,5 +91,10 @@ VARIANTS = (
     Variant("torch.nn.functional", "torch_layers:embedding_lookup", "embedding", "torch"),
     Variant("torch.nn.functional", "torch_layers:feed_forward_functional", "feed_forward", "torch"),
     Variant("inner axis in chunks of 256", "torch_layers:feed_forward_chunks", "feed_forward", "torch"),
+    Variant("averages by differences, rate corrected", "numpy_optimizers:adam_by_differences", "adam_step"),
+    Variant("decay as a term, reciprocals", "numpy_optimizers:adam_by_terms", "adam_step"),
+    Variant("Nesterov written out", "numpy_optimizers:sgd_written_out", "sgd_step"),
+    Variant("squares in one chain", "numpy_optimizers:clip_in_one_chain", "clip_by_global_norm"),
+    Variant("norm of norms", "numpy_optimizers:clip_by_norms_of_arrays", "clip_by_global_norm"),
 )
 """In reading order."""

@@ -1,0 +1,104 @@
+"""Optimizers and clipping in NumPy, written in other ways than the definition."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from conformance.selftest.faults.right_numpy import widen
+from specification.optimizers import AdamState, SgdState
+
+
+def towards(old: Any, new: Any, beta: float) -> Any:
+    """beta old + (1 - beta) new by their difference, times the smaller factor; infinity as it is."""
+    rest = 1 - beta
+    difference = new - old
+    moved = old + rest * difference if rest < 0.5 else new - beta * difference
+    return np.where(np.isfinite(difference), moved, beta * old + rest * new)
+
+
+def corrections(beta_1: float, beta_2: float, step: int) -> tuple[float, float]:
+    return -math.expm1(step * math.log(beta_1)) if beta_1 else 1.0, (
+        -math.expm1(step * math.log(beta_2)) if beta_2 else 1.0
+    )
+
+
+@np.errstate(all="ignore")
+def adam_by_differences(
+    parameters: Any, gradients: Any, state: AdamState, *, learning_rate: float, beta_1: float = 0.9,
+    beta_2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0, decoupled: bool = True,
+) -> Any:  # fmt: skip
+    """The root and the learning rate are corrected, not the averages; the decay comes first, as a factor."""
+    wide, gradient = widen(parameters), widen(gradients)
+    if decoupled:
+        wide = wide * (1 - learning_rate * weight_decay)
+    else:
+        gradient = gradient + weight_decay * wide
+    mean, square = towards(state.mean, gradient, beta_1), towards(state.square, gradient * gradient, beta_2)
+    first, second = corrections(beta_1, beta_2, state.step + 1)
+    denominator = np.sqrt(square) / math.sqrt(second) + eps
+    moved = wide - learning_rate / first * mean / denominator
+    return moved.astype(parameters.dtype), AdamState(state.step + 1, mean, square)
+
+
+@np.errstate(all="ignore")
+def adam_by_terms(
+    parameters: Any, gradients: Any, state: AdamState, *, learning_rate: float, beta_1: float = 0.9,
+    beta_2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.0, decoupled: bool = True,
+) -> Any:  # fmt: skip
+    """The decay is a term of the update, which is a product with a reciprocal."""
+    wide, gradient = widen(parameters), widen(gradients)
+    if not decoupled:
+        gradient = gradient + weight_decay * wide
+    mean = state.mean * beta_1 + gradient * (1 - beta_1)
+    square = state.square * beta_2 + (gradient * gradient) * (1 - beta_2)
+    first, second = corrections(beta_1, beta_2, state.step + 1)
+    update = mean * (1 / first) * (1 / (np.sqrt(square * (1 / second)) + eps))
+    if decoupled:
+        update = update + weight_decay * wide
+    return (wide - learning_rate * update).astype(parameters.dtype), AdamState(state.step + 1, mean, square)
+
+
+@np.errstate(all="ignore")
+def sgd_written_out(
+    parameters: Any, gradients: Any, state: SgdState, *, learning_rate: float, momentum: float = 0.0,
+    nesterov: bool = False, weight_decay: float = 0.0,
+) -> Any:  # fmt: skip
+    """Nesterov as gradient (1 + momentum) + momentum^2 velocity."""
+    wide = widen(parameters)
+    gradient = widen(gradients) + weight_decay * wide if weight_decay else widen(gradients)
+    velocity = momentum * state.velocity + gradient
+    ahead = (1 + momentum) * gradient + momentum * momentum * state.velocity
+    return (wide - learning_rate * (ahead if nesterov else velocity)).astype(parameters.dtype), SgdState(velocity)
+
+
+@np.errstate(all="ignore")
+def clip_in_one_chain(gradients: Any, limit: float) -> Any:
+    """Squares are added one after the other, and the factor is 1 below the limit."""
+    wide = [widen(array) for array in gradients]
+    flat = np.concatenate([array.reshape(-1) for array in wide])
+    largest = np.max(np.abs(flat), initial=0)
+    if not np.isfinite(largest) or largest == 0:
+        return [array.copy() for array in gradients], np.asarray(largest)
+    ratio = np.sqrt(np.cumsum(np.square(flat / largest))[-1])
+    norm = largest * ratio
+    factor = (limit / largest) / ratio if norm > limit else norm.dtype.type(1)
+    return [(a * factor).astype(g.dtype) for a, g in zip(wide, gradients, strict=True)], np.asarray(norm)
+
+
+@np.errstate(all="ignore")
+def clip_by_norms_of_arrays(gradients: Any, limit: float) -> Any:
+    """The norm of the arrays' norms; gradients are divided by the largest element, then multiplied."""
+    wide = [widen(array) for array in gradients]
+    largest = np.max([np.max(np.abs(array), initial=0) for array in wide])
+    if not np.isfinite(largest) or largest == 0:
+        return [array.copy() for array in gradients], np.asarray(largest)
+    norms = np.array([np.sqrt(np.sum((array / largest) ** 2)) for array in wide])
+    ratio = np.sqrt(np.sum(norms**2))
+    norm = largest * ratio
+    if not norm > limit:
+        return [array.copy() for array in gradients], np.asarray(norm)
+    scaled = [(a / largest * (limit / ratio)).astype(g.dtype) for a, g in zip(wide, gradients, strict=True)]
+    return scaled, np.asarray(norm)
