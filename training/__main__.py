@@ -274,9 +274,7 @@ def translate(
         if not texts:
             raise ValueError("standard input has no lines")
         found = checkpoints.read(checkpoint, TRANSLATION)
-        translations = translating.translate(
-            chosen, chosen.arrays(found.parameters), found.settings.task().configuration, found.vocabulary, texts, beams
-        )
+        translations = translating.from_checkpoint(chosen, found, texts, beams)
         for translation in translations:
             print(translation)
         if attention is not None:

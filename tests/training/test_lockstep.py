@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 import reference_numpy
@@ -233,6 +234,16 @@ class Transposed(Reference):
         return found._replace(gradients=turned)
 
 
+class SlightlyOff(Reference):
+    """One gradient is off by a billionth."""
+
+    def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
+        found = super().step(task, parameters, batch, dropout)
+        following = iter(flatten(found.gradients))
+        scaled = mapped(lambda g: g * (1 + 1e-9) if next(following) == FAULTY_TENSOR else g, found.gradients)
+        return found._replace(gradients=scaled)
+
+
 class NotFinite(Reference):
     def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
         found = super().step(task, parameters, batch, dropout)
@@ -325,6 +336,7 @@ FAULTS = {
     "smoothed over V - 1": Fault(SmoothedOverTheOthers, "loss"),
     "gradients not set to 0": Fault(NotZeroed, "gradients", step=1),
     "a gradient transposed": Fault(Transposed, "gradients", tensor=FAULTY_TENSOR),
+    "a gradient off by a billionth": Fault(SlightlyOff, "gradients", tensor=FAULTY_TENSOR),
     "a gradient that is not finite": Fault(NotFinite, "gradients", tensor=FAULTY_TENSOR),
     "gradients through float32": Fault(Narrow, "gradients"),
     "dropout left out": Fault(WithoutDropout, "loss"),
@@ -499,6 +511,7 @@ def test_a_free_run_drifts_and_the_report_says_when(monkeypatch: pytest.MonkeyPa
 
 
 RUNNER = CliRunner()
+report_console = Console(width=400, markup=False)
 EXAMPLE = Path(__file__).parents[2] / "examples" / "training_step.py"
 
 
@@ -514,6 +527,32 @@ def test_the_command_names_where_a_step_of_ones_own_departs(tmp_path: Path, monk
     assert len(one["drift"]) == 1
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "training_step.py:step" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["an error raised", "a gradient that is not finite", "a tensor frozen"])
+def test_every_departure_can_be_written_and_shown(name: str) -> None:
+    course = course_of(trainer_of(FAULTS[name].package(), prepared("translation", "float64").plan))
+    course.name = "<script>"
+    found = report.content(Lockstep("translation", "float64", 0, 2, [course], [3.4, 3.3]))
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    first = found["implementations"][0]["first"]
+    assert first["quantity"] == FAULTS[name].quantity
+    words = report.departure_text(first)
+    assert words.startswith(f"step 0: {first['quantity']} ")
+    page = report.as_page(found)
+    assert "<script>" not in page
+    assert "Departs from the definition" in page
+    with report_console.capture() as captured:
+        report_console.print(report.terminal(found))
+    assert " ".join(words.split()) in " ".join(captured.get().split())
+
+
+def test_steps_of_the_table_and_when_a_run_has_drifted() -> None:
+    drift = [2 * 10.0 ** (step - 16) for step in range(30)]
+    found = report.content(Lockstep("reviews", "float64", 0, 30, [Course("x", {}, [], [1.0] * 30, drift)], [1.0] * 30))
+    assert report.shown_steps(found) == [0, 1, 4, 9, 19, 29]
+    drifted = {"1e-15": 1, "1e-12": 4, "1e-9": 7, "1e-6": 10, "1e-3": 13, "1e0": 16}
+    assert found["implementations"][0]["drifted"] == drifted
 
 
 def test_an_interrupted_run_reports_the_steps_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

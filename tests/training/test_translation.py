@@ -141,13 +141,10 @@ def test_numbers_that_were_held_out_are_translated_exactly(tmp_path: Path) -> No
 def test_the_packages_translate_alike(whole: Path, package: str, beams: int) -> None:
     checkpoint = checkpoints.read(whole, data.TRANSLATION)
     texts = ["seventy-one", "Five", "sixty"]
-    configuration = checkpoint.settings.task().configuration
-
-    def translated(name: str) -> list[str]:
-        parameters = THREE[name].arrays(checkpoint.parameters)
-        return translating.translate(THREE[name], parameters, configuration, checkpoint.vocabulary, texts, beams)
-
-    assert translated(package) == translated("reference_numpy")
+    found, expected = (
+        translating.from_checkpoint(THREE[name], checkpoint, texts, beams) for name in (package, "reference_numpy")
+    )
+    assert found == expected
 
 
 def test_translate_on_the_command_line(whole: Path, tmp_path: Path) -> None:

@@ -21,7 +21,10 @@ from training.translation.vocabulary import Vocabularies, Vocabulary, batch_of
 
 
 class NumberData(NamedTuple):
-    """The `Data` of a run of the translation. sources, targets: encoded, of the numbers that are trained on."""
+    """The `Data` of a run of the translation. sources, targets: encoded, of the numbers that are trained on.
+
+    lengths: to which every batch is padded, so that JAX compiles once.
+    """
 
     settings: Settings
     vocabulary: Vocabularies
@@ -29,6 +32,7 @@ class NumberData(NamedTuple):
     sources: list[list[int]]
     targets: list[list[int]]
     held_out: list[int]
+    lengths: tuple[int, int]
 
     @property
     def size(self) -> int:
@@ -43,11 +47,6 @@ class NumberData(NamedTuple):
 
     def batch(self, places: np.ndarray) -> Batch:
         return batch_of([self.sources[at] for at in places], [self.targets[at] for at in places], self.lengths)
-
-    @property
-    def lengths(self) -> tuple[int, int]:
-        """To which every batch is padded, so that JAX compiles once."""
-        return max(map(len, self.sources)), self.vocabulary.longest
 
     def dropout(self, batch: Batch, step: int) -> Any:
         return drawing.dropout(self.settings, batch, step)
@@ -77,15 +76,17 @@ def prepare(settings: Settings) -> NumberData:
         for test, count in ((False, settings.numbers), (True, settings.held_out))
     )
 
-    def written(language: str) -> tuple[Vocabulary, list[str]]:
+    def written(language: str) -> tuple[Vocabulary, list[list[int]]]:
         texts = [in_words(number, language) for number in training + held_out]
-        return Vocabulary.of(language, texts), texts[: len(training)]
+        vocabulary = Vocabulary.of(language, texts)
+        return vocabulary, [vocabulary.encode(text) for text in texts]
 
-    (source, questions), (target, answers) = map(written, (settings.source, settings.target))
-    sources, targets = [source.encode(text) for text in questions], [target.encode(text) for text in answers]
-    digest = hashlib.sha256("\n".join(questions + answers).encode()).hexdigest()
-    vocabulary = Vocabularies(source, target, max(map(len, targets)))
-    return NumberData(settings, vocabulary, digest, sources, targets, held_out)
+    (source, sources), (target, targets) = map(written, (settings.source, settings.target))
+    lengths = max(map(len, sources)), max(map(len, targets))
+    sources, targets = sources[: len(training)], targets[: len(training)]
+    digest = hashlib.sha256(repr((settings.source, settings.target, training)).encode()).hexdigest()
+    vocabulary = Vocabularies(source, target, lengths[1])
+    return NumberData(settings, vocabulary, digest, sources, targets, held_out, lengths)
 
 
 def entries(parameters: Transformer, vocabulary: Vocabularies) -> list[tuple[int, int]]:

@@ -44,7 +44,7 @@ class Settings:
     batch: int = 64
     warmup: int = 1000
     clip: float = 1.0
-    epochs: int = 6
+    epochs: int = 10
     seed: int = 0
     dtype: str = "float32"
 

@@ -54,6 +54,12 @@ def translate(
     return found
 
 
+def from_checkpoint(package: Package, checkpoint: Checkpoint, texts: Sequence[str], beams: int = 1) -> list[str]:
+    """Translate with a trained model, in float64, so that the packages agree."""
+    parameters, configuration = as_float64(checkpoint.parameters), checkpoint.settings.task().configuration
+    return translate(package, package.arrays(parameters), configuration, checkpoint.vocabulary, texts, beams)
+
+
 def generated(
     package: Package, parameters: Any, configuration: Configuration, source: np.ndarray, steps: int, beams: int
 ) -> np.ndarray:
