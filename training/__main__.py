@@ -218,6 +218,7 @@ def translation(
     target: Annotated[str | None, typer.Option(help="language that is translated into")] = None,
     numbers: Annotated[int | None, typer.Option(help="how many are trained on")] = None,
     held_out: Annotated[int | None, typer.Option(help="how many are translated after every epoch")] = None,
+    repeats: Annotated[int | None, typer.Option(help="how often an epoch has numbers below 100")] = None,
     limit: Annotated[int | None, typer.Option(help="numbers are smaller")] = None,
     epochs: Annotated[int | None, typer.Option(help="how often all numbers are read")] = None,
     seed: Annotated[int | None, typer.Option(help="by which everything random is drawn")] = None,
@@ -235,7 +236,7 @@ def translation(
     """Train the translator of numbers in words. Exit code 1 if numbers stop being finite, 2 for wrong input."""
     given = {
         "source": source, "target": target, "numbers": numbers, "held_out": held_out,
-        "limit": limit, "epochs": epochs, "seed": seed,
+        "repeats": repeats, "limit": limit, "epochs": epochs, "seed": seed,
         "width": width, "inner": inner, "heads": heads, "depth": depth, "dropout": dropout,
         "label_smoothing": label_smoothing, "batch": batch, "warmup": warmup, "clip": clip, "dtype": dtype,
     }  # fmt: skip

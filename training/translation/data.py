@@ -14,7 +14,7 @@ from training.drawing import NUMBERS, generator, order
 from training.packages import Package
 from training.task import Batch
 from training.translation import drawing
-from training.translation.numbers import drawn_numbers, in_words
+from training.translation.numbers import FEW, drawn_numbers, in_words
 from training.translation.settings import Settings
 from training.translation.translating import TOGETHER, translate
 from training.translation.vocabulary import Vocabularies, Vocabulary, batch_of
@@ -75,6 +75,8 @@ def prepare(settings: Settings) -> NumberData:
         drawn_numbers(generator(settings.seed, NUMBERS, test), count, test=test, limit=settings.limit)
         for test, count in ((False, settings.numbers), (True, settings.held_out))
     )
+
+    training += [number for number in training if number < FEW] * (settings.repeats - 1)
 
     def written(language: str) -> tuple[Vocabulary, list[list[int]]]:
         texts = [in_words(number, language) for number in training + held_out]

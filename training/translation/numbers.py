@@ -15,6 +15,7 @@ from num2words import num2words
 
 LIMIT = 1_000_000
 """Numbers are smaller than this."""
+FEW = 100
 TENTH = 26
 """Of 256 values of a hash."""
 
@@ -49,9 +50,9 @@ def tokens(text: str, language: str) -> list[str]:
 def held_out(number: int) -> bool:
     """Tell whether a number is for the test: a tenth of them, by a hash that does not depend on anything else.
 
-    Those below 100, which have words of their own, are not.
+    Those below FEW, which have words of their own, are not.
     """
-    return number >= 100 and hashlib.sha256(str(number).encode()).digest()[0] < TENTH
+    return number >= FEW and hashlib.sha256(str(number).encode()).digest()[0] < TENTH
 
 
 def drawn_numbers(rng: np.random.Generator, count: int, *, test: bool, limit: int = LIMIT) -> list[int]:

@@ -14,8 +14,8 @@ from training.task import Task
 from training.translation.vocabulary import PADDING
 
 LEAST = {
-    "numbers": 1, "held_out": 1, "limit": 1000, "width": 2, "inner": 1, "heads": 1, "depth": 0, "batch": 1, "warmup": 1,
-    "epochs": 1, "seed": 0,
+    "numbers": 1, "held_out": 1, "repeats": 1, "limit": 1000, "width": 2, "inner": 1, "heads": 1, "depth": 0,
+    "batch": 1, "warmup": 1, "epochs": 1, "seed": 0,
 }  # fmt: skip
 
 
@@ -26,7 +26,8 @@ class Settings:
     The defaults are the paper's (sections 5.3 and 5.4), with a smaller model and a shorter warm-up.
 
     source, target: languages, as num2words names them. numbers, held_out: how many are trained on, and how many are
-        translated after every epoch; all are below limit.
+        translated after every epoch; all are below limit. repeats: how often an epoch has those below 100, of which
+        there are few.
     warmup: steps in which the learning rate grows. clip: the largest norm of all gradients together.
     """
 
@@ -34,6 +35,7 @@ class Settings:
     target: str = "de"
     numbers: int = 20_000
     held_out: int = 1000
+    repeats: int = 10
     limit: int = 1_000_000
     width: int = 64
     inner: int = 256
