@@ -65,6 +65,14 @@ VERDICTS = {
         "declared as weights in the inputs' dtype: conforms",
         "the broken kernel: ",
     ],
+    "one_training_step": [
+        "loss: 1.7512644604326708",
+        "cross_entropy_of_torch: conforms",
+        "the mean is taken over all rows, not over the targets that count",
+        "adam: conforms",
+        "the square of eps stands inside the root",
+        "step 9: loss 0.66",
+    ],
     "look_inside": [
         "the word before  most in layer 0, head  2",
         "nothing changed: 0 of 42 steps beyond their bounds",
@@ -91,6 +99,9 @@ FAULTS = {
     "NaN hidden": Fault("in_torch_and_jax", "weights.masked_fill(~mask, 0) @", "weights @", "torch_mended violates"),
     "output not rescaled": Fault(
         "bring_your_own_kernel", "output * factor + multiply", "output + multiply", "the kernel violates"
+    ),
+    "bias correction left out": Fault(
+        "one_training_step", "mean / (1 - beta_1**step) / size", "mean / size", "adam violates"
     ),
     "heads halved": Fault("look_inside", "H = f\"blocks.{layer}.attention\", configuration.num_heads",
                           "H = f\"blocks.{layer}.attention\", 6", "blocks.0.attention"),
