@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from conformance.cases.declaration import EVERYTHING
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding
+from conformance.checks.size_limits import SizeLimits
 from conformance.judge.run import breaks, run_probe, run_refusals, silent
 from conformance.operations.probes import PROBES
 from conformance.oracle.reference import balls_available
@@ -43,6 +44,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, Any, Any]] = []
+        self.sizes = SizeLimits()
 
     def __call__(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
         self.asked.append((check, material, shared))

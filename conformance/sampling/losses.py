@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
+from conformance.cases.signatures import left_out
 from conformance.oracle.reference import ball_work
 from conformance.sampling.layouts import with_memory
 from conformance.sampling.strategies import (
@@ -91,8 +92,9 @@ def loss_cases(
     inputs = {rows_of(operation): x.reshape(*shape, classes), "targets": targets.reshape(shape)}
     of_rows = options["reduction"] == "none"
     bar = cotangent(draw, d, (count,), 0).reshape(shape) if of_rows else np.asarray(d.normal())
-    options = {name: value for name, value in options.items() if value is not None}
-    options = without_lacking(operation, options, declaration)
+    unsaid = draw(st.booleans())
+    options = {n: value for n, value in options.items() if not (unsaid and left_out(operation, n, value))}
+    options = without_lacking(operation, {n: v for n, v in options.items() if v is not None}, declaration)
     case = Case(operation, dtype, inputs, options, wanted({"output": bar}, declaration), special=bool(spoiled))
     return with_memory(draw, case, declaration)
 
