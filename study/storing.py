@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results.result import read as read_benchmark
-from conformance.judge.report import versions
 from conformance.reports.comparison import read_report
 from study.results import BENCHMARKS, CONFORMANCE, TRAINING
 from study.training import SCHEMA
@@ -74,7 +73,7 @@ def stored_lockstep(path: Path) -> Result:
         raise ValueError(f"{path} cannot be read: {error}") from error
     if not isinstance(report, dict) or report.get("schema") != LOCKSTEP:
         raise ValueError(f"{path} is no report of `python -m training lockstep`")
-    return beside_others("lockstep", lighter(report))
+    return {"schema": SCHEMA, "lockstep": lighter(report)}
 
 
 def stored_run(path: Path) -> Result:
@@ -82,15 +81,16 @@ def stored_run(path: Path) -> Result:
     from training import checkpoints, records
     from training.translation.data import TRANSLATION
 
-    told = checkpoints.told_by((checkpoints.newest(path) or path) / checkpoints.RUN)
+    run = (checkpoints.newest(path) or path) / checkpoints.RUN
+    told = checkpoints.told_by(run)
     kind = TRANSLATION if "target" in told["settings"] else checkpoints.REVIEWS
     checkpoint, log = checkpoints.read(path, kind), records.read(path / records.LOG)
     steps = [one for one in log if "loss" in one]
     found = {
         "package": checkpoint.package,
         "settings": told["settings"],
-        "versions": versions(),
-        "when": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "versions": told["versions"],
+        "when": datetime.fromtimestamp(run.stat().st_mtime, UTC).strftime("%Y-%m-%d"),
         "training": [mean_of(group) for group in np.array_split(np.array(steps), min(POINTS, len(steps)))],
         "held_out": [
             [one["step"], one["epoch"], one["held_out_loss"], one["held_out_accuracy"]]
@@ -99,7 +99,7 @@ def stored_run(path: Path) -> Result:
         ],
     }
     found |= of_reviews(checkpoint) if kind is checkpoints.REVIEWS else of_translation(checkpoint)
-    return beside_others(kind.command, lighter(found))
+    return {"schema": SCHEMA, kind.command: lighter(found)}
 
 
 def mean_of(records: np.ndarray) -> list[float]:
@@ -132,12 +132,6 @@ def of_translation(checkpoint: Any) -> Result:
     return {"attention": seen | {"weights": np.round(weights, 4).tolist()}}
 
 
-def beside_others(name: str, part: Result) -> Result:
-    """The stored training runs, with this one in place of an earlier one of its kind."""
-    there = json.loads(TRAINING.read_text(encoding="utf-8")) if TRAINING.exists() else {}
-    return there | {"schema": SCHEMA, name: part}
-
-
 KINDS: tuple[tuple[Path, Callable[[Path], Result]], ...] = (
     (TRAINING, stored_run), (CONFORMANCE, stored_report), (BENCHMARKS, stored_benchmark), (TRAINING, stored_lockstep),
 )  # fmt: skip
@@ -154,6 +148,8 @@ def store(path: Path, folder: Path) -> Path:
             continue
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / kind.name
+        if kind == TRAINING and target.exists():
+            found = json.loads(target.read_text(encoding="utf-8")) | found
         # A line for every case or subject, so that a change can be read.
         text = json.dumps(found, separators=(",", ":"), allow_nan=False)
         target.write_text(text.replace('{"name":', '\n{"name":') + "\n", encoding="utf-8")

@@ -19,14 +19,33 @@ from training.packages import PACKAGES, Package
 app = typer.Typer(add_completion=False, help="The same training run in all three packages.", no_args_is_help=True)
 
 Name = Annotated[str, typer.Option("--package", help=f"one of {', '.join(PACKAGES)}", metavar="NAME")]
+Trained = Annotated[
+    str | None,
+    typer.Option(
+        "--package", help=f"one of {', '.join(PACKAGES)}; the first, or that of the run that goes on", metavar="NAME"
+    ),
+]
 DEFAULT = next(iter(PACKAGES))
 
 
-def package_named(name: str) -> Package:
+def package_named(name: str | None) -> Package:
+    """The package of that name, or the default one."""
+    name = DEFAULT if name is None else name
     if name not in PACKAGES:
         refuse(f"--package must be one of {', '.join(PACKAGES)}, got {name!r}")
     keep_compiled_code()
     return PACKAGES[name]
+
+
+def package_of(name: str | None, out: Path, resume: bool) -> Package:
+    """The package of that name; without one, that in which the run began that goes on."""
+    from training import checkpoints
+
+    earlier = checkpoints.newest(out) if resume else None
+    began = None if earlier is None else checkpoints.told_by(earlier / checkpoints.RUN)["package"]
+    if name is not None and began not in (None, name):
+        say(f"the run began in {began}, and goes on in {name}")
+    return package_named(began if name is None else name)
 
 
 @contextmanager
@@ -47,7 +66,7 @@ def one_line_for_errors() -> Iterator[None]:
 
 @app.command()
 def reviews(
-    package: Name = DEFAULT,
+    package: Trained = None,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -81,19 +100,21 @@ def reviews(
     dtype: Annotated[str | None, typer.Option(help="float32 or float64")] = None,
 ) -> None:
     """Train the classifier of film reviews. Exit code 1 if numbers stop being finite, 2 for wrong input."""
-    given = {
+    given: dict[str, Any] = {
         "epochs": epochs, "seed": seed, "width": width, "heads": heads, "depth": depth, "vocabulary": vocabulary,
         "longest": longest, "spread": spread, "pooling": pooling, "masked": masked, "dropout": dropout, "batch": batch,
         "learning_rate": learning_rate, "warmup": warmup, "decay": decay, "clip": clip, "dtype": dtype,
     }  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None}
-    chosen = package_named(package)
     with one_line_for_errors():
         from training import checkpoints, naive_bayes, review_data
         from training.reviews import read
         from training.settings import TUTORIAL, Settings
 
-        split, base = read(data), Settings(**asdict(TUTORIAL if tutorial else Settings()) | given)
+        chosen = package_of(package, out, resume)
+        if tutorial:
+            given = asdict(TUTORIAL) | given
+        split, base = read(data), Settings(**given)
         if decay is None and not tutorial:
             base = replace(base, decay=base.epochs * -(-len(split.training.texts) // base.batch))
 
@@ -125,6 +146,8 @@ def train(
 
     if out.exists() and not out.is_dir():
         raise ValueError(f"--out: {out} is no folder")
+    if (out / checkpoints.RUN).exists():
+        raise ValueError(f"--out: {out} is a checkpoint; the folder of its run is {out.parent}")
     if (earlier := checkpoints.newest(out)) and not resume:
         raise ValueError(f"{out} has a run already: go on with --resume, or name another --out")
     if earlier:
@@ -133,6 +156,8 @@ def train(
         if data.digest != begin.data:
             raise ValueError(f"{out} was trained on other texts than these")
     else:
+        if resume:
+            say(f"{out} has no checkpoint: the run begins")
         settings = kind.settings(**asdict(base) | given)
         data = prepare(settings, None)
         begin = loop.start(data, settings, package)
@@ -208,7 +233,7 @@ def benchmark(
 
 @app.command()
 def translation(
-    package: Name = DEFAULT,
+    package: Trained = None,
     out: Annotated[Path, typer.Option(help="for logs and checkpoints", metavar="FOLDER")] = Path(
         "build/training/translation"
     ),
@@ -241,10 +266,11 @@ def translation(
         "label_smoothing": label_smoothing, "batch": batch, "warmup": warmup, "clip": clip, "dtype": dtype,
     }  # fmt: skip
     given = {name: value for name, value in given.items() if value is not None}
-    chosen = package_named(package)
     with one_line_for_errors():
         from training.translation.data import TRANSLATION, prepare
         from training.translation.settings import Settings
+
+        chosen = package_of(package, out, resume)
 
         def prepared(settings: Any, vocabulary: Any) -> Any:
             data = prepare(settings)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from conformance.judge.report import versions
 from specification.checkpoints import flatten, read_model, read_safetensors, unflatten, write_model, write_safetensors
 from specification.optimizers import AdamState
 from specification.parameters import Classifier
@@ -84,6 +85,7 @@ def write(folder: Path, checkpoint: Checkpoint) -> Path:
     told = {
         "format": FORMAT,
         "package": checkpoint.package,
+        "versions": versions(),
         "data": checkpoint.data,
         "place": checkpoint.place._asdict(),
         "settings": asdict(checkpoint.settings),

@@ -21,6 +21,11 @@ class Classified(NamedTuple):
     probability: float
 
 
+def is_unicode(text: str) -> bool:
+    """Whether a text has no bytes that Python could not read."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
 def classify(package: Package, checkpoint: Checkpoint, texts: Sequence[str]) -> list[Classified]:
     """Classify texts.
 
@@ -32,11 +37,13 @@ def classify(package: Package, checkpoint: Checkpoint, texts: Sequence[str]) -> 
         texts: each has a word at least.
 
     Raises:
-        ValueError: for a text without words, by its number.
+        ValueError: for a text without words or one that is not UTF-8, by its number.
     """
     for number, text in enumerate(texts, start=1):
         if not text.split():
             raise ValueError(f"text {number} has no words")
+        if not is_unicode(text):
+            raise ValueError(f"text {number} is not UTF-8")
     wide = package.arrays(mapped(lambda array: array.astype(np.float64), checkpoint.parameters))
     settings = replace(checkpoint.settings, dtype="float64")
     found = predictions(package, settings, wide, vocabulary.encode(checkpoint.vocabulary, texts))

@@ -32,7 +32,7 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
         path: the folder. One that is there already is replaced.
         write: a function that writes files into the folder that it is given.
     """
-    beside = path.with_name(f".{path.name}.part")
+    beside, former = (path.with_name(f".{path.name}.{ending}") for ending in ("part", "former"))
     shutil.rmtree(beside, ignore_errors=True)
     try:
         beside.mkdir(parents=True)
@@ -41,10 +41,11 @@ def write_folder(path: Path, write: Callable[[Path], object]) -> None:
             synchronise(file)
         synchronise(beside)
         if path.exists():
-            shutil.rmtree(path)
+            path.rename(former)
         beside.rename(path)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+        shutil.rmtree(former, ignore_errors=True)
     synchronise(path.parent)
 
 

@@ -112,7 +112,7 @@ class Run:
                 whole = self.epoch(records, display, limit, interrupted)
                 if whole:
                     self.end_epoch(records, display)
-                path = self.save(display)
+                path = self.save(display) or path
                 if time.monotonic() > drawn + PAUSE:
                     draw_curves(self.folder)
                     drawn = time.monotonic()
@@ -126,7 +126,7 @@ class Run:
         """Take the rest of an epoch's steps. False where the run has to end before."""
         step, epoch, first = self.place
         for chosen in self.data.order(epoch)[first:]:
-            if interrupted.is_set() or step == limit:
+            if interrupted.is_set() or (limit is not None and step >= limit):
                 return False
             batch = self.data.batch(chosen)
             keep = self.data.dropout(batch, step)

@@ -64,7 +64,7 @@ PARTS = (
     Part("OPT-2", ROBUST, "NaN and infinity", ("NaN and infinity in gradients of sgd_step",)),
     Part(
         "OPT-3", ROBUST, "NaN, infinity, squares that leave the range",
-        ("NaN and infinity in gradients to clip", "huge and tiny gradients"),
+        ("NaN and infinity in gradients to clip", "huge and tiny gradients", "limits far below the norm"),
     ),
 )  # fmt: skip
 

@@ -35,6 +35,8 @@ SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((6,),),
 )
 """Of the arrays of one case."""
+FAR_BELOW = (1e-39, 1e-41, 1e-43)
+"""Limits in units of the norm, as which float32 has numbers of few digits only."""
 LIMITS = (0.1, 0.5, 0.9, 1.1, 2.0, 10.0, 1.0, np.inf)
 """In units of the norm."""
 EXTREME = {
@@ -120,6 +122,9 @@ def probes(declaration: Declaration) -> list[Probe]:
         agreement("OPT-3", "several arrays", NAME, drawn(("uneven",), (0.1, 0.5, 0.9), plans=SHAPES[:3])),
         agreement("OPT-3", "no gradient", NAME, drawn(("zeros",)), weight=0.5),
         agreement("OPT-3", "huge and tiny gradients", NAME, drawn(("huge", "tiny"))),
+        agreement(
+            "OPT-3", "limits far below the norm", NAME, drawn(("huge",), FAR_BELOW, dtypes=("float32",)), weight=0.5
+        ),
         agreement("OPT-3", "NaN and infinity in gradients to clip", NAME, drawn(usual, special=True), weight=0.5),
         agreement("OPT-3", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
     ]

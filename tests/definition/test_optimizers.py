@@ -136,6 +136,8 @@ def test_norms_at_the_ends_of_the_range(implementation: Implementation) -> None:
     np.testing.assert_allclose(np.concatenate(found) * np.sqrt(3), [1, 1, -1], rtol=1e-6)
     found, norm = clipped(implementation, array(3e-30, 4e-30), limit=1e-30)
     np.testing.assert_allclose([norm, *found[0]], [5e-30, 6e-31, 8e-31], rtol=1e-6)
+    found, norm = clipped(implementation, array(3e10, 4e10), limit=1e-30)
+    np.testing.assert_allclose(found[0], [6e-31, 8e-31], rtol=1e-6)
     found, norm = clipped(implementation, array(0.0, 0.0), np.zeros((0, 3), np.float32))
     assert norm == 0
     assert (found[0] == 0).all()

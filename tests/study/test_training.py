@@ -70,16 +70,15 @@ def test_what_is_no_stored_run_is_told(tmp_path: Path, runs: Any) -> None:
     assert "<svg" not in found
 
 
-def test_a_part_is_stored_beside_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storing, "TRAINING", tmp_path / "training.json")
-    (tmp_path / "training.json").write_text(json.dumps(RUNS))
-    report = tmp_path / "report.json"
+def test_a_part_is_stored_beside_the_others(tmp_path: Path) -> None:
+    folder, report = tmp_path / "kept", tmp_path / "report.json"
+    folder.mkdir()
+    (folder / "training.json").write_text(json.dumps(RUNS))
     report.write_text(json.dumps({"schema": storing.LOCKSTEP, "losses": [1 / 3]}))
-    found = storing.stored_lockstep(report)
-    assert found["lockstep"]["losses"] == [0.333333]
-    assert {name: found[name] for name in ("reviews", "translation")} == {
-        name: RUNS[name] for name in ("reviews", "translation")
-    }
+    assert storing.store(report, folder) == folder / "training.json"
+    found = json.loads((folder / "training.json").read_text())
+    assert found.pop("lockstep")["losses"] == [0.333333]
+    assert found == {name: part for name, part in RUNS.items() if name != "lockstep"}
     report.write_text("{}")
     with pytest.raises(ValueError, match="no report of"):
         storing.stored_lockstep(report)

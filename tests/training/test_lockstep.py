@@ -276,8 +276,8 @@ class DroppingInEvaluation(Reference):
         return self.output(task, parameters, batch, self.last)
 
 
-class Unscaled(Reference):
-    """What dropout keeps is not divided by the rate of keeping."""
+class EncoderAlone(Reference):
+    """The decoder drops nothing."""
 
     def step(self, task: Task, parameters: Any, batch: Batch, dropout: Any = None) -> Any:
         found = super().step(task, parameters, batch, TransformerDropout(dropout.encoder))
@@ -340,7 +340,7 @@ FAULTS = {
     "a gradient that is not finite": Fault(NotFinite, "gradients", tensor=FAULTY_TENSOR),
     "gradients through float32": Fault(Narrow, "gradients"),
     "dropout left out": Fault(WithoutDropout, "loss"),
-    "dropout of the decoder left out": Fault(Unscaled, "loss"),
+    "dropout of the decoder left out": Fault(EncoderAlone, "loss"),
     "last step's keep masks": Fault(StaleMask, "loss", step=1),
     "dropout in evaluation": Fault(DroppingInEvaluation, "predictions"),
     "no causal mask": Fault(LooksAhead, "loss"),
@@ -373,9 +373,9 @@ def test_a_mistake_is_named_where_it_is_made_and_not_behind(name: str) -> None:
 # --- what an implementation does not tell -----------------------------------------------------------------------------
 
 
-def quiet(package: Any, told: set[str]) -> FunctionTrainer:
+def quiet(package: Any, told: set[str], dtype: str = "float64") -> FunctionTrainer:
     """A trainer that tells these quantities only."""
-    plan = prepared("translation", "float64").plan
+    plan = prepared("translation", dtype).plan
 
     def step(given: Given, task: Task, adam: Adam, clip: float | None) -> Answer:
         answer = trainer_of(package, plan).step(given)
@@ -384,8 +384,9 @@ def quiet(package: Any, told: set[str]) -> FunctionTrainer:
     return FunctionTrainer("quiet", step, plan.task, plan.recipe)
 
 
-def test_the_definitions_gradients_take_the_place_of_gradients_that_are_not_told() -> None:
-    course = course_of(quiet(Reference(), {"loss", "parameters"}))
+@pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
+def test_the_definitions_gradients_take_the_place_of_gradients_that_are_not_told(dtype: str) -> None:
+    course = course_of(quiet(Reference(), {"loss", "parameters"}, dtype), dtype=dtype)
     assert course.departures == []
     assert course.worst.keys() == {"arguments", "loss", "parameters"}
 

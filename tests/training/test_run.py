@@ -169,6 +169,27 @@ def test_a_resumed_run_of_the_ports_has_the_same_bits(data: Path, tmp_path: Path
     same_run(tmp_path / "run", tmp_path / "whole")
 
 
+def test_a_run_may_end_with_an_epoch_and_takes_no_step_that_was_taken(data: Path, tmp_path: Path) -> None:
+    assert "curves, log and events are in" in " ".join(trained(data, tmp_path / "run", "--steps", 5).output.split())
+    assert (tmp_path / "run" / "curves.png").exists()
+    assert "has no steps left to take" in " ".join(
+        trained(data, tmp_path / "run", "--resume", "--steps", 4).output.split()
+    )
+    assert [one.name for one in (tmp_path / "run").glob("step-*")] == ["step-0000005"]
+
+
+def test_a_run_goes_on_in_the_package_that_it_began_in(data: Path, tmp_path: Path) -> None:
+    trained(data, tmp_path / "run", "--steps", 2)
+    words = ("reviews", "--data", data, "--out", tmp_path / "run", "--resume")
+    assert "reference_numpy" in command(*words, "--steps", 3).output
+    assert checkpoints.read(tmp_path / "run").package == "reference_numpy"
+    told = command(*words, "--steps", 4, "--package", "torch_impl").output
+    assert "the run began in reference_numpy, and goes on in torch_impl" in " ".join(told.split())
+    assert "width was 8, and 128 is given" in " ".join(command(*words, "--tutorial").output.split())
+    refused = command("reviews", "--data", data, "--out", tmp_path / "run" / "step-0000003", "--resume")
+    assert (refused.exit_code, "is a checkpoint" in refused.output) == (2, True)
+
+
 def test_a_fault_in_what_is_resumed_would_be_seen(data: Path, whole: Path, tmp_path: Path) -> None:
     """The moving averages of Adam begin anew."""
     trained(data, tmp_path / "run", "--steps", 7)

@@ -16,6 +16,7 @@ import numpy as np
 
 import reference_numpy
 from conformance.bounds.arithmetic import Approx, Precision, exact
+from conformance.bounds.optimizers import SCHEDULES
 from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
 from specification.checkpoints import flatten
@@ -25,8 +26,8 @@ from training.lockstep.recipe import Recipe
 from training.packages import PACKAGES
 from training.task import Batch, Task
 
-RATE = 8
-"""Roundings of a schedule."""
+RATE = sum(SCHEDULES.values()) + len(SCHEDULES)
+"""Roundings of a learning rate, which may be a product of all schedules and a largest rate."""
 
 Bounded = dict[str, Approx]
 """Arrays by path; a single number has the path ""."""

@@ -137,7 +137,12 @@ def free_rows(report: Content) -> Iterator[list[str]]:
 def terminal(report: Content) -> RenderableType:
     """Return tables for the terminal."""
     names = [one["name"] for one in report["implementations"]]
-    judged = Table("quantity", *names, title="In lock-step: errors in bounds", title_justify="left")
+    judged = Table(
+        "quantity",
+        *names,
+        title="In lock-step: the largest error, divided by its bound; at most 1 conforms",
+        title_justify="left",
+    )
     for quantity in quantities(report):
         cells = [cell(one, quantity) for one in report["implementations"]]
         judged.add_row(quantity, *(Text(text, style=style(text)) for text in cells))

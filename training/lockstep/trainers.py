@@ -29,7 +29,7 @@ class Trainer(Protocol):
         """For the report."""
 
     def step(self, given: Given) -> Answer:
-        """Take one step; the state and the batch that are given may not change."""
+        """Take one step; the parameters and averages that are given may not change."""
 
     def predict(self, given: Given) -> Answer:
         """What the model gives for the batch in evaluation, under "predictions"; nothing if it cannot say."""
@@ -92,7 +92,7 @@ class FunctionTrainer:
         if unknown or not told:
             what = f"got {unknown[0]!r}" if unknown else "there is none"
             raise ValueError(f"the results of a step are among {', '.join(QUANTITIES)}; {what}")
-        return {"arguments": own.state[:3]} | {name: mapped(np.asarray, tree) for name, tree in told.items()}
+        return {name: mapped(np.asarray, tree) for name, tree in told.items()} | {"arguments": own.state[:3]}
 
     def predict(self, given: Given) -> Answer:
         return {}

@@ -86,8 +86,9 @@ def prepare(settings: Settings) -> NumberData:
     (source, sources), (target, targets) = map(written, (settings.source, settings.target))
     lengths = max(map(len, sources)), max(map(len, targets))
     sources, targets = sources[: len(training)], targets[: len(training)]
-    digest = hashlib.sha256(repr((settings.source, settings.target, training)).encode()).hexdigest()
     vocabulary = Vocabularies(source, target, lengths[1])
+    told = repr((vocabulary.to_str(), training, sources, targets))  # num2words may write otherwise one day
+    digest = hashlib.sha256(told.encode()).hexdigest()
     return NumberData(settings, vocabulary, digest, sources, targets, held_out, lengths)
 
 
