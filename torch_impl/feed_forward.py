@@ -22,7 +22,7 @@ def relu(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
 
 
 class Relu(torch.autograd.Function):
-    """`relu`. `torch.where` with x > 0 would compute the same in ten times the time."""
+    """max(x, 0), with a slope by hand. `torch.where` with x > 0 would compute the same in ten times the time."""
 
     generate_vmap_rule = True
 
