@@ -260,7 +260,7 @@ def clipped_in_range(
     """What `clip_by_global_norm` gives, in one reading; None where a square that matters may have left the range."""
     norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(arrays)))
     value = readable(norm)
-    if value is None or not LEAST_NORM <= value < math.inf or limit / value < torch.finfo(norm.dtype).tiny:
+    if value is None or not LEAST_NORM <= value < math.inf or limit / float(value) < torch.finfo(norm.dtype).tiny:
         return None
     return torch._foreach_mul(arrays, torch.where(norm > limit, limit / norm, 1)), norm
 

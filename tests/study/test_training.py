@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from study import results, site, storing
+from study import results, storing
 from study.training import SCHEMA
 from tests.study.test_site import dead_links
-from tests.support.made_results import text_of
+from tests.support.made_results import built, text_of
 
 ABOUT: dict[str, Any] = {
     "package": "torch_impl", "settings": {"width": 128}, "versions": {"numpy": "2.4"}, "when": "2026-01-01",
@@ -29,12 +29,12 @@ RUNS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def page(folder: Path, runs: Any) -> str:
+def page(folder: Path, runs: Any, *operations: str) -> str:
+    """operations: whose pages are made beside it; all unless given."""
     path = folder / "training.json"
     if runs is not None:
         path.write_text(json.dumps(runs))
-    site.build(folder / "site", examples=False, results=results.gather(trained=path))
-    return (folder / "site/training.html").read_text()
+    return built(folder / "site", results.gather(trained=path), *operations)["training"]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_the_page_shows_how_each_package_differentiates(shown: str) -> None:
 
 @pytest.mark.parametrize("runs", [None, {"schema": SCHEMA | {"version": 0}}, [], {"schema": SCHEMA, "reviews": {}}])
 def test_what_is_no_stored_run_is_told(tmp_path: Path, runs: Any) -> None:
-    found = page(tmp_path, runs)
+    found = page(tmp_path, runs, "losses")
     assert "make train" in found
     assert 'id="step"' in found
     assert "<svg" not in found
