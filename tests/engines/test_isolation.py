@@ -143,6 +143,7 @@ def isolated(engine: Engine, name: str, argument: str) -> Finding:
 @pytest.mark.slow_where("value")
 @pytest.mark.slow_where("jax_impl", "pieces of 6", unless="dense")
 @pytest.mark.slow_where("torch_impl, blocked")
+@pytest.mark.slow_where("query-jax_impl")
 def test_isolation(engine: Engine, name: str, argument: str) -> None:
     finding = isolated(engine, name, argument)
     assert finding.ratio <= 1, str(finding)

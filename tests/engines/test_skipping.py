@@ -112,5 +112,6 @@ def work(engine: Engine, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.slow_where("jax_impl", unless="window")
+@pytest.mark.slow_where("jax_impl", "window")
 def test_work(engine: Engine, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     work(engine, name, monkeypatch)

@@ -45,6 +45,7 @@ def violated(function: Any, **given: Any) -> list[str]:
 @pytest.mark.slow_where("varlen")
 @pytest.mark.slow_where("paged")
 @pytest.mark.slow_where("in place")
+@pytest.mark.slow_where("at the end")
 def test_adapters_conform(name: str) -> None:
     assert len(BY_NAME[name].partition("def ")[2].splitlines()) <= 20
     assert violated(adapter(name), dtypes=["float16"], rules=["MASK-2", "MASK-3", "MASK-6"]) == []

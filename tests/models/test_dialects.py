@@ -397,6 +397,7 @@ def hugging_face_case(dialect: str, made: Pretrained, dtype: str) -> tuple[np.nd
 @pytest.mark.parametrize("name", PRETRAINED)
 @pytest.mark.parametrize("dialect", ORIGINS)
 @pytest.mark.slow_where(unless="small-float32")
+@pytest.mark.slow_where("bert-small-float32", unless="distilbert")
 def test_hugging_face(dialect: str, name: str, dtype: str) -> None:
     """Hugging Face's module, and the checkpoint that it gives in each of the three packages."""
     got, checkpoint, inputs, given = hugging_face_case(dialect, PRETRAINED[name], dtype)

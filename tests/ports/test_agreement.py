@@ -26,6 +26,7 @@ def subjects() -> list[Subject]:
 
 @pytest.mark.parametrize("examples", [1, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rule", RULES)
+@pytest.mark.slow_where("MHA-1-1")
 def test_all_three_keep_the_rule(rule: str, examples: int, subjects: list[Subject]) -> None:
     """Four cases for each probe. In the fast tier one, for at most six probes, and in JAX for one of these or none."""
     probes = [probe for probe in PROBES if probe.rule == rule]
