@@ -21,13 +21,13 @@ from benchmarks.results.result import read as read_benchmark
 from conformance.reports.comparison import read_report
 from study.results import BENCHMARKS, CONFORMANCE, TRAINING
 from study.training import SCHEMA
+from training.lockstep.report import SCHEMA as LOCKSTEP
 
 Result = dict[str, Any]
 POINTS = 50
 """Of the curve of a training run."""
 EXAMPLE = 123456
 """The number whose translation is shown."""
-LOCKSTEP = {"name": "transformer-conformance lockstep", "version": 1}
 RATIO = ("median", "low", "high")
 RATE = ("median",)
 SHOWN = {

@@ -13,16 +13,14 @@ import numpy as np
 from markupsafe import Markup
 
 from benchmarks.results.plots import COLOURS, GRID, STYLE, WIDTH, as_svg, dark_rules
-from conformance.reports.content import real
 from study.examples.parts import Shown
 from study.plots import within_page
 from training import packages, stepping
+from training.lockstep import pictures
 from training.lockstep import report as told
 
 Result = dict[str, Any]
 SCHEMA = {"name": "transformer-conformance training", "version": 1}
-DASHES: tuple[Any, ...] = ("-", (0, (5, 3)), (0, (1, 2)))
-"""So that curves that lie on one another can all be seen."""
 
 
 class Epoch(NamedTuple):
@@ -183,13 +181,8 @@ def drift(report: Result) -> Callable[[Any], None]:
     """The losses of runs that go on freely, and how far their weights drift apart."""
 
     def draw(axes: Any) -> None:
-        axes[0].plot([real(loss) for loss in report["losses"]], color=GRID, lw=4, label="definition in float64")
-        for place, one in enumerate(report["implementations"]):
-            look = {"color": COLOURS[place], "ls": DASHES[place % len(DASHES)], "label": one["name"]}
-            axes[0].plot([real(loss) for loss in one["losses"]], **look)
-            axes[1].plot([real(far) or float("nan") for far in one["drift"]], **look)  # a logarithm has no 0
-        axes[0].set_ylabel("loss")
-        axes[1].set(ylabel="drift of the weights", xlabel="step", yscale="log")
-        axes[0].legend()
+        losses, drifts = axes
+        pictures.draw(losses, drifts, report)
+        losses.legend()
 
     return draw

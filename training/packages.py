@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cached_property
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from specification.parameters import mapped
 from training.task import Batch, Task
 
 
@@ -26,13 +27,8 @@ class Step(NamedTuple):
 
 
 def converted(tree: Any, convert: Callable[[Any], Any]) -> Any:
-    """Apply a function to the arrays of a tree of NamedTuples, mappings, lists and tuples; None and numbers stay."""
-    if isinstance(tree, Mapping):
-        return {name: converted(part, convert) for name, part in tree.items()}
-    if isinstance(tree, list | tuple):
-        parts = [converted(part, convert) for part in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-    return convert(tree) if hasattr(tree, "shape") else tree
+    """`mapped` for trees with numbers among their arrays, which stay as they are."""
+    return mapped(lambda leaf: convert(leaf) if hasattr(leaf, "shape") else leaf, tree)
 
 
 class Package:

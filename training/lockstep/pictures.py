@@ -19,6 +19,16 @@ def figure(report: dict[str, Any]) -> Any:
 
     drawn = Figure(figsize=(7.5, 5.2), layout="constrained")
     losses, drifts = drawn.subplots(2, 1, sharex=True)
+    draw(losses, drifts, report)
+    losses.legend(frameon=False)
+    for axes in (losses, drifts):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.3)
+    return drawn
+
+
+def draw(losses: Any, drifts: Any, report: dict[str, Any]) -> None:
+    """Draw both pictures on axes of matplotlib."""
     losses.plot([real(loss) for loss in report["losses"]], color="#b0b0b0", lw=4, label="definition in float64")
     for place, one in enumerate(report["implementations"]):
         look: Any = {"color": COLOURS[place % len(COLOURS)], "ls": DASHES[place % len(DASHES)], "lw": 1.6}
@@ -26,13 +36,8 @@ def figure(report: dict[str, Any]) -> Any:
         drift = [real(distance) or float("nan") for distance in one["drift"]]  # a logarithm has no 0
         drifts.plot(drift, label=one["name"], **look)
     losses.set(ylabel="loss")
-    losses.legend(frameon=False)
     drifts.xaxis.get_major_locator().set_params(integer=True)
     drifts.set(xlabel="step", ylabel="drift of the weights", yscale="log")
-    for axes in (losses, drifts):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.3)
-    return drawn
 
 
 def picture(report: dict[str, Any]) -> str:

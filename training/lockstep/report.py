@@ -21,6 +21,7 @@ from training.lockstep.running import Course, Departure, Lockstep
 
 Content = dict[str, Any]
 
+SCHEMA = {"name": "transformer-conformance lockstep", "version": 1}
 MOST = 100
 """Departures of an implementation that are listed; the rest is counted."""
 DECADES = range(-15, 1, 3)
@@ -30,7 +31,7 @@ DECADES = range(-15, 1, 3)
 def content(result: Lockstep) -> Content:
     """Return the report. A number that JSON lacks is "NaN", "Infinity" or "-Infinity"."""
     return {
-        "schema": {"name": "transformer-conformance lockstep", "version": 1},
+        "schema": SCHEMA,
         "versions": versions(),
         "task": result.task,
         "dtype": result.dtype,
