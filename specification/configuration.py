@@ -10,12 +10,12 @@ from numbers import Integral, Real
 from typing import Any
 
 from specification.dtypes import SMALLEST_EPS
+from specification.rotary import Rotary
 
 CHOICES = {
-    "norm_order": ("post", "pre"),
-    "norm": ("layer_norm", "rms_norm", "standard_deviation_norm"),
-    "activation": ("relu", "gelu", "gelu_tanh"),
-    "scale": ("head_width", "model_width"),
+    "norm_order": ("post", "pre", "around", "after", "parallel"),
+    "norm": ("layer_norm", "rms_norm", "rms_norm_plus_one", "standard_deviation_norm"),
+    "activation": ("relu", "gelu", "gelu_tanh", "silu"),
     "empty_rows": ("zero", "mean", "nan"),
     "positions": ("none", "learned", "after_padding", "sinusoidal", "doubled"),
     "target_mask": ("none", "causal", "causal and real keys", "causal and real queries"),
@@ -23,12 +23,35 @@ CHOICES = {
 }
 
 
+SCALES = ("head_width", "model_width")
+"""Names that `scale` may have in place of a number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionLayer:
+    """What the self-attention of one block does its own way.
+
+    window: (left, right), how many keys before and after its own a query sees, as in `SlidingWindow`; None for all.
+    rotary: how queries and keys are rotated; None for not at all.
+    """
+
+    window: tuple[int, int] | None = None
+    rotary: Rotary | None = None
+
+
 @dataclass(frozen=True)
 class Configuration:
     """Hashable and free of arrays, so that it can be a static argument under `jax.jit`. ValueError for other choices.
 
-    norm_order: "post": x = norm(x + sublayer(x)); "pre": x = x + sublayer(norm(x)) (BLK-1).
-    scale: of the scores: "head_width" is 1 / sqrt(D) (ATT-1), "model_width" 1 / sqrt(E).
+    norm_order: "post": x = norm(x + sublayer(x)); "pre": x = x + sublayer(norm(x)) (BLK-1); "around":
+        x = x + norm(sublayer(norm(x))); "after": x = x + norm(sublayer(x)); "parallel": x = x + attention(norm(x)) +
+        feed_forward(norm(x)), with one norm or two (BLK-3).
+    norm: "rms_norm_plus_one" is rms_norm with the weight 1 + w (NORM-8).
+    scale: of the scores: "head_width" is 1 / sqrt(D) (ATT-1), "model_width" 1 / sqrt(E), or a number.
+    softcap: of the self-attention's scores (ATT-2); None for none.
+    attention_layers: of every block's self-attention, in order; a single one is that of all, none is as plain as can
+        be.
+    relative_furthest: the distance from which on all keys share a bucket of relative positions (POS-6).
     empty_rows: what a position gets that may attend to nothing (ATT-6).
     positions: what is added to the embedding: "none", rows of a "learned" table (POS-2), the same "after_padding",
         "sinusoidal" or with "doubled" exponent (POS-1).
@@ -39,6 +62,9 @@ class Configuration:
         masked, in the source always, in the target as target_mask says.
     target_mask: "causal", also with padded keys or with padded queries left out; "none" leaves it to the caller.
     pooling: how a classifier makes one vector out of a sequence.
+    scaled_output: whether what the output layer is given is multiplied by 1 / sqrt(E).
+    output_softcap: c > 0 squeezes logits into (-c, c) by c * tanh(logits / c); None for none.
+    patch_size: P, of an image's patches [P, P]; None where there are no images.
     """
 
     num_heads: int
@@ -46,7 +72,7 @@ class Configuration:
     norm: str = "layer_norm"
     norm_eps: float = 1e-5
     activation: str = "relu"
-    scale: str = "head_width"
+    scale: str | float = "head_width"
     empty_rows: str = "zero"
     positions: str = "sinusoidal"
     position_padding: int | None = None
@@ -55,6 +81,12 @@ class Configuration:
     target_padding: int | None = None
     target_mask: str = "causal"
     pooling: str = "mean"
+    softcap: float | None = None
+    attention_layers: tuple[AttentionLayer, ...] = ()
+    relative_furthest: int = 128
+    scaled_output: bool = False
+    output_softcap: float | None = None
+    patch_size: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):

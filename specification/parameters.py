@@ -17,17 +17,30 @@ class Linear(NamedTuple):
     bias: Any = None
 
 
+class Norm(NamedTuple):
+    """weight and bias of a layer norm or one of its variants, [E] each; bias may be None."""
+
+    weight: Any
+    bias: Any = None
+
+
 class MultiHeadAttention(NamedTuple):
     """The four projections of multi-head attention (MHA-1).
 
     query [E, H*D], key [E, G*D], value [E, G*V], output [H*V, E_out]. Each of the first three may instead be a list of
     per-head projections in head order (MHA-2).
+
+    A block's attention may have more: norms of projected queries and keys before they are rotated, each of every head
+    by itself ([D]) or of all heads together ([H*D], [G*D]) (NORM-8); and sinks [H] (ATT-5).
     """
 
     query: Linear | list[Linear]
     key: Linear | list[Linear]
     value: Linear | list[Linear]
     output: Linear
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
+    sinks: Any = None
 
 
 class FeedForward(NamedTuple):
@@ -37,20 +50,27 @@ class FeedForward(NamedTuple):
     outer: Linear
 
 
-class Norm(NamedTuple):
-    """weight and bias of a layer norm or one of its variants, [E] each; bias may be None."""
+class GatedFeedForward(NamedTuple):
+    """The three projections of the gated feed-forward network (FFN-2): gate and inner [E, F], outer [F, E_out]."""
 
-    weight: Any
-    bias: Any = None
+    gate: Linear
+    inner: Linear
+    outer: Linear
 
 
 class EncoderBlock(NamedTuple):
-    """Self-attention and feed-forward, each with the norm of its residual connection (BLK-1)."""
+    """Self-attention and feed-forward, each with the norm of its residual connection (BLK-1).
+
+    A norm is None where a block has none there: attention without one, as in ModernBERT's first block, or one norm for
+    two parallel sublayers (BLK-3). output norms: of what a sublayer gives, before it is added, where there are two.
+    """
 
     attention: MultiHeadAttention
-    attention_norm: Norm
-    feed_forward: FeedForward
-    feed_forward_norm: Norm
+    attention_norm: Norm | None
+    feed_forward: FeedForward | GatedFeedForward
+    feed_forward_norm: Norm | None
+    attention_output_norm: Norm | None = None
+    feed_forward_output_norm: Norm | None = None
 
 
 class DecoderBlock(NamedTuple):
@@ -60,11 +80,13 @@ class DecoderBlock(NamedTuple):
     """
 
     self_attention: MultiHeadAttention
-    self_attention_norm: Norm
+    self_attention_norm: Norm | None
     cross_attention: MultiHeadAttention | None
     cross_attention_norm: Norm | None
-    feed_forward: FeedForward
-    feed_forward_norm: Norm
+    feed_forward: FeedForward | GatedFeedForward
+    feed_forward_norm: Norm | None
+    self_attention_output_norm: Norm | None = None
+    feed_forward_output_norm: Norm | None = None
 
 
 class Embedding(NamedTuple):
@@ -79,15 +101,28 @@ class Embedding(NamedTuple):
     norm: Norm | None = None
 
 
+class ImageEmbedding(NamedTuple):
+    """What makes a sequence of an image: patches [channels * P * P, E], a class token [E], positions [N + 1, E].
+
+    The columns of a patch go by channel, then row, then column. The class token comes first.
+    """
+
+    patches: Linear
+    class_token: Any
+    positions: Any
+
+
 class Encoder(NamedTuple):
     """A stack of encoder blocks, with what stands before and after it.
 
     embedding: None where the input is embedded already. norm: the one after the last block, where there is one.
+    relative_positions: the table [buckets, H] of a bias that all blocks' self-attentions share (POS-6).
     """
 
-    embedding: Embedding | None
+    embedding: Embedding | ImageEmbedding | None
     blocks: list[EncoderBlock]
     norm: Norm | None = None
+    relative_positions: Any = None
 
 
 class Decoder(NamedTuple):
@@ -96,6 +131,7 @@ class Decoder(NamedTuple):
     embedding: Embedding | None
     blocks: list[DecoderBlock]
     norm: Norm | None = None
+    relative_positions: Any = None
 
 
 class Transformer(NamedTuple):
