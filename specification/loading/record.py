@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from specification.configuration import Configuration
-from specification.loading.table import Table, matches, numbered, product
+from specification.configuration import Configuration, is_count
+from specification.loading.table import Table, matches, multiple, numbered
 
 if TYPE_CHECKING:
     from specification.loading.reader import Reader
@@ -157,7 +157,8 @@ class Dialect:
     def example_entries(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """By name in the checkpoint, the shape of an entry of the example, and its path; empty where it is not read."""
         example, prefix = self.example, self.prefixes[0] if self.prefixes else ""
-        sizes = EXAMPLE_SIZES | dict(example.sizes)
+        counts = {name: value for name, value in example.hyperparameters.items() if is_count(value)}
+        sizes = EXAMPLE_SIZES | counts | dict(example.sizes)
         rows = list(numbered(self.described.table, lambda _, place: sizes.get(place, 1)))
         names = {row.theirs for row in rows if not matches(example.without, row.theirs)}
         found: dict[str, tuple[tuple[int, ...], str]] = {}
@@ -169,5 +170,5 @@ class Dialect:
 
 def shape_of(axes: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Return the shape of axes by these sizes."""
-    pairs = [product(axis) for axis in axes]
-    return tuple((int(factor) if factor.isdigit() else sizes[factor]) * sizes[name] for factor, name in pairs)
+    pairs = [multiple(axis, sizes) for axis in axes]
+    return tuple(factor * (sizes[name] if name else 1) for factor, name in pairs)
