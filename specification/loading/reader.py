@@ -132,7 +132,7 @@ class Reader:
         return found
 
     def settle(self, rows: list[Row]) -> None:
-        """Give every named size its value: what most entries say, and of equal counts the first."""
+        """Give every named size its value: what most entries say, and of equal counts the first; counts are known."""
         votes: dict[str, Counter[int]] = {}
         for row in rows:
             shape = np.shape(self.entries.get(row.theirs, 0.0))
@@ -140,7 +140,7 @@ class Reader:
                 factor, name = multiple(axis, self.sizes)
                 if name and factor and size and size % factor == 0:
                     votes.setdefault(name, Counter())[size // factor] += 1
-        self.sizes |= {name: found.most_common(1)[0][0] for name, found in votes.items()}
+        self.sizes = {name: found.most_common(1)[0][0] for name, found in votes.items()} | self.sizes
 
     def taken(self, row: Row) -> dict[str, Any]:
         """Return the arrays that an entry becomes, by path."""
@@ -193,6 +193,28 @@ class Reader:
             return array
         self.narrow.add(str(array.dtype))
         return array.astype(np.float32)
+
+    def counts(self, given: Mapping[str, Any]) -> None:
+        """Take hyperparameters as sizes, by which a table multiplies others; what is no count is a problem.
+
+        Args:
+            given: by name.
+        """
+        for name, count in given.items():
+            fits = is_count(count) and count > 0
+            self.sizes[name] = int(count) if fits else 1
+            if not fits:
+                self.problems.append(f"{name} must be an integer of at least 1, got {count!r}")
+
+    def compare(self, told: Mapping[str, tuple[str, Any]]) -> None:
+        """Check sizes; another one is a problem.
+
+        Args:
+            told: by the name of the size, where it is told, and what is told.
+        """
+        for name, (key, size) in told.items():
+            if self.sizes.get(name, size) != size:
+                self.problems.append(f"{key} is {size!r} in config.json, and the entries say {self.sizes[name]}")
 
     def heads(self, num_heads: int, width: str = "E") -> None:
         """Check that heads share a size equally; that they do not is a problem.

@@ -206,6 +206,13 @@ def factors(term: str, sizes: Mapping[str, int]) -> list[int]:
     return [int(one) if one.isdigit() else sizes[one] for one in term.split(" * ")]
 
 
+def multiplied(rows: Table) -> set[str]:
+    """Collect the names of sizes by which a table multiplies others."""
+    axes = {axis for row in rows for axis in row.axes}
+    terms = [term.split(" * ")[:-1] for axis in axes for term in axis.split(" + ")]
+    return {name for names in terms for name in names if not name.isdigit()}
+
+
 def multiple(axis: str, sizes: Mapping[str, int]) -> tuple[int, str]:
     """Say how many times which size an axis is: "3 * E" is three times E.
 
