@@ -15,6 +15,7 @@ from specification.checks.arguments import (
     dropout,
     epsilon,
     finite,
+    flag,
     floating,
     integer,
     natural,
@@ -27,9 +28,10 @@ from specification.checks.arguments import (
     structure,
 )
 from specification.checks.sites import sites
+from specification.configuration import CHOICES
 from specification.dropout import StackDropout
 from specification.dtypes import FLOATING, LARGEST, compute_dtype_name, dtype_name
-from specification.parameters import Embedding, FeedForward, Linear
+from specification.parameters import Embedding, FeedForward, GatedFeedForward, Linear
 from specification.positions import EXPONENTS
 
 __all__ = [
@@ -37,6 +39,7 @@ __all__ = [
     "embed",
     "embedding",
     "feed_forward",
+    "gated_feed_forward",
     "ids_within",
     "join_heads",
     "learned_positions",
@@ -48,6 +51,7 @@ __all__ = [
     "pool",
     "positions",
     "projections_of_heads",
+    "rms_norm",
     "silu",
     "stack",
     "standard_deviation_norm",
@@ -310,6 +314,26 @@ def norm(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[int, ...]:
     return tuple(range(-len(axes), 0))
 
 
+def rms_norm(x: Any, weight: Any, eps: Any, plus_one: Any) -> tuple[int, ...]:
+    """Check the arguments of rms_norm (NORM-7, NORM-8).
+
+    Args:
+        x: as for `norm`.
+        weight: as for `norm`.
+        eps: as for `norm`.
+        plus_one: True or False.
+
+    Returns:
+        The trailing axes, as `norm` has them.
+
+    Raises:
+        TypeError: for other dtypes, and for a plus_one that is no truth value.
+        ValueError: for shapes that do not fit, and for another eps.
+    """
+    flag("plus_one", plus_one)
+    return norm(x, weight, None, eps)
+
+
 def standard_deviation_norm(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[int, ...]:
     """Check the arguments of a norm by the unbiased deviation, which needs two elements (NORM-7).
 
@@ -411,7 +435,7 @@ def feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dr
     Args:
         parameters: a `FeedForward`.
         x: [..., E].
-        activation: "relu", "gelu" or "gelu_tanh".
+        activation: "relu", "gelu", "gelu_tanh" or "silu".
         dropout_keep: booleans [..., F], or None.
         dropout_rate: in [0, 1).
 
@@ -420,14 +444,41 @@ def feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dr
         ValueError: for shapes that do not fit, and for another activation or rate.
     """
     structure("parameters", parameters, FeedForward)
+    network(parameters, x, activation, dropout_keep, dropout_rate)
+
+
+def gated_feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dropout_rate: Any) -> None:
+    """Check the arguments of gated_feed_forward (FFN-2).
+
+    Args:
+        parameters: a `GatedFeedForward`.
+        x: as for `feed_forward`.
+        activation: as for `feed_forward`.
+        dropout_keep: as for `feed_forward`.
+        dropout_rate: as for `feed_forward`.
+
+    Raises:
+        TypeError: for other structures or dtypes.
+        ValueError: for shapes that do not fit, and for another activation or rate.
+    """
+    structure("parameters", parameters, GatedFeedForward)
+    inner = network(parameters, x, activation, dropout_keep, dropout_rate)
+    _, gate = linear("gate", parameters.gate, floating("x", x), x.shape[-1])
+    if gate != inner:
+        raise ValueError(f"gate.weight must have as many columns as inner.weight, got {gate} and {inner}")
+
+
+def network(parameters: Any, x: Any, activation: str, dropout_keep: Any, dropout_rate: Any) -> int:
+    """Check what both feed-forward networks have, and return the width between inner and outer (FFN-1, FFN-2)."""
     shape = shape_of("x", x)
     dtype = floating("x", x)
     if len(shape) == 0:
         raise ValueError("x must have shape [..., width], got []")
     _, inner = linear("inner", parameters.inner, dtype, shape[-1])
     linear("outer", parameters.outer, dtype, inner)
-    one_of("activation", activation, ("relu", "gelu", "gelu_tanh"))
+    one_of("activation", activation, CHOICES["activation"])
     dropout(dropout_keep, dropout_rate, (*shape[:-1], inner))
+    return inner
 
 
 # --- blocks and models ------------------------------------------------------------------------------------------------
