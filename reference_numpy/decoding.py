@@ -43,7 +43,7 @@ def project_keys(
     configuration: Configuration,
 ) -> tuple[Float[np.ndarray, "B G K D"], Float[np.ndarray, "B G K V"]]:
     """What multi-head attention of x to memory makes of memory before it attends: keys and values, by heads."""
-    projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])
+    projections: Any = MultiHeadAttention(*map(join_heads, parameters[:3]), parameters.output)
     _, G, _ = checks.multi_head_attention(parameters, projections, x, memory, memory, configuration.num_heads)
     keys, values = linear(projections.key, memory), linear(projections.value, memory)
     return split_heads(keys, G), split_heads(values, G)

@@ -52,6 +52,7 @@ __all__ = [
     "norm",
     "pool",
     "positions",
+    "projections_of_heads",
     "relative_position_bias",
     "rms_norm",
     "silu",
@@ -190,12 +191,33 @@ def multi_head_attention(
     """Check the arguments of multi-head attention (MHA-1, MHA-2, ATT-7).
 
     Args:
-        parameters: a `MultiHeadAttention`.
+        parameters: a `MultiHeadAttention` of four projections and nothing else.
         projections: the same with per-head projections joined.
         query: [B, Q, E].
         key: [B, K, E of the keys].
         value: [B, K, E of the values].
         num_heads: the number of query heads.
+
+    Returns:
+        (H, G, D): query heads, key heads and head width, all read off the shapes.
+
+    Raises:
+        TypeError: for other structures or dtypes.
+        ValueError: for shapes or numbers of heads that do not fit, and for what only a block's attention has.
+    """
+    for name in ("query_norm", "key_norm", "sinks"):
+        if getattr(parameters, name) is not None:
+            raise ValueError(f"multi-head attention takes no {name} among its parameters: a block's attention has it")
+    return projections_of_heads(parameters, projections, query, key, value, num_heads)
+
+
+def projections_of_heads(
+    parameters: Any, projections: Any, query: Any, key: Any, value: Any, num_heads: int
+) -> tuple[int, int, int]:
+    """Check the four projections of an attention and what they are given (MHA-1, MHA-2, ATT-7).
+
+    Args:
+        parameters, projections, query, key, value, num_heads: as for `multi_head_attention`.
 
     Returns:
         (H, G, D): query heads, key heads and head width, all read off the shapes.
