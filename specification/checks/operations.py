@@ -17,6 +17,7 @@ from specification.checks.arguments import (
     finite,
     flag,
     floating,
+    in_range,
     integer,
     natural,
     one_of,
@@ -35,6 +36,7 @@ from specification.parameters import Embedding, FeedForward, GatedFeedForward, L
 from specification.positions import EXPONENTS
 
 __all__ = [
+    "alibi_bias",
     "attention",
     "embed",
     "embedding",
@@ -51,6 +53,7 @@ __all__ = [
     "pool",
     "positions",
     "projections_of_heads",
+    "relative_position_bias",
     "rms_norm",
     "silu",
     "stack",
@@ -396,6 +399,61 @@ def learned_positions(table: Any, length: int, offset: Any) -> None:
     start = distance("offset", offset)
     if start is not None and start + length > rows:
         raise ValueError(f"{length} positions from {start} on need a table of {start + length} rows, got {rows}")
+
+
+def alibi_bias(num_heads: int, query_length: int, key_length: int, offset: Any, dtype: str) -> None:
+    """Check the arguments of alibi_bias (POS-5).
+
+    Args:
+        num_heads: the number of query heads.
+        query_length: the number of queries.
+        key_length: the number of keys.
+        offset: the position of the first query.
+        dtype: the name of a floating dtype.
+
+    Raises:
+        TypeError: for what is no integer, and for another dtype.
+        ValueError: for negative numbers, and for no heads.
+    """
+    if natural("num_heads", num_heads) == 0:
+        raise ValueError("num_heads must be at least 1, got 0")
+    natural("query_length", query_length)
+    natural("key_length", key_length)
+    distance("offset", offset)
+    if dtype not in FLOATING:
+        raise TypeError(f"dtype must be one of {', '.join(FLOATING)}, got {dtype}")
+
+
+def relative_position_bias(
+    table: Any, query_length: int, key_length: int, bidirectional: Any, furthest: int, offset: Any
+) -> None:
+    """Check the arguments of relative_position_bias (POS-6).
+
+    Args:
+        table: [buckets, heads], with two buckets at least for each direction.
+        query_length: the number of queries.
+        key_length: the number of keys.
+        bidirectional: True or False.
+        furthest: more than half the buckets of a direction.
+        offset: the position of the first query.
+
+    Raises:
+        TypeError: for other dtypes, and for what is no integer or no truth value.
+        ValueError: for negative numbers, for too few buckets, and for another furthest.
+    """
+    flag("bidirectional", bidirectional)
+    rows, _ = ranked("table", table, "buckets, heads")
+    floating("table", table)
+    natural("query_length", query_length)
+    natural("key_length", key_length)
+    distance("offset", offset)
+    buckets, direction = (rows // 2, " for each direction") if bidirectional else (rows, "")
+    if buckets < 2:
+        raise ValueError(f"at least two buckets are needed{direction}, got a table of {rows} rows")
+    if in_range("furthest", natural("furthest", furthest)) <= buckets // 2:
+        raise ValueError(
+            f"furthest must be more than {buckets // 2}, the distances that have a bucket of their own, got {furthest}"
+        )
 
 
 def embedding(table: Any, ids: Any) -> None:
