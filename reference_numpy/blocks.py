@@ -28,7 +28,7 @@ from reference_numpy.dtypes import widen
 from reference_numpy.feed_forward import feed_forward, gated_feed_forward
 from reference_numpy.layer_norm import layer_norm, rms_norm, standard_deviation_norm
 from reference_numpy.multi_head_attention import concatenate_heads, join_heads, linear, split_heads
-from reference_numpy.standins import rotary_embedding
+from reference_numpy.rotary import rotary_embedding
 from specification import checks
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout, SublayerDropout
@@ -108,7 +108,7 @@ def normalized_heads(
     return normalize(norm, split_heads(x, num_heads), configuration)
 
 
-def rotate(x: Float[np.ndarray, "B H T D"], layer: AttentionLayer, offset: Any) -> Float[np.ndarray, "B H T D"]:
+def rotated(x: Float[np.ndarray, "B H T D"], layer: AttentionLayer, offset: Any) -> Float[np.ndarray, "B H T D"]:
     """Queries or keys at positions offset, offset + 1, ..., rotated where the layer says so (POS-3)."""
     rotary = layer.rotary
     if rotary is None:
@@ -130,7 +130,7 @@ def project_queries(
     """Queries by heads: projected, normalised, rotated. offset: the first one's position."""
     projected = linear(join_heads(parameters.query), x)
     heads = normalized_heads(parameters.query_norm, projected, configuration.num_heads, configuration)
-    return rotate(heads, layer, offset)
+    return rotated(heads, layer, offset)
 
 
 def project_keys(
@@ -144,7 +144,7 @@ def project_keys(
     keys, values = linear(join_heads(parameters.key), memory), linear(join_heads(parameters.value), memory)
     G = key_heads(parameters, configuration.num_heads)
     heads = normalized_heads(parameters.key_norm, keys, G, configuration)
-    return rotate(heads, layer, offset), split_heads(values, G)
+    return rotated(heads, layer, offset), split_heads(values, G)
 
 
 def key_heads(parameters: MultiHeadAttention, num_heads: int) -> int:
