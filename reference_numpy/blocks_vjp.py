@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from reference_numpy import blocks
 from reference_numpy.blocks import add, attend, attention_options, drop, normalize, residual, transform
 from reference_numpy.feed_forward_vjp import feed_forward_vjp
 from reference_numpy.layer_norm_vjp import layer_norm_vjp, rms_norm_vjp, standard_deviation_norm_vjp
@@ -167,7 +168,9 @@ def through(sublayers: list[Sublayer], x: Any, cotangent: Any, configuration: Co
     """(norm's gradient, other gradients) of every sublayer in turn, and that of x."""
     inputs = [x]
     for sublayer in sublayers[:-1]:
-        inputs.append(residual(sublayer.forward, inputs[-1], sublayer.norm, sublayer.dropout, configuration))
+        inputs.append(
+            residual(blocks.Sublayer(sublayer.forward, sublayer.norm, sublayer.dropout), inputs[-1], configuration)
+        )
     gradients = []
     for sublayer, given in zip(reversed(sublayers), reversed(inputs), strict=True):
         norm, others, cotangent = residual_vjp(sublayer, given, cotangent, configuration)
