@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 
 from reference_numpy.attention import attention
 from reference_numpy.attention_steps import dropout_factor
@@ -113,11 +113,15 @@ def rotated(x: Float[np.ndarray, "B H T D"], layer: AttentionLayer, offset: Any)
     rotary = layer.rotary
     if rotary is None:
         return x
-    positions = np.arange(x.shape[2]) + offset
     return rotary_embedding(
-        x, positions,
+        x, positions_from(x, offset),
         base=rotary.base, rotary_width=rotary.width, pairing=rotary.pairing, scaling=rotary.scaling,
     )  # fmt: skip
+
+
+def positions_from(x: Float[np.ndarray, "B H T D"], offset: Any) -> Integer[np.ndarray, "T"]:
+    """offset, offset + 1, ..., one for each of the T positions."""
+    return np.arange(x.shape[2]) + offset
 
 
 def project_queries(

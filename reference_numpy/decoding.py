@@ -34,7 +34,7 @@ from reference_numpy.blocks import (
 )
 from reference_numpy.models import Model
 from reference_numpy.positions import relative_position_bias
-from reference_numpy.transformer import embed, encoder, logits, real_tokens
+from reference_numpy.transformer import embed, encoder, output_layer, real_tokens
 from specification import checks
 from specification.caches import BlockCache, Cache, looks_ahead
 from specification.configuration import AttentionLayer, Configuration
@@ -250,4 +250,4 @@ def decode_step(
         x, grown = decoder_block_step(block, x, kept, length, layer=layer, **options)
         blocks.append(grown)
     x = normalize_if(decoder.norm, x, configured)
-    return logits(own.output, x, configured), Cache(blocks, real, cache.memory_real, stop)
+    return output_layer(own.output, x, configured), Cache(blocks, real, cache.memory_real, stop)
