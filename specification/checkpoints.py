@@ -117,7 +117,10 @@ def grown(hint: Any, tree: Any) -> Any:
         listed = [choice for choice in choices if typing.get_origin(choice) is list]
         if tree is None:
             return None
-        return grown(listed[0] if numbered and listed else choices[0], tree)
+        structures = [
+            choice for choice in choices if isinstance(tree, dict) and {*tree} <= {*getattr(choice, "_fields", ())}
+        ]
+        return grown(listed[0] if numbered and listed else [*structures, *choices][0], tree)
     if typing.get_origin(hint) is list:
         (element,) = typing.get_args(hint)
         return [grown(element, tree[name]) for name in sorted(tree or {}, key=int)]

@@ -83,9 +83,7 @@ DIALECT = Dialect(
     config=ConfigFile(
         families={"gpt2": {}},
         keys={"num_heads": "n_head", "eps": "layer_norm_epsilon", "activation": "activation_function"},
-        defaults={
-            "gpt2": {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True}
-        },
+        defaults={"gpt2": {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True}},
         fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
         sizes={"n_embd": "E", "n_inner": "F", "n_layer": "i", "n_positions": "positions", "vocab_size": "vocabulary"},
         tied=Tied("lm_head.weight"),

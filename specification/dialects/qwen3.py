@@ -61,7 +61,8 @@ DIALECT = Dialect(
             )
         },
         defaults={
-            "qwen3": DEFAULTS | {"attention_bias": False}
+            "qwen3": DEFAULTS
+            | {"attention_bias": False}
             | {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
         },
         sizes=SIZES,

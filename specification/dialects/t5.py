@@ -131,7 +131,9 @@ DIALECT = Dialect(
         Variant(
             structure=Transformer,
             table=table(
-                stack("encoder", "encoder.", "i", ENCODER_BLOCK), stack("decoder", "decoder.", "j", DECODER_BLOCK), OUTPUT
+                stack("encoder", "encoder.", "i", ENCODER_BLOCK),
+                stack("decoder", "decoder.", "j", DECODER_BLOCK),
+                OUTPUT,
             ),
             configuration=configuration,
             called_with="source, target",

@@ -39,9 +39,7 @@ TABLE = table(
 )
 
 
-def configuration(
-    *, num_heads: int, patch_size: int, eps: float = 1e-12, activation: str = "gelu"
-) -> Configuration:
+def configuration(*, num_heads: int, patch_size: int, eps: float = 1e-12, activation: str = "gelu") -> Configuration:
     """eps and activation: layer_norm_eps and hidden_act of the checkpoint's configuration."""
     return Configuration(
         num_heads=num_heads,
