@@ -1,4 +1,4 @@
-"""A T5 checkpoint with Hugging Face's names: encoder and decoder, or the encoder alone.
+"""A T5 or mT5 checkpoint with Hugging Face's names: encoder and decoder, or the encoder alone.
 
 Norms are RMS norms before each sublayer. Scores are not scaled; a bias that all blocks of a stack share says how far a
 key is away. The feed-forward network is gated in T5 1.1 and its kin (Flan-T5), and is not in the first T5. Source and
@@ -117,7 +117,8 @@ def activation_of(told: Mapping[str, Any]) -> Any:
 
 def is_scaled(told: Mapping[str, Any]) -> bool:
     """Read whether the output layer's input is scaled, which newer files say in so many words."""
-    return bool(told.get("scale_decoder_outputs", told["tie_word_embeddings"] is not False))
+    said = told.get("scale_decoder_outputs", told["tie_word_embeddings"] is not False)
+    return bool(said) and told["model_type"] == "t5"
 
 
 OUTPUT = output_or("shared.weight")
@@ -125,7 +126,7 @@ OUTPUT = output_or("shared.weight")
 DIALECT = Dialect(
     name="t5",
     about=__doc__,
-    source="Raffel et al., T5, 2020 (arXiv:1910.10683); "
+    source="Raffel et al., T5, 2020 (arXiv:1910.10683); Xue et al., mT5, 2021 (arXiv:2010.11934); "
     "`T5ForConditionalGeneration` and `T5EncoderModel` of Hugging Face transformers",
     variants=(
         Variant(
@@ -166,7 +167,7 @@ DIALECT = Dialect(
         r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",  # in old files, and of no use
     ),
     config=ConfigFile(
-        families={"t5": {}},
+        families={"mt5": {}, "t5": {}},
         keys={
             "num_heads": "num_heads",
             "eps": "layer_norm_epsilon",
@@ -175,12 +176,13 @@ DIALECT = Dialect(
             "scaled_output": Computed(("scale_decoder_outputs", "tie_word_embeddings"), is_scaled),
         },
         defaults={
-            "t5": {
+            family: {
                 "layer_norm_epsilon": 1e-6,
-                "feed_forward_proj": "relu",
+                "feed_forward_proj": feed_forward_proj,
                 "relative_attention_max_distance": 128,
                 "tie_word_embeddings": None,
             }
+            for family, feed_forward_proj in (("mt5", "gated-gelu"), ("t5", "relu"))
         },
         fixed={"is_decoder": False},
         sizes={

@@ -14,6 +14,7 @@ from specification.loading.record import ConfigFile, Dialect, Example, Variant
 from specification.loading.table import Row, array, each, linear, norm, table
 from specification.parameters import Encoder
 
+PARTS = ("query", "key", "value")
 PATCHES = "embeddings.patch_embeddings.projection"
 
 TABLE = table(
@@ -67,12 +68,19 @@ DIALECT = Dialect(
                 hyperparameters={"num_heads": 2},
                 inputs={"images": np.arange(-18.0, 18.0, dtype="float32").reshape(1, 1, 6, 6) / 12},
                 about="The image has one channel, and four patches.",
-                sizes={"P": 3},
+                sizes={"P": 3, "channels": 1},
                 unread={"pooler.dense.weight": ("E", "E"), "pooler.dense.bias": ("E",)},
             ),
         ),
     ),
     prefixes=("vit.",),
+    renamed={  # of a module of transformers 5, whose files keep the names of old
+        **{f"attention.{short}_proj.": f"attention.attention.{name}." for short, name in zip("qkv", PARTS, strict=True)},
+        "attention.o_proj.": "attention.output.dense.",
+        "mlp.fc1.": "intermediate.dense.",
+        "mlp.fc2.": "output.dense.",
+        "layers.": "encoder.layer.",
+    },
     ignored=(r"(pooler|classifier|decoder)\..*", r"embeddings\.mask_token"),
     config=ConfigFile(
         families={"vit": {}},

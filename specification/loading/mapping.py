@@ -115,10 +115,10 @@ def recognise(read: Reader, dialect: Dialect, known: Collection[Dialect], state_
         ValueError: for a family that no dialect covers.
     """
     names = state_dict.keys()
-    if covered((dialect,), names):
-        return
     other, family = covered(known, names), uncovered(names)
+    if dialect.name in other:
+        return
     if other:
-        read.problems.insert(0, f"its names are those of dialect {other!r}")
+        read.problems.insert(0, f"its names are those of dialect {' or '.join(map(repr, other))}")
     elif family:
         raise ValueError(f"the checkpoint does not fit: its names are those of {judgeable(family)}")

@@ -162,7 +162,7 @@ class Dialect:
     source: where it is from: paper, library, or tutorial.
     variants: the kinds of checkpoints; most dialects have one.
     prefixes: what stands before all names in some files. The first that a name begins with is left out.
-    renamed: endings of names that older checkpoints have, with those of today.
+    renamed: parts of names that other versions of the library have, with those of the table.
     ignored: regular expressions of names that belong to a checkpoint and to no part of the model, such as heads.
     config: the config.json that Hugging Face has beside a checkpoint, where the dialect is one of Hugging Face's.
     tutorial: what its text says, where a dialect is that of a tutorial.
