@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specification.configuration import Configuration
+from specification.frequencies import counted_length
 
 
 class BlockCache(NamedTuple):
@@ -71,3 +72,18 @@ def looks_ahead(
     else:
         return False
     return values is not None and bool((values == configuration.target_padding).any())
+
+
+def turns_anew(length: int | None, stop: int, configuration: Configuration) -> bool:
+    """Tell whether a sequence turns the keys that a cache has kept by other angles than they were turned by (POS-4).
+
+    Args:
+        length: how many positions the cache has, or None where that cannot be read.
+        stop: how many there are with those that come now.
+        configuration: the model's.
+
+    Returns:
+        Whether it does; False where the length cannot be read.
+    """
+    scalings = [layer.rotary.scaling for layer in configuration.attention_layers if layer.rotary is not None]
+    return bool(length) and any(counted_length(s, length) != counted_length(s, stop) for s in scalings)
