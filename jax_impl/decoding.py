@@ -45,7 +45,7 @@ from jax_impl.models import Model
 from jax_impl.positions import relative_position_bias
 from jax_impl.transformer import embed, encoder, output_layer, real_tokens
 from specification import checks
-from specification.caches import BlockCache, Cache, looks_ahead, turns_anew
+from specification.caches import BlockCache, Cache, looks_ahead
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import SublayerDropout
 from specification.frequencies import needs_length
@@ -256,8 +256,8 @@ def decode_step(
         Logits [B, T, N] as the full forward pass gives them, and the cache that has the new tokens too.
 
     Raises:
-        ValueError: No room in the cache, no position in a learned table, padding that no cache can hold (see
-            `specification.caches.looks_ahead`), or keys in the cache that turn by other angles now (`turns_anew`).
+        ValueError: No room in the cache, no position in a learned table, or what no cache can hold (see
+            `specification.caches.looks_ahead`).
     """
     own, configured = checks.held(parameters, configuration)
     checks.structure("cache", cache, Cache)
@@ -265,10 +265,9 @@ def decode_step(
     checks.decode_step(own, tokens, cache, known)
     checks.no_look_ahead(looks_ahead(tokens, known, configured, readable))
     tokens, length = jnp.asarray(tokens), cache.length if known is None else known
-    stop = length + tokens.shape[1]
-    checks.same_angles(turns_anew(known, stop, configured), known, stop)
     decoder: Any = own.decoder
     real = write(cache.real, real_tokens(tokens, configured.target_padding), length, axis=1)
+    stop = length + tokens.shape[1]
     mask = step_mask(tokens, real, length, configured)
     memory_mask = None if cache.memory_real is None else KeyPadding(cache.memory_real)
     x = embed(decoder.embedding, tokens, configuration=configured, offset=length)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specification.configuration import Configuration
-from specification.frequencies import counted_length
+from specification.rotary import DynamicScaling, LongRopeScaling
 
 
 class BlockCache(NamedTuple):
@@ -49,10 +49,11 @@ class Cache(NamedTuple):
 def looks_ahead(
     tokens: Any, length: int | None, configuration: Configuration, readable: Callable[[Any], np.ndarray | None]
 ) -> bool:
-    """Tell whether one of these tokens attends to nothing and takes the mean of all values for that.
+    """Tell whether no cache can hold what the configuration asks for, because it changes with the tokens that follow.
 
-    All are those of later positions too (ATT-6), so what a full pass gives there, and where that is read from, changes
-    with every token that is added, and no cache can hold it.
+    A token that attends to nothing may take the mean of all values, those of later positions too (ATT-6): what a full
+    pass gives there, and where that is read from, changes with every token that is added. And rotations may depend on
+    the length of the sequence (POS-4): then keys that are kept are turned otherwise than those of a longer sequence.
 
     Args:
         tokens: ids [B, T].
@@ -61,8 +62,10 @@ def looks_ahead(
         readable: gives an array as NumPy's, or None where it cannot be read.
 
     Returns:
-        Whether there is one; False where the tokens cannot be read.
+        Whether there is such a token or such a key; False where tokens or length cannot be read.
     """
+    if length and outgrown(configuration, length, tokens.shape[1]):
+        return True
     if configuration.empty_rows != "mean" or configuration.target_padding is None:
         return False
     if configuration.target_mask == "causal and real queries":
@@ -74,16 +77,16 @@ def looks_ahead(
     return values is not None and bool((values == configuration.target_padding).any())
 
 
-def turns_anew(length: int | None, stop: int, configuration: Configuration) -> bool:
-    """Tell whether a sequence turns the keys that a cache has kept by other angles than they were turned by (POS-4).
+def outgrown(configuration: Configuration, length: int, count: int) -> bool:
+    """Tell whether `count` tokens more turn the `length` keys before them otherwise than they are kept (POS-4).
 
     Args:
-        length: how many positions the cache has, or None where that cannot be read.
-        stop: how many there are with those that come now.
         configuration: the model's.
-
-    Returns:
-        Whether it does; False where the length cannot be read.
+        length: at least 1.
+        count: at least 1.
     """
     scalings = [layer.rotary.scaling for layer in configuration.attention_layers if layer.rotary is not None]
-    return bool(length) and any(counted_length(s, length) != counted_length(s, stop) for s in scalings)
+    limits = [s.original_length for s in scalings if isinstance(s, DynamicScaling)]
+    borders = [s.original_length for s in scalings if isinstance(s, LongRopeScaling)]
+    stop = length + count
+    return any(stop > limit for limit in limits) or any(length <= border < stop for border in borders)

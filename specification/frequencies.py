@@ -174,15 +174,3 @@ def needs_length(scaling: Scaling | None) -> bool:
         scaling: of the frequencies, or None.
     """
     return isinstance(scaling, DynamicScaling | LongRopeScaling)
-
-
-def counted_length(scaling: Scaling | None, length: int) -> int:
-    """Tell how much of a length counts for the frequencies: they are the same for lengths for which this is the same.
-
-    Args:
-        scaling: of the frequencies, or None.
-        length: of a sequence.
-    """
-    if isinstance(scaling, DynamicScaling):
-        return max(length, scaling.original_length)
-    return int(isinstance(scaling, LongRopeScaling) and length > scaling.original_length)

@@ -28,7 +28,6 @@ __all__ = [
     "generation",
     "held",
     "no_look_ahead",
-    "same_angles",
     "sampling",
     "tokens",
     "uniform",
@@ -183,26 +182,8 @@ def no_look_ahead(looks_ahead: bool) -> None:
     """
     if looks_ahead:
         raise ValueError(
-            "padding that attends to nothing takes the mean of all values with empty_rows='mean', of those that come "
-            "later too, which no cache can hold: use the full forward pass"
-        )
-
-
-def same_angles(turns_anew: bool, length: int | None, stop: int) -> None:
-    """Refuse a cache whose keys were turned by other angles than those of the sequence as it becomes (POS-4, GEN-1).
-
-    Args:
-        turns_anew: whether they were.
-        length: how many positions the cache has.
-        stop: how many there are with those that come now.
-
-    Raises:
-        ValueError: if they were.
-    """
-    if turns_anew:
-        raise ValueError(
-            f"with {stop} positions all keys turn by other angles than those {length} that the cache has, because a "
-            f"scaling of the rotation depends on the length: start anew with all {stop} tokens"
+            "what no cache can hold needs the full forward pass: padding that attends to nothing and takes the mean of "
+            "all values with empty_rows='mean', or keys whose rotation changes with the length of the sequence"
         )
 
 
