@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 
 from jax_impl.attention import attention
 from jax_impl.attention_steps import dropout_factor
@@ -118,11 +118,15 @@ def rotated(x: Float[jax.Array, "B H T D"], layer: AttentionLayer, offset: Any) 
     rotary = layer.rotary
     if rotary is None:
         return x
-    positions = np.arange(x.shape[2]) + offset
     return rotary_embedding(
-        x, positions,
+        x, positions_from(x, offset),
         base=rotary.base, rotary_width=rotary.width, pairing=rotary.pairing, scaling=rotary.scaling,
     )  # fmt: skip
+
+
+def positions_from(x: Float[jax.Array, "B H T D"], offset: Any) -> Integer[jax.Array, "T"]:
+    """offset, offset + 1, ..., one for each of the T positions."""
+    return np.arange(x.shape[2]) + offset
 
 
 def project_queries(

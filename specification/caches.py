@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specification.configuration import Configuration
-from specification.rotary import DynamicScaling, LongRopeScaling, Rotary
+from specification.rotary import DynamicScaling, LongRopeScaling
 
 
 class BlockCache(NamedTuple):
@@ -64,7 +64,7 @@ def looks_ahead(
     Returns:
         Whether there is such a token or such a key; False where tokens or length cannot be read.
     """
-    if length and any(outgrown(layer.rotary, length, tokens.shape[1]) for layer in configuration.attention_layers):
+    if length and outgrown(configuration, length, tokens.shape[1]):
         return True
     if configuration.empty_rows != "mean" or configuration.target_padding is None:
         return False
@@ -77,15 +77,16 @@ def looks_ahead(
     return values is not None and bool((values == configuration.target_padding).any())
 
 
-def outgrown(rotary: Rotary | None, length: int, count: int) -> bool:
+def outgrown(configuration: Configuration, length: int, count: int) -> bool:
     """Tell whether `count` tokens more turn the `length` keys before them otherwise than they are kept (POS-4).
 
     Args:
-        rotary: how keys are rotated, or None.
+        configuration: the model's.
         length: at least 1.
         count: at least 1.
     """
-    scaling = None if rotary is None else rotary.scaling
-    if isinstance(scaling, DynamicScaling):
-        return length + count > scaling.original_length
-    return isinstance(scaling, LongRopeScaling) and length <= scaling.original_length < length + count
+    scalings = [layer.rotary.scaling for layer in configuration.attention_layers if layer.rotary is not None]
+    limits = [s.original_length for s in scalings if isinstance(s, DynamicScaling)]
+    borders = [s.original_length for s in scalings if isinstance(s, LongRopeScaling)]
+    stop = length + count
+    return any(stop > limit for limit in limits) or any(length <= border < stop for border in borders)

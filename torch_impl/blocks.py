@@ -20,11 +20,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 
 from specification import checks
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout, SublayerDropout
+from specification.frequencies import needs_length
 from specification.masks import SlidingWindow, both
 from specification.parameters import (
     DecoderBlock,
@@ -113,11 +114,17 @@ def rotated(x: Float[torch.Tensor, "B H T D"], layer: AttentionLayer, offset: An
     rotary = layer.rotary
     if rotary is None:
         return x
-    positions = torch.arange(x.shape[2], device=x.device) + offset
+    # torch.compile cannot read it off the positions.
+    length = x.shape[2] + offset if needs_length(rotary.scaling) else None
     return rotary_embedding(
-        x, positions,
-        base=rotary.base, rotary_width=rotary.width, pairing=rotary.pairing, scaling=rotary.scaling,
+        x, positions_from(x, offset),
+        base=rotary.base, rotary_width=rotary.width, pairing=rotary.pairing, scaling=rotary.scaling, length=length,
     )  # fmt: skip
+
+
+def positions_from(x: Float[torch.Tensor, "B H T D"], offset: Any) -> Integer[torch.Tensor, "T"]:
+    """offset, offset + 1, ..., one for each of the T positions."""
+    return torch.arange(x.shape[2], device=x.device) + offset
 
 
 def project_queries(
