@@ -20,6 +20,7 @@ whole too; its length is traced then, and see `sinusoidal_positions` for what th
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from typing import Any
 
@@ -42,11 +43,12 @@ from jax_impl.blocks import (
 from jax_impl.masks import readable
 from jax_impl.models import Model
 from jax_impl.positions import relative_position_bias
-from jax_impl.transformer import embed, encoder, logits, real_tokens
+from jax_impl.transformer import embed, encoder, output_layer, real_tokens
 from specification import checks
 from specification.caches import BlockCache, Cache, looks_ahead
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import SublayerDropout
+from specification.frequencies import needs_length
 from specification.masks import Causal, Dense, KeyPadding
 from specification.parameters import Decoder, DecoderBlock, LanguageModel, Transformer
 
@@ -134,6 +136,12 @@ def decoder_block_step(
     if p.cross_attention is None:
         del sublayers[1]
     return through(sublayers, x, configuration), grown
+
+
+def step_of(layer: AttentionLayer) -> Any:
+    """`decoder_block_step`, not compiled as a whole where angles depend on the length, which is known so."""
+    scaling = None if layer.rotary is None else layer.rotary.scaling
+    return inspect.unwrap(decoder_block_step) if needs_length(scaling) else decoder_block_step
 
 
 # --- caches -----------------------------------------------------------------------------------------------------------
@@ -235,8 +243,8 @@ def decode_step(
 ) -> tuple[Float[jax.Array, "B T N"], Cache]:
     """Run the next tokens, one or several, with the keys and values of those before (GEN-1).
 
-    Where the length is traced, logits are NaN instead of the first two errors. Where tokens are, logits mean nothing
-    instead of the third.
+    Where the length is traced, logits are NaN instead of the first two errors, and a rotation that depends on it is a
+    ValueError. Where tokens are, logits mean nothing instead of the third.
 
     Args:
         parameters: With their configuration, or a loaded model, which has its own.
@@ -248,7 +256,7 @@ def decode_step(
         Logits [B, T, N] as the full forward pass gives them, and the cache that has the new tokens too.
 
     Raises:
-        ValueError: No room in the cache, no position in a learned table, or padding that no cache can hold (see
+        ValueError: No room in the cache, no position in a learned table, or what no cache can hold (see
             `specification.caches.looks_ahead`).
     """
     own, configured = checks.held(parameters, configuration)
@@ -267,9 +275,9 @@ def decode_step(
     options: Any = {"configuration": configured, "mask": mask, "memory_mask": memory_mask, "bias": bias}
     blocks = []
     for block, kept, layer in zip(decoder.blocks, cache.blocks, configured.layers(len(decoder.blocks)), strict=True):
-        x, grown = decoder_block_step(block, x, kept, length, layer=layer, **options)
+        x, grown = step_of(layer)(block, x, kept, length, layer=layer, **options)
         blocks.append(grown)
-    result = logits(own.output, normalize_if(decoder.norm, x, configured), configured)
+    logits = output_layer(own.output, normalize_if(decoder.norm, x, configured), configured)
     if known is None:
-        result = jnp.where(stop <= cache.capacity, result, jnp.nan)
-    return result, Cache(blocks, real, cache.memory_real, stop)
+        logits = jnp.where(stop <= cache.capacity, logits, jnp.nan)
+    return logits, Cache(blocks, real, cache.memory_real, stop)

@@ -216,7 +216,7 @@ def readable_mask(mask: Any, x: jax.Array, memory: jax.Array, configuration: Con
     return checked_mask(mask, x.shape[1], memory.shape[1], x.shape[0], configuration.num_heads)
 
 
-def logits(parameters: Linear, x: Float[jax.Array, "... E"], configuration: Configuration) -> Any:
+def output_layer(parameters: Linear, x: Float[jax.Array, "... E"], configuration: Configuration) -> Any:
     """The output layer, with x scaled before it and its result capped after it where the configuration says so."""
     x = shrink(x) if configuration.scaled_output else x
     output = linear(parameters, x)
@@ -369,7 +369,7 @@ def transformer(
         parameters.decoder, target, memory,
         configuration=configuration, mask=target_mask, memory_mask=memory_mask, dropout=dropout.decoder,
     )  # fmt: skip
-    return x if parameters.output is None else logits(parameters.output, x, configuration)
+    return x if parameters.output is None else output_layer(parameters.output, x, configuration)
 
 
 def classifier(
@@ -400,7 +400,7 @@ def classifier(
     """
     checks.structure("parameters", parameters, Classifier)
     x = encoder(parameters.encoder, tokens, configuration=configuration, mask=mask, dropout=dropout)
-    return log_softmax(logits(parameters.output, pool(x, configuration.pooling, keep), configuration))
+    return log_softmax(output_layer(parameters.output, pool(x, configuration.pooling, keep), configuration))
 
 
 def language_model(
@@ -429,4 +429,4 @@ def language_model(
     """
     checks.structure("parameters", parameters, LanguageModel)
     x = decoder(parameters.decoder, tokens, configuration=configuration, mask=mask, dropout=dropout)
-    return logits(parameters.output, x, configuration)
+    return output_layer(parameters.output, x, configuration)

@@ -229,7 +229,7 @@ def decode_step(
         Logits [B, T, N] as the full forward pass gives them, and the cache that has the new tokens too.
 
     Raises:
-        ValueError: No room in the cache, no position in a learned table, or padding that no cache can hold (see
+        ValueError: No room in the cache, no position in a learned table, or what no cache can hold (see
             `specification.caches.looks_ahead`).
     """
     own, configured = checks.held(parameters, configuration)

@@ -20,11 +20,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Integer
 
 from specification import checks
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout, SublayerDropout
+from specification.frequencies import needs_length
 from specification.masks import SlidingWindow, both
 from specification.parameters import (
     DecoderBlock,
@@ -39,7 +40,7 @@ from torch_impl.attention_steps import dropout_factor
 from torch_impl.dtypes import widen
 from torch_impl.feed_forward import feed_forward, gated_feed_forward
 from torch_impl.layer_norm import layer_norm, rms_norm, standard_deviation_norm
-from torch_impl.multi_head_attention import concatenate_heads, join_heads, linear, split_heads
+from torch_impl.multi_head_attention import concatenate_heads, fused, join_heads, linear, split_heads
 from torch_impl.rotary import rotary_embedding
 
 __all__ = ["decoder_block", "encoder_block"]
@@ -113,11 +114,17 @@ def rotated(x: Float[torch.Tensor, "B H T D"], layer: AttentionLayer, offset: An
     rotary = layer.rotary
     if rotary is None:
         return x
-    positions = torch.arange(x.shape[2], device=x.device) + offset
+    # torch.compile cannot read it off the positions.
+    length = x.shape[2] + offset if needs_length(rotary.scaling) else None
     return rotary_embedding(
-        x, positions,
-        base=rotary.base, rotary_width=rotary.width, pairing=rotary.pairing, scaling=rotary.scaling,
+        x, positions_from(x, offset),
+        base=rotary.base, rotary_width=rotary.width, pairing=rotary.pairing, scaling=rotary.scaling, length=length,
     )  # fmt: skip
+
+
+def positions_from(x: Float[torch.Tensor, "B H T D"], offset: Any) -> Integer[torch.Tensor, "T"]:
+    """offset, offset + 1, ..., one for each of the T positions."""
+    return torch.arange(x.shape[2], device=x.device) + offset
 
 
 def project_queries(
@@ -196,8 +203,7 @@ def attend(
 def check_attention(parameters: MultiHeadAttention, x: Any, memory: Any, configuration: Configuration) -> None:
     """Refuse projections and norms that do not fit one another or their inputs (MHA-1, NORM-8)."""
     checks.structure("parameters", parameters, MultiHeadAttention)
-    joined = MultiHeadAttention(*map(join_heads, parameters[:3]), parameters.output)
-    checks.block_attention(parameters, joined, x, memory, configuration.num_heads)
+    checks.block_attention(parameters, fused(parameters), x, memory, configuration.num_heads)
 
 
 def transform(

@@ -41,7 +41,7 @@ from torch_impl.blocks import (
 from torch_impl.masks import readable
 from torch_impl.models import Model
 from torch_impl.positions import relative_position_bias
-from torch_impl.transformer import embed, encoder, logits, real_tokens
+from torch_impl.transformer import embed, encoder, output_layer, real_tokens
 
 __all__ = ["decode_step", "start"]
 
@@ -230,7 +230,7 @@ def decode_step(
         Logits [B, T, N] as the full forward pass gives them, and the cache that has the new tokens too.
 
     Raises:
-        ValueError: No room in the cache, no position in a learned table, or padding that no cache can hold (see
+        ValueError: No room in the cache, no position in a learned table, or what no cache can hold (see
             `specification.caches.looks_ahead`).
     """
     own, configured = checks.held(parameters, configuration)
@@ -251,4 +251,4 @@ def decode_step(
         x, grown = decoder_block_step(block, x, kept, length, layer=layer, **options)
         blocks.append(grown)
     x = normalize_if(decoder.norm, x, configured)
-    return logits(own.output, x, configured), Cache(blocks, real, cache.memory_real, stop)
+    return output_layer(own.output, x, configured), Cache(blocks, real, cache.memory_real, stop)

@@ -201,7 +201,7 @@ def log_softmax(x: Float[torch.Tensor, "... N"]) -> Float[torch.Tensor, "... N"]
     return torch.log_softmax(widen(x), dim=-1).to(x.dtype)
 
 
-def logits(parameters: Linear, x: Float[torch.Tensor, "... E"], configuration: Configuration) -> Any:
+def output_layer(parameters: Linear, x: Float[torch.Tensor, "... E"], configuration: Configuration) -> Any:
     """The output layer, with x scaled before it and its result capped after it where the configuration says so."""
     x = shrink(x) if configuration.scaled_output else x
     output = linear(parameters, x)
@@ -349,7 +349,7 @@ def transformer(
         parameters.decoder, target, memory,
         configuration=configuration, mask=target_mask, memory_mask=memory_mask, dropout=dropout.decoder,
     )  # fmt: skip
-    return x if parameters.output is None else logits(parameters.output, x, configuration)
+    return x if parameters.output is None else output_layer(parameters.output, x, configuration)
 
 
 def classifier(
@@ -380,7 +380,7 @@ def classifier(
     """
     checks.structure("parameters", parameters, Classifier)
     x = encoder(parameters.encoder, tokens, configuration=configuration, mask=mask, dropout=dropout)
-    return log_softmax(logits(parameters.output, pool(x, configuration.pooling, keep), configuration))
+    return log_softmax(output_layer(parameters.output, pool(x, configuration.pooling, keep), configuration))
 
 
 def language_model(
@@ -409,4 +409,4 @@ def language_model(
     """
     checks.structure("parameters", parameters, LanguageModel)
     x = decoder(parameters.decoder, tokens, configuration=configuration, mask=mask, dropout=dropout)
-    return logits(parameters.output, x, configuration)
+    return output_layer(parameters.output, x, configuration)
