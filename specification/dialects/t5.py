@@ -167,7 +167,7 @@ DIALECT = Dialect(
         r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",  # in old files, and of no use
     ),
     config=ConfigFile(
-        families={"mt5": {}, "t5": {}},
+        families={"t5": {}, "mt5": {}},
         keys={
             "num_heads": "num_heads",
             "eps": "layer_norm_epsilon",

@@ -75,7 +75,9 @@ DIALECT = Dialect(
     ),
     prefixes=("vit.",),
     renamed={  # of a module of transformers 5, whose files keep the names of old
-        **{f"attention.{short}_proj.": f"attention.attention.{name}." for short, name in zip("qkv", PARTS, strict=True)},
+        **{
+            f"attention.{short}_proj.": f"attention.attention.{name}." for short, name in zip("qkv", PARTS, strict=True)
+        },
         "attention.o_proj.": "attention.output.dense.",
         "mlp.fc1.": "intermediate.dense.",
         "mlp.fc2.": "output.dense.",

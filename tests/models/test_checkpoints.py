@@ -443,7 +443,7 @@ def test_names_of_another_dialect_are_told() -> None:
         with pytest.raises(ValueError, match=r"does not fit, 1 problem: something.else is not known$"):
             read(theirs, broken, **DIALECTS[theirs].example.hyperparameters)
     assert covered(DIALECTS.values(), example("qwen3")) == ["qwen3"]
-    assert covered(DIALECTS.values(), example("llama")) == ["gemma", "llama"]
+    assert covered(DIALECTS.values(), example("gemma")) == ["gemma", "llama"]
 
 
 KINDS = {
@@ -492,7 +492,10 @@ def test_what_can_be_judged_of_every_family_is_an_operation() -> None:
 @pytest.mark.parametrize(
     ("names", "family"),
     [
-        ("model.layers.0.mlp.gate_proj.weight model.layers.0.self_attn.q_proj.weight model.norm.weight", "relatives of L"),
+        (
+            "model.layers.0.mlp.gate_proj.weight model.layers.0.self_attn.q_proj.weight model.norm.weight",
+            "relatives of L",
+        ),
         ("shared.weight encoder.block.0.layer.0.SelfAttention.q.weight", "relatives of T5"),
         ("transformer.h.0.attn.attention.q_proj.weight transformer.wte.weight", "GPT-Neo"),
     ],
