@@ -3,8 +3,8 @@
 Each piece is rounded to the model's dtype: projections, norms, rotations, what the heads give. A piece is bounded as an
 operation of its own on exact inputs, and beside that carries on what its inputs are off by.
 
-Norms. With spread r = sqrt(mean(x^2) + eps), n = x / r, and x off by d: r moves by at most rms(d), because the root is a
-Euclidean norm, so n moves by at most (|d| + |n| rms(d)) / (r - rms(d)). Where the mean is subtracted first, the
+Norms. With spread r = sqrt(mean(x^2) + eps), n = x / r, and x off by d: r moves by at most rms(d), because the root is
+a Euclidean norm, so n moves by at most (|d| + |n| rms(d)) / (r - rms(d)). Where the mean is subtracted first, the
 deviations are off by |d| + mean|d|, and their spread still by rms(d) at most.
 
 Rotations. A pair that is off by (d, e) is, once it is turned, off by |d cos| + |e sin| and |e cos| + |d sin|.
@@ -233,7 +233,8 @@ def attending(
     of_query = part_gradients(query, x, inner["query"], configuration, u)
     of_key = part_gradients(key, memory, inner["key"], configuration, u)
     of_value = part_gradients(value, memory, inner["value"], configuration, u)
-    gradients = MultiHeadAttention(of_query[0], of_key[0], of_value[0], output, of_query[1], of_key[1], inner.get("sinks"))
+    sinks = inner.get("sinks")
+    gradients = MultiHeadAttention(of_query[0], of_key[0], of_value[0], output, of_query[1], of_key[1], sinks)
     of_memory = add(stored(of_key[2], u), stored(of_value[2], u), u)
     of_bias = None if bias is None else inner["bias"].reshape(*bias.shape)
     return rounded((gradients, of_query[2], of_memory, of_bias), dtype)
