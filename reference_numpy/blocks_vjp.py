@@ -228,8 +228,8 @@ def residual_vjp(
         *others, x_gradient = pullback(x, drop(output_gradient, dropout.output))
         return SublayerGradients(norm_gradient, None, tuple(others)), add(cotangent, x_gradient)
     normalized = drop(normalize_if(norm, x, configuration), dropout.norm)
-    output = None if output_norm is None else drop(function(normalized), dropout.output)
-    output_norm_gradient, output_gradient = normalize_if_vjp(output_norm, output, cotangent, configuration)
+    given = None if output_norm is None else drop(function(normalized), dropout.output)
+    output_norm_gradient, output_gradient = normalize_if_vjp(output_norm, given, cotangent, configuration)
     *others, normalized_gradient = pullback(normalized, drop(output_gradient, dropout.output))
     norm_gradient, x_gradient = normalize_if_vjp(norm, x, drop(normalized_gradient, dropout.norm), configuration)
     return SublayerGradients(norm_gradient, output_norm_gradient, tuple(others)), add(cotangent, x_gradient)
@@ -412,8 +412,9 @@ def decoder_block_vjp(
     (first, *between, last), x_gradient = through_vjp(sublayers, x, cotangent, configuration)
     middle = between[0] if between else SublayerGradients(None, None, (None, None))
     (self_gradient, bias_gradient), (cross_gradient, memory_gradient) = first.others, middle.others
+    (feed_forward_gradient,) = last.others
     found = DecoderBlock(
-        self_gradient, first.norm, cross_gradient, middle.norm, *last.others, last.norm,
+        self_gradient, first.norm, cross_gradient, middle.norm, feed_forward_gradient, last.norm,
         first.output_norm, last.output_norm,
     )  # fmt: skip
     return DecoderBlockGradients(found, x_gradient, memory_gradient, bias_gradient)

@@ -191,13 +191,14 @@ def position_bias_vjp(parameters: Encoder | Decoder, gradients: list[Any], confi
     """Gradient of the table of relative positions, which the bias of every block has a part in."""
     if parameters.relative_positions is None:
         return None
-    total = np.zeros_like(gradients[0]) if gradients else None
+    if not gradients:
+        return np.zeros_like(parameters.relative_positions)
+    total = np.zeros_like(gradients[0])
     for gradient in gradients:
         total = add(total, gradient)
-    if total is None:
-        return np.zeros_like(parameters.relative_positions)
+    length, table = total.shape[-1], parameters.relative_positions
     return relative_position_bias_vjp(
-        parameters.relative_positions, *total.shape[2:], total,
+        table, length, length, total,
         bidirectional=isinstance(parameters, Encoder), furthest=configuration.relative_furthest,
     )  # fmt: skip
 

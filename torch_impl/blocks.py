@@ -40,7 +40,7 @@ from torch_impl.attention_steps import dropout_factor
 from torch_impl.dtypes import widen
 from torch_impl.feed_forward import feed_forward, gated_feed_forward
 from torch_impl.layer_norm import layer_norm, rms_norm, standard_deviation_norm
-from torch_impl.multi_head_attention import concatenate_heads, join_heads, linear, split_heads
+from torch_impl.multi_head_attention import concatenate_heads, fused, join_heads, linear, split_heads
 from torch_impl.rotary import rotary_embedding
 
 __all__ = ["decoder_block", "encoder_block"]
@@ -203,8 +203,7 @@ def attend(
 def check_attention(parameters: MultiHeadAttention, x: Any, memory: Any, configuration: Configuration) -> None:
     """Refuse projections and norms that do not fit one another or their inputs (MHA-1, NORM-8)."""
     checks.structure("parameters", parameters, MultiHeadAttention)
-    joined = MultiHeadAttention(*map(join_heads, parameters[:3]), parameters.output)
-    checks.block_attention(parameters, joined, x, memory, configuration.num_heads)
+    checks.block_attention(parameters, fused(parameters), x, memory, configuration.num_heads)
 
 
 def transform(

@@ -15,6 +15,7 @@ from conformance.bounds.reading import allowed_of, dropout_factor, pairs, separa
 from conformance.cases.arguments import expected_dtype, gradient_name, heads_of, joined
 from conformance.cases.case import Case
 from conformance.cases.operation import operation_named
+from conformance.cases.signatures import default
 from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
 from specification.dtypes import FLOATING
 from specification.positions import angular_frequencies
@@ -208,12 +209,13 @@ def layer_norm(case: Case, p: Precision) -> dict[str, Approx]:
     bias = np.asarray(case.inputs["bias"], float).reshape(-1) if "bias" in case.inputs else None
     eps = case.options.get("eps", 1e-5)
     flat = x.reshape(-1, weight.size)
-    output = norm.forward(case.operation, flat, weight.reshape(-1), bias, eps, p)
+    weight_of = norm.multiplier(weight.reshape(-1), case.options.get("plus_one", False), p)
+    output = norm.forward(case.operation, flat, weight_of, bias, eps, p)
     results = {"output": output.reshape(*x.shape)}
     if not case.cotangents:
         return results
     cotangent = np.asarray(case.cotangents["output"], float).reshape(flat.shape)
-    gradients = norm.gradients(case.operation, flat, weight.reshape(-1), cotangent, eps, p)
+    gradients = norm.gradients(case.operation, flat, weight_of, cotangent, eps, p)
     shapes = {"x": x.shape, "weight": weight.shape, "bias": weight.shape}
     for name, gradient in gradients.items():
         if name in case.inputs:
@@ -224,10 +226,11 @@ def layer_norm(case: Case, p: Precision) -> dict[str, Approx]:
 def feed_forward(case: Case, p: Precision) -> dict[str, Approx]:
     keep = case.options.get("dropout_keep")
     factor = 1.0 if keep is None else np.where(keep, 1 / (1 - case.options["dropout_rate"]), 0.0)
-    name = case.options.get("activation", "relu")
+    name = case.options.get("activation", default(case.operation, "activation"))
     cotangent = case.cotangents.get("output")
     inputs = {key: np.asarray(array, float) for key, array in case.inputs.items()}
-    results = layers.feed_forward(inputs, cotangent, name, factor, p, lambda x: stored(x, p))
+    network = layers.gated_feed_forward if "gate.weight" in inputs else layers.feed_forward
+    results = network(inputs, cotangent, name, factor, p, lambda x: stored(x, p))
     return {
         (key if key == "output" else gradient_name(key)): approx
         for key, approx in results.items()
@@ -256,11 +259,21 @@ def lookup(case: Case, p: Precision) -> dict[str, Approx]:
     unit = 3 * p.inner if case.options.get("scaled") else 0.0
     results = {"output": Approx(value, unit * np.abs(value))}
     if case.cotangents:
-        cotangent = np.asarray(case.cotangents["output"], float).reshape(-1, table.shape[1])
-        value, size, count = np.zeros_like(table), np.zeros_like(table), np.zeros(len(table))
-        np.add.at(value, rows.reshape(-1), cotangent * root)
-        np.add.at(size, rows.reshape(-1), np.abs(cotangent) * root)
-        np.add.at(count, rows.reshape(-1), 1)
-        steps = p.gamma(np.maximum(count - 1, 0))[:, None] + unit
-        results[gradient_name("table")] = Approx(value, steps * size)
+        cotangent = np.asarray(case.cotangents["output"], float) * root
+        results[gradient_name("table")] = gathered_gradient(table, rows, cotangent, p, unit)
     return results
+
+
+def gathered_gradient(
+    table: np.ndarray, rows: np.ndarray, cotangent: np.ndarray, p: Precision, unit: float = 0.0
+) -> Approx:
+    """The gradient of a table [N, E] whose `rows` [...] are taken: their cotangents [..., E] added up.
+
+    unit: the relative error of each of them.
+    """
+    bars, places = cotangent.reshape(-1, table.shape[1]), rows.reshape(-1)
+    value, size, count = np.zeros_like(table), np.zeros_like(table), np.zeros(len(table))
+    np.add.at(value, places, bars)
+    np.add.at(size, places, np.abs(bars))
+    np.add.at(count, places, 1)
+    return Approx(value, (p.gamma(np.maximum(count - 1, 0))[:, None] + unit) * size)

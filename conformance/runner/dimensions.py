@@ -126,7 +126,7 @@ def taken(case: Case, parts: Parts, rng: np.random.Generator | None = None) -> C
     if options.get("mask") is not None:
         options["mask"] = cut_mask(options["mask"], sizes, parts)
     if "num_heads" in options:
-        options["num_heads"] = len(places(HEADS, sizes, parts)[0])
+        options["num_heads"] = len(places(HEADS if "G" in sizes else ("H",), sizes, parts)[0])
     options |= sizes_as_options(case, sizes, parts)
     if "ids" in inputs and "vocabulary" in parts:
         start, size = parts["vocabulary"]
@@ -167,6 +167,9 @@ def sizes_as_options(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Any]:
         moved = offset + (start if OFFSET not in parts else 0)
         if moved or case.options.get(OFFSET) is not None:
             found[OFFSET] = moved
+    if "query_length" in case.options:
+        (i, found["query_length"]), (j, found["key_length"]) = (parts.get(n, Part(0, sizes[n])) for n in ("Q", "K"))
+        found[OFFSET] = max(parts.get(OFFSET, Part(0, sizes[OFFSET])).size + i - j, 0)
     if "width" in case.options and "E" in parts:
         found["width"] = parts["E"].size
     return found

@@ -40,6 +40,7 @@ TINY = (2, 3)
 """Sizes that are tried before powers of two."""
 NEVER_LEFT_OUT = (
     *("num_heads", "length", "width", "dtype", OFFSET, "dropout_keep", "dropout_rate", "mask"),
+    *("query_length", "key_length", "bidirectional"),
     *("ignore", "reduction"),
 )
 """Options that are no features to do without, or that are taken out together or in steps."""
