@@ -24,10 +24,11 @@ from specification.checks.arguments import arrays_of_numbers, ranked
 from specification.configuration import Configuration
 from specification.dropout import Dropout, StackDropout, TransformerDropout
 from specification.dtypes import dtype_name
+from specification.loading.folder import read_folder
 from specification.masks import KeyPadding, both
 from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, MultiHeadAttention, Transformer
 
-__all__ = ["Model", "load", "plain_self_attention", "restore", "save"]
+__all__ = ["Model", "load", "load_pretrained", "plain_self_attention", "restore", "save"]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["parameters"], meta_fields=["configuration"])
@@ -65,6 +66,23 @@ def load(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparame
         ValueError: Entries that are missing, left over or misshaped, all of them at once.
     """
     return from_numpy(*dialects.read(dialect, state_dict, **hyperparameters))
+
+
+def load_pretrained(folder: str | Path, *, dtype: str | None = None) -> Model:
+    """Load a model from a folder as Hugging Face's `save_pretrained` writes it.
+
+    Args:
+        folder: With config.json, which says what the model does, and one or many safetensors files.
+        dtype: Of the parameters, such as "bfloat16". None for that of the files, with 16-bit ones widened to float32.
+
+    Returns:
+        The model. It gives logits where the folder is a language model's, and hidden states otherwise.
+
+    Raises:
+        FileNotFoundError: A file that is not there.
+        ValueError: An entry of config.json that is not understood and could change numbers, or files that do not fit.
+    """
+    return from_numpy(*read_folder(folder, dtype))
 
 
 def save(model: Model, path: str | Path) -> None:

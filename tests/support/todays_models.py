@@ -243,7 +243,7 @@ def vit() -> Example:
     patches = parts.linear(3 * 2 * 2, E)
     embedding = ImageEmbedding(patches, parts.array(E, spread=1.0), parts.array(7, E, spread=1.0))
     blocks = [EncoderBlock(parts.attention(), parts.norm(), parts.feed_forward(), parts.norm()) for _ in range(2)]
-    configuration = Configuration(H, norm_order="pre", activation="gelu", positions="learned", patch_size=2)
+    configuration = Configuration(H, norm_order="pre", activation="gelu", positions="none", patch_size=2)
     return Example(Encoder(embedding, blocks, parts.norm()), configuration, (IMAGES,))
 
 
