@@ -110,7 +110,7 @@ def cases(
         offset = draw(st.integers(0, K - 1))
     else:  # the first query and one of the keys
         offset = distance + draw(st.integers(0, K - 1))
-    if draw(st.integers(0, 3)) == 0 and K <= limits.get("queries", K):
+    if draw(st.integers(0, 3)) == 0 and limits.get("queries", K) >= K:
         Q = K  # as in a model's forward pass
     H, Q, K = (H, Q, K) if plan is None else plan
     cheap = work(3, True, pairs=H * Q * K) <= AFFORDABLE / 8
