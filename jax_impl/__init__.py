@@ -1,10 +1,10 @@
 """The port to JAX: the definition's functions on `jax.Array`, under `jax.jit`, `jax.vmap` and `jax.grad`.
 
 Read in this order: masks, attention_steps, attention, multi_head_attention, layer_norm_steps, layer_norm, embedding,
-positions, feed_forward, blocks, transformer, decoding, generation, models, losses, optimizers, schedules, initializers.
-`engines/` holds a faster way to the results of `attention`, and has not to be read. The definition, `reference_numpy`,
-holds the full statement of each operation; here stands what is particular to JAX. Gradients come from `jax.grad`, and
-reverse mode may be nested; attention has no forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`).
+positions, rotary, feed_forward, blocks, transformer, decoding, generation, models, losses, optimizers, schedules,
+initializers. `engines/` holds a faster way to the results of `attention`, and has not to be read. The definition,
+`reference_numpy`, holds the full statement of each operation; here stands what is particular to JAX. Gradients come
+from `jax.grad`, and reverse mode may be nested; attention has no forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`).
 """
 
 from jax_impl.attention import *
@@ -22,6 +22,7 @@ from jax_impl.models import *
 from jax_impl.multi_head_attention import *
 from jax_impl.optimizers import *
 from jax_impl.positions import *
+from jax_impl.rotary import *
 from jax_impl.schedules import *
 from jax_impl.transformer import *
 from specification.exports import public_names as _public_names

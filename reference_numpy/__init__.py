@@ -1,8 +1,8 @@
 """The definition: what a Transformer computes, in NumPy, to be read.
 
 Read in this order: masks, attention_steps, attention, multi_head_attention, layer_norm_steps, layer_norm, embedding,
-positions, feed_forward, blocks, transformer, decoding, generation, models, losses, optimizers, schedules, initializers.
-Beside each file that has gradients stands the one with these, `<name>_vjp`.
+positions, rotary, feed_forward, blocks, transformer, decoding, generation, models, losses, optimizers, schedules,
+initializers. Beside each file that has gradients stands the one with these, `<name>_vjp`.
 """
 
 from reference_numpy.attention import *
@@ -27,6 +27,8 @@ from reference_numpy.multi_head_attention_vjp import *
 from reference_numpy.optimizers import *
 from reference_numpy.positions import *
 from reference_numpy.positions_vjp import *
+from reference_numpy.rotary import *
+from reference_numpy.rotary_vjp import *
 from reference_numpy.schedules import *
 from reference_numpy.transformer import *
 from reference_numpy.transformer_vjp import *

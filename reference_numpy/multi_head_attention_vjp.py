@@ -66,7 +66,7 @@ def multi_head_attention_vjp(
             result.
     """
     checks.structure("parameters", parameters, MultiHeadAttention)
-    projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])
+    projections: Any = MultiHeadAttention(*map(join_heads, parameters[:3]), parameters.output)
     H, G, _ = checks.multi_head_attention(parameters, projections, query, key, value, num_heads)
     checks.cotangent(cotangent, (*query.shape[:2], projections.output.weight.shape[1]), dtype_name(query))
     inputs, counts = (query, key, value), (H, G, G)
@@ -78,6 +78,6 @@ def multi_head_attention_vjp(
         linear_vjp(p, x, concatenate_heads(gradient))
         for p, x, gradient in zip(projections[:3], inputs, inner[:3], strict=True)
     ]
-    parameters_gradient = MultiHeadAttention._make([*(pair[0] for pair in pairs), output_gradient])
+    parameters_gradient = MultiHeadAttention(*(pair[0] for pair in pairs), output_gradient)
     inputs_gradient = [pair[1] for pair in pairs]
     return MultiHeadAttentionGradients._make([parameters_gradient, *inputs_gradient, inner.bias, inner.sinks])

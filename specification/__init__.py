@@ -21,6 +21,14 @@ from specification.parameters import (
     Norm,
     Transformer,
 )
+from specification.rotary import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rotary,
+    YarnScaling,
+)
 from specification.rules import MODEL_RULES, RULES, Rule
 
 __all__ = [
@@ -33,6 +41,7 @@ __all__ = [
     "Decoder",
     "DecoderBlock",
     "Dense",
+    "DynamicScaling",
     "Embedding",
     "Encoder",
     "EncoderBlock",
@@ -42,12 +51,17 @@ __all__ = [
     "KeyPadding",
     "LanguageModel",
     "Linear",
+    "LinearScaling",
+    "Llama3Scaling",
+    "LongRopeScaling",
     "Mask",
     "MultiHeadAttention",
     "Norm",
     "Or",
+    "Rotary",
     "Rule",
     "Segments",
     "SlidingWindow",
     "Transformer",
+    "YarnScaling",
 ]

@@ -48,7 +48,7 @@ class Configuration:
         feed_forward(norm(x)), with one norm or two (BLK-3).
     norm: "rms_norm_plus_one" is rms_norm with the weight 1 + w (NORM-8).
     scale: of the scores: "head_width" is 1 / sqrt(D) (ATT-1), "model_width" 1 / sqrt(E), or a number.
-    softcap: of the self-attention's scores (ATT-2); None for none.
+    softcap: of the scores (ATT-2); None for none.
     attention_layers: of every block's self-attention, in order; a single one is that of all, none is as plain as can
         be.
     relative_furthest: the distance from which on all keys share a bucket of relative positions (POS-6).
@@ -107,6 +107,20 @@ class Configuration:
             raise TypeError(f"scaled_embedding must be True or False, got {self.scaled_embedding!r}")
         if not is_count(self.num_heads) or self.num_heads == 0:
             raise ValueError(f"num_heads must be an integer of at least 1, got {self.num_heads!r}")
+
+    def layers(self, blocks: int) -> tuple[AttentionLayer, ...]:
+        """Give the attention layer of every block.
+
+        Args:
+            blocks: how many there are.
+
+        Raises:
+            ValueError: for attention_layers of another number of blocks.
+        """
+        given = self.attention_layers or (AttentionLayer(),)
+        if len(given) not in (1, blocks):
+            raise ValueError(f"attention_layers has {len(given)} layers for {blocks} blocks")
+        return given * blocks if len(given) == 1 else given
 
 
 def is_count(value: Any) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PAIRINGS = ("halves", "interleaved")
+
 
 @dataclass(frozen=True, kw_only=True)
 class LinearScaling:

@@ -34,7 +34,7 @@ def without_tables(parameters: Any) -> Any:
 def fused(parameters: Any) -> Any:
     """The parameters with the projections of each head made one (MHA-2)."""
     return changed(
-        MultiHeadAttention, parameters, lambda found: found._make([*map(join_heads, found[:3]), found.output])
+        MultiHeadAttention, parameters, lambda found: MultiHeadAttention(*map(join_heads, found[:3]), *found[3:])
     )
 
 

@@ -1,9 +1,9 @@
 """The definition in PyTorch, for CPU and CUDA; gradients by autograd.
 
 Read in this order, beside the files of the same names in `reference_numpy`: masks, attention_steps, attention,
-multi_head_attention, layer_norm_steps, layer_norm, embedding, positions, feed_forward, blocks, transformer, decoding,
-generation, models, losses, optimizers, schedules, initializers. `engines/` holds faster ways to the same results, and
-has not to be read. Everything works under `torch.compile(fullgraph=True)`, and all but optimizers under
+multi_head_attention, layer_norm_steps, layer_norm, embedding, positions, rotary, feed_forward, blocks, transformer,
+decoding, generation, models, losses, optimizers, schedules, initializers. `engines/` holds faster ways to the same
+results, and has not to be read. Everything works under `torch.compile(fullgraph=True)`, and all but optimizers under
 `torch.autograd` (twice, too), `torch.func.grad`, `vjp` and `vmap`. It keeps its precision under `torch.autocast`.
 Forward-mode differentiation is not offered: `torch.compile` refuses functions that have it.
 """
@@ -24,6 +24,7 @@ from torch_impl.models import *
 from torch_impl.multi_head_attention import *
 from torch_impl.optimizers import *
 from torch_impl.positions import *
+from torch_impl.rotary import *
 from torch_impl.schedules import *
 from torch_impl.transformer import *
 

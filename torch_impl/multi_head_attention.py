@@ -103,7 +103,7 @@ def multi_head_attention(
         ValueError: Sizes or numbers that are not as described.
     """
     checks.structure("parameters", parameters, MultiHeadAttention)
-    projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])
+    projections: Any = MultiHeadAttention(*map(join_heads, parameters[:3]), parameters.output)
     H, G, _ = checks.multi_head_attention(parameters, projections, query, key, value, num_heads)
     output = attention(
         split_heads(linear(projections.query, query), H),

@@ -23,6 +23,7 @@ from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from reference_numpy.blocks import attention_options
 from reference_numpy.multi_head_attention_vjp import multi_head_attention_vjp
+from specification.configuration import AttentionLayer
 from specification.dtypes import FLOATING
 from specification.parameters import FeedForward, Linear, MultiHeadAttention, Norm
 
@@ -84,14 +85,18 @@ def structured(bounds: dict[str, Any], parameters: Any) -> Any:
 # --- each kind of step ------------------------------------------------------------------------------------------------
 
 
-def attend(dtype: str, p: MultiHeadAttention, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any) -> Any:
+def attend(
+    dtype: str, p: Any, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any,
+    layer: AttentionLayer = AttentionLayer(), bias: Any = None,
+) -> Any:  # fmt: skip
     options = attention_options(x.shape[-1], mask, dropout, configuration)
     return bound(attention_case(dtype, p, x, memory, memory, None, options))["output"]
 
 
 def attend_vjp(
-    dtype: str, p: Any, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any, cotangent: Any
-) -> Any:
+    dtype: str, p: Any, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any, cotangent: Any,
+    layer: AttentionLayer = AttentionLayer(), bias: Any = None,
+) -> Any:  # fmt: skip
     options = attention_options(x.shape[-1], mask, dropout, configuration)
     bounds = bound(attention_case(dtype, p, x, memory, memory, cotangent, options))
     as_key, as_value = bounds[gradient_name("key")], bounds[gradient_name("value")]

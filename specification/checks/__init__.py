@@ -11,6 +11,7 @@ from specification.checks.losses import *
 from specification.checks.masks import *
 from specification.checks.operations import *
 from specification.checks.optimizers import *
+from specification.checks.rotary import *
 from specification.checks.sites import *
 from specification.exports import public_names as _public_names
 
