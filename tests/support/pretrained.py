@@ -114,7 +114,7 @@ MODELS = (
     | many(
         "gpt_neox", "GPTNeoXForCausalLM",
         parallel=SIZES | {"num_attention_heads": 3},
-        sequential=SIZES | {"num_attention_heads": 4, "use_parallel_residual": False, "hidden_act": "gelu_new"},
+        sequential=SIZES | {"num_attention_heads": 3, "use_parallel_residual": False, "hidden_act": "gelu_new"},
         plain=SIZES | {"num_attention_heads": 3, "attention_bias": False, "rotary_pct": 1.0, "tie_word_embeddings": True},
         scaled=SIZES | {"num_attention_heads": 2, "layer_norm_eps": 1e-3}
         | rope("linear", 100.0, factor=2.0, partial_rotary_factor=0.5),
@@ -153,6 +153,7 @@ MODELS = (
         silu=T5 | {"feed_forward_proj": "gated-silu", "num_decoder_layers": 3, "layer_norm_epsilon": 1e-3},
         wide=T5 | {"d_kv": 16, "num_heads": 2, "relative_attention_num_buckets": 8},
     )
+    | many("t5", "MT5ForConditionalGeneration", mt5=T5)
     | many("t5", "T5Model", headless=T5)
     | many("t5", "T5EncoderModel", encoder=T5 | {"feed_forward_proj": "gated-gelu"})
     | many(
@@ -239,3 +240,45 @@ def tokens(batch: int = 3, length: int = LENGTH, seed: int = 0) -> np.ndarray:
     for row in range(1, batch):
         found[row, length - 2 * row - 1 :] = 0
     return found
+
+
+class Call(NamedTuple):
+    """What both models are called with: the module by keyword, ours by inputs and options.
+
+    real: the positions of the result that are compared; what padding gives is of no use.
+    """
+
+    theirs: dict[str, np.ndarray]
+    inputs: tuple[np.ndarray, ...]
+    options: dict[str, Any]
+    real: np.ndarray
+
+
+def call_of(made: Pretrained, dtype: str) -> Call:
+    if made.dialect == "vit":
+        size, channels = made.options["image_size"], made.options.get("num_channels", 3)
+        height, width = (size, size) if isinstance(size, int) else size
+        images = np.random.default_rng(0).normal(size=(2, channels, height, width)).astype(dtype)
+        patch = made.options["patch_size"]
+        rows = np.ones((2, height // patch * (width // patch) + 1), bool)
+        return Call({"pixel_values": images}, (images,), {}, rows)
+    ids = tokens()
+    keep = ids != 0
+    mask = {"attention_mask": keep.astype(int)}
+    if made.architecture in ("T5ForConditionalGeneration", "T5Model", "MT5ForConditionalGeneration"):
+        target = tokens(length=7, seed=1)
+        target[:, 0] = 0
+        rows = (target != 0) | (np.arange(7) == 0)
+        theirs = {"input_ids": ids, "decoder_input_ids": target, "decoder_attention_mask": rows.astype(int)}
+        options = {"source_key_padding": keep, "target_key_padding": rows}
+        return Call(theirs | mask, (ids, target), options, rows)
+    return Call({"input_ids": ids} | mask, (ids,), {"key_padding": keep}, keep)
+
+
+def result_of(module: torch.nn.Module, made: Pretrained, call: Call, dtype: str) -> torch.Tensor:
+    """Logits, or hidden states where the model has no language model's head; of heads of other kinds what is below."""
+    below = {"ModernBertForMaskedLM": "model", "ViTForImageClassification": "vit"}.get(made.architecture)
+    called = getattr(module, below) if below else module
+    with arithmetic(dtype):
+        found = called(**{name: torch.from_numpy(array) for name, array in call.theirs.items()})
+        return found.logits if hasattr(found, "logits") else found.last_hidden_state
