@@ -54,6 +54,8 @@ RULES = {
         Rule("NORM-7", "variants", "rms_norm and standard_deviation_norm are functions of their own."),
         Rule("POS-1", "sinusoidal", "sin(p / 10000^(2i/E)) in column 2i, cos of the same angle in column 2i + 1."),
         Rule("POS-2", "learned", "Row p of a table; a position past its end is refused."),
+        Rule("POS-3", "rotary", "Pairs of columns turn by position * frequency, exact at any position up to 2^30."),
+        Rule("POS-4", "frequencies", "base^(-2p / W), in five scalings, and the factor of sine and cosine."),
         Rule("EMB-1", "embedding", "Row lookup; an id outside the vocabulary is refused; times sqrt(E) if scaled."),
         Rule("FFN-1", "feed-forward", "activation(x @ W1 + b1) @ W2 + b2 with ReLU, GELU (erf) or GELU (tanh)."),
         Rule("ACT-1", "silu", "x * sigmoid(x) for every element, to its last digits for large negative x too."),
