@@ -54,9 +54,8 @@ def angles(case: Case) -> tuple[np.ndarray, float]:
     """The angles [T, W / 2] or [B, 1, T, W / 2] of an embedding, in float64, and the attention factor."""
     value = np.array([float(f) for f in exact_frequencies(*call_of(case))])
     positions = np.asarray(case.inputs["positions"], float)[..., None]
-    return (positions if positions.ndim == 2 else positions[:, None]) * value, attention_factor(
-        case.options.get("scaling")
-    )
+    positions = positions if positions.ndim == 2 else positions[:, None]
+    return positions * value, attention_factor(case.options.get("scaling"))
 
 
 def frequencies(call: Call, unit: float) -> Approx:
