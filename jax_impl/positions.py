@@ -73,6 +73,7 @@ def learned_positions(table: Float[jax.Array, "N E"], length: int, *, offset: in
     return jnp.asarray(table)[offset : offset + length]
 
 
+@np.errstate(over="ignore")  # -inf in float16, far away
 def alibi_bias(
     num_heads: int,
     query_length: int,
