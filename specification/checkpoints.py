@@ -248,9 +248,10 @@ def read_model(path: str | Path) -> tuple[Any, Configuration]:
         raise ValueError(f"{path} was not written by save: load it by its dialect")
     try:
         parameters = unflatten(KINDS[metadata["kind"]], arrays)
-        configuration = Configuration(
-            **{name: from_plain(value) for name, value in json.loads(metadata["configuration"]).items()}
-        )
+        named = json.loads(metadata["configuration"])
+        if not isinstance(named, dict):
+            raise TypeError(f"the configuration must be a mapping, got {named!r}")
+        configuration = Configuration(**{name: from_plain(value) for name, value in named.items()})
     except KeyError as error:
         raise ValueError(f"{path} is no whole model: it has no {error.args[0]}") from error
     except (TypeError, ValueError) as error:

@@ -68,6 +68,7 @@ class LongRopeScaling:
 
 
 Scaling = LinearScaling | DynamicScaling | YarnScaling | Llama3Scaling | LongRopeScaling
+SCALINGS = (LinearScaling, DynamicScaling, YarnScaling, Llama3Scaling, LongRopeScaling)
 
 
 @dataclass(frozen=True, kw_only=True)

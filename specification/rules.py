@@ -55,6 +55,8 @@ RULES = {
         Rule("NORM-8", "1 + weight", "The weight of rms_norm is 1 + w where asked, added in the compute dtype."),
         Rule("POS-1", "sinusoidal", "sin(p / 10000^(2i/E)) in column 2i, cos of the same angle in column 2i + 1."),
         Rule("POS-2", "learned", "Row p of a table; a position past its end is refused."),
+        Rule("POS-3", "rotary", "Pairs of columns turn by position * frequency, exact at any position up to 2^30."),
+        Rule("POS-4", "frequencies", "base^(-2p / W), in five scalings, and the factor of sine and cosine."),
         Rule("POS-5", "alibi", "slope * (j - i) for query i and key j; slopes 2^(-8h/H), or the paper's code's."),
         Rule("POS-6", "relative buckets", "A bias from a table, by the bucket of j - i; logarithms' edges are exact."),
         Rule("EMB-1", "embedding", "Row lookup; an id outside the vocabulary is refused; times sqrt(E) if scaled."),

@@ -33,7 +33,8 @@ def bound(case: Case) -> Bounds:
 
 def finished(name: str, approx: Approx, case: Case, p: Precision) -> np.ndarray:
     """Rounded to the dtype of the result, which for log-sum-exps is the wider one and for gradients the argument's."""
-    if operation_named(case.operation).copies and not np.any(approx.error):
+    record = operation_named(case.operation)
+    if record.copies and not np.any(approx.error):
         return approx.error  # copied, not computed
     dtype = expected_dtype(name, case)
     if dtype not in FLOATING:
@@ -42,7 +43,8 @@ def finished(name: str, approx: Approx, case: Case, p: Precision) -> np.ndarray:
     error = stored(approx, here).error
     # The oracle is itself rounded to float64 when the definition serves as oracle.
     error = error + 2.0**-46 * np.abs(approx.value) if case.dtype != "float64" else error
-    return np.where(np.isnan(error), np.inf, error)
+    error = np.where(np.isnan(error), np.inf, error)
+    return error if record.copied is None else np.where(record.copied(case, name), 0, error)
 
 
 # --- attention --------------------------------------------------------------------------------------------------------

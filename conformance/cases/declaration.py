@@ -34,6 +34,10 @@ FEATURES = {
     "value_width": "values of another width than the keys",
     "empty": "lengths of 0",
     "axes": "norms over several axes, those of their weight",
+    "interleaved": "rotary pairs of neighbouring columns",
+    "rotary_width": "rotary embeddings of some columns of a head",
+    "rotary_scaling": "scalings of rotary frequencies",
+    "batch_positions": "positions of their own for each batch element",
     "gradients": "gradients",
     "structured": "masks come as descriptions, not as boolean arrays",
     "refusals": "bad input is refused, as the rules say",
@@ -47,6 +51,7 @@ SIMPLEST_FIRST = ("float32", "bfloat16", "float16", "float64")
 UNCLAIMED = ("structured", "refusals", "logsumexp")
 PARAMETERS: dict[str, tuple[str, ...]] = {name: (name,) for name in ("scale", "softcap", "bias", "sinks", "empty_rows")}
 PARAMETERS |= {"dropout": ("dropout_keep", "dropout_rate")}
+PARAMETERS |= {"interleaved": ("pairing",), "rotary_width": ("rotary_width",), "rotary_scaling": ("scaling",)}
 PARAMETERS |= dict.fromkeys((*MASK_KINDS, "offset", "combined"), ("mask",))
 """Features that need parameters of their own."""
 NAMED_ONLY = ("dropout", "empty_rows")

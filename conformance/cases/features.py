@@ -68,6 +68,7 @@ def features_of(case: Case) -> set[str]:
         features.add("empty")
     if is_norm(case.operation) and case.inputs["weight"].ndim > 1:
         features.add("axes")
+    features |= rotary_features(case)
     if has_masks(case.operation):
         (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
         features |= {"bias", "sinks"} & set(case.inputs)
@@ -75,6 +76,15 @@ def features_of(case: Case) -> set[str]:
         features |= {"cross"} if Q != K else set()
         features |= {"value_width"} if len(set(widths)) > 1 else set()
     return features
+
+
+def rotary_features(case: Case) -> set[str]:
+    """Those of a rotary embedding and its frequencies."""
+    features = {"interleaved"} if case.options.get("pairing") == "interleaved" else set()
+    features |= {"rotary_width"} if case.options.get("rotary_width") is not None else set()
+    features |= {"rotary_scaling"} if case.options.get("scaling") is not None else set()
+    batched = "positions" in case.inputs and case.inputs["positions"].ndim == 2
+    return features | ({"batch_positions"} if batched else set())
 
 
 def is_norm(operation: str) -> bool:

@@ -75,8 +75,11 @@ class Operation:
     masked: whether it has queries, keys and a mask.
     norm: whether it is a norm, of `x` over the axes of `weight`.
     copies: whether it copies numbers from an input, and computes nothing unless an option asks for it.
+    numbers: results that are plain numbers.
+    copied: which elements of a result or gradient are copies, to the bit, of an input's or the cotangent's.
     rows: the input whose leading axes are rows, where it has one.
     least_width: the smallest width that it takes.
+    width_unit: what the number of its columns must be a multiple of.
 
     Its sizes:
 
@@ -125,8 +128,11 @@ class Operation:
     masked: bool = False
     norm: bool = False
     copies: bool = False
+    numbers: tuple[str, ...] = ()
+    copied: Callable[[Case, str], np.ndarray] | None = None
     rows: Rows | None = None
     least_width: int = 1
+    width_unit: int = 1
     relaxed: Callable[[Case], dict[str, np.ndarray]] | None = None
     mistakes: tuple[Mistake, ...] = field(default=())
     measured: Callable[[Failing, str], Iterator[Mistake]] | None = None

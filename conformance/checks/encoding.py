@@ -23,12 +23,14 @@ from conformance.checks.comparison import Finding
 from conformance.checks.refusals import Refusal
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
+from specification.rotary import SCALINGS
 
 TYPES: dict[str, Any] = {
     kind.__name__: kind
     for kind in (
         *(Case, Planted, Refusal, Finding),
         *(Causal, SlidingWindow, KeyLengths, KeyPadding, Segments, Dense, And, Or),
+        *SCALINGS,
     )
 }
 

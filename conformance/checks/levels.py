@@ -55,6 +55,8 @@ PARTS = (
     ),
     Part("ACT-1", ROBUST, "NaN and infinity"),
     Part("ACT-1", STRICT, "results whose sigmoid is below the normal numbers"),
+    Part("POS-3", ROBUST, "NaN and infinity", ("NaN and infinity in rotary embeddings",)),
+    Part("POS-3", STRICT, "angles to more digits than float64 has at long positions"),
     Part("LOSS-1", ROBUST, "no target that counts", ("cross-entropy where no target counts",)),
     Part("LOSS-1", ROBUST, "NaN and infinity"),
     Part("LOSS-1", STRICT, "logits far from 0, whose log-sum-exp as one number loses digits"),

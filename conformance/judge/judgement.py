@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from conformance.cases.case import Case
 from conformance.cases.declaration import FEATURES, UNCLAIMED, Declaration
 from conformance.cases.features import features_of, has_masks, is_norm, rule_of, widths_of
+from conformance.cases.operation import operation_named
 from conformance.cases.sizes import Sizes, adapted
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, ANSWERS, CALLS_IN_ORDER, NOTHING, UNSUPPORTED
 from conformance.checks.comparison import RAISED, Finding
@@ -352,6 +353,9 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
             return None
         norms = generation.norm_cases(operation, gradients=False, dtypes=(dtype,), declaration=bare)
         return norms.filter(lambda case: feature in features_of(case))
+    if feature in operation_named(operation).rules and not has_masks(operation):
+        cases = generation.operation_cases(operation, (dtype,), bare)
+        return cases.filter(lambda case: feature in features_of(case))
     if not has_masks(operation) or (feature in ("dropout", "empty_rows") and operation not in WITH_DROPOUT):
         return None
     of_mask = feature == "combined" or feature in generation.MASKS

@@ -336,7 +336,10 @@ def asking(found: Violation, runner: Runner) -> Callable[[Material], list[Findin
 
     def wrong(material: Material) -> list[Finding] | None:
         if prepared[0] is not material:
-            prepared[:] = material, found.check.prepare(material)
+            try:
+                prepared[:] = material, found.check.prepare(material)
+            except (TypeError, ValueError):  # the definition refuses it
+                return None
         findings = runner(found.check, material, prepared[1])
         if not breaks(findings, found.finding.level):
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import cycle, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from conformance.cases.operation import operation_named
 from conformance.sampling.layouts import in_memory
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
+from specification.rotary import LongRopeScaling
 
 
 class Part(NamedTuple):
@@ -90,6 +92,7 @@ WORDS = {
     "vocabulary": ("row of the table", "rows of the table"),
     "classes": ("class", "classes"),
     "length": ("position", "positions"),
+    "T": ("position", "positions"),
     OFFSET: ("position of offset", "positions of offset"),
 }
 """One and several of each dimension."""
@@ -161,7 +164,7 @@ def fitting(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Part]:
 def sizes_as_options(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Any]:
     """Sizes that are options, of positions."""
     found: dict[str, Any] = {}
-    if "length" in case.options:
+    if "length" in case.options and OFFSET in sizes:
         start, found["length"] = parts.get("length", Part(0, sizes["length"]))
         offset = parts.get(OFFSET, Part(0, sizes[OFFSET])).size
         moved = offset + (start if OFFSET not in parts else 0)
@@ -172,7 +175,15 @@ def sizes_as_options(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Any]:
         found[OFFSET] = max(parts.get(OFFSET, Part(0, sizes[OFFSET])).size + i - j, 0)
     if "width" in case.options and "E" in parts:
         found["width"] = parts["E"].size
+    if isinstance(case.options.get("scaling"), LongRopeScaling) and "E" in parts:
+        found["scaling"] = fitted(case.options["scaling"], parts["E"].size // 2)
     return found
+
+
+def fitted(scaling: LongRopeScaling, pairs: int) -> LongRopeScaling:
+    """With so many factors; after the last one they start anew."""
+    short, long = (tuple(islice(cycle(f), pairs)) for f in (scaling.short_factors, scaling.long_factors))
+    return replace(scaling, short_factors=short, long_factors=long)
 
 
 def places(axis: Axis, sizes: Sizes, parts: Parts) -> tuple[np.ndarray, np.ndarray]:
@@ -264,7 +275,8 @@ def dimensions(case: Case, declaration: Declaration) -> list[Dimension]:
     if record.norm:
         return [Dimension((name,), least=record.least_width if name == "W" else 1) for name in names]
     if not record.masked:
-        return [Dimension((name,), least=0 if name == OFFSET else 1) for name in names]
+        units = {"E": record.width_unit}
+        return [Dimension((n,), units.get(n, 1), 0 if n == OFFSET else units.get(n, 1)) for n in names]
     together = [("Q", "K")] if "cross" not in declaration else []
     together += [("D", "V")] if "value_width" not in declaration and "V" in names else []
     alone = [(name,) for name in names if not any(name in tied for tied in together)]

@@ -22,7 +22,7 @@ PLAUSIBLE = {
 }
 """Layouts by the role of an array: input of a layer, mask or bias for pairs, cotangent, weights."""
 ACTIVATIONS = (
-    *("query", "key", "value", "x", "ids", "outputs", "logsumexps"),
+    *("query", "key", "value", "x", "ids", "positions", "outputs", "logsumexps"),
     *("logits", "log_probabilities", "targets"),
 )
 PAIRS = ("bias", "mask", "dropout_keep")

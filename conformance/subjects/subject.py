@@ -108,11 +108,19 @@ def returned_by_name(case: Case, names: Sequence[str], returned: Any, framework:
     found = Arrays()
     for name, part in zip(names, parts, strict=True):
         found |= parts_by_name(case, name, part, framework)
+    record = operation_named(case.operation)
+    plain = [name for name in record.numbers if is_number(found.get(name))]
+    found |= {name: framework.array(np.asarray(float(found[name]))) for name in plain}
     for part in found.values():
         if not isinstance(part, framework.kind):
             kind = f"{framework.kind.__module__}.{framework.kind.__qualname__}"
             raise WrongAnswer(f"returned {described(part)}, expected {kind}")
     return found
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a plain number, of Python's or NumPy's."""
+    return isinstance(value, int | float | np.floating) and not isinstance(value, bool)
 
 
 def parts_by_name(case: Case, name: str, part: Any, framework: Framework) -> Arrays:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -22,11 +22,11 @@ from specification.dtypes import LARGEST
 from specification.frequencies import needs_length
 from specification.rotary import (
     PAIRINGS,
+    SCALINGS,
     DynamicScaling,
     Llama3Scaling,
     LongRopeScaling,
     Rotary,
-    Scaling,
     YarnScaling,
 )
 
@@ -108,8 +108,8 @@ def rotary_frequencies(width: Any, base: Any, scaling: Any, length: Any, name: s
         in_range("length", natural("length", length))
     if scaling is None:
         return
-    if not isinstance(scaling, get_args(Scaling)):
-        known = ", ".join(kind.__name__ for kind in get_args(Scaling))
+    if not isinstance(scaling, SCALINGS):
+        known = ", ".join(kind.__name__ for kind in SCALINGS)
         raise TypeError(f"scaling must be one of {known} or None, got {described(scaling)}")
     scaling_numbers(scaling)
     if isinstance(scaling, DynamicScaling) and width < 4:

@@ -26,7 +26,7 @@ except ImportError as error:
     raise ImportError("the exact oracle needs python-flint: pip install python-flint") from error
 
 from conformance.cases.case import Case
-from conformance.oracle.ball import attention, layers, optimizers
+from conformance.oracle.ball import attention, layers, optimizers, rotary
 from conformance.oracle.ball.attention import Results
 from conformance.oracle.ball.inputs import Leaves
 from conformance.oracle.ball.layers import Undecided
@@ -91,8 +91,8 @@ def evaluate_balls(case: Case) -> dict[str, np.ndarray]:
 
 
 def formula(operation: str) -> Callable[[Leaves, dict[str, Any]], Results]:
-    """The function of the operation's name, in `attention.py`, `layers.py` or `optimizers.py`."""
-    home = next(home for home in (attention, optimizers, layers) if hasattr(home, operation) or home is layers)
+    """The function of the operation's name, in a file of this folder."""
+    home = next(home for home in (attention, optimizers, rotary, layers) if hasattr(home, operation) or home is layers)
     found: Callable[[Leaves, dict[str, Any]], Results] = getattr(home, operation)
     return found
 

@@ -35,7 +35,7 @@ ENDS = {
     "vocabulary": (16, 1024),
     "classes": (16, 128, 1024, 16384),
     "length": (16, 128, 1024),
-    "heads": (8,),
+    "heads": (4, 8, 32),
     "queries": (16, 1024),
     "keys": (16, 128, 1024),
 }
@@ -44,7 +44,10 @@ ENDS = {
 
 def affordable(row: Row) -> bool:
     """Whether a case of these sizes is cheap, whatever the operation."""
-    rows, width = row.get("rows", row.get("length", 1)), row.get("norm_width", row.get("model_width", 1))
+    rows, width = (
+        row.get("rows", row.get("length", 1)) * row.get("heads", 1),
+        row.get("norm_width", row.get("model_width", 1)),
+    )
     inner, outer, table = row.get("inner_width", 0), row.get("outer_width", 0), row.get("vocabulary", 0)
     pairs = row.get("heads", 0) * row.get("queries", 0) * row.get("keys", 0)
     numbers = pairs, rows * max(width, inner, outer, row.get("classes", 0)), max(width, outer) * inner, table * width

@@ -1,0 +1,149 @@
+"""Error bounds of rotary embeddings and of their frequencies (POS-3, POS-4).
+
+Sine and cosine. Positions and frequencies are exact, and so is their product but for whole turns. An implementation
+rounds what is left to a turn in [0, 1), the constant 2 pi, and their product, which is at most 2 pi: the angle is off
+by up to 6 pi u, and sine and cosine by that and TANH u of their own. (The definition's angle is at most pi / 4 and
+comes from quarters of a turn, which are exact: it is off by 2.5 u.) The attention factor and the product with it round
+twice more, relative to the factor.
+
+Rotation. x1 cos - x2 sin rounds two products and their difference: 2 u of the absolute terms, and u of the result.
+Gradients are the same of the cotangent, turned back.
+
+Frequencies. base^(-2p / W) may be exp(-ln(base) 2p / W): logarithm, quotient and product make its argument, of size
+2p / W ln(base), off by LOG + 2 of itself, which is relative in the power; exponential and reciprocal add EXP + 1.
+"""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal, localcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from conformance.bounds.arithmetic import EXP, LOG, TANH, Approx, Precision
+from conformance.cases.case import Case
+from specification.frequencies import CONTEXT, attention_factor, exact_frequencies, yarn_ramp
+from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Scaling, YarnScaling
+
+TRIGONOMETRY = TANH + 6 * math.pi
+"""Error of sine and cosine in units of u, with that of the angle."""
+
+
+class Call(NamedTuple):
+    """What decides the frequencies of a call."""
+
+    width: int
+    base: float
+    scaling: Scaling | None
+    length: int | None
+
+
+def call_of(case: Case) -> Call:
+    """Of either operation; the length of an embedding is one more than its largest position unless it is given."""
+    width, length = case.options.get("width"), case.options.get("length")
+    if "x" in case.inputs:
+        part = case.options.get("rotary_width")
+        width = case.inputs["x"].shape[-1] if part is None else part
+        length = int(case.inputs["positions"].max(initial=-1)) + 1 if length is None else length
+    base = case.options.get("base")
+    return Call(width, 10000.0 if base is None else base, case.options.get("scaling"), length)
+
+
+def angles(case: Case) -> tuple[np.ndarray, float]:
+    """The angles [T, W / 2] or [B, 1, T, W / 2] of an embedding, in float64, and the attention factor."""
+    value = np.array([float(f) for f in exact_frequencies(*call_of(case))])
+    positions = np.asarray(case.inputs["positions"], float)[..., None]
+    positions = positions if positions.ndim == 2 else positions[:, None]
+    return positions * value, attention_factor(case.options.get("scaling"))
+
+
+def frequencies(call: Call, unit: float) -> Approx:
+    """The frequencies, and how far those may be off that are computed with this unit roundoff.
+
+    A divided frequency rounds once more. A mixed one, k f + (1 - k) f / factor, rounds five times, and an error of k
+    counts with f. k is a clamped quotient. Of Llama 3 it is (t - low) / (high - low), with the turns t within the
+    original length: off by what t is, and by 3 of t + low, over high - low. Of YaRN it is (p - start) / (end - start),
+    where the ends are whole, or W ln(L / (2 pi beta)) / (2 ln(base)): logarithms, which are relative, and 3 roundings
+    of their argument, which count with W / (2 ln(base)). A dynamic base is base * g^(W / (W - 2)); g = factor *
+    length / L - factor + 1 is off by 3 of its terms. It counts 2p / W times.
+    """
+    value = np.array([float(f) for f in exact_frequencies(*call)])
+    return Approx(value, value * relative(call, value, unit) + 2.0**-1022)
+
+
+def relative(call: Call, value: np.ndarray, unit: float) -> np.ndarray:
+    """How far the frequencies are off, relative to themselves."""
+    width, _, scaling, _ = call
+    (base, of_base), share = grown(call, unit), 2 * np.arange(width // 2) / width
+    power = share * (math.log(base) * (LOG + 2) * unit + of_base) + (EXP + 2) * unit
+    if isinstance(scaling, YarnScaling | Llama3Scaling):
+        plain = base**-share
+        kept = llama3(scaling, plain, power, unit) if isinstance(scaling, Llama3Scaling) else yarn(call, unit)
+        return np.asarray(power + 5 * unit + kept * plain / value)
+    return np.asarray(power + (unit if isinstance(scaling, LinearScaling | LongRopeScaling) else 0))
+
+
+def grown(call: Call, unit: float) -> tuple[float, float]:
+    """The base of a dynamic scaling, and how far it is off relative to itself; other bases are exact."""
+    width, base, scaling, length = call
+    if not isinstance(scaling, DynamicScaling):
+        return base, 0.0
+    stretch = scaling.factor * max(length or 0, scaling.original_length) / scaling.original_length
+    growth, exponent = stretch - scaling.factor + 1, width / (width - 2)
+    error = exponent * (3 * (2 * stretch + 1) / growth + (LOG + 2) * math.log(growth)) + EXP + 2
+    return base * growth**exponent, error * unit
+
+
+def llama3(scaling: Llama3Scaling, plain: np.ndarray, power: np.ndarray, unit: float) -> np.ndarray:
+    """How far the kept share is off."""
+    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    turns = scaling.original_length * plain / (2 * math.pi)
+    error = turns * (power + 3 * unit) + 3 * unit * (turns + low)
+    inside = (turns >= low - error) & (turns <= high + error)
+    return np.where(inside, error / (high - low) + 2 * unit, 0)
+
+
+def yarn(call: Call, unit: float) -> np.ndarray:
+    """How far the kept share is off."""
+    width, base, scaling, _ = call
+    assert isinstance(scaling, YarnScaling)
+    with localcontext(CONTEXT):
+        start, end = map(float, yarn_ramp(width, Decimal(base), scaling))
+    pair = np.arange(width // 2)
+    ends = (2 * LOG + 3) * unit * (abs(start) + abs(end)) + 6 * unit * width / math.log(base)
+    ends = 0.0 if scaling.truncate else ends
+    error = (2 * ends + 2 * unit * (pair + abs(start))) / (end - start) + 3 * unit
+    inside = (pair >= start - ends) & (pair <= end + ends)
+    return np.where(inside, error, 0)
+
+
+def factor(scaling: Scaling | None, unit: float) -> Approx:
+    """0.1 ln(factor) + 1 or sqrt(1 + ln(factor) / ln(L)), by logarithms and at most 4 roundings; or what is given."""
+    value = attention_factor(scaling)
+    computed = isinstance(scaling, YarnScaling | LongRopeScaling) and scaling.attention_factor is None
+    return Approx(np.array(value), np.array((2 * LOG + 4) * unit * value if computed and value != 1 else 0.0))
+
+
+def rotation(
+    x: np.ndarray, angles: np.ndarray, size: float, pairing: str, sign: int, p: Precision, angle_error: Any = 0.0
+) -> Approx:
+    """x turned by angles [.., T, W / 2], times the attention factor `size`; columns past W are copied.
+
+    sign: -1 turns back. angle_error: of the angles, absolute, beside what is derived above.
+    """
+    x = np.asarray(x, float)
+    width = 2 * angles.shape[-1]
+    halves, neighbours = (slice(0, width // 2), slice(width // 2, width)), (slice(0, width, 2), slice(1, width, 2))
+    pairs = halves if pairing == "halves" else neighbours
+    first, second = (x[..., columns] for columns in pairs)
+    sine, cosine = sign * np.sin(angles) * size, np.cos(angles) * size
+    off = size * ((TRIGONOMETRY + 2) * p.inner + angle_error)
+    value, error = x.copy(), np.zeros_like(x)
+    for columns, one, other, turned in zip(pairs, (first, second), (second, first), (-sine, sine), strict=True):
+        result = one * cosine + other * turned
+        terms = np.abs(one * cosine) + np.abs(other * turned)
+        value[..., columns] = result
+        rounding = 2 * p.inner * terms + p.inner * np.abs(result)
+        error[..., columns] = off * (np.abs(one) + np.abs(other)) + rounding + 3 * p.inner_tiny
+    return Approx(value, error)
