@@ -453,7 +453,8 @@ def relative_position_bias(
     buckets, direction = (rows // 2, " for each direction") if bidirectional else (rows, "")
     if buckets < 2:
         raise ValueError(f"at least two buckets are needed{direction}, got a table of {rows} rows")
-    if in_range("furthest", natural("furthest", furthest)) <= buckets // 2:
+    in_range("furthest", natural("furthest", furthest))
+    if furthest <= buckets // 2:
         raise ValueError(
             f"furthest must be more than {buckets // 2}, the distances that have a bucket of their own, got {furthest}"
         )
