@@ -105,7 +105,8 @@ OPERATIONS = (
         (r"\text{rms}: \quad y = \frac{x}{\sqrt{\frac{1}{n} \sum_i x_i^2 + \varepsilon}} \odot g",
          r"\text{standard deviation}: \quad y = \frac{x - \mu}{\sqrt{\frac{1}{n - 1} \sum_i (x_i - \mu)^2}"
          r" + \varepsilon} \odot g + b"),
-        numbered("NORM", 7, 8), places("layer_norm", "rms_norm", "multiplier", "standard_deviation_norm"),
+        numbered("NORM", 7, 8),
+        (*places("layer_norm", "rms_norm", "standard_deviation_norm"), *places("layer_norm_steps", "multiplier")),
         places("layer_norm_vjp", "rms_norm_vjp", "standard_deviation_norm_vjp"),
         optional=True,
     ),

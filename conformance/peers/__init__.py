@@ -11,6 +11,7 @@ nothing else in it refuses, widens or repairs anything.
 from __future__ import annotations
 
 from conformance.peers import (
+    activations,
     equinox_layers,
     flax_layers,
     jax_functions,
@@ -22,6 +23,7 @@ from conformance.peers import (
     torch_flex,
     torch_multi_head,
     torch_norms,
+    transformers_layers,
 )
 from conformance.peers.peer import Peer
 
@@ -37,5 +39,7 @@ PEERS: tuple[Peer, ...] = (
     *onnx_peers.PEERS,
     *losses.PEERS,
     *optimizers.PEERS,
+    *activations.PEERS,
+    *transformers_layers.PEERS,
 )
 """In the order of the table."""

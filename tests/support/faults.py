@@ -106,7 +106,7 @@ FAULTS = (
     Fault("POS-1", "sine and cosine swapped", "positions.py", "np.where(even, np.sin(angle), np.cos(angle))", "np.where(even, np.cos(angle), np.sin(angle))"),
     Fault("POS-1", "positions in float16", "positions.py", "np.arange(length) + offset\n", "np.float16(np.arange(length) + offset)\n"),
     Fault("POS-2", "off by one", "positions.py", "return table[offset : offset + length].copy()", "return np.roll(table, -1, 0)[offset : offset + length].copy()"),
-    Fault("NORM-8", "1 left out", "layer_norm.py", "return 1 + widen(weight) if plus_one", "return widen(weight) if plus_one"),
+    Fault("NORM-8", "1 left out", "layer_norm_steps.py", "return 1 + widen(weight) if plus_one", "return widen(weight) if plus_one"),
     Fault("NORM-8", "1 left out in the gradient", "layer_norm_vjp.py", "multiplier(weight, plus_one)", "widen(weight)"),
     Fault("POS-5", "the offset ignored", "positions.py", "    slopes = alibi_slopes(num_heads)\n", "    slopes, offset = alibi_slopes(num_heads), 0\n"),
     Fault("POS-6", "the halves of the table swapped", "positions.py", "size * (relative > 0)", "size * (relative <= 0)"),
