@@ -22,12 +22,14 @@ from conformance.peers import (
     torch_flex,
     torch_multi_head,
     torch_norms,
+    transformers_attention,
 )
 from conformance.peers.peer import Peer
 
 PEERS: tuple[Peer, ...] = (
     *torch_attention.PEERS,
     *torch_flex.PEERS,
+    *transformers_attention.PEERS,
     *torch_multi_head.PEERS,
     *torch_norms.PEERS,
     *jax_functions.PEERS,
