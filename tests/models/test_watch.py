@@ -107,7 +107,6 @@ def test_blocks_of_flex_attention_are_read() -> None:
 
 
 @SLOW
-@pytest.mark.rule("ATT-6")
 def test_rows_of_padding_follow_the_levels() -> None:
     """Before a sequence that is padded on the left, causal rows may attend to nothing: eager models take the mean."""
     eager = watch(hf.small_model("llama", "eager"), hf.inputs(padded="left"), backward=True)
