@@ -23,6 +23,7 @@ from conformance.peers import (
     torch_flex,
     torch_multi_head,
     torch_norms,
+    transformers_attention,
     transformers_layers,
 )
 from conformance.peers.peer import Peer
@@ -30,6 +31,7 @@ from conformance.peers.peer import Peer
 PEERS: tuple[Peer, ...] = (
     *torch_attention.PEERS,
     *torch_flex.PEERS,
+    *transformers_attention.PEERS,
     *torch_multi_head.PEERS,
     *torch_norms.PEERS,
     *jax_functions.PEERS,
