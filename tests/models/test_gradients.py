@@ -279,12 +279,14 @@ FUNCTIONS = {Encoder: "encoder", LanguageModel: "language_model", Transformer: "
 
 
 def of_today(name: str) -> Example:
-    """A model in the manner of those that people use today, and the mask of its padding."""
+    """A model in the manner of those that people use today, and the mask of its padding.
+
+    `test_todays_models` holds all of its gradients to their bounds.
+    """
     found = TODAY[name]()
     options = {} if found.key_padding is None else {"mask": KeyPadding(found.key_padding)}
-    function = FUNCTIONS[type(found.parameters)]
-    inputs = in_dtype(found.inputs, "float64")
-    return Example(function, as_float64(found.parameters), inputs, found.configuration, options)
+    parameters, inputs = found.parameters("float64"), in_dtype(found.inputs, "float64")
+    return Example(FUNCTIONS[type(parameters)], parameters, inputs, found.configuration, options)
 
 
 PARTS: dict[str, Callable[[], Example]] = {
@@ -427,7 +429,8 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.rule("TRF-1", "BLK-1", "BLK-2")
+@pytest.mark.rule("TRF-1", "BLK-1", "BLK-2", "BLK-3")
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if not name.startswith("today")], indirect=True)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_gradient(name: str, dtype: str) -> None:
     example, exact, bounds = expected(name, dtype)
