@@ -26,7 +26,7 @@ from specification.rotary import (
     Rotary,
     YarnScaling,
 )
-from tests.support.helpers import Implementation
+from tests.support.helpers import Implementation, command
 
 DECODER = {
     "architectures": ["XForCausalLM"], "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
@@ -65,6 +65,7 @@ def entries_of(dialect: str) -> dict[str, np.ndarray]:
 
 def folder_of(path: Path, dialect: str, without: tuple[str, ...] = (), **told: Any) -> Path:
     """The example of a dialect's record, with other entries of config.json or without some. A Mistral has no biases."""
+    path.mkdir(exist_ok=True)
     biased = told.get("model_type") != "mistral"
     entries = {name: array for name, array in entries_of(dialect).items() if biased or not name.endswith("bias")}
     save_file(entries, path / "model.safetensors")
@@ -490,3 +491,83 @@ def test_the_packages_load_the_same(implementation: Implementation, tmp_path: Pa
     assert all("bfloat16" in str(array.dtype) for array in leaves(narrow.structure()).values())
     with pytest.raises(ValueError, match=re.escape(str(folder / "config.json"))):
         implementation.load_pretrained(folder_of(tmp_path, "qwen3", logit_scale=2.0))
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+BOTH = ["reference_numpy", "torch_impl"]
+
+
+@pytest.fixture
+def without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX compiles every model."""
+    for module in ("port", "trace"):
+        monkeypatch.setattr(f"conformance.cli.{module}.packages_here", lambda: BOTH)
+
+
+def test_port_takes_a_folder(tmp_path: Path, without_jax: None) -> None:
+    folder, report = folder_of(tmp_path, "gemma3", sliding_window=3), tmp_path / "report.json"
+    code, output = command("port", folder, "--json", report)
+    assert code == 0, output
+    assert "every step keeps its bound in torch_impl" in output
+    assert json.loads(report.read_text())["dialect"] == "gemma3"
+    code, output = command("port", folder_of(tmp_path, "gemma3", sliding_window=-1))
+    assert (code, "sliding_window must be an integer of at least 1" in " ".join(output.split())) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dialect", CONTENT)
+def test_port_judges_every_dialect(dialect: str, tmp_path: Path) -> None:
+    code, output = command("port", folder_of(tmp_path, dialect))
+    assert code == 0, output
+
+
+def test_port_lists_entries_of_a_folder_that_are_not_used(tmp_path: Path, without_jax: None) -> None:
+    assert "entries that dialect vit does not use: pooler.dense.weight" in command("port", folder_of(tmp_path, "vit"))[1]
+
+
+def with_tokenizer(folder: Path) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"[UNK]": 0, "a": 1, "b": 2, "c": 3, "d": 4}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_padding(length=30)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_trace_takes_a_folder_and_a_text(tmp_path: Path, without_jax: None) -> None:
+    pytest.importorskip("tokenizers")
+    folder = with_tokenizer(folder_of(tmp_path, "qwen3"))
+    code, output = command("trace", folder, "d b x")
+    assert code == 0, output
+    assert "d b [UNK]" in output
+    assert command("trace", "d b x", "--checkpoint", folder)[1] == output
+    values = tmp_path / "steps.npz"
+    assert command("trace", folder, "4,2,0", "--save", values)[0] == 0
+    assert command("trace", folder, "d b x", "--against", values)[0] == 0
+    assert command("trace", folder, "d c x", "--against", values)[0] == 1
+
+
+def test_trace_takes_a_source_and_a_target(tmp_path: Path, without_jax: None) -> None:
+    pytest.importorskip("tokenizers")
+    output = command("trace", with_tokenizer(folder_of(tmp_path, "t5")), "a b / c")[1]
+    assert "a b\nc\n" in output
+
+
+def test_trace_without_what_it_needs(tmp_path: Path, without_jax: None) -> None:
+    folder = folder_of(tmp_path, "qwen3")
+    for words, message in (
+        ((folder, "a b"), "tokenizer.json is not there: give token ids, such as 5,7,2, in place of a sentence"),
+        ((folder, "a b", "--dialect", "qwen3"), "is a folder, whose config.json says"),
+        (("a b", "c"), "a folder must stand before the sentence where there are two words, got a b"),
+        ((folder, "1,2", "--checkpoint", folder), "a folder must stand before the sentence"),
+        ((folder_of(tmp_path / "images", "vit"), "1,2"), "this model takes embeddings or images"),
+    ):
+        code, output = command("trace", *words)
+        assert (code, message in " ".join(output.split())) == (2, True), output
+    (folder / "tokenizer.json").write_text("{}")
+    pytest.importorskip("tokenizers")
+    code, output = command("trace", folder, "a b")
+    assert (code, "tokenizer.json cannot be read" in " ".join(output.split())) == (2, True)

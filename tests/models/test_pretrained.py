@@ -137,6 +137,7 @@ def test_greedy_tokens(name: str, dtype: str, tmp_path: Path) -> None:
     generator = np.random.default_rng(2)
     prompt = generator.integers(3, 37, (2, 5))
     source = generator.integers(3, 37, (2, 6)) if made.dialect == "t5" else None
+    prompt = prompt if source is None else prompt[:, :1] * 0  # transformers puts decoder_start_token_id before others
     expected = generated(module, made, prompt, source, use_cache=cached)
     model = reference_numpy.load_pretrained(folder)
     given = {} if source is None else {"source": source}
@@ -175,7 +176,7 @@ FAULTS = {
     "gemma-grouped": ("norm", "embedding", "activation"),
     "gemma2-grouped": ("softcap", "output softcap", "scale", "window", "norm"),
     "gemma3-grouped": ("base", "scale", "window"),
-    "gpt_neox-parallel": ("order", "base", "eps"),
+    "gpt_neox-parallel": ("order", "no rotation", "eps"),
     "phi3-short": ("scaling",),
     "modernbert-windows": ("window", "base"),
     "t5-relu": ("output", "furthest", "scale"),

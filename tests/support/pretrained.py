@@ -150,7 +150,7 @@ MODELS = (
         "t5", "T5ForConditionalGeneration",
         relu=T5,
         gated=T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-        silu=T5 | {"feed_forward_proj": "gated-silu", "num_decoder_layers": 3, "layer_norm_epsilon": 1e-3},
+        silu=T5 | {"feed_forward_proj": "gated-silu", "num_decoder_layers": 1, "layer_norm_epsilon": 1e-3},
         wide=T5 | {"d_kv": 16, "num_heads": 2, "relative_attention_num_buckets": 8},
     )
     | many("t5", "MT5ForConditionalGeneration", mt5=T5)
