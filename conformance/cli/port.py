@@ -23,12 +23,16 @@ Settings = Annotated[list[str] | None, typer.Option("--set", help="a hyperparame
 
 Family = Annotated[
     str | None,
-    typer.Option("--dialect", help="the model family whose parameter names a file uses; the config.json of a folder says it"),
+    typer.Option(
+        "--dialect", help="the model family whose parameter names a file uses; the config.json of a folder says it"
+    ),
 ]
 
 
 def port(
-    checkpoint: Annotated[Path, typer.Argument(help="a safetensors file, or a folder of Hugging Face's with config.json")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="a safetensors file, or a folder of Hugging Face's with config.json")
+    ],
     dialect: Family = None,
     settings: Settings = None,
     seed: Annotated[int, typer.Option(help="seed of the generated input", min=0)] = 0,
@@ -49,12 +53,13 @@ def port(
     from conformance.models.probing import probe
     from conformance.reports.models import parameters_table, probe_line, steps_table
     from conformance.reports.steps import steps_content
+    from specification.dialects import dialect_of_folder
     from specification.loading.reader import first_few
     from specification.parameters import mapped
 
     unread: list[str] = []
     parameters, configuration = read_checkpoint(checkpoint, dialect, settings, unread)
-    name = dialect or dialect_of_folder(checkpoint)
+    name = dialect or dialect_of_folder(checkpoint).name
     console.print(parameters_table(parameters))
     if unread:
         console.print(Text(f"entries that dialect {name} does not use: {', '.join(first_few(unread))}"))
@@ -145,13 +150,6 @@ def loaded(
     return models
 
 
-def dialect_of_folder(folder: Path) -> str:
-    """Return the name of the dialect that reads a folder."""
-    from specification.loading.folder import config_of, record_of
-
-    return record_of(folder, config_of(folder)).name
-
-
 def read_checkpoint(
     checkpoint: Path, dialect: str | None, settings: list[str] | None, unread: list[str] | None = None
 ) -> tuple[Any, Any]:
@@ -159,8 +157,7 @@ def read_checkpoint(
 
     unread: a list to which the names of entries are added that the model does not use.
     """
-    from specification.dialects import read
-    from specification.loading.folder import read_folder
+    from specification.dialects import read, read_folder
     from specification.loading.reader import UNREAD
 
     if checkpoint.is_dir() and (dialect or settings):

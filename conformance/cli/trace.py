@@ -16,7 +16,6 @@ from conformance.cli.options import Json
 from conformance.cli.port import (
     Family,
     Settings,
-    dialect_of_folder,
     packages_here,
     read_checkpoint,
     save_steps,
@@ -67,8 +66,8 @@ def trace(
     mask, weights, heads, and the feed-forward network before and after its activation. The judge compares each package
     with the definition, by error bounds.
 
-    A folder of Hugging Face's, with a config.json, may stand before the sentence. Its tokenizer.json then makes tokens of
-    the sentence, and is not needed for token ids.
+    A folder of Hugging Face's, with a config.json, may stand before the sentence. Its tokenizer.json then makes tokens
+    of the sentence, and is not needed for token ids.
 
     With --against it compares values that you computed and saved under the names of the steps. Their bounds are carried
     from the input, for the dtype of the file.
@@ -80,6 +79,7 @@ def trace(
     from conformance.models.inside import with_pieces
     from conformance.reports.models import draw_weights, steps_table, unknown_format, weights_of
     from conformance.reports.steps import steps_content
+    from specification.dialects import dialect_of_folder
 
     problem = None if picture is None else unknown_format(picture)
     if problem:
@@ -96,7 +96,7 @@ def trace(
         folder = checkpoint if checkpoint.is_dir() else None
         dialect = dialect if folder or dialect else "bert"
         parameters, configuration = read_checkpoint(checkpoint, dialect, settings)
-        dialect = dialect or dialect_of_folder(checkpoint)
+        dialect = dialect or dialect_of_folder(checkpoint).name
         sequences = token_ids(sentence, parameters) if folder is None else in_words(sentence, parameters, folder)
     packages = packages_here()
     try:
