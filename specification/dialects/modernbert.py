@@ -97,7 +97,7 @@ DIALECT = Dialect(
                 inputs={"tokens": TOKENS},
                 options={"key_padding": TOKENS != 0},
                 about="Token 0 is padding, and masked by key_padding.",
-                sizes={"layers.": 2},
+                sizes={"i": 2},
                 without=("*.bias", "layers.0.attn_norm.weight"),
             ),
         ),

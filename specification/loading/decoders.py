@@ -36,7 +36,12 @@ KEYS: dict[str, str | Computed] = {
 }
 """Of `ConfigFile.keys`."""
 
-DEFAULTS: dict[str, Any] = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0, "tie_word_embeddings": False}
+DEFAULTS: dict[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
 """Of `ConfigFile.defaults`, as most families have them."""
 
 TOKENS = np.array([[3, 1, 4, 2], [5, 2, 0, 0]])

@@ -46,7 +46,7 @@ CONTENT: dict[str, dict[str, Any]] = {
     "gpt_neox": {name: value for name, value in DECODER.items() if name != "num_key_value_heads"} | {"rotary_pct": 0.5},
     "phi3": DECODER,
     "olmo2": DECODER | BIASED,
-    "modernbert": {"num_attention_heads": 2, "hidden_size": 8, "num_hidden_layers": 1, "norm_bias": False},
+    "modernbert": {"num_attention_heads": 2, "hidden_size": 8, "num_hidden_layers": 2, "norm_bias": False},
     "t5": {"num_heads": 4, "d_model": 8, "d_kv": 3, "relative_attention_num_buckets": 6, "num_layers": 1,
            "architectures": ["T5ForConditionalGeneration"]},
     "vit": {"num_attention_heads": 2, "hidden_size": 8, "patch_size": 3, "image_size": 6, "num_channels": 1},
@@ -357,11 +357,11 @@ MEANT: dict[str, tuple[str, dict[str, Any], tuple[AttentionLayer, ...]]] = {
     "modernbert": (
         "modernbert",
         {"global_attn_every_n_layers": 2, "global_rope_theta": 1e3},
-        (AttentionLayer(rotary=Rotary(base=1e3)),),
+        (AttentionLayer(rotary=Rotary(base=1e3)), AttentionLayer(window=(64, 64), rotary=Rotary())),
     ),
     "modernbert's window": (
         "modernbert",
-        {"layer_types": ["sliding_attention"], "local_attention": 9},
+        {"layer_types": ["sliding_attention"] * 2, "local_attention": 9},
         (AttentionLayer(window=(4, 4), rotary=Rotary()),),
     ),
 }
