@@ -1,11 +1,16 @@
-"""Encoder and decoder blocks, in JAX (rules BLK-1, BLK-2; "Attention Is All You Need", sections 3.1 and 5.4).
+"""Encoder and decoder blocks, in JAX (rules BLK-1 to BLK-3; "Attention Is All You Need", sections 3.1 and 5.4).
 
-    post-norm   x = norm(x + sublayer(x))        the paper's
-    pre-norm    x = x + sublayer(norm(x))        usually with one more norm after the last block
+    post        x = norm(x + sublayer(x))            the paper's
+    pre         x = x + sublayer(norm(x))            usually with one more norm after the last block
+    around      x = x + norm(sublayer(norm(x)))      two norms for each sublayer, as in Gemma 2
+    after       x = x + norm(sublayer(x))            as in OLMo 2
+    parallel    x = x + (attention(norm(x)) + feed_forward(norm(x)))     with one norm or two, as in GPT-NeoX
 
-What a block does that its parameters do not say is a `Configuration`. Arrays are [B, T, E] in one dtype, to which every
-step (a sublayer, a sum, a norm) rounds; inside a step everything is kept in float32 or wider. Dropout acts where keep
-masks are given (see `specification.dropout`), so without them everything here is evaluation.
+An attention projects its queries and keys, normalises them where it has norms for them (NORM-8), rotates them by their
+positions (POS-3), and attends to the keys that its mask and its window allow. What a block does that its parameters do
+not say is a `Configuration`. Arrays are [B, T, E] in one dtype, to which every step (a sublayer, a sum, a norm) rounds,
+and in an attention every projection, norm and rotation; inside a step everything is kept in float32 or wider. Dropout
+acts where keep masks are given (see `specification.dropout`), so without them everything here is evaluation.
 
 A block is compiled as a whole, once for all blocks of one shape; the configuration is static. What its masks hold is
 checked where a model calls it, and not in here, where it is traced.
@@ -16,20 +21,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-from jaxtyping import Float
+import numpy as np
+from jaxtyping import Float, Integer
 
+from jax_impl.attention import attention
 from jax_impl.attention_steps import dropout_factor
 from jax_impl.dtypes import cast, widen
-from jax_impl.feed_forward import feed_forward
+from jax_impl.feed_forward import feed_forward, gated_feed_forward
 from jax_impl.layer_norm import layer_norm, rms_norm, standard_deviation_norm
-from jax_impl.multi_head_attention import multi_head_attention
+from jax_impl.multi_head_attention import concatenate_heads, fused, join_heads, linear, split_heads
+from jax_impl.rotary import rotary_embedding
 from specification import checks
-from specification.configuration import Configuration
+from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout, SublayerDropout
-from specification.parameters import DecoderBlock, EncoderBlock, FeedForward, MultiHeadAttention, Norm
+from specification.masks import SlidingWindow, both
+from specification.parameters import (
+    DecoderBlock,
+    EncoderBlock,
+    FeedForward,
+    GatedFeedForward,
+    MultiHeadAttention,
+    Norm,
+)
 
 __all__ = ["decoder_block", "encoder_block"]
 
@@ -51,16 +67,20 @@ def drop(x: Float[jax.Array, "..."], dropout: Dropout | None) -> Float[jax.Array
 
 
 def normalize(
-    parameters: Norm, x: Float[jax.Array, "B T E"], configuration: Configuration
-) -> Float[jax.Array, "B T E"]:
+    parameters: Norm, x: Float[jax.Array, "... E"], configuration: Configuration
+) -> Float[jax.Array, "... E"]:
     """The norm that the configuration names."""
     checks.structure("norm", parameters, Norm)
     if configuration.norm == "layer_norm":
         return layer_norm(x, parameters.weight, parameters.bias, eps=configuration.norm_eps)
-    if configuration.norm == "rms_norm":
-        checks.no_bias(parameters.bias)
-        return rms_norm(x, parameters.weight, eps=configuration.norm_eps)
-    return standard_deviation_norm(x, parameters.weight, parameters.bias, eps=configuration.norm_eps)
+    if configuration.norm == "standard_deviation_norm":
+        return standard_deviation_norm(x, parameters.weight, parameters.bias, eps=configuration.norm_eps)
+    checks.no_bias(parameters.bias)
+    plus_one = configuration.norm == "rms_norm_plus_one"
+    return rms_norm(x, parameters.weight, eps=configuration.norm_eps, plus_one=plus_one)
+
+
+# --- attention --------------------------------------------------------------------------------------------------------
 
 
 def attention_options(
@@ -68,14 +88,101 @@ def attention_options(
 ) -> dict[str, Any]:
     """Keywords of `multi_head_attention`, for inputs of that width."""
     keep, rate = (None, 0.0) if weights_dropout is None else weights_dropout
+    scale: Any = configuration.scale
+    if isinstance(scale, str):
+        scale = None if scale == "head_width" else 1 / math.sqrt(width)
     return {
         "num_heads": configuration.num_heads,
         "mask": mask,
-        "scale": None if configuration.scale == "head_width" else 1 / math.sqrt(width),
+        "scale": scale,
+        "softcap": configuration.softcap,
         "dropout_keep": keep,
         "dropout_rate": rate,
         "empty_rows": configuration.empty_rows,
     }
+
+
+def normalized_heads(
+    norm: Norm | None, x: Float[jax.Array, "B T HW"], num_heads: int, configuration: Configuration
+) -> Float[jax.Array, "B H T W"]:
+    """x in heads, each normalised by itself, or all together where the norm's weight is for all columns (NORM-8)."""
+    if norm is None:
+        return split_heads(x, num_heads)
+    if norm.weight.shape == x.shape[-1:]:
+        return split_heads(normalize(norm, x, configuration), num_heads)
+    return normalize(norm, split_heads(x, num_heads), configuration)
+
+
+def rotated(x: Float[jax.Array, "B H T D"], layer: AttentionLayer, offset: Any) -> Float[jax.Array, "B H T D"]:
+    """Queries or keys at positions offset, offset + 1, ..., rotated where the layer says so (POS-3)."""
+    rotary = layer.rotary
+    if rotary is None:
+        return x
+    return rotary_embedding(
+        x, positions_from(x, offset),
+        base=rotary.base, rotary_width=rotary.width, pairing=rotary.pairing, scaling=rotary.scaling,
+    )  # fmt: skip
+
+
+def positions_from(x: Float[jax.Array, "B H T D"], offset: Any) -> Integer[jax.Array, "T"]:
+    """offset, offset + 1, ..., one for each of the T positions."""
+    return np.arange(x.shape[2]) + offset
+
+
+def project_queries(
+    parameters: MultiHeadAttention,
+    x: Float[jax.Array, "B Q E"],
+    configuration: Configuration,
+    layer: AttentionLayer = AttentionLayer(),
+    offset: Any = 0,
+) -> Float[jax.Array, "B H Q D"]:
+    """Queries by heads: projected, normalised, rotated. offset: the first one's position."""
+    projected = linear(join_heads(parameters.query), x)
+    heads = normalized_heads(parameters.query_norm, projected, configuration.num_heads, configuration)
+    return rotated(heads, layer, offset)
+
+
+def project_keys(
+    parameters: MultiHeadAttention,
+    memory: Float[jax.Array, "B K E_key"],
+    configuration: Configuration,
+    layer: AttentionLayer = AttentionLayer(),
+    offset: Any = 0,
+) -> tuple[Float[jax.Array, "B G K D"], Float[jax.Array, "B G K V"]]:
+    """Keys by heads: projected, normalised, rotated; and values by heads. offset: the first one's position."""
+    keys, values = linear(join_heads(parameters.key), memory), linear(join_heads(parameters.value), memory)
+    G = key_heads(parameters, configuration.num_heads)
+    heads = normalized_heads(parameters.key_norm, keys, G, configuration)
+    return rotated(heads, layer, offset), split_heads(values, G)
+
+
+def key_heads(parameters: MultiHeadAttention, num_heads: int) -> int:
+    """G, the key's columns in widths of a query head."""
+    queries, keys = (join_heads(p).weight.shape[1] for p in parameters[:2])
+    return keys // (queries // num_heads)
+
+
+def windowed(mask: Any, layer: AttentionLayer, offset: Any = 0) -> Any:
+    """The mask, and the layer's window around queries at positions offset, offset + 1, ... (MASK-4)."""
+    return mask if layer.window is None else both(mask, SlidingWindow(*layer.window, offset))
+
+
+def attend_to(
+    parameters: MultiHeadAttention,
+    query: Float[jax.Array, "B H Q D"],
+    keys: Float[jax.Array, "B G K D"],
+    values: Float[jax.Array, "B G K V"],
+    mask: Any,
+    weights_dropout: Dropout | None,
+    configuration: Configuration,
+    bias: Float[jax.Array, "..."] | None = None,
+) -> Float[jax.Array, "B Q E"]:
+    """What queries, keys and values give that are projected already."""
+    width = join_heads(parameters.query).weight.shape[0]
+    options = attention_options(width, mask, weights_dropout, configuration)
+    del options["num_heads"]
+    heads = attention(query, keys, values, bias=bias, sinks=parameters.sinks, **options)
+    return linear(parameters.output, concatenate_heads(heads))
 
 
 def attend(
@@ -85,45 +192,105 @@ def attend(
     mask: Any,
     weights_dropout: Dropout | None,
     configuration: Configuration,
+    layer: AttentionLayer = AttentionLayer(),
+    bias: Float[jax.Array, "..."] | None = None,
 ) -> Float[jax.Array, "B T E"]:
-    """Multi-head attention of x to memory, which in self-attention is x."""
-    options = attention_options(x.shape[-1], mask, weights_dropout, configuration)
-    return multi_head_attention(parameters, x, memory, memory, **options)
+    """Attention of x to memory, which in self-attention is x. bias: of the scores (ATT-3)."""
+    check_attention(parameters, x, memory, configuration)
+    query = project_queries(parameters, x, configuration, layer)
+    keys, values = project_keys(parameters, memory, configuration, layer)
+    return attend_to(parameters, query, keys, values, windowed(mask, layer), weights_dropout, configuration, bias)
+
+
+def check_attention(parameters: MultiHeadAttention, x: Any, memory: Any, configuration: Configuration) -> None:
+    """Refuse projections and norms that do not fit one another or their inputs (MHA-1, NORM-8)."""
+    checks.structure("parameters", parameters, MultiHeadAttention)
+    checks.block_attention(parameters, fused(parameters), x, memory, configuration.num_heads)
 
 
 def transform(
-    parameters: FeedForward, x: Float[jax.Array, "B T E"], inner_dropout: Dropout | None, configuration: Configuration
+    parameters: FeedForward | GatedFeedForward,
+    x: Float[jax.Array, "B T E"],
+    inner_dropout: Dropout | None,
+    configuration: Configuration,
 ) -> Float[jax.Array, "B T E"]:
-    """The feed-forward network, with the activation that the configuration names."""
+    """The feed-forward network, with the activation that the configuration names; gated by parameters of that kind."""
     keep, rate = (None, 0.0) if inner_dropout is None else inner_dropout
-    return feed_forward(parameters, x, activation=configuration.activation, dropout_keep=keep, dropout_rate=rate)
+    options: Any = {"activation": configuration.activation, "dropout_keep": keep, "dropout_rate": rate}
+    if isinstance(parameters, GatedFeedForward):
+        return gated_feed_forward(parameters, x, **options)
+    return feed_forward(parameters, x, **options)
+
+
+# --- residual connections ---------------------------------------------------------------------------------------------
+
+
+class Sublayer(NamedTuple):
+    """A sublayer of x, with what stands around it. output_norm: of what it gives, where there are two norms."""
+
+    function: Callable[[Any], Any]
+    norm: Norm | None
+    dropout: SublayerDropout
+    output_norm: Norm | None = None
+
+
+def normalize_if(norm: Norm | None, x: Float[jax.Array, "B T E"], configuration: Configuration) -> Any:
+    """x itself where there is no norm."""
+    return x if norm is None else normalize(norm, x, configuration)
 
 
 def residual(
-    sublayer: Callable[[Float[jax.Array, "B T E"]], Float[jax.Array, "B T E"]],
-    x: Float[jax.Array, "B T E"],
-    norm: Norm,
-    dropout: SublayerDropout,
-    configuration: Configuration,
+    sublayer: Sublayer, x: Float[jax.Array, "B T E"], configuration: Configuration
 ) -> Float[jax.Array, "B T E"]:
-    """norm(x + sublayer(x)), or x + sublayer(norm(x)) (BLK-1)."""
+    """One sublayer with its norm and residual connection, in the configuration's order (BLK-1, BLK-3)."""
+    function, norm, dropout, output_norm = sublayer
     if configuration.norm_order == "post":
-        x = add(x, drop(sublayer(x), dropout.output))
-        return drop(normalize(norm, x, configuration), dropout.norm)
-    normalized = drop(normalize(norm, x, configuration), dropout.norm)
-    return add(x, drop(sublayer(normalized), dropout.output))
+        x = add(x, drop(function(x), dropout.output))
+        return drop(normalize(norm, x, configuration), dropout.norm)  # type: ignore[arg-type]
+    if configuration.norm_order == "after":
+        output = drop(function(x), dropout.output)
+        return add(x, drop(normalize(norm, output, configuration), dropout.norm))  # type: ignore[arg-type]
+    normalized = drop(normalize_if(norm, x, configuration), dropout.norm)
+    output = drop(function(normalized), dropout.output)
+    return add(x, normalize_if(output_norm, output, configuration))
+
+
+def parallel(
+    attention: Sublayer, position_wise: Sublayer, x: Float[jax.Array, "B T E"], configuration: Configuration
+) -> Float[jax.Array, "B T E"]:
+    """x + (attention(norm(x)) + feed_forward(norm(x))); the second has the first's norm where it has none (BLK-3)."""
+    normalized = normalize_if(attention.norm, x, configuration)
+    other = normalized if position_wise.norm is None else normalize(position_wise.norm, x, configuration)
+    outputs = [
+        drop(sublayer.function(drop(given, sublayer.dropout.norm)), sublayer.dropout.output)
+        for sublayer, given in ((attention, normalized), (position_wise, other))
+    ]
+    return add(x, add(*outputs))
+
+
+def through(
+    sublayers: list[Sublayer], x: Float[jax.Array, "B T E"], configuration: Configuration
+) -> Float[jax.Array, "B T E"]:
+    """All sublayers of a block, one after another or side by side."""
+    if configuration.norm_order == "parallel":
+        return parallel(sublayers[0], sublayers[1], x, configuration)
+    for sublayer in sublayers:
+        x = residual(sublayer, x, configuration)
+    return x
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 
-@partial(jax.jit, static_argnames=("configuration",))
+@partial(jax.jit, static_argnames=("configuration", "layer"))
 def encoder_block(
     parameters: EncoderBlock,
     x: Float[jax.Array, "B T E"],
     *,
     configuration: Configuration,
     mask: Any = None,
+    layer: AttentionLayer = AttentionLayer(),
+    bias: Float[jax.Array, "..."] | None = None,
     dropout: EncoderBlockDropout = EncoderBlockDropout(),
 ) -> Float[jax.Array, "B T E"]:
     """Apply self-attention, then the feed-forward network, each with residual connection and norm (BLK-1).
@@ -133,6 +300,8 @@ def encoder_block(
         x: [B, T, E].
         configuration: What the parameters do not say.
         mask: Who attends to whom, a description or a boolean array.
+        layer: The window and rotation of the block's attention, which is one of the configuration's attention_layers.
+        bias: Of the attention's scores, as in `attention`.
         dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
 
     Returns:
@@ -144,18 +313,23 @@ def encoder_block(
     """
     checks.structure("parameters", parameters, EncoderBlock)
     checks.sites(dropout, EncoderBlockDropout)
+    checks.norms(parameters, configuration)
+    p = parameters
 
     def attention(x: Any) -> Any:
-        return attend(parameters.attention, x, x, mask, dropout.attention.inner, configuration)
+        return attend(p.attention, x, x, mask, dropout.attention.inner, configuration, layer, bias)
 
     def position_wise(x: Any) -> Any:
-        return transform(parameters.feed_forward, x, dropout.feed_forward.inner, configuration)
+        return transform(p.feed_forward, x, dropout.feed_forward.inner, configuration)
 
-    x = residual(attention, x, parameters.attention_norm, dropout.attention, configuration)
-    return residual(position_wise, x, parameters.feed_forward_norm, dropout.feed_forward, configuration)
+    sublayers = [
+        Sublayer(attention, p.attention_norm, dropout.attention, p.attention_output_norm),
+        Sublayer(position_wise, p.feed_forward_norm, dropout.feed_forward, p.feed_forward_output_norm),
+    ]
+    return through(sublayers, x, configuration)
 
 
-@partial(jax.jit, static_argnames=("configuration",))
+@partial(jax.jit, static_argnames=("configuration", "layer"))
 def decoder_block(
     parameters: DecoderBlock,
     x: Float[jax.Array, "B T E"],
@@ -164,6 +338,8 @@ def decoder_block(
     configuration: Configuration,
     mask: Any = None,
     memory_mask: Any = None,
+    layer: AttentionLayer = AttentionLayer(),
+    bias: Float[jax.Array, "..."] | None = None,
     dropout: DecoderBlockDropout = DecoderBlockDropout(),
 ) -> Float[jax.Array, "B T E"]:
     """Apply self-attention, attention to memory, then the feed-forward network, as in `encoder_block` (BLK-1).
@@ -176,6 +352,7 @@ def decoder_block(
         configuration: What the parameters do not say.
         mask: Of the self-attention.
         memory_mask: Of the attention to memory, with Q = T and K = S.
+        layer, bias: Of the self-attention, as in `encoder_block`.
         dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
 
     Returns:
@@ -188,20 +365,24 @@ def decoder_block(
     checks.structure("parameters", parameters, DecoderBlock)
     checks.decoder_sites(parameters, dropout)
     checks.memory(parameters, memory)
-    cross: Any = parameters.cross_attention
-    cross_norm: Any = parameters.cross_attention_norm
+    checks.norms(parameters, configuration)
+    p = parameters
+    cross: Any = p.cross_attention
 
     def self_attention(x: Any) -> Any:
-        return attend(parameters.self_attention, x, x, mask, dropout.self_attention.inner, configuration)
+        return attend(p.self_attention, x, x, mask, dropout.self_attention.inner, configuration, layer, bias)
 
     def cross_attention(x: Any) -> Any:
-        inner = dropout.cross_attention.inner
-        return attend(cross, x, memory, memory_mask, inner, configuration)
+        return attend(cross, x, memory, memory_mask, dropout.cross_attention.inner, configuration)
 
     def position_wise(x: Any) -> Any:
-        return transform(parameters.feed_forward, x, dropout.feed_forward.inner, configuration)
+        return transform(p.feed_forward, x, dropout.feed_forward.inner, configuration)
 
-    x = residual(self_attention, x, parameters.self_attention_norm, dropout.self_attention, configuration)
-    if cross is not None:
-        x = residual(cross_attention, x, cross_norm, dropout.cross_attention, configuration)
-    return residual(position_wise, x, parameters.feed_forward_norm, dropout.feed_forward, configuration)
+    sublayers = [
+        Sublayer(self_attention, p.self_attention_norm, dropout.self_attention, p.self_attention_output_norm),
+        Sublayer(cross_attention, p.cross_attention_norm, dropout.cross_attention),
+        Sublayer(position_wise, p.feed_forward_norm, dropout.feed_forward, p.feed_forward_output_norm),
+    ]
+    if cross is None:
+        del sublayers[1]
+    return through(sublayers, x, configuration)

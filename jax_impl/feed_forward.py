@@ -11,9 +11,9 @@ from jaxtyping import Bool, Float
 from jax_impl.attention_steps import dropout_factor
 from jax_impl.dtypes import cast, compiled, widen
 from jax_impl.multi_head_attention import linear
-from specification import FeedForward, checks
+from specification import FeedForward, GatedFeedForward, checks
 
-__all__ = ["feed_forward", "silu"]
+__all__ = ["feed_forward", "gated_feed_forward", "silu"]
 
 
 def relu(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
@@ -56,8 +56,8 @@ def silu_steps(x: Float[jax.Array, "..."]) -> Float[jax.Array, "..."]:
     return jnp.where(x >= 0, x, 0) - size * root * root / (1 + root * root)
 
 
-ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
-"""By the name that a configuration has (FFN-1)."""
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu_steps}
+"""By the name that a configuration has (FFN-1, FFN-2)."""
 
 
 def feed_forward(
@@ -75,7 +75,7 @@ def feed_forward(
     Args:
         parameters: Two projections in the dtype of x, each with a weight [in, out].
         x: [..., E].
-        activation: "relu", "gelu" or "gelu_tanh".
+        activation: "relu", "gelu", "gelu_tanh" or "silu".
         dropout_keep: [..., F], True = keep the activation. The caller draws it; only some dialects have it.
         dropout_rate: In [0, 1). Activations that are kept are divided by 1 - rate.
 
@@ -88,6 +88,40 @@ def feed_forward(
     """
     checks.feed_forward(parameters, x, activation, dropout_keep, dropout_rate)
     hidden = ACTIVATIONS[activation](widen(linear(parameters.inner, x)))
+    if dropout_keep is not None:
+        hidden = hidden * dropout_factor(dropout_keep, dropout_rate, hidden.dtype)
+    return linear(parameters.outer, cast(hidden, x.dtype))
+
+
+def gated_feed_forward(
+    parameters: GatedFeedForward,
+    x: Float[jax.Array, "... E"],
+    *,
+    activation: str = "silu",
+    dropout_keep: Bool[jax.Array, "... F"] | None = None,
+    dropout_rate: float = 0.0,
+) -> Float[jax.Array, "... E_out"]:
+    """Compute outer(activation(gate(x)) * inner(x)) for every position on its own (FFN-2; Shazeer, arXiv 2002.05202).
+
+    `parameters` is a pytree as it stands. `activation` is static.
+
+    Args:
+        parameters: Three projections in the dtype of x, each with a weight [in, out].
+        x: [..., E].
+        activation: "silu", "gelu", "gelu_tanh" or "relu".
+        dropout_keep: [..., F], True = keep the product. The caller draws it.
+        dropout_rate: In [0, 1). Products that are kept are divided by 1 - rate.
+
+    Returns:
+        A new array [..., E_out] in the dtype of x, to which each projection and the product round.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
+    """
+    checks.gated_feed_forward(parameters, x, activation, dropout_keep, dropout_rate)
+    gate = ACTIVATIONS[activation](widen(linear(parameters.gate, x)))
+    hidden = gate * widen(linear(parameters.inner, x))
     if dropout_keep is not None:
         hidden = hidden * dropout_factor(dropout_keep, dropout_rate, hidden.dtype)
     return linear(parameters.outer, cast(hidden, x.dtype))

@@ -26,7 +26,7 @@ from jax_impl.masks import readable
 from jax_impl.models import Model
 from jax_impl.transformer import language_model, log_softmax, transformer
 from specification import checks
-from specification.caches import Cache, looks_ahead
+from specification.caches import Cache, looks_ahead, outgrown
 from specification.configuration import Configuration
 from specification.masks import Causal
 from specification.parameters import LanguageModel, Transformer
@@ -61,6 +61,8 @@ def next_logits(
 ) -> tuple[Float[jax.Array, "B N"], Cache | None]:
     """Logits for what follows the first `length` tokens, and the cache that has them; None once there can be none."""
     if cache is not None:
+        if cache.length and outgrown(configuration, cache.length, length - cache.length):
+            cache = cache._replace(length=0)  # filled anew, with all keys turned by other angles
         # Sliced by a number that is an argument: a slice by numbers in the code would be compiled for each of them.
         new = dynamic_slice_in_dim(tokens, cache.length, length - cache.length, axis=1)
         if not looks_ahead(new, readable_length(cache), configuration, readable):

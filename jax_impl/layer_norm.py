@@ -45,11 +45,19 @@ def layer_norm(
     return cast(reference_layer_norm(x, weight, bias, eps), x.dtype)
 
 
-def rms_norm(x: Float[jax.Array, "..."], weight: Float[jax.Array, "*N"], *, eps: float) -> Float[jax.Array, "..."]:
+def multiplier(weight: Float[jax.Array, "*N"], plus_one: bool) -> Float[jax.Array, "*N"]:
+    """Weight, or 1 + weight, in the compute dtype: a 16-bit sum would lose the digits of a small weight (NORM-8)."""
+    return 1 + widen(weight) if plus_one else widen(weight)
+
+
+def rms_norm(
+    x: Float[jax.Array, "..."], weight: Float[jax.Array, "*N"], *, eps: float, plus_one: bool = False
+) -> Float[jax.Array, "..."]:
     """Compute x / sqrt(mean(x^2) + eps) * weight (NORM-7; Zhang and Sennrich, arXiv 1910.07467).
 
     Args:
         x, weight, eps: As in `layer_norm`.
+        plus_one: Whether 1 + weight stands in the place of weight, as in Gemma (NORM-8).
 
     Returns:
         A new array in the shape and dtype of x.
@@ -58,11 +66,11 @@ def rms_norm(x: Float[jax.Array, "..."], weight: Float[jax.Array, "*N"], *, eps:
         TypeError: Dtypes or structures that are not as described.
         ValueError: Sizes or numbers that are not as described.
     """
-    axes = checks.norm(x, weight, None, eps)
+    axes = checks.rms_norm(x, weight, eps, plus_one)
     wide = widen(x)
     square = jnp.mean(jnp.square(wide), axis=axes, keepdims=True)
     normalized = wide / jnp.sqrt(square + jnp.asarray(eps, square.dtype))
-    return cast(affine(normalized, weight, None), x.dtype)
+    return cast(affine(normalized, multiplier(weight, plus_one), None), x.dtype)
 
 
 def standard_deviation_norm(

@@ -22,12 +22,13 @@ from specification import checks, dialects
 from specification.checkpoints import read_model, write_model
 from specification.checks.arguments import arrays_of_numbers, ranked
 from specification.configuration import Configuration
-from specification.dropout import Dropout, StackDropout
+from specification.dropout import Dropout, StackDropout, TransformerDropout
 from specification.dtypes import dtype_name
+from specification.loading.folder import read_folder
 from specification.masks import KeyPadding, both
 from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, MultiHeadAttention, Transformer
 
-__all__ = ["Model", "load", "plain_self_attention", "restore", "save"]
+__all__ = ["Model", "load", "load_pretrained", "plain_self_attention", "restore", "save"]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["parameters"], meta_fields=["configuration"])
@@ -67,6 +68,23 @@ def load(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparame
     return from_numpy(*dialects.read(dialect, state_dict, **hyperparameters))
 
 
+def load_pretrained(folder: str | Path, *, dtype: str | None = None) -> Model:
+    """Load a model from a folder as Hugging Face's `save_pretrained` writes it.
+
+    Args:
+        folder: With config.json, which says what the model does, and one or many safetensors files.
+        dtype: Of the parameters, such as "bfloat16". None for that of the files, with 16-bit ones widened to float32.
+
+    Returns:
+        The model. It gives logits where the folder is a language model's, and hidden states otherwise.
+
+    Raises:
+        FileNotFoundError: A file that is not there.
+        ValueError: An entry of config.json that is not understood and could change numbers, or files that do not fit.
+    """
+    return from_numpy(*read_folder(folder, dtype))
+
+
 def save(model: Model, path: str | Path) -> None:
     """Write a model into one safetensors file, which each of the three packages restores bit for bit.
 
@@ -102,9 +120,14 @@ def from_numpy(parameters: Any, configuration: Configuration) -> Model:
 # --- what a model is called with --------------------------------------------------------------------------------------
 
 
+def kept_keys(keep: Bool[jax.Array, "B T"] | None) -> KeyPadding | None:
+    """The mask of an array in which True is a real token and False is padding."""
+    return None if keep is None else KeyPadding(keep)
+
+
 def hidden_states(
     parameters: Encoder,
-    x: Float[jax.Array, "B T E"] | Integer[jax.Array, "B T"],
+    x: Float[jax.Array, "B T E"] | Integer[jax.Array, "B T"] | Float[jax.Array, "B C height width"],
     key_padding: Bool[jax.Array, "B T"] | None = None,
     token_types: Integer[jax.Array, "B T"] | None = None,
     *,
@@ -113,9 +136,61 @@ def hidden_states(
     dropout: StackDropout = StackDropout(),
 ) -> Float[jax.Array, "B T E"]:
     """`encoder`, with padding as an array: True is a real token, False is padding."""
-    padding = None if key_padding is None else KeyPadding(key_padding)
     options: Any = {"configuration": configuration, "token_types": token_types, "dropout": dropout}
-    return encoder(parameters, x, mask=both(mask, padding), **options)
+    return encoder(parameters, x, mask=both(mask, kept_keys(key_padding)), **options)
+
+
+def decoder_states(
+    parameters: Decoder,
+    x: Float[jax.Array, "B T E"] | Integer[jax.Array, "B T"],
+    memory: Float[jax.Array, "B S E"] | None = None,
+    *,
+    configuration: Configuration,
+    key_padding: Bool[jax.Array, "B T"] | None = None,
+    mask: Any = None,
+    memory_mask: Any = None,
+    dropout: StackDropout = StackDropout(),
+) -> Float[jax.Array, "B T E"]:
+    """`decoder`, with padding as an array, as in `hidden_states`."""
+    options: Any = {"configuration": configuration, "memory_mask": memory_mask, "dropout": dropout}
+    return decoder(parameters, x, memory, mask=both(mask, kept_keys(key_padding)), **options)
+
+
+def next_tokens(
+    parameters: LanguageModel,
+    tokens: Integer[jax.Array, "B T"],
+    key_padding: Bool[jax.Array, "B T"] | None = None,
+    *,
+    configuration: Configuration,
+    mask: Any = None,
+    dropout: StackDropout = StackDropout(),
+) -> Float[jax.Array, "B T N"]:
+    """`language_model`, with padding as an array, as in `hidden_states`."""
+    options: Any = {"configuration": configuration, "dropout": dropout}
+    return language_model(parameters, tokens, mask=both(mask, kept_keys(key_padding)), **options)
+
+
+def translation(
+    parameters: Transformer,
+    source: Float[jax.Array, "B S E"] | Integer[jax.Array, "B S"],
+    target: Float[jax.Array, "B T E"] | Integer[jax.Array, "B T"],
+    *,
+    configuration: Configuration,
+    source_key_padding: Bool[jax.Array, "B S"] | None = None,
+    target_key_padding: Bool[jax.Array, "B T"] | None = None,
+    source_mask: Any = None,
+    target_mask: Any = None,
+    memory_mask: Any = None,
+    dropout: TransformerDropout = TransformerDropout(),
+) -> Float[jax.Array, "B T N"]:
+    """`transformer`, with padding as arrays, as in `hidden_states`; the source's is that of the memory too."""
+    source_padding = kept_keys(source_key_padding)
+    masks: Any = {
+        "source_mask": both(source_mask, source_padding),
+        "target_mask": both(target_mask, kept_keys(target_key_padding)),
+        "memory_mask": both(memory_mask, source_padding),
+    }
+    return transformer(parameters, source, target, configuration=configuration, dropout=dropout, **masks)
 
 
 def multi_head(
@@ -150,11 +225,11 @@ def plain_self_attention(x: Float[jax.Array, "B T E"]) -> Float[jax.Array, "B T 
 
 
 MODELS: dict[type, Callable[..., Any]] = {
-    Transformer: transformer,
+    Transformer: translation,
     Classifier: classifier,
-    LanguageModel: language_model,
+    LanguageModel: next_tokens,
     Encoder: hidden_states,
-    Decoder: decoder,
+    Decoder: decoder_states,
     MultiHeadAttention: multi_head,
 }
 """By the structure of the parameters."""

@@ -8,26 +8,36 @@ sqrt(E) (in the paper it is), what stands for padding, and how a block is made.
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Integer
 
-from jax_impl.blocks import add, decoder_block, drop, encoder_block, normalize
+from jax_impl.blocks import add, decoder_block, drop, encoder_block, normalize_if
 from jax_impl.dtypes import cast, require_dtype, widen
 from jax_impl.embedding import check_rows, embedding
 from jax_impl.masks import checked_mask
 from jax_impl.multi_head_attention import linear
-from jax_impl.positions import learned_positions, sinusoidal_positions
+from jax_impl.positions import learned_positions, relative_position_bias, sinusoidal_positions
 from specification import checks
 from specification.configuration import Configuration
 from specification.dropout import DecoderBlockDropout, EncoderBlockDropout, StackDropout, TransformerDropout
 from specification.dtypes import dtype_name
 from specification.masks import Causal, Dense, KeyPadding, both
-from specification.parameters import Classifier, Decoder, Embedding, Encoder, LanguageModel, Transformer
+from specification.parameters import (
+    Classifier,
+    Decoder,
+    Embedding,
+    Encoder,
+    ImageEmbedding,
+    LanguageModel,
+    Linear,
+    Transformer,
+)
 
-__all__ = ["classifier", "decoder", "embed", "encoder", "language_model", "pool", "transformer"]
+__all__ = ["classifier", "decoder", "embed", "embed_image", "encoder", "language_model", "pool", "transformer"]
 
 # --- before and after the blocks --------------------------------------------------------------------------------------
 
@@ -70,7 +80,54 @@ def embed(
     elif configuration.positions != "none":
         exponent = "shared" if configuration.positions == "sinusoidal" else "doubled"
         x = add(x, sinusoidal_positions(T, E, offset=offset, exponent=exponent, dtype=dtype_name(x)))
-    return x if parameters.norm is None else normalize(parameters.norm, x, configuration)
+    return normalize_if(parameters.norm, x, configuration)
+
+
+def embed_image(
+    parameters: ImageEmbedding, images: Float[jax.Array, "B C height width"], *, configuration: Configuration
+) -> Float[jax.Array, "B T E"]:
+    """Project the patches of images, put the class token before them, and add positions (TRF-1; arXiv 2010.11929).
+
+    Args:
+        parameters: The projection of patches, the class token and the positions.
+        images: [B, C, height, width]. Patches go row by row; within one the columns go by channel, then row, then
+            column.
+        configuration: What the parameters do not say; height and width are multiples of its patch_size.
+
+    Returns:
+        A new array [B, T, E] in the dtype of images, where T is the number of patches and 1.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
+    """
+    checks.embed_image(parameters, images, configuration.patch_size)
+    x = linear(parameters.patches, patches(images, configuration.patch_size))
+    return add(prepend(parameters.class_token, x), parameters.positions)
+
+
+def patches(images: Float[jax.Array, "B C height width"], size: Any) -> Float[jax.Array, "B N CPP"]:
+    """Squares of that size, row by row, each as one vector."""
+    B, C, height, width = images.shape
+    rows, columns = height // size, width // size
+    squares = images.reshape(B, C, rows, size, columns, size).transpose(0, 2, 4, 1, 3, 5)
+    return squares.reshape(B, rows * columns, C * size * size)
+
+
+def prepend(row: Float[jax.Array, "E"], x: Float[jax.Array, "B N E"]) -> Float[jax.Array, "B T E"]:
+    """The row before every sequence."""
+    first = jnp.broadcast_to(row, (len(x), 1, len(row)))
+    return jnp.concatenate([first, x], axis=1)
+
+
+def position_bias(parameters: Encoder | Decoder, length: int, configuration: Configuration) -> Any:
+    """The bias that all self-attentions of a stack share; None where it has no table of relative positions (POS-6)."""
+    if parameters.relative_positions is None:
+        return None
+    return relative_position_bias(
+        parameters.relative_positions, length, length,
+        bidirectional=isinstance(parameters, Encoder), furthest=configuration.relative_furthest,
+    )  # fmt: skip
 
 
 def real_tokens(tokens: Integer[jax.Array, "B T"], padding: int | None) -> Bool[jax.Array, "B T"]:
@@ -159,6 +216,23 @@ def readable_mask(mask: Any, x: jax.Array, memory: jax.Array, configuration: Con
     return checked_mask(mask, x.shape[1], memory.shape[1], x.shape[0], configuration.num_heads)
 
 
+def output_layer(parameters: Linear, x: Float[jax.Array, "... E"], configuration: Configuration) -> Any:
+    """The output layer, with x scaled before it and its result capped after it where the configuration says so."""
+    x = shrink(x) if configuration.scaled_output else x
+    output = linear(parameters, x)
+    return output if configuration.output_softcap is None else squeeze(output, configuration.output_softcap)
+
+
+def shrink(x: Float[jax.Array, "... E"]) -> Float[jax.Array, "... E"]:
+    """x / sqrt(E)."""
+    return cast(widen(x) * (1 / math.sqrt(x.shape[-1])), x.dtype)
+
+
+def squeeze(x: Float[jax.Array, "..."], cap: float) -> Float[jax.Array, "..."]:
+    """cap * tanh(x / cap)."""
+    return cast(float(cap) * jnp.tanh(widen(x) / float(cap)), x.dtype)
+
+
 def sites_of(dropout: StackDropout, parameters: Encoder | Decoder, nothing: Any) -> Any:
     """The dropout of every block."""
     return dropout.blocks or [nothing] * len(parameters.blocks)
@@ -169,7 +243,7 @@ def sites_of(dropout: StackDropout, parameters: Encoder | Decoder, nothing: Any)
 
 def encoder(
     parameters: Encoder,
-    x: Float[jax.Array, "B T E"] | Integer[jax.Array, "B T"],
+    x: Float[jax.Array, "B T E"] | Integer[jax.Array, "B T"] | Float[jax.Array, "B C height width"],
     *,
     configuration: Configuration,
     mask: Any = None,
@@ -180,7 +254,8 @@ def encoder(
 
     Args:
         parameters: Embedding, blocks and norm.
-        x: [B, T] tokens, or [B, T, E] where the parameters have no embedding.
+        x: [B, T] tokens, [B, C, height, width] images where that is what the parameters embed, or [B, T, E] where they
+            have no embedding.
         configuration: What the parameters do not say.
         mask: Counts beside that of the source's padding, which the configuration knows.
         token_types: [B, T], as in `embed`.
@@ -194,15 +269,20 @@ def encoder(
         ValueError: Sizes or numbers that are not as described.
     """
     checks.stack(parameters, Encoder, x, dropout, token_types)
-    if parameters.embedding is not None:
+    if isinstance(parameters.embedding, ImageEmbedding):
+        x = embed_image(parameters.embedding, x, configuration=configuration)
+    elif parameters.embedding is not None:
         mask = both(mask, padding_mask(x, configuration.source_padding))
         x = embed(parameters.embedding, x, configuration=configuration, token_types=token_types)
     x = drop(x, dropout.embedding)
     mask = readable_mask(mask, x, x, configuration)
     call: Any = inspect.unwrap(encoder_block) if dropout.blocks else encoder_block
-    for block, sites in zip(parameters.blocks, sites_of(dropout, parameters, EncoderBlockDropout()), strict=True):
-        x = call(block, x, configuration=configuration, mask=mask, dropout=sites)
-    return x if parameters.norm is None else normalize(parameters.norm, x, configuration)
+    options: Any = {"configuration": configuration, "mask": mask}
+    options["bias"] = position_bias(parameters, x.shape[1], configuration)
+    layers, sites = configuration.layers(len(parameters.blocks)), sites_of(dropout, parameters, EncoderBlockDropout())
+    for block, layer, dropped in zip(parameters.blocks, layers, sites, strict=True):
+        x = call(block, x, layer=layer, dropout=dropped, **options)
+    return normalize_if(parameters.norm, x, configuration)
 
 
 def decoder(
@@ -243,9 +323,12 @@ def decoder(
     mask = readable_mask(mask, x, x, configuration)
     memory_mask = None if memory is None else readable_mask(memory_mask, x, memory, configuration)
     call: Any = inspect.unwrap(decoder_block) if dropout.blocks else decoder_block
-    for block, sites in zip(parameters.blocks, sites_of(dropout, parameters, DecoderBlockDropout()), strict=True):
-        x = call(block, x, memory, configuration=configuration, mask=mask, memory_mask=memory_mask, dropout=sites)
-    return x if parameters.norm is None else normalize(parameters.norm, x, configuration)
+    options: Any = {"configuration": configuration, "mask": mask, "memory_mask": memory_mask}
+    options["bias"] = position_bias(parameters, x.shape[1], configuration)
+    layers, sites = configuration.layers(len(parameters.blocks)), sites_of(dropout, parameters, DecoderBlockDropout())
+    for block, layer, dropped in zip(parameters.blocks, layers, sites, strict=True):
+        x = call(block, x, memory, layer=layer, dropout=dropped, **options)
+    return normalize_if(parameters.norm, x, configuration)
 
 
 def transformer(
@@ -286,7 +369,7 @@ def transformer(
         parameters.decoder, target, memory,
         configuration=configuration, mask=target_mask, memory_mask=memory_mask, dropout=dropout.decoder,
     )  # fmt: skip
-    return x if parameters.output is None else linear(parameters.output, x)
+    return x if parameters.output is None else output_layer(parameters.output, x, configuration)
 
 
 def classifier(
@@ -317,7 +400,7 @@ def classifier(
     """
     checks.structure("parameters", parameters, Classifier)
     x = encoder(parameters.encoder, tokens, configuration=configuration, mask=mask, dropout=dropout)
-    return log_softmax(linear(parameters.output, pool(x, configuration.pooling, keep)))
+    return log_softmax(output_layer(parameters.output, pool(x, configuration.pooling, keep), configuration))
 
 
 def language_model(
@@ -346,4 +429,4 @@ def language_model(
     """
     checks.structure("parameters", parameters, LanguageModel)
     x = decoder(parameters.decoder, tokens, configuration=configuration, mask=mask, dropout=dropout)
-    return linear(parameters.output, x)
+    return output_layer(parameters.output, x, configuration)

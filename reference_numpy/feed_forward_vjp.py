@@ -13,16 +13,16 @@ from reference_numpy.dtypes import widen
 from reference_numpy.feed_forward import ACTIVATIONS, finite_size, normal_distribution
 from reference_numpy.multi_head_attention import linear
 from reference_numpy.multi_head_attention_vjp import linear_vjp
-from specification import FeedForward, checks
+from specification import FeedForward, GatedFeedForward, checks
 from specification.dtypes import dtype_name
 
-__all__ = ["FeedForwardGradients", "feed_forward_vjp", "silu_vjp"]
+__all__ = ["FeedForwardGradients", "feed_forward_vjp", "gated_feed_forward_vjp", "silu_vjp"]
 
 
 class FeedForwardGradients(NamedTuple):
     """Gradients in the shapes and dtypes of the arguments."""
 
-    parameters: FeedForward
+    parameters: FeedForward | GatedFeedForward
     x: Any
 
 
@@ -56,7 +56,14 @@ def silu_slope(x: Any) -> Any:
     return np.where(x >= 0, 1 - below, below)
 
 
-SLOPES = {"relu": relu_slope, "gelu": gelu_slope, "gelu_tanh": gelu_tanh_slope}
+SLOPES = {"relu": relu_slope, "gelu": gelu_slope, "gelu_tanh": gelu_tanh_slope, "silu": silu_slope}
+
+
+def activation_vjp(activation: str, x: Any, cotangent: Any) -> Any:
+    """The cotangent times the slope; what a ReLU holds back is 0, also where that is NaN."""
+    slope = SLOPES[activation](x)
+    held = (slope == 0) & (activation == "relu")
+    return np.where(held, 0, cotangent * slope)
 
 
 @np.errstate(all="ignore")
@@ -89,12 +96,50 @@ def feed_forward_vjp(
     factor = dropout_factor(keep, dropout_rate, before.dtype)
     hidden = (ACTIVATIONS[activation](before) * factor).astype(x.dtype)
     outer, hidden_gradient = linear_vjp(parameters.outer, hidden, cotangent)
-    slope = SLOPES[activation](before)
-    before_gradient = widen(hidden_gradient) * factor * slope
-    if activation == "relu":  # what it holds back is 0, also where that is NaN
-        before_gradient = np.where(slope == 0, 0, before_gradient)
+    before_gradient = activation_vjp(activation, before, widen(hidden_gradient) * factor)
     inner, x_gradient = linear_vjp(parameters.inner, x, before_gradient.astype(x.dtype))
     return FeedForwardGradients(FeedForward(inner, outer), x_gradient)
+
+
+@np.errstate(all="ignore")
+def gated_feed_forward_vjp(
+    parameters: GatedFeedForward,
+    x: Float[np.ndarray, "... E"],
+    cotangent: Float[np.ndarray, "... E_out"],
+    *,
+    activation: str = "silu",
+    dropout_keep: Any = None,
+    dropout_rate: float = 0.0,
+) -> FeedForwardGradients:
+    """Compute the gradients of parameters and x (ATT-12).
+
+    Args:
+        parameters, x: As in `gated_feed_forward`.
+        cotangent: Gradient with respect to the result of `gated_feed_forward`, [..., E_out], in its dtype.
+        activation, dropout_keep, dropout_rate: As in `gated_feed_forward`.
+
+    Returns:
+        Gradients in the shapes and dtypes of the arguments.
+
+    Raises:
+        TypeError, ValueError: As in `gated_feed_forward`, and for a cotangent in another shape or dtype than its
+            result.
+    """
+    checks.gated_feed_forward(parameters, x, activation, dropout_keep, dropout_rate)
+    checks.cotangent(cotangent, (*x.shape[:-1], parameters.outer.weight.shape[1]), dtype_name(x))
+    before = widen(linear(parameters.gate, x))
+    gate = ACTIVATIONS[activation](before)
+    value = widen(linear(parameters.inner, x))
+    keep = np.ones(1, bool) if dropout_keep is None else dropout_keep
+    factor = dropout_factor(keep, dropout_rate, before.dtype)
+    hidden = (gate * value * factor).astype(x.dtype)
+    outer, hidden_gradient = linear_vjp(parameters.outer, hidden, cotangent)
+    product_gradient = widen(hidden_gradient) * factor
+    before_gradient = activation_vjp(activation, before, product_gradient * value)
+    gate_parameters, through_gate = linear_vjp(parameters.gate, x, before_gradient.astype(x.dtype))
+    inner, through_inner = linear_vjp(parameters.inner, x, (product_gradient * gate).astype(x.dtype))
+    x_gradient = (widen(through_gate) + widen(through_inner)).astype(x.dtype)
+    return FeedForwardGradients(GatedFeedForward(gate_parameters, inner, outer), x_gradient)
 
 
 @np.errstate(all="ignore")

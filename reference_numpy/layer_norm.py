@@ -47,12 +47,20 @@ def layer_norm(
     return reference_layer_norm(x, weight, bias, eps).astype(x.dtype)
 
 
+def multiplier(weight: Float[np.ndarray, "*N"], plus_one: bool) -> Float[np.ndarray, "*N"]:
+    """Weight, or 1 + weight, in the compute dtype: a 16-bit sum would lose the digits of a small weight (NORM-8)."""
+    return 1 + widen(weight) if plus_one else widen(weight)
+
+
 @np.errstate(all="ignore")
-def rms_norm(x: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], *, eps: float) -> Float[np.ndarray, "..."]:
+def rms_norm(
+    x: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], *, eps: float, plus_one: bool = False
+) -> Float[np.ndarray, "..."]:
     """Compute x / sqrt(mean(x^2) + eps) * weight (NORM-7; Zhang and Sennrich, arXiv 1910.07467).
 
     Args:
         x, weight, eps: As in `layer_norm`.
+        plus_one: Whether 1 + weight stands in the place of weight, as in Gemma (NORM-8).
 
     Returns:
         A new array in the shape and dtype of x.
@@ -61,11 +69,11 @@ def rms_norm(x: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], *, ep
         TypeError: Dtypes or structures that are not as described.
         ValueError: Sizes or numbers that are not as described.
     """
-    axes = checks.norm(x, weight, None, eps)
+    axes = checks.rms_norm(x, weight, eps, plus_one)
     wide = widen(x)
     square = np.mean(wide**2, axis=axes, keepdims=True)
     normalized = wide / np.sqrt(square + float(eps))
-    return affine(normalized, weight, None).astype(x.dtype)
+    return affine(normalized, multiplier(weight, plus_one), None).astype(x.dtype)
 
 
 @np.errstate(all="ignore")

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from reference_numpy.dtypes import widen
+from reference_numpy.layer_norm import multiplier
 from reference_numpy.layer_norm_steps import deviations
 from specification import checks
 from specification.dtypes import dtype_name
@@ -68,14 +69,19 @@ def layer_norm_vjp(
 
 @np.errstate(all="ignore")
 def rms_norm_vjp(
-    x: Float[np.ndarray, "..."], weight: Float[np.ndarray, "*N"], cotangent: Float[np.ndarray, "..."], *, eps: float
+    x: Float[np.ndarray, "..."],
+    weight: Float[np.ndarray, "*N"],
+    cotangent: Float[np.ndarray, "..."],
+    *,
+    eps: float,
+    plus_one: bool = False,
 ) -> NormGradients:
-    """Compute the gradients of x and weight (NORM-6).
+    """Compute the gradients of x and weight (NORM-6, NORM-8).
 
     Args:
         x, weight: As in `rms_norm`.
         cotangent: Gradient with respect to the result of `rms_norm`, [..., *N], in its dtype.
-        eps: As in `rms_norm`.
+        eps, plus_one: As in `rms_norm`.
 
     Returns:
         Gradients in the shapes and dtypes of the arguments.
@@ -83,12 +89,12 @@ def rms_norm_vjp(
     Raises:
         TypeError, ValueError: As in `rms_norm`, and for a cotangent in another shape or dtype than its result.
     """
-    axes = checks.norm(x, weight, None, eps)
+    axes = checks.rms_norm(x, weight, eps, plus_one)
     checks.cotangent(cotangent, x.shape, dtype_name(x))
     wide = widen(x)
     reciprocal = 1 / np.sqrt(np.mean(wide**2, axis=axes, keepdims=True) + float(eps))
     normalized = wide * reciprocal
-    inner = widen(cotangent) * widen(weight)
+    inner = widen(cotangent) * multiplier(weight, plus_one)
     x_gradient = reciprocal * (inner - normalized * np.mean(inner * normalized, axis=axes, keepdims=True))
     return rounded(x, weight, None, x_gradient, normalized, cotangent)
 

@@ -37,6 +37,12 @@ def join_heads(projections: Linear | Sequence[Linear]) -> Linear:
     return Linear(weight, np.concatenate([head.bias for head in projections]))
 
 
+def fused(parameters: MultiHeadAttention) -> Any:
+    """The parameters with one projection of all heads in the place of each list."""
+    query, key, value = map(join_heads, parameters[:3])
+    return parameters._replace(query=query, key=key, value=value)
+
+
 def split_heads(x: Float[np.ndarray, "B T HW"], num_heads: int) -> Float[np.ndarray, "B H T W"]:
     """Head h is the h-th block of consecutive columns (MHA-1)."""
     B, T, width = x.shape
@@ -88,7 +94,7 @@ def multi_head_attention(
         ValueError: Sizes or numbers that are not as described.
     """
     checks.structure("parameters", parameters, MultiHeadAttention)
-    projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])
+    projections: Any = fused(parameters)
     H, G, _ = checks.multi_head_attention(parameters, projections, query, key, value, num_heads)
     output = attention(
         split_heads(linear(projections.query, query), H),

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from reference_numpy.attention import attention
 from reference_numpy.attention_vjp import attention_vjp
 from reference_numpy.dtypes import widen
-from reference_numpy.multi_head_attention import concatenate_heads, join_heads, linear, split_heads
+from reference_numpy.multi_head_attention import concatenate_heads, fused, linear, split_heads
 from specification import Linear, MultiHeadAttention, checks
 from specification.dtypes import dtype_name
 
@@ -66,7 +66,7 @@ def multi_head_attention_vjp(
             result.
     """
     checks.structure("parameters", parameters, MultiHeadAttention)
-    projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])
+    projections: Any = fused(parameters)
     H, G, _ = checks.multi_head_attention(parameters, projections, query, key, value, num_heads)
     checks.cotangent(cotangent, (*query.shape[:2], projections.output.weight.shape[1]), dtype_name(query))
     inputs, counts = (query, key, value), (H, G, G)
@@ -78,6 +78,7 @@ def multi_head_attention_vjp(
         linear_vjp(p, x, concatenate_heads(gradient))
         for p, x, gradient in zip(projections[:3], inputs, inner[:3], strict=True)
     ]
-    parameters_gradient = MultiHeadAttention._make([*(pair[0] for pair in pairs), output_gradient])
+    of_query, of_key, of_value = (pair[0] for pair in pairs)
+    parameters_gradient = MultiHeadAttention(of_query, of_key, of_value, output_gradient)
     inputs_gradient = [pair[1] for pair in pairs]
     return MultiHeadAttentionGradients._make([parameters_gradient, *inputs_gradient, inner.bias, inner.sinks])

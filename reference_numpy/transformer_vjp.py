@@ -13,21 +13,26 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from reference_numpy.blocks import add, decoder_block, drop, encoder_block
-from reference_numpy.blocks_vjp import decoder_block_vjp, encoder_block_vjp, normalize_vjp
+from reference_numpy.blocks_vjp import decoder_block_vjp, encoder_block_vjp, normalize_if_vjp, normalize_vjp
 from reference_numpy.dtypes import widen
 from reference_numpy.embedding_vjp import embedding_vjp
 from reference_numpy.multi_head_attention import linear
 from reference_numpy.multi_head_attention_vjp import linear_vjp
-from reference_numpy.positions_vjp import learned_positions_vjp
+from reference_numpy.positions_vjp import learned_positions_vjp, relative_position_bias_vjp
 from reference_numpy.transformer import (
     decoder,
     embed,
+    embed_image,
     encoder,
     first_largest,
     log_softmax,
+    output_layer,
     padding_mask,
+    patches,
     pool,
+    position_bias,
     positions_after_padding,
+    shrink,
     sites_of,
     target_mask,
 )
@@ -36,20 +41,38 @@ from specification.configuration import Configuration
 from specification.dropout import DecoderBlockDropout, EncoderBlockDropout, StackDropout, TransformerDropout
 from specification.dtypes import dtype_name
 from specification.masks import Causal, both
-from specification.parameters import Classifier, Decoder, Embedding, Encoder, LanguageModel, Linear, Transformer
+from specification.parameters import (
+    Classifier,
+    Decoder,
+    Embedding,
+    Encoder,
+    ImageEmbedding,
+    LanguageModel,
+    Linear,
+    Transformer,
+)
 
 __all__ = [
     "DecoderGradients",
     "EncoderGradients",
+    "ImageEmbeddingGradients",
     "TransformerGradients",
     "classifier_vjp",
     "decoder_vjp",
+    "embed_image_vjp",
     "embed_vjp",
     "encoder_vjp",
     "language_model_vjp",
     "pool_vjp",
     "transformer_vjp",
 ]
+
+
+class ImageEmbeddingGradients(NamedTuple):
+    """In the structures, shapes and dtypes of the arguments."""
+
+    parameters: ImageEmbedding
+    images: Any
 
 
 class EncoderGradients(NamedTuple):
@@ -121,9 +144,63 @@ def embed_vjp(
     return Embedding(table, positions, types, norm)
 
 
+def embed_image_vjp(
+    parameters: ImageEmbedding,
+    images: Float[np.ndarray, "B C height width"],
+    cotangent: Float[np.ndarray, "B T E"],
+    *,
+    configuration: Configuration,
+) -> ImageEmbeddingGradients:
+    """Compute the gradients of parameters and images (ATT-12).
+
+    Args:
+        parameters, images: As in `embed_image`.
+        cotangent: Gradient with respect to the result of `embed_image`, [B, T, E], in its dtype.
+        configuration: As in `embed_image`.
+
+    Returns:
+        Gradients in the shapes and dtypes of the arguments.
+
+    Raises:
+        TypeError, ValueError: As in `embed_image`, and for a cotangent in another shape or dtype than its result.
+    """
+    checks.embed_image(parameters, images, configuration.patch_size)
+    checks.cotangent(cotangent, (len(images), *parameters.positions.shape), dtype_name(images))
+    positions = batch_sum(cotangent)
+    columns = patches(images, configuration.patch_size)
+    projection, columns_gradient = linear_vjp(parameters.patches, columns, cotangent[:, 1:])
+    images_gradient = patches_vjp(columns_gradient, images.shape, configuration.patch_size)
+    return ImageEmbeddingGradients(ImageEmbedding(projection, positions[0].copy(), positions), images_gradient)
+
+
+def patches_vjp(
+    cotangent: Float[np.ndarray, "B N CPP"], shape: tuple[int, ...], size: Any
+) -> Float[np.ndarray, "B C height width"]:
+    """Gradient of images of that shape, for `patches`: every pixel's own."""
+    B, C, height, width = shape
+    squares = cotangent.reshape(B, height // size, width // size, C, size, size)
+    return squares.transpose(0, 3, 1, 4, 2, 5).reshape(shape)
+
+
 def batch_sum(x: Float[np.ndarray, "B T E"]) -> Float[np.ndarray, "T E"]:
     """What all sequences give to what they share."""
     return np.sum(widen(x), axis=0).astype(x.dtype)
+
+
+def position_bias_vjp(parameters: Encoder | Decoder, gradients: list[Any], configuration: Configuration) -> Any:
+    """Gradient of the table of relative positions, which the bias of every block has a part in."""
+    if parameters.relative_positions is None:
+        return None
+    if not gradients:
+        return np.zeros_like(parameters.relative_positions)
+    total = np.zeros_like(gradients[0])
+    for gradient in gradients:
+        total = add(total, gradient)
+    length, table = total.shape[-1], parameters.relative_positions
+    return relative_position_bias_vjp(
+        table, length, length, total,
+        bidirectional=isinstance(parameters, Encoder), furthest=configuration.relative_furthest,
+    )  # fmt: skip
 
 
 def pool_vjp(
@@ -162,6 +239,28 @@ def log_softmax_vjp(x: Float[np.ndarray, "... N"], cotangent: Float[np.ndarray, 
     return (wide - weights * np.sum(wide, axis=-1, keepdims=True)).astype(x.dtype)
 
 
+def output_layer_vjp(
+    parameters: Linear,
+    x: Float[np.ndarray, "... E"],
+    cotangent: Float[np.ndarray, "... N"],
+    configuration: Configuration,
+) -> tuple[Linear, Float[np.ndarray, "... E"]]:
+    """Gradients of the parameters and of x, for `output_layer`."""
+    checks.cotangent(cotangent, (*x.shape[:-1], parameters.weight.shape[1]), dtype_name(x))
+    x = shrink(x) if configuration.scaled_output else x
+    if configuration.output_softcap is not None:
+        cotangent = squeeze_vjp(linear(parameters, x), configuration.output_softcap, cotangent)
+    gradient, x_gradient = linear_vjp(parameters, x, cotangent)
+    return gradient, shrink(x_gradient) if configuration.scaled_output else x_gradient
+
+
+def squeeze_vjp(
+    x: Float[np.ndarray, "..."], cap: float, cotangent: Float[np.ndarray, "..."]
+) -> Float[np.ndarray, "..."]:
+    """Gradient of x, for `squeeze`: y_bar * (1 - tanh(x / cap)^2)."""
+    return (widen(cotangent) * (1 - np.tanh(widen(x) / float(cap)) ** 2)).astype(x.dtype)
+
+
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
@@ -190,30 +289,37 @@ def encoder_vjp(
         TypeError, ValueError: As in `encoder`, and for a cotangent in another shape or dtype than its result.
     """
     checks.stack(parameters, Encoder, x, dropout, token_types)
-    tokens = x
-    if parameters.embedding is not None:
-        mask = both(mask, padding_mask(tokens, configuration.source_padding))
-        x = embed(parameters.embedding, tokens, configuration=configuration, token_types=token_types)
+    given = x
+    if isinstance(parameters.embedding, ImageEmbedding):
+        x = embed_image(parameters.embedding, given, configuration=configuration)
+    elif parameters.embedding is not None:
+        mask = both(mask, padding_mask(given, configuration.source_padding))
+        x = embed(parameters.embedding, given, configuration=configuration, token_types=token_types)
     checks.cotangent(cotangent, x.shape, dtype_name(x))
+    options: Any = {"configuration": configuration, "mask": mask}
+    options["bias"] = position_bias(parameters, x.shape[1], configuration)
     sites = sites_of(dropout, parameters, EncoderBlockDropout())
+    layered = [*zip(parameters.blocks, configuration.layers(len(parameters.blocks)), sites, strict=True)]
     inputs = [drop(x, dropout.embedding)]
-    for block, d in zip(parameters.blocks, sites, strict=True):
-        inputs.append(encoder_block(block, inputs[-1], configuration=configuration, mask=mask, dropout=d))
-    norm, embedded, blocks = None, None, []
-    if parameters.norm is not None:
-        norm, cotangent = normalize_vjp(parameters.norm, inputs[-1], cotangent, configuration)
-    for block, d, given in reversed([*zip(parameters.blocks, sites, inputs[:-1], strict=True)]):
-        gradient, cotangent = encoder_block_vjp(
-            block, given, cotangent, configuration=configuration, mask=mask, dropout=d
-        )
+    for block, layer, d in layered:
+        inputs.append(encoder_block(block, inputs[-1], layer=layer, dropout=d, **options))
+    norm, cotangent = normalize_if_vjp(parameters.norm, inputs[-1], cotangent, configuration)
+    blocks, biases = [], []
+    for (block, layer, d), x in reversed([*zip(layered, inputs[:-1], strict=True)]):
+        gradient, cotangent, bias = encoder_block_vjp(block, x, cotangent, layer=layer, dropout=d, **options)
         blocks.append(gradient)
+        biases.append(bias)
+    relative = position_bias_vjp(parameters, biases, configuration)
     cotangent = drop(cotangent, dropout.embedding)
-    if parameters.embedding is not None:
+    embedded: Any = None
+    if isinstance(parameters.embedding, ImageEmbedding):
+        embedded, cotangent = embed_image_vjp(parameters.embedding, given, cotangent, configuration=configuration)
+    elif parameters.embedding is not None:
         embedded = embed_vjp(
-            parameters.embedding, tokens, cotangent, configuration=configuration, token_types=token_types
+            parameters.embedding, given, cotangent, configuration=configuration, token_types=token_types
         )
-        return EncoderGradients(Encoder(embedded, blocks[::-1], norm), None)
-    return EncoderGradients(Encoder(None, blocks[::-1], norm), cotangent)
+    x_gradient = None if isinstance(parameters.embedding, Embedding) else cotangent
+    return EncoderGradients(Encoder(embedded, blocks[::-1], norm, relative), x_gradient)
 
 
 @np.errstate(all="ignore")
@@ -249,24 +355,28 @@ def decoder_vjp(
     elif configuration.target_mask != "none":
         mask = both(mask, Causal())
     checks.cotangent(cotangent, x.shape, dtype_name(x))
-    options = {"configuration": configuration, "mask": mask, "memory_mask": memory_mask}
+    options: Any = {"configuration": configuration, "mask": mask, "memory_mask": memory_mask}
+    options["bias"] = position_bias(parameters, x.shape[1], configuration)
     sites = sites_of(dropout, parameters, DecoderBlockDropout())
+    layered = [*zip(parameters.blocks, configuration.layers(len(parameters.blocks)), sites, strict=True)]
     inputs = [drop(x, dropout.embedding)]
-    for block, d in zip(parameters.blocks, sites, strict=True):
-        inputs.append(decoder_block(block, inputs[-1], memory, dropout=d, **options))
-    norm, embedded, blocks = None, None, []
+    for block, layer, d in layered:
+        inputs.append(decoder_block(block, inputs[-1], memory, layer=layer, dropout=d, **options))
+    blocks, biases = [], []
     memory_gradient: Any = None if memory is None else np.zeros_like(memory)
-    if parameters.norm is not None:
-        norm, cotangent = normalize_vjp(parameters.norm, inputs[-1], cotangent, configuration)
-    for block, d, given in reversed([*zip(parameters.blocks, sites, inputs[:-1], strict=True)]):
-        gradient, cotangent, part = decoder_block_vjp(block, given, memory, cotangent, dropout=d, **options)
+    norm, cotangent = normalize_if_vjp(parameters.norm, inputs[-1], cotangent, configuration)
+    for (block, layer, d), x in reversed([*zip(layered, inputs[:-1], strict=True)]):
+        found = decoder_block_vjp(block, x, memory, cotangent, layer=layer, dropout=d, **options)
+        gradient, cotangent, part, bias = found
         blocks.append(gradient)
+        biases.append(bias)
         memory_gradient = None if part is None else add(memory_gradient, part)
+    relative = position_bias_vjp(parameters, biases, configuration)
     cotangent = drop(cotangent, dropout.embedding)
     if parameters.embedding is not None:
         embedded = embed_vjp(parameters.embedding, tokens, cotangent, configuration=configuration)
-        return DecoderGradients(Decoder(embedded, blocks[::-1], norm), None, memory_gradient)
-    return DecoderGradients(Decoder(None, blocks[::-1], norm), cotangent, memory_gradient)
+        return DecoderGradients(Decoder(embedded, blocks[::-1], norm, relative), None, memory_gradient)
+    return DecoderGradients(Decoder(None, blocks[::-1], norm, relative), cotangent, memory_gradient)
 
 
 @np.errstate(all="ignore")
@@ -306,7 +416,7 @@ def transformer_vjp(
     output = None
     if parameters.output is not None:
         x = decoder(parameters.decoder, target, memory, **decoded)
-        output, cotangent = output_vjp(parameters.output, x, cotangent)
+        output, cotangent = output_layer_vjp(parameters.output, x, cotangent, configuration)
     down = decoder_vjp(parameters.decoder, target, memory, cotangent, **decoded)
     up = encoder_vjp(parameters.encoder, source, down.memory, **encoded)
     return TransformerGradients(Transformer(up.parameters, down.parameters, output), up.x, down.x)
@@ -340,9 +450,10 @@ def classifier_vjp(
     options: Any = {"configuration": configuration, "mask": mask, "dropout": dropout}
     x = encoder(parameters.encoder, tokens, **options)
     pooled = pool(x, configuration.pooling, keep)
-    logits = linear(parameters.output, pooled)
+    logits = output_layer(parameters.output, pooled, configuration)
     checks.cotangent(cotangent, logits.shape, dtype_name(logits))
-    output, pooled_gradient = linear_vjp(parameters.output, pooled, log_softmax_vjp(logits, cotangent))
+    logits_gradient = log_softmax_vjp(logits, cotangent)
+    output, pooled_gradient = output_layer_vjp(parameters.output, pooled, logits_gradient, configuration)
     x_gradient = pool_vjp(x, configuration.pooling, keep, pooled_gradient)
     return Classifier(encoder_vjp(parameters.encoder, tokens, x_gradient, **options).parameters, output)
 
@@ -373,13 +484,5 @@ def language_model_vjp(
     checks.structure("parameters", parameters, LanguageModel)
     options: Any = {"configuration": configuration, "mask": mask, "dropout": dropout}
     x = decoder(parameters.decoder, tokens, **options)
-    output, x_gradient = output_vjp(parameters.output, x, cotangent)
+    output, x_gradient = output_layer_vjp(parameters.output, x, cotangent, configuration)
     return LanguageModel(decoder_vjp(parameters.decoder, tokens, None, x_gradient, **options).parameters, output)
-
-
-def output_vjp(
-    parameters: Linear, x: Float[np.ndarray, "B T E"], cotangent: Float[np.ndarray, "B T N"]
-) -> tuple[Linear, Float[np.ndarray, "B T E"]]:
-    """Gradients of the output layer and of x, given that of the logits."""
-    checks.cotangent(cotangent, (*x.shape[:-1], parameters.weight.shape[1]), dtype_name(x))
-    return linear_vjp(parameters, x, cotangent)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specification.configuration import Configuration
+from specification.rotary import DynamicScaling, LongRopeScaling
 
 
 class BlockCache(NamedTuple):
@@ -48,10 +49,11 @@ class Cache(NamedTuple):
 def looks_ahead(
     tokens: Any, length: int | None, configuration: Configuration, readable: Callable[[Any], np.ndarray | None]
 ) -> bool:
-    """Tell whether one of these tokens attends to nothing and takes the mean of all values for that.
+    """Tell whether no cache can hold what the configuration asks for, because it changes with the tokens that follow.
 
-    All are those of later positions too (ATT-6), so what a full pass gives there, and where that is read from, changes
-    with every token that is added, and no cache can hold it.
+    A token that attends to nothing may take the mean of all values, those of later positions too (ATT-6): what a full
+    pass gives there, and where that is read from, changes with every token that is added. And rotations may depend on
+    the length of the sequence (POS-4): then keys that are kept are turned otherwise than those of a longer sequence.
 
     Args:
         tokens: ids [B, T].
@@ -60,8 +62,10 @@ def looks_ahead(
         readable: gives an array as NumPy's, or None where it cannot be read.
 
     Returns:
-        Whether there is one; False where the tokens cannot be read.
+        Whether there is such a token or such a key; False where tokens or length cannot be read.
     """
+    if length and outgrown(configuration, length, tokens.shape[1]):
+        return True
     if configuration.empty_rows != "mean" or configuration.target_padding is None:
         return False
     if configuration.target_mask == "causal and real queries":
@@ -71,3 +75,18 @@ def looks_ahead(
     else:
         return False
     return values is not None and bool((values == configuration.target_padding).any())
+
+
+def outgrown(configuration: Configuration, length: int, count: int) -> bool:
+    """Tell whether `count` tokens more turn the `length` keys before them otherwise than they are kept (POS-4).
+
+    Args:
+        configuration: the model's.
+        length: at least 1.
+        count: at least 1.
+    """
+    scalings = [layer.rotary.scaling for layer in configuration.attention_layers if layer.rotary is not None]
+    limits = [s.original_length for s in scalings if isinstance(s, DynamicScaling)]
+    borders = [s.original_length for s in scalings if isinstance(s, LongRopeScaling)]
+    stop = length + count
+    return any(stop > limit for limit in limits) or any(length <= border < stop for border in borders)

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from specification import parameters as structures
-from specification.configuration import Configuration
+from specification.configuration import AttentionLayer, Configuration
 from specification.fitting import misfits
+from specification.rotary import Rotary, Scaling
 
 FORMAT = "transformer-conformance model"
 KINDS = {
@@ -117,7 +118,10 @@ def grown(hint: Any, tree: Any) -> Any:
         listed = [choice for choice in choices if typing.get_origin(choice) is list]
         if tree is None:
             return None
-        return grown(listed[0] if numbered and listed else choices[0], tree)
+        if numbered and listed:
+            return grown(listed[0], tree)
+        fitting = [choice for choice in choices if set(tree) <= set(getattr(choice, "_fields", ()))]
+        return grown((fitting or choices)[0], tree)
     if typing.get_origin(hint) is list:
         (element,) = typing.get_args(hint)
         return [grown(element, tree[name]) for name in sorted(tree or {}, key=int)]
@@ -188,14 +192,43 @@ def write_model(path: str | Path, parameters: Any, configuration: Configuration)
         configuration: the model's.
     """
     arrays = flatten(parameters)
-    options = json.dumps(dataclasses.asdict(configuration), default=as_plain)
+    fields = {field.name: getattr(configuration, field.name) for field in dataclasses.fields(configuration)}
+    options = json.dumps({name: as_plain(value) for name, value in fields.items()})
     told = {"kind": type(parameters).__name__, "arrays": str(len(arrays)), "configuration": options}
     write_safetensors(path, arrays, {"format": FORMAT} | told)
 
 
-def as_plain(number: Any) -> Any:
-    """Return a scalar of NumPy's as Python's own."""
-    return number.item()
+NESTED = {kind.__name__: kind for kind in (AttentionLayer, Rotary, *typing.get_args(Scaling))}
+"""Structures within a configuration."""
+
+
+def as_plain(value: Any) -> Any:
+    """Return a value of a configuration as JSON can hold it: structures as objects that name their kind."""
+    if type(value).__name__ in NESTED:
+        return {"kind": type(value).__name__} | {
+            field.name: as_plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+        }
+    if isinstance(value, tuple):
+        return [as_plain(part) for part in value]
+    return value.item() if hasattr(value, "item") else value
+
+
+def from_plain(value: Any) -> Any:
+    """Return what `as_plain` was given.
+
+    Args:
+        value: read from JSON.
+
+    Raises:
+        ValueError: for an object of no kind that is known.
+    """
+    if isinstance(value, list):
+        return tuple(from_plain(part) for part in value)
+    if not isinstance(value, dict):
+        return value
+    if value.get("kind") not in NESTED:
+        raise ValueError(f"a configuration holds no {value.get('kind')!r}")
+    return NESTED[value["kind"]](**{name: from_plain(part) for name, part in value.items() if name != "kind"})
 
 
 def read_model(path: str | Path) -> tuple[Any, Configuration]:
@@ -215,7 +248,10 @@ def read_model(path: str | Path) -> tuple[Any, Configuration]:
         raise ValueError(f"{path} was not written by save: load it by its dialect")
     try:
         parameters = unflatten(KINDS[metadata["kind"]], arrays)
-        configuration = Configuration(**json.loads(metadata["configuration"]))
+        named = json.loads(metadata["configuration"])
+        if not isinstance(named, dict):
+            raise TypeError(f"the configuration must be a mapping, got {named!r}")
+        configuration = Configuration(**{name: from_plain(value) for name, value in named.items()})
     except KeyError as error:
         raise ValueError(f"{path} is no whole model: it has no {error.args[0]}") from error
     except (TypeError, ValueError) as error:

@@ -38,6 +38,13 @@ class AttentionLayer:
     window: tuple[int, int] | None = None
     rotary: Rotary | None = None
 
+    def __post_init__(self) -> None:
+        window = self.window
+        if window is not None and not (isinstance(window, tuple) and len(window) == 2 and all(map(is_count, window))):
+            raise ValueError(f"window must be a pair of distances of at least 0 or None, got {window!r}")
+        if not isinstance(self.rotary, Rotary | None):
+            raise TypeError(f"rotary must be a Rotary or None, got {self.rotary!r}")
+
 
 @dataclass(frozen=True)
 class Configuration:
@@ -48,7 +55,7 @@ class Configuration:
         feed_forward(norm(x)), with one norm or two (BLK-3).
     norm: "rms_norm_plus_one" is rms_norm with the weight 1 + w (NORM-8).
     scale: of the scores: "head_width" is 1 / sqrt(D) (ATT-1), "model_width" 1 / sqrt(E), or a number.
-    softcap: of the self-attention's scores (ATT-2); None for none.
+    softcap: of the scores (ATT-2); None for none.
     attention_layers: of every block's self-attention, in order; a single one is that of all, none is as plain as can
         be.
     relative_furthest: the distance from which on all keys share a bucket of relative positions (POS-6).
@@ -99,16 +106,57 @@ class Configuration:
         if (self.positions == "after_padding") == (self.position_padding is None):
             there = "needs a position_padding" if self.position_padding is None else "takes no position_padding"
             raise ValueError(f"positions={self.positions!r} {there}")
-        if not isinstance(self.norm_eps, Real) or isinstance(self.norm_eps, bool):
+        if not is_real(self.norm_eps):
             raise TypeError(f"norm_eps must be a real number, got {self.norm_eps!r}")
         if not SMALLEST_EPS <= self.norm_eps < float("inf"):
             raise ValueError(f"norm_eps must be finite and at least 2**-126, got {self.norm_eps}")
-        if not isinstance(self.scaled_embedding, bool):
-            raise TypeError(f"scaled_embedding must be True or False, got {self.scaled_embedding!r}")
+        for name in ("scaled_embedding", "scaled_output"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if not is_count(self.num_heads) or self.num_heads == 0:
             raise ValueError(f"num_heads must be an integer of at least 1, got {self.num_heads!r}")
+        self.check_numbers()
+
+    def check_numbers(self) -> None:
+        """Refuse scores, windows and sizes that no model can have."""
+        named = isinstance(self.scale, str) and self.scale in SCALES
+        if not named and not (is_real(self.scale) and abs(self.scale) < float("inf")):  # type: ignore[arg-type]
+            known = ", ".join(map(repr, SCALES))
+            raise ValueError(f"scale must be one of {known} or a finite number, got {self.scale!r}")
+        for name in ("softcap", "output_softcap"):
+            value = getattr(self, name)
+            if value is not None and not (is_real(value) and SMALLEST_EPS <= value < float("inf")):
+                raise ValueError(f"{name} must be positive and finite or None, got {value!r}")
+        given = self.attention_layers
+        if not isinstance(given, tuple) or not all(isinstance(layer, AttentionLayer) for layer in given):
+            raise TypeError(f"attention_layers must be a tuple of AttentionLayer, got {given!r}")
+        for name in ("relative_furthest", "patch_size"):
+            value = getattr(self, name)
+            if not (name == "patch_size" and value is None) and (not is_count(value) or value == 0):
+                raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
+        if self.patch_size is not None and self.positions != "none":
+            raise ValueError(f"images bring positions of their own, and positions={self.positions!r} has no place")
+
+    def layers(self, blocks: int) -> tuple[AttentionLayer, ...]:
+        """Give the attention layer of every block.
+
+        Args:
+            blocks: how many there are.
+
+        Raises:
+            ValueError: for attention_layers of another number of blocks.
+        """
+        given = self.attention_layers or (AttentionLayer(),)
+        if len(given) not in (1, blocks):
+            raise ValueError(f"attention_layers has {len(given)} layers for {blocks} blocks")
+        return given * blocks if len(given) == 1 else given
 
 
 def is_count(value: Any) -> bool:
     """Tell whether a value is an integer of at least 0, and no truth value."""
     return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
+
+
+def is_real(value: Any) -> bool:
+    """Tell whether a value is a real number, and no truth value."""
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from specification.configuration import Configuration
+from specification import checks
+from specification.blocks import misplaced_norms
+from specification.configuration import AttentionLayer, Configuration
 from specification.dtypes import FLOATING, compute_dtype_name
 from specification.parameters import (
     Classifier,
@@ -18,6 +20,8 @@ from specification.parameters import (
     Embedding,
     Encoder,
     FeedForward,
+    GatedFeedForward,
+    ImageEmbedding,
     LanguageModel,
     Linear,
     MultiHeadAttention,
@@ -87,8 +91,8 @@ class Fitting:
             if array is not None:
                 self.norm_dtypes[f"{path}.{name}"] = str(array.dtype)
                 (width,) = self.array(f"{path}.{name}", array, width)
-        if norm.bias is not None and self.configuration.norm == "rms_norm":
-            self.problems.append(f"{path}.bias is there, and rms_norm has none")
+        if norm.bias is not None and self.configuration.norm.startswith("rms_norm"):
+            self.problems.append(f"{path}.bias is there, and {self.configuration.norm} has none")
         return width
 
     # --- pieces of models ---
@@ -104,12 +108,15 @@ class Fitting:
             self.problems.append(f"{path} has biases in some heads only")
         return width, None if one is None else one * len(given)
 
-    def self_attention(self, path: str, p: MultiHeadAttention, width: Size) -> Size:
+    def self_attention(self, path: str, p: MultiHeadAttention, width: Size, layer: AttentionLayer) -> Size:
         """Its width, which is that of all that goes in and of what comes out."""
         width, queries = self.heads(f"{path}.query", p.query, width)
         _, keys = self.heads(f"{path}.key", p.key, width)
         _, values = self.heads(f"{path}.value", p.value, width)
         self.output(path, p, queries, keys, values, width)
+        self.of_heads(path, p, queries, keys)
+        if layer.rotary is not None and queries is not None:
+            self.checked(path, checks.rotary_fits, layer.rotary, queries // self.configuration.num_heads)
         return width
 
     def cross_attention(self, path: str, p: MultiHeadAttention, width: Size, memory: Size) -> tuple[Size, Size]:
@@ -118,6 +125,7 @@ class Fitting:
         memory, keys = self.heads(f"{path}.key", p.key, memory)
         _, values = self.heads(f"{path}.value", p.value, memory)
         self.output(path, p, queries, keys, values, width)
+        self.of_heads(path, p, queries, keys)
         return width, memory
 
     def attention_alone(self, p: MultiHeadAttention) -> None:
@@ -126,6 +134,29 @@ class Fitting:
         _, keys = self.heads("key", p.key, None)
         _, values = self.heads("value", p.value, None)
         self.output("", p, queries, keys, values, None)
+        for name in ("query_norm", "key_norm", "sinks"):
+            if getattr(p, name) is not None:
+                self.problems.append(f"{name} is there, and only a block's attention has one")
+
+    def of_heads(self, path: str, p: MultiHeadAttention, queries: Size, keys: Size) -> None:
+        """What a block's attention has beside its projections: norms of queries and keys, and sinks."""
+        H = self.configuration.num_heads
+        D = None if queries is None else queries // H
+        for name, norm, columns in (("query_norm", p.query_norm, queries), ("key_norm", p.key_norm, keys)):
+            whole = norm is not None and np.shape(norm.weight) == (columns,)
+            self.norm(f"{path}.{name}", norm, columns if whole else D)
+        if p.sinks is not None:
+            self.norm_dtypes[f"{path}.sinks"] = str(p.sinks.dtype)
+            self.array(f"{path}.sinks", p.sinks, H)
+            if self.configuration.empty_rows != "zero":
+                self.problems.append(f"{path}.sinks has no place with empty_rows={self.configuration.empty_rows!r}")
+
+    def checked(self, path: str, check: Any, *arguments: Any) -> None:
+        """Keep what a check of arguments says."""
+        try:
+            check(*arguments)
+        except (TypeError, ValueError) as error:
+            self.problems.append(f"{path}: {error}")
 
     def output(self, path: str, p: MultiHeadAttention, queries: Size, keys: Size, values: Size, width: Size) -> None:
         """The columns of the three projections, and the output's rows, follow one another as in MHA-1."""
@@ -154,8 +185,11 @@ class Fitting:
             if not isinstance(part, Linear) and len(part) != count:
                 self.problems.append(f"{joined(path, name)} must have {count} heads, got {len(part)}")
 
-    def feed_forward(self, path: str, p: FeedForward, width: Size) -> None:
-        width, inner = self.linear(f"{path}.inner", p.inner, width)
+    def feed_forward(self, path: str, p: FeedForward | GatedFeedForward, width: Size) -> None:
+        inner: Size = None
+        if isinstance(p, GatedFeedForward):
+            width, inner = self.linear(f"{path}.gate", p.gate, width)
+        width, inner = self.linear(f"{path}.inner", p.inner, width, inner)
         self.linear(f"{path}.outer", p.outer, inner, width)
 
     def embedding(self, path: str, p: Embedding, padding: dict[str, int | None]) -> Size:
@@ -179,26 +213,63 @@ class Fitting:
             self.problems.append(f"{path}.positions has {rows} rows, and positions begin at {first + 1}")
         return self.norm(f"{path}.norm", p.norm, width)
 
+    def image_embedding(self, path: str, p: ImageEmbedding) -> Size:
+        """Its width."""
+        columns, width = self.linear(f"{path}.patches", p.patches, None)
+        size = self.configuration.patch_size
+        if size is None:
+            self.problems.append(f"{path} takes images, and the configuration has no patch_size")
+        elif columns is not None and columns % size**2:
+            self.problems.append(f"{path}.patches.weight has {columns} rows, no multiple of {size} * {size}")
+        for name, array, shape in (("class_token", p.class_token, (width,)), ("positions", p.positions, (None, width))):
+            self.dtypes[f"{path}.{name}"] = str(array.dtype)
+            self.array(f"{path}.{name}", array, *shape)
+        return width
+
+    def relative_positions(self, path: str, p: Encoder | Decoder) -> None:
+        """The table of a bias that all blocks share."""
+        if p.relative_positions is not None:
+            here = joined(path, "relative_positions")
+            self.dtypes[here] = str(p.relative_positions.dtype)
+            buckets, _ = self.array(here, p.relative_positions, None, self.configuration.num_heads)
+            bidirectional, furthest = isinstance(p, Encoder), self.configuration.relative_furthest
+            if buckets is not None:
+                check = checks.relative_position_bias
+                self.checked(here, check, p.relative_positions, 1, 1, bidirectional, furthest, 0)
+
+    def layers(self, path: str, count: int) -> tuple[AttentionLayer, ...]:
+        """Those of so many blocks; plain ones where they are of another number."""
+        try:
+            return self.configuration.layers(count)
+        except ValueError as error:
+            self.problems.append(f"{path}: {error}" if path else str(error))
+            return (AttentionLayer(),) * count
+
     def stack(self, path: str, p: Encoder | Decoder, memory: Size = None) -> Size:
         """Its width. memory: that of what the encoder gives, where it is known."""
         c = self.configuration
         width: Size = None
-        if p.embedding is not None:
+        if isinstance(p.embedding, ImageEmbedding):
+            width = self.image_embedding(joined(path, "embedding"), p.embedding)
+        elif p.embedding is not None:
             own = "source_padding" if isinstance(p, Encoder) else "target_padding"
             ids = {own: getattr(c, own), "position_padding": c.position_padding}
             width = self.embedding(joined(path, "embedding"), p.embedding, ids)
+        self.relative_positions(path, p)
         block: Any
-        for i, block in enumerate(p.blocks):
+        for i, (block, layer) in enumerate(zip(p.blocks, self.layers(path, len(p.blocks)), strict=True)):
+            where, order = joined(path, f"blocks.{i}"), c.norm_order
+            self.problems += [f"{where}: with norm_order={order!r} {end}" for end in misplaced_norms(block, order)]
             for name, part in zip(block._fields, block, strict=True):
                 here = joined(path, f"blocks.{i}.{name}")
                 if isinstance(part, Norm):
                     width = self.norm(here, part, width)
-                elif isinstance(part, FeedForward):
+                elif isinstance(part, FeedForward | GatedFeedForward):
                     self.feed_forward(here, part, width)
                 elif name == "cross_attention" and part is not None:
                     width, memory = self.cross_attention(here, part, width, memory)
                 elif part is not None:
-                    width = self.self_attention(here, part, width)
+                    width = self.self_attention(here, part, width, layer)
         return self.norm(joined(path, "norm"), p.norm, width)
 
     # --- models ---

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from reference_numpy.multi_head_attention import join_heads
+from reference_numpy.multi_head_attention import fused as fused_projections
 from specification.parameters import Embedding, MultiHeadAttention
 
 
@@ -33,9 +33,7 @@ def without_tables(parameters: Any) -> Any:
 
 def fused(parameters: Any) -> Any:
     """The parameters with the projections of each head made one (MHA-2)."""
-    return changed(
-        MultiHeadAttention, parameters, lambda found: found._make([*map(join_heads, found[:3]), found.output])
-    )
+    return changed(MultiHeadAttention, parameters, fused_projections)
 
 
 def per_head(parameters: Any) -> bool:

@@ -6,6 +6,8 @@ belongs to the new positions alone:
     keys, values = [those kept, those of the new positions]
     output       = attention(query of the new positions, keys, values, mask = Causal(offset = positions before them))
 
+Keys are kept as attention takes them, normalised and rotated by their positions.
+
 Every result is what the full forward pass gives at these positions, but for rounding. Positions of the embedding go on
 where the cache ends. The keys and values of the encoder's output are made once.
 
@@ -21,47 +23,29 @@ from jaxtyping import Bool, Float, Integer
 
 from specification import checks
 from specification.caches import BlockCache, Cache, looks_ahead
-from specification.configuration import Configuration
+from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import SublayerDropout
 from specification.masks import Causal, Dense, KeyPadding
-from specification.parameters import DecoderBlock, LanguageModel, MultiHeadAttention, Transformer
-from torch_impl.attention import attention
-from torch_impl.blocks import attention_options, normalize, residual, transform
+from specification.parameters import Decoder, DecoderBlock, LanguageModel, Transformer
+from torch_impl.blocks import (
+    Sublayer,
+    attend_to,
+    check_attention,
+    normalize_if,
+    project_keys,
+    project_queries,
+    through,
+    transform,
+    windowed,
+)
 from torch_impl.masks import readable
 from torch_impl.models import Model
-from torch_impl.multi_head_attention import concatenate_heads, join_heads, linear, split_heads
-from torch_impl.transformer import embed, encoder, real_tokens
+from torch_impl.positions import relative_position_bias
+from torch_impl.transformer import embed, encoder, output_layer, real_tokens
 
 __all__ = ["decode_step", "start"]
 
 # --- the pieces -------------------------------------------------------------------------------------------------------
-
-
-def project_keys(
-    parameters: MultiHeadAttention,
-    x: Float[torch.Tensor, "B Q E"],
-    memory: Float[torch.Tensor, "B K E_key"],
-    configuration: Configuration,
-) -> tuple[Float[torch.Tensor, "B G K D"], Float[torch.Tensor, "B G K V"]]:
-    """What multi-head attention of x to memory makes of memory before it attends: keys and values, by heads."""
-    projections: Any = MultiHeadAttention._make([*map(join_heads, parameters[:3]), parameters.output])
-    _, G, _ = checks.multi_head_attention(parameters, projections, x, memory, memory, configuration.num_heads)
-    keys, values = linear(projections.key, memory), linear(projections.value, memory)
-    return split_heads(keys, G), split_heads(values, G)
-
-
-def attend_to(
-    parameters: MultiHeadAttention,
-    x: Float[torch.Tensor, "B Q E"],
-    keys: Float[torch.Tensor, "B G K D"],
-    values: Float[torch.Tensor, "B G K V"],
-    mask: Any,
-    configuration: Configuration,
-) -> Float[torch.Tensor, "B Q E"]:
-    """Multi-head attention of x to keys and values that are projected already."""
-    options = attention_options(x.shape[-1], mask, None, configuration)
-    query = split_heads(linear(join_heads(parameters.query), x), options.pop("num_heads"))
-    return linear(parameters.output, concatenate_heads(attention(query, keys, values, **options)))
 
 
 def make_room(array: Float[torch.Tensor, "B G K W"], capacity: int) -> Float[torch.Tensor, "B G capacity W"]:
@@ -90,6 +74,16 @@ def step_mask(
     return causal & Dense(asking[:, None, :, None].expand(B, 1, Q, K))
 
 
+def position_bias(parameters: Decoder, queries: int, keys: int, offset: Any, configuration: Configuration) -> Any:
+    """The bias that all self-attentions share, for queries from position `offset` on (POS-6)."""
+    if parameters.relative_positions is None:
+        return None
+    return relative_position_bias(
+        parameters.relative_positions, queries, keys,
+        bidirectional=False, furthest=configuration.relative_furthest, offset=offset,
+    )  # fmt: skip
+
+
 def decoder_block_step(
     parameters: DecoderBlock,
     x: Float[torch.Tensor, "B Q E"],
@@ -99,32 +93,40 @@ def decoder_block_step(
     configuration: Configuration,
     mask: Any,
     memory_mask: Any = None,
+    layer: AttentionLayer = AttentionLayer(),
+    bias: Float[torch.Tensor, "..."] | None = None,
 ) -> tuple[Float[torch.Tensor, "B Q E"], BlockCache]:
     """`decoder_block` for the Q positions after the first `length`, and the cache with their keys and values."""
-    stop, grown = length + x.shape[1], cache
+    stop, grown, p, nothing = length + x.shape[1], cache, parameters, SublayerDropout()
+    checks.norms(parameters, configuration)
 
     def self_attention(x: Any) -> Any:
         nonlocal grown
-        keys, values = project_keys(parameters.self_attention, x, x, configuration)
+        check_attention(p.self_attention, x, x, configuration)
+        query = project_queries(p.self_attention, x, configuration, layer, length)
+        keys, values = project_keys(p.self_attention, x, configuration, layer, length)
         grown = grown._replace(
             keys=write(cache.keys, keys, length, axis=2), values=write(cache.values, values, length, axis=2)
         )
         seen = grown.keys[:, :, :stop], grown.values[:, :, :stop]
-        return attend_to(parameters.self_attention, x, *seen, mask, configuration)
+        return attend_to(p.self_attention, query, *seen, windowed(mask, layer, length), None, configuration, bias)
 
     def cross_attention(x: Any) -> Any:
-        cross: Any = parameters.cross_attention
-        return attend_to(cross, x, cache.memory_keys, cache.memory_values, memory_mask, configuration)
+        cross: Any = p.cross_attention
+        query = project_queries(cross, x, configuration)
+        return attend_to(cross, query, cache.memory_keys, cache.memory_values, memory_mask, None, configuration)
 
     def position_wise(x: Any) -> Any:
-        return transform(parameters.feed_forward, x, None, configuration)
+        return transform(p.feed_forward, x, None, configuration)
 
-    nothing = SublayerDropout()
-    x = residual(self_attention, x, parameters.self_attention_norm, nothing, configuration)
-    if parameters.cross_attention is not None:
-        cross_norm: Any = parameters.cross_attention_norm
-        x = residual(cross_attention, x, cross_norm, nothing, configuration)
-    return residual(position_wise, x, parameters.feed_forward_norm, nothing, configuration), grown
+    sublayers = [
+        Sublayer(self_attention, p.self_attention_norm, nothing, p.self_attention_output_norm),
+        Sublayer(cross_attention, p.cross_attention_norm, nothing),
+        Sublayer(position_wise, p.feed_forward_norm, nothing, p.feed_forward_output_norm),
+    ]
+    if p.cross_attention is None:
+        del sublayers[1]
+    return through(sublayers, x, configuration), grown
 
 
 # --- caches -----------------------------------------------------------------------------------------------------------
@@ -156,8 +158,12 @@ def empty_cache(
     blocks = []
     for block in decoder.blocks:
         checks.memory(block, memory)
-        own = [make_room(a, capacity) for a in project_keys(block.self_attention, nobody, nobody, configuration)]
-        cross = [] if memory is None else project_keys(block.cross_attention, nobody, memory, configuration)
+        check_attention(block.self_attention, nobody, nobody, configuration)
+        own = [make_room(a, capacity) for a in project_keys(block.self_attention, nobody, configuration)]
+        cross: Any = []
+        if memory is not None:
+            check_attention(block.cross_attention, nobody, memory, configuration)
+            cross = project_keys(block.cross_attention, memory, configuration)
         blocks.append(BlockCache(*own, *cross))
     return Cache(blocks, table.new_zeros(batch, capacity, dtype=torch.bool), memory_real, 0)
 
@@ -224,7 +230,7 @@ def decode_step(
         Logits [B, T, N] as the full forward pass gives them, and the cache that has the new tokens too.
 
     Raises:
-        ValueError: No room in the cache, no position in a learned table, or padding that no cache can hold (see
+        ValueError: No room in the cache, no position in a learned table, or what no cache can hold (see
             `specification.caches.looks_ahead`).
     """
     own, configured = checks.held(parameters, configuration)
@@ -238,12 +244,11 @@ def decode_step(
     mask = step_mask(tokens, real[:, :stop], length, configured)
     memory_mask = None if cache.memory_real is None else KeyPadding(cache.memory_real)
     x = embed(decoder.embedding, tokens, configuration=configured, offset=length)
+    bias = position_bias(decoder, tokens.shape[1], stop, length, configured)
+    options: Any = {"configuration": configured, "mask": mask, "memory_mask": memory_mask, "bias": bias}
     blocks = []
-    for block, kept in zip(decoder.blocks, cache.blocks, strict=True):
-        x, grown = decoder_block_step(
-            block, x, kept, length, configuration=configured, mask=mask, memory_mask=memory_mask
-        )
+    for block, kept, layer in zip(decoder.blocks, cache.blocks, configured.layers(len(decoder.blocks)), strict=True):
+        x, grown = decoder_block_step(block, x, kept, length, layer=layer, **options)
         blocks.append(grown)
-    x = x if decoder.norm is None else normalize(decoder.norm, x, configured)
-    output: Any = own.output
-    return linear(output, x), Cache(blocks, real, cache.memory_real, stop)
+    x = normalize_if(decoder.norm, x, configured)
+    return output_layer(own.output, x, configured), Cache(blocks, real, cache.memory_real, stop)

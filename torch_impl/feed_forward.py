@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 
-from specification import FeedForward, checks
+from specification import FeedForward, GatedFeedForward, checks
 from torch_impl.attention_steps import dropout_factor
 from torch_impl.dtypes import widen
 from torch_impl.multi_head_attention import linear
 
-__all__ = ["feed_forward", "silu"]
+__all__ = ["feed_forward", "gated_feed_forward", "silu"]
 
 
 def relu(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
@@ -72,8 +72,8 @@ def silu_steps(x: Float[torch.Tensor, "..."]) -> Float[torch.Tensor, "..."]:
     return torch.where(x >= 0, x, 0) - size * root * root / (1 + root * root)
 
 
-ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
-"""By the name that a configuration has (FFN-1)."""
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": silu_steps}
+"""By the name that a configuration has (FFN-1, FFN-2)."""
 
 
 def feed_forward(
@@ -91,7 +91,7 @@ def feed_forward(
     Args:
         parameters: Two projections in the dtype of x, each with a weight [in, out].
         x: [..., E].
-        activation: "relu", "gelu" or "gelu_tanh".
+        activation: "relu", "gelu", "gelu_tanh" or "silu".
         dropout_keep: [..., F], True = keep the activation. The caller draws it; only some dialects have it.
         dropout_rate: In [0, 1). Activations that are kept are divided by 1 - rate.
 
@@ -104,6 +104,40 @@ def feed_forward(
     """
     checks.feed_forward(parameters, x, activation, dropout_keep, dropout_rate)
     hidden = ACTIVATIONS[activation](widen(linear(parameters.inner, x)))
+    if dropout_keep is not None:
+        hidden = hidden * dropout_factor(dropout_keep, dropout_rate, hidden.dtype)
+    return linear(parameters.outer, hidden.to(x.dtype))
+
+
+def gated_feed_forward(
+    parameters: GatedFeedForward,
+    x: Float[torch.Tensor, "... E"],
+    *,
+    activation: str = "silu",
+    dropout_keep: Bool[torch.Tensor, "... F"] | None = None,
+    dropout_rate: float = 0.0,
+) -> Float[torch.Tensor, "... E_out"]:
+    """Compute outer(activation(gate(x)) * inner(x)) for every position on its own (FFN-2; Shazeer, arXiv 2002.05202).
+
+    A weight is the transpose of `torch.nn.Linear`'s.
+
+    Args:
+        parameters: Three projections in the dtype of x, each with a weight [in, out].
+        x: [..., E].
+        activation: "silu", "gelu", "gelu_tanh" or "relu".
+        dropout_keep: [..., F], True = keep the product. The caller draws it.
+        dropout_rate: In [0, 1). Products that are kept are divided by 1 - rate.
+
+    Returns:
+        A new array [..., E_out] in the dtype of x, to which each projection and the product round.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
+    """
+    checks.gated_feed_forward(parameters, x, activation, dropout_keep, dropout_rate)
+    gate = ACTIVATIONS[activation](widen(linear(parameters.gate, x)))
+    hidden = gate * widen(linear(parameters.inner, x))
     if dropout_keep is not None:
         hidden = hidden * dropout_factor(dropout_keep, dropout_rate, hidden.dtype)
     return linear(parameters.outer, hidden.to(x.dtype))

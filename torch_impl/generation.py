@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Float, Integer
 
 from specification import checks
-from specification.caches import Cache, looks_ahead
+from specification.caches import Cache, looks_ahead, outgrown
 from specification.configuration import Configuration
 from specification.masks import Causal
 from specification.parameters import LanguageModel, Transformer
@@ -57,6 +57,8 @@ def next_logits(
 ) -> tuple[Float[torch.Tensor, "B N"], Cache | None]:
     """Logits for what follows the first `length` tokens, and the cache that has them; None once there can be none."""
     if cache is not None:
+        if cache.length and outgrown(configuration, cache.length, length - cache.length):
+            cache = cache._replace(length=0)  # filled anew, with all keys turned by other angles
         new = tokens[:, cache.length : length]
         if not looks_ahead(new, cache.length, configuration, readable):
             logits, cache = decode_step(parameters, new, cache, configuration=configuration)

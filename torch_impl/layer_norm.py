@@ -48,13 +48,19 @@ def layer_norm(
     return reference_layer_norm(x, weight, bias, eps).to(x.dtype)
 
 
+def multiplier(weight: Float[torch.Tensor, "*N"], plus_one: bool) -> Float[torch.Tensor, "*N"]:
+    """Weight, or 1 + weight, in the compute dtype: a 16-bit sum would lose the digits of a small weight (NORM-8)."""
+    return 1 + widen(weight) if plus_one else widen(weight)
+
+
 def rms_norm(
-    x: Float[torch.Tensor, "..."], weight: Float[torch.Tensor, "*N"], *, eps: float
+    x: Float[torch.Tensor, "..."], weight: Float[torch.Tensor, "*N"], *, eps: float, plus_one: bool = False
 ) -> Float[torch.Tensor, "..."]:
     """Compute x / sqrt(mean(x^2) + eps) * weight (NORM-7; Zhang and Sennrich, arXiv 1910.07467).
 
     Args:
         x, weight, eps: As in `layer_norm`.
+        plus_one: Whether 1 + weight stands in the place of weight, as in Gemma (NORM-8).
 
     Returns:
         A new array in the shape and dtype of x.
@@ -63,11 +69,11 @@ def rms_norm(
         TypeError: Dtypes or structures that are not as described.
         ValueError: Sizes or numbers that are not as described.
     """
-    axes = checks.norm(x, weight, None, eps)
+    axes = checks.rms_norm(x, weight, eps, plus_one)
     wide = widen(x)
     square = torch.mean(wide**2, dim=axes, keepdim=True)
     normalized = wide / torch.sqrt(square + number(eps))
-    return affine(normalized, weight, None).to(x.dtype)
+    return affine(normalized, multiplier(weight, plus_one), None).to(x.dtype)
 
 
 def standard_deviation_norm(

@@ -7,6 +7,7 @@ sqrt(E) (in the paper it is), what stands for padding, and how a block is made.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -17,14 +18,23 @@ from specification.configuration import Configuration
 from specification.dropout import DecoderBlockDropout, EncoderBlockDropout, StackDropout, TransformerDropout
 from specification.dtypes import dtype_name
 from specification.masks import Causal, Dense, KeyPadding, both
-from specification.parameters import Classifier, Decoder, Embedding, Encoder, LanguageModel, Transformer
-from torch_impl.blocks import add, decoder_block, drop, encoder_block, normalize
+from specification.parameters import (
+    Classifier,
+    Decoder,
+    Embedding,
+    Encoder,
+    ImageEmbedding,
+    LanguageModel,
+    Linear,
+    Transformer,
+)
+from torch_impl.blocks import add, decoder_block, drop, encoder_block, normalize_if
 from torch_impl.dtypes import widen
 from torch_impl.embedding import check_rows, embedding
 from torch_impl.multi_head_attention import linear
-from torch_impl.positions import learned_positions, sinusoidal_positions
+from torch_impl.positions import learned_positions, relative_position_bias, sinusoidal_positions
 
-__all__ = ["classifier", "decoder", "embed", "encoder", "language_model", "pool", "transformer"]
+__all__ = ["classifier", "decoder", "embed", "embed_image", "encoder", "language_model", "pool", "transformer"]
 
 # --- before and after the blocks --------------------------------------------------------------------------------------
 
@@ -67,7 +77,53 @@ def embed(
     elif configuration.positions != "none":
         exponent = "shared" if configuration.positions == "sinusoidal" else "doubled"
         x = add(x, sinusoidal_positions(T, E, offset=offset, exponent=exponent, dtype=dtype_name(x), device=x.device))
-    return x if parameters.norm is None else normalize(parameters.norm, x, configuration)
+    return normalize_if(parameters.norm, x, configuration)
+
+
+def embed_image(
+    parameters: ImageEmbedding, images: Float[torch.Tensor, "B C height width"], *, configuration: Configuration
+) -> Float[torch.Tensor, "B T E"]:
+    """Project the patches of images, put the class token before them, and add positions (TRF-1; arXiv 2010.11929).
+
+    Args:
+        parameters: The projection of patches, the class token and the positions.
+        images: [B, C, height, width]. Patches go row by row; within one the columns go by channel, then row, then
+            column.
+        configuration: What the parameters do not say; height and width are multiples of its patch_size.
+
+    Returns:
+        A new array [B, T, E] in the dtype of images, where T is the number of patches and 1.
+
+    Raises:
+        TypeError: Dtypes or structures that are not as described.
+        ValueError: Sizes or numbers that are not as described.
+    """
+    checks.embed_image(parameters, images, configuration.patch_size)
+    x = linear(parameters.patches, patches(images, configuration.patch_size))
+    return add(prepend(parameters.class_token, x), parameters.positions)
+
+
+def patches(images: Float[torch.Tensor, "B C height width"], size: Any) -> Float[torch.Tensor, "B N CPP"]:
+    """Squares of that size, row by row, each as one vector."""
+    B, C, height, width = images.shape
+    rows, columns = height // size, width // size
+    squares = images.reshape(B, C, rows, size, columns, size).permute(0, 2, 4, 1, 3, 5)
+    return squares.reshape(B, rows * columns, C * size * size)
+
+
+def prepend(row: Float[torch.Tensor, "E"], x: Float[torch.Tensor, "B N E"]) -> Float[torch.Tensor, "B T E"]:
+    """The row before every sequence."""
+    return torch.cat([row.expand(len(x), 1, -1), x], dim=1)
+
+
+def position_bias(parameters: Encoder | Decoder, length: int, configuration: Configuration) -> Any:
+    """The bias that all self-attentions of a stack share; None where it has no table of relative positions (POS-6)."""
+    if parameters.relative_positions is None:
+        return None
+    return relative_position_bias(
+        parameters.relative_positions, length, length,
+        bidirectional=isinstance(parameters, Encoder), furthest=configuration.relative_furthest,
+    )  # fmt: skip
 
 
 def real_tokens(tokens: Integer[torch.Tensor, "B T"], padding: int | None) -> Bool[torch.Tensor, "B T"]:
@@ -145,6 +201,23 @@ def log_softmax(x: Float[torch.Tensor, "... N"]) -> Float[torch.Tensor, "... N"]
     return torch.log_softmax(widen(x), dim=-1).to(x.dtype)
 
 
+def output_layer(parameters: Linear, x: Float[torch.Tensor, "... E"], configuration: Configuration) -> Any:
+    """The output layer, with x scaled before it and its result capped after it where the configuration says so."""
+    x = shrink(x) if configuration.scaled_output else x
+    output = linear(parameters, x)
+    return output if configuration.output_softcap is None else squeeze(output, configuration.output_softcap)
+
+
+def shrink(x: Float[torch.Tensor, "... E"]) -> Float[torch.Tensor, "... E"]:
+    """x / sqrt(E)."""
+    return (widen(x) * (1 / math.sqrt(x.shape[-1]))).to(x.dtype)
+
+
+def squeeze(x: Float[torch.Tensor, "..."], cap: float) -> Float[torch.Tensor, "..."]:
+    """cap * tanh(x / cap)."""
+    return (float(cap) * torch.tanh(widen(x) / float(cap))).to(x.dtype)
+
+
 def sites_of(dropout: StackDropout, parameters: Encoder | Decoder, nothing: Any) -> Any:
     """The dropout of every block."""
     return dropout.blocks or [nothing] * len(parameters.blocks)
@@ -155,7 +228,7 @@ def sites_of(dropout: StackDropout, parameters: Encoder | Decoder, nothing: Any)
 
 def encoder(
     parameters: Encoder,
-    x: Float[torch.Tensor, "B T E"] | Integer[torch.Tensor, "B T"],
+    x: Float[torch.Tensor, "B T E"] | Integer[torch.Tensor, "B T"] | Float[torch.Tensor, "B C height width"],
     *,
     configuration: Configuration,
     mask: Any = None,
@@ -166,7 +239,8 @@ def encoder(
 
     Args:
         parameters: Embedding, blocks and norm.
-        x: [B, T] tokens, or [B, T, E] where the parameters have no embedding.
+        x: [B, T] tokens, [B, C, height, width] images where that is what the parameters embed, or [B, T, E] where they
+            have no embedding.
         configuration: What the parameters do not say.
         mask: Counts beside that of the source's padding, which the configuration knows.
         token_types: [B, T], as in `embed`.
@@ -180,13 +254,18 @@ def encoder(
         ValueError: Sizes or numbers that are not as described.
     """
     checks.stack(parameters, Encoder, x, dropout, token_types)
-    if parameters.embedding is not None:
+    if isinstance(parameters.embedding, ImageEmbedding):
+        x = embed_image(parameters.embedding, x, configuration=configuration)
+    elif parameters.embedding is not None:
         mask = both(mask, padding_mask(x, configuration.source_padding))
         x = embed(parameters.embedding, x, configuration=configuration, token_types=token_types)
     x = drop(x, dropout.embedding)
-    for block, sites in zip(parameters.blocks, sites_of(dropout, parameters, EncoderBlockDropout()), strict=True):
-        x = encoder_block(block, x, configuration=configuration, mask=mask, dropout=sites)
-    return x if parameters.norm is None else normalize(parameters.norm, x, configuration)
+    options: Any = {"configuration": configuration, "mask": mask}
+    options["bias"] = position_bias(parameters, x.shape[1], configuration)
+    layers, sites = configuration.layers(len(parameters.blocks)), sites_of(dropout, parameters, EncoderBlockDropout())
+    for block, layer, dropped in zip(parameters.blocks, layers, sites, strict=True):
+        x = encoder_block(block, x, layer=layer, dropout=dropped, **options)
+    return normalize_if(parameters.norm, x, configuration)
 
 
 def decoder(
@@ -224,11 +303,12 @@ def decoder(
     elif configuration.target_mask != "none":
         mask = both(mask, Causal())
     x = drop(x, dropout.embedding)
-    for block, sites in zip(parameters.blocks, sites_of(dropout, parameters, DecoderBlockDropout()), strict=True):
-        x = decoder_block(
-            block, x, memory, configuration=configuration, mask=mask, memory_mask=memory_mask, dropout=sites
-        )
-    return x if parameters.norm is None else normalize(parameters.norm, x, configuration)
+    options: Any = {"configuration": configuration, "mask": mask, "memory_mask": memory_mask}
+    options["bias"] = position_bias(parameters, x.shape[1], configuration)
+    layers, sites = configuration.layers(len(parameters.blocks)), sites_of(dropout, parameters, DecoderBlockDropout())
+    for block, layer, dropped in zip(parameters.blocks, layers, sites, strict=True):
+        x = decoder_block(block, x, memory, layer=layer, dropout=dropped, **options)
+    return normalize_if(parameters.norm, x, configuration)
 
 
 def transformer(
@@ -269,7 +349,7 @@ def transformer(
         parameters.decoder, target, memory,
         configuration=configuration, mask=target_mask, memory_mask=memory_mask, dropout=dropout.decoder,
     )  # fmt: skip
-    return x if parameters.output is None else linear(parameters.output, x)
+    return x if parameters.output is None else output_layer(parameters.output, x, configuration)
 
 
 def classifier(
@@ -300,7 +380,7 @@ def classifier(
     """
     checks.structure("parameters", parameters, Classifier)
     x = encoder(parameters.encoder, tokens, configuration=configuration, mask=mask, dropout=dropout)
-    return log_softmax(linear(parameters.output, pool(x, configuration.pooling, keep)))
+    return log_softmax(output_layer(parameters.output, pool(x, configuration.pooling, keep), configuration))
 
 
 def language_model(
@@ -329,4 +409,4 @@ def language_model(
     """
     checks.structure("parameters", parameters, LanguageModel)
     x = decoder(parameters.decoder, tokens, configuration=configuration, mask=mask, dropout=dropout)
-    return linear(parameters.output, x)
+    return output_layer(parameters.output, x, configuration)

@@ -19,7 +19,7 @@ import numpy as np
 from conformance.judge.report import versions
 from specification.checkpoints import flatten, read_model, read_safetensors, unflatten, write_model, write_safetensors
 from specification.optimizers import AdamState
-from specification.parameters import Classifier
+from specification.parameters import Classifier, Embedding
 from training.files import write_folder
 from training.settings import Settings
 from training.task import RunSettings
@@ -53,7 +53,7 @@ class Kind(NamedTuple):
 
 def classifier_entries(parameters: Classifier, vocabulary: Any) -> list[tuple[int, int]]:
     embedding = parameters.encoder.embedding
-    return [(0 if embedding is None else len(embedding.tokens), vocabulary.get_vocab_size())]
+    return [(len(embedding.tokens) if isinstance(embedding, Embedding) else 0, vocabulary.get_vocab_size())]
 
 
 REVIEWS = Kind("reviews", Settings, Classifier, read_vocabulary, classifier_entries)

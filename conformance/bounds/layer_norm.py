@@ -92,15 +92,22 @@ def normalized(kind: str, x: np.ndarray, eps: float, p: Precision) -> tuple[Appr
     return d, r, multiply(d, r, p, 2)
 
 
+def multiplier(weight: np.ndarray, plus_one: bool, p: Precision) -> Approx:
+    """The weight, or 1 + weight; as n + n * weight that is off by u |n weight| more."""
+    if not plus_one:
+        return exact(weight)
+    return Approx(1 + weight, p.inner * (np.abs(1 + weight) + np.abs(weight)))
+
+
 def row_format(kind: str, p: Precision) -> Format | None:
     """The format to which a subject declares that it rounds the normalised rows of `rms_norm`."""
     return p.normalized if kind == "rms_norm" else None
 
 
-def forward(kind: str, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None, eps: float, p: Precision) -> Approx:
+def forward(kind: str, x: np.ndarray, weight: Approx, bias: np.ndarray | None, eps: float, p: Precision) -> Approx:
     """x is [rows, n], weight and bias are [n]."""
     _, _, n = normalized(kind, x, eps, p)
-    output = multiply(rounded(n, row_format(kind, p)), exact(weight), p)
+    output = multiply(rounded(n, row_format(kind, p)), weight, p)
     if bias is None:
         return output
     value = output.value + bias
@@ -109,13 +116,13 @@ def forward(kind: str, x: np.ndarray, weight: np.ndarray, bias: np.ndarray | Non
 
 
 def gradients(
-    kind: str, x: np.ndarray, weight: np.ndarray, cotangent: np.ndarray, eps: float, p: Precision
+    kind: str, x: np.ndarray, weight: Approx, cotangent: np.ndarray, eps: float, p: Precision
 ) -> dict[str, Approx]:
     """Gradients of x [rows, n], weight and bias [n]."""
     d, r, n = normalized(kind, x, eps, p)
     rows, count = x.shape
     form = row_format(kind, p)
-    inner = rounded(multiply(exact(cotangent), exact(weight), p), form)
+    inner = rounded(multiply(exact(cotangent), weight, p), form)
     products = multiply(inner, n, p)
     if kind == "standard_deviation_norm":
         spread = np.sqrt(np.sum(d.value**2, axis=-1, keepdims=True) / (count - 1))

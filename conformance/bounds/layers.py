@@ -2,7 +2,8 @@
 
 A projection is a sum of n products and a bias: gamma(n + 1) of the sum of absolute terms, plus what the input's own
 error becomes. An activation multiplies its input's error by its steepest slope nearby and adds its own rounding, which
-for the GELUs is absolute in |x|, because 1 + erf and 1 + tanh cancel for negative x in the form most people write.
+for the GELUs and SiLU is absolute in |x|, because 1 + erf and 1 + tanh cancel for negative x in the form most people
+write. A gated network multiplies two projections of one input: its bound carries both, and rounds the product once.
 A sinusoid's error is that of its angle: float32 frequencies by way of exp(-log(10000) 2i/E) are off by up to
 (2 log(10000) + 4) u, which at position p makes the angle off by p times as much.
 """
@@ -14,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from conformance.bounds.arithmetic import TANH, Approx, Precision, exact, matmul, multiply, total, transposed
+from conformance.bounds.arithmetic import TANH, Approx, Precision, add, exact, matmul, multiply, total, transposed
 from conformance.bounds.rounding import side, side_gradient
 
 FREQUENCY = 2 * math.log(10000.0) + 6
@@ -60,6 +61,11 @@ def normal_density(x: np.ndarray) -> np.ndarray:
     return np.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
 
 
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    below = np.exp(-np.abs(x))
+    return np.where(x >= 0, 1, below) / (1 + below)
+
+
 def tanh_argument(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     root = math.sqrt(2 / math.pi)
     return root * (x + 0.044715 * x**3), root * (1 + 3 * 0.044715 * x**2)
@@ -70,9 +76,12 @@ def activation(name: str, x: Approx, p: Precision) -> Approx:
         return Approx(np.maximum(x.value, 0), x.error)
     if name == "gelu":
         value = x.value * normal_distribution(x.value)
+    elif name == "silu":
+        value = x.value * sigmoid(x.value)
     else:
         value = 0.5 * x.value * (1 + np.tanh(tanh_argument(x.value)[0]))
-    # Both GELUs are at most 1.13 steep. tanh's argument has 6 roundings, and |a| (1 - tanh^2 a) is below 0.45.
+    # All are at most 1.13 steep. tanh's argument has 6 roundings, and |a| (1 - tanh^2 a) is below 0.45. A sigmoid may
+    # be taken by a tanh, too; by an exponential it is off by less.
     error = 1.13 * x.error + (TANH + 4) * p.inner * x.size + 4 * p.inner * np.abs(value) + p.inner_tiny
     return Approx(value, error)
 
@@ -84,13 +93,18 @@ def activation_slope(name: str, x: Approx, p: Precision) -> Approx:
     if name == "gelu":
         value = normal_distribution(x.value) + x.value * normal_density(x.value)
         own = (TANH + 6) * p.inner + 12 * p.inner * (1 + x.size**2) * x.size * normal_density(x.value)
+    elif name == "silu":
+        s = sigmoid(x.value)
+        value = s + x.value * s * (1 - s)
+        # s is off by TANH u, and so is 1 - s; x multiplies both.
+        own = (TANH + 6) * p.inner * (1 + x.size)
     else:
         argument, steep = tanh_argument(x.value)
         t = np.tanh(argument)
         value = 0.5 * (1 + t) + 0.5 * x.value * (1 - t**2) * steep
         # 1 - t^2 is off by 2 |t| times tanh's own error and its argument's, and by 2 u.
         own = (TANH + 6) * p.inner + 0.5 * x.size * steep * (2 * (TANH + 4) + 8) * p.inner
-    # The second derivatives are at most 0.85.
+    # The second derivatives are at most 0.85, that of SiLU 0.5.
     return Approx(value, 0.85 * x.error + own)
 
 
@@ -117,6 +131,40 @@ def feed_forward(
     before_bar = store(multiply(dropped, activation_slope(name, before, p), p, 4))
     x_bar, inner_weight, inner_bias = linear_gradients(approx["x"], approx["inner.weight"], before_bar, p)
     results |= {"x": x_bar, "inner.weight": inner_weight, "inner.bias": inner_bias}
+    return results | {"outer.weight": outer_weight, "outer.bias": outer_bias}
+
+
+def gated_feed_forward(
+    inputs: dict[str, np.ndarray],
+    cotangent: np.ndarray | None,
+    name: str,
+    factor: np.ndarray | float,
+    p: Precision,
+    store: Callable[[Approx], Approx],
+) -> dict[str, Approx]:
+    """As `feed_forward`, with the product of two projections inside, of which one is activated.
+
+    The gradient of x is a sum of two parts, each of which may be rounded before they are added.
+    """
+    approx = {key: exact(array) for key, array in inputs.items()}
+    before = store(linear(approx["x"], approx["gate.weight"], approx.get("gate.bias"), p))
+    value = store(linear(approx["x"], approx["inner.weight"], approx.get("inner.bias"), p))
+    gate = activation(name, before, p)
+    # Two roundings for dropout, which may come before the product or after it.
+    product = multiply(gate, value, p, 3)
+    hidden = store(Approx(product.value * factor, product.error * factor))
+    results = {"output": linear(hidden, approx["outer.weight"], approx.get("outer.bias"), p)}
+    if cotangent is None:
+        return results
+    hidden_bar, outer_weight, outer_bias = linear_gradients(hidden, approx["outer.weight"], exact(cotangent), p)
+    hidden_bar = store(hidden_bar)
+    dropped = Approx(hidden_bar.value * factor, (hidden_bar.error + 2 * p.inner * hidden_bar.size) * factor)
+    value_bar = store(multiply(dropped, gate, p))
+    before_bar = store(multiply(multiply(dropped, value, p), activation_slope(name, before, p), p, 4))
+    gate_x, gate_weight, gate_bias = linear_gradients(approx["x"], approx["gate.weight"], before_bar, p)
+    inner_x, inner_weight, inner_bias = linear_gradients(approx["x"], approx["inner.weight"], value_bar, p)
+    results |= {"x": add(store(gate_x), store(inner_x), p), "gate.weight": gate_weight, "gate.bias": gate_bias}
+    results |= {"inner.weight": inner_weight, "inner.bias": inner_bias}
     return results | {"outer.weight": outer_weight, "outer.bias": outer_bias}
 
 

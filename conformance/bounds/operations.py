@@ -11,10 +11,12 @@ from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norm
 from conformance.bounds import layers
 from conformance.bounds.arithmetic import Approx, Precision, add, exact, mapped, stored
-from conformance.bounds.reading import allowed_of, dropout_factor, pairs, separated
+from conformance.bounds.reading import allowed_of, bias_of, dropout_factor, separated
 from conformance.cases.arguments import expected_dtype, gradient_name, heads_of, joined
 from conformance.cases.case import Case
+from conformance.cases.kernel_arguments import defined
 from conformance.cases.operation import operation_named
+from conformance.cases.signatures import default
 from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
 from specification.dtypes import FLOATING
 from specification.positions import angular_frequencies
@@ -25,6 +27,7 @@ Bounds = dict[str, np.ndarray]
 def bound(case: Case) -> Bounds:
     """The largest admissible |got - exact| for every element of every result, and of every gradient asked for."""
     p = Precision.of(case.dtype, case.rounding)
+    case = replace(case, cotangents=defined(case).cotangents)
     with np.errstate(all="ignore"):
         approximations = operation_named(case.operation).bounds(case, p)
         return {name: finished(name, approx, case, p) for name, approx in approximations.items()}
@@ -64,7 +67,7 @@ def attend(
         value,
         allowed_of(case, shape),
         cotangent,
-        bias=pairs(case.inputs.get("bias")),
+        bias=bias_of(case, shape, p),
         scale=case.options.get("scale"),
         softcap=case.options.get("softcap"),
         sinks=exact(case.inputs["sinks"]) if "sinks" in case.inputs else None,
@@ -76,7 +79,7 @@ def attend(
 
 def named(case: Case, gradients: dict[str, Approx]) -> dict[str, Approx]:
     """Gradients of what the case holds, the bias's in its own shape."""
-    if "bias" in gradients:
+    if "bias" in gradients and "bias" in case.inputs:
         gradients["bias"] = gradients["bias"].reshape(*case.inputs["bias"].shape)
     return {gradient_name(name): g for name, g in gradients.items() if name in case.inputs}
 
@@ -210,12 +213,13 @@ def layer_norm(case: Case, p: Precision) -> dict[str, Approx]:
     bias = np.asarray(case.inputs["bias"], float).reshape(-1) if "bias" in case.inputs else None
     eps = case.options.get("eps", 1e-5)
     flat = x.reshape(-1, weight.size)
-    output = norm.forward(case.operation, flat, weight.reshape(-1), bias, eps, p)
+    weight_of = norm.multiplier(weight.reshape(-1), case.options.get("plus_one", False), p)
+    output = norm.forward(case.operation, flat, weight_of, bias, eps, p)
     results = {"output": output.reshape(*x.shape)}
     if not case.cotangents:
         return results
     cotangent = np.asarray(case.cotangents["output"], float).reshape(flat.shape)
-    gradients = norm.gradients(case.operation, flat, weight.reshape(-1), cotangent, eps, p)
+    gradients = norm.gradients(case.operation, flat, weight_of, cotangent, eps, p)
     shapes = {"x": x.shape, "weight": weight.shape, "bias": weight.shape}
     for name, gradient in gradients.items():
         if name in case.inputs:
@@ -226,10 +230,11 @@ def layer_norm(case: Case, p: Precision) -> dict[str, Approx]:
 def feed_forward(case: Case, p: Precision) -> dict[str, Approx]:
     keep = case.options.get("dropout_keep")
     factor = 1.0 if keep is None else np.where(keep, 1 / (1 - case.options["dropout_rate"]), 0.0)
-    name = case.options.get("activation", "relu")
+    name = case.options.get("activation", default(case.operation, "activation"))
     cotangent = case.cotangents.get("output")
     inputs = {key: np.asarray(array, float) for key, array in case.inputs.items()}
-    results = layers.feed_forward(inputs, cotangent, name, factor, p, lambda x: stored(x, p))
+    network = layers.gated_feed_forward if "gate.weight" in inputs else layers.feed_forward
+    results = network(inputs, cotangent, name, factor, p, lambda x: stored(x, p))
     return {
         (key if key == "output" else gradient_name(key)): approx
         for key, approx in results.items()
@@ -258,11 +263,21 @@ def lookup(case: Case, p: Precision) -> dict[str, Approx]:
     unit = 3 * p.inner if case.options.get("scaled") else 0.0
     results = {"output": Approx(value, unit * np.abs(value))}
     if case.cotangents:
-        cotangent = np.asarray(case.cotangents["output"], float).reshape(-1, table.shape[1])
-        value, size, count = np.zeros_like(table), np.zeros_like(table), np.zeros(len(table))
-        np.add.at(value, rows.reshape(-1), cotangent * root)
-        np.add.at(size, rows.reshape(-1), np.abs(cotangent) * root)
-        np.add.at(count, rows.reshape(-1), 1)
-        steps = p.gamma(np.maximum(count - 1, 0))[:, None] + unit
-        results[gradient_name("table")] = Approx(value, steps * size)
+        cotangent = np.asarray(case.cotangents["output"], float) * root
+        results[gradient_name("table")] = gathered_gradient(table, rows, cotangent, p, unit)
     return results
+
+
+def gathered_gradient(
+    table: np.ndarray, rows: np.ndarray, cotangent: np.ndarray, p: Precision, unit: float = 0.0
+) -> Approx:
+    """The gradient of a table [N, E] whose `rows` [...] are taken: their cotangents [..., E] added up.
+
+    unit: the relative error of each of them.
+    """
+    bars, places = cotangent.reshape(-1, table.shape[1]), rows.reshape(-1)
+    value, size, count = np.zeros_like(table), np.zeros_like(table), np.zeros(len(table))
+    np.add.at(value, places, bars)
+    np.add.at(size, places, np.abs(bars))
+    np.add.at(count, places, 1)
+    return Approx(value, (p.gamma(np.maximum(count - 1, 0))[:, None] + unit) * size)

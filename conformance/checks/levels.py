@@ -49,6 +49,10 @@ PARTS = (
         "NORM-7", ROBUST, "gradients in constant rows",
         ("gradients in constant rows of standard_deviation_norm",),
     ),
+    Part(
+        "POS-6", STRICT, "edges of buckets where logarithms in floating point err",
+        ("edges of buckets where logarithms err",),
+    ),
     Part("ACT-1", ROBUST, "NaN and infinity"),
     Part("ACT-1", STRICT, "results whose sigmoid is below the normal numbers"),
     Part("POS-3", ROBUST, "NaN and infinity", ("NaN and infinity in rotary embeddings",)),

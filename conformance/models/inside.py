@@ -15,20 +15,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.bounds.arithmetic import Precision, exact, stored
+from conformance.bounds.arithmetic import Precision, exact, multiply, stored
 from conformance.bounds.attention import scores_and_slope
 from conformance.bounds.layers import activation as activation_bound
+from conformance.bounds.reading import pairs
 from conformance.checks.comparison import compare
 from conformance.models.agreement import Agreement, StepAgreement, compared, extent
+from conformance.models.attention_bounds import norm_of, turned
 from conformance.models.local import case_of, cast
 from conformance.models.local import linear as linear_bound
 from conformance.models.stepwise import Oracle, framed, framework_of, substantial, without_nan
 from conformance.oracle.reference import Exact
 from conformance.subjects.frameworks import Framework
 from reference_numpy.attention_steps import repeat_heads, resolve_scale
-from reference_numpy.blocks import attention_options
-from reference_numpy.multi_head_attention import join_heads, split_heads
-from specification.parameters import mapped
+from reference_numpy.blocks import attention_options, key_heads, windowed
+from reference_numpy.multi_head_attention import concatenate_heads, join_heads, split_heads
+from specification.configuration import AttentionLayer
+from specification.parameters import GatedFeedForward, mapped
 
 INSIDE = ("attend", "transform")
 """Steps that are made of pieces."""
@@ -61,6 +64,30 @@ def projected(part: str, heads: str) -> tuple[Callable[..., Any], Callable[..., 
     return compute, error
 
 
+def normalized(part: str, heads: str) -> tuple[Callable[..., Any], Callable[..., np.ndarray]]:
+    """The norm of queries or keys, of each head or of all together."""
+
+    def compute(functions: Any, settings: Any, x: Any) -> Any:
+        norm, columns = getattr(settings.parameters, f"{part}_norm"), functions.concatenate_heads(x)
+        return functions.normalized_heads(norm, columns, getattr(settings, heads), settings.configuration)
+
+    def error(dtype: str, settings: Any, x: Any) -> np.ndarray:
+        norm, count, p = getattr(settings.parameters, f"{part}_norm"), getattr(settings, heads), Precision.of(dtype)
+        whole = norm.weight.shape == (x.shape[1] * x.shape[3],)
+        found = stored(norm_of(norm, exact(concatenate_heads(x) if whole else x), settings.configuration, p), p).error
+        return split_heads(found, count) if whole else found
+
+    return compute, error
+
+
+def rotated(functions: Any, settings: Any, x: Any) -> Any:
+    return functions.rotated(x, settings.layer, 0)
+
+
+def rotated_bound(dtype: str, settings: Any, x: np.ndarray) -> np.ndarray:
+    return turned(exact(x), settings.layer.rotary, 1, Precision.of(dtype)).error
+
+
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
@@ -68,14 +95,17 @@ def scores(functions: Any, settings: Any, query: Any, key: Any) -> Any:
     """Of all pairs, before any mask."""
     every = settings.framework.array(np.ones((1, 1, query.shape[2], key.shape[2]), bool))
     repeated = functions.repeat_heads(functions.widen(key), settings.heads)
-    given = {"bias": None, "scale": settings.scale, "softcap": None}
+    bias = settings.options.get("bias")
+    given = {"bias": bias if bias is None else functions.widen(bias)}
+    given |= {"scale": settings.scale, "softcap": settings.options.get("softcap")}
     return functions.attention_scores(functions.widen(query), repeated, every, **given)
 
 
 def scores_bound(dtype: str, settings: Any, query: np.ndarray, key: np.ndarray) -> np.ndarray:
     repeated = repeat_heads(key, settings.heads)
-    scale = resolve_scale(settings.scale, query.shape[-1])
-    found, _ = scores_and_slope(exact(query), exact(repeated), None, scale, None, Precision.of(dtype))
+    scale, options = resolve_scale(settings.scale, query.shape[-1]), settings.options
+    bias, p = pairs(options.get("bias")), Precision.of(dtype)
+    found, _ = scores_and_slope(exact(query), exact(repeated), bias, scale, options.get("softcap"), p)
     return found.error
 
 
@@ -100,26 +130,44 @@ def heads(functions: Any, settings: Any, query: Any, key: Any, value: Any) -> An
 def operation_bound(operation: str) -> Callable[..., np.ndarray]:
     def error(dtype: str, settings: Any, *arrays: np.ndarray) -> np.ndarray:
         inputs = dict(zip(("query", "key", "value"), arrays, strict=False))
-        return np.asarray(bound(case_of(dtype, operation, inputs, **settings.options))["output"])
+        options = dict(settings.options)
+        inputs |= {name: options.pop(name) for name in ("bias", "sinks") if name in options}
+        return np.asarray(bound(case_of(dtype, operation, inputs, **options))["output"])
 
     return error
 
 
-ATTENTION = (
-    Piece("queries", ("x",), *projected("query", "heads")),
-    Piece("keys", ("memory",), *projected("key", "key_heads")),
-    Piece("values", ("memory",), *projected("value", "key_heads")),
-    Piece("scores", ("queries", "keys"), scores, scores_bound),
-    Piece("scores, masked", ("scores",), masked_scores, lambda dtype, settings, scores: np.zeros(scores.shape)),
-    Piece("weights", ("queries", "keys"), weights, operation_bound("attention_weights")),
-    Piece("weighted values", ("queries", "keys", "values"), heads, operation_bound("attention")),
-    Piece(
-        "heads merged",
-        ("weighted values",),
-        lambda functions, settings, heads: functions.concatenate_heads(heads),
-        lambda dtype, settings, heads: np.zeros((heads.shape[0], heads.shape[2], heads.shape[1] * heads.shape[3])),
-    ),
-)
+def on_the_way(name: str, part: str, heads: str, source: str, norm: Any, layer: AttentionLayer) -> list[Piece]:
+    """From a step's activation to queries or keys: projected, and then normalised and rotated where they are."""
+    found = [Piece(name, (source,), *projected(part, heads))]
+    if norm is not None:
+        found.append(Piece(f"{name}, normalised", (name,), *normalized(part, heads)))
+    if layer.rotary is not None:
+        found.append(Piece(f"{name}, rotated", (found[-1].name,), rotated, rotated_bound))
+    return found
+
+
+def attention_pieces(taken: Any) -> list[Piece]:
+    """Those of a block's attention, in order."""
+    parameters, layer = taken.arguments[0], attention_arguments(taken).layer
+    queries = on_the_way("queries", "query", "heads", "x", parameters.query_norm, layer)
+    keys = on_the_way("keys", "key", "key_heads", "memory", parameters.key_norm, layer)
+    query, key = queries[-1].name, keys[-1].name
+    return [
+        *queries,
+        *keys,
+        Piece("values", ("memory",), *projected("value", "key_heads")),
+        Piece("scores", (query, key), scores, scores_bound),
+        Piece("scores, masked", ("scores",), masked_scores, lambda dtype, settings, scores: np.zeros(scores.shape)),
+        Piece("weights", (query, key), weights, operation_bound("attention_weights")),
+        Piece("weighted values", (query, key, "values"), heads, operation_bound("attention")),
+        Piece(
+            "heads merged",
+            ("weighted values",),
+            lambda functions, settings, heads: functions.concatenate_heads(heads),
+            lambda dtype, settings, heads: np.zeros((heads.shape[0], heads.shape[2], heads.shape[1] * heads.shape[3])),
+        ),
+    ]
 
 
 # --- feed-forward -----------------------------------------------------------------------------------------------------
@@ -130,21 +178,44 @@ def activated_bound(dtype: str, settings: Any, x: np.ndarray) -> np.ndarray:
     return stored(activation_bound(settings.configuration.activation, exact(x), p), p).error
 
 
-FEED_FORWARD = (
-    Piece(
-        "pre-activation",
+def layer_piece(name: str, part: str) -> Piece:
+    """A projection of the network's input."""
+    return Piece(
+        name,
         ("x",),
-        lambda functions, settings, x: functions.linear(settings.parameters.inner, x),
-        lambda dtype, settings, x: linear_bound(dtype, settings.parameters.inner, x),
-    ),
-    Piece(
-        "activation",
-        ("pre-activation",),
-        lambda functions, settings, x: functions.ACTIVATIONS[settings.configuration.activation](functions.widen(x)),
-        activated_bound,
-    ),
+        lambda functions, settings, x: functions.linear(getattr(settings.parameters, part), x),
+        lambda dtype, settings, x: linear_bound(dtype, getattr(settings.parameters, part), x),
+    )
+
+
+ACTIVATION = Piece(
+    "activation",
+    ("pre-activation",),
+    lambda functions, settings, x: functions.ACTIVATIONS[settings.configuration.activation](functions.widen(x)),
+    activated_bound,
 )
-PIECES = {"attend": ATTENTION, "transform": FEED_FORWARD}
+
+
+def gated(functions: Any, settings: Any, before: Any, x: Any) -> Any:
+    """The activation of one projection times the other, before it is rounded."""
+    return functions.ACTIVATIONS[settings.configuration.activation](functions.widen(before)) * functions.widen(x)
+
+
+def gated_bound(dtype: str, settings: Any, before: np.ndarray, x: np.ndarray) -> np.ndarray:
+    p = Precision.of(dtype)
+    activated = activation_bound(settings.configuration.activation, exact(before), p)
+    return stored(multiply(activated, exact(x), p), p).error
+
+
+def feed_forward_pieces(taken: Any) -> list[Piece]:
+    """Those of the feed-forward network, in order."""
+    if not isinstance(taken.arguments[0], GatedFeedForward):
+        return [layer_piece("pre-activation", "inner"), ACTIVATION]
+    product = Piece("gated", ("pre-activation", "inner"), gated, gated_bound)
+    return [layer_piece("pre-activation", "gate"), ACTIVATION, layer_piece("inner", "inner"), product]
+
+
+PIECES = {"attend": attention_pieces, "transform": feed_forward_pieces}
 
 
 # --- judging ----------------------------------------------------------------------------------------------------------
@@ -157,7 +228,7 @@ def pieces_of(oracle: Oracle, step: str, packages: Sequence[str]) -> list[StepAg
     own, found = settings_of(taken, framework_of("reference_numpy"), "float64"), []
     there = {package: framework_of(package) for package in compared(packages, dtype)}
     settings = {package: settings_of(taken, framework, dtype) for package, framework in there.items()}
-    for piece in PIECES[taken.step]:
+    for piece in PIECES[taken.step](taken):
         with np.errstate(all="ignore"):
             values[piece.name] = piece.compute(functions_of("reference_numpy"), own, *map(values.get, piece.takes))
             given = [cast(values[name], dtype) for name in piece.takes]
@@ -179,26 +250,49 @@ def pieces_of(oracle: Oracle, step: str, packages: Sequence[str]) -> list[StepAg
 
 
 def functions_of(package: str) -> SimpleNamespace:
-    """The package's public functions, and those of its files on attention and the feed-forward network."""
-    files = ("feed_forward", "attention_steps", "multi_head_attention")
+    """The package's public functions, and those of its files on blocks and what is in them."""
+    files = ("blocks", "feed_forward", "attention_steps", "multi_head_attention")
     modules = [importlib.import_module(name) for name in (*(f"{package}.{file}" for file in files), package)]
     return SimpleNamespace(**{name: value for module in modules for name, value in vars(module).items()})
 
 
+class AttentionArguments(NamedTuple):
+    """What `attend` is called with."""
+
+    parameters: Any
+    x: Any
+    memory: Any
+    mask: Any
+    dropout: Any
+    configuration: Any
+    layer: AttentionLayer = AttentionLayer()
+    bias: Any = None
+
+
+def attention_arguments(taken: Any) -> AttentionArguments:
+    return AttentionArguments(*taken.arguments)
+
+
 def settings_of(taken: Any, framework: Framework, dtype: str) -> SimpleNamespace:
     """All that a step is given beside its activations, in the framework's arrays."""
-    configuration = taken.arguments[-1]
+
+    def own(array: Any) -> Any:
+        return framework.array(cast(array, dtype))
+
     with framework.context():
-        parameters = mapped(lambda array: framework.array(cast(array, dtype)), taken.arguments[0])
-        found = SimpleNamespace(parameters=parameters, configuration=configuration, framework=framework)
+        parameters = mapped(own, taken.arguments[0])
         if taken.step == "transform":
-            return found
-        options = attention_options(taken.arguments[1].shape[-1], taken.arguments[3], None, configuration)
-        mask = framed(options["mask"], framework)
-    found.mask, found.scale, found.heads = mask, options["scale"], options["num_heads"]
-    key, query = join_heads(taken.arguments[0].key), join_heads(taken.arguments[0].query)
-    found.key_heads = key.weight.shape[1] // (query.weight.shape[1] // found.heads)
-    found.options = {"mask": mask, "scale": found.scale, "empty_rows": options["empty_rows"]}
+            return SimpleNamespace(parameters=parameters, configuration=taken.arguments[-1], framework=framework)
+        given = attention_arguments(taken)
+        mask = windowed(given.mask, given.layer)
+        options = attention_options(given.x.shape[-1], mask, None, given.configuration)
+        found = SimpleNamespace(parameters=parameters, configuration=given.configuration, framework=framework)
+        found.mask, bias = framed(options["mask"], framework), None if given.bias is None else own(given.bias)
+    found.layer, found.scale, found.heads = given.layer, options["scale"], options["num_heads"]
+    found.key_heads = key_heads(given.parameters, found.heads)
+    found.options = {"mask": found.mask, "scale": found.scale, "empty_rows": options["empty_rows"]}
+    beside = {"softcap": options["softcap"], "bias": bias, "sinks": parameters.sinks}
+    found.options |= {name: value for name, value in beside.items() if value is not None}
     return found
 
 

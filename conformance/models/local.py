@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.bounds.arithmetic import LOG, Approx, Precision, exact, stored
+from conformance.bounds.arithmetic import LOG, TANH, Approx, Precision, exact, stored
 from conformance.bounds.attention import EXP
 from conformance.bounds.layers import linear as linear_bound
 from conformance.bounds.layers import linear_gradients
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
-from reference_numpy.blocks import attention_options
-from reference_numpy.multi_head_attention_vjp import multi_head_attention_vjp
+from conformance.models.attention_bounds import attending
+from specification.configuration import AttentionLayer
 from specification.dtypes import FLOATING
-from specification.parameters import FeedForward, Linear, MultiHeadAttention, Norm
+from specification.parameters import FeedForward, GatedFeedForward, Linear, MultiHeadAttention, Norm
 
 Step = Callable[..., Any]
 
@@ -66,17 +66,11 @@ def attention_case(dtype: str, parameters: Any, query: Any, key: Any, value: Any
 
 
 def structured(bounds: dict[str, Any], parameters: Any) -> Any:
-    """Bounds of gradients, in the parameters' structure; per-head ones joined, as the gradients are."""
+    """Bounds of gradients, in the parameters' structure."""
 
-    def part(name: str, projection: Any) -> Linear:
-        if isinstance(projection, Linear):
-            bias = None if projection.bias is None else bounds[gradient_name(f"{name}.bias")]
-            return Linear(bounds[gradient_name(f"{name}.weight")], bias)
-        heads = range(len(projection))
-        weight = np.concatenate([bounds[gradient_name(f"{name}[{h}].weight")] for h in heads], axis=-1)
-        if projection[0].bias is None:
-            return Linear(weight)
-        return Linear(weight, np.concatenate([bounds[gradient_name(f"{name}[{h}].bias")] for h in heads]))
+    def part(name: str, projection: Linear) -> Linear:
+        bias = None if projection.bias is None else bounds[gradient_name(f"{name}.bias")]
+        return Linear(bounds[gradient_name(f"{name}.weight")], bias)
 
     return type(parameters)(*(part(name, getattr(parameters, name)) for name in parameters._fields))
 
@@ -84,49 +78,56 @@ def structured(bounds: dict[str, Any], parameters: Any) -> Any:
 # --- each kind of step ------------------------------------------------------------------------------------------------
 
 
-def attend(dtype: str, p: MultiHeadAttention, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any) -> Any:
-    options = attention_options(x.shape[-1], mask, dropout, configuration)
-    return bound(attention_case(dtype, p, x, memory, memory, None, options))["output"]
+def attend(
+    dtype: str, p: Any, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any,
+    layer: AttentionLayer = AttentionLayer(), bias: Any = None,
+) -> Any:  # fmt: skip
+    return attending(dtype, p, x, memory, mask, dropout, configuration, layer, bias)
 
 
 def attend_vjp(
-    dtype: str, p: Any, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any, cotangent: Any
-) -> Any:
-    options = attention_options(x.shape[-1], mask, dropout, configuration)
-    bounds = bound(attention_case(dtype, p, x, memory, memory, cotangent, options))
-    as_key, as_value = bounds[gradient_name("key")], bounds[gradient_name("value")]
-    exactly = multi_head_attention_vjp(p, x, memory, memory, cotangent, **options)
-    total = summed(dtype, exactly.key + exactly.value, as_key + as_value)
-    return structured(bounds, p), bounds[gradient_name("query")], total
+    dtype: str, p: Any, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any, cotangent: Any,
+    layer: AttentionLayer = AttentionLayer(), bias: Any = None,
+) -> Any:  # fmt: skip
+    return attending(dtype, p, x, memory, mask, dropout, configuration, layer, bias, cotangent)
 
 
 def multi_head_attention(dtype: str, p: MultiHeadAttention, query: Any, key: Any, value: Any, **options: Any) -> Any:
     return bound(attention_case(dtype, p, query, key, value, None, options))["output"]
 
 
-def forward_case(dtype: str, p: FeedForward, x: Any, dropout: Any, configuration: Any, cotangent: Any = None) -> Case:
-    inputs = {"x": x} | spread(p, ("inner", "outer"))
+def forward_case(
+    dtype: str, p: FeedForward | GatedFeedForward, x: Any, dropout: Any, configuration: Any, cotangent: Any = None
+) -> Case:
+    operation = "gated_feed_forward" if isinstance(p, GatedFeedForward) else "feed_forward"
+    inputs = {"x": x} | spread(p, p._fields)
     options = {} if dropout is None else {"dropout_keep": dropout.keep, "dropout_rate": dropout.rate}
-    return case_of(dtype, "feed_forward", inputs, cotangent, activation=configuration.activation, **options)
+    return case_of(dtype, operation, inputs, cotangent, activation=configuration.activation, **options)
 
 
-def transform(dtype: str, p: FeedForward, x: Any, dropout: Any, configuration: Any) -> Any:
+def transform(dtype: str, p: Any, x: Any, dropout: Any, configuration: Any) -> Any:
     return bound(forward_case(dtype, p, x, dropout, configuration))["output"]
 
 
-def transform_vjp(dtype: str, p: FeedForward, x: Any, dropout: Any, configuration: Any, cotangent: Any) -> Any:
+def transform_vjp(dtype: str, p: Any, x: Any, dropout: Any, configuration: Any, cotangent: Any) -> Any:
     bounds = bound(forward_case(dtype, p, x, dropout, configuration, cotangent))
     return structured(bounds, p), bounds[gradient_name("x")]
 
 
+def norm_case(dtype: str, p: Norm, x: Any, configuration: Any, cotangent: Any = None) -> Case:
+    inputs, options = {"x": x, "weight": p.weight, "bias": p.bias}, {"eps": configuration.norm_eps}
+    operation = configuration.norm
+    if operation == "rms_norm_plus_one":
+        operation, options = "rms_norm", options | {"plus_one": True}
+    return case_of(dtype, operation, inputs, cotangent, **options)
+
+
 def normalize(dtype: str, p: Norm, x: Any, configuration: Any) -> Any:
-    inputs = {"x": x, "weight": p.weight, "bias": p.bias}
-    return bound(case_of(dtype, configuration.norm, inputs, eps=configuration.norm_eps))["output"]
+    return bound(norm_case(dtype, p, x, configuration))["output"]
 
 
 def normalize_vjp(dtype: str, p: Norm, x: Any, cotangent: Any, configuration: Any) -> Any:
-    inputs = {"x": x, "weight": p.weight, "bias": p.bias}
-    bounds = bound(case_of(dtype, configuration.norm, inputs, cotangent, eps=configuration.norm_eps))
+    bounds = bound(norm_case(dtype, p, x, configuration, cotangent))
     bias = None if p.bias is None else bounds[gradient_name("bias")]
     return Norm(bounds[gradient_name("weight")], bias), bounds[gradient_name("x")]
 
@@ -164,6 +165,58 @@ def learned_positions(dtype: str, table: Any, length: int, *, offset: int = 0) -
 
 def learned_positions_vjp(dtype: str, table: Any, length: int, cotangent: Any, *, offset: int = 0) -> Any:
     return np.zeros(table.shape)
+
+
+def relative_position_bias(dtype: str, table: Any, query_length: int, key_length: int, **options: Any) -> Any:
+    return np.zeros((1, table.shape[1], query_length, key_length))
+
+
+def relative_position_bias_vjp(
+    dtype: str, table: Any, query_length: int, key_length: int, cotangent: Any, **options: Any
+) -> Any:
+    options |= {"query_length": query_length, "key_length": key_length}
+    return bound(case_of(dtype, "relative_position_bias", {"table": table}, cotangent, **options))[
+        gradient_name("table")
+    ]
+
+
+def patches(dtype: str, images: Any, size: int) -> Any:
+    B, C, height, width = images.shape
+    return np.zeros((B, height // size * (width // size), C * size * size))
+
+
+def patches_vjp(dtype: str, cotangent: Any, shape: tuple[int, ...], size: int) -> Any:
+    return np.zeros(shape)
+
+
+def prepend(dtype: str, row: Any, x: Any) -> Any:
+    return np.zeros((x.shape[0], x.shape[1] + 1, x.shape[2]))
+
+
+def shrink(dtype: str, x: Any) -> Any:
+    """The root, its reciprocal and the product round."""
+    p = Precision.of(dtype)
+    value = np.abs(x) / math.sqrt(x.shape[-1])
+    return stored(Approx(value, 3 * p.inner * value + p.inner_tiny), p).error
+
+
+def squeeze(dtype: str, x: Any, cap: float) -> Any:
+    """The quotient and the product round, and the hyperbolic tangent's slope is at most what it is nearby."""
+    p = Precision.of(dtype)
+    ratio = np.tanh(x / cap)
+    off = 2 * p.inner * np.abs(x)
+    value = cap * np.abs(ratio)
+    slope = np.minimum(1, 1 - ratio**2 + 0.77 * off / cap)
+    return stored(Approx(value, slope * off + (TANH + 2) * p.inner * value + p.inner_tiny), p).error
+
+
+def squeeze_vjp(dtype: str, x: Any, cap: float, cotangent: Any) -> Any:
+    """The slope 1 - t^2 changes by at most 0.77 / cap for each unit of x."""
+    p = Precision.of(dtype)
+    slope, moved = 1 - np.tanh(x / cap) ** 2, 0.77 * 2 * p.inner * np.abs(x) / cap
+    off = np.minimum(1, moved + (2 * TANH + 4) * p.inner)
+    size = np.abs(cotangent) * (slope + off)
+    return stored(Approx(size, np.abs(cotangent) * off + 2 * p.inner * size + p.inner_tiny), p).error
 
 
 def batch_sum(dtype: str, x: Any) -> Any:
@@ -249,6 +302,7 @@ LOCAL: dict[str, Step] = {
         attend, attend_vjp, multi_head_attention, transform, transform_vjp, normalize, normalize_vjp, add, drop,
         embedding, embedding_vjp, learned_positions, learned_positions_vjp, sinusoidal_positions, batch_sum,
         linear, linear_vjp, pool, pool_vjp, log_softmax, log_softmax_vjp,
+        relative_position_bias, relative_position_bias_vjp, patches, patches_vjp, prepend, shrink, squeeze, squeeze_vjp,
         cross_entropy, cross_entropy_vjp, nll_loss, nll_loss_vjp,
     )
 }  # fmt: skip

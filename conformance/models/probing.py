@@ -11,7 +11,9 @@ from specification.masks import Causal, Dense, KeyPadding
 from specification.parameters import (
     Classifier,
     Decoder,
+    Embedding,
     Encoder,
+    ImageEmbedding,
     LanguageModel,
     MultiHeadAttention,
     Transformer,
@@ -66,12 +68,13 @@ def probe_encoder(parameters: Encoder, configuration: Configuration, generator: 
     named = (configuration.source_padding, configuration.position_padding)
     padding, length = next((padding for padding in named if padding is not None), None), LENGTH
     embedding = parameters.embedding
-    if embedding is not None and configuration.position_padding is not None:
+    if isinstance(embedding, Embedding) and configuration.position_padding is not None:
         # The first rows of the table, up to that of padding, are no token's.
         length = min(length, embedding.positions.shape[0] - configuration.position_padding - 1)
-    x = probe_stack(parameters, generator, length, padding=padding)
-    options: dict[str, Any] = {"key_padding": kept(x.shape[1]), "mask": holes(x.shape[1])}
-    if embedding is not None and embedding.token_types is not None:
+    x = probe_stack(parameters, generator, length, padding=padding, size=configuration.patch_size)
+    positions = embedding.positions.shape[0] if isinstance(embedding, ImageEmbedding) else x.shape[1]
+    options: dict[str, Any] = {"key_padding": kept(positions), "mask": holes(positions)}
+    if isinstance(embedding, Embedding) and embedding.token_types is not None:
         options["token_types"] = generator.integers(0, embedding.token_types.shape[0], x.shape)
     return (x,), options
 
@@ -114,18 +117,29 @@ def probe_stack(
     length: int = LENGTH,
     *,
     padding: int | None = None,
+    size: int | None = None,
 ) -> np.ndarray:
-    """padding: the token that fills up sequences, and occurs nowhere else."""
+    """padding: the token that fills up sequences, and occurs nowhere else. size: of an image's patches."""
     embedding = parameters.embedding
     if embedding is None:
         norm: Any = parameters.blocks[0][1] if parameters.blocks else parameters.norm
         width, dtype = norm.weight.shape[0], norm.weight.dtype
         return generator.normal(size=(len(SHARES), length, width)).astype(dtype)
+    if isinstance(embedding, ImageEmbedding):
+        return probe_images(embedding, generator, size)
     longest = length if embedding.positions is None else min(length, embedding.positions.shape[0])
     every = np.arange(embedding.tokens.shape[0])
     ids = every[every != padding] if len(every) > 1 else every
     tokens = generator.choice(ids, (len(SHARES), longest))
     return tokens if padding is None else np.where(kept(longest), tokens, padding)
+
+
+def probe_images(embedding: ImageEmbedding, generator: np.random.Generator, size: Any) -> np.ndarray:
+    """As wide as the number of positions can be shared by rows, and less high."""
+    patches, weight = embedding.positions.shape[0] - 1, embedding.patches.weight
+    rows = max(rows for rows in range(1, patches + 1) if patches % rows == 0 and rows**2 <= patches)
+    shape = (len(SHARES), weight.shape[0] // size**2, rows * size, patches // rows * size)
+    return generator.normal(size=shape).astype(weight.dtype)
 
 
 def probe_heads(projection: Any, generator: np.random.Generator, length: int) -> np.ndarray:

@@ -15,7 +15,8 @@ SHARED = ("common", "corpus", "probes", "refusals")
 STUDIED_FIRST = (
     *("attention", "attention_weights", "attention_logsumexp", "merge_attention", "multi_head_attention"),
     *("layer_norm", "rms_norm", "standard_deviation_norm"),
-    *("feed_forward", "embedding", "learned_positions", "sinusoidal_positions"),
+    *("feed_forward", "gated_feed_forward", "embedding", "learned_positions", "sinusoidal_positions"),
+    *("alibi_bias", "relative_position_bias"),
 )
 """In this order; others follow by name."""
 

@@ -53,12 +53,13 @@ def axes(case: Case) -> Described:
     sizes |= {"E": case.inputs["x"].shape[-1], "inner": inner, "output": outer}
     E, inside, out = ("E",), ("inner",), ("output",)
     arrays = {"x": (*rows, E), "inner.weight": (E, inside), "inner.bias": (inside,), "outer.weight": (inside, out)}
+    arrays |= {"gate.weight": (E, inside), "gate.bias": (inside,)}
     keep = {"option dropout_keep": (*rows, inside)}
     return sizes, arrays | {"outer.bias": (out,), "-> output": (*rows, out)} | keep, {}
 
 
 def probes(declaration: Declaration) -> list[Probe]:
-    cases = partial(generation.feed_forward_cases, declaration=declaration)
+    cases = partial(generation.feed_forward_cases, NAME, declaration=declaration)
 
     def at_size(row: Row) -> st.SearchStrategy[Case]:
         return cases(plans=(((row["rows"], row["model_width"]), row["inner_width"], row["outer_width"]),))
@@ -88,7 +89,7 @@ OPERATION = Operation(
     axes=axes,
     bounds=bounds.feed_forward,
     work=feed_forward_work,
-    cases=generation.feed_forward_cases,
+    cases=partial(generation.feed_forward_cases, NAME),
     probes=probes,
     refusals=refusals,
     histories=plain_histories,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 from conformance.cases.declaration import Declaration
 from conformance.checks.probe import Probe, agreement
-from conformance.checks.refusals import no_refusals
+from conformance.checks.refusals import Numbers, Refusal
 from conformance.operations import layer_norm
 from conformance.operations.layer_norm import at_sizes, spoiled
 from conformance.sampling import strategies as generation
+from specification.dtypes import HALF
 
 NAME = "rms_norm"
 
@@ -22,10 +24,28 @@ def probes(declaration: Declaration) -> list[Probe]:
     return [
         spoiled(NAME, declaration),
         agreement("NORM-7", NAME, NAME, cases(gradients=False), weight=2.0),
+        *one_more(declaration),
         agreement("NORM-6", f"gradients of {NAME}", NAME, cases(focus=graded), weight=2.0),
         agreement("NORM-7", f"{NAME}, sizes", NAME, planned(NAME, gradients=False)),
         agreement("NORM-6", f"gradients of {NAME}, sizes", NAME, planned(f"gradients of {NAME}", focus=graded)),
     ]
+
+
+def one_more(declaration: Declaration) -> list[Probe]:
+    """1 + weight, where the subject has an option for it."""
+    if "plus_one" in declaration.lacking:
+        return []
+    cases = partial(generation.norm_cases, NAME, plus_one=(True,), declaration=declaration)
+    return [
+        agreement("NORM-8", "1 + weight", NAME, cases(gradients=False), weight=2.0),
+        agreement("NORM-8", "1 + weight in 16 bits", NAME, cases(gradients=False, dtypes=HALF), weight=0.5),
+        agreement("NORM-8", "gradients of 1 + weight", NAME, cases(focus=("gradients",))),
+    ]
+
+
+def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
+    given = {"x": array(2, 6), "weight": array(6)}
+    yield array.refusal("NORM-8", "plus_one that is no truth value", TypeError, NAME, given, eps=1e-5, plus_one=1)
 
 
 OPERATION = replace(
@@ -36,5 +56,5 @@ OPERATION = replace(
     differentiated=("x", "weight"),
     cases=partial(generation.norm_cases, NAME),
     probes=probes,
-    refusals=no_refusals,
+    refusals=refusals,
 )

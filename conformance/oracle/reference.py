@@ -17,6 +17,7 @@ import numpy as np
 from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact, nan_rows
+from conformance.cases.kernel_arguments import defined
 from conformance.cases.operation import operation_named
 from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
 from conformance.subjects.subject import NumpySubject
@@ -64,6 +65,7 @@ def balls_available() -> bool:
 
 
 def oracle(case: Case) -> dict[str, Exact]:
+    case = defined(case)
     mode = case.options.get("empty_rows")
     if mode in ("nan", "any"):
         plain = {name: value for name, value in case.options.items() if name != "empty_rows"}
@@ -93,9 +95,10 @@ def ball_work(operation: str, *, gradients: bool, **sizes: int) -> float:
         merge_attention: B, H, Q, V, parts
         multi_head_attention: B, H, G, Q, K, D, V, E (the model's width)
         layer_norm, rms_norm, standard_deviation_norm: rows, width
-        feed_forward: rows, E, F (the inner width), out (the output's width)
+        feed_forward, gated_feed_forward: rows, E, F (the inner width), out (the output's width)
         embedding, learned_positions: N (rows of the table), E, rows (taken)
         sinusoidal_positions: rows, width
+        alibi_bias, relative_position_bias: pairs (of queries and keys, in all heads)
 
     The factors are measured times: of exp, erfc and quotients, and of turning numbers into balls and back.
     """
@@ -131,6 +134,11 @@ def norm_work(passes: int, gradients: bool, *, rows: int, width: int) -> int:
 def feed_forward_work(passes: int, gradients: bool, *, rows: int, E: int, F: int, out: int) -> int:
     hidden = rows * F * (passes * (E + out) + (125 if gradients else 70))
     return hidden + (E * F + F * out + rows * (E + out)) * (10 if gradients else 4)
+
+
+def gated_feed_forward_work(passes: int, gradients: bool, *, rows: int, E: int, F: int, out: int) -> int:
+    twice = rows * F * E * passes + (E * F) * (10 if gradients else 4)
+    return feed_forward_work(passes, gradients, rows=rows, E=E, F=F, out=out) + twice + rows * F * 10
 
 
 def lookup_work(passes: int, gradients: bool, *, N: int, E: int, rows: int) -> int:

@@ -15,7 +15,7 @@ from rich.text import Text
 from conformance.models.agreement import Agreement, StepAgreement
 from conformance.models.stepwise import framework_of
 from specification.checkpoints import flatten
-from specification.configuration import Configuration
+from specification.configuration import AttentionLayer, Configuration
 from specification.masks import And, Dense, KeyPadding
 
 PICTURES = (".png", ".svg", ".pdf")
@@ -102,20 +102,24 @@ def weights_of(found: Agreement, name: str) -> np.ndarray:
 
 
 def weights_within(
-    parameters: Any, x: np.ndarray, memory: np.ndarray, mask: Any, dropout: Any, configuration: Configuration
+    parameters: Any,
+    x: np.ndarray,
+    memory: np.ndarray,
+    mask: Any,
+    dropout: Any,
+    configuration: Configuration,
+    layer: AttentionLayer = AttentionLayer(),
+    bias: Any = None,
 ) -> np.ndarray:
     """Return the attention weights [B, H, Q, K] within `attend`, by the definition. dropout is left out."""
     from reference_numpy import attention_weights
-    from reference_numpy.blocks import attention_options
-    from reference_numpy.multi_head_attention import join_heads, linear, split_heads
+    from reference_numpy.blocks import attention_options, project_keys, project_queries, windowed
 
-    options = attention_options(x.shape[-1], mask, None, configuration)
-    heads = options["num_heads"]
-    query, key = (
-        split_heads(linear(join_heads(p), a), heads) for p, a in ((parameters.query, x), (parameters.key, memory))
-    )
-    kept = {option: options[option] for option in ("mask", "scale", "empty_rows")}
-    return attention_weights(query, key, **kept)
+    options = attention_options(x.shape[-1], windowed(mask, layer), None, configuration)
+    query = project_queries(parameters, x, configuration, layer)
+    key, _ = project_keys(parameters, memory, configuration, layer)
+    kept = {option: options[option] for option in ("mask", "scale", "softcap", "empty_rows")}
+    return attention_weights(query, key, bias=bias, sinks=parameters.sinks, **kept)
 
 
 def unknown_format(path: Path) -> str | None:

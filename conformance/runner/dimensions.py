@@ -121,7 +121,7 @@ def taken(case: Case, parts: Parts, rng: np.random.Generator | None = None) -> C
     if any(name != OFFSET and (part.size > 0) != (sizes[name] > 0) for name, part in parts.items()):
         return None
     cut = {n: resized(array, arrays[n], sizes, parts, rng) for n, array in arrays_of(case).items()}
-    cut |= {name: np.abs(cut[name]) for name in operation_named(case.operation).positive}
+    cut |= {name: np.abs(cut[name]) for name in operation_named(case.operation).positive if name in cut}
     inputs = {name: cut[name] for name in case.inputs}
     for name, axis in lists.items():
         inputs = relisted(inputs, name, places(axis, sizes, parts)[0])
@@ -129,13 +129,16 @@ def taken(case: Case, parts: Parts, rng: np.random.Generator | None = None) -> C
     if options.get("mask") is not None:
         options["mask"] = cut_mask(options["mask"], sizes, parts)
     if "num_heads" in options:
-        options["num_heads"] = len(places(HEADS, sizes, parts)[0])
+        options["num_heads"] = len(places(HEADS if "G" in sizes else ("H",), sizes, parts)[0])
     options |= sizes_as_options(case, sizes, parts)
     if "ids" in inputs and "vocabulary" in parts:
         start, size = parts["vocabulary"]
         inputs["ids"] = np.clip(inputs["ids"] - start, 0, size - 1).astype(inputs["ids"].dtype)
     if "targets" in inputs and "classes" in parts:
         inputs["targets"] = among_classes(inputs["targets"], parts["classes"], options.get("ignore"))
+    if "query_lengths" in inputs and "Q" in parts:
+        start, size = parts["Q"]
+        inputs["query_lengths"] = np.clip(inputs["query_lengths"] - start, 0, size).astype(np.int32)
     cotangents = {name: cut[f"-> {name}"] for name in case.cotangents}
     return in_memory(replace(case, inputs=inputs, options=options, cotangents=cotangents), case.memory)
 
@@ -170,6 +173,9 @@ def sizes_as_options(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Any]:
         moved = offset + (start if OFFSET not in parts else 0)
         if moved or case.options.get(OFFSET) is not None:
             found[OFFSET] = moved
+    if "query_length" in case.options:
+        (i, found["query_length"]), (j, found["key_length"]) = (parts.get(n, Part(0, sizes[n])) for n in ("Q", "K"))
+        found[OFFSET] = max(parts.get(OFFSET, Part(0, sizes[OFFSET])).size + i - j, 0)
     if "width" in case.options and "E" in parts:
         found["width"] = parts["E"].size
     if isinstance(case.options.get("scaling"), LongRopeScaling) and "E" in parts:

@@ -34,6 +34,7 @@ from conformance.oracle.reference import ball_work, balls_available
 from conformance.sampling.layouts import with_memory
 from reference_numpy import materialize
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
+from specification.configuration import CHOICES
 from specification.dtypes import compute_dtype_name
 from specification.masks import And, Or
 
@@ -531,8 +532,14 @@ def add_features(
     shared_bias: bool = False,
 ) -> None:
     companion = draw(st.sampled_from((compute_dtype_name(d.dtype), d.dtype)))
-    if "scale" in features:
-        options["scale"] = draw(st.sampled_from((0.3, 1.0, -0.7, 0.0, -0.2)))
+    if "alibi_slopes" in features:
+        features = features - {"bias"}
+        inputs["alibi_slopes"] = alibi_slopes(draw, s, d)
+    if "query_lengths" in features:
+        inputs["query_lengths"] = d.integers(draw(st.sampled_from((0, 1))), s.Q, s.B).astype(np.int32)
+    if "scale" in features:  # kernels divide ALiBi's slopes by it
+        scales = (0.3, 1.0, -0.7, -0.2) if "alibi_slopes" in features else (0.3, 1.0, -0.7, 0.0, -0.2)
+        options["scale"] = draw(st.sampled_from(scales))
     if "softcap" in features:
         options["softcap"] = draw(st.sampled_from((0.5, 2.0, 30.0)))
     if "bias" in features:
@@ -547,6 +554,16 @@ def add_features(
     if "dropout" in features:
         options["dropout_rate"] = draw(st.sampled_from((0.1, 0.5)))
         options["dropout_keep"] = d.booleans(s.B, s.H, s.Q, s.K, share=1 - options["dropout_rate"])
+
+
+def alibi_slopes(draw: st.DrawFn, s: Sizes, d: Draw) -> np.ndarray:
+    """One for each head, or for each of every batch element, by which the farthest key loses up to 16.
+
+    They have few bits, so that their products with distances are exact.
+    """
+    shape = draw(st.sampled_from(((s.H,), (s.B, s.H))))
+    step = 2.0 ** -(max(s.Q, s.K, 2) - 1).bit_length()
+    return (d.integers(1, 64, *shape) * step / 4).astype(compute_dtype_name(d.dtype))
 
 
 @st.composite
@@ -648,12 +665,14 @@ def norm_cases(
     dtypes: tuple[str, ...] = DTYPES,
     far: bool = False,
     epsilons: tuple[float, ...] = (),
+    plus_one: tuple[bool, ...] = (False, True),
     declaration: Declaration = EVERYTHING,
 ) -> Case:
     """plans: the shapes of x to draw from, each with the number of axes that are normalised.
 
     far: the means are, which in wide rows only float64 resolves; there they grow with the width, as bounds do.
     epsilons: the choices, instead of the usual ones, of which those that hide a wide row's variance are left out.
+    plus_one: the choices for rms_norm. A weight to which 1 is added is small in half the cases, as trained ones are.
     """
     assume(set(focus) <= declaration.features)
     shapes = [s for s in plans if operation != "standard_deviation_norm" or s[0][-1] > 1]
@@ -683,10 +702,13 @@ def norm_cases(
         x = x / scale * d.choice((1e-4, 1e-3, 3e-3, 0.03), *rows)
     elif kind == "large":  # squares do not fit into 16 bits, and barely into float32
         x = x / (scale * (1 + np.max(np.abs(x), initial=1.0) / scale)) * LARGE[dtype]
+    options: dict[str, Any] = {}
+    if operation == "rms_norm":
+        options["plus_one"] = draw(st.sampled_from(taken(operation, "plus_one", plus_one, declaration)))
+        weight = weight * draw(st.sampled_from((0.01, 1.0))) if options["plus_one"] else weight
     inputs = {"x": d.cast(x), "weight": d.cast(weight, companion)}
     if operation != "rms_norm" and draw(st.integers(0, 4)) > 0 and "bias" not in declaration.lacking:
         inputs["bias"] = d.normal(*names, dtype=companion)
-    options: dict[str, Any] = {}
     if operation != "layer_norm" or epsilons or (not default_eps and draw(st.booleans())):
         usual = [eps for eps in EPSILONS if shape[-1] <= MANY_KEYS or eps <= scale**2]
         options["eps"] = draw(st.sampled_from(epsilons or usual))
@@ -716,13 +738,14 @@ def taken(operation: str, name: str, choices: Iterable[Any], declaration: Declar
     return some(choice for choice in choices if not lacking or choice == default(operation, name))
 
 
-ACTIVATIONS = ("relu", "gelu", "gelu_tanh")
+ACTIVATIONS = CHOICES["activation"]
 NETWORKS = (((2, 3, 4), 10, 5), ((5, 6), 7, 6), ((2, 9, 24), 40, 17))
 
 
 @st.composite
 def feed_forward_cases(
     draw: st.DrawFn,
+    operation: str = "feed_forward",
     activations: tuple[str, ...] = ACTIVATIONS,
     dtypes: tuple[str, ...] = DTYPES,
     plans: tuple[tuple[tuple[int, ...], int, int], ...] = NETWORKS,
@@ -731,21 +754,25 @@ def feed_forward_cases(
     """plans: the shapes of x to draw from, each with the inner and the outer width."""
     shape, inner, outer = draw(st.sampled_from(plans))
     sizes = {"rows": prod(shape[:-1]), "E": shape[-1], "F": inner, "out": outer}
-    cheap = ball_work("feed_forward", gradients=True, **sizes) <= EXACTLY
+    cheap = ball_work(operation, gradients=True, **sizes) <= EXACTLY
     dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if cheap or d != "float64")))
     d, E = Draw(draw(seeds), dtype), shape[-1]
     size = draw(st.sampled_from((1.0, 4.0)))
     inputs = {"x": d.normal(*shape, scale=size), "inner.weight": d.normal(E, inner, scale=E**-0.5)}
     inputs["outer.weight"] = d.normal(inner, outer, scale=inner**-0.5)
+    gated = operation == "gated_feed_forward"
+    if gated:
+        inputs["gate.weight"] = d.normal(E, inner, scale=E**-0.5)
     if draw(st.booleans()):
         inputs |= {"inner.bias": d.normal(inner), "outer.bias": d.normal(outer)}
+        inputs |= {"gate.bias": d.normal(inner)} if gated else {}
     options: dict[str, Any] = {
-        "activation": draw(st.sampled_from(taken("feed_forward", "activation", activations, declaration)))
+        "activation": draw(st.sampled_from(taken(operation, "activation", activations, declaration)))
     }
     if draw(st.integers(0, 2)) == 0 and "dropout" in declaration:
         options |= {"dropout_rate": 0.25, "dropout_keep": d.booleans(*shape[:-1], inner, share=0.75)}
     cotangents = wanted({"output": over_rows(draw, d, (*shape[:-1], outer))}, declaration)
-    return with_memory(draw, Case("feed_forward", dtype, inputs, options, cotangents), declaration)
+    return with_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
 
 
 EXACT_POSITIONS = 2**15

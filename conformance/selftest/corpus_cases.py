@@ -78,7 +78,7 @@ def rows(
 
 def networks(count: int, model: int, inner: int, outer: int) -> st.SearchStrategy[Any]:
     sizes = ((count, model), inner, outer)
-    return generation.feed_forward_cases(plans=(sizes,), declaration=CONTIGUOUS).filter(in_float32)
+    return generation.feed_forward_cases("feed_forward", plans=(sizes,), declaration=CONTIGUOUS).filter(in_float32)
 
 
 def tables(operation: str, vocabulary: int, width: int, ids: int) -> st.SearchStrategy[Any]:

@@ -177,6 +177,20 @@ def arrays_of_numbers(inputs: tuple[Any, ...]) -> None:
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 
+def flag(name: str, value: Any) -> None:
+    """Check that an option is True or False.
+
+    Args:
+        name: what messages call it.
+        value: the option.
+
+    Raises:
+        TypeError: for anything else.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+
+
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Check that a value is one of several.
 

@@ -182,8 +182,8 @@ def no_look_ahead(looks_ahead: bool) -> None:
     """
     if looks_ahead:
         raise ValueError(
-            "padding that attends to nothing takes the mean of all values with empty_rows='mean', of those that come "
-            "later too, which no cache can hold: use the full forward pass"
+            "what no cache can hold needs the full forward pass: padding that attends to nothing and takes the mean of "
+            "all values with empty_rows='mean', or keys whose rotation changes with the length of the sequence"
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from specification.blocks import misplaced_norms
 from specification.checks.arguments import (
     boolean,
     companion_dtype,
@@ -15,7 +16,9 @@ from specification.checks.arguments import (
     dropout,
     epsilon,
     finite,
+    flag,
     floating,
+    in_range,
     integer,
     natural,
     one_of,
@@ -27,16 +30,21 @@ from specification.checks.arguments import (
     structure,
 )
 from specification.checks.sites import sites
+from specification.configuration import CHOICES, Configuration
 from specification.dropout import StackDropout
 from specification.dtypes import FLOATING, LARGEST, compute_dtype_name, dtype_name
-from specification.parameters import Embedding, FeedForward, Linear
+from specification.parameters import Embedding, FeedForward, GatedFeedForward, ImageEmbedding, Linear, Norm
 from specification.positions import EXPONENTS
 
 __all__ = [
+    "alibi_bias",
     "attention",
+    "block_attention",
     "embed",
+    "embed_image",
     "embedding",
     "feed_forward",
+    "gated_feed_forward",
     "ids_within",
     "join_heads",
     "learned_positions",
@@ -45,8 +53,11 @@ __all__ = [
     "multi_head_attention",
     "no_bias",
     "norm",
+    "norms",
     "pool",
     "positions",
+    "relative_position_bias",
+    "rms_norm",
     "silu",
     "stack",
     "standard_deviation_norm",
@@ -183,12 +194,33 @@ def multi_head_attention(
     """Check the arguments of multi-head attention (MHA-1, MHA-2, ATT-7).
 
     Args:
-        parameters: a `MultiHeadAttention`.
+        parameters: a `MultiHeadAttention` of four projections and nothing else.
         projections: the same with per-head projections joined.
         query: [B, Q, E].
         key: [B, K, E of the keys].
         value: [B, K, E of the values].
         num_heads: the number of query heads.
+
+    Returns:
+        (H, G, D): query heads, key heads and head width, all read off the shapes.
+
+    Raises:
+        TypeError: for other structures or dtypes.
+        ValueError: for shapes or numbers of heads that do not fit, and for what only a block's attention has.
+    """
+    for name in ("query_norm", "key_norm", "sinks"):
+        if getattr(parameters, name) is not None:
+            raise ValueError(f"multi-head attention takes no {name} among its parameters: a block's attention has it")
+    return attention_projections(parameters, projections, query, key, value, num_heads)
+
+
+def attention_projections(
+    parameters: Any, projections: Any, query: Any, key: Any, value: Any, num_heads: int
+) -> tuple[int, int, int]:
+    """Check the four projections of an attention and what they are given (MHA-1, MHA-2, ATT-7).
+
+    Args:
+        parameters, projections, query, key, value, num_heads: as for `multi_head_attention`.
 
     Returns:
         (H, G, D): query heads, key heads and head width, all read off the shapes.
@@ -288,6 +320,26 @@ def norm(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[int, ...]:
     return tuple(range(-len(axes), 0))
 
 
+def rms_norm(x: Any, weight: Any, eps: Any, plus_one: Any) -> tuple[int, ...]:
+    """Check the arguments of rms_norm (NORM-7, NORM-8).
+
+    Args:
+        x: as for `norm`.
+        weight: as for `norm`.
+        eps: as for `norm`.
+        plus_one: True or False.
+
+    Returns:
+        The trailing axes, as `norm` has them.
+
+    Raises:
+        TypeError: for other dtypes, and for a plus_one that is no truth value.
+        ValueError: for shapes that do not fit, and for another eps.
+    """
+    flag("plus_one", plus_one)
+    return norm(x, weight, None, eps)
+
+
 def standard_deviation_norm(x: Any, weight: Any, bias: Any, eps: Any) -> tuple[int, ...]:
     """Check the arguments of a norm by the unbiased deviation, which needs two elements (NORM-7).
 
@@ -352,6 +404,62 @@ def learned_positions(table: Any, length: int, offset: Any) -> None:
         raise ValueError(f"{length} positions from {start} on need a table of {start + length} rows, got {rows}")
 
 
+def alibi_bias(num_heads: int, query_length: int, key_length: int, offset: Any, dtype: str) -> None:
+    """Check the arguments of alibi_bias (POS-5).
+
+    Args:
+        num_heads: the number of query heads.
+        query_length: the number of queries.
+        key_length: the number of keys.
+        offset: the position of the first query.
+        dtype: the name of a floating dtype.
+
+    Raises:
+        TypeError: for what is no integer, and for another dtype.
+        ValueError: for negative numbers, and for no heads.
+    """
+    if natural("num_heads", num_heads) == 0:
+        raise ValueError("num_heads must be at least 1, got 0")
+    natural("query_length", query_length)
+    natural("key_length", key_length)
+    distance("offset", offset)
+    if dtype not in FLOATING:
+        raise TypeError(f"dtype must be one of {', '.join(FLOATING)}, got {dtype}")
+
+
+def relative_position_bias(
+    table: Any, query_length: int, key_length: int, bidirectional: Any, furthest: int, offset: Any
+) -> None:
+    """Check the arguments of relative_position_bias (POS-6).
+
+    Args:
+        table: [buckets, heads], with two buckets at least for each direction.
+        query_length: the number of queries.
+        key_length: the number of keys.
+        bidirectional: True or False.
+        furthest: more than half the buckets of a direction.
+        offset: the position of the first query.
+
+    Raises:
+        TypeError: for other dtypes, and for what is no integer or no truth value.
+        ValueError: for negative numbers, for too few buckets, and for another furthest.
+    """
+    flag("bidirectional", bidirectional)
+    rows, _ = ranked("table", table, "buckets, heads")
+    floating("table", table)
+    natural("query_length", query_length)
+    natural("key_length", key_length)
+    distance("offset", offset)
+    buckets, direction = (rows // 2, " for each direction") if bidirectional else (rows, "")
+    if buckets < 2:
+        raise ValueError(f"at least two buckets are needed{direction}, got a table of {rows} rows")
+    in_range("furthest", natural("furthest", furthest))
+    if furthest <= buckets // 2:
+        raise ValueError(
+            f"furthest must be more than {buckets // 2}, the distances that have a bucket of their own, got {furthest}"
+        )
+
+
 def embedding(table: Any, ids: Any) -> None:
     """Check the arguments of embedding but for the values of `ids` (EMB-1).
 
@@ -389,7 +497,7 @@ def feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dr
     Args:
         parameters: a `FeedForward`.
         x: [..., E].
-        activation: "relu", "gelu" or "gelu_tanh".
+        activation: "relu", "gelu", "gelu_tanh" or "silu".
         dropout_keep: booleans [..., F], or None.
         dropout_rate: in [0, 1).
 
@@ -398,17 +506,84 @@ def feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dr
         ValueError: for shapes that do not fit, and for another activation or rate.
     """
     structure("parameters", parameters, FeedForward)
+    network(parameters, x, activation, dropout_keep, dropout_rate)
+
+
+def gated_feed_forward(parameters: Any, x: Any, activation: str, dropout_keep: Any, dropout_rate: Any) -> None:
+    """Check the arguments of gated_feed_forward (FFN-2).
+
+    Args:
+        parameters: a `GatedFeedForward`.
+        x: as for `feed_forward`.
+        activation: as for `feed_forward`.
+        dropout_keep: as for `feed_forward`.
+        dropout_rate: as for `feed_forward`.
+
+    Raises:
+        TypeError: for other structures or dtypes.
+        ValueError: for shapes that do not fit, and for another activation or rate.
+    """
+    structure("parameters", parameters, GatedFeedForward)
+    inner = network(parameters, x, activation, dropout_keep, dropout_rate)
+    _, gate = linear("gate", parameters.gate, floating("x", x), x.shape[-1])
+    if gate != inner:
+        raise ValueError(f"gate.weight must have as many columns as inner.weight, got {gate} and {inner}")
+
+
+def network(parameters: Any, x: Any, activation: str, dropout_keep: Any, dropout_rate: Any) -> int:
+    """Check what both feed-forward networks have, and return the width between inner and outer (FFN-1, FFN-2)."""
     shape = shape_of("x", x)
     dtype = floating("x", x)
     if len(shape) == 0:
         raise ValueError("x must have shape [..., width], got []")
     _, inner = linear("inner", parameters.inner, dtype, shape[-1])
     linear("outer", parameters.outer, dtype, inner)
-    one_of("activation", activation, ("relu", "gelu", "gelu_tanh"))
+    one_of("activation", activation, CHOICES["activation"])
     dropout(dropout_keep, dropout_rate, (*shape[:-1], inner))
+    return inner
 
 
 # --- blocks and models ------------------------------------------------------------------------------------------------
+
+
+def block_attention(parameters: Any, projections: Any, x: Any, memory: Any, num_heads: int) -> None:
+    """Check a block's attention, whose queries and keys may have norms of their own (MHA-1, NORM-8).
+
+    Args:
+        parameters: a `MultiHeadAttention`.
+        projections: the same with per-head projections joined.
+        x: [B, Q, E].
+        memory: [B, K, E of the keys].
+        num_heads: the number of query heads.
+
+    Raises:
+        TypeError: for other structures or dtypes.
+        ValueError: for shapes or numbers of heads that do not fit.
+    """
+    H, G, D = attention_projections(parameters, projections, x, memory, memory, num_heads)
+    for name, given, heads in (("query_norm", parameters.query_norm, H), ("key_norm", parameters.key_norm, G)):
+        if given is None:
+            continue
+        structure(name, given, Norm)
+        shape = shape_of(f"{name}.weight", given.weight)
+        if shape not in ((D,), (heads * D,)):
+            wanted = f"[{D}] for each head or [{heads * D}] for all together"
+            raise ValueError(f"{name}.weight must have shape {wanted}, got {list(shape)}")
+
+
+def norms(parameters: Any, configuration: Configuration) -> None:
+    """Check that a block has the norms that its order asks for, and no others (BLK-1, BLK-3).
+
+    Args:
+        parameters: an `EncoderBlock` or a `DecoderBlock`.
+        configuration: the model's.
+
+    Raises:
+        ValueError: for a norm that is missing or has no place, and for cross-attention where the order has none.
+    """
+    problems = misplaced_norms(parameters, configuration.norm_order)
+    if problems:
+        raise ValueError(f"with norm_order={configuration.norm_order!r} {problems[0]}")
 
 
 def summands(x: Any, y: Any) -> None:
@@ -490,13 +665,42 @@ def embed(parameters: Any, tokens: Any, token_types: Any, positions: str, offset
         raise ValueError(f"token_types must have shape {list(shape)} like tokens, got {list(token_types.shape)}")
 
 
+def embed_image(parameters: Any, images: Any, size: int | None) -> None:
+    """Check the arguments of an embedding of images (TRF-1).
+
+    Args:
+        parameters: an `ImageEmbedding`.
+        images: [B, C, height, width].
+        size: the configuration's patch_size.
+
+    Raises:
+        TypeError: for other structures or dtypes.
+        ValueError: for a size that is missing, and for shapes that do not fit.
+    """
+    structure("embedding", parameters, ImageEmbedding)
+    _, channels, height, width = ranked("images", images, "batch, channels, height, width")
+    dtype = floating("images", images)
+    if size is None:
+        raise ValueError("images are cut into patches, and the configuration has no patch_size")
+    if height % size or width % size:
+        raise ValueError(f"images must have sides that are multiples of patch_size={size}, got {height} and {width}")
+    _, outer = linear("patches", parameters.patches, dtype, channels * size * size)
+    same_dtype(images=images, class_token=parameters.class_token, positions=parameters.positions)
+    rows = height // size * (width // size) + 1
+    for name, array, wanted in (("class_token", parameters.class_token, (outer,)),
+                                ("positions", parameters.positions, (rows, outer))):  # fmt: skip
+        if shape_of(name, array) != wanted:
+            raise ValueError(f"{name} must have shape {list(wanted)}, got {list(array.shape)}")
+
+
 def stack(parameters: Any, kind: type, x: Any, dropout: Any, token_types: Any = None) -> None:
     """Check the arguments of an encoder or a decoder.
 
     Args:
         parameters: the stack.
         kind: `Encoder` or `Decoder`.
-        x: token ids [B, T] where there is an embedding, else what is embedded already, [B, T, E].
+        x: token ids [B, T] where there is an embedding of those, images [B, C, height, width] where there is one of
+            images, else what is embedded already, [B, T, E].
         dropout: a `StackDropout`, for all blocks or none.
         token_types: of the tokens, or None.
 
@@ -505,11 +709,14 @@ def stack(parameters: Any, kind: type, x: Any, dropout: Any, token_types: Any = 
         ValueError: for shapes or counts that do not fit.
     """
     structure("parameters", parameters, kind)
+    if not isinstance(parameters.embedding, Embedding) and token_types is not None:
+        raise ValueError("token_types were given, and the parameters have no embedding of tokens")
     if parameters.embedding is None:
         ranked("x", x, "batch, positions, width")
         floating("x", x)
-        if token_types is not None:
-            raise ValueError("token_types were given, and the parameters have no embedding")
+    elif isinstance(parameters.embedding, ImageEmbedding):
+        ranked("images", x, "batch, channels, height, width")
+        floating("images", x)
     else:
         ranked("tokens", x, "batch, positions")
         integer("tokens", x)

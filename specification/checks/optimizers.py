@@ -12,6 +12,7 @@ from specification.checks.arguments import (
     described,
     distance,
     epsilon,
+    flag,
     floating,
     natural,
     ranked,
@@ -169,20 +170,6 @@ def decay(name: str, value: Any) -> None:
     number = plain_number(name, value)
     if not 0 <= number < 1:
         raise ValueError(f"{name} must be at least 0 and below 1, got {number}")
-
-
-def flag(name: str, value: Any) -> None:
-    """Check that an option is True or False.
-
-    Args:
-        name: what messages call it.
-        value: the option.
-
-    Raises:
-        TypeError: for anything else.
-    """
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
 # --- steps ------------------------------------------------------------------------------------------------------------

@@ -20,9 +20,17 @@ from specification.checks.arguments import (
 )
 from specification.dtypes import LARGEST
 from specification.frequencies import needs_length
-from specification.rotary import PAIRINGS, SCALINGS, DynamicScaling, Llama3Scaling, LongRopeScaling, YarnScaling
+from specification.rotary import (
+    PAIRINGS,
+    SCALINGS,
+    DynamicScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rotary,
+    YarnScaling,
+)
 
-__all__ = ["positions_within", "rotary_embedding", "rotary_frequencies", "rotary_length"]
+__all__ = ["positions_within", "rotary_embedding", "rotary_fits", "rotary_frequencies", "rotary_length"]
 
 
 def rotary_embedding(
@@ -58,6 +66,24 @@ def rotary_embedding(
     turning = width if rotary_width is None else int(rotary_width)
     rotary_frequencies(turning, base, scaling, length, "rotary_width")
     return turning
+
+
+def rotary_fits(rotary: Rotary, width: int) -> None:
+    """Check that heads of a width can be rotated (POS-3).
+
+    Args:
+        rotary: how.
+        width: of a head.
+
+    Raises:
+        TypeError: for what is no number or no scaling.
+        ValueError: for a width that does not fit, and for numbers out of range.
+    """
+    one_of("pairing", rotary.pairing, PAIRINGS)
+    turning = width if rotary.width is None else natural("rotary width", rotary.width)
+    if turning > width:
+        raise ValueError(f"the rotary width must be at most the head width {width}, got {turning}")
+    rotary_frequencies(turning, rotary.base, rotary.scaling, None, "rotary width")
 
 
 def rotary_frequencies(width: Any, base: Any, scaling: Any, length: Any, name: str = "width") -> None:

@@ -59,7 +59,8 @@ def read(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparame
         require_arrays_by_name(state_dict)
         return mapped(record, state_dict, given, DIALECTS.values())
     told = config_beside(record, Path(state_dict), DIALECTS.values())
-    parameters, configuration = mapped(record, read_safetensors(state_dict)[0], given, DIALECTS.values())
+    arrays = read_safetensors(state_dict)[0]
+    parameters, configuration = mapped(record, arrays, given, DIALECTS.values(), told=told)
     if told is not None:
         check_config_file(record, Path(state_dict), told, given, configuration)
     return parameters, configuration

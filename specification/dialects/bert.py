@@ -15,7 +15,7 @@ import numpy as np
 
 from specification.configuration import Configuration, is_count
 from specification.loading.reader import Reader
-from specification.loading.record import ConfigFile, Dialect, Example, Variant
+from specification.loading.record import Computed, ConfigFile, Dialect, Example, Variant
 from specification.loading.table import array, each, linear, norm, table
 from specification.parameters import Encoder
 
@@ -90,6 +90,15 @@ def check(read: Reader, given: Mapping[str, Any]) -> None:
         )
 
 
+LIKE_ROBERTA = ("camembert", "data2vec-text", "roberta", "xlm-roberta")
+"""Model types with positions "after_padding"."""
+
+
+def padding_of(told: Mapping[str, Any]) -> Any:
+    """Read the id that positions skip; a BERT's skip none."""
+    return told["pad_token_id"] if told["model_type"] in LIKE_ROBERTA else None
+
+
 TOKENS = np.array([[3, 1, 4, 2], [5, 2, 0, 0]])
 
 DIALECT = Dialect(
@@ -122,17 +131,30 @@ DIALECT = Dialect(
     config=ConfigFile(
         families={
             "bert": {"positions": "learned"},
-            "camembert": {"positions": "after_padding"},
-            "data2vec-text": {"positions": "after_padding"},
-            "roberta": {"positions": "after_padding"},
-            "xlm-roberta": {"positions": "after_padding"},
+            **dict.fromkeys(LIKE_ROBERTA, {"positions": "after_padding"}),
         },
         keys={
             "num_heads": "num_attention_heads",
             "eps": "layer_norm_eps",
             "activation": "hidden_act",
-            "padding": "pad_token_id",
+            "padding": Computed(("pad_token_id",), padding_of),
         },
-        fixed={"is_decoder": False, "position_embedding_type": "absolute"},
+        defaults={
+            family: {"layer_norm_eps": 1e-12, "hidden_act": "gelu", "pad_token_id": 0 if family == "bert" else 1}
+            for family in ("bert", *LIKE_ROBERTA)
+        },
+        fixed={"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"},
+        sizes={
+            "hidden_size": "E",
+            "intermediate_size": "F",
+            "vocab_size": "vocabulary",
+            "num_hidden_layers": "i",
+            "type_vocab_size": "token types",
+            "max_position_embeddings": "positions",
+        },
+        without_effect=(
+            *("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
+            *("pooler_size_per_head", "pooler_type", "tie_word_embeddings"),
+        ),
     ),
 )

@@ -66,5 +66,17 @@ DIALECT = Dialect(
     ),
     prefixes=("distilbert.",),
     ignored=(r"(vocab_transform|vocab_layer_norm|vocab_projector|pre_classifier|classifier|qa_outputs)\..*",),
-    config=ConfigFile(families={"distilbert": {}}, keys={"num_heads": "n_heads", "activation": "activation"}),
+    config=ConfigFile(
+        families={"distilbert": {}},
+        keys={"num_heads": "n_heads", "activation": "activation"},
+        defaults={"distilbert": {"activation": "gelu"}},
+        sizes={
+            "dim": "E",
+            "hidden_dim": "F",
+            "vocab_size": "vocabulary",
+            "n_layers": "i",
+            "max_position_embeddings": "positions",
+        },
+        without_effect=("sinusoidal_pos_embds", "tie_weights_", "tie_word_embeddings"),
+    ),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from specification.configuration import Configuration
-from specification.loading.record import ConfigFile, Dialect, Example, Variant
+from specification.loading.record import ConfigFile, Dialect, Example, Tied, Variant
 from specification.loading.table import Row, array, each, linear, norm, table
 from specification.parameters import LanguageModel
 
@@ -83,6 +83,13 @@ DIALECT = Dialect(
     config=ConfigFile(
         families={"gpt2": {}},
         keys={"num_heads": "n_head", "eps": "layer_norm_epsilon", "activation": "activation_function"},
-        fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+        defaults={"gpt2": {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True}},
+        fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+        sizes={"n_embd": "E", "n_inner": "F", "n_layer": "i", "n_positions": "positions", "vocab_size": "vocabulary"},
+        tied=Tied("lm_head.weight"),
+        without_effect=(
+            *("n_ctx", "reorder_and_upcast_attn"),  # the latter computes in float32, as is done here anyway
+            *("summary_activation", "summary_proj_to_labels", "summary_type", "summary_use_proj"),
+        ),
     ),
 )

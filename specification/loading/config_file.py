@@ -1,15 +1,17 @@
-"""The config.json beside a checkpoint: what it says must not contradict what the checkpoint is read with."""
+"""The config.json of a checkpoint: what it means, and that nothing in it contradicts what the checkpoint is read with."""
 
 from __future__ import annotations
 
+import inspect
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from specification.configuration import Configuration
 from specification.loading.families import judgeable, of_model_type
 from specification.loading.record import ConfigFile, Dialect
+from specification.loading.table import any_of
 
 NAME = "config.json"
 ACTIVATIONS = {
@@ -18,8 +20,39 @@ ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
 }
 """The activations of `Configuration` by the names that they have there."""
+
+WITHOUT_EFFECT = frozenset(
+    """
+    _attn_implementation_autoset _commit_hash _name_or_path architectures auto_map dtype finetuning_task model_type
+    name_or_path output_attentions output_hidden_states return_dict return_dict_in_generate torch_dtype torchscript
+    transformers_version use_cache
+
+    attention_dropout attention_probs_dropout_prob attn_pdrop classifier_dropout classifier_dropout_prob dropout
+    dropout_rate embd_pdrop embedding_dropout hidden_dropout hidden_dropout_prob mlp_dropout qa_dropout resid_pdrop
+    seq_classif_dropout summary_first_dropout
+
+    chunk_size_feed_forward gradient_checkpointing initializer_cutoff_factor initializer_factor initializer_range
+    pretraining_tp
+
+    bos_token_id cls_token_id decoder_start_token_id eos_token_id forced_bos_token_id forced_eos_token_id pad_token_id
+    sep_token_id tokenizer_class unk_token_id
+
+    id2label label2id num_labels problem_type task_specific_params
+
+    bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
+    exponential_decay_length_penalty length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams
+    num_return_sequences output_scores prefix remove_invalid_values repetition_penalty suppress_tokens temperature top_k
+    top_p typical_p
+    """.split()
+)
+"""Keys that change no number of a model in evaluation: names, dropout, initial weights, ids of tokens, generation.
+
+`auto_map` names code beside the file, which Hugging Face runs in place of its own only where it is told to trust it.
+"""
 
 
 def config_beside(dialect: Dialect, checkpoint: Path, known: Iterable[Dialect]) -> dict[str, Any] | None:
@@ -39,15 +72,27 @@ def config_beside(dialect: Dialect, checkpoint: Path, known: Iterable[Dialect]) 
     path = checkpoint.parent / NAME
     if dialect.config is None or not path.is_file():
         return None
-    try:
-        told = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    told = json_of(path)
     if not isinstance(told, dict) or "model_type" not in told:
         return None
     if told["model_type"] not in dialect.config.families:
         raise ValueError(f"{path} says otherwise: {other_model(told['model_type'], dialect.config, known)}")
     return told
+
+
+def json_of(path: Path) -> Any:
+    """Read a JSON file.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ValueError: for a file that is no JSON.
+    """
+    try:
+        return json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
 
 
 def other_model(model_type: Any, config: ConfigFile, known: Iterable[Dialect]) -> str:
@@ -61,9 +106,135 @@ def other_model(model_type: Any, config: ConfigFile, known: Iterable[Dialect]) -
     family = of_model_type(str(model_type))
     if family:
         return f"model_type is {model_type!r}, of {judgeable(family)}"
-    reading = [one.name for one in known if one.config is not None and model_type in one.config.families]
-    by = f"; dialect {reading[0]!r} reads it" if reading else ""
+    reading = dialect_of(model_type, known)
+    by = f"; dialect {reading.name!r} reads it" if reading is not None else ""
     return f"model_type is {model_type!r}, and this dialect reads {', '.join(map(repr, config.families))}{by}"
+
+
+def dialect_of(model_type: Any, known: Iterable[Dialect]) -> Dialect | None:
+    """Find the dialect that reads a model.
+
+    Args:
+        model_type: what a config.json says.
+        known: all dialects.
+    """
+    return next((one for one in known if one.config is not None and model_type in one.config.families), None)
+
+
+# --- what a file means ------------------------------------------------------------------------------------------------
+
+
+def with_defaults(config: ConfigFile, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a file's content with what is meant where it does not say.
+
+    Args:
+        config: what the dialect knows of such files.
+        told: the file's content.
+    """
+    return {**config.defaults.get(told["model_type"], {}), **told}
+
+
+class Meant(NamedTuple):
+    """What a config.json means: hyperparameters by name; keys that are missing; and what is not supported."""
+
+    hyperparameters: dict[str, Any]
+    missing: list[str]
+    problems: list[str]
+
+
+def meant_by(dialect: Dialect, told: Mapping[str, Any]) -> Meant:
+    """Read hyperparameters out of a config.json.
+
+    Args:
+        dialect: the one that reads the model.
+        told: the file's content.
+
+    Returns:
+        Those that the file determines. A key is missing where it has no default and a hyperparameter needs it.
+    """
+    config = dialect.config
+    if config is None:
+        return Meant({}, [], [])
+    family = config.families[told["model_type"]]
+    found = Meant({name: value for name, value in family.items() if name in dialect.hyperparameters}, [], [])
+    content, needed = with_defaults(config, told), dialect.hyperparameters
+    for name, key in config.keys.items():
+        try:
+            value = content[key] if isinstance(key, str) else key.value(content)
+        except KeyError as error:
+            if not isinstance(key, str) or needed[name] is inspect.Parameter.empty:
+                found.missing.append(error.args[0])
+            continue
+        except (TypeError, ValueError) as error:
+            found.problems.append(str(error))
+            continue
+        if name == "activation" and value not in ACTIVATIONS:
+            found.problems.append(f"{config.read_by(name)[0]} is {value!r}, which is not supported")
+        elif value is not None or isinstance(key, str):
+            found.hyperparameters[name] = ACTIVATIONS[value] if name == "activation" else value
+    return found
+
+
+def unsupported(config: ConfigFile, told: Mapping[str, Any]) -> list[str]:
+    """Collect the entries of a config.json that are not known, or have a value that is not supported.
+
+    Args:
+        config: what the dialect knows of such files.
+        told: the file's content.
+
+    Returns:
+        A sentence for each. An entry that is not known may be None, False or empty.
+    """
+    found = []
+    known = config.known(told["model_type"])
+    for key, value in told.items():
+        fixed = config.fixed.get(key, value)
+        if value is not None and value != fixed:
+            found.append(f"{key} is {value!r}, of which only {fixed!r} is supported")
+        if key not in known and key not in WITHOUT_EFFECT and not is_empty(value):
+            found.append(f"{key} is {value!r}, which is not known and might change numbers")
+    return found
+
+
+def is_empty(value: Any) -> bool:
+    """Tell whether a value says that there is nothing."""
+    return value is None or value is False or (isinstance(value, str | list | dict) and not value)
+
+
+def sizes_of(config: ConfigFile, told: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Return, by the name of a size in the table, the key and the value that a config.json gives it.
+
+    Args:
+        config: what the dialect knows of such files.
+        told: the file's content.
+    """
+    return {size: (key, told[key]) for key, size in config.sizes.items() if told.get(key) is not None}
+
+
+def of_entries(config: ConfigFile, told: Mapping[str, Any], entries: Collection[str], headless: bool) -> list[str]:
+    """Compare what a config.json says of a checkpoint's entries with those that are there.
+
+    Args:
+        config: what the dialect knows of such files.
+        told: the file's content.
+        entries: the checkpoint's names.
+        headless: whether the model has no output layer.
+
+    Returns:
+        A sentence for each contradiction.
+    """
+    content, found = with_defaults(config, told), []
+    for key, name in config.entries.items():
+        if key in content and bool(content[key]) != any_of((name, f"*.{name}"), entries):
+            has = "there are no such entries" if content[key] else "there are such entries"
+            found.append(f"{key} is {content[key]!r}, and {has}: {name}")
+    tied = config.tied
+    if tied is not None and not headless and content.get(tied.key) is False and not any_of((tied.output,), entries):
+        found.append(f"{tied.key} is False, and {tied.output} is missing")
+    return found
+
+
+# --- whether it contradicts -------------------------------------------------------------------------------------------
 
 
 def check_config_file(
@@ -81,18 +252,18 @@ def check_config_file(
     Raises:
         ValueError: for all contradictions at once.
     """
-    found = [] if dialect.config is None else contradictions(dialect.config, told, given, configuration)
+    found = contradictions(dialect, told, given, configuration)
     if found:
         raise ValueError(f"{checkpoint.parent / NAME} says otherwise: {'; '.join(found)}")
 
 
 def contradictions(
-    config: ConfigFile, told: Mapping[str, Any], given: Mapping[str, Any], configuration: Configuration
+    dialect: Dialect, told: Mapping[str, Any], given: Mapping[str, Any], configuration: Configuration
 ) -> list[str]:
     """Compare the content of a config.json with what a checkpoint was read with.
 
     Args:
-        config: what the dialect knows of such files.
+        dialect: whose names the checkpoint has.
         told: the file's content.
         given: all hyperparameters.
         configuration: what became of them.
@@ -100,17 +271,19 @@ def contradictions(
     Returns:
         For each contradiction what the file says, and what is the case instead.
     """
-    family, found = told["model_type"], []
-    for name, key in config.keys.items():
-        value = told.get(key)
-        ours = ACTIVATIONS.get(str(value), value) if name == "activation" else value
-        if value is not None and given[name] is not None and ours != given[name]:
-            meant = "" if ours == value else f", which is {ours!r} here"
-            found.append(f"{key} is {value!r}{meant}, and {name} is {given[name]!r}")
-    for field, value in config.families[family].items():
-        if getattr(configuration, field) != value:
-            found.append(f"a {family} has {field}={value!r}, and it is read with {getattr(configuration, field)!r}")
-    for key, value in config.fixed.items():
-        if told.get(key, value) != value:
-            found.append(f"{key} is {told[key]!r}, of which only {value!r} is supported")
-    return found
+    config = dialect.config
+    if config is None:
+        return []
+    meant, _, found = meant_by(dialect, told)
+    for name in config.keys:
+        keys = [key for key in config.read_by(name) if key in told]
+        if name not in meant or given[name] in (None, meant[name]) or not keys:
+            continue
+        said = " and ".join(f"{key} is {told[key]!r}" for key in keys)
+        here = "" if len(keys) == 1 and told[keys[0]] == meant[name] else f", which is {meant[name]!r} here"
+        found.append(f"{said}{here}, and {name} is {given[name]!r}")
+    family = told["model_type"]
+    for name, value in config.families[family].items():
+        if getattr(configuration, name) != value:
+            found.append(f"a {family} has {name}={value!r}, and it is read with {getattr(configuration, name)!r}")
+    return [*found, *unsupported(config, told)]

@@ -23,7 +23,7 @@ class Family(NamedTuple):
 
 POST_NORM = "multi_head_attention, layer_norm, feed_forward and embedding"
 PRE_NORM = "attention, layer_norm, feed_forward and embedding"
-RMS = "attention, rms_norm, silu and embedding"
+RMS = "attention, rms_norm, rotary_embedding, gated_feed_forward and embedding"
 
 UNCOVERED = {
     "ALBERT": Family(("*albert_layer_groups.*",), ("albert",), POST_NORM),
@@ -42,23 +42,33 @@ UNCOVERED = {
     "ELECTRA": Family(("electra.*",), ("electra",), POST_NORM),
     "GPT-J": Family(("*h.0.attn.q_proj.weight",), ("gptj",), PRE_NORM),
     "GPT-Neo": Family(("*h.0.attn.attention.q_proj.weight",), ("gpt_neo",), PRE_NORM),
-    "GPT-NeoX": Family(("*layers.0.attention.query_key_value.weight",), ("gpt_neox",), PRE_NORM),
-    "LLaMA (Gemma, Mistral, Phi-3, Qwen2, ...)": Family(
-        ("*layers.0.mlp.gate_proj.weight", "*layers.0.mlp.gate_up_proj.weight"),
-        ("gemma", "gemma2", "gemma3", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2", "qwen3"),
+    "Gemma 3 with images, or another model of several kinds": Family(
+        ("*language_model.layers.0.*", "*language_model.model.layers.0.*"),
+        ("gemma3", "llava", "mistral3", "paligemma", "qwen2_vl", "qwen2_5_vl"),
         RMS,
     ),
     "Mamba": Family(("*layers.0.mixer.A_log",), ("mamba", "mamba2"), "rms_norm, silu and embedding"),
-    "ModernBERT": Family(("*layers.0.attn.Wqkv.weight",), ("modernbert",), "attention, layer_norm and embedding"),
+    "Mixtral, GPT-OSS or another mixture of experts": Family(
+        ("*layers.0.mlp.experts.*", "*layers.0.block_sparse_moe.*", "*layers.0.mlp.router.*"),
+        ("deepseek_v2", "deepseek_v3", "gpt_oss", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe"),
+        RMS,
+    ),
     "MPNet": Family(("*layer.0.attention.attn.q.weight",), ("mpnet",), PRE_NORM),
     "OPT": Family(("*decoder.layers.0.self_attn_layer_norm.weight",), ("opt",), PRE_NORM),
-    "T5": Family(
-        ("*block.0.layer.0.SelfAttention.q.weight",),
-        ("longt5", "mt5", "t5", "umt5"),
+    "relatives of LLaMA (Cohere, GLM, Granite, StableLM, ...)": Family(
+        ("*layers.0.mlp.gate_proj.weight", "*layers.0.mlp.gate_up_proj.weight"),
+        ("cohere", "cohere2", "exaone4", "glm", "glm4", "granite", "ministral", "olmo", "olmo3", "stablelm"),
+        RMS,
+    ),
+    "relatives of T5 (LongT5, UMT5, ...)": Family(
+        ("*block.0.layer.0.SelfAttention.q.weight", "*block.0.layer.0.LocalSelfAttention.q.weight"),
+        ("longt5", "umt5"),
         "attention, rms_norm, feed_forward and embedding",
     ),
-    "ViT": Family(
-        ("*embeddings.patch_embeddings.projection.weight",), ("deit", "vit"), "attention, layer_norm and feed_forward"
+    "relatives of ViT (DeiT, ...)": Family(
+        ("*embeddings.patch_embeddings.projection.weight",),
+        ("beit", "deit", "dinov2"),
+        "attention, layer_norm and feed_forward",
     ),
     "XLNet": Family(("*layer.0.rel_attn.q",), ("xlnet",), "layer_norm, feed_forward and embedding"),
 }
@@ -98,27 +108,33 @@ def uncovered(names: Collection[str]) -> str | None:
     return next((family for family, one in UNCOVERED.items() if any_of(one.names, names)), None)
 
 
-def covered(dialects: Iterable[Dialect], names: Collection[str]) -> str | None:
-    """Find the dialect that a checkpoint has the names of.
+def covered(dialects: Iterable[Dialect], names: Collection[str]) -> list[str]:
+    """Find the dialects that a checkpoint has the names of.
 
     Args:
-        dialects: records, of which the first that fits is taken.
+        dialects: records, of which those are taken that know the most of the names.
         names: those of the checkpoint's entries.
 
     Returns:
-        The dialect's name, or None where there is none.
+        The dialects' names; several where they have the same names, as Llama and Gemma.
     """
-    return next((one.name for one in dialects if any(fits(one, variant, names) for variant in one.variants)), None)
+    known = {one.name: max(known_names(one, variant, names) for variant in one.variants) for one in dialects}
+    most = max(known.values(), default=0)
+    return [name for name, count in known.items() if count == most > 0]
 
 
-def fits(dialect: Dialect, variant: Variant, names: Collection[str]) -> bool:
-    """Tell whether a checkpoint has every name of a variant's first layer.
+def known_names(dialect: Dialect, variant: Variant, names: Collection[str]) -> int:
+    """Count the names of a variant's first layer that a checkpoint has.
 
     Args:
         dialect: the record.
-        variant: one of its variants. Names that not every checkpoint has are not asked for.
+        variant: one of its variants.
         names: those of the checkpoint's entries.
+
+    Returns:
+        The count; 0 where one is missing that every checkpoint has.
     """
     short = {name.removeprefix(prefix) for name in names for prefix in (*dialect.prefixes, "")}
-    rows = [row for row in numbered(variant.table, lambda _, place: 1) if not row.when and not row.unless]
-    return all(row.theirs in short for row in rows)
+    rows = list(numbered(variant.table, lambda _, place: 1))
+    needed = all(row.theirs in short for row in rows if not row.when and not row.unless)
+    return len({row.theirs for row in rows} & short) if needed else 0

@@ -7,14 +7,22 @@ from typing import Any
 
 from specification.checkpoints import unflatten
 from specification.configuration import Configuration
+from specification.loading.config_file import sizes_of
 from specification.loading.families import covered, judgeable, uncovered
 from specification.loading.hyperparameters import of_variant
 from specification.loading.reader import Reader
 from specification.loading.record import Dialect, Variant
+from specification.loading.table import multiplied
 
 
 def mapped(
-    dialect: Dialect, state_dict: Mapping[str, Any], given: dict[str, Any], known: Collection[Dialect]
+    dialect: Dialect,
+    state_dict: Mapping[str, Any],
+    given: dict[str, Any],
+    known: Collection[Dialect],
+    *,
+    told: Mapping[str, Any] | None = None,
+    dtype: str | None = None,
 ) -> tuple[Any, Configuration]:
     """Read a checkpoint by the record of its dialect.
 
@@ -23,6 +31,8 @@ def mapped(
         state_dict: arrays by their names in the checkpoint.
         given: all hyperparameters, as `checked` returns them.
         known: all dialects, to say whose names those are that do not fit.
+        told: the content of the config.json beside the checkpoint, where there is one.
+        dtype: of the parameters; None for that of the checkpoint, with narrow entries widened to float32.
 
     Returns:
         The parameters, of NumPy arrays, and the configuration.
@@ -32,12 +42,15 @@ def mapped(
         ValueError: for all at once that does not fit.
     """
     prefix = next((one for one in dialect.prefixes if any(name.startswith(one) for name in state_dict)), "")
-    read = Reader(with_new_names(dialect, state_dict), prefix)
+    read = Reader(with_new_names(dialect, state_dict), prefix, dtype)
     for pattern in dialect.ignored:
         read.ignore(pattern)
     variant = variant_of(dialect, read)
     hyperparameters = of_variant(dialect, variant, given)
+    read.counts({name: hyperparameters[name] for name in multiplied(variant.table) & hyperparameters.keys()})
     arrays = read.arrays(variant.table)
+    if told is not None and dialect.config is not None:
+        read.compare(sizes_of(dialect.config, told))
     if "num_heads" in hyperparameters:
         read.heads(hyperparameters["num_heads"], variant.heads_share)
     for name, vocabulary in variant.padding.items():
@@ -102,10 +115,10 @@ def recognise(read: Reader, dialect: Dialect, known: Collection[Dialect], state_
         ValueError: for a family that no dialect covers.
     """
     names = state_dict.keys()
-    if covered((dialect,), names):
-        return
     other, family = covered(known, names), uncovered(names)
+    if dialect.name in other:
+        return
     if other:
-        read.problems.insert(0, f"its names are those of dialect {other!r}")
+        read.problems.insert(0, f"its names are those of dialect {' or '.join(map(repr, other))}")
     elif family:
         raise ValueError(f"the checkpoint does not fit: its names are those of {judgeable(family)}")

@@ -15,7 +15,7 @@ import numpy as np
 
 from specification.configuration import is_count
 from specification.dtypes import FLOATING
-from specification.loading.table import Row, Table, any_of, numbered, product
+from specification.loading.table import Row, Table, any_of, multiple, numbered, parts
 
 NARROW = ("float16", "bfloat16")
 TABLES = r"(.*\.)?(pe|position_ids)"
@@ -38,9 +38,13 @@ class Reader:
     another shape is collected, and `finish` raises one ValueError for all of it.
     """
 
-    def __init__(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
-        """prefix: stands before all names in some files, and is left out here."""
+    def __init__(self, state_dict: Mapping[str, Any], prefix: str = "", dtype: str | None = None) -> None:
+        """prefix: stands before all names in some files, and is left out here.
+
+        dtype: of the arrays that are read; None for that of the entries, with narrow ones widened to float32.
+        """
         self.prefix = prefix
+        self.dtype = dtype
         self.problems: list[str] = []
         self.warnings: list[str] = []
         self.unreadable: dict[str, str] = {}
@@ -128,20 +132,15 @@ class Reader:
         return found
 
     def settle(self, rows: list[Row]) -> None:
-        """Give every named size its value: what most entries say, and of equal counts the first."""
+        """Give every named size its value: what most entries say, and of equal counts the first; counts are known."""
         votes: dict[str, Counter[int]] = {}
         for row in rows:
             shape = np.shape(self.entries.get(row.theirs, 0.0))
             for axis, size in zip(row.axes, shape, strict=True) if len(shape) == len(row.axes) else ():
-                factor, name = self.factor(axis)
-                if factor and size and size % factor == 0:
+                factor, name = multiple(axis, self.sizes)
+                if name and factor and size and size % factor == 0:
                     votes.setdefault(name, Counter())[size // factor] += 1
-        self.sizes |= {name: found.most_common(1)[0][0] for name, found in votes.items()}
-
-    def factor(self, axis: str) -> tuple[int, str]:
-        """Return the number and the name of a size that are multiplied, such as 3 and "E"."""
-        factor, name = product(axis)
-        return int(factor) if factor.isdigit() else self.sizes[factor], name
+        self.sizes = {name: found.most_common(1)[0][0] for name, found in votes.items()} | self.sizes
 
     def taken(self, row: Row) -> dict[str, Any]:
         """Return the arrays that an entry becomes, by path."""
@@ -149,10 +148,11 @@ class Reader:
         array = self.take(row)
         if array is None:
             return dict.fromkeys(row.paths)
-        split = next((i for i, axis in enumerate(row.axes) if " * " in axis), 0)
-        parts = np.split(array, len(row.paths), axis=split)
-        parts = [part.T for part in parts] if row.turned else parts
-        return dict(zip(row.paths, [part.copy() for part in parts] if again else parts, strict=True))
+        found = parts(array, row.axes, len(row.paths), self.sizes)
+        ones = tuple(i for i, axis in enumerate(row.axes) if axis == "1")
+        found = [np.squeeze(part, ones) for part in found]
+        found = [part.reshape(part.shape[0], -1).T for part in found] if row.turned else found
+        return dict(zip(row.paths, [part.copy() for part in found] if again else found, strict=True))
 
     def take(self, row: Row) -> np.ndarray | None:
         """Return the entry of a row, or None where something is wrong with it, which is a problem."""
@@ -182,15 +182,39 @@ class Reader:
 
     def expected(self, axis: str) -> int | str:
         """Return how large an axis must be; its name where no entry says so."""
-        factor, name = self.factor(axis)
-        return factor * self.sizes[name] if name in self.sizes else axis
+        factor, name = multiple(axis, self.sizes)
+        return factor * self.sizes[name] if name in self.sizes else axis if name else factor
 
     def widened(self, array: np.ndarray) -> np.ndarray:
-        """Return an array of float16 or bfloat16 as float32, and note that."""
+        """Return an array in the dtype that was asked for; without one, float16 or bfloat16 as float32, and note that."""
+        if self.dtype is not None:
+            return array.astype(self.dtype)
         if str(array.dtype) not in NARROW:
             return array
         self.narrow.add(str(array.dtype))
         return array.astype(np.float32)
+
+    def counts(self, given: Mapping[str, Any]) -> None:
+        """Take hyperparameters as sizes, by which a table multiplies others; what is no count is a problem.
+
+        Args:
+            given: by name.
+        """
+        for name, count in given.items():
+            fits = is_count(count) and count > 0
+            self.sizes[name] = int(count) if fits else 1
+            if not fits:
+                self.problems.append(f"{name} must be an integer of at least 1, got {count!r}")
+
+    def compare(self, told: Mapping[str, tuple[str, Any]]) -> None:
+        """Check sizes; another one is a problem.
+
+        Args:
+            told: by the name of the size, where it is told, and what is told.
+        """
+        for name, (key, size) in told.items():
+            if self.sizes.get(name, size) != size:
+                self.problems.append(f"{key} is {size!r} in config.json, and the entries say {self.sizes[name]}")
 
     def heads(self, num_heads: int, width: str = "E") -> None:
         """Check that heads share a size equally; that they do not is a problem.
@@ -231,7 +255,7 @@ class Reader:
         """
         taken = {str(self.entries[name].dtype) for name in self.entries.keys() - self.left - self.ignored}
         dtypes = [dtype for dtype in FLOATING if dtype in taken]  # what is widened to float32 goes with that
-        if "float64" in dtypes and len(dtypes) > 1:
+        if "float64" in dtypes and len(dtypes) > 1 and self.dtype is None:
             self.problems.append(f"the entries mix {' and '.join(dtypes)}")
         problems = [*dict.fromkeys(self.problems), *(f"{name} is not known" for name in sorted(self.left))]
         if problems:

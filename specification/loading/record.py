@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specification.configuration import Configuration
-from specification.loading.table import Table, matches, numbered, product
+from specification.configuration import Configuration, is_count
+from specification.loading.table import Table, matches, multiple, numbered
 
 if TYPE_CHECKING:
     from specification.loading.reader import Reader
@@ -53,7 +53,7 @@ class Variant:
     marks: names by which a checkpoint of this kind is known: it has all of them; `*` stands for any text. The first
         variant whose marks are there is read.
     counted: by hyperparameter, the place in the table whose numbers are counted for it, in place of being given.
-    heads_share: the name of the size that the heads share equally.
+    heads_share: the name of the size that the heads share equally; empty where the table multiplies with num_heads.
     padding: by hyperparameter, the name of the size below which this id of a token must be.
     check: adds to `problems` and `warnings` of the `Reader` what the table cannot say, given all hyperparameters.
     example: a small checkpoint for the study pages and tests; at least one variant has one.
@@ -79,18 +79,65 @@ class Variant:
         return {one.name: one.default for one in parameters if one.name not in self.counted}
 
 
+class Computed(NamedTuple):
+    """A hyperparameter that follows from several entries of a config.json.
+
+    keys: of these entries. value: from the file's content, with defaults, to the hyperparameter; a ValueError says what
+    is not supported.
+    """
+
+    keys: tuple[str, ...]
+    value: Callable[[Mapping[str, Any]], Any]
+
+
+class Tied(NamedTuple):
+    """An output layer that may be the token table turned: its name in a checkpoint, and the key that says so.
+
+    Where a file has one all the same, that is read, as transformers 5 does.
+    """
+
+    output: str
+    key: str = "tie_word_embeddings"
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ConfigFile:
-    """What a config.json says of a checkpoint, so that contradictions are refused.
+    """What a config.json says of a checkpoint. An entry that is none of these, and that is not empty, is refused.
 
     families: by model_type, the fields of `Configuration` that such a model has, where not all have the same.
-    keys: by hyperparameter, its key in the file.
+    keys: by hyperparameter, its key in the file, or what it is computed from.
+    defaults: by model_type and key, what is meant where the file does not say. A key that not all families have here is
+        known in those alone.
     fixed: by key, the only value that is supported, of options that leave no trace in a checkpoint.
+    sizes: by key, the name of the size in the table that it must be.
+    entries: by key, a name of an entry that the checkpoint has where the value is true, and no other; `*` stands for
+        any text.
+    tied: the output layer, where it may be the token table.
+    without_effect: keys that change no number, beside those of `config_file.WITHOUT_EFFECT`.
     """
 
     families: Mapping[str, Mapping[str, Any]]
-    keys: Mapping[str, str]
+    keys: Mapping[str, str | Computed]
+    defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    entries: Mapping[str, str] = field(default_factory=dict)
+    tied: Tied | None = None
+    without_effect: tuple[str, ...] = ()
+
+    def read_by(self, hyperparameter: str) -> tuple[str, ...]:
+        """The keys that a hyperparameter comes from."""
+        key = self.keys[hyperparameter]
+        return (key,) if isinstance(key, str) else key.keys
+
+    def known(self, family: str) -> set[str]:
+        """The keys that a file of this model_type may have."""
+        here = self.defaults.get(family, {})
+        elsewhere = {key for defaults in self.defaults.values() for key in defaults} - here.keys()
+        read = {key for name in self.keys for key in self.read_by(name)} | {*self.without_effect}
+        tied = set() if self.tied is None else {self.tied.key}
+        everywhere = read | tied | self.fixed.keys() | self.sizes.keys() | self.entries.keys()
+        return (everywhere - elsewhere) | here.keys()
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -115,7 +162,7 @@ class Dialect:
     source: where it is from: paper, library, or tutorial.
     variants: the kinds of checkpoints; most dialects have one.
     prefixes: what stands before all names in some files. The first that a name begins with is left out.
-    renamed: endings of names that older checkpoints have, with those of today.
+    renamed: parts of names that other versions of the library have, with those of the table.
     ignored: regular expressions of names that belong to a checkpoint and to no part of the model, such as heads.
     config: the config.json that Hugging Face has beside a checkpoint, where the dialect is one of Hugging Face's.
     tutorial: what its text says, where a dialect is that of a tutorial.
@@ -157,7 +204,8 @@ class Dialect:
     def example_entries(self) -> dict[str, tuple[tuple[int, ...], str]]:
         """By name in the checkpoint, the shape of an entry of the example, and its path; empty where it is not read."""
         example, prefix = self.example, self.prefixes[0] if self.prefixes else ""
-        sizes = EXAMPLE_SIZES | dict(example.sizes)
+        counts = {name: value for name, value in example.hyperparameters.items() if is_count(value)}
+        sizes = EXAMPLE_SIZES | counts | dict(example.sizes)
         rows = list(numbered(self.described.table, lambda _, place: sizes.get(place, 1)))
         names = {row.theirs for row in rows if not matches(example.without, row.theirs)}
         found: dict[str, tuple[tuple[int, ...], str]] = {}
@@ -169,5 +217,5 @@ class Dialect:
 
 def shape_of(axes: tuple[str, ...], sizes: Mapping[str, int]) -> tuple[int, ...]:
     """Return the shape of axes by these sizes."""
-    pairs = [product(axis) for axis in axes]
-    return tuple((int(factor) if factor.isdigit() else sizes[factor]) * sizes[name] for factor, name in pairs)
+    pairs = [multiple(axis, sizes) for axis in axes]
+    return tuple(factor * (sizes[name] if name else 1) for factor, name in pairs)

@@ -6,11 +6,14 @@ for what occurs once in every layer.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 PLACE = re.compile(r"\{(\w+)\}")
 """A place for a number in a name, such as `{i}`."""
@@ -20,10 +23,12 @@ class Row(NamedTuple):
     """One entry of a checkpoint.
 
     theirs: its name there, without the dialect's prefix. `{i}` stands for the number of a layer or head.
-    ours: the path of the array in the parameters; several paths for the equal parts along the axis "3 * E".
+    ours: the path of the array in the parameters; several paths for the parts of a fused entry.
     axes: the name of each size, as the entry is stored. One name is one size in the whole checkpoint; "3 * E" is three
-        times it, and "h * V" as many times it as there are numbers for `{h}`.
-    turned: whether the entry is stored [out, in]; our weights are [in, out].
+        times it, "h * V" as many times it as there are numbers for `{h}`, and "num_heads * D" as many as the
+        hyperparameter says. Parts follow one another in a sum, "num_heads * D + key_heads * D + key_heads * D", and in
+        "3 * E"; in "num_heads * 3 * D" every head has the three. An axis "1" is left out.
+    turned: whether the entry is stored [out, in]; our weights are [in, out], where axes past the first are one.
     when: the row holds only where the checkpoint has one of these names; empty for always. `*` stands for any text.
     unless: the row does not hold where the checkpoint has one of these names.
     """
@@ -110,17 +115,17 @@ def linear(
     inner: str = "E",
     outer: str = "E",
     *,
-    bias: bool = True,
+    bias: bool | None = True,
     turned: bool = True,
 ) -> Table:
     """Write the rows of a linear layer from size `inner` to size `outer`.
 
     Args:
         theirs: the layer's name, to which ".weight" and ".bias" are added.
-        ours: the path of a `Linear`, or of several, among which the columns are shared equally.
+        ours: the path of a `Linear`, or of several, of which each has a part of the columns.
         inner: the name of the size that goes in.
         outer: the name of the size that comes out, such as "3 * E" for three of ours.
-        bias: whether there is one.
+        bias: whether there is one; None where all layers of that name have one or none has.
         turned: whether the weight is stored [out, in], as `torch.nn.Linear` stores it.
     """
     paths = (ours,) if isinstance(ours, str) else ours
@@ -132,10 +137,14 @@ def linear(
         (outer, inner) if turned else (inner, outer),
         turned,
     )
-    return (weight, Row(f"{theirs}.bias", biases[0] if single else biases, (outer,))) if bias else (weight,)
+    when = (f"*{theirs}.bias",) if bias is None else ()
+    vector = Row(f"{theirs}.bias", biases[0] if single else biases, (outer,), when=when)
+    return (weight,) if bias is False else (weight, vector)
 
 
-def norm(theirs: str, ours: str, weight: str = "weight", bias: str = "bias") -> Table:
+def norm(
+    theirs: str, ours: str, weight: str = "weight", bias: str = "bias", *, size: str = "E", biased: bool | None = True
+) -> Table:
     """Write the rows of a norm's two vectors.
 
     Args:
@@ -143,8 +152,12 @@ def norm(theirs: str, ours: str, weight: str = "weight", bias: str = "bias") -> 
         ours: its path in the parameters.
         weight: what its weight is called there.
         bias: what its bias is called there.
+        size: the name of the vectors' size.
+        biased: whether it has a bias; None where all norms of that name have one or none has.
     """
-    return (Row(f"{theirs}.{weight}", f"{ours}.weight", ("E",)), Row(f"{theirs}.{bias}", f"{ours}.bias", ("E",)))
+    when = (f"*{theirs}.{bias}",) if biased is None else ()
+    first = Row(f"{theirs}.{weight}", f"{ours}.weight", (size,))
+    return (first,) if biased is False else (first, Row(f"{theirs}.{bias}", f"{ours}.bias", (size,), when=when))
 
 
 def each(theirs: str, ours: str, *groups: Table) -> Table:
@@ -188,7 +201,55 @@ def start(row: Row) -> tuple[str, str]:
     return (row.theirs[: found.start()], found[1]) if found else ("", "")
 
 
-def product(axis: str) -> tuple[str, str]:
-    """Split a size into factor and name: "3 * E" is ("3", "E"), and "E" is ("1", "E")."""
-    factor, _, name = axis.rpartition(" * ")
-    return factor or "1", name
+def factors(term: str, sizes: Mapping[str, int]) -> list[int]:
+    """Return the numbers of a product such as "num_heads * 3 * D"."""
+    return [int(one) if one.isdigit() else sizes[one] for one in term.split(" * ")]
+
+
+def multiplied(rows: Table) -> set[str]:
+    """Collect the names of sizes by which a table multiplies others."""
+    axes = {axis for row in rows for axis in row.axes}
+    terms = [term.split(" * ")[:-1] for axis in axes for term in axis.split(" + ")]
+    return {name for names in terms for name in names if not name.isdigit()}
+
+
+def multiple(axis: str, sizes: Mapping[str, int]) -> tuple[int, str]:
+    """Say how many times which size an axis is: "3 * E" is three times E.
+
+    Args:
+        axis: of a row; the last factor is the same in all terms of a sum.
+        sizes: by name, those that the last factor is multiplied with.
+
+    Returns:
+        The count, and the name of the last factor. Of a number alone that is the count, and the name is empty.
+    """
+    if axis.isdigit():
+        return int(axis), ""
+    name = axis.split(" * ")[-1]
+    counts = (term.rpartition(" * ")[0] for term in axis.split(" + "))
+    return sum(math.prod(factors(count or "1", sizes)) for count in counts), name
+
+
+def parts(array: Any, axes: tuple[str, ...], count: int, sizes: Mapping[str, int]) -> list[Any]:
+    """Take a fused entry apart.
+
+    Args:
+        array: the entry.
+        axes: those of its row. The first that is a sum or a product is divided: at the terms of a sum, or at the factor
+            that is the number of parts.
+        count: how many parts there are.
+        sizes: by name.
+
+    Returns:
+        The parts, as they are stored.
+    """
+    if count == 1:
+        return [array]
+    place = next(i for i, axis in enumerate(axes) if " * " in axis or " + " in axis)
+    before, after, axis = array.shape[:place], array.shape[place + 1 :], axes[place]
+    if " + " in axis:
+        ends = np.cumsum([math.prod(factors(term, sizes)) for term in axis.split(" + ")])
+        return list(np.split(array, ends[:-1], axis=place))
+    split = np.reshape(array, (*before, *factors(axis, sizes), *after))
+    inside = place + axis.split(" * ").index(str(count))
+    return [np.reshape(part, (*before, -1, *after)) for part in np.moveaxis(split, inside, 0)]

@@ -38,7 +38,8 @@ class Maker:
         return Norm(self.array(WIDTH, mean=1.5), self.array(WIDTH))
 
     def attention(self) -> MultiHeadAttention:
-        return MultiHeadAttention(*(self.linear(WIDTH, WIDTH) for _ in MultiHeadAttention._fields))
+        query, key, value, output = (self.linear(WIDTH, WIDTH) for _ in range(4))
+        return MultiHeadAttention(query, key, value, output)
 
     def feed_forward(self) -> FeedForward:
         return FeedForward(self.linear(WIDTH, INNER), self.linear(INNER, WIDTH))

@@ -17,6 +17,7 @@ from specification import (
     Causal,
     Dense,
     FeedForward,
+    GatedFeedForward,
     KeyLengths,
     KeyPadding,
     Linear,
@@ -58,6 +59,10 @@ def projections(**changed: Any) -> MultiHeadAttention:
 
 def networks(**changed: Any) -> FeedForward:
     return FeedForward(Linear(floats(E, 9), floats(9)), Linear(floats(9, 3), floats(3)))._replace(**changed)
+
+
+def gated(**changed: Any) -> GatedFeedForward:
+    return GatedFeedForward(Linear(floats(E, 9), floats(9)), *networks())._replace(**changed)
 
 
 class Mistake(NamedTuple):
@@ -402,6 +407,50 @@ for id, error, shows, arguments, options in (
 ):
     bad(f"learned-{id}", "POS-2", error, *shows)("learned_positions", *arguments, **options)
 
+for id, error, shows, arguments, options in (
+    ("heads", ValueError, ("num_heads", "at least 1", "got 0"), (0, 3, 4), {}),
+    ("heads-float", TypeError, ("num_heads", "integer", "float"), (2.0, 3, 4), {}),
+    ("queries", ValueError, ("query_length", "negative", "-3"), (2, -3, 4), {}),
+    ("keys", TypeError, ("key_length", "integer", "str"), (2, 3, "4"), {}),
+    ("offset", ValueError, ("offset", "negative", "-1"), (2, 3, 4), {"offset": -1}),
+    ("dtype", TypeError, ("dtype", "float16, bfloat16, float32, float64", "int32"), (2, 3, 4), {"dtype": "int32"}),
+):
+    bad(f"alibi-{id}", "POS-5", error, *shows)("alibi_bias", *arguments, **options)
+
+for id, error, shows, table, options in (
+    ("few", ValueError, ("at least two buckets are needed for each direction", "3 rows"), floats(3, 2), {}),
+    ("fewer", ValueError, ("at least two buckets are needed", "1 rows"), floats(1, 2), {"bidirectional": False}),
+    ("furthest", ValueError, ("furthest must be more than 2", "got 2"), floats(8, 2), {"furthest": 2}),
+    ("furthest-float", TypeError, ("furthest", "integer", "float"), floats(8, 2), {"furthest": 9.0}),
+    ("bidirectional", TypeError, ("bidirectional", "True or False", "got 1"), floats(8, 2), {"bidirectional": 1}),
+    ("offset", ValueError, ("offset", "negative", "-1"), floats(8, 2), {"offset": -1}),
+    ("queries", ValueError, ("query_length", "negative", "-3"), floats(8, 2), {"query_length": -3}),
+    ("rank", ValueError, ("table", "[buckets, heads]", "[8]"), floats(8), {}),
+    ("dtype", TypeError, ("table", "float32", "int32"), integers([1], [2], [3], [4]), {}),
+):
+    given = {"query_length": 3, "key_length": 4, "bidirectional": True} | options
+    bad(f"relative-{id}", "POS-6", error, *shows)("relative_position_bias", table, **given)
+
+for id, error, shows, arguments, options in (
+    ("activation", ValueError, ("'silu'", "'swish'"), (gated(), floats(2, E)), {"activation": "swish"}),
+    ("structure", TypeError, ("parameters", "GatedFeedForward", "FeedForward"), (networks(), floats(2, E)), {}),
+    (
+        "gate",
+        ValueError,
+        ("gate.weight", "inner.weight", "1 and 9"),
+        (gated(gate=Linear(floats(E, 1))), floats(2, E)),
+        {},
+    ),
+    ("gate-width", ValueError, ("gate.weight", "[12, out]"), (gated(gate=Linear(floats(4, 9))), floats(2, E)), {}),
+    ("no-gate", TypeError, ("gate", "Linear", "NoneType"), (gated(gate=None), floats(2, E)), {}),
+    ("keep", ValueError, ("dropout_keep", "[2, 9]"), (gated(), floats(2, E)), {"dropout_keep": ones(2, 8)}),
+):
+    bad(f"gated-{id}", "FFN-2", error, *shows)("gated_feed_forward", *arguments, **options)
+
+bad("plus-one", "NORM-8", TypeError, "plus_one", "True or False", "got 1")(
+    "rms_norm", floats(2, E), floats(E), eps=1e-6, plus_one=1
+)
+
 for id, error, shows, arguments in (
     ("past", ValueError, ("[0, 5)", "from 1 to 5"), (floats(5, E), integers(1, 5))),
     ("negative", ValueError, ("[0, 5)", "from -1 to 3"), (floats(5, E), integers([3], [-1]))),
@@ -417,7 +466,7 @@ for id, error, shows, arguments, options in (
     (
         "activation",
         ValueError,
-        ("'relu', 'gelu', 'gelu_tanh'", "'swish'"),
+        ("'relu', 'gelu', 'gelu_tanh', 'silu'", "'swish'"),
         (networks(), floats(2, E)),
         {"activation": "swish"},
     ),
@@ -578,13 +627,16 @@ def test_no_rows_to_normalise(implementation: Implementation, norm: str, shape: 
     assert output.dtype == np.float32
 
 
-@pytest.mark.rule("POS-1", "POS-2", "EMB-1", "FFN-1")
+@pytest.mark.rule("POS-1", "POS-2", "POS-5", "POS-6", "EMB-1", "FFN-1", "FFN-2")
 def test_nothing_to_look_up(implementation: Implementation) -> None:
     assert implementation.call("sinusoidal_positions", 0, 4).shape == (0, 4)
     assert implementation.call("sinusoidal_positions", 3, 0).shape == (3, 0)
     assert implementation.call("learned_positions", floats(7, E), 0, offset=7).shape == (0, E)
     assert implementation.call("embedding", floats(5, E), np.zeros((2, 0), np.int32)).shape == (2, 0, E)
     assert implementation.call("feed_forward", networks(), floats(0, 4, E)).shape == (0, 4, 3)
+    assert implementation.call("gated_feed_forward", gated(), floats(0, 4, E)).shape == (0, 4, 3)
+    assert implementation.call("alibi_bias", 3, 0, 4).shape == (1, 3, 0, 4)
+    assert implementation.call("relative_position_bias", floats(8, 2), 3, 0, bidirectional=True).shape == (1, 2, 3, 0)
 
 
 @pytest.mark.rule("MASK-2", "MASK-3", "MASK-4", "ATT-1", "ATT-2", "ATT-11")

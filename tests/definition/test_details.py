@@ -22,6 +22,7 @@ from reference_numpy.attention_steps_vjp import attention_scores_vjp
 from specification import (
     Causal,
     FeedForward,
+    GatedFeedForward,
     KeyLengths,
     Linear,
     MultiHeadAttention,
@@ -68,6 +69,12 @@ def linear(rows: int, columns: int) -> Linear:
         ("sinusoidal_positions", {"length": 3, "width": 4}),
         ("feed_forward", {"parameters": FeedForward(linear(4, 6), linear(6, 4)), "x": floats(3, 4)}),
         (
+            "gated_feed_forward",
+            {"parameters": GatedFeedForward(linear(4, 6), linear(4, 6), linear(6, 4)), "x": floats(3, 4)},
+        ),
+        ("alibi_bias", {"num_heads": 3, "query_length": 2, "key_length": 4}),
+        ("relative_position_bias", {"table": floats(8, 2), "query_length": 2, "key_length": 3, "bidirectional": True}),
+        (
             "multi_head_attention",
             {"parameters": MultiHeadAttention(*(linear(4, 4) for _ in range(4))), "num_heads": 2}
             | {name: floats(2, 3, 4) for name in ("query", "key", "value")},
@@ -111,13 +118,14 @@ def test_gradients_take_the_operations_own_arguments(operation: str) -> None:
         assert (given[name].kind, given[name].default) == (own[name].kind, default)
 
 
-@pytest.mark.rule("POS-1", "POS-2", "EMB-1", "NORM-1", "ATT-11", "FFN-1")
+@pytest.mark.rule("POS-1", "POS-2", "POS-5", "EMB-1", "NORM-1", "ATT-11", "FFN-1", "FFN-2")
 @pytest.mark.parametrize(
     ("operation", "arguments", "defaults"),
     [
         ("sinusoidal_positions", (3, 4), {"offset": 0, "exponent": "shared", "dtype": "float32"}),
         ("learned_positions", (floats(5, 4), 2), {"offset": 0}),
         ("embedding", (floats(5, 4), np.array([1, 3])), {"scaled": False}),
+        ("alibi_bias", (3, 2, 4), {"offset": 0, "dtype": "float32"}),
         ("layer_norm", (floats(3, 4), floats(4), floats(4)), {"eps": 1e-5}),
         ("attention", tuple(arrays().values()), {"mask": None, "dropout_rate": 0.0, "empty_rows": "zero"}),
         ("attention_weights", tuple(arrays().values())[:2], {"mask": None, "empty_rows": "zero"}),
@@ -125,6 +133,11 @@ def test_gradients_take_the_operations_own_arguments(operation: str) -> None:
             "feed_forward",
             (FeedForward(Linear(floats(4, 5)), Linear(floats(5, 3))), floats(2, 4)),
             {"activation": "relu", "dropout_keep": None, "dropout_rate": 0.0},
+        ),
+        (
+            "gated_feed_forward",
+            (GatedFeedForward(Linear(floats(4, 5)), Linear(floats(4, 5)), Linear(floats(5, 3))), floats(2, 4)),
+            {"activation": "silu", "dropout_keep": None, "dropout_rate": 0.0},
         ),
     ],
 )
@@ -158,7 +171,7 @@ def test_the_slope_of_relu_at_0_is_0(implementation: Implementation) -> None:
 
 
 @pytest.mark.rule("FFN-1", "ATT-8")
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
 def test_networks_take_no_rows(implementation: Implementation, activation: str) -> None:
     _, found = network_gradients(implementation, activation, floats(0, 4))
     assert found["output"].shape == (0, 3)
@@ -167,7 +180,7 @@ def test_networks_take_no_rows(implementation: Implementation, activation: str) 
 
 
 @pytest.mark.rule("FFN-1", "ATT-9")
-@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "gelu_tanh", "silu"])
 def test_gradients_are_those_of_the_rounded_pieces(activation: str) -> None:
     """What passes between the two projections has 16 bits, forwards and backwards."""
     x = floats(40, 6, seed=3)

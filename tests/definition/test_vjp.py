@@ -28,6 +28,7 @@ import reference_numpy
 from specification import (
     Causal,
     FeedForward,
+    GatedFeedForward,
     KeyLengths,
     KeyPadding,
     Linear,
@@ -306,6 +307,7 @@ for id, x, weight in (
     bias = floats(*weight.shape, seed=9)
     case(id, "NORM-6 NORM-1", "layer_norm", x, weight, bias, eps=0.3)
     case(id, "NORM-6 NORM-7", "rms_norm", x, weight, eps=0.3)
+    case(f"{id}-plus-one", "NORM-6 NORM-8", "rms_norm", x, weight, eps=0.3, plus_one=True)
     # The deviation has a kink where it is 0, so that the quotients err by the first power of the step, not the second.
     step = 2.0**-24 if id == "constant-row" else STEP
     case(id, "NORM-6 NORM-7", "standard_deviation_norm", x, weight, bias, eps=0.3, step=step)
@@ -318,8 +320,20 @@ def network(inner_bias: np.ndarray | None, outer_bias: np.ndarray | None) -> Fee
     return FeedForward(Linear(floats(4, E), inner_bias), Linear(floats(E, 3), outer_bias))
 
 
-for activation in ("relu", "gelu", "gelu_tanh"):
-    both = network(floats(E), floats(3))
+def gated(gate_bias: np.ndarray | None, inner_bias: np.ndarray | None, outer_bias: np.ndarray | None) -> Any:
+    gate = Linear(floats(4, E, seed=1), gate_bias)
+    return GatedFeedForward(gate, *network(inner_bias, outer_bias))
+
+
+for activation in ("relu", "gelu", "gelu_tanh", "silu"):
+    both, gates = network(floats(E), floats(3)), gated(floats(E, seed=3), floats(E), floats(3))
+    options = {"activation": activation}
+    case(activation, "FFN-2", "gated_feed_forward", gates, floats(2, 3, 4), **options)
+    case(f"{activation}-no-bias", "FFN-2", "gated_feed_forward", gated(None, None, None), floats(4), **options)
+    case(
+        f"{activation}-dropout", "FFN-2", "gated_feed_forward", gates, floats(2, 3, 4), **options,
+        dropout_keep=booleans(2, 3, E), dropout_rate=0.4,
+    )  # fmt: skip
     case(activation, "FFN-1", "feed_forward", both, floats(2, 3, 4), activation=activation)
     case(f"{activation}-no-bias", "FFN-1", "feed_forward", network(None, None), floats(4), activation=activation)
     case(
@@ -352,6 +366,11 @@ case("scaled", "EMB-1", "embedding", floats(5, E), ids, scaled=True)
 case("nothing", "EMB-1", "embedding", floats(5, E), np.zeros((2, 0), int))
 case("start", "POS-2", "learned_positions", floats(7, E), 4)
 case("offset", "POS-2", "learned_positions", floats(7, E), 4, offset=3)
+table = floats(8, H)
+case("both", "POS-6", "relative_position_bias", table, 3, 5, bidirectional=True, furthest=5)
+case("offset", "POS-6", "relative_position_bias", table, 2, 9, bidirectional=True, furthest=7, offset=4)
+case("before", "POS-6", "relative_position_bias", table, 3, 9, bidirectional=False, furthest=9, offset=8)
+case("nothing", "POS-6", "relative_position_bias", table, 0, 3, bidirectional=False)
 
 row, several = np.array([0, 3, 1]), integers([0, 70000, 2], [5, 1, 2**30])
 ramp = YarnScaling(factor=4.0, original_length=2048)
@@ -490,9 +509,15 @@ fault("attention-mean")(with_options("attention", empty_rows="zero"))
 fault("attention-sinks")(with_options("attention", sinks=np.zeros(H)))
 fault("layer_norm-default-eps")(with_options("layer_norm", eps=1.1e-5))
 fault("rms_norm-rows")(with_options("rms_norm", eps=0.31))
+fault("rms_norm-rows-plus-one")(with_options("rms_norm", plus_one=False))
 fault("standard_deviation_norm-rows")(with_options("standard_deviation_norm", eps=0.31))
 fault("embedding-scaled")(with_options("embedding", scaled=False))
 fault("learned_positions-offset")(with_options("learned_positions", offset=2))
+fault("relative_position_bias-offset")(with_options("relative_position_bias", offset=0))
+fault("relative_position_bias-both")(with_options("relative_position_bias", bidirectional=False))
+fault("relative_position_bias-before")(with_options("relative_position_bias", furthest=128))
+fault("gated_feed_forward-silu")(with_options("gated_feed_forward", activation="gelu"))
+fault("gated_feed_forward-relu-dropout")(with_options("gated_feed_forward", dropout_rate=0.0))
 fault("feed_forward-gelu")(with_options("feed_forward", activation="gelu_tanh"))
 fault("feed_forward-gelu_tanh")(with_options("feed_forward", activation="gelu"))
 fault("feed_forward-relu-dropout")(with_options("feed_forward", dropout_rate=0.0))
@@ -521,7 +546,9 @@ def parameters_of_the_first_row_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_norm_vjp, "rounded", first_row)
 
 
-@fault("feed_forward-relu", "feed_forward-gelu", "feed_forward-gelu_tanh")
+@fault(
+    "feed_forward-relu", "feed_forward-gelu", "feed_forward-gelu_tanh", "feed_forward-silu", "gated_feed_forward-silu"
+)
 def no_slope_of_the_activation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed_forward_vjp, "SLOPES", dict.fromkeys(feed_forward_vjp.SLOPES, np.ones_like))
 

@@ -77,6 +77,7 @@ SEPARATE |= {f"query[{h}].bias": random(8)[2 * h : 2 * h + 2] for h in range(4)}
 SEPARATE = {name: array for name, array in SEPARATE.items() if name not in ("query.weight", "query.bias")}
 NORM = {"x": random(2, 3, 4), "weight": random(3, 4), "bias": random(3, 4, seed=1)}
 LAYERS = {"x": random(2, 4), "inner.weight": random(4, 6), "inner.bias": random(6), "outer.weight": random(6, 3)}
+GATED = LAYERS | {"gate.weight": random(4, 6, seed=4), "gate.bias": random(6, seed=5)}
 LOGITS = {"logits": random(2, 3, 4), "targets": [[1, -1, 3], [0, 0, -1]]}
 INNER_DROPOUT = {"dropout_keep": random(2, 6) < 0.5, "dropout_rate": 0.25}
 PARTS = {f"outputs[{p}]": random(2, 3, 2, seed=p) for p in range(3)} | {
@@ -109,6 +110,20 @@ DIFFERENTIABLE = {
     "relu": case("feed_forward", LAYERS, output=random(2, 3)),
     "gelu": case("feed_forward", LAYERS, {"activation": "gelu"} | INNER_DROPOUT, output=random(2, 3)),
     "gelu tanh": case("feed_forward", LAYERS, {"activation": "gelu_tanh"}, output=random(2, 3)),
+    "silu": case("feed_forward", LAYERS, {"activation": "silu"}, output=random(2, 3)),
+    "gated": case("gated_feed_forward", GATED, INNER_DROPOUT, output=random(2, 3)),
+    "1 + weight": case(
+        "rms_norm",
+        {"x": random(5, 3), "weight": random(3)},
+        {"eps": 1e-3, "plus_one": True},
+        output=random(5, 3, seed=3),
+    ),
+    "relative": case(
+        "relative_position_bias",
+        {"table": random(9, 2)},
+        {"query_length": 3, "key_length": 7, "bidirectional": True, "furthest": 4, "offset": 2},
+        output=random(1, 2, 3, 7),
+    ),
     "cross-entropy": case("cross_entropy", LOGITS, {"label_smoothing": 0.1, "ignore": -1}, output=random()),
     "cross-entropies": case("cross_entropy", LOGITS, {"ignore": -1, "reduction": "none"}, output=random(2, 3)),
     "nll": case("nll_loss", {"log_probabilities": random(2, 3, 4), "targets": [[1, 3, 0], [2, 1, 1]]}, output=random()),
@@ -287,6 +302,7 @@ def test_sinusoidal_positions(exponent: str) -> None:
     ("activation", "literal"),
     [
         ("gelu", lambda x: x * (1 + (x / arb(2).sqrt()).erf()) / 2),
+        ("silu", lambda x: x * (1 + (x / 2).tanh()) / 2),
         ("gelu_tanh", lambda x: x * (1 + ((2 / arb.pi()).sqrt() * (x + arb("0.044715") * x**3)).tanh()) / 2),
     ],
 )
@@ -533,9 +549,11 @@ def sizes_of(case: Case) -> dict[str, int]:
         *rows, V = case.inputs["outputs[0]"].shape
         parts = sum(name.startswith("outputs[") for name in case.inputs)
         return {"B": 1, "H": 1, "Q": math.prod(rows), "V": V, "parts": parts}
-    if case.operation == "feed_forward":
+    if "inner.weight" in inputs:
         (E, F), out = shapes["inner.weight"], shapes["outer.weight"][1]
         return {"rows": math.prod(shapes["x"][:-1]), "E": E, "F": F, "out": out}
+    if "query_length" in options:
+        return {"pairs": shapes["table"][1] * options["query_length"] * options["key_length"]}
     if "table" in inputs:
         rows = math.prod(shapes["ids"]) if "ids" in inputs else options["length"]
         return {"N": shapes["table"][0], "E": shapes["table"][1], "rows": rows}

@@ -95,6 +95,8 @@ GRADIENT_RULES = {
     "embedding": "EMB-1",
     "learned_positions": "POS-2",
     "feed_forward": "FFN-1",
+    "gated_feed_forward": "FFN-2",
+    "relative_position_bias": "POS-6",
 }
 
 

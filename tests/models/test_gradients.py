@@ -290,7 +290,7 @@ def in_dtype(value: Any, dtype: str) -> Any:
 def joined(value: Any) -> Any:
     """Gradients of separate heads as the definition gives them, side by side."""
     if isinstance(value, MultiHeadAttention):
-        return MultiHeadAttention._make([*map(join_heads, value[:3]), value.output])
+        return MultiHeadAttention(*map(join_heads, value[:3]), *value[3:])
     if isinstance(value, list | tuple):
         parts = [joined(part) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)

@@ -150,25 +150,27 @@ def replaced(monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str) -> 
 
 
 EPS = "parameters.bias, eps=configuration.norm_eps)\n    if"
-LAST_NORM = "mask=mask, dropout=sites)\n    return x if parameters.norm is None else"
+LAST_NORM = (
+    "x = encoder_block(block, x, layer=layer, dropout=dropped, **options)\n    return normalize_if(parameters.norm"
+)
 FAULTS = {
-    "the residual connection left out": ("blocks", "x = add(x, drop(sublayer(x), dropout.output))", "x = sublayer(x)"),
-    "the sublayer reads what is not normalised": ("blocks", "drop(sublayer(normalized)", "drop(sublayer(x)"),
+    "the residual connection left out": ("blocks", "x = add(x, drop(function(x), dropout.output))", "x = function(x)"),
+    "the sublayer reads what is not normalised": ("blocks", "drop(function(normalized)", "drop(function(x)"),
     "the sum is of what is normalised": (
-        "blocks", "return add(x, drop(sublayer(norm", "return add(normalized, drop(sublayer(norm",
+        "blocks", "return add(x, normalize_if(output_norm", "return add(normalized, normalize_if(output_norm",
     ),
     "cross-attention reads the target": ("blocks", "attend(cross, x, memory,", "attend(cross, x, x,"),
-    "cross-attention without its mask": ("blocks", "memory, memory_mask, inner", "memory, None, inner"),
-    "scale by the head width everywhere": ("blocks", 'None if configuration.scale == "head_width"', "None if True"),
-    "ReLU everywhere": ("blocks", "activation=configuration.activation", 'activation="relu"'),
+    "cross-attention without its mask": ("blocks", "cross, x, memory, memory_mask", "cross, x, memory, None"),
+    "scale by the head width everywhere": ("blocks", 'None if scale == "head_width"', "None if True"),
+    "ReLU everywhere": ("blocks", '"activation": configuration.activation', '"activation": "relu"'),
     "eps left as it is by default": ("blocks", EPS, EPS.replace(", eps=configuration.norm_eps", "")),
-    "no norm after the last encoder block": ("transformer", LAST_NORM, LAST_NORM.replace("norm is None", "blocks")),
+    "no norm after the last encoder block": ("transformer", LAST_NORM, LAST_NORM.replace("parameters.norm", "None")),
     "positions not added": ("transformer", 'positions == "learned":', 'positions == "nowhere":'),
     "the target is not causal": ("transformer", "return Causal() & padding_mask(tokens", "return padding_mask(tokens"),
     "only the first block": (
         "transformer",
-        "zip(parameters.blocks, sites_of(dropout, parameters, EncoderBlockDropout())",
-        "zip(parameters.blocks[:1], sites_of(dropout, parameters, EncoderBlockDropout())[:1]",
+        "zip(parameters.blocks, layers, sites, strict=True):\n        x = encoder_block",
+        "zip(parameters.blocks[:1], layers[:1], sites[:1], strict=True):\n        x = encoder_block",
     ),
 }  # fmt: skip
 
@@ -433,10 +435,16 @@ def test_pooling_takes_nothing_that_is_not_kept(implementation: Implementation) 
     np.testing.assert_array_equal(reference_numpy.pool_vjp(x, "max", keep, cotangent)[..., 0], [[0, 1], [0, 1], [0, 0]])
 
 
-LAST = "    return linear(parameters.output, x)\n"
+LAST = "    return output_layer(parameters.output, x, configuration)\n"
 
 
-@pytest.mark.parametrize("spoilt", ["2 * linear(parameters.output, x)", "linear(parameters.output, x).clone()"])
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        "2 * output_layer(parameters.output, x, configuration)",
+        "output_layer(parameters.output, x, configuration).clone()",
+    ],
+)
 def test_what_a_model_returns_is_its_last_step(spoilt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     replaced(monkeypatch, "transformer", LAST, f"    return {spoilt}\n")
     found = steps("torch_impl", maker().language_model(), POST)
@@ -455,12 +463,12 @@ def test_inputs_that_are_mixed_up_are_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_step_that_is_changed_afterwards_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    replaced(monkeypatch, "blocks", "x = add(x, drop(sublayer(x), dropout.output))", CHANGES)
+    replaced(monkeypatch, "blocks", "x = add(x, drop(function(x), dropout.output))", CHANGES)
     found = steps("torch_impl", maker().language_model(), POST)
     assert any(step.finding.message == "is changed after it was given" for step in found)
 
 
-CHANGES = "x = add(x, drop(sublayer(x), dropout.output)).mul_(2)"
+CHANGES = "x = add(x, drop(function(x), dropout.output)).mul_(2)"
 
 
 @pytest.mark.parametrize("positions", ["learned", "after_padding"])

@@ -295,7 +295,7 @@ def test_a_number_where_nan_belongs_is_a_violation(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(blocks, "normalize", lambda *arguments: torch.nan_to_num(right(*arguments)))
     code, output = command("port", *words)
     assert code == 1, output
-    assert "the first error beyond its bound: torch_impl in blocks.0.attention_norm" in output
+    assert "the first error beyond its bound: torch_impl in embedding.norm" in output
 
 
 def test_the_definition_is_not_compared_with_itself() -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reference_numpy import cross_entropy
-from specification.parameters import Transformer
+from specification.parameters import Embedding, Transformer
 from training.checkpoints import Kind
 from training.drawing import NUMBERS, generator, order
 from training.packages import Package
@@ -96,7 +96,7 @@ def entries(parameters: Transformer, vocabulary: Vocabularies) -> list[tuple[int
     """Rows of both tables, and how many words there are."""
     parts = (parameters.encoder.embedding, parameters.decoder.embedding)
     return [
-        (0 if part is None else len(part.tokens), len(words))
+        (len(part.tokens) if isinstance(part, Embedding) else 0, len(words))
         for part, words in zip(parts, vocabulary.words, strict=True)
     ]
 

@@ -50,7 +50,7 @@ def initial_weights(settings: Settings, source: int, target: int) -> Transformer
         return Norm(np.ones(E, dtype), np.zeros(E, dtype))
 
     def attention() -> tuple[MultiHeadAttention, Norm]:
-        return MultiHeadAttention(*(linear(E, E) for _ in range(4))), norm()
+        return MultiHeadAttention(linear(E, E), linear(E, E), linear(E, E), linear(E, E)), norm()
 
     def feed_forward() -> tuple[FeedForward, Norm]:
         return FeedForward(linear(E, F), linear(F, E)), norm()

@@ -41,9 +41,10 @@ def layer_norm(leaves: Leaves, options: dict[str, Any]) -> Results:
 
 
 def rms_norm(leaves: Leaves, options: dict[str, Any]) -> Results:
-    """x / sqrt(mean(x^2) + eps) * weight (NORM-7)."""
+    """x / sqrt(mean(x^2) + eps) * weight, or times 1 + weight (NORM-7, NORM-8)."""
     x, weight = leaves.read("x"), leaves.read("weight")
     axes, size = trailing_axes(x, weight)
+    weight = weight + ONE if options.get("plus_one") else weight
     return affine(leaves, x / sqrt((x * x).sum(axes) / arb(size) + number(options, "eps", 1e-5)), weight)
 
 
@@ -91,6 +92,46 @@ def learned_positions(leaves: Leaves, options: dict[str, Any]) -> Results:
     return {"output": rows_of_table(leaves, np.arange(offset, offset + options["length"]))}
 
 
+def slopes_of_heads(count: int) -> list[arb]:
+    """A geometric sequence from 2^(-8 / H) on, or those of the powers of two below H and above it, this one in part."""
+    power = 2 ** (count.bit_length() - 1)
+    if power == count:
+        return [arb(2) ** (arb(-8) * h / count) for h in range(1, count + 1)]
+    return slopes_of_heads(power) + slopes_of_heads(2 * power)[::2][: count - power]
+
+
+def alibi_bias(leaves: Leaves, options: dict[str, Any]) -> Results:
+    """The slope of a head times j - i - offset (POS-5)."""
+    slopes, offset = slopes_of_heads(options["num_heads"]), options.get("offset") or 0
+    table = np.empty((1, len(slopes), options["query_length"], options["key_length"]), dtype=object)
+    for _, h, i, j in np.ndindex(*table.shape):
+        table[0, h, i, j] = slopes[h] * (j - i - offset)
+    return {"output": Variable(table)}
+
+
+def relative_position_bias(leaves: Leaves, options: dict[str, Any]) -> Results:
+    """table[bucket], the bucket found one distance at a time by powers of integers (POS-6)."""
+    rows, both, furthest = leaves.shape("table")[0], options["bidirectional"], options.get("furthest") or 128
+    size = rows // 2 if both else rows
+    single = size // 2
+
+    def bucket(relative: int) -> int:
+        n = abs(relative) if both else max(-relative, 0)
+        if n < single:
+            found = n
+        else:
+            power = size - single
+            late = (n**power * single**k >= furthest**k * single**power for k in range(1, power))
+            found = single + sum(late)
+        return found + (size if both and relative > 0 else 0)
+
+    lengths, offset = (options["query_length"], options["key_length"]), options.get("offset") or 0
+    known = {d: bucket(d) for d in range(-lengths[0] - offset, lengths[1] - offset)}
+    places = [[known[j - i - offset] for j in range(lengths[1])] for i in range(lengths[0])]
+    taken = rows_of_table(leaves, np.array(places, int).reshape(lengths))
+    return {"output": taken.transpose(2, 0, 1).reshape(1, leaves.shape("table")[1], *lengths)}
+
+
 def embedding(leaves: Leaves, options: dict[str, Any]) -> Results:
     """table[ids], times sqrt(E) when scaled (EMB-1)."""
     rows = rows_of_table(leaves, np.asarray(leaves.inputs["ids"]).astype(np.int64))
@@ -118,17 +159,28 @@ def gelu_tanh(x: Variable) -> Variable:
 
 def silu(leaves: Leaves, options: dict[str, Any]) -> Results:
     """x sigmoid(x) as x / (1 + exp(-x)) (ACT-1)."""
-    x = leaves.read("x")
-    return {"output": x / (exp(x * arb(-1)) + ONE)}
+    return {"output": sigmoid_linear(leaves.read("x"))}
 
 
-ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+def sigmoid_linear(x: Variable) -> Variable:
+    """x / (1 + exp(-x))."""
+    return x / (exp(x * arb(-1)) + ONE)
+
+
+ACTIVATIONS = {"relu": relu, "gelu": gelu, "gelu_tanh": gelu_tanh, "silu": sigmoid_linear}
 
 
 def feed_forward(leaves: Leaves, options: dict[str, Any]) -> Results:
     """outer(activation(inner(x))), with dropout between the two where a dialect has it (FFN-1)."""
     activation = ACTIVATIONS[options.get("activation") or "relu"]
     hidden = activation(linear(leaves, "inner", leaves.read("x")))
+    return {"output": linear(leaves, "outer", dropout(hidden, options))}
+
+
+def gated_feed_forward(leaves: Leaves, options: dict[str, Any]) -> Results:
+    """outer(activation(gate(x)) * inner(x)), with dropout on the product (FFN-2)."""
+    activation, x = ACTIVATIONS[options.get("activation") or "silu"], leaves.read("x")
+    hidden = activation(linear(leaves, "gate", x)) * linear(leaves, "inner", x)
     return {"output": linear(leaves, "outer", dropout(hidden, options))}
 
 

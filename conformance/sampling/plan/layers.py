@@ -1,4 +1,4 @@
-"""Rows of the plan for norms, feed-forward, embedding, positions and losses."""
+"""Rows of the plan for norms, feed-forward, embedding, positions, their biases and losses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ ENDS = {
     "vocabulary": (16, 1024),
     "classes": (16, 128, 1024, 16384),
     "length": (16, 128, 1024),
-    "heads": (4, 32),
+    "heads": (4, 8, 32),
+    "queries": (16, 1024),
+    "keys": (16, 128, 1024),
 }
 """Where the ranges end whose pairs must meet."""
 
@@ -47,7 +49,8 @@ def affordable(row: Row) -> bool:
         row.get("norm_width", row.get("model_width", 1)),
     )
     inner, outer, table = row.get("inner_width", 0), row.get("outer_width", 0), row.get("vocabulary", 0)
-    numbers = rows * max(width, inner, outer, row.get("classes", 0)), max(width, outer) * inner, table * width
+    pairs = row.get("heads", 0) * row.get("queries", 0) * row.get("keys", 0)
+    numbers = pairs, rows * max(width, inner, outer, row.get("classes", 0)), max(width, outer) * inner, table * width
     return max(numbers) <= NUMBERS and rows * inner * (width + outer) <= MULTIPLICATIONS
 
 

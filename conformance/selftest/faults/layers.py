@@ -1,4 +1,4 @@
-"""Multi-head attention, the feed-forward network and SiLU gone wrong (MHA-1, MHA-2, FFN-1, ACT-1)."""
+"""Multi-head attention, the feed-forward networks and SiLU gone wrong (MHA-1, MHA-2, FFN-1, FFN-2, ACT-1)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from conformance.selftest.faults import right_layers as right
 from conformance.selftest.faults import right_numpy
 from conformance.selftest.faults.fault import Fault
 from conformance.selftest.faults.right_layers import (
+    GATED,
     NETWORK,
     PROJECTING,
     feed_forward_by,
+    gated_feed_forward_by,
     multi_head_attention_by,
 )
 from conformance.selftest.faults.right_numpy import Function
@@ -121,9 +123,72 @@ NETWORKS = (
     network("gelu by a sigmoid", gelu=by_sigmoid),
     network("gelu_tanh with a short constant", gelu_tanh=short_constant),
     network("leaky relu", relu=lambda x: np.where(x > 0, x, x * x.dtype.type(0.01))),
+    network("silu by a sigmoid of 1.702 x", silu=by_sigmoid),
     network("relu up to 6", relu=lambda x: np.clip(x, 0, 6)),
     network("outer bias forgotten", outer=without_bias),
     network("dropout not divided by 1 - rate", dropout=lambda x, keep, rate: x if keep is None else x * keep),
+)  # fmt: skip
+
+# --- gated feed-forward network ---------------------------------------------------------------------------------------
+
+
+def gated(name: str, **steps: Function) -> Fault:
+    function = gated_feed_forward_by(GATED._replace(**steps))
+    return Fault("FFN-2", name, "gated_feed_forward", function, right.gated_feed_forward)
+
+
+def other_side(gate: Any, value: Any, activation: Function) -> Any:
+    return activation(value) * gate
+
+
+def exact_for_tanh(gate: Any, value: Any, activation: Function) -> Any:
+    return (right.gelu if activation is right.gelu_tanh else activation)(gate) * value
+
+
+def quick(gate: Any, value: Any, activation: Function) -> Any:
+    """A sigmoid of 1.702 x in the place of SiLU."""
+    return (by_sigmoid if activation is right.silu_steps else activation)(gate) * value
+
+
+@np.errstate(all="ignore")
+def gate_constant(
+    parameters: Any,
+    x: Any,
+    cotangent: Any,
+    *,
+    activation: str = "silu",
+    dropout_keep: Any = None,
+    dropout_rate: Any = 0,
+) -> Any:
+    """The gradient of x comes through the inner projection alone."""
+    options = {"activation": activation, "dropout_keep": dropout_keep, "dropout_rate": dropout_rate}
+    found = right.gated_feed_forward_vjp(parameters, x, cotangent, **options)
+    bar = right_numpy.widen(cotangent) @ right_numpy.widen(parameters.outer.weight).T
+    gate = getattr(NETWORK, activation)(right_numpy.widen(right.linear(parameters.gate, x)))
+    inside = right_numpy.dropout(bar * gate, dropout_keep, dropout_rate)
+    return found._replace(x=(inside @ right_numpy.widen(parameters.inner.weight).T).astype(x.dtype))
+
+
+def biases_not_summed(parameters: Any, x: Any, cotangent: Any, **options: Any) -> Any:
+    """The gate's bias gets the gradient of the inner one's."""
+    found = right.gated_feed_forward_vjp(parameters, x, cotangent, **options)
+    gate = found.parameters.gate._replace(bias=found.parameters.inner.bias)
+    return found._replace(parameters=found.parameters._replace(gate=gate))
+
+
+GATES = (
+    gated("the other projection activated", product=other_side),
+    gated("both projections activated", product=lambda gate, value, activation: activation(gate) * activation(value)),
+    gated("activation of the product", product=lambda gate, value, activation: activation(gate * value)),
+    gated("the gate added", product=lambda gate, value, activation: activation(gate) + value),
+    gated("no activation", product=lambda gate, value, activation: gate * value),
+    gated("gelu_tanh by erf in the gate", product=exact_for_tanh),
+    gated("silu by a sigmoid of 1.702 x in the gate", product=quick),
+    gated("biases inside forgotten", linear=without_bias),
+    gated("outer bias forgotten", outer=without_bias),
+    gated("dropout not divided by 1 - rate", dropout=lambda x, keep, rate: x if keep is None else x * keep),
+    gated("gradient of the gate's bias is the other's", gradients=biases_not_summed),
+    gated("no gradient of x through the gate", gradients=gate_constant),
 )  # fmt: skip
 
 # --- SiLU -------------------------------------------------------------------------------------------------------------
@@ -211,4 +276,4 @@ UNITS = (
     unit("NaN's gradient 0", slope=lambda x: np.nan_to_num(slope_by_root(x))),
 )  # fmt: skip
 
-FAULTS = (*MULTI_HEAD, *NETWORKS, *UNITS)
+FAULTS = (*MULTI_HEAD, *NETWORKS, *GATES, *UNITS)

@@ -1,4 +1,4 @@
-"""Gradients of layer norm, and its variants, gone wrong (NORM-6, NORM-7)."""
+"""Gradients of layer norm, and its variants, gone wrong (NORM-6, NORM-7, NORM-8)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from conformance.selftest.faults import right_norms as right
 from conformance.selftest.faults.fault import Fault
 from conformance.selftest.faults.norms import by_one_less, no_nan, one_plus, plain_mean, rounded_first
 from conformance.selftest.faults.right_norms import DEVIATION, LAYER, RMS, rms_norm_by, with_bias_by
+from conformance.selftest.faults.right_numpy import Function
 
 
 def gradient(name: str, **steps: Any) -> Fault:
@@ -82,7 +83,35 @@ def nan_in_constant_rows(d: Any, n: Any, r: Any, inner: Any, axes: tuple[int, ..
     return np.where((d == 0).all(axis=axes, keepdims=True), np.nan, found)
 
 
+def one_in_16_bits(weight: Any, plus_one: bool, widen: Function) -> Any:
+    """1 + weight in the dtype of a 16-bit weight."""
+    narrow = weight.dtype if weight.dtype.itemsize == 2 else np.float64
+    return widen((1 + widen(weight)).astype(narrow)).astype(widen(weight).dtype) if plus_one else widen(weight)
+
+
+def one_left_out(weight: Any, plus_one: bool, widen: Function) -> Any:
+    return widen(weight)
+
+
+def one_twice(weight: Any, plus_one: bool, widen: Function) -> Any:
+    return widen(weight) + 2 * plus_one
+
+
+def weight_first(x: Any, weight: Any, *, eps: float, plus_one: bool = False) -> Any:
+    """1 + weight multiplies x, which is normalised then."""
+    if not plus_one:
+        return right.rms_norm_forward(x, weight, eps=eps)
+    scaled = right.widen(x) * (1 + right.widen(weight))
+    return right.rms_norm_forward(scaled, np.ones_like(right.widen(weight)), eps=eps).astype(x.dtype)
+
+
 VARIANTS = (
+    rms("1 added in 16 bits", "NORM-8", multiplier=one_in_16_bits),
+    rms("1 left out", "NORM-8", multiplier=one_left_out),
+    rms("1 added twice", "NORM-8", multiplier=one_twice),
+    Fault("NORM-8", "1 + weight before the norm", "rms_norm", weight_first, right.rms_norm_forward),
+    Fault("NORM-8", "1 left out in the gradient of x", "rms_norm",
+          rms_norm_by(RMS._replace(multiplier=one_left_out), RMS), right.rms_norm),
     rms("mean taken off", centered=right.centered),
     rms("eps outside the root", reciprocal=right.deviation_and_eps),
     rms("mean square by n - 1", square=by_one_less),

@@ -11,7 +11,9 @@ from conformance.cases.declaration import declare
 from conformance.selftest.faults import right_numpy
 from conformance.selftest.faults.right_numpy import Function, widen
 from reference_numpy.embedding_vjp import embedding_vjp
-from reference_numpy.feed_forward import gelu, gelu_tanh, relu
+from reference_numpy.feed_forward import gelu, gelu_tanh, relu, silu_steps
+from reference_numpy.feed_forward_vjp import gated_feed_forward_vjp
+from reference_numpy.positions_vjp import relative_position_bias_vjp
 from specification import Linear
 
 # --- merging ----------------------------------------------------------------------------------------------------------
@@ -129,6 +131,7 @@ class Network(NamedTuple):
     relu: Function = relu
     gelu: Function = gelu
     gelu_tanh: Function = gelu_tanh
+    silu: Function = silu_steps
     inner: Function = linear
     outer: Function = linear
     dropout: Function = right_numpy.dropout
@@ -145,6 +148,37 @@ def feed_forward_by(s: Network) -> Function:
         return s.outer(parameters.outer, s.dropout(hidden, dropout_keep, dropout_rate).astype(x.dtype))
 
     return feed_forward
+
+
+def product(gate: Any, value: Any, activation: Function) -> Any:
+    """The gate, activated, times the other projection."""
+    return activation(gate) * value
+
+
+class Gated(NamedTuple):
+    """Every step of the gated feed-forward network under the name by which a fault replaces it."""
+
+    product: Function = product
+    linear: Function = linear
+    outer: Function = linear
+    dropout: Function = right_numpy.dropout
+    activations: Network = Network()
+    gradients: Function = gated_feed_forward_vjp
+
+
+def gated_feed_forward_by(s: Gated) -> Function:
+    """`gated_feed_forward` in these steps."""
+
+    @declare(vjp=s.gradients)
+    @np.errstate(all="ignore")
+    def gated_feed_forward(
+        parameters: Any, x: Any, *, activation: str = "silu", dropout_keep: Any = None, dropout_rate: float = 0.0
+    ) -> Any:
+        gate, value = widen(s.linear(parameters.gate, x)), widen(s.linear(parameters.inner, x))
+        hidden = s.product(gate, value, getattr(s.activations, activation))
+        return s.outer(parameters.outer, s.dropout(hidden, dropout_keep, dropout_rate).astype(x.dtype))
+
+    return gated_feed_forward
 
 
 # --- lookups ----------------------------------------------------------------------------------------------------------
@@ -200,7 +234,74 @@ def interleaved(angles: Any) -> Any:
     return np.where(np.arange(angles.shape[1]) % 2 == 0, np.sin(angles), np.cos(angles))
 
 
-MERGING, PROJECTING, NETWORK = Merging(), Projecting(), Network()
+# --- biases by distance -----------------------------------------------------------------------------------------------
+
+
+def slopes(num_heads: int) -> Any:
+    """2^(-8h / P), then every other slope of 2 P heads."""
+    power = 2 ** int(math.log2(num_heads))
+    first = 2.0 ** (-8 * np.arange(1, power + 1) / power)
+    return np.concatenate([first, 2.0 ** (-4 * np.arange(1, 2 * (num_heads - power), 2) / power)])
+
+
+def relative(query_length: int, key_length: int, offset: int) -> Any:
+    """j - (i + offset)."""
+    return np.arange(key_length) - np.arange(query_length)[:, None] - offset
+
+
+def alibi_by(slopes: Function = slopes, relative: Function = relative) -> Function:
+    """`alibi_bias` from `slopes(num_heads)` and `relative(query_length, key_length, offset)`."""
+
+    def alibi_bias(
+        num_heads: int, query_length: int, key_length: int, *, offset: int = 0, dtype: str = "float32"
+    ) -> Any:
+        distance = relative(query_length, key_length, offset)
+        return (slopes(num_heads)[:, None, None] * distance)[None].astype(right_dtype(dtype))
+
+    return alibi_bias
+
+
+def bucket(relative: Any, rows: int, bidirectional: bool, furthest: int) -> Any:
+    """Of each distance, one integer comparison after the other."""
+    size = rows // 2 if bidirectional else rows
+    distance = np.abs(relative) if bidirectional else np.maximum(-relative, 0)
+    e = size // 2
+    late = np.array([first_late(e, size - e, k, furthest) for k in range(1, size - e)], int)
+    found = np.minimum(distance, e) + (distance[..., None] >= late).sum(axis=-1)
+    return found + size * (relative > 0) if bidirectional else found
+
+
+def first_late(e: int, power: int, k: int, furthest: int) -> int:
+    """The smallest distance n with n^power >= furthest^k e^(power - k); a float is right to within one or two."""
+    bound, n = furthest**k * e ** (power - k), int(e * (furthest / e) ** (k / power)) - 2
+    return next(i for i in range(n, n + 6) if i**power >= bound)
+
+
+def by_heads(rows: Any) -> Any:
+    """[Q, K, H] to [1, H, Q, K]."""
+    return np.moveaxis(rows, -1, 0)[None].copy()
+
+
+def relative_bias_by(
+    bucket: Function = bucket,
+    relative: Function = relative,
+    by_heads: Function = by_heads,
+    table_bar: Function = relative_position_bias_vjp,
+) -> Function:
+    """`relative_position_bias` from `bucket(relative, rows, bidirectional, furthest)`, and what is in it."""
+
+    def relative_position_bias(
+        table: Any, query_length: int, key_length: int, *, bidirectional: bool, furthest: int = 128, offset: int = 0
+    ) -> Any:
+        places = bucket(relative(query_length, key_length, offset), len(table), bidirectional, furthest)
+        return by_heads(table[places])
+
+    return declare(vjp=table_bar)(relative_position_bias)
+
+
+MERGING, PROJECTING, NETWORK, GATED = Merging(), Projecting(), Network(), Gated()
+gated_feed_forward = gated_feed_forward_by(GATED)
+alibi_bias, relative_position_bias = alibi_by(), relative_bias_by()
 merge_attention = merge_attention_by(MERGING)
 multi_head_attention = multi_head_attention_by(PROJECTING)
 feed_forward = feed_forward_by(NETWORK)

@@ -56,6 +56,11 @@ def deviation_and_eps(square: Any, eps: float) -> Any:
     return 1 / (np.sqrt(square) + square.dtype.type(eps))
 
 
+def multiplier(weight: Any, plus_one: bool, widen: Function) -> Any:
+    """The weight, or 1 + weight, in the compute dtype."""
+    return 1 + widen(weight) if plus_one else widen(weight)
+
+
 def affine(normalized: Any, weight: Any, bias: Any) -> Any:
     output = normalized * weight
     return output if bias is None else output + bias
@@ -99,6 +104,7 @@ class Steps(NamedTuple):
     centered: Function = centered
     square: Function = mean_square
     reciprocal: Function = root
+    multiplier: Function = multiplier
     affine: Function = affine
     rounded: Function = rounded
     x_bar: Function = x_bar
@@ -118,18 +124,21 @@ def parts(s: Steps, x: Any, weight: Any, eps: float) -> tuple[Any, Any, Any]:
     return deviation, deviation * reciprocal, reciprocal
 
 
-def norm(s: Steps, x: Any, weight: Any, bias: Any, eps: float | None) -> Any:
+def norm(s: Steps, x: Any, weight: Any, bias: Any, eps: float | None, plus_one: bool = False) -> Any:
     _, normalized, _ = parts(s, x, weight, s.default_eps if eps is None else eps)
-    return s.rounded(s.affine(normalized, s.widen(weight), s.widen(bias)), x.dtype)
+    return s.rounded(s.affine(normalized, s.multiplier(weight, plus_one, s.widen), s.widen(bias)), x.dtype)
 
 
-def gradients(s: Steps, x: Any, weight: Any, bias: Any, cotangent: Any, eps: float | None) -> dict[str, Any]:
+def gradients(
+    s: Steps, x: Any, weight: Any, bias: Any, cotangent: Any, eps: float | None, plus_one: bool = False
+) -> dict[str, Any]:
     """By name."""
     eps = s.default_eps if eps is None else eps
     deviation, normalized, reciprocal = parts(s, x, weight, eps)
     bar, rows = s.widen(cotangent), tuple(range(x.ndim - weight.ndim))
+    inner = bar * s.multiplier(weight, plus_one, s.widen)
     found = {
-        "x": s.x_bar(deviation, normalized, reciprocal, bar * s.widen(weight), s.axes(x, weight), eps).astype(x.dtype),
+        "x": s.x_bar(deviation, normalized, reciprocal, inner, s.axes(x, weight), eps).astype(x.dtype),
         "weight": s.weight_bar(bar, normalized, s.widen(x), rows).astype(weight.dtype),
     }
     return found if bias is None else found | {"bias": s.bias_bar(bar, rows).astype(bias.dtype)}
@@ -149,16 +158,16 @@ def with_bias_by(s: Steps, forward_only: bool = False) -> Function:
     return layer_norm if forward_only else declare(vjp=vjp)(layer_norm)
 
 
-def rms_norm_by(s: Steps, forward_only: bool = False) -> Function:
-    """`rms_norm` in these steps."""
+def rms_norm_by(s: Steps, forward: Steps | None = None, forward_only: bool = False) -> Function:
+    """`rms_norm` in these steps. forward: those of the forward pass, where it has others."""
 
     @np.errstate(all="ignore")
-    def vjp(x: Any, weight: Any, cotangent: Any, *, eps: float) -> dict[str, Any]:
-        return gradients(s, x, weight, None, cotangent, eps)
+    def vjp(x: Any, weight: Any, cotangent: Any, *, eps: float, plus_one: bool = False) -> dict[str, Any]:
+        return gradients(s, x, weight, None, cotangent, eps, plus_one)
 
     @np.errstate(all="ignore")
-    def rms_norm(x: Any, weight: Any, *, eps: float) -> Any:
-        return norm(s, x, weight, None, eps)
+    def rms_norm(x: Any, weight: Any, *, eps: float, plus_one: bool = False) -> Any:
+        return norm(forward or s, x, weight, None, eps, plus_one)
 
     return rms_norm if forward_only else declare(vjp=vjp)(rms_norm)
 

@@ -1,0 +1,70 @@
+"""An OLMo 2 language model with Hugging Face's names.
+
+It is Llama's with norms after each sublayer in place of those before, and with norms of queries and keys, each of all
+heads together. Where the file has no output layer of its own, that is the token table turned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from specification.configuration import AttentionLayer, Configuration
+from specification.loading.decoders import (
+    DEFAULTS,
+    KEYS,
+    SIZES,
+    TIED,
+    causal,
+    gated,
+    head_norms,
+    language_model,
+    language_model_variant,
+    norms,
+    separate_heads,
+)
+from specification.loading.record import Computed, ConfigFile, Dialect
+from specification.loading.rope import ROPE_KEYS, layers_of, rotary_of
+from specification.rotary import Rotary
+
+TABLE = language_model(
+    separate_heads(bias=None, output_bias=None),
+    head_norms("num_heads * D", "key_heads * D"),
+    gated(),
+    norms(post_attention_layernorm="self_attention_norm", post_feedforward_layernorm="feed_forward_norm"),
+)
+
+
+def configuration(
+    *,
+    num_heads: int,
+    key_heads: int,
+    eps: float = 1e-5,
+    activation: str = "silu",
+    attention_layers: tuple[AttentionLayer, ...] = (AttentionLayer(rotary=Rotary()),),
+    empty_rows: str = "zero",
+) -> Configuration:
+    """As in the dialect `llama`."""
+    return causal(num_heads, eps, activation, attention_layers, norm_order="after", empty_rows=empty_rows)
+
+
+def layers(told: Mapping[str, Any]) -> tuple[AttentionLayer, ...]:
+    """Read the layers, which are alike."""
+    return layers_of({**told, "sliding_window": None}, rotary_of(told))
+
+
+DIALECT = Dialect(
+    name="olmo2",
+    about=__doc__,
+    source="OLMo Team, 2 OLMo 2 Furious, 2024 (arXiv:2501.00656); `Olmo2ForCausalLM` of Hugging Face transformers",
+    variants=(language_model_variant(TABLE, configuration),),
+    prefixes=("model.",),
+    config=ConfigFile(
+        families={"olmo2": {}},
+        keys=KEYS | {"attention_layers": Computed((*ROPE_KEYS, "num_hidden_layers"), layers)},
+        defaults={"olmo2": DEFAULTS | {"rms_norm_eps": 1e-5, "attention_bias": False}},
+        sizes=SIZES,
+        entries={"attention_bias": "layers.0.self_attn.q_proj.bias"},
+        tied=TIED,
+    ),
+)

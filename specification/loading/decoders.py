@@ -1,0 +1,156 @@
+"""Rows and keys that the dialects of Hugging Face's decoders share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from specification.configuration import AttentionLayer, Configuration
+from specification.loading.record import Computed, Example, Tied, Variant
+from specification.loading.table import Row, Table, array, each, linear, norm, table
+from specification.parameters import LanguageModel
+
+SIZES = {
+    "hidden_size": "E",
+    "intermediate_size": "F",
+    "vocab_size": "vocabulary",
+    "num_hidden_layers": "i",
+    "head_dim": "D",
+}
+"""Of `ConfigFile.sizes`."""
+
+TIED = Tied("lm_head.weight")
+
+KEY_HEADS = Computed(
+    ("num_key_value_heads",), lambda told: told.get("num_key_value_heads") or told["num_attention_heads"]
+)
+"""As many as there are heads of queries, where the file does not say it."""
+
+KEYS = {
+    "num_heads": "num_attention_heads",
+    "key_heads": KEY_HEADS,
+    "eps": "rms_norm_eps",
+    "activation": "hidden_act",
+}
+"""Of `ConfigFile.keys`."""
+
+DEFAULTS = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0, "tie_word_embeddings": False}
+"""Of `ConfigFile.defaults`, as most families have them."""
+
+TOKENS = np.array([[3, 1, 4, 2], [5, 2, 0, 0]])
+EXAMPLE = Example(
+    hyperparameters={"num_heads": 4, "key_heads": 2},
+    inputs={"tokens": TOKENS},
+    options={"key_padding": TOKENS != 0},
+    about="Token 0 is padding, and masked by key_padding.",
+    sizes={"D": 4},
+    without=("lm_head.weight",),
+)
+"""Of a decoder whose heads are together wider than the model, and whose output is its token table."""
+
+
+def causal(
+    num_heads: int, eps: float, activation: str, attention_layers: tuple[AttentionLayer, ...], **choices: Any
+) -> Configuration:
+    """Make the configuration of a decoder with rotary positions.
+
+    Args:
+        num_heads: of queries.
+        eps: of all norms.
+        activation: of the feed-forward network.
+        attention_layers: as in `Configuration`.
+        **choices: of `Configuration`, where they are others than those of Llama.
+    """
+    plain: dict[str, Any] = {"norm_order": "pre", "norm": "rms_norm", "positions": "none", "target_mask": "causal"}
+    options = plain | choices
+    return Configuration(
+        num_heads, norm_eps=eps, activation=activation, attention_layers=tuple(attention_layers), **options
+    )
+
+
+def language_model_variant(
+    table: Table, configuration: Callable[..., Configuration], example: Example = EXAMPLE
+) -> Variant:
+    """Make the record's variant of a language model.
+
+    Args:
+        table: which entry becomes which array.
+        configuration: a function of the hyperparameters.
+        example: a small checkpoint.
+    """
+    return Variant(
+        structure=LanguageModel,
+        table=table,
+        configuration=configuration,
+        called_with="tokens, `key_padding`",
+        gives="logits [B, T, vocabulary]",
+        heads_share="",
+        example=example,
+    )
+
+
+def separate_heads(bias: bool | None, output_bias: bool | None) -> Table:
+    """Write the rows of an attention with four projections.
+
+    Args:
+        bias: of queries, keys and values, as in `linear`.
+        output_bias: of the output.
+    """
+    return each(
+        "self_attn.",
+        "self_attention.",
+        linear("q_proj", "query", "E", "num_heads * D", bias=bias),
+        linear("k_proj", "key", "E", "key_heads * D", bias=bias),
+        linear("v_proj", "value", "E", "key_heads * D", bias=bias),
+        linear("o_proj", "output", "num_heads * D", "E", bias=output_bias),
+    )
+
+
+def head_norms(queries: str = "D", keys: str = "D") -> Table:
+    """Write the rows of the norms of queries and keys, of these sizes."""
+    return each(
+        "self_attn.",
+        "self_attention.",
+        norm("q_norm", "query_norm", size=queries, biased=False),
+        norm("k_norm", "key_norm", size=keys, biased=False),
+    )
+
+
+def gated(bias: bool | None = False) -> Table:
+    """Write the rows of a gated feed-forward network."""
+    return each(
+        "mlp.",
+        "feed_forward.",
+        linear("gate_proj", "gate", "E", "F", bias=bias),
+        linear("up_proj", "inner", "E", "F", bias=bias),
+        linear("down_proj", "outer", "F", "E", bias=bias),
+    )
+
+
+def norms(**paths: str) -> Table:
+    """Write the rows of a block's norms without bias: by their names, the paths."""
+    return table(*(norm(theirs, ours, biased=False) for theirs, ours in paths.items()))
+
+
+def language_model(*block: Table) -> Table:
+    """Write the table of a language model: tokens, blocks, a norm without bias, and an output that may be tied.
+
+    Args:
+        *block: the rows of a block.
+    """
+    return table(
+        array("embed_tokens.weight", "decoder.embedding.tokens", "vocabulary", "E"),
+        each("layers.{i}.", "decoder.blocks.{i}.", *block),
+        norm("norm", "decoder.norm", biased=False),
+        output_or("embed_tokens.weight"),
+    )
+
+
+def output_or(tokens: str, output: str = "lm_head.weight") -> Table:
+    """Write the rows of an output layer that is the token table where the checkpoint has none."""
+    return (
+        Row(output, "output.weight", ("vocabulary", "E"), turned=True, when=(output,)),
+        Row(tokens, "output.weight", ("vocabulary", "E"), turned=True, unless=(output,)),
+    )

@@ -1,0 +1,227 @@
+"""A folder as Hugging Face's `save_pretrained` writes it: config.json, and one or many safetensors files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from specification.checkpoints import read_safetensors
+from specification.configuration import Configuration
+from specification.dialects import DIALECTS
+from specification.dtypes import FLOATING
+from specification.loading.config_file import NAME, dialect_of, json_of, meant_by, of_entries, unsupported
+from specification.loading.families import judgeable, of_model_type
+from specification.loading.hyperparameters import checked
+from specification.loading.mapping import mapped
+from specification.loading.reader import first_few
+from specification.loading.record import Dialect
+from specification.parameters import LanguageModel, Transformer
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+WITH_OUTPUT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""Endings of the architectures that give logits; all others give hidden states."""
+
+
+def read_folder(folder: str | Path, dtype: str | None = None) -> tuple[Any, Configuration]:
+    """Read a model from a folder.
+
+    Args:
+        folder: with a config.json, which names the model and all its hyperparameters, and the weights.
+        dtype: of the parameters; None for that of the weights, with float16 and bfloat16 widened to float32.
+
+    Returns:
+        The parameters, of NumPy arrays, and the configuration.
+
+    Raises:
+        FileNotFoundError: for a folder or a file that is not there.
+        ValueError: for all entries at once of config.json that are not known or not supported, for weights that do not
+            fit, and for files that cannot be read.
+    """
+    if dtype is not None and dtype not in FLOATING:
+        raise ValueError(f"dtype must be one of {', '.join(map(repr, FLOATING))} or None, got {dtype!r}")
+    folder = Path(folder)
+    told = config_of(folder)
+    dialect = record_of(folder, told)
+    given = hyperparameters(folder, dialect, told)
+    entries = weights_of(folder)
+    output = has_output(told)
+    if dialect.config is not None:
+        refuse(folder, of_entries(dialect.config, told, entries.keys(), headless=not output))
+    parameters, configuration = mapped(dialect, entries, given, DIALECTS.values(), told=told, dtype=dtype)
+    return (parameters if output else without_output(parameters)), configuration
+
+
+def refuse(folder: Path, problems: list[str]) -> None:
+    """Raise for all that is wrong in a config.json.
+
+    Args:
+        folder: of the file.
+        problems: a sentence for each; nothing is raised for none.
+
+    Raises:
+        ValueError: with the file's name.
+    """
+    if problems:
+        raise ValueError(f"{folder / NAME} cannot be read: {'; '.join(dict.fromkeys(problems))}")
+
+
+# --- config.json ------------------------------------------------------------------------------------------------------
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """Read the config.json of a folder.
+
+    Args:
+        folder: the model's.
+
+    Raises:
+        FileNotFoundError: for no folder, or no such file.
+        ValueError: for a file in place of the folder, and for content that is no model's.
+    """
+    path = folder / NAME
+    if not folder.exists():
+        raise FileNotFoundError(f"{folder} is not there")
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is a file, and a folder is needed; load reads a file by its dialect")
+    if not path.is_file():
+        beside = (
+            "; load reads the weights by a dialect"
+            if any((folder / name).is_file() for name in (WEIGHTS, INDEX))
+            else ""
+        )
+        raise FileNotFoundError(f"{path} is not there{beside}")
+    told = json_of(path)
+    if not isinstance(told, dict) or not isinstance(told.get("model_type"), str):
+        raise ValueError(f"{path} names no model_type")
+    return told
+
+
+def record_of(folder: Path, told: Mapping[str, Any]) -> Dialect:
+    """Find the dialect that a config.json names.
+
+    Args:
+        folder: the model's.
+        told: the file's content.
+
+    Raises:
+        ValueError: for a model that no dialect reads.
+    """
+    found = dialect_of(told["model_type"], DIALECTS.values())
+    if found is not None:
+        return found
+    family = of_model_type(told["model_type"])
+    known = sorted(name for one in DIALECTS.values() if one.config is not None for name in one.config.families)
+    which = f"of {judgeable(family)}" if family else f"and the dialects read {', '.join(map(repr, known))}"
+    raise ValueError(f"{folder / NAME} cannot be read: model_type is {told['model_type']!r}, {which}")
+
+
+def hyperparameters(folder: Path, dialect: Dialect, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Read all hyperparameters of a dialect out of a config.json.
+
+    Args:
+        folder: the model's.
+        dialect: the one that reads the model.
+        told: the file's content.
+
+    Raises:
+        ValueError: for all entries at once that are missing, not known or not supported.
+    """
+    meant = meant_by(dialect, told)
+    problems = [f"{key} is missing" for key in meant.missing] + meant.problems
+    refuse(folder, problems + ([] if dialect.config is None else unsupported(dialect.config, told)))
+    try:
+        return checked(dialect, meant.hyperparameters)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{folder / NAME} cannot be read: {error}") from error
+
+
+def has_output(told: Mapping[str, Any]) -> bool:
+    """Tell whether a model gives logits, where it may: a file that names no architecture has an output layer."""
+    named = told.get("architectures") or ["ForCausalLM"]
+    return any(str(name).endswith(WITH_OUTPUT) for name in named)
+
+
+def without_output(parameters: Any) -> Any:
+    """Return a model that gives hidden states: without output layer, where it has one."""
+    if isinstance(parameters, LanguageModel):
+        return parameters.decoder
+    return parameters._replace(output=None) if isinstance(parameters, Transformer) else parameters
+
+
+# --- weights ----------------------------------------------------------------------------------------------------------
+
+
+def weights_of(folder: Path) -> dict[str, Any]:
+    """Read all weights of a folder.
+
+    Args:
+        folder: the model's.
+
+    Returns:
+        Arrays by name.
+
+    Raises:
+        FileNotFoundError: for no weights, and for files that the index names and that are not there.
+        ValueError: for an index that does not fit its files.
+    """
+    if (folder / WEIGHTS).is_file():
+        return read_safetensors(folder / WEIGHTS)[0]
+    if (folder / INDEX).is_file():
+        return shards(folder, places(folder / INDEX))
+    pickled = next((name for name in PICKLED if (folder / name).is_file()), None)
+    beside = f", and {pickled}, which is pickled, is not read: save the model with safetensors" if pickled else ""
+    raise FileNotFoundError(f"{folder / WEIGHTS} is not there{beside}")
+
+
+def places(index: Path) -> dict[str, str]:
+    """Read which file has which entry.
+
+    Args:
+        index: the path of the index.
+
+    Returns:
+        Names of files in the same folder, by entry.
+
+    Raises:
+        ValueError: for a file that is no such index.
+    """
+    told = json_of(index)
+    found = told.get("weight_map") if isinstance(told, dict) else None
+    if not isinstance(found, dict) or not found:
+        raise ValueError(f"{index} has no weight_map")
+    for name, file in found.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise ValueError(f"{index} must name a file of the same folder for {name}, got {file!r}")
+    return found
+
+
+def shards(folder: Path, where: Mapping[str, str]) -> dict[str, Any]:
+    """Read the files that an index names.
+
+    Args:
+        folder: of the files.
+        where: by entry, the name of its file.
+
+    Returns:
+        Arrays by name.
+
+    Raises:
+        FileNotFoundError: for files that are not there.
+        ValueError: for entries that are in none of the files or in two, and for those that the index does not name.
+    """
+    missing = sorted({file for file in where.values() if not (folder / file).is_file()})
+    if missing:
+        raise FileNotFoundError(f"{folder / INDEX} names {', '.join(first_few(missing))}, and there is no such file")
+    found: dict[str, Any] = {}
+    problems = []
+    for file in dict.fromkeys(where.values()):
+        arrays, _ = read_safetensors(folder / file)
+        problems += [f"{name} is in {file} and in {where.get(name)}" for name in arrays.keys() & found.keys()]
+        problems += [f"{name} of {file} is not named" for name in sorted(arrays.keys() - where.keys())]
+        problems += [f"{name} is not in {file}" for name, here in where.items() if here == file and name not in arrays]
+        found |= arrays
+    if problems:
+        raise ValueError(f"{folder / INDEX} does not fit: {'; '.join(first_few(problems))}")
+    return found
