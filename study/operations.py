@@ -127,6 +127,16 @@ OPERATIONS = (
         also=("positional encoding", "relative position bias", "T5"),
     ),
     Operation(
+        "rotary", "Rotary embeddings", "Queries and keys turned by angles that grow with their position.",
+        (r"y_1 = m\, (x_1 \cos t f_p - x_2 \sin t f_p), \qquad y_2 = m\, (x_2 \cos t f_p + x_1 \sin t f_p)",
+         r"f_p = \theta^{-2p / W}"),
+        numbered("POS", 3, 4),
+        places("rotary", "rotary_embedding", "sine_and_cosine", "turned", "rotate", "rotary_frequencies", "constants",
+               "rounded_frequencies"),
+        places("rotary_vjp", "rotary_embedding_vjp"),
+        also=("RoPE", "rotary position embedding"),
+    ),
+    Operation(
         "feed_forward", "Feed-forward network", "Two projections with an activation between them, at every position.",
         (r"y = \text{activation}(x W_1 + b_1)\, W_2 + b_2",
          r"\text{gelu}(x) = x\, \Phi(x) = \frac{x}{2}\, \text{erfc}\left(-\frac{x}{\sqrt{2}}\right)",

@@ -26,6 +26,7 @@ OPERATORS = {
     "RMSNormalization": "rmsnormalization",
     "SoftmaxCrossEntropyLoss": "softmax_cross_entropy_loss",
     "NegativeLogLikelihoodLoss": "negativeloglikelihoodloss",
+    "RotaryEmbedding": "rotaryembedding",
     "Adam": "adam",
     "Momentum": "momentum",
     "Gelu": "gelu",
@@ -34,7 +35,11 @@ OPERATORS = {
 }
 """ONNX's operators, and the modules under `onnx.backend.test.case.node` that hold their cases."""
 
-SKIPPED = {"weights": "weights of classes", "weight": "weights of classes"}
+SKIPPED = {
+    "weights": "weights of classes",
+    "weight": "weights of classes",
+    "cos_cache": "sines and cosines that are given, and belong to no angle",
+}
 """Inputs of which the operations here have none, and what they are. Cases that have one are skipped."""
 
 Arrays = dict[str, np.ndarray]
