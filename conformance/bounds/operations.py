@@ -11,9 +11,11 @@ from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norm
 from conformance.bounds import layers
 from conformance.bounds.arithmetic import Approx, Precision, add, exact, mapped, stored
-from conformance.bounds.reading import allowed_of, dropout_factor, pairs, separated
+from conformance.bounds.reading import allowed_of, bias_of, dropout_factor, separated
 from conformance.cases.arguments import expected_dtype, gradient_name, heads_of, joined
 from conformance.cases.case import Case
+from conformance.cases.features import has_masks, heads_and_keys
+from conformance.cases.kernel_arguments import defined
 from conformance.cases.operation import operation_named
 from conformance.cases.signatures import default
 from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
@@ -26,6 +28,7 @@ Bounds = dict[str, np.ndarray]
 def bound(case: Case) -> Bounds:
     """The largest admissible |got - exact| for every element of every result, and of every gradient asked for."""
     p = Precision.of(case.dtype, case.rounding)
+    case = replace(case, cotangents=defined(case).cotangents)
     with np.errstate(all="ignore"):
         approximations = operation_named(case.operation).bounds(case, p)
         return {name: finished(name, approx, case, p) for name, approx in approximations.items()}
@@ -50,6 +53,14 @@ def finished(name: str, approx: Approx, case: Case, p: Precision) -> np.ndarray:
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
+def merged_by_logsumexp(case: Case) -> bool:
+    """Whether the subject declares that it merges by one log-sum-exp each, and the case has several parts."""
+    if not has_masks(case.operation):
+        return False
+    _, _, _, keys = heads_and_keys(case)
+    return att.merges_of(keys, "sinks" in case.inputs, Precision.of(case.dtype, case.rounding)) > 0
+
+
 KINDS = {"attention_weights": "weights", "attention_logsumexp": "logsumexp"}
 
 
@@ -65,7 +76,7 @@ def attend(
         value,
         allowed_of(case, shape),
         cotangent,
-        bias=pairs(case.inputs.get("bias")),
+        bias=bias_of(case, shape, p),
         scale=case.options.get("scale"),
         softcap=case.options.get("softcap"),
         sinks=exact(case.inputs["sinks"]) if "sinks" in case.inputs else None,
@@ -77,7 +88,7 @@ def attend(
 
 def named(case: Case, gradients: dict[str, Approx]) -> dict[str, Approx]:
     """Gradients of what the case holds, the bias's in its own shape."""
-    if "bias" in gradients:
+    if "bias" in gradients and "bias" in case.inputs:
         gradients["bias"] = gradients["bias"].reshape(*case.inputs["bias"].shape)
     return {gradient_name(name): g for name, g in gradients.items() if name in case.inputs}
 

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from conformance.bounds.arithmetic import Approx, exact
+from conformance.bounds.arithmetic import Approx, Precision, exact
 from conformance.cases.case import Case
+from conformance.cases.kernel_arguments import alibi, defined
 from reference_numpy import materialize
+
+SLOPE = 8
+"""Roundings of ALiBi's bias: the slope times the distance; the slope over the scale, or times log2(e), and back."""
+
+
+def bias_of(case: Case, shape: tuple[int, int, int, int], p: Precision) -> Approx | None:
+    """A bias as [B or 1, H or 1, Q, K]. ALiBi's is computed from its slopes."""
+    if "alibi_slopes" in case.inputs:
+        value = alibi(case.inputs["alibi_slopes"], *shape[2:])
+        return Approx(value, p.gamma(SLOPE) * np.abs(value))
+    return pairs(case.inputs.get("bias"))
 
 
 def pairs(array: np.ndarray | None) -> Approx | None:
@@ -15,6 +27,7 @@ def pairs(array: np.ndarray | None) -> Approx | None:
 
 
 def allowed_of(case: Case, shape: tuple[int, int, int, int]) -> np.ndarray:
+    case = defined(case)
     B, H, Q, K = shape
     allowed = materialize(case.options.get("mask"), Q, K, batch=B, heads=H)
     if "bias" in case.inputs:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
 from conformance.cases.signatures import names_taken
 from specification.dtypes import FLOATING
 
@@ -27,6 +28,8 @@ FEATURES = {
     "softcap": "softcap",
     "bias": "an additive bias",
     "sinks": "a sink logit for every head",
+    "alibi_slopes": "a bias by ALiBi's slopes",
+    "query_lengths": "a number of queries of each batch element",
     "dropout": "dropout by a given keep mask",
     "empty_rows": "a choice of what rows that allow nothing get",
     "gqa": "fewer key heads than query heads",
@@ -43,18 +46,20 @@ FEATURES = {
     "refusals": "bad input is refused, as the rules say",
     "logsumexp": "attention returns (output, logsumexp)",
 }
-"""Names for `supports`. All but the last three are claimed unless something else is said."""
+"""Names for `supports`. All for which the signature has room are claimed unless something else is said, but for the
+last three."""
 
 SIMPLEST_FIRST = ("float32", "bfloat16", "float16", "float64")
 """The dtypes in the order in which they are tried, and in which a failing case is made simpler."""
 
 UNCLAIMED = ("structured", "refusals", "logsumexp")
-PARAMETERS: dict[str, tuple[str, ...]] = {name: (name,) for name in ("scale", "softcap", "bias", "sinks", "empty_rows")}
+OPTIONS = ("scale", "softcap", "bias", "sinks", "empty_rows")
+PARAMETERS: dict[str, tuple[str, ...]] = {name: (name,) for name in (*OPTIONS, *KERNEL_ARGUMENTS)}
 PARAMETERS |= {"dropout": ("dropout_keep", "dropout_rate")}
 PARAMETERS |= {"interleaved": ("pairing",), "rotary_width": ("rotary_width",), "rotary_scaling": ("scaling",)}
 PARAMETERS |= dict.fromkeys((*MASK_KINDS, "offset", "combined"), ("mask",))
 """Features that need parameters of their own."""
-NAMED_ONLY = ("dropout", "empty_rows")
+NAMED_ONLY = ("dropout", "empty_rows", *KERNEL_ARGUMENTS)
 """Features that a signature which takes any keyword is not taken to have."""
 
 DIMENSIONS = {
@@ -85,6 +90,7 @@ CONVENTIONS = {
     "products": ("float32", "inputs", "tf32", "bfloat16", "float16"),
     "shared_heads": ("float32", "rounded", "inputs"),
     "normalized": ("float32", "inputs"),
+    "merging": ("maximum", "logsumexp"),
 }
 """Names for `convention`, each with its values; the first is the definition's.
 
@@ -95,7 +101,8 @@ mask. weights: the precision to which attention weights (and the gradients of sc
 multiplied, "inputs" being the dtype of the inputs. products: that to which both sides of matrix products are rounded.
 shared_heads: how the gradients of query heads that share a key head are added up. "rounded": each is rounded to the
 dtype of the inputs first; "inputs": every sum is, too. normalized: the precision to which the normalised row of
-`rms_norm` is rounded before the weight multiplies it.
+`rms_norm` is rounded before the weight multiplies it. merging: what parts of the keys are weighed by, their maxima and
+sums or one log-sum-exp each.
 """
 
 
@@ -112,7 +119,7 @@ class Declaration:
     ways.
     """
 
-    features: frozenset[str] = frozenset(FEATURES) - {"logsumexp"}
+    features: frozenset[str] = frozenset(FEATURES) - {"logsumexp", *KERNEL_ARGUMENTS}
     dtypes: tuple[str, ...] = FLOATING
     layout: str = "BHTD"
     width_multiple: int = 1

@@ -7,6 +7,7 @@ from typing import Any
 from conformance.cases.arguments import listed
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
+from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
 from conformance.cases.operation import operation_named
 from conformance.cases.signatures import needed
 from specification import Causal, KeyLengths, KeyPadding, Segments, SlidingWindow
@@ -33,6 +34,8 @@ FEATURE_RULES = {
     "softcap": "ATT-2",
     "bias": "ATT-3",
     "sinks": "ATT-5",
+    "alibi_slopes": "ATT-3",
+    "query_lengths": "MASK-2",
     "dropout": "ATT-11",
     "empty_rows": "ATT-6",
     "gqa": "ATT-7",
@@ -71,7 +74,7 @@ def features_of(case: Case) -> set[str]:
     features |= rotary_features(case)
     if has_masks(case.operation):
         (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
-        features |= {"bias", "sinks"} & set(case.inputs)
+        features |= {"bias", "sinks", *KERNEL_ARGUMENTS} & set(case.inputs)
         features |= {"gqa"} if H != G else set()
         features |= {"cross"} if Q != K else set()
         features |= {"value_width"} if len(set(widths)) > 1 else set()

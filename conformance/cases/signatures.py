@@ -11,6 +11,7 @@ from typing import Any
 import reference_numpy
 from conformance.cases.arguments import arguments
 from conformance.cases.case import Case
+from conformance.cases.kernel_arguments import kernel_arguments
 from conformance.cases.operation import operation_named
 
 OPTIONAL = ("bias",)
@@ -108,7 +109,8 @@ class Signature:
         for extra in self.extras:
             absent = default(self.operation, extra.name) if extra.default is extra.empty else extra.default
             by_place.append(given.pop(extra.name, absent))
-        insisted = (self.required - given.keys()) & definition(self.operation).keys()
+        own_names = {*definition(self.operation), *kernel_arguments(self.operation)}
+        insisted = (self.required - given.keys()) & own_names
         return by_place, given | {name: default(self.operation, name) for name in insisted}
 
 
@@ -145,7 +147,8 @@ def is_other(parameter: inspect.Parameter, argument: str) -> bool:
 
 def is_foreign(parameter: inspect.Parameter, operation: str) -> bool:
     """Whether the parameter has a name that is none of the operation's."""
-    return parameter.kind not in VARIADIC and parameter.name not in definition(operation)
+    known = {*definition(operation), *kernel_arguments(operation)}
+    return parameter.kind not in VARIADIC and parameter.name not in known
 
 
 def parameters_never_given(names: Iterable[str], operation: str) -> str:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from conformance.bounds import relaxed_bound
-from conformance.cases.arguments import expected_dtype
+from conformance.cases.arguments import expected_dtype, gradient_name
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact, empty_rows
+from conformance.cases.kernel_arguments import padded_queries
 from conformance.checks.levels import CORE, LEVELS, ROBUST, STRICT, higher, rank, within
 from conformance.subjects.raised import raised_at
 from conformance.subjects.subject import Answers, Subject, first_line
@@ -102,6 +103,7 @@ def judge(
     relaxed: those of the case unless given. They are computed only where a result is beyond `bounds`. A result within
     them breaks nothing that is asked below `strict`.
     """
+    answers = without_padding(case, answers, truth)
     if case.options.get("empty_rows") == "any":
         answers = without_empty_rows(case, answers, truth)
 
@@ -156,6 +158,19 @@ def without_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact]) ->
         for name, where in free.items()
     }
     return answers | right
+
+
+def without_padding(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answers:
+    """The answers with what is true in rows that are no queries, of which nothing is promised."""
+    if "query_lengths" not in case.inputs:
+        return answers
+    padded, found = padded_queries(case), dict(answers)
+    for name in {*OF_ROWS, gradient_name("query")} & answers.keys() & truth.keys():
+        right, array = truth[name].high, answers[name]
+        if array.shape == right.shape:
+            rows = padded[:, None].reshape(len(padded), 1, -1, *(1,) * (right.ndim - 3))
+            found[name] = np.where(rows, right.astype(array.dtype), array)
+    return found
 
 
 def compare(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import conformance
-from conformance.cli import check, compare, definition, dev, port, replay, rules, run, selftest, show, trace
+from conformance.cli import check, compare, definition, dev, port, replay, rules, run, selftest, show, trace, watch
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,6 +37,7 @@ app.command("run")(run.run)
 app.command("compare")(compare.compare)
 app.command("port")(port.port)
 app.command("trace")(trace.trace)
+app.command("watch")(watch.watch)
 app.command("selftest")(selftest.selftest)
 app.command("definition")(definition.definition)
 app.command("rules")(rules.rules)

@@ -212,6 +212,10 @@ def redrawn(case: Case, B: int, H: int, G: int, Q: int, K: int) -> Case:
         inputs["bias"] = numbers(inputs["bias"], pairs(inputs["bias"]))
     if "sinks" in inputs:
         inputs["sinks"] = numbers(inputs["sinks"], (H,))
+    if "alibi_slopes" in inputs:
+        inputs["alibi_slopes"] = np.abs(numbers(inputs["alibi_slopes"], (B, H)[-inputs["alibi_slopes"].ndim :]))
+    if "query_lengths" in inputs:
+        inputs["query_lengths"] = rng.integers(1, Q + 1, B).astype(np.int32)
     if options.get("dropout_keep") is not None:
         options["dropout_keep"] = drawn(options["dropout_keep"], pairs, rng)
     if options.get("mask") is not None:

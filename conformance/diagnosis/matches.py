@@ -19,9 +19,9 @@ from conformance.cases.operation import operation_named
 from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
 from conformance.checks.catalogue import AGREEMENT, SPOILED_ROWS, TOWERING, TWIN
 from conformance.checks.check import Check, nothing
-from conformance.checks.comparison import Finding
+from conformance.checks.comparison import Finding, without_padding
 from conformance.checks.results import WRONG_IN
-from conformance.diagnosis import attention, backward, blocks, extents, multi_head
+from conformance.diagnosis import alibi, attention, backward, blocks, extents, multi_head
 from conformance.diagnosis.larger import alike, larger_cases, ordinary
 from conformance.diagnosis.matching import Failing, Mistake, backwards, kind, matching, told_from
 from conformance.diagnosis.precision import AT_MOST, excused, scale_off, variance_off
@@ -55,7 +55,7 @@ def check_diagnosis(subject: Subject, material: tuple[Check[Any, Any], Any, Find
     if asked.special:
         beside = check == TWIN and not judged.special
         return check_diagnosis(subject, (AGREEMENT, judged, finding), shared) if beside else []
-    given = Failing(judged, subject(asked), oracle(judged), bound(judged))
+    given = failing_of(subject, asked, judged)
     if not given.wrong:
         return []
     name = "output" if "output" in given.wrong else finding.name if finding.name in given.wrong else given.wrong[0]
@@ -77,6 +77,12 @@ def check_diagnosis(subject: Subject, material: tuple[Check[Any, Any], Any, Find
     if not names:
         names = list(islice(chain(vague(given, name), hints(subject, given, name)), 1))
     return [named(line) for line in (*names, *wrong_in(given.findings))]
+
+
+def failing_of(subject: Subject, asked: Case, judged: Case) -> Failing:
+    """The answers to one case, as those of another that it must be like."""
+    got, truth = subject(asked), oracle(judged)
+    return Failing(judged, without_padding(judged, got, truth), truth, bound(judged))
 
 
 def names_of(subject: Subject, failing: Failing, name: str, until: float) -> Iterator[str]:
@@ -165,6 +171,7 @@ def attention_mistakes(failing: Failing) -> Iterator[Any]:
     """From those that are found at once to those that take long."""
     yield attention.FILLS
     yield [attention.UNDIVIDED]
+    yield alibi.MISTAKES
     yield blocks.SINKS
     yield extents.extents(failing)
     yield attention.STEP_MISTAKES
@@ -251,7 +258,7 @@ def answered(subject: Subject, case: Case | None) -> Failing | None:
     if case is None or not within(case, subject.declaration):
         return None
     try:
-        failing = Failing(case, subject(case), oracle(case), bound(case))
+        failing = failing_of(subject, case, case)
     except Exception:  # whatever it raises: it was not asked to take this one
         return None
     return None if any(found.message for found in failing.findings) else failing
@@ -261,7 +268,7 @@ def shown(failing: Failing, names: list[str]) -> set[str]:
     """Of the names of mistakes in the output, those that would have given wrong answers here."""
     found = set()
     with np.errstate(all="ignore"):
-        for mistake in chain(attention.STEP_MISTAKES, blocks.MISTAKES, attention.FILLS):
+        for mistake in chain(attention.STEP_MISTAKES, blocks.MISTAKES, attention.FILLS, blocks.merges(failing)):
             answers = mistake.answers(failing) if mistake.name in names else None
             if answers is not None and told_from(failing.right("output"), answers[0]["output"], answers[1]["output"]):
                 found.add(mistake.name)

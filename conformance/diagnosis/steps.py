@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.cases.case import Case
+from conformance.cases.kernel_arguments import defined
 from reference_numpy import materialize
 
 Score = Callable[[np.ndarray, np.ndarray, Callable[[Any], Any], float], np.ndarray]
@@ -55,6 +56,7 @@ class Forward(NamedTuple):
 
 
 def steps_of(case: Case) -> Steps:
+    case = defined(case)
     (B, H, Q, D), K = case.inputs["query"].shape, case.inputs["key"].shape[2]
     share = H // max(case.inputs["key"].shape[1], 1)
     wide = {name: array.astype(float) for name, array in case.inputs.items()}

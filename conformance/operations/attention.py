@@ -61,6 +61,7 @@ def axes(case: Case, output: tuple[Axis, ...] = (B, HEADS, Q, V)) -> Described:
     if "value" in case.inputs:
         sizes["V"] = case.inputs["value"].shape[-1]
     arrays = {"query": (B, HEADS, Q, D), "key": (B, ("G",), K, D), "value": (B, ("G",), K, V), "sinks": (HEADS,)}
+    arrays |= {"alibi_slopes": (B, HEADS), "query_lengths": (B,)}
     arrays |= {"bias": PAIRS, "option dropout_keep": PAIRS, "-> output": output, "-> logsumexp": PAIRS[:3]}
     return sizes, arrays, {}
 
@@ -95,7 +96,30 @@ def forbidding(case: Case) -> bool:
 def probes(declaration: Declaration) -> list[Probe]:
     """Of the output alone, and of both results where the subject returns both."""
     both = probes_with_logsumexp(declaration) if "logsumexp" in declaration else []
-    return [*probes_of_the_output(declaration.without("logsumexp")), *both]
+    alone = declaration.without("logsumexp")
+    return [*probes_of_the_output(alone), *probes_of_kernels(alone), *both]
+
+
+def probes_of_kernels(declaration: Declaration) -> list[Probe]:
+    """Of arguments that the definition lacks, where the subject has them."""
+    cases, found = partial(generation.attention_cases, declaration=declaration, others=False), []
+
+    def agree(rule: str, title: str, weight: float = 1.0, **given: Any) -> None:
+        found.append(agreement(rule, title, "attention", cases(**given), weight))
+
+    for name, rule, words in (("alibi_slopes", "ATT-3", "ALiBi"), ("query_lengths", "MASK-2", "query lengths")):
+        if name not in declaration:
+            continue
+        agree(rule, words, focus=(name,), mask="none")
+        agree(rule, f"{words} beside a mask", focus=(name,), mask="any")
+        agree(rule, f"{words} beside softcap and scale", 0.5, focus=(name, "softcap", "scale"))
+        agree(rule, f"{words}, tiles", focus=(name,), plans=TILED)
+        agree(rule, f"{words}, grouped heads", 0.5, focus=(name,), grouped=True)
+        agree("ATT-12", f"gradients beside {words}", 1.5, focus=("gradients", name))
+    if "query_lengths" in declaration:
+        hidden = special.padded_queries(declaration)
+        found.append(Probe("MASK-7", "what follows the queries", ("attention",), hidden, TWIN, 0.8))
+    return found
 
 
 def probes_with_logsumexp(declaration: Declaration) -> list[Probe]:
@@ -380,7 +404,8 @@ OPERATION = Operation(
     arguments=("query", "key", "value"),
     differentiated=("query", "key", "value", "bias", "sinks"),
     masked=True,
-    wide=("logsumexp",),
+    wide=("logsumexp", "alibi_slopes"),
+    positive=("alibi_slopes",),
     shape=shape,
     dimensions=masked_dimensions,
     axes=axes,

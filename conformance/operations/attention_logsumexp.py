@@ -60,7 +60,7 @@ def probes(declaration: Declaration) -> list[Probe]:
 OPERATION = replace(
     attention_weights.OPERATION,
     name=NAME,
-    wide=("output",),
+    wide=("output", "alibi_slopes"),
     shape=shape,
     axes=partial(axes, output=PAIRS[:3]),
     cases=partial(generation.attention_cases, NAME),

@@ -62,6 +62,8 @@ OPERATION = Operation(
     arguments=("query", "key"),
     differentiated=("query", "key", "bias", "sinks"),
     masked=True,
+    wide=("alibi_slopes",),
+    positive=("alibi_slopes",),
     shape=shape,
     dimensions=masked_dimensions,
     axes=partial(axes, output=PAIRS),

@@ -8,22 +8,7 @@ from typing import Any
 
 from conformance.cases.declaration import declare
 from conformance.peers.peer import Peer
-
-
-def lookup(array: Any) -> Callable[..., Any]:
-    """[Q, K] or [B or 1, H or 1, Q, K] as a function of the four indices."""
-    if array.ndim == 2:
-        return lambda b, h, i, j: array[i, j]
-    batches, heads = array.shape[0] > 1, array.shape[1] > 1
-    return lambda b, h, i, j: array[b if batches else 0, h if heads else 0, i, j]
-
-
-def block_mask(mask: Any, query: Any, key: Any) -> Any:
-    from torch.nn.attention.flex_attention import create_block_mask
-
-    found = lookup(mask)
-    sizes = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    return create_block_mask(lambda b, h, i, j: found(b, h, i, j), *sizes, device=str(query.device))
+from conformance.subjects.torch_masks import block_mask, lookup
 
 
 def score_mod(bias: Any, softcap: float | None) -> Callable[..., Any] | None:

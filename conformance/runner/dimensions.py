@@ -121,7 +121,7 @@ def taken(case: Case, parts: Parts, rng: np.random.Generator | None = None) -> C
     if any(name != OFFSET and (part.size > 0) != (sizes[name] > 0) for name, part in parts.items()):
         return None
     cut = {n: resized(array, arrays[n], sizes, parts, rng) for n, array in arrays_of(case).items()}
-    cut |= {name: np.abs(cut[name]) for name in operation_named(case.operation).positive}
+    cut |= {name: np.abs(cut[name]) for name in operation_named(case.operation).positive if name in cut}
     inputs = {name: cut[name] for name in case.inputs}
     for name, axis in lists.items():
         inputs = relisted(inputs, name, places(axis, sizes, parts)[0])
@@ -136,6 +136,9 @@ def taken(case: Case, parts: Parts, rng: np.random.Generator | None = None) -> C
         inputs["ids"] = np.clip(inputs["ids"] - start, 0, size - 1).astype(inputs["ids"].dtype)
     if "targets" in inputs and "classes" in parts:
         inputs["targets"] = among_classes(inputs["targets"], parts["classes"], options.get("ignore"))
+    if "query_lengths" in inputs and "Q" in parts:
+        start, size = parts["Q"]
+        inputs["query_lengths"] = np.clip(inputs["query_lengths"] - start, 0, size).astype(np.int32)
     cotangents = {name: cut[f"-> {name}"] for name in case.cotangents}
     return in_memory(replace(case, inputs=inputs, options=options, cotangents=cotangents), case.memory)
 

@@ -22,6 +22,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import SIMPLEST_FIRST, Declaration
 from conformance.cases.expectations import Planted, allowed_pairs, empty_rows
 from conformance.cases.features import alignment, has_masks, heads_and_keys, is_norm, within
+from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
 from conformance.cases.operation import operation_named
 from conformance.cases.signatures import definition, left_out
 from conformance.cases.with_logsumexp import output_alone
@@ -299,7 +300,8 @@ def simplifications(case: Case, declaration: Declaration, keeps_dtype: bool) -> 
         yield output_alone
     if operation_named(case.operation).rows is not None:
         yield collapsed
-    biases = [name for name in case.inputs if name in ("bias", "sinks") or name.endswith(".bias")]
+    beside = ("bias", "sinks", *KERNEL_ARGUMENTS)
+    biases = [name for name in case.inputs if name in beside or name.endswith(".bias")]
     if len(biases) > 1:
         yield without(*biases)
     yield from (without(name) for name in biases if "[" not in name)

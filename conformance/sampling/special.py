@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.cases.expectations import Planted, allowed_pairs
+from conformance.cases.kernel_arguments import padded_queries as rows_past
 from conformance.cases.sizes import Sizes
 from conformance.sampling.strategies import (
     ALIKE,
@@ -90,6 +91,17 @@ def isolated(case: Case, declaration: Declaration, hidden: bool = True) -> None:
     """The subject promises something about what is hidden, and its own kind of empty row does not read it."""
     assume(not hidden or declaration.convention("isolation") == "strict")
     assume(declaration.convention("empty_rows") == "zero" or allowed_pairs(case).any(-1).all())
+
+
+@st.composite
+def padded_queries(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> tuple[Case, Case]:
+    """(with NaN in what follows a sequence's queries, the clean case)."""
+    clean = draw(attention_cases(focus=("query_lengths",), others=False, declaration=declaration))
+    isolated(clean, declaration)
+    query = np.where(
+        rows_past(clean)[:, None, :, None], clean.inputs["query"].dtype.type(np.nan), clean.inputs["query"]
+    )
+    return replace(clean, inputs=clean.inputs | {"query": query}, special=True), clean
 
 
 @st.composite

@@ -440,12 +440,13 @@ def empty_row_convention(operation: str, declaration: Declaration) -> str:
 
 
 def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
-    """The precisions that the subject declares for parts of the arithmetic, in a case of this dtype."""
+    """The precisions that the subject declares for parts of the arithmetic, in a case of this dtype, and merging."""
     declared = {name: declaration.convention(name) for name in ("weights", "products", "shared_heads", "normalized")}
     if declared["shared_heads"] == "inputs":
         declared["shared_sums"] = "inputs"
     declared = {name: dtype if value in ("inputs", "rounded") else value for name, value in declared.items()}
-    return {name: value for name, value in declared.items() if value not in ("float32", "float64")}
+    found = {name: value for name, value in declared.items() if value not in ("float32", "float64")}
+    return found if declaration.convention("merging") == "maximum" else found | {"merging": "logsumexp"}
 
 
 NUMBERS = ("usual", "usual", "by head", "by row", "zeros", "ties", "saturated", "tiny", "huge")
@@ -532,8 +533,14 @@ def add_features(
     shared_bias: bool = False,
 ) -> None:
     companion = draw(st.sampled_from((compute_dtype_name(d.dtype), d.dtype)))
-    if "scale" in features:
-        options["scale"] = draw(st.sampled_from((0.3, 1.0, -0.7, 0.0, -0.2)))
+    if "alibi_slopes" in features:
+        features = features - {"bias"}
+        inputs["alibi_slopes"] = alibi_slopes(draw, s, d)
+    if "query_lengths" in features:
+        inputs["query_lengths"] = d.integers(draw(st.sampled_from((0, 1))), s.Q, s.B).astype(np.int32)
+    if "scale" in features:  # kernels divide ALiBi's slopes by it
+        scales = (0.3, 1.0, -0.7, -0.2) if "alibi_slopes" in features else (0.3, 1.0, -0.7, 0.0, -0.2)
+        options["scale"] = draw(st.sampled_from(scales))
     if "softcap" in features:
         options["softcap"] = draw(st.sampled_from((0.5, 2.0, 30.0)))
     if "bias" in features:
@@ -548,6 +555,16 @@ def add_features(
     if "dropout" in features:
         options["dropout_rate"] = draw(st.sampled_from((0.1, 0.5)))
         options["dropout_keep"] = d.booleans(s.B, s.H, s.Q, s.K, share=1 - options["dropout_rate"])
+
+
+def alibi_slopes(draw: st.DrawFn, s: Sizes, d: Draw) -> np.ndarray:
+    """One for each head, or for each of every batch element, by which the farthest key loses up to 16.
+
+    They have few bits, so that their products with distances are exact.
+    """
+    shape = draw(st.sampled_from(((s.H,), (s.B, s.H))))
+    step = 2.0 ** -(max(s.Q, s.K, 2) - 1).bit_length()
+    return (d.integers(1, 64, *shape) * step / 4).astype(compute_dtype_name(d.dtype))
 
 
 @st.composite

@@ -80,6 +80,8 @@ def inputs_moved(case: Case, arrays: dict[str, np.ndarray], order: np.ndarray) -
         projection, _, field = name.partition(".")
         if name == "sinks":
             found[name] = np.take(array, order) if array.shape == order.shape else array
+        elif name == "alibi_slopes":
+            found[name] = np.take(array, order, axis=-1)
         elif name == "bias" or (name == "query" and has_heads(case)):
             found[name] = along_heads(array, order)
         elif projection.startswith("query[") and field:

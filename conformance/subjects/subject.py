@@ -26,6 +26,7 @@ from conformance.cases.arguments import (
 )
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
+from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
 from conformance.cases.layouts import placed
 from conformance.cases.operation import operation_named
 from conformance.subjects.frameworks import Arrays, Framework, JaxArrays, NumpyArrays, TorchArrays
@@ -94,7 +95,7 @@ def head_axis(operation: str, name: str, layout: str) -> int:
 def differentiable(case: Case) -> list[str]:
     """Inputs whose gradients the case asks for, where it has cotangents."""
     floating = (name for name, array in case.inputs.items() if str(array.dtype) in FLOATING)
-    return [name for name in floating if name not in case.constants]
+    return [name for name in floating if name not in (*case.constants, *KERNEL_ARGUMENTS)]
 
 
 def returned_by_name(case: Case, names: Sequence[str], returned: Any, framework: Framework) -> Arrays:

@@ -1,7 +1,7 @@
 """A language model of Llama's kind with Hugging Face's names: Llama 1 to 3, Mistral, SmolLM 1 to 3.
 
-Norms are RMS norms before each sublayer, positions are rotary, and the feed-forward network is gated. Where the file has
-no output layer of its own, that is the token table turned.
+Norms are RMS norms before each sublayer, positions are rotary, and the feed-forward network is gated. Where the file
+has no output layer of its own, that is the token table turned.
 
 Mistral has a sliding window, and SmolLM 3 layers without positions. No entry of a checkpoint says what a layer does:
 `load_pretrained` reads it from the config.json.
@@ -58,6 +58,8 @@ def configuration(
 
 def layers(told: Mapping[str, Any]) -> tuple[AttentionLayer, ...]:
     """Read the layers. In SmolLM 3 one in four does not rotate, and has the window where there is one."""
+    if told["model_type"] == "mistral" and (told.get("attention_bias") or told.get("mlp_bias")):
+        raise ValueError("a mistral has no biases, and attention_bias or mlp_bias says that it has")
     rotary, count = rotary_of(told), told["num_hidden_layers"]
     if told["model_type"] != "smollm3":
         return layers_of(told, rotary)
@@ -86,7 +88,7 @@ DIALECT = Dialect(
         },
         defaults={
             "llama": DEFAULTS | {"attention_bias": False, "mlp_bias": False},
-            "mistral": DEFAULTS | {"sliding_window": 4096},
+            "mistral": DEFAULTS | {"attention_bias": False, "mlp_bias": False, "sliding_window": 4096},
             "smollm3": DEFAULTS
             | {"rope_theta": 2e6, "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False}
             | {"sliding_window": None, "use_sliding_window": False, "layer_types": None}

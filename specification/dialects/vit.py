@@ -1,8 +1,8 @@
 """The encoder of any ViT checkpoint with Hugging Face's names.
 
 An image is cut into patches, each of which a projection makes an embedding; a class token comes first, and a learned
-position is added to each. Norms come before each sublayer. What stands on top of the encoder (pooler, classifier) is part
-of the file and not of the hidden states.
+position is added to each. Norms come before each sublayer. What stands on top of the encoder (pooler, classifier) is
+part of the file and not of the hidden states.
 """
 
 from __future__ import annotations
@@ -75,7 +75,9 @@ DIALECT = Dialect(
     ),
     prefixes=("vit.",),
     renamed={  # of a module of transformers 5, whose files keep the names of old
-        **{f"attention.{short}_proj.": f"attention.attention.{name}." for short, name in zip("qkv", PARTS, strict=True)},
+        **{
+            f"attention.{short}_proj.": f"attention.attention.{name}." for short, name in zip("qkv", PARTS, strict=True)
+        },
         "attention.o_proj.": "attention.output.dense.",
         "mlp.fc1.": "intermediate.dense.",
         "mlp.fc2.": "output.dense.",

@@ -1,7 +1,7 @@
 """Windows and rotary embeddings of attention layers, out of the config.json of a Hugging Face model.
 
-transformers 5 writes `rope_parameters`; older files have `rope_theta`, `rope_scaling` and `partial_rotary_factor`, which
-mean the same.
+transformers 5 writes `rope_parameters`; older files have `rope_theta`, `rope_scaling` and `partial_rotary_factor`,
+which mean the same.
 """
 
 from __future__ import annotations
@@ -121,6 +121,8 @@ def scaling_of(kind: str, given: dict[str, Any], told: Content) -> Scaling | Non
         return LinearScaling(factor=given.pop("factor"))
     if kind == "dynamic":
         return DynamicScaling(factor=given.pop("factor"), original_length=told["max_position_embeddings"])
+    if kind not in ("yarn", "llama3", "longrope"):
+        raise ValueError(f"rope_type is {kind!r}, which is not known")
     inside = given.pop("original_max_position_embeddings", None)
     original = told.get("original_max_position_embeddings") or inside or told["max_position_embeddings"]
     factor = given.pop("factor", None)
@@ -143,15 +145,13 @@ def scaling_of(kind: str, given: dict[str, Any], told: Content) -> Scaling | Non
             high_frequency_factor=given.pop("high_freq_factor"),
             original_length=original,
         )
-    if kind == "longrope":
-        return LongRopeScaling(
-            short_factors=tuple(given.pop("short_factor")),
-            long_factors=tuple(given.pop("long_factor")),
-            original_length=original,
-            factor=factor,
-            attention_factor=given.pop("attention_factor", None),
-        )
-    raise ValueError(f"rope_type is {kind!r}, which is not known")
+    return LongRopeScaling(
+        short_factors=tuple(given.pop("short_factor")),
+        long_factors=tuple(given.pop("long_factor")),
+        original_length=original,
+        factor=factor,
+        attention_factor=given.pop("attention_factor", None),
+    )
 
 
 def attention_factor(factor: float, scale: float | None, scale_all: float | None) -> float | None:

@@ -48,12 +48,16 @@ def violated(function: Any, **given: Any) -> list[str]:
 @pytest.mark.slow_where("at the end")
 def test_adapters_conform(name: str) -> None:
     assert len(BY_NAME[name].partition("def ")[2].splitlines()) <= 20
-    assert violated(adapter(name), dtypes=["float16"], rules=["MASK-2", "MASK-3", "MASK-6"]) == []
+    assert violated(adapter(name), dtypes=["float16"], rules=["MASK-2", "MASK-3", "MASK-6", "ATT-3"]) == []
 
 
 def test_a_mistake_of_the_kernel_is_found() -> None:
     def one_page_too_many(q: Any, key_cache: Any, value_cache: Any, tables: Any, lengths: Any, scale: float) -> Any:
         return kernels.paged_attention(q, key_cache, value_cache, tables, lengths + 1, scale)
+
+    def of_other_heads(q: Any, k: Any, v: Any, *, alibi_slopes: Any = None, **options: Any) -> Any:
+        slopes = None if alibi_slopes is None else alibi_slopes.flip(-1)
+        return kernels.flash_attn_func(q, k, v, alibi_slopes=slopes, **options)
 
     def from_the_left(q: Any, k: Any, v: Any, *, causal: bool = False, **options: Any) -> Any:
         mask = {"window_size": (-1, k.shape[1] - q.shape[1])} if causal else {}
@@ -63,12 +67,14 @@ def test_a_mistake_of_the_kernel_is_found() -> None:
     assert "MASK-2" in violated(paged, dtypes=["float16"], rules=["MASK-2"])
     flash = adapter("flash_attn_func", from_the_left)
     assert violated(flash, dtypes=["float16"], rules=["MASK-3"]) == ["MASK-3"]
+    slopes = adapter("flash_attn_func", of_other_heads)
+    assert violated(slopes, dtypes=["float16"], rules=["ATT-3"]) == ["ATT-3"]
 
 
 @pytest.mark.slow
 def test_a_mistake_beside_padding_is_found() -> None:
     def reads_on(q: Any, k: Any, v: Any, queries: Any, keys: Any, **options: Any) -> Any:
-        """What follows the queries is NaN, and gets into the gradients of keys."""
+        """What follows the queries gets into the gradients of keys and values."""
         return kernels.padded_attention(q, k, v, torch.full_like(queries, q.shape[1]), keys, **options)
 
     padded = adapter("padded_attention", reads_on)

@@ -549,9 +549,11 @@ def sizes_of(case: Case) -> dict[str, int]:
         *rows, V = case.inputs["outputs[0]"].shape
         parts = sum(name.startswith("outputs[") for name in case.inputs)
         return {"B": 1, "H": 1, "Q": math.prod(rows), "V": V, "parts": parts}
-    if case.operation == "feed_forward":
+    if "inner.weight" in inputs:
         (E, F), out = shapes["inner.weight"], shapes["outer.weight"][1]
         return {"rows": math.prod(shapes["x"][:-1]), "E": E, "F": F, "out": out}
+    if "query_length" in options:
+        return {"pairs": shapes["table"][1] * options["query_length"] * options["key_length"]}
     if "table" in inputs:
         rows = math.prod(shapes["ids"]) if "ids" in inputs else options["length"]
         return {"N": shapes["table"][0], "E": shapes["table"][1], "rows": rows}

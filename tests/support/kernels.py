@@ -19,15 +19,23 @@ def flash_attn_func(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
 ) -> Tensor:
-    """[batch, length, heads, width], in 16 bits. Masks stand at the bottom right; -1 is a side without an end."""
+    """[batch, length, heads, width], in 16 bits. Masks stand at the bottom right; -1 is a side without an end.
+
+    Slopes are [heads] or [batch, heads]: their bias is -slope * |i + K - Q - j|.
+    """
     if q.dtype not in (torch.float16, torch.bfloat16):
         raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
     offset = k.shape[1] - q.shape[1]
     left, right = (None if side < 0 else side for side in window_size)
     mask = Causal(offset) if causal else None if (left, right) == (None, None) else SlidingWindow(left, right, offset)
+    bias = None
+    if alibi_slopes is not None:
+        distances = (torch.arange(q.shape[1])[:, None] + offset - torch.arange(k.shape[1])).abs()
+        bias = -torch.atleast_2d(alibi_slopes)[..., None, None] * distances
     q, k, v = (array.transpose(1, 2) for array in (q, k, v))
-    output = torch_impl.attention(q, k, v, mask=mask, scale=softmax_scale, softcap=softcap or None)
+    output = torch_impl.attention(q, k, v, mask=mask, bias=bias, scale=softmax_scale, softcap=softcap or None)
     return output.transpose(1, 2)
 
 

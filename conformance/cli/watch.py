@@ -1,0 +1,115 @@
+"""`conformance watch`: judge every attention call of a Hugging Face model on the model's own inputs."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from conformance.checks.levels import DEFAULT, LEVELS
+from conformance.cli.console import console, explained, refuse
+from conformance.cli.options import Json, Profile, among, conventions_of
+
+if TYPE_CHECKING:
+    from conformance.judge.watched import JudgedCall
+
+ATTENTION = "transformers' name of an attention implementation; reference is torch_impl's; by default the model's own"
+IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "reference")
+TOKENS = "token ids instead of a text, such as 3,1,4; may be repeated for a batch, padded on the right"
+BACKWARD = "judge the gradients of query, key and value too, by the model's own loss"
+CONVENTION = "intended departures, such as weights=inputs,products=inputs,empty_rows=mean"
+DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
+
+
+def watch(
+    folder: Annotated[Path, typer.Argument(help="a model's folder, as save_pretrained writes it")],
+    texts: Annotated[list[str] | None, typer.Argument(help="what the model reads; several texts are padded")] = None,
+    tokens: Annotated[list[str] | None, typer.Option(help=TOKENS)] = None,
+    attention: Annotated[
+        str | None, typer.Option(help=ATTENTION, autocompletion=among(lambda: IMPLEMENTATIONS))
+    ] = None,
+    dtype: Annotated[
+        str, typer.Option(help="of the model; auto is the folder's", autocompletion=among(lambda: DTYPES))
+    ] = "auto",
+    backward: Annotated[bool, typer.Option("--backward", help=BACKWARD)] = False,
+    convention: Annotated[list[str] | None, typer.Option(help=CONVENTION)] = None,
+    profile: Profile = DEFAULT,
+    json: Json = None,
+) -> None:
+    """Run a Hugging Face model once, and judge every call of its attention on the model's own inputs.
+
+    The judge compares each result with the definition's, by the error bound of `conformance check`. It takes the mask
+    as the model gave it: whether that is the right mask, it does not judge. The table names it.
+
+    Exit code 0: all calls conform. 1: one violates a rule that the profile asks for. 2: wrong usage, or calls that
+    cannot be judged.
+    """
+    from conformance.judge.watched import judge_calls
+    from conformance.models import watching
+    from conformance.reports.watched import watch_content
+
+    if profile not in LEVELS or dtype not in DTYPES:
+        wrong, names = ("profile", LEVELS) if profile not in LEVELS else ("dtype", DTYPES)
+        refuse(f"{wrong} must be one of {', '.join(names)}")
+    if bool(texts) == bool(tokens):
+        refuse("give a text, or --tokens")
+    if importlib.util.find_spec("transformers") is None:
+        refuse("transformers is not installed: pip install 'transformers>=5' torch")
+    try:
+        conventions = conventions_of(convention or [])
+        model = watching.load_model(folder, attention, dtype)
+        inputs = watching.read_tokens(sequences(tokens)) if tokens else watching.read_texts(folder, texts or [])
+        calls = judge_calls(watching.watch(model, inputs, backward=backward), conventions)
+    except Exception as error:  # the library's own, whatever they are
+        refuse(explained(error))
+    name = model.config._attn_implementation
+    dtypes = ", ".join(dict.fromkeys(call.case.dtype for call in calls if call.case is not None)) or dtype
+    tell(calls, f"{type(model).__name__}, attention {name}, {dtypes}: {len(calls)} calls", profile)
+    if json is not None:
+        more: dict[str, Any] = {"folder": str(folder), "model": type(model).__name__, "attention": name}
+        more |= {"texts": texts or [], "tokens": tokens or [], "backward": backward, "conventions": conventions}
+        save(watch_content(calls, profile, **more), json)
+    judged = calls and all(call.judged for call in calls)
+    conforms = all(call.conforms(profile) for call in calls)
+    raise typer.Exit(1 if not conforms else 0 if judged else 2)
+
+
+def tell(calls: list[JudgedCall], title: str, profile: str) -> None:
+    """Print a row for every call, a block for every kind of violation, and the verdict."""
+    from conformance.reports.watched import blocks, calls_table
+
+    console.print(Text(title))
+    if not calls:
+        console.print(Text("the model has called no attention by transformers' attention interface", style="bold red"))
+        return
+    console.print(calls_table(calls, profile))
+    for block in blocks(calls):
+        console.print(Text(f"\n{block}"), soft_wrap=True)
+    broken = [call.layer for call in calls if not call.conforms(profile)]
+    unjudged = [call.layer for call in calls if not call.judged]
+    if broken:
+        console.print(Text(f"{len(broken)} of {len(calls)} calls do not conform, first {broken[0]}", style="bold red"))
+    elif unjudged:
+        console.print(Text(f"{len(unjudged)} of {len(calls)} calls could not be judged in full", style="bold red"))
+    else:
+        console.print(Text(f"all calls conform (profile {profile})", style="bold green"))
+
+
+def sequences(tokens: list[str]) -> list[list[int]]:
+    """Read token ids; ValueError for anything else."""
+    try:
+        return [[int(word) for word in row.split(",")] for row in tokens]
+    except ValueError as error:
+        raise ValueError(f"token ids are numbers with commas between them, got {tokens}") from error
+
+
+def save(content: dict[str, Any], path: Path) -> None:
+    from conformance.reports.steps import write_steps
+
+    try:
+        write_steps(content, path)
+    except ValueError as error:
+        refuse(str(error))

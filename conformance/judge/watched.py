@@ -1,0 +1,245 @@
+"""Attention calls of a model, each judged on the model's own inputs.
+
+The case, its error bound, its levels and its diagnosis are those of any case of `attention`. The rule is the one whose
+feature the call cannot do without if it is to fail: the function is called again without each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from conformance.bounds import bound
+from conformance.cases.case import Case
+from conformance.cases.declaration import Declaration, known_conventions
+from conformance.cases.expectations import empty_rows
+from conformance.cases.features import features_of, heads_and_keys, widths_of
+from conformance.checks.catalogue import AGREEMENT
+from conformance.checks.check import beyond_numbers
+from conformance.checks.comparison import Finding, breaks, judge, no_others, ratio, worst
+from conformance.checks.levels import STRICT, rank
+from conformance.checks.results import Violation
+from conformance.diagnosis.attribution import rule_shown, without_each
+from conformance.diagnosis.naming import diagnosis
+from conformance.judge.run import cut_down, violation
+from conformance.oracle.reference import AFFORDABLE, ball_work, balls_available, oracle
+from conformance.runner.in_process import Runner
+from conformance.runner.shrinking import in_dtype
+from conformance.sampling.strategies import roundings
+from conformance.subjects.attention_calls import AttentionCall, CallSubject, case_of
+from specification.dtypes import HALF
+
+TITLE = "a model's own call"
+CONVENTIONS = ("empty_rows", "products", "shared_heads", "weights")
+"""Those of `check` that a call may be judged under."""
+PATIENCE = 100
+"""By how much more work than a generated case a call may be, where its oracle is ball arithmetic: about a minute."""
+SCALE = "the scale is"
+SECONDS = 5.0
+"""Spent at most on making a failing call smaller."""
+Explanations = dict[tuple[Any, ...], Violation]
+"""Smallest cases with their diagnoses, by what failing calls are like: calls that fail alike have one in common."""
+
+
+@dataclass(frozen=True)
+class JudgedCall:
+    """A call and what is found of it.
+
+    case: None where it cannot be judged. worst: the finding to tell of. violation: its rule and diagnosis, with the
+    smallest case like it that still fails. wrong_rows: those of the output with a number beyond its bound, as (batch
+    element, head, query), and `rows` of all. nans: NaN in the output where a number is due.
+    remark: under which conventions the call conforms. reason: why it is not judged, or not in full.
+    """
+
+    layer: str
+    case: Case | None
+    findings: list[Finding] = field(default_factory=list)
+    worst: Finding | None = None
+    violation: Violation | None = None
+    wrong_rows: tuple[tuple[int, ...], ...] = ()
+    rows: int = 0
+    nans: int = 0
+    remark: str = ""
+    reason: str = ""
+
+    @property
+    def judged(self) -> bool:
+        """Whether it was judged in full."""
+        return not self.reason
+
+    def conforms(self, profile: str) -> bool:
+        """Whether it breaks nothing that the profile asks for."""
+        return not breaks(self.findings, profile)
+
+
+def judge_calls(calls: Iterable[AttentionCall], conventions: Mapping[str, str] | None = None) -> list[JudgedCall]:
+    """Judge every call.
+
+    Of several calls of one function that break the same rule in the same way, only the first is made smaller and
+    diagnosed.
+
+    Args:
+        calls: of a model.
+        conventions: intended departures, by names of `CONVENTIONS`.
+
+    Raises:
+        ValueError: Another convention, or an unknown value of one.
+    """
+    chosen = known_conventions(conventions or {})
+    others = [name for name in chosen if name not in CONVENTIONS]
+    if others:
+        raise ValueError(f"conventions: got {others[0]!r}, expected one of {', '.join(CONVENTIONS)}")
+    explanations: Explanations = {}
+    return [judge_call(call, chosen, explanations) for call in calls]
+
+
+def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations: Explanations) -> JudgedCall:
+    """Judge one call. explanations: of calls before it; this one's is added."""
+    try:
+        case = case_of(call, conventions.get("empty_rows", "zero"))
+    except (TypeError, ValueError) as error:
+        return JudgedCall(call.layer, None, reason=str(error))
+    case = replace(case, rounding=roundings(Declaration().promising(**conventions), case.dtype))
+    reason = unaffordable(case)
+    if reason:
+        return JudgedCall(call.layer, None, reason=reason)
+    case, reason = of_numbers(case)
+    subject = CallSubject(call, case, conventions)
+    runner, shared = Runner(subject), AGREEMENT.prepare(case)
+    findings = runner(AGREEMENT, case, shared)
+    if not breaks(findings):
+        return JudgedCall(call.layer, case, findings, worst(findings), rows=rows_of(case), reason=reason)
+    shown = output_first(findings)
+    rows, nans = wrong_in_output(subject, *shared)
+    remarks = remark(subject, findings)
+    found = violation(rule_broken(runner, case, shown), TITLE, AGREEMENT, runner, case, shown)
+    if not remarks:
+        found = explained(found, runner, explanations)
+    found = replace(found, before=())
+    return JudgedCall(call.layer, case, findings, worst(shown), found, rows, rows_of(case), nans, remarks, reason)
+
+
+def output_first(findings: list[Finding]) -> list[Finding]:
+    """The output's finding alone where it is wrong, and no gradient is at a lower level: they follow from it."""
+    output = next((finding for finding in findings if finding.name == "output" and finding.ratio > 1), None)
+    return findings if output is None or rank(worst(findings).level) < rank(output.level) else [output]
+
+
+def explained(found: Violation, runner: Runner, explanations: Explanations) -> Violation:
+    """The violation with its smallest case and diagnosis, or those of one like it."""
+    case = found.case
+    options = {name: value for name, value in case.options.items() if name != "mask"}
+    features = tuple(sorted(features_of(case))), tuple(options.items())
+    kind = (
+        runner.subject.code,
+        found.rule,
+        found.level,
+        found.finding.name,
+        found.finding.message,
+        case.dtype,
+        features,
+    )
+    if kind not in explanations:
+        smaller = cut_down(found, runner, SECONDS)
+        smaller = replace(smaller, diagnosis=diagnosis(smaller, runner))
+        if not smaller.mistakes:
+            plain = replace(found, material=plainest(runner, replace(case), found.level))
+            smaller = replace(smaller, diagnosis=diagnosis(plain, runner))
+        explanations[kind] = smaller
+    known = explanations[kind]
+    of_scale = found.rule == "ATT-8" and any(line.startswith(SCALE) for line in known.mistakes)
+    return replace(known, subject=found.subject, rule="ATT-1" if of_scale else found.rule)
+
+
+def plainest(runner: Runner, case: Case, level: str) -> Case:
+    """The case without each feature without which it still fails; sizes and numbers stay."""
+    for plainer in without_each(case):
+        if breaks(asked(runner, plainer(case)), level):
+            case = plainer(case)
+    return case
+
+
+def unaffordable(case: Case) -> str:
+    """Why the exact result of a call in float64 is not computed; empty where it is."""
+    if case.dtype != "float64" or case.special:
+        return ""
+    if not balls_available():
+        return "float64 needs python-flint, which is not installed"
+    (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
+    sizes = {"B": case.inputs["query"].shape[0], "H": H, "G": G, "Q": Q, "K": K, "D": widths[0], "V": widths[-1]}
+    work = ball_work("attention", gradients=bool(case.cotangents), **sizes)
+    return "its exact result in float64 takes minutes: take a shorter text" if work > PATIENCE * AFFORDABLE else ""
+
+
+def of_numbers(case: Case) -> tuple[Case, str]:
+    """The case without cotangents that hold NaN or infinities, and why it is not judged in full."""
+    if any(beyond_numbers(name, array) for name, array in case.inputs.items()):
+        return case, "its inputs hold NaN or infinities"
+    if not case.special:
+        return case, ""
+    plain = replace(case, cotangents={}, constants=(), special=False)
+    return plain, "no gradients are judged: what comes back from the loss holds NaN or infinities"
+
+
+def rows_of(case: Case) -> int:
+    return int(np.prod(case.inputs["query"].shape[:3]))
+
+
+def wrong_in_output(
+    subject: CallSubject, truth: dict[str, Any], bounds: dict[str, np.ndarray]
+) -> tuple[tuple[tuple[int, ...], ...], int]:
+    """The rows of the output beyond their bounds, and how many NaN stand for numbers."""
+    try:
+        got = subject(subject.case)["output"].astype(float)
+    except Exception:  # no answer: the finding says so
+        return (), 0
+    exact = truth["output"]
+    beyond = ratio(got, exact, bounds["output"], subject.case.dtype) > 1
+    rows = tuple(tuple(int(i) for i in row) for row in np.argwhere(beyond.any(axis=-1)))
+    return rows, int(np.count_nonzero(np.isnan(got) & ~np.isnan(exact.high)))
+
+
+def rule_broken(runner: Runner, case: Case, findings: list[Finding]) -> str:
+    """The rule that the worst finding speaks of."""
+    found = worst(findings)
+    if found.message:
+        return "ATT-8"
+    if found.name == "output" and empty_rows(case)[found.index[:3]]:
+        return "ATT-6"
+    beyond = any(beyond_numbers(name, array) for name, array in case.inputs.items())
+    if beyond and np.isnan(found.got) != np.isnan(found.expected):
+        return "MASK-7" if np.isnan(found.got) else "ATT-10"
+    in_float32 = in_dtype("float32", runner.declaration)(case)
+    if in_float32 is not None and not breaks(asked(runner, in_float32)):
+        return "ATT-9"
+    again = replace(case)
+    if not breaks(asked(runner, again), found.level):
+        return "ATT-13"
+    return rule_shown(runner, again, findings)
+
+
+def asked(runner: Runner, case: Case) -> list[Finding]:
+    return runner(AGREEMENT, case, AGREEMENT.prepare(case))
+
+
+ROUNDED: tuple[dict[str, str], ...] = (
+    {"weights": "inputs"},
+    {"weights": "inputs", "products": "inputs"},
+    {"weights": "inputs", "products": "inputs", "shared_heads": "inputs"},
+)
+
+
+def remark(subject: CallSubject, findings: list[Finding]) -> str:
+    """The conventions under which 16-bit arithmetic conforms after all; empty where none of them do."""
+    case = subject.case
+    if case.dtype not in HALF or any(finding.message for finding in findings):
+        return ""
+    answers, truth = subject(case), oracle(case)
+    for conventions in ROUNDED:
+        declared = replace(case, rounding=roundings(Declaration().promising(**conventions), case.dtype))
+        if not breaks(judge(declared, answers, truth, bound(declared), no_others), STRICT):
+            return "conforms under " + ",".join(f"{name}={value}" for name, value in conventions.items())
+    return ""

@@ -1,0 +1,149 @@
+"""What is found of a model's attention calls: a table, a block for every kind of violation, and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from conformance.cases.case import Case
+from conformance.cases.features import heads_and_keys
+from conformance.checks.comparison import Finding
+from conformance.checks.levels import within
+from conformance.checks.results import Violation
+from conformance.judge.judged_rules import JUDGED
+from conformance.judge.report import versions
+from conformance.judge.watched import JudgedCall
+from conformance.reports.content import Content, clean, number
+from conformance.reports.models import in_bounds
+from specification import Causal, Dense, SlidingWindow
+
+SCHEMA = {"name": "transformer-conformance watch", "version": 1}
+
+
+def calls_table(calls: Sequence[JudgedCall], profile: str) -> Table:
+    """Return a table with a row for every call: heads (of queries/of keys), pairs, mask, and largest error ratio.
+
+    Args:
+        calls: in order.
+        profile: what it does not ask for is told by its level.
+    """
+    table = Table()
+    table.add_column("layer", overflow="fold")
+    for name in ("heads", "pairs"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("mask", overflow="fold")
+    table.add_column("ratio", justify="right", no_wrap=True)
+    table.add_column("verdict", overflow="fold")
+    for call in calls:
+        table.add_row(*call_cells(call, profile))
+    return table
+
+
+def call_cells(call: JudgedCall, profile: str) -> list[Text | str]:
+    if call.case is None or call.worst is None:
+        return [call.layer, "", "", "", "", Text(f"not judged: {call.reason}", style="red")]
+    H, G, Q, K = heads_and_keys(call.case)
+    heads = str(H) if H == G else f"{H}/{G}"
+    found = call.violation
+    style = "" if found is None else "bold red" if within(found.level, profile) else "yellow"
+    verdict = "conforms" if found is None else f"breaks {found.rule} ({found.level})"
+    verdict += f"; {call.reason}" if call.reason else ""
+    shown = [heads, f"{Q} x {K}", mask_name(call.case)]
+    return [call.layer, *shown, Text(in_bounds(call.worst.ratio), style=style), Text(verdict, style=style)]
+
+
+def mask_name(case: Case) -> str:
+    """The mask in a word or two; a bias counts as one."""
+    mask = case.options.get("mask")
+    if isinstance(mask, Causal):
+        told = "causal"
+    elif isinstance(mask, SlidingWindow):
+        right = "all" if mask.right is None else mask.right
+        told = f"window {mask.left + 1}" if mask.right == 0 else f"window -{mask.left} to {right}"
+    else:
+        told = f"{1 - float(mask.array.mean()):.0%} hidden" if isinstance(mask, Dense) else "none"
+    return f"{told}, bias" if "bias" in case.inputs else told
+
+
+def blocks(calls: Sequence[JudgedCall]) -> list[str]:
+    """Return a block for every kind of violation, told of the first call that has it; the rest are counted."""
+    kinds: dict[tuple[Any, ...], tuple[Violation, list[JudgedCall]]] = {}
+    for call in calls:
+        if (found := call.violation) is not None:
+            key = (found.rule, found.level, found.diagnosis, call.remark)
+            kinds.setdefault(key, (found, []))[1].append(call)
+    return [block(found, same) for found, same in kinds.values()]
+
+
+def block(found: Violation, same: list[JudgedCall]) -> str:
+    """The violation that several calls have in common."""
+    call = same[0]
+    rule = JUDGED[found.rule]
+    more = f" and {len(same) - 1} more" if len(same) > 1 else ""
+    rows = [("layer", f"{call.layer}{more}"), ("level", found.level), ("found", str(call.worst))]
+    if call.wrong_rows:
+        first = "batch element {}, head {}, query {}".format(*call.wrong_rows[0])
+        rows.append(("rows", f"{len(call.wrong_rows)} of {call.rows} are wrong; the first: {first}"))
+    rows += [("NaN", f"{call.nans} where a number is due")] if call.nans else []
+    rows += [("remark", call.remark)] if call.remark else []
+    rows += [("diagnosis", line) for line in found.diagnosis]
+    rows += [("smallest case", repr(found.case))] if found.uncut is not None else []
+    lines = (f"  {label:<15}{clean(text)}" for label, text in rows)
+    return "\n".join([f"{rule.id} {rule.title}: {rule.statement}", *lines])
+
+
+def watch_content(calls: Sequence[JudgedCall], profile: str, **more: Any) -> Content:
+    """Return what the command has judged, for strict JSON.
+
+    Args:
+        calls: in order.
+        profile: decides whether the model's attention conforms.
+        **more: further fields, such as the folder.
+    """
+    return {
+        "schema": dict(SCHEMA),
+        "command": "watch",
+        **more,
+        "versions": versions(),
+        "profile": profile,
+        "conforms": all(call.conforms(profile) for call in calls),
+        "judged": bool(calls) and all(call.judged for call in calls),
+        "calls": [call_content(call) for call in calls],
+    }
+
+
+def call_content(call: JudgedCall) -> Content:
+    content: Content = {"layer": call.layer, "reason": clean(call.reason) or None}
+    if call.case is None:
+        return content
+    H, G, Q, K = heads_and_keys(call.case)
+    found = call.violation
+    return content | {
+        "dtype": call.case.dtype,
+        "shape": {"batch": call.case.inputs["query"].shape[0], "heads": H, "key_heads": G, "queries": Q, "keys": K},
+        "mask": mask_name(call.case),
+        "findings": [finding_content(finding) for finding in call.findings],
+        "rule": None if found is None else found.rule,
+        "level": None if found is None else found.level,
+        "wrong_rows": len(call.wrong_rows),
+        "first_wrong_row": list(call.wrong_rows[0]) if call.wrong_rows else None,
+        "nans": call.nans,
+        "remark": call.remark or None,
+        "diagnosis": [] if found is None else [clean(line) for line in found.diagnosis],
+        "smallest_case": None if found is None or found.uncut is None else clean(repr(found.case)),
+    }
+
+
+def finding_content(finding: Finding) -> Content:
+    numbers = {name: number(getattr(finding, name)) for name in ("got", "expected", "bound")}
+    return {
+        "result": finding.name,
+        "ratio": number(finding.ratio),
+        "level": finding.level,
+        "index": list(finding.index),
+        **(dict.fromkeys(numbers) if finding.message else numbers),
+        "message": clean(str(finding)),
+    }

@@ -1,0 +1,208 @@
+"""Calls that Hugging Face models made of their attention, each as a case and as a subject.
+
+The case holds what the model passed, as `torch_impl.huggingface.call_mask` reads it. The subject answers this case with
+what the model got, and every other one by calling the function again, in the form in which the model calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from conformance.cases.arguments import gradient_name
+from conformance.cases.case import Case
+from conformance.cases.declaration import EVERYTHING, Declaration
+from conformance.subjects.frameworks import TorchArrays
+from conformance.subjects.subject import Answers, Subject
+from conformance.subjects.torch_masks import additive, block_mask
+from specification import Causal, Dense, SlidingWindow
+from specification.dtypes import dtype_name
+
+OWN = ("dropout", "is_causal", "position_bias", "s_aux", "scaling", "sliding_window", "softcap")
+"""Keywords that a case has a place for."""
+OF_MASKS = ("is_causal", "position_bias", "sliding_window")
+NUMBERS, BOOLEANS, BLOCKS = "numbers", "booleans", "blocks"
+"""The forms of masks."""
+GIVEN = ("query", "key", "value")
+UNASKED = ("dropout", "empty", "empty_rows", "refusals", "structured")
+"""Features that no call is asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """One call, with the tensors of PyTorch that went in and came out.
+
+    layer: the module's name in the model. function: what the model called. form: of the masks that it is given.
+    cotangent: of the output, where the model's loss was differentiated; then the gradients of query, key and value.
+    """
+
+    layer: str
+    function: Callable[..., Any]
+    module: Any
+    form: str
+    query: Any
+    key: Any
+    value: Any
+    mask: Any
+    keywords: Mapping[str, Any]
+    output: Any
+    cotangent: Any = None
+    gradients: tuple[Any, ...] = ()
+
+
+def case_of(call: AttentionCall, empty_rows: str = "zero") -> Case:
+    """Return the call as a case of `attention`; TypeError or ValueError says why it is none."""
+    from torch_impl.huggingface import call_mask, refuse_others
+
+    keywords, arrays = call.keywords, TorchArrays()
+    refuse_others(keywords.get("dropout") or 0.0, dict(keywords))
+    given = dict(zip(GIVEN, (call.query, call.key, call.value), strict=True))
+    dtypes = {name: dtype_name(tensor) for name, tensor in given.items()}
+    if len(set(dtypes.values())) > 1:
+        raise TypeError(f"query, key and value must have one dtype, got {', '.join(dtypes.values())}")
+    masks = {name: keywords.get(name) for name in OF_MASKS}
+    mask, bias = call_mask(call.module, call.query, call.key, call.mask, **masks)
+    alone = call_mask(call.module, call.query, call.key, call.mask, **masks | {"position_bias": None})[1]
+    if alone is not None and masks["position_bias"] is not None:
+        raise ValueError("it adds a mask of numbers and a position bias, and one bias is judged")
+    sinks = keywords.get("s_aux")
+    inputs = given | {"bias": bias, "sinks": None if sinks is None else sinks.reshape(-1)}
+    inputs = {name: arrays.numpy(tensor) for name, tensor in inputs.items() if tensor is not None}
+    options = {"mask": described(mask, call.query.shape[2], call.key.shape[2]), "softcap": keywords.get("softcap")}
+    options |= {"scale": keywords.get("scaling"), "empty_rows": None if empty_rows == "zero" else empty_rows}
+    options = {name: value for name, value in options.items() if value is not None}
+    (B, H, Q, _), V = call.query.shape, call.value.shape[-1]
+    answered = call.cotangent is not None and call.cotangent.shape == (B, Q, H, V)
+    cotangents = {"output": arrays.numpy(in_order(call.cotangent))} if answered else {}
+    special = not all(np.isfinite(array.astype(float)).all() for array in (*inputs.values(), *cotangents.values()))
+    constants = tuple(name for name in ("bias", "sinks") if name in inputs) if cotangents else ()
+    return Case("attention", dtypes["query"], inputs, options, cotangents, special=special, constants=constants)
+
+
+def in_order(output: Any) -> Any:
+    """[B, H, Q, V] of [B, Q, H, V]."""
+    return output.transpose(1, 2)
+
+
+def described(mask: Any, query_length: int, key_length: int) -> Any:
+    """The mask with arrays of NumPy; None for one that allows every pair, and a causal mask or window as such."""
+    from reference_numpy import materialize
+
+    if mask is None or isinstance(mask, Causal | SlidingWindow):
+        return mask
+    allowed = materialize(mask, query_length, key_length)
+    if allowed.all():
+        return None
+    row = allowed[0, 0]
+    if (allowed == row).all() and row.any():
+        for offset in dict.fromkeys((key_length - query_length, 0)):
+            found = window_of(row, offset)
+            if found is not None:
+                return found
+    return Dense(allowed)
+
+
+def window_of(allowed: np.ndarray, offset: int) -> Causal | SlidingWindow | None:
+    """The causal mask or window at this offset that allows these pairs [Q, K]; None where none does."""
+    queries, keys = allowed.shape
+    distance = np.arange(keys) - (np.arange(queries)[:, None] + offset)
+    left, right = -int(distance[allowed].min()), int(distance[allowed].max())
+    if left < 0 or right < 0 or not np.array_equal(allowed, (-left <= distance) & (distance <= right)):
+        return None
+    if right == 0 and left >= -distance.min():
+        return Causal(offset)
+    return SlidingWindow(left, right if right < distance.max() else None, offset)
+
+
+class CallSubject(Subject):
+    """The function of a call. case: of the call itself, which is answered with what the model got."""
+
+    def __init__(self, call: AttentionCall, case: Case, conventions: Mapping[str, str]) -> None:
+        super().__init__(call.layer, TorchArrays(str(call.query.device)))
+        self.call_made, self.case = call, case
+        features = EVERYTHING.features - set(UNASKED)
+        self.declaration: Declaration = replace(EVERYTHING, features=features, conventions=dict(conventions))
+
+    @property
+    def code(self) -> Any:
+        return self.call_made.function
+
+    def __call__(self, case: Case) -> Answers:
+        if case is not self.case:
+            return super().__call__(case)
+        call = self.call_made
+        found = {"output": in_order(call.output) if getattr(call.output, "ndim", 0) == 4 else call.output}
+        if case.cotangents:
+            found |= dict(zip(map(gradient_name, GIVEN), call.gradients, strict=True))
+        return {name: self.answer(name, case, found) for name in found}
+
+    def call(self, operation: str, positional: list[Any], keywords: dict[str, Any]) -> Any:
+        return again(self.call_made, *positional, **keywords)
+
+
+def again(
+    call: AttentionCall,
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sinks: Any = None,
+    empty_rows: str = "zero",
+) -> Any:
+    """Call the function on other arguments; the output [B, H, Q, V]."""
+    import torch
+
+    (B, H, Q, D), (_, G, K, _) = query.shape, key.shape
+    flagged = call.mask is None and isinstance(mask, Causal) and mask.offset == 0
+    keywords = {n: v for n, v in call.keywords.items() if n not in OWN and not isinstance(v, torch.Tensor)}
+    keywords |= {"dropout": 0.0, "scaling": D**-0.5 if scale is None else scale, "is_causal": flagged}
+    keywords |= {} if softcap is None and "softcap" not in call.keywords else {"softcap": softcap}
+    keywords |= {} if sinks is None else {"s_aux": sinks}
+    keywords |= {"sliding_window": keys_seen(mask)} if "sliding_window" in call.keywords else {}
+    if bias is not None and (call.form == BLOCKS or call.keywords.get("position_bias") is not None):
+        keywords["position_bias"], bias = bias.expand(B, H, Q, K), None
+    unseen = query.new_full((H,), -torch.inf) if sinks is None else sinks
+    module = Layer(call.module, num_key_value_groups=H // max(G, 1), is_causal=flagged, sinks=unseen)
+    given = formed(call.form, None if flagged else mask, bias, query, key)
+    return in_order(call.function(module, query, key, value, given, **keywords)[0])
+
+
+def keys_seen(mask: Any) -> int | None:
+    """The keyword `sliding_window` for this mask."""
+    return mask.left + 1 if isinstance(mask, SlidingWindow) and mask.left is not None else None
+
+
+def formed(form: str, mask: Any, bias: Any, query: Any, key: Any) -> Any:
+    """Mask and bias in the form of the function's masks; None where there is neither."""
+    import torch
+
+    from torch_impl import materialize
+
+    if mask is None and bias is None:
+        return None
+    (B, H, Q, _), K = query.shape, key.shape[2]
+    allowed = materialize(mask, Q, K, batch=B, heads=H, device=query.device)
+    if form == BLOCKS:
+        return block_mask(allowed, query, key)
+    if form == BOOLEANS and bias is None:
+        return allowed
+    number = bias if bias is None or bias.ndim == 4 else bias[None, None]
+    return additive(allowed, torch.promote_types(query.dtype, query.dtype if bias is None else bias.dtype), number)
+
+
+class Layer:
+    """A model's layer with some attributes of its own."""
+
+    def __init__(self, module: Any, **own: Any) -> None:
+        self.module = module
+        self.__dict__.update(own)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.module, name)

@@ -1,0 +1,172 @@
+"""Functions with arguments that the definition lacks: ALiBi's slopes, and lengths of queries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+import torch_impl
+from conformance import check
+from conformance.cases.case import Case
+from conformance.cases.kernel_arguments import alibi, defined
+from conformance.judge.report import Report
+from conformance.oracle.reference import oracle
+from specification import KeyLengths
+from tests.support.helpers import SMALL
+
+Function = Callable[..., Any]
+Bias = Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+
+
+def judged(function: Function, *rules: str, **given: Any) -> Report:
+    options: dict[str, Any] = {"arrays": "torch", "effort": "quick", "seed": 1, "limits": SMALL, "rules": list(rules)}
+    return check(function, "attention", **options | {"dtypes": ["float32"]} | given)
+
+
+def told(report: Report) -> list[tuple[str, ...]]:
+    """The rules that are violated, each with its diagnosis."""
+    return [(violation.rule, *violation.diagnosis[:1]) for violation in report.violations]
+
+
+def distances(slopes: torch.Tensor, places: torch.Tensor, scale: float) -> torch.Tensor:
+    return -slopes * places.abs()
+
+
+def with_slopes(bias: Bias = distances, aligned: bool = True) -> Function:
+    """bias: from slopes [B or 1, H, 1, 1], places [Q, K] and the scale. aligned: the last query is at the last key."""
+
+    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, scale: Any = None, alibi_slopes: Any) -> Any:
+        Q, K = query.shape[2], key.shape[2]
+        places = torch.arange(Q)[:, None] + (K - Q if aligned else 0) - torch.arange(K)
+        slopes = None if alibi_slopes is None else torch.atleast_2d(alibi_slopes)[..., None, None]
+        found = None if slopes is None else bias(slopes, places, query.shape[-1] ** -0.5 if scale is None else scale)
+        return torch_impl.attention(query, key, value, mask=mask, scale=scale, bias=found)
+
+    return attention
+
+
+def test_the_bias_of_slopes() -> None:
+    """Distances from the last key, by hand: two queries are at keys 1 and 2 of three."""
+    one = [[-0.5, 0, -0.5], [-1, -0.5, 0]]
+    np.testing.assert_array_equal(alibi(np.array([0.5]), 2, 3), [[one]])
+    np.testing.assert_array_equal(alibi(np.array([[0.5], [1.0]]), 2, 3), [[one], [np.multiply(one, 2)]])
+
+
+def in_other_units(slopes: torch.Tensor, places: torch.Tensor, scale: float) -> torch.Tensor:
+    """As kernels compute it, in units of the scale and of log2(e)."""
+    return distances(slopes / scale * (scale * np.log2(np.e)), places, scale) / np.log2(np.e)
+
+
+def test_slopes_conform() -> None:
+    assert told(judged(with_slopes(in_other_units), "ATT-3")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_slopes_conform_in_every_dtype(dtype: str) -> None:
+    for bias in (distances, in_other_units):
+        assert told(judged(with_slopes(bias), "ATT-3", "ATT-12", dtypes=[dtype])) == []
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (with_slopes(aligned=False), "ALiBi's bias is |i - j|, from the first query and key"),
+        pytest.param(
+            with_slopes(lambda slopes, places, scale: slopes * places.abs()),
+            "ALiBi's bias is added with the wrong sign",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            with_slopes(lambda slopes, places, scale: -slopes * places),
+            "ALiBi's bias raises keys behind the query's place",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            with_slopes(lambda slopes, places, scale: -slopes * places.abs() * scale),
+            "ALiBi's bias is multiplied by the scale",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            with_slopes(lambda slopes, places, scale: -slopes.flip(1) * places.abs()),
+            "heads have the ALiBi slope of each other in reverse",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            with_slopes(lambda slopes, places, scale: -slopes[:1] * places.abs()),
+            "ALiBi's slopes of the first batch element are used for all",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_mistakes_in_slopes_are_told_by_name(function: Function, name: str) -> None:
+    assert told(judged(function, "ATT-3")) == [("ATT-3", name)]
+
+
+def test_slopes_in_16_bits_do_not_conform() -> None:
+    def narrow(slopes: torch.Tensor, places: torch.Tensor, scale: float) -> torch.Tensor:
+        return distances(slopes.bfloat16(), places, scale).float()
+
+    assert [rule for rule, *_ in told(judged(with_slopes(narrow), "ATT-3", shrink=False))] == ["ATT-3"]
+
+
+# --- lengths of queries -----------------------------------------------------------------------------------------------
+
+
+def with_lengths(real_of: Function = lambda real: real, beyond: float = float("nan")) -> Function:
+    """real_of: from which rows are queries to those that are taken for queries. beyond: what stands in the others."""
+
+    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, query_lengths: Any = None) -> Any:
+        if query_lengths is None:
+            return torch_impl.attention(query, key, value, mask=mask)
+        real = real_of(torch.arange(query.shape[2]) < query_lengths[:, None])[:, None, :, None]
+        output = torch_impl.attention(torch.where(real, query, 0), key, value, mask=mask)
+        return torch.where(real, output, beyond)
+
+    return attention
+
+
+def test_what_follows_the_queries() -> None:
+    """It takes no part: with a length of 0, keys and values have gradients of 0, and nothing else is compared."""
+    ones = np.ones((1, 1, 2, 1))
+    inputs = {"query": ones, "key": ones, "value": ones, "query_lengths": np.array([0], np.int32)}
+    case = Case("attention", "float64", inputs, {"mask": KeyLengths(np.array([1]))}, {"output": ones})
+    assert not defined(case).cotangents["output"].any()
+    assert all(not exact.high.any() for exact in oracle(case).values())
+
+
+@pytest.mark.parametrize("beyond", [float("nan"), pytest.param(7.0, marks=pytest.mark.slow)])
+def test_lengths_of_queries_conform(beyond: float) -> None:
+    rules = ("MASK-2", "MASK-7") if np.isnan(beyond) else ("MASK-2", "MASK-7", "ATT-12")
+    assert told(judged(with_lengths(beyond=beyond), *rules)) == []
+
+
+def test_what_follows_the_queries_must_not_be_read() -> None:
+    everything = with_lengths(lambda real: torch.ones_like(real))
+    found = {violation.rule: violation.finding for violation in judged(everything, "MASK-2", "MASK-7").violations}
+    assert set(found) == {"MASK-2", "MASK-7"}
+    assert found["MASK-2"].name in ("gradient of key", "gradient of value")
+
+
+def test_the_last_query_must_be_computed() -> None:
+    def one_less(real: torch.Tensor) -> torch.Tensor:
+        return real & torch.cat([real[:, 1:], torch.zeros_like(real[:, :1])], 1)
+
+    assert told(judged(with_lengths(one_less, beyond=0.0), "MASK-2", shrink=False))[0][0] == "MASK-2"
+
+
+@pytest.mark.slow
+def test_who_has_no_such_argument_is_not_asked() -> None:
+    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, **options: Any) -> Any:
+        assert not {"alibi_slopes", "query_lengths"} & options.keys()
+        return torch_impl.attention(query, key, value, mask=mask, **options)
+
+    assert told(judged(attention, "MASK-2", "ATT-3", shrink=False)) == []

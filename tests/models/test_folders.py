@@ -1,0 +1,676 @@
+"""Folders of Hugging Face: config.json says everything, or the folder is refused by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from specification.configuration import AttentionLayer, Configuration
+from specification.dialects import DIALECTS, read, read_folder
+from specification.parameters import Decoder, LanguageModel, leaves
+from specification.rotary import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rotary,
+    YarnScaling,
+)
+from tests.support.helpers import Implementation, command
+
+DECODER = {
+    "architectures": ["XForCausalLM"], "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 6, "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16", "use_cache": True, "transformers_version": "4.41.0", "eos_token_id": [1, 2],
+}  # fmt: skip
+BIASED = {"attention_bias": True}
+CONTENT: dict[str, dict[str, Any]] = {
+    "bert": {"num_attention_heads": 2, "hidden_size": 8, "layer_norm_eps": 1e-12, "type_vocab_size": 2},
+    "distilbert": {"n_heads": 2, "dim": 8, "tie_weights_": True, "sinusoidal_pos_embds": False},
+    "gpt2": {"n_head": 2, "n_embd": 8, "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"]},
+    "llama": DECODER | BIASED | {"mlp_bias": True},
+    "qwen2": DECODER,
+    "qwen3": DECODER | BIASED,
+    "gemma": DECODER | BIASED,
+    "gemma2": DECODER | BIASED | {"query_pre_attn_scalar": 16},
+    "gemma3": DECODER | BIASED | {"query_pre_attn_scalar": 16},
+    "gpt_neox": {name: value for name, value in DECODER.items() if name != "num_key_value_heads"} | {"rotary_pct": 0.5},
+    "phi3": DECODER,
+    "olmo2": DECODER | BIASED,
+    "modernbert": {"num_attention_heads": 2, "hidden_size": 8, "num_hidden_layers": 2, "norm_bias": False},
+    "t5": {"num_heads": 4, "d_model": 8, "d_kv": 3, "relative_attention_num_buckets": 6, "num_layers": 1,
+           "architectures": ["T5ForConditionalGeneration"]},
+    "vit": {"num_attention_heads": 2, "hidden_size": 8, "patch_size": 3, "image_size": 6, "num_channels": 1},
+}  # fmt: skip
+"""By dialect, what a config.json says of the example of its record."""
+
+TYPES = {name: next(iter(record.config.families)) for name, record in DIALECTS.items() if record.config is not None}
+
+
+def entries_of(dialect: str) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    shapes = {name: shape for name, (shape, _) in DIALECTS[dialect].example_entries().items()}
+    return {name: generator.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+
+
+def folder_of(path: Path, dialect: str, without: tuple[str, ...] = (), **told: Any) -> Path:
+    """The example of a dialect's record, with other entries of config.json or without some. A Mistral has no biases."""
+    path.mkdir(exist_ok=True)
+    biased = told.get("model_type") != "mistral"
+    entries = {name: array for name, array in entries_of(dialect).items() if biased or not name.endswith("bias")}
+    save_file(entries, path / "model.safetensors")
+    content = {"model_type": TYPES[dialect]} | CONTENT[dialect] | told
+    content = {name: value for name, value in content.items() if name not in without}
+    (path / "config.json").write_text(json.dumps(content))
+    return path
+
+
+def layers_of(path: Path, dialect: str, **told: Any) -> tuple[AttentionLayer, ...]:
+    return read_folder(folder_of(path, dialect, **told))[1].attention_layers
+
+
+def test_every_dialect_of_hugging_face_is_tried() -> None:
+    assert set(CONTENT) == set(TYPES)
+
+
+@pytest.mark.parametrize("dialect", CONTENT)
+def test_a_folder_is_what_the_dialect_reads(dialect: str, tmp_path: Path) -> None:
+    """The same parameters as by `load`, and a configuration that the file decides."""
+    record = DIALECTS[dialect]
+    parameters, configuration = read_folder(folder_of(tmp_path, dialect))
+    same, _ = read(dialect, entries_of(dialect), **record.example.hyperparameters)
+    assert type(parameters) is type(same)
+    assert all(map(np.array_equal, leaves(parameters).values(), leaves(same).values()))
+    heads = next(
+        CONTENT[dialect][key]
+        for key in ("num_attention_heads", "n_heads", "n_head", "num_heads")
+        if key in CONTENT[dialect]
+    )
+    assert configuration.num_heads == heads
+
+
+# --- entries that are refused -----------------------------------------------------------------------------------------
+
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [2.0, 2.0]}
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "unknown entry": ("llama", {"residual_multiplier": 0.22}, "residual_multiplier is 0.22, which is not known"),
+    "window of another family": ("llama", {"sliding_window": 4}, "sliding_window is 4, which is not known"),
+    "biases of Mistral": (
+        "llama",
+        {"model_type": "mistral"},
+        "a mistral has no biases, and attention_bias or mlp_bias",
+    ),
+    "activation": ("llama", {"hidden_act": "gelu_fast"}, "hidden_act is 'gelu_fast', which is not supported"),
+    "rope type": ("llama", {"rope_scaling": {"rope_type": "mrope"}}, "rope_type is 'mrope', which is not known"),
+    "rope parameter": (
+        "llama",
+        {"rope_parameters": {"rope_type": "default", "factor": 2.0}},
+        "factor is 2.0 in the rope parameters, which is not known with rope_type 'default'",
+    ),
+    "rope parameter of a kind": (
+        "llama",
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0, "beta_fast": 32}},
+        "beta_fast is 32 in the rope",
+    ),
+    "part of a head": ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5, which is not known"),
+    "part of a head in rope": (
+        "qwen2",
+        {"rope_parameters": {"partial_rotary_factor": 0.5}},
+        "partial_rotary_factor is 0.5, of which only 1.0",
+    ),
+    "biases that are not there": (
+        "qwen3",
+        {"attention_bias": False},
+        "attention_bias is False, and there are such entries",
+    ),
+    "number of layers": (
+        "llama",
+        {"num_hidden_layers": 2},
+        "num_hidden_layers is 2 in config.json, and the entries say 1",
+    ),
+    "width": ("gemma", {"hidden_size": 16}, "hidden_size is 16 in config.json, and the entries say 8"),
+    "heads": ("llama", {"num_attention_heads": 8}, "must have shape"),
+    "heads of keys": ("llama", {"num_key_value_heads": 4}, "must have shape"),
+    "width of heads": ("qwen3", {"head_dim": 8}, "head_dim is 8 in config.json, and the entries say 4"),
+    "quantised": (
+        "llama",
+        {"quantization_config": {"bits": 4}},
+        "quantization_config is {'bits': 4}, which is not known",
+    ),
+    "kinds of layers": (
+        "qwen2",
+        {"layer_types": ["chunked_attention"]},
+        "layer_types is .'chunked_attention'., and must be",
+    ),
+    "count of kinds": ("qwen2", {"layer_types": ["full_attention"] * 2}, "and must be 1 of 'full_attention'"),
+    "window without a size": (
+        "qwen3",
+        {"layer_types": ["sliding_attention"], "sliding_window": None},
+        "sliding_window must be an integer",
+    ),
+    "no window": ("gemma2", {"sliding_window": 0}, "sliding_window must be an integer of at least 1, got 0"),
+    "both directions": (
+        "gemma",
+        {"use_bidirectional_attention": True},
+        "use_bidirectional_attention is True, of which only",
+    ),
+    "other activation of Gemma": ("gemma", {"hidden_activation": "relu"}, "hidden_activation is 'relu', of which only"),
+    "softcap of Gemma 3": (
+        "gemma3",
+        {"attn_logit_softcapping": 50.0},
+        "attn_logit_softcapping is 50.0, which is not known",
+    ),
+    "rope for no kind": (
+        "gemma3",
+        {"rope_parameters": {"rope_theta": 1e4}},
+        "rope_parameters has rope_theta, and must be",
+    ),
+    "base of another name": ("gpt_neox", {"rope_theta": 1e6}, "rope_theta is 1000000.0, which is not known"),
+    "output that is missing": (
+        "gpt_neox",
+        {"tie_word_embeddings": False},
+        "tie_word_embeddings is False, and embed_out.w",
+    ),
+    "another scale": (
+        "phi3",
+        {"rope_scaling": LONG | {"long_mscale": 1.2}},
+        "long_mscale is 1.2 in the rope parameters",
+    ),
+    "attention bias of Phi 3": ("phi3", {"attention_bias": True}, "attention_bias is True, of which only False"),
+    "sizes of experts": ("olmo2", {"num_experts": 8}, "num_experts is 8, which is not known"),
+    "query norm": ("olmo2", {"clip_qkv": 8.0}, "clip_qkv is 8.0, which is not known"),
+    "biased norms": ("modernbert", {"norm_bias": True}, "norm_bias is True, and there are no such entries"),
+    "buckets": (
+        "t5",
+        {"relative_attention_num_buckets": 32},
+        "relative_attention_num_buckets is 32 in config.json, and the",
+    ),
+    "gate": ("t5", {"is_gated_act": True}, "is_gated_act is True, and there are no such entries"),
+    "activation of T5": (
+        "t5",
+        {"feed_forward_proj": "gated-tanh"},
+        "feed_forward_proj is 'gated-tanh', which is not|tanh",
+    ),
+    "decoder of T5": ("t5", {"is_decoder": True}, "is_decoder is True, of which only False"),
+    "patches": ("vit", {"patch_size": 16}, "patch_size is 16 in config.json, and the entries say 3"),
+    "biases of ViT": ("vit", {"qkv_bias": False}, "qkv_bias is False, and there are such entries"),
+    "decoder of BERT": ("bert", {"is_decoder": True}, "is_decoder is True, of which only False"),
+    "relative positions": (
+        "bert",
+        {"position_embedding_type": "relative_key"},
+        "position_embedding_type is 'relative_key'",
+    ),
+    "scale by layer": (
+        "gpt2",
+        {"scale_attn_by_inverse_layer_idx": True},
+        "scale_attn_by_inverse_layer_idx is True, of which",
+    ),
+    "eps": ("distilbert", {"layer_norm_eps": 1e-5}, "layer_norm_eps is 1e-05, which is not known"),
+    "no number": ("llama", {"rms_norm_eps": "1e-6"}, "eps must be a real number, got '1e-6'"),
+    "no length": (
+        "llama",
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        "max_position_embeddings is missing",
+    ),
+    "no factor": ("llama", {"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_could_change_numbers_is_refused(name: str, tmp_path: Path) -> None:
+    dialect, told, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        read_folder(folder_of(tmp_path, dialect, **told))
+
+
+def test_many_families_have_refusals() -> None:
+    assert {dialect for dialect, _, _ in REFUSED.values()} == set(CONTENT)
+
+
+@pytest.mark.parametrize(
+    "told", [{"some_option": None}, {"some_option": False}, {"some_option": []}, {"some_option": ""}]
+)
+@pytest.mark.parametrize("dialect", ["llama", "t5"])
+def test_entries_that_are_empty_are_not_refused(dialect: str, told: dict[str, Any], tmp_path: Path) -> None:
+    assert read_folder(folder_of(tmp_path, dialect, **told))[1] == read_folder(folder_of(tmp_path, dialect))[1]
+
+
+@pytest.mark.parametrize("value", [0, 0.0, True, "x", [0], {"a": None}])
+def test_entries_that_are_not_known_are_refused(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"some_option is .*, which is not known and might change numbers"):
+        read_folder(folder_of(tmp_path, "llama", some_option=value))
+
+
+@pytest.mark.parametrize("key", ["num_attention_heads", "num_hidden_layers"])
+def test_entries_that_must_be_there(key: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"config.json cannot be read: {key} is missing$"):
+        read_folder(folder_of(tmp_path, "llama", without=(key,)))
+
+
+def test_all_that_is_wrong_in_a_file_is_told_at_once(tmp_path: Path) -> None:
+    wrong = {"hidden_act": "mish", "clip_qkv": 3.0, "rope_scaling": {"type": "su"}}
+    with pytest.raises(ValueError, match=r"hidden_act is 'mish'.*; .*; clip_qkv is 3.0") as caught:
+        read_folder(folder_of(tmp_path, "olmo2", without=("num_attention_heads",), **wrong))
+    assert "num_attention_heads is missing" in str(caught.value)
+    assert str(tmp_path / "config.json") in str(caught.value)
+
+
+# --- what the entries mean --------------------------------------------------------------------------------------------
+
+YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+MISTRAL = {"model_type": "mistral", "attention_bias": False, "mlp_bias": False}
+SMOL = {"model_type": "smollm3", "num_hidden_layers": 1}
+
+MEANT: dict[str, tuple[str, dict[str, Any], tuple[AttentionLayer, ...]]] = {
+    "default": ("llama", {}, (AttentionLayer(rotary=Rotary()),)),
+    "base": ("llama", {"rope_theta": 5e5}, (AttentionLayer(rotary=Rotary(base=5e5)),)),
+    "base of today": ("llama", {"rope_parameters": {"rope_theta": 5e5}}, (AttentionLayer(rotary=Rotary(base=5e5)),)),
+    "linear, by its old key": (
+        "llama",
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        (AttentionLayer(rotary=Rotary(scaling=LinearScaling(factor=2.0))),),
+    ),
+    "dynamic": (
+        "llama",
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}, "max_position_embeddings": 32},
+        (AttentionLayer(rotary=Rotary(scaling=DynamicScaling(factor=2.0, original_length=32))),),
+    ),
+    "yarn": (
+        "qwen2",
+        {"rope_scaling": YARN | {"type": "yarn"}, "rope_theta": 1e6},
+        (AttentionLayer(rotary=Rotary(base=1e6, scaling=YarnScaling(factor=4.0, original_length=16))),),
+    ),
+    "yarn, with a factor from lengths": (
+        "qwen2",
+        {"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 8}, "max_position_embeddings": 32},
+        (AttentionLayer(rotary=Rotary(scaling=YarnScaling(factor=4.0, original_length=8))),),
+    ),
+    "llama3": (
+        "llama",
+        {"rope_parameters": LLAMA3 | {"rope_type": "llama3", "rope_theta": 5e5}},
+        (
+            AttentionLayer(
+                rotary=Rotary(
+                    base=5e5,
+                    scaling=Llama3Scaling(
+                        factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_length=16
+                    ),
+                )
+            ),
+        ),
+    ),
+    "longrope": (
+        "phi3",
+        {
+            "rope_scaling": {"type": "su", **{k: LONG[k] for k in ("short_factor", "long_factor")}},
+            "max_position_embeddings": 64,
+            "original_max_position_embeddings": 16,
+        },
+        (
+            AttentionLayer(
+                rotary=Rotary(
+                    scaling=LongRopeScaling(
+                        short_factors=(1.0, 1.0), long_factors=(2.0, 2.0), original_length=16, factor=4.0
+                    )
+                )
+            ),
+        ),
+    ),
+    "mistral": ("llama", MISTRAL, (AttentionLayer(window=(4095, 0), rotary=Rotary()),)),
+    "mistral without window": ("llama", MISTRAL | {"sliding_window": None}, (AttentionLayer(rotary=Rotary()),)),
+    "mistral's window": ("llama", MISTRAL | {"sliding_window": 3}, (AttentionLayer(window=(2, 0), rotary=Rotary()),)),
+    "smollm3": ("llama", SMOL, (AttentionLayer(rotary=Rotary(base=2e6)),)),
+    "smollm3 without positions": ("llama", SMOL | {"no_rope_layers": [0]}, (AttentionLayer(),)),
+    "window that is not used": (
+        "qwen2",
+        {"sliding_window": 4, "max_window_layers": 0},
+        (AttentionLayer(rotary=Rotary()),),
+    ),
+    "window from above": (
+        "qwen2",
+        {"sliding_window": 4, "max_window_layers": 0, "use_sliding_window": True},
+        (AttentionLayer(window=(3, 0), rotary=Rotary()),),
+    ),
+    "gemma2": ("gemma2", {"sliding_window": 4}, (AttentionLayer(window=(3, 0), rotary=Rotary()),)),
+    "gemma3": (
+        "gemma3",
+        {"sliding_window": 4, "rope_local_base_freq": 500.0},
+        (AttentionLayer(window=(3, 0), rotary=Rotary(base=500.0)),),
+    ),
+    "gemma3, full": (
+        "gemma3",
+        {"sliding_window_pattern": 1, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        (AttentionLayer(rotary=Rotary(base=1e6, scaling=LinearScaling(factor=8.0))),),
+    ),
+    "gpt_neox": ("gpt_neox", {"rotary_emb_base": 500}, (AttentionLayer(rotary=Rotary(base=500.0, width=2)),)),
+    "modernbert": (
+        "modernbert",
+        {"global_attn_every_n_layers": 2, "global_rope_theta": 1e3},
+        (AttentionLayer(rotary=Rotary(base=1e3)), AttentionLayer(window=(64, 64), rotary=Rotary())),
+    ),
+    "modernbert's window": (
+        "modernbert",
+        {"layer_types": ["sliding_attention"] * 2, "local_attention": 9},
+        (AttentionLayer(window=(4, 4), rotary=Rotary()),),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MEANT)
+def test_layers_out_of_files_old_and_new(name: str, tmp_path: Path) -> None:
+    dialect, told, layers = MEANT[name]
+    assert layers_of(tmp_path, dialect, **told) == layers
+
+
+def test_yarns_scales_give_an_attention_factor(tmp_path: Path) -> None:
+    (layer,) = layers_of(tmp_path, "qwen3", rope_scaling=YARN | {"type": "yarn", "mscale": 0.5, "mscale_all_dim": 1.0})
+    assert layer.rotary is not None
+    assert isinstance(layer.rotary.scaling, YarnScaling)
+    expected = (0.1 * 0.5 * np.log(4.0) + 1) / (0.1 * np.log(4.0) + 1)
+    assert layer.rotary.scaling.attention_factor == pytest.approx(expected, rel=1e-15)
+
+
+def test_choices_out_of_files(tmp_path: Path) -> None:
+    def choice(dialect: str, name: str, **told: Any) -> Any:
+        return asdict(read_folder(folder_of(tmp_path, dialect, **told))[1])[name]
+
+    assert choice("gemma2", "scale") == 0.25
+    assert choice("gemma2", "softcap") == 50.0
+    assert choice("gemma2", "softcap", attn_logit_softcapping=None) is None
+    assert choice("gemma2", "output_softcap", final_logit_softcapping=None) is None
+    assert choice("gemma3", "output_softcap") is None
+    assert choice("gemma", "activation", hidden_act="gelu") == "gelu_tanh"
+    assert choice("llama", "activation", hidden_act="gelu") == "gelu"
+    assert choice("gpt_neox", "norm_order") == "parallel"
+    assert choice("gpt_neox", "norm_order", use_parallel_residual=False) == "pre"
+    assert choice("t5", "scaled_output") is True
+    assert choice("t5", "scaled_output", tie_word_embeddings=False) is False
+    assert choice("t5", "scaled_output", tie_word_embeddings=True, scale_decoder_outputs=False) is False
+    assert choice("t5", "scaled_output", model_type="mt5", feed_forward_proj="relu") is False
+    assert choice("t5", "relative_furthest", relative_attention_max_distance=20) == 20
+    assert choice("bert", "positions", model_type="roberta", pad_token_id=3) == "after_padding"
+    assert choice("bert", "position_padding", model_type="roberta", pad_token_id=3) == 3
+    assert choice("bert", "position_padding") is None
+    assert choice("llama", "norm_eps", rms_norm_eps=1e-3) == 1e-3
+
+
+def test_a_model_without_head_gives_hidden_states(tmp_path: Path) -> None:
+    parameters, _ = read_folder(folder_of(tmp_path, "llama", architectures=["LlamaModel"]))
+    assert isinstance(parameters, Decoder)
+    assert isinstance(read_folder(folder_of(tmp_path, "llama", architectures=None))[0], LanguageModel)
+    assert read_folder(folder_of(tmp_path, "t5", architectures=["T5Model"]))[0].output is None
+
+
+def test_an_output_layer_of_its_own_is_read(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "llama", tie_word_embeddings=False)
+    with pytest.raises(ValueError, match=r"tie_word_embeddings is False, and lm_head.weight is missing"):
+        read_folder(folder)
+    output = np.ones((6, 8), "float32")
+    save_file(entries_of("llama") | {"lm_head.weight": output}, folder / "model.safetensors")
+    assert np.array_equal(read_folder(folder)[0].output.weight, output.T)
+
+
+# --- dtypes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_dtype_that_is_asked_for(dtype: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "llama")
+    arrays = leaves(read_folder(folder, dtype)[0])
+    assert {str(array.dtype) for array in arrays.values()} == {dtype}
+    expected = entries_of("llama")["model.norm.weight"].astype(dtype)
+    assert np.array_equal(arrays[".decoder.norm.weight"], expected)
+
+
+def test_narrow_entries_are_widened_unless_they_are_asked_for(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    folder = folder_of(tmp_path, "llama")
+    narrow = {name: array.astype(ml_dtypes.bfloat16) for name, array in entries_of("llama").items()}
+    save_file(narrow, folder / "model.safetensors")
+    kept = leaves(read_folder(folder, "bfloat16")[0])
+    assert np.array_equal(kept[".decoder.norm.weight"], narrow["model.norm.weight"])
+    assert len(recwarn) == 0
+    with pytest.warns(UserWarning, match="bfloat16 entries of the checkpoint are widened to float32"):
+        widened = leaves(read_folder(folder)[0])
+    assert str(widened[".decoder.norm.weight"].dtype) == "float32"
+    with pytest.raises(ValueError, match=r"dtype must be one of 'float16', .*got 'int8'"):
+        read_folder(folder, "int8")
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def sharded(path: Path, dialect: str = "llama") -> tuple[Path, dict[str, Any]]:
+    """The example in two files, with their index."""
+    folder = folder_of(path, dialect)
+    entries = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    half = len(entries) // 2
+    parts = [dict(list(entries.items())[:half]), dict(list(entries.items())[half:])]
+    names = [f"model-{i}-of-2.safetensors" for i in (1, 2)]
+    for name, part in zip(names, parts, strict=True):
+        save_file(part, folder / name)
+    index = {
+        "metadata": {},
+        "weight_map": {entry: name for name, part in zip(names, parts, strict=True) for entry in part},
+    }
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder, index["weight_map"]
+
+
+def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
+    folder, _ = sharded(tmp_path)
+    found = leaves(read_folder(folder)[0])
+    expected = leaves(read("llama", entries_of("llama"), **DIALECTS["llama"].example.hyperparameters)[0])
+    assert all(map(np.array_equal, found.values(), expected.values()))
+
+
+def told(folder: Path, **changed: Any) -> None:
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+
+
+def without_a_shard(folder: Path, where: dict[str, str]) -> None:
+    (folder / "model-2-of-2.safetensors").unlink()
+
+
+def with_an_entry_too_many(folder: Path, where: dict[str, str]) -> None:
+    told(folder, weight_map=where | {"model.more.weight": "model-1-of-2.safetensors"})
+
+
+def without_an_entry(folder: Path, where: dict[str, str]) -> None:
+    first = next(iter(where))
+    told(folder, weight_map={name: file for name, file in where.items() if name != first})
+
+
+def with_an_entry_twice(folder: Path, where: dict[str, str]) -> None:
+    first = next(iter(where))
+    shard = folder / "model-2-of-2.safetensors"
+    save_file(load_file(shard) | {first: np.ones(3, "float32")}, shard)
+
+
+def with_a_path(folder: Path, where: dict[str, str]) -> None:
+    told(folder, weight_map=dict.fromkeys(where, "../model.safetensors"))
+
+
+def without_a_map(folder: Path, where: dict[str, str]) -> None:
+    told(folder, weight_map={})
+
+
+def without_json(folder: Path, where: dict[str, str]) -> None:
+    (folder / "model.safetensors.index.json").write_text("{")
+
+
+def without_config(folder: Path, where: dict[str, str]) -> None:
+    (folder / "config.json").unlink()
+
+
+def without_weights(folder: Path, where: dict[str, str]) -> None:
+    (folder / "model.safetensors.index.json").unlink()
+
+
+def pickled(folder: Path, where: dict[str, str]) -> None:
+    without_weights(folder, where)
+    (folder / "pytorch_model.bin").write_bytes(b"")
+
+
+def of_no_model(folder: Path, where: dict[str, str]) -> None:
+    (folder / "config.json").write_text("{}")
+
+
+def unheard_of(folder: Path, where: dict[str, str]) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "rwkv"}))
+
+
+def with_experts(folder: Path, where: dict[str, str]) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": "mixtral"}))
+
+
+BROKEN: dict[Callable[[Path, dict[str, str]], None], tuple[type[Exception], str]] = {
+    without_a_shard: (FileNotFoundError, "index.json names model-2-of-2.safetensors, and there is no such file"),
+    with_an_entry_too_many: (
+        ValueError,
+        "index.json does not fit: model.more.weight is not in model-1-of-2.safetensors",
+    ),
+    without_an_entry: (ValueError, "index.json does not fit: .* of model-1-of-2.safetensors is not named"),
+    with_an_entry_twice: (ValueError, "index.json does not fit: .* is in model-2-of-2.safetensors and in model-1-of-2"),
+    with_a_path: (ValueError, "must name a file of the same folder for .*, got '../model.safetensors'"),
+    without_a_map: (ValueError, "index.json has no weight_map"),
+    without_json: (ValueError, "index.json cannot be read as JSON"),
+    without_config: (FileNotFoundError, "config.json is not there; load reads the weights by a dialect$"),
+    without_weights: (FileNotFoundError, "model.safetensors is not there$"),
+    pickled: (
+        FileNotFoundError,
+        "model.safetensors is not there, and pytorch_model.bin, which is pickled, is not read",
+    ),
+    of_no_model: (ValueError, "config.json names no model_type"),
+    unheard_of: (ValueError, "model_type is 'rwkv', and the dialects read 'bert', .*, 'vit'"),
+    with_experts: (ValueError, "model_type is 'mixtral', of Mixtral, GPT-OSS or another mixture of experts, which no"),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda function: function.__name__)
+def test_folders_that_are_not_whole(broken: Callable[[Path, dict[str, str]], None], tmp_path: Path) -> None:
+    folder, where = sharded(tmp_path)
+    broken(folder, where)
+    kind, message = BROKEN[broken]
+    with pytest.raises(kind, match=message) as caught:
+        read_folder(folder)
+    assert str(folder) in str(caught.value)
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="nowhere is not there"):
+        read_folder(tmp_path / "nowhere")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"")
+    with pytest.raises(ValueError, match="is a file, and a folder is needed"):
+        read_folder(file)
+
+
+# --- the three packages -----------------------------------------------------------------------------------------------
+
+
+def test_the_packages_load_the_same(implementation: Implementation, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "qwen3", rope_theta=500.0)
+    model = implementation.load_pretrained(folder)
+    assert model.configuration == read_folder(folder)[1]
+    assert isinstance(model.configuration, Configuration)
+    found = [implementation.subject.framework.numpy(array) for array in leaves(model.structure()).values()]
+    assert all(map(np.array_equal, found, leaves(read_folder(folder)[0]).values()))
+    narrow = implementation.load_pretrained(folder, dtype="bfloat16")
+    assert all("bfloat16" in str(array.dtype) for array in leaves(narrow.structure()).values())
+    with pytest.raises(ValueError, match=re.escape(str(folder / "config.json"))):
+        implementation.load_pretrained(folder_of(tmp_path, "qwen3", logit_scale=2.0))
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+BOTH = ["reference_numpy", "torch_impl"]
+
+
+@pytest.fixture
+def without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX compiles every model."""
+    for module in ("port", "trace"):
+        monkeypatch.setattr(f"conformance.cli.{module}.packages_here", lambda: BOTH)
+
+
+def test_port_takes_a_folder(tmp_path: Path, without_jax: None) -> None:
+    folder, report = folder_of(tmp_path, "gemma3", sliding_window=3), tmp_path / "report.json"
+    code, output = command("port", folder, "--json", report)
+    assert code == 0, output
+    assert "every step keeps its bound in reference_numpy, torch_impl" in output
+    assert json.loads(report.read_text())["dialect"] == "gemma3"
+    code, output = command("port", folder_of(tmp_path, "gemma3", sliding_window=-1))
+    assert (code, "sliding_window must be an integer of at least 1" in " ".join(output.split())) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dialect", CONTENT)
+def test_port_judges_every_dialect(dialect: str, tmp_path: Path) -> None:
+    code, output = command("port", folder_of(tmp_path, dialect))
+    assert code == 0, output
+
+
+def test_port_lists_entries_of_a_folder_that_are_not_used(tmp_path: Path, without_jax: None) -> None:
+    assert (
+        "entries that dialect vit does not use: pooler.dense.weight" in command("port", folder_of(tmp_path, "vit"))[1]
+    )
+
+
+def with_tokenizer(folder: Path) -> Path:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"[UNK]": 0, "a": 1, "b": 2, "c": 3, "d": 4}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.enable_padding(length=30)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_trace_takes_a_folder_and_a_text(tmp_path: Path, without_jax: None) -> None:
+    pytest.importorskip("tokenizers")
+    folder = with_tokenizer(folder_of(tmp_path, "qwen3"))
+    code, output = command("trace", folder, "d b x")
+    assert code == 0, output
+    assert "d b [UNK]" in output
+    assert command("trace", "d b x", "--checkpoint", folder)[1] == output
+    values = tmp_path / "steps.npz"
+    assert command("trace", folder, "4,2,0", "--save", values)[0] == 0
+    assert command("trace", folder, "d b x", "--against", values)[0] == 0
+    assert command("trace", folder, "d c x", "--against", values)[0] == 1
+
+
+def test_trace_takes_a_source_and_a_target(tmp_path: Path, without_jax: None) -> None:
+    pytest.importorskip("tokenizers")
+    output = command("trace", with_tokenizer(folder_of(tmp_path, "t5")), "a b / c")[1]
+    assert "a b\nc\n" in output
+
+
+def test_trace_without_what_it_needs(tmp_path: Path, without_jax: None) -> None:
+    folder = folder_of(tmp_path, "qwen3")
+    for words, message in (
+        ((folder, "a b"), "tokenizer.json is not there: give token ids, such as 5,7,2, in place of a sentence"),
+        ((folder, "a b", "--dialect", "qwen3"), "is a folder, whose config.json says"),
+        (("a b", "c"), "a folder must stand before the sentence where there are two words, got a b"),
+        ((folder, "1,2", "--checkpoint", folder), "a folder must stand before the sentence"),
+        ((folder_of(tmp_path / "images", "vit"), "1,2"), "this model takes embeddings or images"),
+    ):
+        code, output = command("trace", *words)
+        assert (code, message in " ".join(output.split())) == (2, True), output
+    (folder / "tokenizer.json").write_text("{}")
+    pytest.importorskip("tokenizers")
+    code, output = command("trace", folder, "a b")
+    assert (code, "tokenizer.json cannot be read" in " ".join(output.split())) == (2, True)

@@ -1,0 +1,274 @@
+"""`load_pretrained` on folders that transformers has written: the same numbers as its own, within the carried bound.
+
+The modules compute in float32, as they are, and in float64 throughout (`tests.support.pretrained.Wide`).
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import reference_numpy
+from conformance.models.error_propagation import carried_bound
+from conformance.models.structures import as_float64
+from reference_numpy import Model
+from specification.dialects import DIALECTS
+from specification.parameters import LanguageModel, leaves
+from tests.support.helpers import IMPLEMENTATIONS, Implementation
+from tests.support.pretrained import MODELS, Call, Pretrained, arithmetic, call_of, module_of, result_of, saved
+
+pytest.importorskip("transformers")
+FIRST = {made.dialect: name for name, made in reversed(MODELS.items())}
+"""By dialect, the name of its first model."""
+ALONE = {"gemma2"}
+"""Dialects whose attention in transformers is "eager" alone."""
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Any:
+    """Without the bars and hints of transformers."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def bound_of(model: Model, call: Call, dtype: str, samples: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    """What the definition gives in float64, and the carried bound for an implementation in that dtype."""
+    wide = replace(model, parameters=as_float64(model.parameters))
+    inputs = tuple(array.astype(np.float64) if array.dtype.kind == "f" else array for array in call.inputs)
+
+    def run(functions: Any) -> Any:
+        called = functions.MODELS[type(wide.parameters)]
+        return called(wide.parameters, *inputs, configuration=wide.configuration, **call.options)
+
+    return carried_bound(run, wide.parameters, dtype, samples=samples)
+
+
+def ratio(got: Any, exact: np.ndarray, bound: np.ndarray, call: Call, dtype: str) -> float:
+    """The largest error of the real positions, in bounds."""
+    assert str(got.dtype).removeprefix("torch.") == dtype
+    assert got.shape == exact.shape
+    return float((np.abs(np.asarray(got) - exact) / bound)[call.real].max())
+
+
+def own(implementation: Implementation, folder: Path, call: Call) -> np.ndarray:
+    framework = implementation.subject.framework
+    with framework.context():
+        model = implementation.load_pretrained(folder)
+        return framework.numpy(model(*implementation.convert(call.inputs), **implementation.convert(call.options)))
+
+
+def test_every_dialect_has_at_least_four_models() -> None:
+    today = {name for name, record in DIALECTS.items() if record.config is not None} - {"bert", "distilbert", "gpt2"}
+    counts = {dialect: sum(made.dialect == dialect for made in MODELS.values()) for dialect in today}
+    assert set(FIRST) == today
+    assert min(counts.values()) >= 4
+
+
+@pytest.mark.rule("TRF-1", "BLK-3")
+@pytest.mark.parametrize("dialect", FIRST)
+def test_a_model_of_each_dialect(dialect: str, tmp_path: Path) -> None:
+    """In float64, where a mistake stands out; few samples, because the errors are far from the bound."""
+    made = MODELS[FIRST[dialect]]
+    module, folder = saved(made, "float64", tmp_path)
+    model, call = reference_numpy.load_pretrained(folder), call_of(made, "float64")
+    exact, bound = bound_of(model, call, "float64", samples=12)
+    assert ratio(result_of(module, made, call, "float64"), exact, bound, call, "float64") <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.rule("TRF-1", "BLK-3")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", MODELS)
+def test_transformers(name: str, dtype: str, tmp_path: Path) -> None:
+    """Its attention "eager" and "sdpa", and our three packages; JAX, which compiles every model, once for a dialect."""
+    made = MODELS[name]
+    module, folder = saved(made, dtype, tmp_path)
+    call = call_of(made, dtype)
+    exact, bound = bound_of(reference_numpy.load_pretrained(folder), call, dtype)
+    assert ratio(result_of(module, made, call, dtype), exact, bound, call, dtype) <= 1
+    if made.dialect not in ALONE:
+        other = module_of(made, dtype, "sdpa")
+        assert ratio(result_of(other, made, call, dtype), exact, bound, call, dtype) <= 1
+    for implementation in IMPLEMENTATIONS:
+        if implementation.package != "jax_impl" or name == FIRST[made.dialect]:
+            assert ratio(own(implementation, folder, call), exact, bound, call, dtype) <= 1
+
+
+# --- generation -------------------------------------------------------------------------------------------------------
+
+GENERATING = [
+    name for name, made in MODELS.items()
+    if made.architecture.endswith(("ForCausalLM", "ForConditionalGeneration"))
+]  # fmt: skip
+BY_LENGTH = {"llama-each", "phi3-long"}
+"""Their rotation depends on the length, and transformers keeps cached keys as an earlier length rotated them."""
+
+
+def generated(
+    module: torch.nn.Module, made: Pretrained, prompt: np.ndarray, source: np.ndarray | None, **options: Any
+) -> Any:
+    with arithmetic(str(next(module.parameters()).dtype).removeprefix("torch.")):
+        given = {"inputs": torch.from_numpy(prompt if source is None else source)}
+        if source is not None:
+            given["decoder_input_ids"] = torch.from_numpy(prompt)
+        module.generation_config.eos_token_id = None
+        return module.generate(**given, max_new_tokens=20, do_sample=False, **options).numpy()
+
+
+@pytest.mark.slow
+@pytest.mark.rule("GEN-1")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", GENERATING)
+def test_greedy_tokens(name: str, dtype: str, tmp_path: Path) -> None:
+    """The same 20 tokens after a prompt, with caches of keys and values on both sides."""
+    made, cached = MODELS[name], name not in BY_LENGTH
+    module, folder = saved(made, dtype, tmp_path)
+    generator = np.random.default_rng(2)
+    prompt = generator.integers(3, 37, (2, 5))
+    source = generator.integers(3, 37, (2, 6)) if made.dialect == "t5" else None
+    prompt = prompt if source is None else prompt[:, :1] * 0  # transformers puts decoder_start_token_id before others
+    expected = generated(module, made, prompt, source, use_cache=cached)
+    model = reference_numpy.load_pretrained(folder)
+    given = {} if source is None else {"source": source}
+    assert np.array_equal(reference_numpy.greedy(model, prompt, 20, cached=cached, **given), expected)
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def otherwise(model: Model, change: str) -> Model:
+    """With one thing in the configuration as it is not."""
+    configuration = model.configuration
+
+    def layers(**changed: Any) -> dict[str, Any]:
+        return {"attention_layers": tuple(replace(layer, **changed) for layer in configuration.attention_layers)}
+
+    def rotaries(**changed: Any) -> dict[str, Any]:
+        rotated = [replace(layer, rotary=replace(layer.rotary, **changed)) for layer in configuration.attention_layers]
+        return {"attention_layers": tuple(rotated)}
+
+    changes: dict[str, Callable[[], dict[str, Any]]] = {
+        "base": lambda: rotaries(base=9e3),
+        "scaling": lambda: rotaries(scaling=None),
+        "window": lambda: layers(window=None),
+        "no rotation": lambda: layers(rotary=None),
+        "eps": lambda: {"norm_eps": configuration.norm_eps + 1e-7},
+        "activation": lambda: {"activation": "gelu_tanh" if configuration.activation == "gelu" else "gelu"},
+        "softcap": lambda: {"softcap": 49.0},
+        "output softcap": lambda: {"output_softcap": 29.0},
+        "scale": lambda: {"scale": 0.3},
+        "norm": lambda: {"norm": "rms_norm"},
+        "embedding": lambda: {"scaled_embedding": not configuration.scaled_embedding},
+        "output": lambda: {"scaled_output": not configuration.scaled_output},
+        "furthest": lambda: {"relative_furthest": 64},
+        "order": lambda: {"norm_order": "pre"},
+    }
+    return replace(model, configuration=replace(configuration, **changes[change]()))
+
+
+FAULTS = {
+    "llama-grouped": ("base", "scaling", "eps", "activation", "no rotation", "scale"),
+    "llama-mistral": ("window",),
+    "gemma-grouped": ("norm", "embedding", "activation"),
+    "gemma2-grouped": ("softcap", "output softcap", "scale", "window", "norm"),
+    "gemma3-grouped": ("base", "scale", "window"),
+    "gpt_neox-parallel": ("order", "no rotation", "eps"),
+    "phi3-short": ("scaling",),
+    "modernbert-windows": ("window", "base"),
+    "t5-relu": ("output", "furthest", "scale"),
+    "vit-wide": ("eps", "activation"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_a_file_says_shows(name: str, tmp_path: Path) -> None:
+    """With one entry of config.json read otherwise, transformers is beyond the bound."""
+    made = MODELS[name]
+    module, folder = saved(made, "float64", tmp_path)
+    call = call_of(made, "float64")
+    got = result_of(module, made, call, "float64")
+    for change in FAULTS[name]:
+        wrong = otherwise(reference_numpy.load_pretrained(folder), change)
+        exact, bound = bound_of(wrong, call, "float64", samples=8)
+        assert ratio(got, exact, bound, call, "float64") > 1, change
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIRST.values())
+def test_shards_and_a_narrow_dtype(name: str, tmp_path: Path) -> None:
+    """The same arrays out of many small files; and in bfloat16 those that transformers has."""
+    module, _ = saved(MODELS[name], "float32", tmp_path / "one")
+    module.save_pretrained(tmp_path / "many", max_shard_size="4KB")
+    assert (tmp_path / "many" / "model.safetensors.index.json").is_file()
+    one, many = (reference_numpy.load_pretrained(tmp_path / way) for way in ("one", "many"))
+    assert one.configuration == many.configuration
+    whole, shards = leaves(one.parameters), leaves(many.parameters)
+    assert all(np.array_equal(shards[path], array) for path, array in whole.items())
+    module.to(torch.bfloat16).save_pretrained(tmp_path / "narrow")
+    narrow = leaves(reference_numpy.load_pretrained(tmp_path / "narrow", dtype="bfloat16").parameters)
+    assert all(np.array_equal(narrow[path], array.astype(narrow[path].dtype)) for path, array in whole.items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIRST.values())
+def test_what_is_meant_where_a_file_says_nothing_else(name: str, tmp_path: Path) -> None:
+    """The sizes alone, and all that the configuration class writes for them, mean the same."""
+    import transformers
+
+    made = MODELS[name]
+    kind = getattr(transformers, made.architecture)
+    names = ("size", "hidden", "num_", "head_dim", "d_", "_dim", "_type", "buckets")
+    sizes = {key: value for key, value in made.options.items() if any(part in key for part in names)}
+    module = kind(kind.config_class(**sizes))
+    module.save_pretrained(tmp_path)
+    whole = reference_numpy.load_pretrained(tmp_path).configuration
+    path = tmp_path / "config.json"
+    content = json.loads(path.read_text())
+    short = sizes | {key: content[key] for key in ("model_type", "architectures")}
+    assert len(short) < len(content)
+    path.write_text(json.dumps(short))
+    assert reference_numpy.load_pretrained(tmp_path).configuration == whole
+
+
+OLDER = {
+    "Bert": {"num_attention_heads": 3, "type_vocab_size": 2},
+    "Roberta": {"num_attention_heads": 3, "type_vocab_size": 1, "pad_token_id": 1},
+    "DistilBert": {"n_heads": 3, "dim": 24, "hidden_dim": 20, "n_layers": 2},
+    "GPT2": {"n_head": 3, "n_embd": 24, "n_inner": 20, "n_layer": 2, "n_positions": 20},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OLDER)
+@pytest.mark.parametrize("head", ["Model", ""])
+def test_dialects_from_before(kind: str, head: str, tmp_path: Path) -> None:
+    """Folders of BERT's kin and of GPT-2, with a head and without."""
+    made = Pretrained("bert", kind + (head or {"GPT2": "LMHeadModel"}.get(kind, "ForMaskedLM")), {
+        "vocab_size": 37, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "bos_token_id": 0,
+        "max_position_embeddings": 20, "eos_token_id": 2, "pad_token_id": 0} | OLDER[kind])  # fmt: skip
+    module, folder = saved(made, "float64", tmp_path)
+    call = call_of(made, "float64")
+    model = reference_numpy.load_pretrained(folder)
+    whole = kind == "GPT2" or head == "Model"
+    if not whole:
+        module = getattr(module, module.base_model_prefix)
+    assert isinstance(model.parameters, LanguageModel) == (kind == "GPT2" and head == "")
+    exact, bound = bound_of(model, call, "float64")
+    assert ratio(result_of(module, made, call, "float64"), exact, bound, call, "float64") <= 1

@@ -1,0 +1,326 @@
+"""`conformance watch`: which calls are judged, what they mean, and which mistakes are caught and named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conformance.checks.levels import CORE, ROBUST, STRICT
+from conformance.judge.watched import JudgedCall, judge_calls
+from conformance.models.watching import read_tokens, watch
+from conformance.reports.watched import blocks, call_cells
+from conformance.subjects.attention_calls import case_of, described
+from reference_numpy import materialize
+from specification import Causal, Dense, SlidingWindow
+from tests.support import hugging_face as hf
+from tests.support.helpers import command
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what other libraries warn of is their own
+SLOW = pytest.mark.slow
+
+
+def judged(family: str, attention: str, *, dtype: str = "float32", backward: bool = True) -> list[JudgedCall]:
+    return judge_calls(watch(hf.small_model(family, attention, dtype), hf.inputs(), backward=backward))
+
+
+def masks(calls: list[JudgedCall]) -> list[str]:
+    return [str(call_cells(call, STRICT)[3]) for call in calls]
+
+
+# --- models that conform ----------------------------------------------------------------------------------------------
+
+HONEST = [
+    pytest.param(family, attention, marks=() if (family, attention) == ("llama", "sdpa") else SLOW)
+    for family in hf.FAMILIES
+    for attention in ("eager", "sdpa", "reference")
+    if attention != "sdpa" or family not in hf.WITHOUT_SDPA
+]
+
+
+@pytest.mark.parametrize(("family", "attention"), HONEST)
+def test_the_attention_of_transformers_conforms(family: str, attention: str) -> None:
+    """Forwards and backwards; every layer is seen, with what distinguishes it."""
+    calls = judged(family, attention)
+    assert len(calls) == (6 if family == "t5" else 3 if family == "modernbert" else 2)
+    for call in calls:
+        assert call.judged, call.reason
+        assert call.conforms(STRICT), call.violation
+        assert [finding.name for finding in call.findings[1:]] == [
+            f"gradient of {n}" for n in ("query", "key", "value")
+        ]
+        assert any(finding.ratio > 0 for finding in call.findings)
+
+
+MEANING = {
+    "llama": ["causal"] * 2,
+    "gemma2": ["window 4", "causal"],
+    "bert": ["none"] * 2,
+    "modernbert": ["none", "window -2 to 2", "window -2 to 2"],
+    "t5": ["none, bias"] * 2 + ["causal, bias", "none"] * 2,
+}
+
+
+@pytest.mark.parametrize("family", [pytest.param(f, marks=() if f == "gemma2" else SLOW) for f in MEANING])
+def test_a_call_means_the_same_whatever_form_its_mask_has(family: str) -> None:
+    """Eager models add numbers, sdpa has booleans or none at all."""
+    names = [name for name in ("eager", "sdpa", "reference") if name != "sdpa" or family not in hf.WITHOUT_SDPA]
+    for attention in names:
+        assert masks(judged(family, attention, backward=False)) == MEANING[family], attention
+
+
+@SLOW
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_sixteen_bits_break_what_only_strict_asks_for(attention: str) -> None:
+    """Or more than that; the report says under which declared roundings they conform."""
+    for call in judged("bert", attention, dtype="bfloat16"):
+        assert call.violation is not None
+        assert call.violation.rule == "ATT-9"
+        assert call.remark.startswith("conforms under weights=inputs")
+        declared = dict(part.split("=") for part in call.remark.removeprefix("conforms under ").split(","))
+        model = hf.small_model("bert", attention, "bfloat16")
+        assert all(c.conforms(STRICT) for c in judge_calls(watch(model, hf.inputs(), backward=True), declared))
+
+
+@SLOW
+def test_a_softmax_in_float32_is_no_softmax_in_float64() -> None:
+    for call in judged("llama", "eager", dtype="float64", backward=False):
+        assert call.violation is not None
+        assert call.violation.rule == "ATT-9"
+    assert all(call.conforms(STRICT) for call in judged("llama", "sdpa", dtype="float64"))
+
+
+@SLOW
+def test_blocks_of_flex_attention_are_read() -> None:
+    """Compiled C++; on a CPU there are no gradients."""
+    calls = judged("gemma2", "flex_attention", backward=False)
+    assert masks(calls) == MEANING["gemma2"]
+    assert all(call.conforms(ROBUST) for call in calls)
+
+
+# --- padding ----------------------------------------------------------------------------------------------------------
+
+
+@SLOW
+def test_rows_of_padding_follow_the_levels() -> None:
+    """Before a sequence that is padded on the left, causal rows may attend to nothing: eager models take the mean."""
+    eager = watch(hf.small_model("llama", "eager"), hf.inputs(padded="left"), backward=True)
+    for call in judge_calls(eager):
+        assert call.violation is not None
+        assert (call.violation.rule, call.violation.level) == ("ATT-6", ROBUST)
+        assert "rows that allow nothing get the mean of all values" in call.violation.diagnosis
+        assert call.conforms(CORE)
+        assert call.wrong_rows[0] == (1, 0, 0)
+        assert len(call.wrong_rows) == 4 * 8
+    declared = [call.findings for call in judge_calls(eager, {"empty_rows": "mean"})]
+    assert all(output.ratio <= 1 for output, *_ in declared)
+    # A number that is added to a score lets its gradient through.
+    assert all(query.ratio > 1 and key.ratio > 1 for _, query, key, _ in declared)
+    for attention in ("sdpa", "reference"):
+        calls = judge_calls(watch(hf.small_model("llama", attention), hf.inputs(padded="left"), backward=True))
+        assert all(call.conforms(STRICT) for call in calls)
+
+
+@SLOW
+def test_keys_of_padding_are_hidden() -> None:
+    for attention in ("eager", "sdpa"):
+        calls = judge_calls(watch(hf.small_model("bert", attention), hf.inputs(padded="right"), backward=True))
+        assert masks(calls) == ["33% hidden"] * 2
+        assert all(call.conforms(STRICT) for call in calls)
+
+
+# --- planted faults ---------------------------------------------------------------------------------------------------
+
+FAULTS: list[tuple[str, Callable[..., Any], str, str]] = [
+    ("llama", hf.heads_in_another_order, "ATT-7", "query head h reads key head h % G"),
+    ("gemma2", hf.softcap_left_out, "ATT-2", "softcap is ignored"),
+    ("llama", hf.wrong_scale, "ATT-1", "the scale is 1.1 times what it must be"),
+    ("gemma2", hf.wrong_scale, "ATT-1", "the scale is 1.1 times what it must be"),
+    ("bert", hf.scale_left_out, "ATT-1", "the scale is 1: it is left out"),
+    ("qwen3", hf.mask_one_off, "MASK-3", "the causal mask is off by one: a query sees the key after its own"),
+    ("gpt_oss", hf.sinks_left_out, "ATT-5", "sinks are ignored"),
+    ("t5", hf.bias_left_out, "ATT-3", "bias is ignored"),
+    ("llama", hf.key_without_gradient, "ATT-12", "gradient of key is missing: it is 0"),
+]
+
+
+def with_fault(family: str, fault: Callable[..., Any]) -> list[JudgedCall]:
+    with hf.registered(fault) as name:
+        return judged(family, name)
+
+
+@pytest.mark.parametrize(
+    ("family", "fault", "rule", "name"),
+    [pytest.param(*row, marks=SLOW if number > 1 else ()) for number, row in enumerate(FAULTS)],
+)
+def test_a_mistake_is_caught_and_named(family: str, fault: Callable[..., Any], rule: str, name: str) -> None:
+    broken = [call.violation for call in with_fault(family, fault) if not call.conforms(CORE)]
+    assert broken
+    for violation in broken:
+        assert violation is not None
+        assert violation.rule == rule
+        assert name in violation.diagnosis
+
+
+@SLOW
+@pytest.mark.parametrize(("family", "rules"), [("gemma2", ["MASK-4", "MASK-3"]), ("modernbert", [None, "MASK-4"])])
+def test_a_mask_one_off_breaks_the_rule_of_its_kind(family: str, rules: list[str | None]) -> None:
+    calls = with_fault(family, hf.mask_one_off)
+    found = [None if call.violation is None else call.violation.rule for call in calls]
+    assert found[: len(rules)] == rules
+
+
+@SLOW
+def test_what_is_not_a_number_is_counted_and_where_it_begins() -> None:
+    """After it nothing can be judged in full: the next layer's inputs are not numbers."""
+    first, second = with_fault("llama", hf.not_a_number)
+    assert first.nans == 4 * 8
+    assert first.wrong_rows[0] == (0, 0, 5)
+    assert not first.conforms(CORE)
+    assert second.reason == "its inputs hold NaN or infinities"
+
+
+@SLOW
+def test_an_output_of_another_shape() -> None:
+    """The model itself takes it: as many numbers are to be merged."""
+    call = with_fault("llama", hf.heads_and_queries_swapped)[0]
+    assert not call.conforms(CORE)
+    assert "has dtype and shape" in str(call.worst)
+
+
+def test_what_the_model_got_is_judged() -> None:
+    """Not what the function gives when it is called again."""
+    count = 0
+
+    def wrong_at_first(module: Any, *tensors: Any, **more: Any) -> Any:
+        nonlocal count
+        count += 1
+        output, weights = hf.attention_forward(module, *tensors, **more)
+        return (2 * output if count == 1 else output), weights
+
+    first, second = with_fault("llama", wrong_at_first)
+    assert first.violation is not None
+    assert first.violation.rule == "ATT-13"
+    assert second.conforms(STRICT)
+
+
+# --- calls as cases ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [Causal(0), Causal(3), SlidingWindow(2, 0, 3), SlidingWindow(1, 2, 0)])
+@pytest.mark.parametrize("sizes", [(5, 8), (8, 8), (1, 4)])
+def test_a_mask_is_described_as_what_it_is(mask: Any, sizes: tuple[int, int]) -> None:
+    queries, keys = sizes
+    array = materialize(mask, queries, keys)
+    found = described(array, queries, keys)
+    assert found is None or type(found) in (Causal, SlidingWindow, Dense)
+    assert np.array_equal(materialize(found, queries, keys) & True, array)
+    if sizes == (8, 8) and isinstance(mask, SlidingWindow) and mask.offset == 0:
+        assert isinstance(found, SlidingWindow)
+
+
+def test_a_call_that_cannot_be_judged_says_why() -> None:
+    model = hf.small_model("t5", "sdpa")
+    call = next(c for c in watch(model, hf.inputs()) if c.keywords.get("position_bias") is not None)
+    numbers = torch.full((1, 1, 12, 12), 0.5)
+    for changed, why in (
+        ({"mask": numbers}, "a mask of numbers and a position bias"),
+        ({"keywords": {"dropout": 0.1}}, "dropout"),
+        ({"query": call.query.half()}, "one dtype"),
+        ({"mask": torch.ones(12, 12, dtype=torch.bool)}, "a mask must be"),
+    ):
+        other = type(call)(**{**vars(call), **changed})
+        with pytest.raises((TypeError, ValueError), match=why):
+            case_of(other)
+        (found,) = judge_calls([other])
+        assert not found.judged
+        assert why in found.reason
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    hf.small_model("llama", "sdpa").save_pretrained(path)
+    return path
+
+
+def test_the_command_judges_a_folder(folder: Path, tmp_path: Path) -> None:
+    code, output = command("watch", folder, "--tokens", "3,1,4,1,5", "--backward", "--json", tmp_path / "found.json")
+    assert code == 0, output
+    assert "LlamaForCausalLM, attention sdpa, float32: 2 calls" in output
+    assert "all calls conform (profile robust)" in output
+    content = json.loads((tmp_path / "found.json").read_text())
+    assert content["conforms"] is content["judged"] is True
+    assert [call["mask"] for call in content["calls"]] == ["causal", "causal"]
+    assert len(content["calls"][0]["findings"]) == 4
+
+
+@SLOW
+def test_the_command_tells_what_is_wrong(folder: Path, tmp_path: Path) -> None:
+    with hf.registered(hf.heads_in_another_order) as name:
+        words = ("watch", folder, "--tokens", "3,1,4,1,5", "--attention", name, "--json", tmp_path / "found.json")
+        code, output = command(*words)
+    assert code == 1
+    assert "ATT-7" in output
+    assert "diagnosis      query head h reads key head h % G" in output
+    assert "2 of 2 calls do not conform, first model.layers.0.self_attn" in output
+    call = json.loads((tmp_path / "found.json").read_text())["calls"][0]
+    assert (call["rule"], call["first_wrong_row"]) == ("ATT-7", [0, 1, 0])
+
+
+@SLOW
+def test_the_profile_decides(folder: Path) -> None:
+    words = ("watch", folder, "--tokens", "3,1,4,1,5", "--attention", "sdpa", "--dtype", "bfloat16")
+    assert [command(*words, "--profile", name)[0] for name in (ROBUST, STRICT)] == [0, 1]
+    assert command(*words, "--profile", STRICT, "--convention", "weights=inputs")[0] == 0
+
+
+@SLOW
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ((), "give a text, or --tokens"),
+        (("a text",), "has no tokenizer that can be loaded"),
+        (("--tokens", "3,x"), "token ids are numbers"),
+        (("--tokens", "3,1", "--attention", "nothing"), "nothing"),
+        (("--tokens", "3,1", "--dtype", "int8"), "dtype must be one of"),
+        (("--tokens", "3,1", "--profile", "all"), "profile must be one of"),
+        (("--tokens", "3,1", "--convention", "polarity=masked"), "expected one of empty_rows"),
+    ],
+)
+def test_wrong_usage(folder: Path, words: tuple[str, ...], message: str) -> None:
+    code, output = command("watch", folder, *words)
+    assert code == 2
+    assert message in " ".join(output.split())
+
+
+def test_several_sequences_are_padded() -> None:
+    found = read_tokens([[3, 1, 4], [5]])
+    assert found["input_ids"].tolist() == [[3, 1, 4], [5, 0, 0]]
+    assert found["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
+    assert "attention_mask" not in read_tokens([[3, 1], [4, 1]])
+
+
+def test_calls_that_fail_alike_are_told_once() -> None:
+    calls = with_fault("llama", hf.heads_in_another_order)
+    (block,) = blocks(calls)
+    assert "model.layers.0.self_attn and 1 more" in block
+    assert "24 of 48 are wrong; the first: batch element 0, head 1, query 0" in block
+
+
+@SLOW
+def test_a_model_without_attention_is_not_judged(tmp_path: Path) -> None:
+    kind = hf.transformers.MambaForCausalLM
+    given = {"vocab_size": 40, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 1}
+    kind(hf.transformers.MambaConfig(**given)).save_pretrained(tmp_path)
+    code, output = command("watch", tmp_path, "--tokens", "3,1,4")
+    assert code == 2, output
+    assert "has called no attention" in output

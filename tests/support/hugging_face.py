@@ -1,0 +1,129 @@
+"""Small Hugging Face models with random weights, and attention functions with a mistake in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from torch_impl.huggingface import attention_forward, register
+
+transformers = pytest.importorskip("transformers")
+
+SIZES: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 4, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+GROUPED: dict[str, Any] = {"num_key_value_heads": 2, "head_dim": 8}
+WINDOW = {"sliding_window": 4}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", SIZES | GROUPED),
+    "qwen3": ("Qwen3ForCausalLM", SIZES | GROUPED),
+    "gemma2": ("Gemma2ForCausalLM", SIZES | GROUPED | WINDOW | {"attn_logit_softcapping": 2.0}),
+    "gpt_oss": ("GptOssForCausalLM", SIZES | GROUPED | WINDOW | {"num_local_experts": 2, "num_experts_per_tok": 1}),
+    "gpt2": ("GPT2LMHeadModel", {"vocab_size": 40, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}),
+    "bert": ("BertForMaskedLM", SIZES),
+    "modernbert": ("ModernBertForMaskedLM", SIZES | {"num_hidden_layers": 3, "local_attention": 4}),
+    "t5": ("T5ForConditionalGeneration", {"vocab_size": 40, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2}),
+}
+"""By family: the model, and its configuration."""
+MORE: dict[str, dict[str, Any]] = {
+    "gpt2": {"bos_token_id": 1, "eos_token_id": 2},
+    "modernbert": {"cls_token_id": 1, "sep_token_id": 2},
+    "t5": {"num_heads": 4, "decoder_start_token_id": 0},
+    "gemma2": {"query_pre_attn_scalar": 4},
+}
+WITHOUT_SDPA = ("gemma2", "gpt_oss")
+"""Families for which `transformers` refuses sdpa."""
+
+
+def small_model(family: str, attention: str = "eager", dtype: str = "float32") -> Any:
+    """In evaluation; weights so large that attention is far from uniform."""
+    register()
+    name, given = FAMILIES[family]
+    kind = getattr(transformers, name)
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**given, **MORE.get(family, {}), attn_implementation="eager"))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.mul_(0.5 if family == "t5" else 6)
+    model.set_attn_implementation(attention)
+    return model.to(getattr(torch, dtype)).eval()
+
+
+def inputs(*, padded: str = "") -> dict[str, torch.Tensor]:
+    """A sequence of twelve tokens; with a shorter one that is padded on this side."""
+    ids = torch.arange(3, 15)[None]
+    if not padded:
+        return {"input_ids": ids}
+    keep = torch.ones(2, 12, dtype=torch.long)
+    keep[1, 4:] = 0
+    keep = keep.flip(1) if padded == "left" else keep
+    return {"input_ids": torch.cat([ids, ids.flip(1)]), "attention_mask": keep}
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+def wrong_scale(module: Any, *tensors: Any, scaling: float, **more: Any) -> Any:
+    return attention_forward(module, *tensors, scaling=1.1 * scaling, **more)
+
+
+def scale_left_out(module: Any, *tensors: Any, scaling: float, **more: Any) -> Any:
+    return attention_forward(module, *tensors, scaling=1.0, **more)
+
+
+def softcap_left_out(module: Any, *tensors: Any, softcap: float | None = None, **more: Any) -> Any:
+    return attention_forward(module, *tensors, **more)
+
+
+def mask_one_off(module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    later = None if mask is None else torch.cat([mask[..., :1], mask[..., :-1]], dim=-1)
+    return attention_forward(module, query, key, value, later, **more)
+
+
+def heads_in_another_order(module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    share = query.shape[1] // key.shape[1]
+    return attention_forward(module, query, key.repeat(1, share, 1, 1), value.repeat(1, share, 1, 1), mask, **more)
+
+
+def sinks_left_out(module: Any, *tensors: Any, s_aux: Any = None, **more: Any) -> Any:
+    return attention_forward(module, *tensors, **more)
+
+
+def bias_left_out(module: Any, *tensors: Any, position_bias: Any = None, **more: Any) -> Any:
+    return attention_forward(module, *tensors, **more)
+
+
+def key_without_gradient(module: Any, query: Any, key: Any, *others: Any, **more: Any) -> Any:
+    return attention_forward(module, query, key.detach(), *others, **more)
+
+
+def not_a_number(module: Any, *tensors: Any, **more: Any) -> Any:
+    output, weights = attention_forward(module, *tensors, **more)
+    return torch.where(torch.arange(output.shape[1])[:, None, None] == 5, torch.nan, output), weights
+
+
+def heads_and_queries_swapped(module: Any, *tensors: Any, **more: Any) -> Any:
+    output, weights = attention_forward(module, *tensors, **more)
+    return output.transpose(1, 2), weights
+
+
+@contextmanager
+def registered(function: Callable[..., Any]) -> Iterator[str]:
+    """The name under which models find the function in here; they make boolean masks for it."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    register()
+    name = function.__name__
+    masks = AttentionMaskInterface._global_mapping | {name: ALL_MASK_ATTENTION_FUNCTIONS["reference"]}
+    functions = AttentionInterface._global_mapping | {name: function}
+    with (
+        mock.patch.object(AttentionInterface, "_global_mapping", functions),
+        mock.patch.object(AttentionMaskInterface, "_global_mapping", masks),
+    ):
+        yield name
