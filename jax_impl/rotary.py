@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -74,6 +75,7 @@ def sine_and_cosine(
     return sine * factor, cosine * factor
 
 
+@partial(jax.jit, static_argnames="dtype")
 def turned(positions: Any, digits: Any, dtype: Any) -> tuple[Any, Any]:
     """The angle position * frequency as a number of quarter turns and an angle in [-pi / 4, pi / 4].
 
@@ -94,6 +96,7 @@ def turned(positions: Any, digits: Any, dtype: Any) -> tuple[Any, Any]:
     return quarter, turn * (2 * math.pi)
 
 
+@partial(jax.jit, static_argnames=("width", "pairing"))
 def rotate(x: Any, sine: Any, cosine: Any, width: int, pairing: str) -> Any:
     """(first cos - second sin, second cos + first sin) for every pair of columns; columns past the width copied."""
     shape, axis = ((2, width // 2), -2) if pairing == "halves" else ((width // 2, 2), -1)

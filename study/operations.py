@@ -105,7 +105,8 @@ OPERATIONS = (
         (r"\text{rms}: \quad y = \frac{x}{\sqrt{\frac{1}{n} \sum_i x_i^2 + \varepsilon}} \odot g",
          r"\text{standard deviation}: \quad y = \frac{x - \mu}{\sqrt{\frac{1}{n - 1} \sum_i (x_i - \mu)^2}"
          r" + \varepsilon} \odot g + b"),
-        numbered("NORM", 7, 8), places("layer_norm", "rms_norm", "multiplier", "standard_deviation_norm"),
+        numbered("NORM", 7, 8),
+        (*places("layer_norm", "rms_norm", "standard_deviation_norm"), *places("layer_norm_steps", "multiplier")),
         places("layer_norm_vjp", "rms_norm_vjp", "standard_deviation_norm_vjp"),
         optional=True,
     ),
@@ -124,6 +125,16 @@ OPERATIONS = (
                "buckets_of"),
         places("positions_vjp", "learned_positions_vjp", "relative_position_bias_vjp"),
         also=("positional encoding", "relative position bias", "T5"),
+    ),
+    Operation(
+        "rotary", "Rotary embeddings", "Queries and keys turned by angles that grow with their position.",
+        (r"y_1 = m\, (x_1 \cos t f_p - x_2 \sin t f_p), \qquad y_2 = m\, (x_2 \cos t f_p + x_1 \sin t f_p)",
+         r"f_p = \theta^{-2p / W}"),
+        numbered("POS", 3, 4),
+        places("rotary", "rotary_embedding", "sine_and_cosine", "turned", "rotate", "rotary_frequencies", "constants",
+               "rounded_frequencies"),
+        places("rotary_vjp", "rotary_embedding_vjp"),
+        also=("RoPE", "rotary position embedding"),
     ),
     Operation(
         "feed_forward", "Feed-forward network", "Two projections with an activation between them, at every position.",

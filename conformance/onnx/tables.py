@@ -24,6 +24,8 @@ def cases_table(outcomes: Mapping[str, Collection[Outcome]]) -> Table:
         table.add_column(name, justify="right")
     for operator in OPERATORS:
         by_subject = [[o for o in found if o.node.operator == operator] for found in outcomes.values()]
+        if not by_subject[0]:  # all are skipped
+            continue
         table.add_row(operator, str(len(by_subject[0])), *map(cell, by_subject))
     return table
 

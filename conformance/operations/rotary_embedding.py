@@ -25,7 +25,7 @@ from conformance.operations.common import rows_of_layers
 from conformance.sampling.plan.covering import Row
 from conformance.sampling.plan.layers import Plan
 from conformance.sampling.plan.values import KEY_HEADS, WIDTHS, around
-from conformance.sampling.rotary import FAR, FARTHEST, OF_BATCH, rotary_cases
+from conformance.sampling.rotary import FAR, FARTHEST, OF_BATCH, PLANS, WIDE, rotary_cases
 from specification.rotary import LinearScaling, LongRopeScaling, YarnScaling
 
 NAME = "rotary_embedding"
@@ -69,6 +69,10 @@ def probes(declaration: Declaration) -> list[Probe]:
     def agree(title: str, material: Any, weight: float = 1.0) -> Probe:
         return agreement("POS-3", title, NAME, material, weight)
 
+    def scaled(title: str, kinds: tuple[str, ...], weight: float = 1.0, **given: Any) -> Probe:
+        material = cases(scalings=kinds, plans=(*WIDE, *PLANS), **given)
+        return agreement("POS-4", title, NAME, material, weight)
+
     plain = {"scalings": ("none",), "partial": False}
     return [
         agree("rotary", cases(scalings=("none",)), 2.0),
@@ -77,8 +81,10 @@ def probes(declaration: Declaration) -> list[Probe]:
         agree("pairs of neighbours", cases(pairings=("interleaved",), scalings=("none",))),
         agree("columns that stay", cases(partial=True)),
         agree("positions of each batch element", cases(OF_BATCH, **plain)),
-        agreement("POS-4", "scaled rotary embeddings", NAME, cases(scalings=KINDS), 2.0),
-        agreement("POS-4", "scaled rotary embeddings at long positions", NAME, cases(far=FAR, scalings=KINDS)),
+        scaled("scaled rotary embeddings", KINDS, 2.0),
+        scaled("frequencies on a ramp", ("yarn", "llama3"), 1.5),
+        scaled("lengths past the original one", ("longrope", "dynamic")),
+        scaled("scaled rotary embeddings at long positions", KINDS, far=FAR),
         agree("NaN and infinity in rotary embeddings", cases(special=True), 0.5),
         agree("rotary embeddings, sizes", rows_of_layers(PLAN, at_size, declaration)),
     ]
@@ -107,8 +113,8 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     yield refused("a scaling that divides by less than 1", ValueError, scaling=LinearScaling(factor=0.5))
     few = LongRopeScaling(short_factors=(1.0,), long_factors=(1.0, 2.0), original_length=8)
     yield refused("a scaling with too few factors", ValueError, scaling=few, length=4)
-    turned = YarnScaling(factor=2.0, original_length=4)
-    yield refused("a ramp that ends before it starts", ValueError, scaling=turned)
+    late = YarnScaling(factor=2.0, original_length=2**20)
+    yield refused("a ramp that ends before it starts", ValueError, base=2.0, scaling=late)
 
 
 def turning(case: Case) -> int:

@@ -57,7 +57,7 @@ def probes(declaration: Declaration) -> list[Probe]:
 
     return [
         agreement("POS-4", "frequencies", NAME, cases(("none",))),
-        *(agreement("POS-4", f"{kind} frequencies", NAME, cases((kind,))) for kind in KINDS),
+        *(agreement("POS-4", f"{kind} frequencies", NAME, cases((kind,)), 1.5) for kind in KINDS),
         agreement("POS-4", "frequencies, sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
     ]
 

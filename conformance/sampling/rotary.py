@@ -82,14 +82,14 @@ def drawn_positions(draw: st.DrawFn, d: Draw, kind: str, batch: int, steps: int,
 def drawn_scaling(draw: st.DrawFn, d: Draw, kind: str, pairs: int, length: int) -> Scaling | None:
     """length: one more than the largest position, on either side of which original lengths lie."""
     factor = draw(st.sampled_from((4.0, 8.0, 2.0, 1.5, 32.0)))
-    near = draw(st.sampled_from((max(2, length // 2), length, length + 1, max(2, length - 1), 2 * length)))
+    near = draw(st.sampled_from((max(2, length // 2), length, length, length + 1)))
     original = draw(st.sampled_from((2048, 4096, 8192, 32768)))
     if kind == "linear" or (kind in ("dynamic", "yarn") and pairs == 1):  # which a single pair is too few for
         return LinearScaling(factor=factor)
     if kind == "dynamic":
         return DynamicScaling(factor=factor, original_length=max(2, near))
     if kind == "yarn":
-        fast, slow = draw(st.sampled_from(((32.0, 1.0), (32.0, 1.0), (16.0, 2.0))))
+        fast, slow = draw(st.sampled_from(((32.0, 1.0), (4.0, 0.5), (128.0, 16.0))))
         given, truncate = draw(st.sampled_from((None, None, 1.0, 0.75))), draw(st.sampled_from((True, True, False)))
         return YarnScaling(
             factor=factor,
@@ -211,6 +211,6 @@ def frequency_cases(
         "width": width,
         "base": draw(st.sampled_from(taken("rotary_frequencies", "base", BASES, declaration))),
         "scaling": scaling,
-        "length": draw(st.sampled_from((length, length, None))) if needs else None,
+        "length": draw(st.sampled_from((length, length, length, None))) if needs else None,
     }
     return Case("rotary_frequencies", dtype, {}, without_lacking("rotary_frequencies", options, declaration))

@@ -35,6 +35,7 @@ from specification import (
     MultiHeadAttention,
     Segments,
     SlidingWindow,
+    YarnScaling,
 )
 
 B, H, G, Q, K, D, V, E = 2, 4, 2, 3, 5, 3, 2, 6
@@ -42,7 +43,17 @@ STEP = 2.0**-6
 UNIT_ROUNDOFF = 2.0**-53
 
 # By their full names: `reference_numpy.attention_vjp` is also a function.
-steps, steps_vjp, attention_vjp, multi_head_attention_vjp, feed_forward_vjp, layer_norm_vjp, losses_vjp = (
+(
+    steps,
+    steps_vjp,
+    attention_vjp,
+    multi_head_attention_vjp,
+    feed_forward_vjp,
+    layer_norm_vjp,
+    losses_vjp,
+    rotary,
+    rotary_vjp,
+) = (
     importlib.import_module(f"reference_numpy.{name}")
     for name in (
         "attention_steps",
@@ -52,6 +63,8 @@ steps, steps_vjp, attention_vjp, multi_head_attention_vjp, feed_forward_vjp, lay
         "feed_forward_vjp",
         "layer_norm_vjp",
         "losses_vjp",
+        "rotary",
+        "rotary_vjp",
     )
 )
 
@@ -359,6 +372,14 @@ case("offset", "POS-6", "relative_position_bias", table, 2, 9, bidirectional=Tru
 case("before", "POS-6", "relative_position_bias", table, 3, 9, bidirectional=False, furthest=9, offset=8)
 case("nothing", "POS-6", "relative_position_bias", table, 0, 3, bidirectional=False)
 
+row, several = np.array([0, 3, 1]), integers([0, 70000, 2], [5, 1, 2**30])
+ramp = YarnScaling(factor=4.0, original_length=2048)
+case("halves", "POS-3", "rotary_embedding", floats(2, 3, 3, E), row)
+case("interleaved", "POS-3", "rotary_embedding", floats(2, 3, 3, E), several, pairing="interleaved", base=500.0)
+case("partial", "POS-3", "rotary_embedding", floats(2, 1, 3, E), row, rotary_width=4)
+case("scaled", "POS-3 POS-4", "rotary_embedding", floats(2, 1, 3, E), row, scaling=ramp)
+case("nothing", "POS-3", "rotary_embedding", floats(2, 1, 0, E), np.zeros((2, 0), int))
+
 BY_ID = {case.id: case for case in CASES}
 
 
@@ -557,6 +578,22 @@ def repeated_ids_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return gradient
 
     monkeypatch.setattr(reference_numpy, "embedding_vjp", once)
+
+
+@fault("rotary_embedding-halves", "rotary_embedding-interleaved", "rotary_embedding-partial")
+def turned_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = rotary_vjp.rotate
+    monkeypatch.setattr(rotary_vjp, "rotate", lambda x, sine, *others: right(x, -sine, *others))
+
+
+@fault("rotary_embedding-scaled")
+def attention_factor_divided_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = rotary_vjp.sine_and_cosine
+
+    def inverse(*arguments: Any) -> Any:
+        return tuple(wave / rotary.attention_factor(ramp) ** 2 for wave in right(*arguments))
+
+    monkeypatch.setattr(rotary_vjp, "sine_and_cosine", inverse)
 
 
 @fault("multi_head_attention-plain")

@@ -6,18 +6,31 @@ import pytest
 
 onnx = pytest.importorskip("onnx", reason="onnx is not installed: its cases are not tried")
 
+import importlib  # noqa: E402
 from collections import Counter  # noqa: E402
 from collections.abc import Callable  # noqa: E402
 from dataclasses import replace  # noqa: E402
 from typing import Any  # noqa: E402
 
+import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
+import torch  # noqa: E402
 from onnx.reference import ReferenceEvaluator  # noqa: E402
 
+import jax_impl  # noqa: E402
 import reference_numpy  # noqa: E402
+import torch_impl  # noqa: E402
+from conformance.onnx import activations as activations_bridge  # noqa: E402
 from conformance.onnx import attention as bridge  # noqa: E402
 from conformance.onnx import losses as losses_bridge  # noqa: E402
-from conformance.onnx.cases import NodeCase, expansions, node_cases, skipped_cases  # noqa: E402
+from conformance.onnx.cases import (  # noqa: E402
+    NodeCase,
+    all_nodes,
+    expansions,
+    node_cases,
+    skip_reason,
+    skipped_cases,
+)
 from conformance.onnx.deviations import DEVIATIONS, ONNX, found, rounded_once  # noqa: E402
 from conformance.onnx.faults_caught import catches  # noqa: E402
 from conformance.onnx.running import TRANSLATIONS, Bridged, bridged, objection, outcome, outputs_of  # noqa: E402
@@ -43,16 +56,37 @@ def test_all_cases_are_there() -> None:
     assert Counter(node.operator for node in node_cases()) == {
         "Attention": 93, "LayerNormalization": 19, "RMSNormalization": 19,
         "SoftmaxCrossEntropyLoss": 18, "NegativeLogLikelihoodLoss": 9, "Adam": 2, "Momentum": 3,
+        "Gelu": 4, "Swish": 1, "LogSoftmax": 7,
     }  # fmt: skip
-    assert len(expansions()) == 202
+    assert len(expansions()) == 229
 
 
 @known_version
-def test_weights_of_classes_alone_are_skipped() -> None:
+def test_weights_of_classes_and_tables_of_sines_alone_are_skipped() -> None:
     skipped = skipped_cases()
-    assert len(skipped) == 25
-    assert set(skipped.values()) == {"weights of classes"}
-    assert all("weight" in name for name in skipped)
+    reasons = Counter(skipped.values())
+    assert reasons == {"weights of classes": 25, "sines and cosines that are given, and belong to no angle": 8}
+    assert all("weight" in name or name.startswith("rotary_embedding") for name in skipped)
+
+
+@pytest.mark.rule("POS-3")
+@pytest.mark.parametrize("package", [reference_numpy, torch_impl, jax_impl])
+def test_rotary_embedding_by_given_sines(package: Any) -> None:
+    """ONNX's own tables of random numbers, in place of sines and cosines: the rotation alone."""
+    rotate = importlib.import_module(f"{package.__name__}.rotary").rotate
+    array = {"torch_impl": torch.from_numpy, "jax_impl": jnp.asarray}.get(package.__name__, np.asarray)
+    nodes = [node for node in all_nodes() if node.operator == "RotaryEmbedding"]
+    assert len(nodes) == 8
+    for node in nodes:
+        x, rows = node.inputs["X"], node.inputs.get("position_ids", ...)
+        if x.ndim == 3:
+            x = x.reshape(*x.shape[:2], node.attributes["num_heads"], -1).swapaxes(1, 2)
+        sine, cosine = (node.inputs[f"{name}_cache"][rows][:, None] for name in ("sin", "cos"))
+        pairing = "interleaved" if node.attributes.get("interleaved") else "halves"
+        output = np.asarray(rotate(array(np.array(x)), array(sine), array(cosine), 2 * sine.shape[-1], pairing))
+        if node.inputs["X"].ndim == 3:
+            output = output.swapaxes(1, 2).reshape(node.inputs["X"].shape)
+        assert objection(node, {"Y": output}) == ""
 
 
 def test_expansions_have_the_same_arrays() -> None:
@@ -203,6 +237,25 @@ def noticed_in_losses() -> list[str]:
                 wrong = str(error)
             failed += [node.name] if wrong else []
     return failed
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong"),
+    [
+        ("ACTIVATIONS", {"none": "gelu_tanh", "tanh": "gelu_tanh"}),
+        ("ACTIVATIONS", {"none": "gelu", "tanh": "gelu"}),
+        ("every_class", lambda logits: losses_bridge.every_class(np.ascontiguousarray(logits[::-1]))),
+    ],
+)
+def test_nothing_of_an_activation_is_lost(part: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activations_bridge, part, wrong)
+    nodes = [node for node in node_cases() if node.operator in ("Gelu", "LogSoftmax")]
+    assert any(objection(node, outputs_of(NumpySubject(), TRANSLATIONS[node.operator](node))) for node in nodes)
+
+
+def test_a_swish_of_another_alpha_is_skipped() -> None:
+    node = next(node for node in node_cases() if node.operator == "Swish")
+    assert skip_reason(replace(node, attributes={"alpha": 2.0})) == "another alpha than 1"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ __all__ = ["Fault", "absent", "planted"]
 
 FILES = (
     *("masks", "scores", "masking", "softmax", "empty_rows", "companions", "heads", "blocks", "dtypes"),
-    *("special_values", "gradients", "memory", "norms", "norm_variants", "layers", "lookups"),
+    *("special_values", "gradients", "memory", "norms", "norm_variants", "layers", "lookups", "rotary"),
     *("losses", "optimizers", "bad_input"),
     "thresholds.of_numpy",
 )
