@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from jax_impl.dtypes import cast, widen
-from jax_impl.layer_norm_steps import affine, deviations, reference_layer_norm
+from jax_impl.layer_norm_steps import affine, deviations, multiplier, reference_layer_norm
 from specification import checks
 
 __all__ = ["layer_norm", "rms_norm", "standard_deviation_norm"]
@@ -43,11 +43,6 @@ def layer_norm(
     """
     checks.norm(x, weight, bias, eps)
     return cast(reference_layer_norm(x, weight, bias, eps), x.dtype)
-
-
-def multiplier(weight: Float[jax.Array, "*N"], plus_one: bool) -> Float[jax.Array, "*N"]:
-    """Weight, or 1 + weight, in the compute dtype: a 16-bit sum would lose the digits of a small weight (NORM-8)."""
-    return 1 + widen(weight) if plus_one else widen(weight)
 
 
 def rms_norm(

@@ -1,4 +1,4 @@
-"""The steps of layer norm: deviations from the mean, and the affine step (NORM-1 to NORM-5)."""
+"""The steps of layer norm: deviations from the mean, and the affine step (NORM-1 to NORM-5, NORM-8)."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ def deviations(x: Float[jax.Array, "..."], axes: tuple[int, ...]) -> Float[jax.A
     center = stop_gradient(first + jnp.mean(x - first, axis=axes, keepdims=True))
     deviation = x - center
     return deviation - jnp.mean(deviation, axis=axes, keepdims=True)
+
+
+def multiplier(weight: Float[jax.Array, "*N"], plus_one: bool) -> Float[jax.Array, "*N"]:
+    """Weight, or 1 + weight, in the compute dtype: a 16-bit sum would lose the digits of a small weight (NORM-8)."""
+    return 1 + widen(weight) if plus_one else widen(weight)
 
 
 @compiled

@@ -24,7 +24,6 @@ from specification.checks.arguments import arrays_of_numbers, ranked
 from specification.configuration import Configuration
 from specification.dropout import Dropout, StackDropout, TransformerDropout
 from specification.dtypes import dtype_name
-from specification.loading.folder import read_folder
 from specification.masks import KeyPadding, both
 from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, MultiHeadAttention, Transformer
 
@@ -82,7 +81,7 @@ def load_pretrained(folder: str | Path, *, dtype: str | None = None) -> Model:
         FileNotFoundError: A file that is not there.
         ValueError: An entry of config.json that is not understood and could change numbers, or files that do not fit.
     """
-    return from_numpy(*read_folder(folder, dtype))
+    return from_numpy(*dialects.read_folder(folder, dtype))
 
 
 def save(model: Model, path: str | Path) -> None:

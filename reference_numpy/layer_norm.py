@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from reference_numpy.dtypes import widen
-from reference_numpy.layer_norm_steps import affine, deviations, reference_layer_norm
+from reference_numpy.layer_norm_steps import affine, deviations, multiplier, reference_layer_norm
 from specification import checks
 
 __all__ = ["layer_norm", "rms_norm", "standard_deviation_norm"]
@@ -45,11 +45,6 @@ def layer_norm(
     """
     checks.norm(x, weight, bias, eps)
     return reference_layer_norm(x, weight, bias, eps).astype(x.dtype)
-
-
-def multiplier(weight: Float[np.ndarray, "*N"], plus_one: bool) -> Float[np.ndarray, "*N"]:
-    """Weight, or 1 + weight, in the compute dtype: a 16-bit sum would lose the digits of a small weight (NORM-8)."""
-    return 1 + widen(weight) if plus_one else widen(weight)
 
 
 @np.errstate(all="ignore")

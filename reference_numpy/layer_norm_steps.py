@@ -1,4 +1,4 @@
-"""The steps of layer norm: deviations from the mean, and the affine step (NORM-1 to NORM-5)."""
+"""The steps of layer norm: deviations from the mean, and the affine step (NORM-1 to NORM-5, NORM-8)."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def deviations(x: Float[np.ndarray, "..."], axes: tuple[int, ...]) -> Float[np.n
     center = first + np.mean(x - first, axis=axes, keepdims=True)
     deviation = x - center
     return deviation - np.mean(deviation, axis=axes, keepdims=True)
+
+
+def multiplier(weight: Float[np.ndarray, "*N"], plus_one: bool) -> Float[np.ndarray, "*N"]:
+    """Weight, or 1 + weight, in the compute dtype: a 16-bit sum would lose the digits of a small weight (NORM-8)."""
+    return 1 + widen(weight) if plus_one else widen(weight)
 
 
 def affine(

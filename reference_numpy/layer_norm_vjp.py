@@ -17,8 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from reference_numpy.dtypes import widen
-from reference_numpy.layer_norm import multiplier
-from reference_numpy.layer_norm_steps import deviations
+from reference_numpy.layer_norm_steps import deviations, multiplier
 from specification import checks
 from specification.dtypes import dtype_name
 

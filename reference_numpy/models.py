@@ -19,7 +19,6 @@ from specification.checkpoints import read_model, write_model
 from specification.checks.arguments import arrays_of_numbers, ranked
 from specification.configuration import Configuration
 from specification.dropout import Dropout, StackDropout, TransformerDropout
-from specification.loading.folder import read_folder
 from specification.masks import KeyPadding, both
 from specification.parameters import Classifier, Decoder, Encoder, LanguageModel, MultiHeadAttention, Transformer
 
@@ -73,7 +72,7 @@ def load_pretrained(folder: str | Path, *, dtype: str | None = None) -> Model:
         FileNotFoundError: A file that is not there.
         ValueError: An entry of config.json that is not understood and could change numbers, or files that do not fit.
     """
-    return Model(*read_folder(folder, dtype))
+    return Model(*dialects.read_folder(folder, dtype))
 
 
 def save(model: Model, path: str | Path) -> None:

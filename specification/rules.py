@@ -81,6 +81,7 @@ MODEL_RULES = {
             "dropout sites",
             "Dropout acts where the caller passes a keep mask: five named sites, no others.",
         ),
+        Rule("BLK-3", "other orders", "Norms around or after sublayers, parallel ones; windows and rotation by block."),
         Rule("TRF-1", "models", "Encoder, decoder and the layers around them, as parameters and a configuration say."),
         Rule("GEN-1", "generation", "Step by step with a cache gives what the whole forward pass gives."),
         Rule("OPT-4", "schedules", "Learning rates as closed forms of the step, which counts from 0."),

@@ -48,15 +48,32 @@ def correspondence(dialect: str) -> list[Correspondence]:
 
 def how(entry: np.ndarray, array: np.ndarray) -> str:
     """What is done to an entry, all of whose numbers are others."""
-    for said, candidate in (("", entry), ("turned", entry.T)):
+    whole = {"": entry, "turned": entry.T, "without axes of size 1": np.squeeze(entry)}
+    if entry.ndim > 2:
+        whole["turned, all axes but the first as one"] = entry.reshape(len(entry), -1).T
+    for said, candidate in whole.items():
         if np.array_equal(candidate, array):
             return said
-    for axis in (axis for axis, length in enumerate(entry.shape) if length % 3 == 0):
-        for name, third in zip(("first", "second", "last"), np.split(entry, 3, axis), strict=True):
-            for said, candidate in (("", third), (", turned", third.T)):
-                if np.array_equal(candidate, array):
-                    return f"{name} third{said}"
+    for axis in range(entry.ndim):
+        for said, part in (("", array), (", turned", array.T)):
+            if part.ndim == entry.ndim:
+                lines = np.moveaxis(entry, axis, 0).reshape(entry.shape[axis], -1)[:, 0]
+                chosen = np.flatnonzero(np.isin(lines, part))
+                if len(chosen) and np.array_equal(np.take(entry, chosen, axis), part):
+                    return share(chosen, len(lines)) + said
     raise ValueError(f"an entry of shape {entry.shape} became one of shape {array.shape} in no known way")
+
+
+def share(chosen: np.ndarray, length: int) -> str:
+    """Which part of an axis these positions are."""
+    count, first = len(chosen), int(chosen[0])
+    if chosen[-1] - first + 1 > count:
+        run = int(np.flatnonzero(np.diff(chosen) > 1)[0]) + 1
+        return f"{run} of every {chosen[run] - first}, from number {first + 1}"
+    parts = {2: ("first half", "last half"), 3: ("first third", "second third", "last third")}
+    if length % count == 0 and first % count == 0 and length // count in parts:
+        return parts[length // count][first // count]
+    return f"{first + 1} to {first + count} of {length}"
 
 
 class Line(NamedTuple):

@@ -23,7 +23,9 @@ PAGES = {
     "norm_order": "blocks", "norm": "norm_variants", "norm_eps": "layer_norm", "activation": "feed_forward",
     "scale": "scores", "empty_rows": "softmax", "positions": "positions", "position_padding": "positions",
     "scaled_embedding": "embedding", "source_padding": "transformer", "target_padding": "transformer",
-    "target_mask": "masks", "pooling": "transformer",
+    "target_mask": "masks", "pooling": "transformer", "softcap": "scores", "attention_layers": "blocks",
+    "relative_furthest": "positions", "scaled_output": "transformer", "output_softcap": "transformer",
+    "patch_size": "embedding",
 }  # fmt: skip
 """Where the operation is studied that an option of the configuration changes."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from specification.configuration import Configuration
 from specification.dialects import DIALECTS
-from specification.parameters import Decoder, Embedding, Encoder, MultiHeadAttention
+from specification.parameters import Decoder, Embedding, Encoder, ImageEmbedding, MultiHeadAttention
 from study.checkpoints import small
 from study.pages import paragraphs
 from study.structures import every, per_head
@@ -48,7 +48,8 @@ def structure_facts(parameters: Any) -> dict[str, str]:
     attentions, embeddings = every(MultiHeadAttention, parameters), every(Embedding, parameters)
     stacks = [*stacks_of(parameters)]
     projections = [part[0] if isinstance(part, list) else part for part in attentions[0][:3]]
-    facts = {"structure": f"{type(parameters).__name__}, called with {'tokens' if embeddings else 'embeddings'}"}
+    given = "tokens" if embeddings else "images" if every(ImageEmbedding, parameters) else "embeddings"
+    facts = {"structure": f"{type(parameters).__name__}, called with {given}"}
     if stacks:
         facts["norm after the last block"] = yes(stacks[0].norm is not None)
     if embeddings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import itertools
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from conformance.models.stepwise import framework_of
 from conformance.models.structures import as_float64
 from reference_numpy import Model
 from specification.configuration import Configuration
+from specification.fitting import misfits
 from specification.parameters import Embedding
 from study.checkpoints import Small, drawn, small
 from study.examples.running import disagreement, distance, ratio
@@ -90,7 +91,9 @@ def hindrance(model: Model, option: Option) -> str:
     """Why an option cannot be switched with the same weights; empty where it can."""
     if option.name == "positions" and not every(Embedding, model.parameters):
         return "The model reads embeddings and adds no positions."
-    return ""
+    other = switched(model, (option,))
+    problems = misfits(other.parameters, other.configuration)
+    return f"The weights do not fit it: {problems[0]}." if problems else ""
 
 
 def switched(model: Model, options: tuple[Option, ...]) -> Model:
@@ -114,7 +117,7 @@ def asked(model: Model, one: Small) -> frozenset[str]:
             found.add(name)
             return super().__getattribute__(name)
 
-    watched = Watched(**asdict(model.configuration))
+    watched = Watched(**{field.name: getattr(model.configuration, field.name) for field in fields(Configuration)})
     found.clear()
     run(Model(model.parameters, watched), one)
     return frozenset(found & {field.name for field in fields(Configuration)})

@@ -12,7 +12,7 @@ from specification import checks
 from torch_impl.dtypes import number, widen
 from torch_impl.engines import choice
 from torch_impl.engines.fused_norm import fused_layer_norm
-from torch_impl.layer_norm_steps import affine, deviations, reference_layer_norm
+from torch_impl.layer_norm_steps import affine, deviations, multiplier, reference_layer_norm
 
 __all__ = ["layer_norm", "rms_norm", "standard_deviation_norm"]
 
@@ -46,11 +46,6 @@ def layer_norm(
     if choice.layer_norm_engine_for(engine, x, weight, bias, eps).engine == "fused":
         return fused_layer_norm(widen(x), widen(weight), widen(bias), float(eps)).to(x.dtype)
     return reference_layer_norm(x, weight, bias, eps).to(x.dtype)
-
-
-def multiplier(weight: Float[torch.Tensor, "*N"], plus_one: bool) -> Float[torch.Tensor, "*N"]:
-    """Weight, or 1 + weight, in the compute dtype: a 16-bit sum would lose the digits of a small weight (NORM-8)."""
-    return 1 + widen(weight) if plus_one else widen(weight)
 
 
 def rms_norm(

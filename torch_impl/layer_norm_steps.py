@@ -1,4 +1,4 @@
-"""The steps of layer norm: deviations from the mean, and the affine step (NORM-1 to NORM-5)."""
+"""The steps of layer norm: deviations from the mean, and the affine step (NORM-1 to NORM-5, NORM-8)."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ class Deviations(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, cotangent: Any) -> tuple[Any, None]:
         return deviations(cotangent, ctx.axes), None
+
+
+def multiplier(weight: Float[torch.Tensor, "*N"], plus_one: bool) -> Float[torch.Tensor, "*N"]:
+    """Weight, or 1 + weight, in the compute dtype: a 16-bit sum would lose the digits of a small weight (NORM-8)."""
+    return 1 + widen(weight) if plus_one else widen(weight)
 
 
 def affine(

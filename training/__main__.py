@@ -15,6 +15,7 @@ from rich.text import Text
 from conformance.cli.console import console, interrupted, refuse
 from conformance.runner.compiled_code import keep_compiled_code
 from training.packages import PACKAGES, Package
+from training.settings import Settings
 
 app = typer.Typer(add_completion=False, help="The same training run in all three packages.", no_args_is_help=True)
 
@@ -26,6 +27,11 @@ Trained = Annotated[
     ),
 ]
 DEFAULT = next(iter(PACKAGES))
+
+
+def shown(default: Any, what: str) -> Any:
+    """The option of a setting, with its default."""
+    return typer.Option(help=what, show_default=str(default))
 
 
 def package_named(name: str | None) -> Package:
@@ -79,25 +85,28 @@ def reviews(
     resume: Annotated[bool, typer.Option("--resume", help="go on from the newest checkpoint of --out")] = False,
     steps: Annotated[int | None, typer.Option(help="end after so many steps in all", min=1)] = None,
     tutorial: Annotated[bool, typer.Option("--tutorial", help="the tutorial's settings in place of ours")] = False,
-    epochs: Annotated[int | None, typer.Option(help="how often all texts are read")] = None,
-    seed: Annotated[int | None, typer.Option(help="by which everything random is drawn")] = None,
-    width: Annotated[int | None, typer.Option(help="of the model")] = None,
-    heads: Annotated[int | None, typer.Option(help="of attention")] = None,
-    depth: Annotated[int | None, typer.Option(help="blocks")] = None,
-    vocabulary: Annotated[int | None, typer.Option(help="its largest size")] = None,
-    longest: Annotated[int | None, typer.Option(help="words after which a text is cut")] = None,
-    spread: Annotated[float | None, typer.Option(help="deviation of the initial embedding")] = None,
-    pooling: Annotated[str | None, typer.Option(help="max or mean")] = None,
-    masked: Annotated[bool | None, typer.Option("--masked/--unmasked", help="leave padding out, or do not")] = None,
-    dropout: Annotated[float | None, typer.Option(help="its rate")] = None,
-    batch: Annotated[int | None, typer.Option(help="texts of a step")] = None,
-    learning_rate: Annotated[float | None, typer.Option(help="after warm-up")] = None,
-    warmup: Annotated[int | None, typer.Option(help="steps in which the learning rate grows")] = None,
+    epochs: Annotated[int | None, shown(Settings.epochs, "how often all texts are read")] = None,
+    seed: Annotated[int | None, shown(Settings.seed, "by which everything random is drawn")] = None,
+    width: Annotated[int | None, shown(Settings.width, "of the model")] = None,
+    heads: Annotated[int | None, shown(Settings.heads, "of attention")] = None,
+    depth: Annotated[int | None, shown(Settings.depth, "blocks")] = None,
+    vocabulary: Annotated[int | None, shown(Settings.vocabulary, "its largest size")] = None,
+    longest: Annotated[int | None, shown(Settings.longest, "words after which a text is cut")] = None,
+    spread: Annotated[float | None, shown(Settings.spread, "deviation of the initial embedding")] = None,
+    pooling: Annotated[str | None, shown(Settings.pooling, "max or mean")] = None,
+    masked: Annotated[
+        bool | None,
+        typer.Option("--masked/--unmasked", help="leave padding out, or do not", show_default="masked"),
+    ] = None,
+    dropout: Annotated[float | None, shown(Settings.dropout, "its rate")] = None,
+    batch: Annotated[int | None, shown(Settings.batch, "texts of a step")] = None,
+    learning_rate: Annotated[float | None, shown(Settings.learning_rate, "after warm-up")] = None,
+    warmup: Annotated[int | None, shown(Settings.warmup, "steps in which the learning rate grows")] = None,
     decay: Annotated[
         int | None, typer.Option(help="steps in which it falls to 0; 0: it stays; else all of them")
     ] = None,
-    clip: Annotated[float | None, typer.Option(help="the largest norm of the gradients")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32 or float64")] = None,
+    clip: Annotated[float | None, shown(Settings.clip, "the largest norm of the gradients")] = None,
+    dtype: Annotated[str | None, shown(Settings.dtype, "float32 or float64")] = None,
 ) -> None:
     """Train the classifier of film reviews. Exit code 1 if numbers stop being finite, 2 for wrong input."""
     given: dict[str, Any] = {
@@ -109,7 +118,7 @@ def reviews(
     with one_line_for_errors():
         from training import checkpoints, naive_bayes, review_data
         from training.reviews import read
-        from training.settings import TUTORIAL, Settings
+        from training.settings import TUTORIAL
 
         chosen = package_of(package, out, resume)
         if tutorial:
@@ -268,7 +277,7 @@ def translation(
     given = {name: value for name, value in given.items() if value is not None}
     with one_line_for_errors():
         from training.translation.data import TRANSLATION, prepare
-        from training.translation.settings import Settings
+        from training.translation.settings import Settings as Translation
 
         chosen = package_of(package, out, resume)
 
@@ -277,7 +286,7 @@ def translation(
             say(f"{data.size} numbers to train on, {len(data.held_out)} held out, {chosen.name}")
             return data
 
-        train(chosen, out, resume, steps, given, TRANSLATION, Settings(), prepared)
+        train(chosen, out, resume, steps, given, TRANSLATION, Translation(), prepared)
 
 
 @app.command()
@@ -290,7 +299,7 @@ def translate(
         Path | None, typer.Option(help="draw what the decoder looks at; .png, .svg or .pdf", metavar="FILE")
     ] = None,
 ) -> None:
-    """Print the translation of a text. Exit code 2 for wrong input."""
+    """Print the translation of a text. Exit code 2 for wrong input; of several lines, the others are translated."""
     chosen = package_named(package)
     with one_line_for_errors():
         from training import checkpoints
@@ -301,11 +310,16 @@ def translate(
         if not texts:
             raise ValueError("standard input has no lines")
         found = checkpoints.read(checkpoint, TRANSLATION)
-        translations = translating.from_checkpoint(chosen, found, texts, beams)
-        for translation in translations:
-            print(translation)
-        if attention is not None:
-            translating.draw(found, texts[0], translations[0], attention)
+        wrong = {} if text is not None else translating.refused(found, texts)
+        taken = [line for number, line in enumerate(texts) if number not in wrong]
+        translations = translating.from_checkpoint(chosen, found, taken, beams)
+        following = iter(translations)
+        for number in range(len(texts)):
+            print("" if number in wrong else next(following))
+        if attention is not None and taken:
+            translating.draw(found, taken[0], translations[0], attention)
+        if wrong:
+            refuse("\n".join(f"line {number + 1}: {why}" for number, why in wrong.items()))
 
 
 @app.command()

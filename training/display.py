@@ -29,12 +29,16 @@ class Terminal:
         self.task = self.progress.add_task("", total=None, loss=0.0, accuracy=0.0, speed=0.0)
         self.loss = self.accuracy = self.weight = 0.0
         self.tokens, self.since = 0, time.monotonic()
+        self.place = self.told = 0
+        """The last step, and that after which a line was last printed."""
 
     def begin(self, place: Place, steps: int) -> None:
         self.progress.update(self.task, total=steps, completed=place.step)
+        self.place = self.told = place.step
 
     def step(self, taken: Advance, tokens: int) -> None:
         self.tokens += tokens
+        self.place += 1
         self.weight = RECENT * self.weight + 1 - RECENT
         self.loss = RECENT * self.loss + (1 - RECENT) * taken.loss
         self.accuracy = RECENT * self.accuracy + (1 - RECENT) * taken.accuracy
@@ -47,6 +51,7 @@ class Terminal:
         )
 
     def epoch(self, epoch: int, loss: float, accuracy: float) -> None:
+        self.told = self.place
         self.console.print(Text(f"epoch {epoch + 1}  held-out loss {loss:.4f}  held-out accuracy {accuracy:.2%}"))
 
     def wrote(self, path: Path) -> None:
@@ -58,3 +63,6 @@ class Terminal:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.progress.stop()
+        if kind is None and self.place > self.told:
+            loss, accuracy = self.loss / self.weight, self.accuracy / self.weight
+            self.console.print(Text(f"step {self.place}  training loss {loss:.4f}  training accuracy {accuracy:.2%}"))

@@ -22,7 +22,7 @@ Comput. 41, 2019; Ipsen and Zhou, arXiv 1906.10465).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -59,7 +59,7 @@ class Precision:
     """Unit roundoffs of the arithmetic inside and of the dtype to which results are rounded (ATT-9, NORM-2).
 
     dtype: of the inputs. weights to normalized: the formats that a subject declares (`rounding.py`); None where the
-    arithmetic inside is kept.
+    arithmetic inside is kept. merging: it declares that it merges parts of the keys by one log-sum-exp each.
     """
 
     inner: float
@@ -72,18 +72,21 @@ class Precision:
     shared_heads: Format | None = None
     shared_sums: Format | None = None
     normalized: Format | None = None
+    merging: bool = False
 
     @classmethod
     def of(cls, dtype: str, rounding: Mapping[str, str] | None = None) -> Precision:
         inner = "float64" if dtype == "float64" else "float32"
-        formats = {part: FORMATS[name] for part, name in (rounding or {}).items()}
+        declared = dict(rounding or {})
+        merging = declared.pop("merging", "") == "logsumexp"
+        formats = {part: FORMATS[name] for part, name in declared.items()}
         units = UNIT_ROUNDOFF[inner], SMALLEST[inner], UNIT_ROUNDOFF[dtype], SMALLEST[dtype]
-        return cls(*units, dtype, **formats)
+        return cls(*units, dtype, **formats, merging=merging)
 
     @property
     def undeclared(self) -> Precision:
-        """Without the formats that a subject declares."""
-        return replace(self, weights=None, products=None, shared_heads=None, shared_sums=None, normalized=None)
+        """Without what a subject declares."""
+        return Precision(self.inner, self.inner_tiny, self.output, self.output_tiny, self.dtype)
 
     def gamma(self, n: Count) -> Count:
         """Relative error of a sum of n terms, or of n successive roundings."""

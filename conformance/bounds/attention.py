@@ -27,6 +27,14 @@ This covers the literal form, two passes, online softmax in blocks of at least 1
 exp2, and exp of log-softmax. Products in TF32 or a 16-bit dtype, and weights rounded to one, are covered for subjects
 that declare them only (`rounding.py`).
 
+Merging. A subject may declare that it merges parts of 16 keys or more, and a sink, by one log-sum-exp each. A part's
+L_p, the whole one, and their difference are rounded, and the logarithm and the exponential taken: one merge adds to |e|
+    u (4 max(|s|, |L|) + EXP + LOG log(n) + 2) + gamma(n),
+because |L_p| is at most the larger of |s_j| and |L| for every key j of the part. Parts may be merged one after the
+other, so n parts make n - 1 merges, whose errors add up. The factors of a merge need not add up to 1: what weights
+taken as exp(s - log-sum-exp) share counts for every merge. Automatic differentiation takes S_bar as the sum of a part's
+P (P_bar - mean_p) and of P (mean_p - mean), each as large as the row's largest |P_bar - mean|.
+
 Gradients follow the same algebra: the mean of P_bar under P has the same cancellation, whether it is taken as
 rowsum(P * P_bar) or as rowsum(O_bar * O).
 """
@@ -76,6 +84,12 @@ class Rows(NamedTuple):
     spread: np.ndarray  # sum_j P_j |e_j|, [B, H, Q, 1]
     counts: np.ndarray  # allowed keys of a row, [B, H, Q, 1]
     logsumexp: np.ndarray  # [B, H, Q, 1]
+    merges: int  # by one log-sum-exp, where that is declared
+
+
+def merges_of(keys: int, sinks: bool, p: Precision) -> int:
+    """How often parts of the keys, and a sink, are merged by one log-sum-exp at most."""
+    return max(-(-keys // 16) - 1, 0) + sinks if p.merging else 0
 
 
 def online(keys: int, p: Precision) -> float:
@@ -124,13 +138,23 @@ def softmax_rows(scores: Approx, slope: Approx | None, allowed: np.ndarray, sink
     if sinks is not None:
         sink_exponential = np.exp(sink - maximum)
         counts = counts + 1
-        shift = p.inner * (4 * np.abs(sink - maximum) + 2 * np.abs(sink))
-        sink_relative = np.expm1(sinks.error[:, None, None] + shift + constant)
     total = np.sum(exponentials, axis=-1, keepdims=True) + sink_exponential
+    with np.errstate(divide="ignore"):
+        logsumexp = maximum + np.log(total)
+    merges = merges_of(scores.value.shape[-1], sinks is not None, p)
+    held = np.where(np.isfinite(logsumexp), np.abs(logsumexp), 0)
+    if merges:
+        logarithm = EXP + LOG * np.log(np.maximum(counts, 1)) + 2
+        constant = constant + merges * (p.inner * (4 * held + logarithm) + p.gamma(counts))
+    if sinks is not None:
+        shift = p.inner * (4 * np.abs(sink - maximum) + (2 + 4 * merges) * np.abs(sink))
+        sink_relative = np.expm1(sinks.error[:, None, None] + shift + constant)
     safe = np.where(total == 0, 1, total)
     relative = np.abs(shifted, out=shifted)
     relative *= 3 * p.inner
     relative += scores.error
+    if merges:
+        relative += 4 * merges * p.inner * np.abs(scores.value)
     if forbidden is not None:
         np.copyto(relative, 0, where=forbidden)
     relative += constant
@@ -139,9 +163,8 @@ def softmax_rows(scores: Approx, slope: Approx | None, allowed: np.ndarray, sink
     # An exponential below the smallest normal number may be lost entirely.
     lost = counts * p.inner_tiny / safe
     spread = np.sum(weights * relative, axis=-1, keepdims=True) + sink_weight * sink_relative + lost
-    with np.errstate(divide="ignore"):
-        logsumexp = maximum + np.log(total)
-    return Rows(allowed, scores, slope, weights, relative, sink_weight, sink_relative, spread, counts, logsumexp)
+    found = allowed, scores, slope, weights, relative, sink_weight, sink_relative, spread, counts, logsumexp, merges
+    return Rows(*found)
 
 
 def margin(rows: Rows) -> np.ndarray:
@@ -152,7 +175,8 @@ def margin(rows: Rows) -> np.ndarray:
 def by_logsumexp(rows: Rows, p: Precision) -> np.ndarray:
     """Relative error, common to a row, of weights taken as exp(score - log-sum-exp), which need not add up to 1."""
     size = np.where(np.isfinite(rows.logsumexp), np.abs(rows.logsumexp), 0)
-    return 2 * p.inner * size + LOG * p.inner * np.log(np.maximum(rows.counts, 1)) + 2 * p.inner
+    once = 2 * p.inner * size + LOG * p.inner * np.log(np.maximum(rows.counts, 1)) + 2 * p.inner
+    return (1 + rows.merges) * once
 
 
 def product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -276,6 +300,10 @@ def softmax_gradient(
     inside = weights_bar.value - mean + logsumexp.value
     largest = weights_bar.size + np.abs(mean) + mean_error + logsumexp.size
     inside_error = weights_bar.error + mean_error + logsumexp.error + 3 * p.inner * largest
+    if rows.merges:
+        size = np.broadcast_to(np.abs(inside) + weights_bar.size + logsumexp.size, rows.weights.shape)
+        most = np.max(size, axis=-1, keepdims=True, initial=0, where=rows.allowed)
+        inside_error = inside_error + (3 * p.inner + 2 * rows.relative) * most
     scores_bar = multiply(weights, Approx(inside, inside_error), p, 2)
     # The gradient of exp2 has ln(2) times it on the way, which may be too small where it is not.
     scores_bar = select(rows.allowed, Approx(scores_bar.value, scores_bar.error + p.inner_tiny))

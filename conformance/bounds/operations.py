@@ -14,6 +14,7 @@ from conformance.bounds.arithmetic import Approx, Precision, add, exact, mapped,
 from conformance.bounds.reading import allowed_of, bias_of, dropout_factor, separated
 from conformance.cases.arguments import expected_dtype, gradient_name, heads_of, joined
 from conformance.cases.case import Case
+from conformance.cases.features import has_masks, heads_and_keys
 from conformance.cases.kernel_arguments import defined
 from conformance.cases.operation import operation_named
 from conformance.cases.signatures import default
@@ -50,6 +51,14 @@ def finished(name: str, approx: Approx, case: Case, p: Precision) -> np.ndarray:
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
+
+
+def merged_by_logsumexp(case: Case) -> bool:
+    """Whether the subject declares that it merges by one log-sum-exp each, and the case has several parts."""
+    if not has_masks(case.operation):
+        return False
+    _, _, _, keys = heads_and_keys(case)
+    return att.merges_of(keys, "sinks" in case.inputs, Precision.of(case.dtype, case.rounding)) > 0
 
 
 KINDS = {"attention_weights": "weights", "attention_logsumexp": "logsumexp"}

@@ -18,7 +18,11 @@ def bias_of(case: Case, shape: tuple[int, int, int, int], p: Precision) -> Appro
     if "alibi_slopes" in case.inputs:
         value = alibi(case.inputs["alibi_slopes"], *shape[2:])
         return Approx(value, p.gamma(SLOPE) * np.abs(value))
-    array = case.inputs.get("bias")
+    return pairs(case.inputs.get("bias"))
+
+
+def pairs(array: np.ndarray | None) -> Approx | None:
+    """A bias as [B or 1, H or 1, Q, K]."""
     return None if array is None else exact(array if array.ndim == 4 else array[None, None])
 
 

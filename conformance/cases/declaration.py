@@ -90,6 +90,7 @@ CONVENTIONS = {
     "products": ("float32", "inputs", "tf32", "bfloat16", "float16"),
     "shared_heads": ("float32", "rounded", "inputs"),
     "normalized": ("float32", "inputs"),
+    "merging": ("maximum", "logsumexp"),
 }
 """Names for `convention`, each with its values; the first is the definition's.
 
@@ -100,7 +101,8 @@ mask. weights: the precision to which attention weights (and the gradients of sc
 multiplied, "inputs" being the dtype of the inputs. products: that to which both sides of matrix products are rounded.
 shared_heads: how the gradients of query heads that share a key head are added up. "rounded": each is rounded to the
 dtype of the inputs first; "inputs": every sum is, too. normalized: the precision to which the normalised row of
-`rms_norm` is rounded before the weight multiplies it.
+`rms_norm` is rounded before the weight multiplies it. merging: what parts of the keys are weighed by, their maxima and
+sums or one log-sum-exp each.
 """
 
 

@@ -21,14 +21,26 @@ if TYPE_CHECKING:
 Settings = Annotated[list[str] | None, typer.Option("--set", help="a hyperparameter, such as num_heads=12")]
 
 
+Family = Annotated[
+    str | None,
+    typer.Option(
+        "--dialect", help="the model family whose parameter names a file uses; the config.json of a folder says it"
+    ),
+]
+
+
 def port(
-    checkpoint: Annotated[Path, typer.Argument(help="a safetensors file")],
-    dialect: Annotated[str, typer.Option(help="the model family whose parameter names the checkpoint uses")],
+    checkpoint: Annotated[
+        Path, typer.Argument(help="a safetensors file, or a folder of Hugging Face's with config.json")
+    ],
+    dialect: Family = None,
     settings: Settings = None,
     seed: Annotated[int, typer.Option(help="seed of the generated input", min=0)] = 0,
     json: Json = None,
 ) -> None:
     """Load a checkpoint in all three packages, and judge every step and the whole model on a generated input.
+
+    A file needs --dialect, and --set for its hyperparameters. A folder with a config.json needs neither.
 
     The judge compares each package with the definition, reference_numpy in float64. It does not compare them with the
     library that the checkpoint comes from. The input is a batch of sequences of different lengths, with padding and
@@ -41,14 +53,16 @@ def port(
     from conformance.models.probing import probe
     from conformance.reports.models import parameters_table, probe_line, steps_table
     from conformance.reports.steps import steps_content
+    from specification.dialects import dialect_of_folder
     from specification.loading.reader import first_few
     from specification.parameters import mapped
 
     unread: list[str] = []
     parameters, configuration = read_checkpoint(checkpoint, dialect, settings, unread)
+    name = dialect or dialect_of_folder(checkpoint).name
     console.print(parameters_table(parameters))
     if unread:
-        console.print(Text(f"entries that dialect {dialect} does not use: {', '.join(first_few(unread))}"))
+        console.print(Text(f"entries that dialect {name} does not use: {', '.join(first_few(unread))}"))
     packages = packages_here()
     inputs, options = probe(parameters, configuration, seed)
     console.print(Text(probe_line(inputs, options)))
@@ -61,7 +75,7 @@ def port(
     console.print(steps_table(found, packages, wholes))
     conforms = [tell_steps(found, packages), *map(tell_whole, wholes)]
     if json is not None:
-        told = {"command": "port", "checkpoint": str(checkpoint), "dialect": dialect, "settings": settings or []}
+        told = {"command": "port", "checkpoint": str(checkpoint), "dialect": name, "settings": settings or []}
         save_steps(json, steps_content(found, packages, wholes, **told, seed=seed, unread=unread))
     judged = tell_hollow([*found.hollow, *(whole.name for whole in wholes if not whole.judged)])
     raise typer.Exit(1 if not all(conforms) else 0 if judged else 2)
@@ -114,39 +128,50 @@ def tell_hollow(steps: list[str]) -> bool:
 
 
 def loaded(
-    checkpoint: Path, dialect: str, settings: list[str] | None, packages: list[str], dtype: str
+    checkpoint: Path, dialect: str | None, settings: list[str] | None, packages: list[str], dtype: str
 ) -> dict[str, Any]:
-    """Load the model in every package by its own `load`, from the file as it is or widened to float64."""
+    """Load the model in every package by its own function, from the file or folder as it is or widened to float64."""
     from conformance.models.local import cast
     from conformance.models.stepwise import framework_of
     from specification.checkpoints import read_safetensors
 
     given: Any = checkpoint
-    if dtype == "float64":
+    if dtype == "float64" and dialect is not None:
         given = {name: cast(array, dtype) for name, array in read_safetensors(checkpoint)[0].items()}
     models = {}
     for package in packages:
         with warnings.catch_warnings(), framework_of(package).context():
             warnings.simplefilter("ignore")  # `read_checkpoint` has printed them
-            models[package] = importlib.import_module(package).load(dialect, given, **hyperparameters(settings or []))
+            module = importlib.import_module(package)
+            if dialect is None:
+                models[package] = module.load_pretrained(given, dtype=dtype)
+            else:
+                models[package] = module.load(dialect, given, **hyperparameters(settings or []))
     return models
 
 
 def read_checkpoint(
-    checkpoint: Path, dialect: str, settings: list[str] | None, unread: list[str] | None = None
+    checkpoint: Path, dialect: str | None, settings: list[str] | None, unread: list[str] | None = None
 ) -> tuple[Any, Any]:
     """Return the parameters as NumPy arrays, and the configuration; print what was widened.
 
     unread: a list to which the names of entries are added that the model does not use.
     """
-    from specification.dialects import read
+    from specification.dialects import read, read_folder
     from specification.loading.reader import UNREAD
 
+    if checkpoint.is_dir() and (dialect or settings):
+        refuse(f"{checkpoint} is a folder, whose config.json says what --dialect and --set say of a file")
+    if not checkpoint.is_dir() and dialect is None:
+        refuse(f"{checkpoint} is no folder with a config.json, and needs --dialect")
     listening = UNREAD.set(unread)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found = read(dialect, checkpoint, **hyperparameters(settings or []))
+            if dialect is None:
+                found = read_folder(checkpoint)
+            else:
+                found = read(dialect, checkpoint, **hyperparameters(settings or []))
     except (OSError, TypeError, ValueError) as error:
         refuse(str(error))
     finally:

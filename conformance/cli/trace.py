@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from zipfile import BadZipFile
@@ -12,7 +13,15 @@ from rich.text import Text
 
 from conformance.cli.console import console, refuse
 from conformance.cli.options import Json
-from conformance.cli.port import Settings, packages_here, read_checkpoint, save_steps, tell_hollow, tell_steps
+from conformance.cli.port import (
+    Family,
+    Settings,
+    packages_here,
+    read_checkpoint,
+    save_steps,
+    tell_hollow,
+    tell_steps,
+)
 
 if TYPE_CHECKING:
     from conformance.models.agreement import Agreement
@@ -33,14 +42,19 @@ def trace(
     sentence: Annotated[
         str, typer.Argument(help="with --checkpoint: token ids, such as 5,7,2, or source/target: 5,7,2/3,1")
     ] = SENTENCE,
+    text: Annotated[
+        str | None, typer.Argument(help="where a folder of Hugging Face's comes first: the sentence, or token ids")
+    ] = None,
     layer: Annotated[
         str | None,
         typer.Option(help="the block, or its attention, to show and draw, such as blocks.2.attention"),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="show the inside of all blocks")] = False,
     picture: Annotated[Path | None, typer.Option(help="draw the weights into this PNG, SVG or PDF file")] = None,
-    checkpoint: Annotated[Path | None, typer.Option(help="a safetensors file instead of all-MiniLM-L6-v2")] = None,
-    dialect: Annotated[str, typer.Option(help="the model family whose parameter names the checkpoint uses")] = "bert",
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="a safetensors file, or a folder, instead of all-MiniLM-L6-v2")
+    ] = None,
+    dialect: Family = None,
     settings: Settings = None,
     json: Json = None,
     save: Annotated[Path | None, typer.Option(help=SAVE, metavar="FILE.npz")] = None,
@@ -52,6 +66,9 @@ def trace(
     mask, weights, heads, and the feed-forward network before and after its activation. The judge compares each package
     with the definition, by error bounds.
 
+    A folder of Hugging Face's, with a config.json, may stand before the sentence. Its tokenizer.json then makes tokens
+    of the sentence, and is not needed for token ids.
+
     With --against it compares values that you computed and saved under the names of the steps. Their bounds are carried
     from the input, for the dtype of the file.
 
@@ -62,17 +79,25 @@ def trace(
     from conformance.models.inside import with_pieces
     from conformance.reports.models import draw_weights, steps_table, unknown_format, weights_of
     from conformance.reports.steps import steps_content
+    from specification.dialects import dialect_of_folder
 
     problem = None if picture is None else unknown_format(picture)
     if problem:
         refuse(problem)
+    if Path(sentence).is_dir() or text is not None:
+        if checkpoint is not None or not Path(sentence).is_dir():
+            refuse(f"a folder must stand before the sentence where there are two words, got {sentence}")
+        checkpoint, sentence = Path(sentence), text or SENTENCE
     if checkpoint is None:
-        if settings or dialect != "bert":
+        if settings or dialect is not None:
             refuse("--dialect and --set need --checkpoint")
         parameters, configuration, sequences = from_minilm(sentence)
     else:
+        folder = checkpoint if checkpoint.is_dir() else None
+        dialect = dialect if folder or dialect else "bert"
         parameters, configuration = read_checkpoint(checkpoint, dialect, settings)
-        sequences = token_ids(sentence, parameters)
+        dialect = dialect or dialect_of_folder(checkpoint).name
+        sequences = token_ids(sentence, parameters) if folder is None else in_words(sentence, parameters, folder)
     packages = packages_here()
     try:
         found = agreement(parameters, configuration, sequences.ids, {}, packages)
@@ -98,7 +123,7 @@ def trace(
         told: dict[str, Any] = {
             "command": "trace",
             "checkpoint": None if checkpoint is None else str(checkpoint),
-            "dialect": dialect,
+            "dialect": dialect or "bert",
         }
         told |= {"settings": settings or [], "input": sentence, "against": compared}
         save_steps(json, steps_content(found, packages, **told))
@@ -188,12 +213,42 @@ def from_minilm(sentence: str) -> tuple[Any, Any, Sequences]:
     return parameters, configuration, Sequences((np.array([encoded.ids]),), (encoded.tokens,))
 
 
+def in_words(text: str, parameters: Any, folder: Path) -> Sequences:
+    """Read a text by the folder's tokenizer; token ids as they are."""
+    from specification.parameters import Transformer
+
+    if set(text) <= set("0123456789,/ "):
+        return token_ids(text, parameters)
+    require_tokens(parameters)
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        refuse(f"{path} is not there: give token ids, such as 5,7,2, in place of a sentence")
+    if importlib.util.find_spec("tokenizers") is None:
+        refuse("not installed: tokenizers; give token ids, such as 5,7,2, in place of a sentence")
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises no other
+        refuse(f"{path} cannot be read: {error}")
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    texts = text.split("/", 1) if isinstance(parameters, Transformer) else [text]
+    found = [tokenizer.encode(part.strip()) for part in texts]
+    found = found * 2 if isinstance(parameters, Transformer) and len(found) == 1 else found
+    return Sequences(tuple(np.array([one.ids]) for one in found), tuple(list(one.tokens) for one in found))
+
+
+def require_tokens(parameters: Any) -> None:
+    if not takes_tokens(parameters):
+        refuse("trace takes tokens, and this model takes embeddings or images; conformance port judges it")
+
+
 def token_ids(text: str, parameters: Any) -> Sequences:
     """Read token ids; an encoder-decoder takes two sequences, or the same twice."""
     from specification.parameters import Transformer
 
-    if not takes_tokens(parameters):
-        refuse("trace takes token ids, and this model takes embeddings; conformance port judges it")
+    require_tokens(parameters)
     texts = text.split("/")
     pair = isinstance(parameters, Transformer)
     if len(texts) > (2 if pair else 1):
@@ -207,5 +262,7 @@ def token_ids(text: str, parameters: Any) -> Sequences:
 
 
 def takes_tokens(parameters: Any) -> bool:
+    from specification.parameters import Embedding
+
     stack = next((part for part in parameters if hasattr(part, "embedding")), parameters)
-    return getattr(stack, "embedding", None) is not None
+    return isinstance(getattr(stack, "embedding", None), Embedding)

@@ -11,6 +11,7 @@ from conformance.diagnosis.attention import MASK_CHANGES, Change, sides, stepped
 from conformance.diagnosis.matching import Failing, Mistake, resulting
 from conformance.diagnosis.steps import Steps, divided, exponentials_of, highest
 from specification import Causal, SlidingWindow
+from specification.dtypes import compute_dtype_name
 
 BLOCKS = (8, 16, 32, 64, 128, 256, 512)
 MANY = 512
@@ -281,7 +282,9 @@ def merged(failing: Failing, cuts: list[int], how: str) -> Any:
         shares = [(total > 0).astype(float) for total in totals]
     else:
         logs = logs if s.sinks is None else [*logs, np.broadcast_to(s.sinks, logs[0].shape)]
-        base = {"base 2": 1 / np.log(2), "natural": np.log(2)}[how]
+        base = {"base 2": 1 / np.log(2), "natural": np.log(2), "one number": 1.0}[how]
+        if how == "one number":
+            logs = [log.astype(compute_dtype_name(failing.case.dtype)).astype(float) for log in logs]
         whole = highest(np.concatenate(logs, axis=-1))
         shares = [np.exp((log - whole) * base) for log in logs]
     weighted = np.array(sum(share * output for share, output in zip(shares, outputs, strict=False)))
@@ -293,6 +296,7 @@ def merging(cuts: list[int], how: str) -> Callable[[Failing], dict[str, Any]]:
 
 
 MERGES = {
+    "one number": "parts of the keys are merged by one log-sum-exp each, which loses digits beside such scores",
     "sums": "parts of the keys are merged by their sums, without their maxima",
     "equal": "parts of the keys are merged with equal weights",
     "base 2": "parts of the keys are merged by log-sum-exps in base 2 as if they were natural",

@@ -268,7 +268,7 @@ def shown(failing: Failing, names: list[str]) -> set[str]:
     """Of the names of mistakes in the output, those that would have given wrong answers here."""
     found = set()
     with np.errstate(all="ignore"):
-        for mistake in chain(attention.STEP_MISTAKES, blocks.MISTAKES, attention.FILLS):
+        for mistake in chain(attention.STEP_MISTAKES, blocks.MISTAKES, attention.FILLS, blocks.merges(failing)):
             answers = mistake.answers(failing) if mistake.name in names else None
             if answers is not None and told_from(failing.right("output"), answers[0]["output"], answers[1]["output"]):
                 found.add(mistake.name)

@@ -242,7 +242,7 @@ def hidden(size: int, ratios: dict[int, float]) -> bool:
 def work(case: Case) -> int:
     """About how many multiplications it takes, gradients aside."""
     s = sizes_of(case)
-    if "K" in s:
+    if "G" in s and "K" in s:
         return s["B"] * s["G"] * s["S"] * s["Q"] * s["K"] * (s["D"] + s.get("V", 0))
     return math.prod(max(size, 1) for name, size in s.items() if name not in (OFFSET, "vocabulary"))
 

@@ -78,7 +78,8 @@ class JudgedCall:
 def judge_calls(calls: Iterable[AttentionCall], conventions: Mapping[str, str] | None = None) -> list[JudgedCall]:
     """Judge every call.
 
-    Of several calls that break the same rule in the same way only the first is made smaller and diagnosed.
+    Of several calls of one function that break the same rule in the same way, only the first is made smaller and
+    diagnosed.
 
     Args:
         calls: of a model.
@@ -132,7 +133,15 @@ def explained(found: Violation, runner: Runner, explanations: Explanations) -> V
     case = found.case
     options = {name: value for name, value in case.options.items() if name != "mask"}
     features = tuple(sorted(features_of(case))), tuple(options.items())
-    kind = (found.rule, found.level, found.finding.name, found.finding.message, case.dtype, features)
+    kind = (
+        runner.subject.code,
+        found.rule,
+        found.level,
+        found.finding.name,
+        found.finding.message,
+        case.dtype,
+        features,
+    )
     if kind not in explanations:
         smaller = cut_down(found, runner, SECONDS)
         smaller = replace(smaller, diagnosis=diagnosis(smaller, runner))

@@ -22,7 +22,7 @@ from conformance.subjects.subject import Subject
 
 OPERATIONS = (
     *("attention", "attention_weights", "attention_logsumexp", "layer_norm", "rms_norm"),
-    *("cross_entropy", "nll_loss", "adam_step", "sgd_step"),
+    *("cross_entropy", "nll_loss", "adam_step", "sgd_step", "feed_forward", "silu"),
 )
 """The operations that compute some output of ONNX's cases."""
 TIME_LIMIT = 10.0

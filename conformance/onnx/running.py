@@ -10,6 +10,7 @@ import numpy as np
 from conformance.bounds import bound
 from conformance.cases.expectations import Exact
 from conformance.checks.comparison import ratio
+from conformance.onnx.activations import gelu, log_softmax, swish
 from conformance.onnx.attention import attention
 from conformance.onnx.cases import Arrays, NodeCase
 from conformance.onnx.losses import negative_log_likelihood_loss, softmax_cross_entropy_loss
@@ -27,6 +28,9 @@ TRANSLATIONS = {
     "NegativeLogLikelihoodLoss": negative_log_likelihood_loss,
     "Adam": adam,
     "Momentum": momentum,
+    "Gelu": gelu,
+    "Swish": swish,
+    "LogSoftmax": log_softmax,
 }
 
 

@@ -41,7 +41,8 @@ def work(passes: int, gradients: bool, *, pairs: int) -> int:
 
 
 def sizes_of(case: Case) -> tuple[int, int, int]:
-    return tuple(case.options[name] for name in ("num_heads", "query_length", "key_length"))
+    H, Q, K = (case.options[name] for name in ("num_heads", "query_length", "key_length"))
+    return H, Q, K
 
 
 def shape(case: Case, name: str, layout: str) -> Shape:
@@ -67,16 +68,14 @@ def cases(
 ) -> Case:
     """heads: the choices for their number. plan: heads, queries and keys."""
     limits = declaration.limits
-    if plan is None:
-        H = min(draw(st.sampled_from(heads)), limits.get("heads", max(heads)))
-        sides = (draw(st.integers(0, min(20, limits.get(side, 20)))) for side in ("queries", "keys"))
-        plan = (H, *sides)
-    H, Q, K = plan
+    H = min(draw(st.sampled_from(heads)), limits.get("heads", max(heads)))
+    Q, K = (draw(st.integers(0, min(20, limits.get(side, 20)))) for side in ("queries", "keys"))
+    H, Q, K = plan or (H, Q, K)
     offset = draw(st.one_of(st.sampled_from((0, 0, max(K - Q, 0), 511, 4099)), digits(4)))
     able = dtypes if "dtype" not in declaration.lacking else ("float32",)
     cheap, near = work(1, False, pairs=H * Q * K) <= EXACTLY, max(offset + Q, K) < LARGEST
     able = tuple(d for d in judged(able, declaration) if (cheap or d != "float64") and (near or d != "float16"))
-    given = {"num_heads": H, "query_length": Q, "key_length": K, OFFSET: offset}
+    given: dict[str, Any] = {"num_heads": H, "query_length": Q, "key_length": K, OFFSET: offset}
     given = without_lacking(NAME, given | {"dtype": draw(st.sampled_from(some(able)))}, declaration)
     return Case(NAME, given["dtype"], {}, given)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from conformance.bounds.arithmetic import Approx, Precision
 from conformance.bounds.operations import gathered_gradient
 from conformance.cases.arguments import gradient_name
-from conformance.cases.axes import OFFSET, Described
+from conformance.cases.axes import OFFSET, Arrays, Described
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.cases.operation import Operation, Shape
@@ -78,7 +78,7 @@ def dimensions(case: Case) -> dict[str, int]:
 def axes(case: Case) -> Described:
     """The table keeps its rows, whose number decides the buckets."""
     H, Q, K = sizes_of(case)
-    arrays = {"table": ((), ("H",)), "-> output": ((), ("H",), ("Q",), ("K",))}
+    arrays: Arrays = {"table": ((), ("H",)), "-> output": ((), ("H",), ("Q",), ("K",))}
     return {"H": H, "Q": Q, "K": K, OFFSET: case.options.get(OFFSET) or 0}, arrays, {}
 
 

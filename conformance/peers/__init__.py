@@ -11,6 +11,7 @@ nothing else in it refuses, widens or repairs anything.
 from __future__ import annotations
 
 from conformance.peers import (
+    activations,
     equinox_layers,
     flax_layers,
     jax_functions,
@@ -22,12 +23,15 @@ from conformance.peers import (
     torch_flex,
     torch_multi_head,
     torch_norms,
+    transformers_attention,
+    transformers_layers,
 )
 from conformance.peers.peer import Peer
 
 PEERS: tuple[Peer, ...] = (
     *torch_attention.PEERS,
     *torch_flex.PEERS,
+    *transformers_attention.PEERS,
     *torch_multi_head.PEERS,
     *torch_norms.PEERS,
     *jax_functions.PEERS,
@@ -37,5 +41,7 @@ PEERS: tuple[Peer, ...] = (
     *onnx_peers.PEERS,
     *losses.PEERS,
     *optimizers.PEERS,
+    *activations.PEERS,
+    *transformers_layers.PEERS,
 )
 """In the order of the table."""

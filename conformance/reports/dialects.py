@@ -23,13 +23,15 @@ def hyperparameter(name: str, default: object) -> str:
     """A hyperparameter as it stands in a call."""
     if default is inspect.Parameter.empty:
         return f"`{name}`"
+    if isinstance(default, tuple):  # of data, which are long to read
+        return f"`{name}=...`"
     return f'`{name}="{default}"`' if isinstance(default, str) else f"`{name}={default}`"
 
 
 def row(dialect: Dialect, variant: Variant) -> tuple[str, ...]:
     """How a checkpoint of that kind is loaded and called."""
-    shared = variant.name and variant is not dialect.described and not variant.hyperparameters
-    name = f"`{dialect.name}`, {variant.name}" if shared else f"`{dialect.name}`"
+    own = variant.name and variant.called_with != dialect.described.called_with
+    name = f"`{dialect.name}`, {variant.name}" if own else f"`{dialect.name}`"
     takes = variant.hyperparameters.items()
     return name, ", ".join(hyperparameter(*one) for one in takes), variant.called_with, variant.gives
 
@@ -42,10 +44,18 @@ def list_of_dialects() -> str:
 
 def keys_of_files() -> str:
     """Where hyperparameters stand in the config.json of a checkpoint."""
-    keys = {f"of `{name}`": dialect.config.keys for name, dialect in DIALECTS.items() if dialect.config is not None}
-    names = dict.fromkeys(name for theirs in keys.values() for name in theirs)
-    cells = ([f"`{theirs[name]}`" if name in theirs else "" for theirs in keys.values()] for name in names)
-    return markdown(("hyperparameter", *keys), ([f"`{name}`", *told] for name, told in zip(names, cells, strict=True)))
+    rows = []
+    for name, dialect in DIALECTS.items():
+        if dialect.config is not None:
+            keys = {one: told(dialect.config.read_by(one)) for one in dialect.config.keys}
+            types = ", ".join(f"`{family}`" for family in dialect.config.families)
+            rows.append((f"`{name}`", types, "; ".join(f"`{one}`: {where}" for one, where in keys.items())))
+    return markdown(("dialect", "model_type", "hyperparameters, and their keys"), rows)
+
+
+def told(keys: tuple[str, ...]) -> str:
+    """The keys that one hyperparameter comes from; their record names them where they are many."""
+    return "several" if len(keys) > 2 else ", ".join(f"`{key}`" for key in keys)
 
 
 def list_of_tutorials() -> str:

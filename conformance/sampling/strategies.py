@@ -440,12 +440,13 @@ def empty_row_convention(operation: str, declaration: Declaration) -> str:
 
 
 def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
-    """The precisions that the subject declares for parts of the arithmetic, in a case of this dtype."""
+    """The precisions that the subject declares for parts of the arithmetic, in a case of this dtype, and merging."""
     declared = {name: declaration.convention(name) for name in ("weights", "products", "shared_heads", "normalized")}
     if declared["shared_heads"] == "inputs":
         declared["shared_sums"] = "inputs"
     declared = {name: dtype if value in ("inputs", "rounded") else value for name, value in declared.items()}
-    return {name: value for name, value in declared.items() if value not in ("float32", "float64")}
+    found = {name: value for name, value in declared.items() if value not in ("float32", "float64")}
+    return found if declaration.convention("merging") == "maximum" else found | {"merging": "logsumexp"}
 
 
 NUMBERS = ("usual", "usual", "by head", "by row", "zeros", "ties", "saturated", "tiny", "huge")

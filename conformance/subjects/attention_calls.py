@@ -168,7 +168,7 @@ def again(
     keywords |= {"sliding_window": keys_seen(mask)} if "sliding_window" in call.keywords else {}
     if bias is not None and (call.form == BLOCKS or call.keywords.get("position_bias") is not None):
         keywords["position_bias"], bias = bias.expand(B, H, Q, K), None
-    unseen = torch.full((H,), -torch.inf, dtype=query.dtype) if sinks is None else sinks
+    unseen = query.new_full((H,), -torch.inf) if sinks is None else sinks
     module = Layer(call.module, num_key_value_groups=H // max(G, 1), is_causal=flagged, sinks=unseen)
     given = formed(call.form, None if flagged else mask, bias, query, key)
     return in_order(call.function(module, query, key, value, given, **keywords)[0])

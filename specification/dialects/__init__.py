@@ -17,6 +17,7 @@ from specification.checkpoints import read_safetensors
 from specification.configuration import Configuration
 from specification.loading.config_file import check_config_file, config_beside
 from specification.loading.families import judgeable, of_model_type
+from specification.loading.folder import config_of, folder_read, record_of
 from specification.loading.hyperparameters import checked
 from specification.loading.mapping import mapped
 from specification.loading.record import Dialect
@@ -64,6 +65,37 @@ def read(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparame
     if told is not None:
         check_config_file(record, Path(state_dict), told, given, configuration)
     return parameters, configuration
+
+
+def read_folder(folder: str | Path, dtype: str | None = None) -> tuple[Any, Configuration]:
+    """Read a model from a folder as Hugging Face's `save_pretrained` writes it.
+
+    Args:
+        folder: with a config.json, which names the model and all its hyperparameters, and the weights.
+        dtype: of the parameters; None for that of the weights, with float16 and bfloat16 widened to float32.
+
+    Returns:
+        The parameters, of NumPy arrays, and the configuration.
+
+    Raises:
+        FileNotFoundError: for a folder or a file that is not there.
+        ValueError: for all entries at once of config.json that are not known or not supported, for weights that do not
+            fit, and for files that cannot be read.
+    """
+    return folder_read(folder, DIALECTS.values(), dtype)
+
+
+def dialect_of_folder(folder: str | Path) -> Dialect:
+    """Find the record by which a folder is read.
+
+    Args:
+        folder: with a config.json.
+
+    Raises:
+        FileNotFoundError: for a folder or a file that is not there.
+        ValueError: for a model that no dialect reads.
+    """
+    return record_of(Path(folder), config_of(Path(folder)), DIALECTS.values())
 
 
 def require_arrays_by_name(state_dict: Any) -> None:

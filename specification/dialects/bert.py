@@ -131,7 +131,7 @@ DIALECT = Dialect(
     config=ConfigFile(
         families={
             "bert": {"positions": "learned"},
-            **dict.fromkeys(LIKE_ROBERTA, {"positions": "after_padding"}),
+            **{family: {"positions": "after_padding"} for family in LIKE_ROBERTA},
         },
         keys={
             "num_heads": "num_attention_heads",

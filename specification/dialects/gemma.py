@@ -23,7 +23,7 @@ from specification.loading.decoders import (
     separate_heads,
 )
 from specification.loading.record import Computed, ConfigFile, Dialect
-from specification.loading.rope import LAYER_KEYS, ROPE_KEYS, layers_of, rotary_of
+from specification.loading.rope import ROPE_KEYS, layers_of, rotary_of
 from specification.rotary import Rotary
 
 TABLE = language_model(

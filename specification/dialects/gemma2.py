@@ -1,7 +1,7 @@
 """A Gemma 2 language model with Hugging Face's names.
 
-Each sublayer has a norm before and after it, every second layer a sliding window, and scores and logits a softcap. Where
-the file has no output layer of its own, that is the token table turned.
+Each sublayer has a norm before and after it, every second layer a sliding window, and scores and logits a softcap.
+Where the file has no output layer of its own, that is the token table turned.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import (
-    DEFAULTS,
     KEYS,
     SIZES,
     TIED,

@@ -1,8 +1,8 @@
 """A Gemma 3 language model with Hugging Face's names, for text alone.
 
-It is Gemma 2 with norms of queries and keys in each head in place of softcaps, five layers with a sliding window to each
-full one, and another base of the rotary embedding in these. Where the file has no output layer of its own, that is the
-token table turned.
+It is Gemma 2 with norms of queries and keys in each head in place of softcaps, five layers with a sliding window to
+each full one, and another base of the rotary embedding in these. Where the file has no output layer of its own, that is
+the token table turned.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Any
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import (
-    DEFAULTS,
     KEYS,
     SIZES,
     TIED,

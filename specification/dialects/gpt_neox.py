@@ -18,6 +18,7 @@ from specification.loading.rope import ROPE_KEYS, layers_of, rotary_of
 from specification.loading.table import array, each, linear, norm, table
 from specification.rotary import Rotary
 
+ROPE_KEYS_OF_ITS_OWN = (*(key for key in ROPE_KEYS if key != "rope_theta"), "rotary_emb_base", "rotary_pct")
 PROJECTIONS = tuple(f"self_attention.{part}" for part in ("query", "key", "value"))
 
 TABLE = table(
@@ -92,8 +93,7 @@ DIALECT = Dialect(
             "eps": "layer_norm_eps",
             "activation": "hidden_act",
             "attention_layers": Computed(
-                tuple(key for key in ROPE_KEYS if key != "rope_theta")
-                + ("rotary_emb_base", "rotary_pct", "num_hidden_layers"),
+                (*ROPE_KEYS_OF_ITS_OWN, "num_hidden_layers"),
                 layers,
             ),
             "parallel": "use_parallel_residual",

@@ -1,7 +1,7 @@
 """A language model of Llama's kind with Hugging Face's names: Llama 1 to 3, Mistral, SmolLM 1 to 3.
 
-Norms are RMS norms before each sublayer, positions are rotary, and the feed-forward network is gated. Where the file has
-no output layer of its own, that is the token table turned.
+Norms are RMS norms before each sublayer, positions are rotary, and the feed-forward network is gated. Where the file
+has no output layer of its own, that is the token table turned.
 
 Mistral has a sliding window, and SmolLM 3 layers without positions. No entry of a checkpoint says what a layer does:
 `load_pretrained` reads it from the config.json.

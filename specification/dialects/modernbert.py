@@ -1,9 +1,9 @@
 """The encoder of any ModernBERT checkpoint with Hugging Face's names.
 
-Norms come before each sublayer, except for the first attention, which has none. Positions are rotary; two of three layers
-have a window, and another base. The feed-forward network is gated, and its two projections of the input are fused, as
-those of queries, keys and values are. What stands on top of the encoder (heads for masked tokens, classes or answers) is
-part of the file and not of the hidden states.
+Norms come before each sublayer, except for the first attention, which has none. Positions are rotary; two of three
+layers have a window, and another base. The feed-forward network is gated, and its two projections of the input are
+fused, as those of queries, keys and values are. What stands on top of the encoder (heads for masked tokens, classes or
+answers) is part of the file and not of the hidden states.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def configuration(
     attention_layers: tuple[AttentionLayer, ...] = (AttentionLayer(rotary=Rotary(base=160000.0)),),
     empty_rows: str = "zero",
 ) -> Configuration:
-    """eps and activation: norm_eps and hidden_activation of the checkpoint's configuration. The others as in `llama`."""
+    """eps and activation: norm_eps and hidden_activation of the file. The others as in the dialect `llama`."""
     return Configuration(
         num_heads=num_heads,
         norm_order="pre",
@@ -97,7 +97,7 @@ DIALECT = Dialect(
                 inputs={"tokens": TOKENS},
                 options={"key_padding": TOKENS != 0},
                 about="Token 0 is padding, and masked by key_padding.",
-                sizes={"layers.": 2},
+                sizes={"i": 2},
                 without=("*.bias", "layers.0.attn_norm.weight"),
             ),
         ),

@@ -22,7 +22,7 @@ from specification.loading.decoders import (
     norms,
 )
 from specification.loading.record import Computed, ConfigFile, Dialect
-from specification.loading.rope import LAYER_KEYS, ROPE_KEYS, layers_of, rotary_of
+from specification.loading.rope import ROPE_KEYS, layers_of, rotary_of
 from specification.loading.table import linear
 from specification.rotary import Rotary
 

@@ -1,8 +1,8 @@
 """The encoder of any ViT checkpoint with Hugging Face's names.
 
 An image is cut into patches, each of which a projection makes an embedding; a class token comes first, and a learned
-position is added to each. Norms come before each sublayer. What stands on top of the encoder (pooler, classifier) is part
-of the file and not of the hidden states.
+position is added to each. Norms come before each sublayer. What stands on top of the encoder (pooler, classifier) is
+part of the file and not of the hidden states.
 """
 
 from __future__ import annotations

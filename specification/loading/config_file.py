@@ -1,4 +1,4 @@
-"""The config.json of a checkpoint: what it means, and that nothing in it contradicts what the checkpoint is read with."""
+"""The config.json of a checkpoint: what it means, and whether it contradicts what the checkpoint is read with."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ WITHOUT_EFFECT = frozenset(
     exponential_decay_length_penalty length_penalty max_length min_length no_repeat_ngram_size num_beam_groups num_beams
     num_return_sequences output_scores prefix remove_invalid_values repetition_penalty suppress_tokens temperature top_k
     top_p typical_p
-    """.split()
+    """.split()  # noqa: SIM905
 )
 """Keys that change no number of a model in evaluation: names, dropout, initial weights, ids of tokens, generation.
 

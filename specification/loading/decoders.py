@@ -28,7 +28,7 @@ KEY_HEADS = Computed(
 )
 """As many as there are heads of queries, where the file does not say it."""
 
-KEYS = {
+KEYS: dict[str, str | Computed] = {
     "num_heads": "num_attention_heads",
     "key_heads": KEY_HEADS,
     "eps": "rms_norm_eps",
@@ -36,7 +36,12 @@ KEYS = {
 }
 """Of `ConfigFile.keys`."""
 
-DEFAULTS = {"rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 10000.0, "tie_word_embeddings": False}
+DEFAULTS: dict[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
 """Of `ConfigFile.defaults`, as most families have them."""
 
 TOKENS = np.array([[3, 1, 4, 2], [5, 2, 0, 0]])

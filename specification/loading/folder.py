@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from specification.checkpoints import read_safetensors
 from specification.configuration import Configuration
-from specification.dialects import DIALECTS
 from specification.dtypes import FLOATING
 from specification.loading.config_file import NAME, dialect_of, json_of, meant_by, of_entries, unsupported
 from specification.loading.families import judgeable, of_model_type
@@ -24,11 +23,12 @@ WITH_OUTPUT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of the architectures that give logits; all others give hidden states."""
 
 
-def read_folder(folder: str | Path, dtype: str | None = None) -> tuple[Any, Configuration]:
+def folder_read(folder: str | Path, known: Collection[Dialect], dtype: str | None = None) -> tuple[Any, Configuration]:
     """Read a model from a folder.
 
     Args:
         folder: with a config.json, which names the model and all its hyperparameters, and the weights.
+        known: all dialects.
         dtype: of the parameters; None for that of the weights, with float16 and bfloat16 widened to float32.
 
     Returns:
@@ -43,13 +43,13 @@ def read_folder(folder: str | Path, dtype: str | None = None) -> tuple[Any, Conf
         raise ValueError(f"dtype must be one of {', '.join(map(repr, FLOATING))} or None, got {dtype!r}")
     folder = Path(folder)
     told = config_of(folder)
-    dialect = record_of(folder, told)
+    dialect = record_of(folder, told, known)
     given = hyperparameters(folder, dialect, told)
     entries = weights_of(folder)
     output = has_output(told)
     if dialect.config is not None:
         refuse(folder, of_entries(dialect.config, told, entries.keys(), headless=not output))
-    parameters, configuration = mapped(dialect, entries, given, DIALECTS.values(), told=told, dtype=dtype)
+    parameters, configuration = mapped(dialect, entries, given, known, told=told, dtype=dtype)
     return (parameters if output else without_output(parameters)), configuration
 
 
@@ -98,22 +98,23 @@ def config_of(folder: Path) -> dict[str, Any]:
     return told
 
 
-def record_of(folder: Path, told: Mapping[str, Any]) -> Dialect:
+def record_of(folder: Path, told: Mapping[str, Any], known: Collection[Dialect]) -> Dialect:
     """Find the dialect that a config.json names.
 
     Args:
         folder: the model's.
         told: the file's content.
+        known: all dialects.
 
     Raises:
         ValueError: for a model that no dialect reads.
     """
-    found = dialect_of(told["model_type"], DIALECTS.values())
+    found = dialect_of(told["model_type"], known)
     if found is not None:
         return found
     family = of_model_type(told["model_type"])
-    known = sorted(name for one in DIALECTS.values() if one.config is not None for name in one.config.families)
-    which = f"of {judgeable(family)}" if family else f"and the dialects read {', '.join(map(repr, known))}"
+    types = sorted(name for one in known if one.config is not None for name in one.config.families)
+    which = f"of {judgeable(family)}" if family else f"and the dialects read {', '.join(map(repr, types))}"
     raise ValueError(f"{folder / NAME} cannot be read: model_type is {told['model_type']!r}, {which}")
 
 

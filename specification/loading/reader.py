@@ -186,7 +186,7 @@ class Reader:
         return factor * self.sizes[name] if name in self.sizes else axis if name else factor
 
     def widened(self, array: np.ndarray) -> np.ndarray:
-        """Return an array in the dtype that was asked for; without one, float16 or bfloat16 as float32, and note that."""
+        """Return an array in the dtype that is asked for, or with float16 and bfloat16 widened, and note that."""
         if self.dtype is not None:
             return array.astype(self.dtype)
         if str(array.dtype) not in NARROW:

@@ -1,7 +1,7 @@
 """Windows and rotary embeddings of attention layers, out of the config.json of a Hugging Face model.
 
-transformers 5 writes `rope_parameters`; older files have `rope_theta`, `rope_scaling` and `partial_rotary_factor`, which
-mean the same.
+transformers 5 writes `rope_parameters`; older files have `rope_theta`, `rope_scaling` and `partial_rotary_factor`,
+which mean the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Roundings of heads' gradients and of normalised rows: allowed as far as they are declared, and no further."""
+"""Roundings of heads' gradients, of normalised rows, and in merges: allowed as far as declared, and no further."""
 
 from __future__ import annotations
 
@@ -139,6 +139,64 @@ def test_no_other_norm_may_round_its_rows() -> None:
         return (weight * normalized.to(x.dtype)).to(x.dtype)
 
     assert "NORM-1" in violated(layer_norm, "layer_norm", ["NORM-1"], "bfloat16", normalized="inputs")
+
+
+# --- parts of the keys ------------------------------------------------------------------------------------------------
+
+
+def in_parts(log_of: Function = lambda log: log) -> Function:
+    """Attention to 16 keys at a time; parts and sinks are merged by one log-sum-exp each."""
+
+    def split(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None) -> Any:
+        q, (k, v) = query.float(), (x.float().repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+        scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+        scores = scores if bias is None else scores + bias.float()
+        scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+        outputs, logs = [], []
+        for part, values in zip(scores.split(16, -1), v.split(16, -2), strict=True):
+            empty = (part == -torch.inf).all(-1, keepdim=True)
+            part = part.masked_fill(empty, 0)
+            outputs.append(torch.softmax(part, -1) @ values)
+            logs.append(log_of(torch.logsumexp(part, -1, keepdim=True)).masked_fill(empty, -torch.inf))
+        log = torch.stack(logs)
+        highest = log.detach().amax(0)
+        shares = torch.exp(log - highest.masked_fill(highest == -torch.inf, 0))
+        total = shares.sum(0)
+        merged = (shares * torch.stack(outputs)).sum(0) / total.masked_fill(total == 0, 1)
+        return merged.to(query.dtype)
+
+    return split
+
+
+def merged(function: Function, rules: list[str], dtype: str = "float32", **conventions: str) -> list[tuple[str, ...]]:
+    """The rules that are violated, each with its diagnosis."""
+    given: dict[str, Any] = {"arrays": "torch", "effort": "quick", "seed": 1, "rules": rules, "dtypes": [dtype]}
+    given |= {"limits": SMALL | {"keys": 40, "queries": 40}, "conventions": {"isolation": "finite"} | conventions}
+    violations = check(function, "attention", **given).violations
+    return [(violation.rule, *violation.diagnosis[:1]) for violation in violations]
+
+
+ONE_NUMBER = "parts of the keys are merged by one log-sum-exp each, which loses digits beside such scores"
+
+
+def test_parts_by_one_logsumexp_conform_as_declared() -> None:
+    assert merged(in_parts(), ["ATT-4"], merging="logsumexp") == []
+    assert merged(in_parts(), ["ATT-4"]) == [("ATT-4", f"{ONE_NUMBER} (blocks of 16 keys)")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_parts_by_one_logsumexp_keep_every_rule(dtype: str) -> None:
+    rules = ["MASK-3", "ATT-3", "ATT-4", "ATT-5", "ATT-10", "ATT-12"]
+    assert merged(in_parts(), rules, dtype, merging="logsumexp") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("log_of", [lambda log: log.half().float(), lambda log: log / 2], ids=["float16", "halved"])
+def test_more_than_is_declared_of_merging(log_of: Function) -> None:
+    found = merged(in_parts(log_of), ["ATT-5"], merging="logsumexp")
+    assert found
+    assert all(ONE_NUMBER not in "".join(names) for _, *names in found)
 
 
 # --- merging needs no declaration -------------------------------------------------------------------------------------

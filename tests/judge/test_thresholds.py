@@ -232,6 +232,16 @@ def other_cases() -> dict[str, tuple[Function, Case, dict[str, int], str]]:
     network |= {"inner.bias": numbers(2000), "outer.bias": numbers(5)}
     parts = {f"outputs[{i}]": numbers(2, 3, 4, 5) for i in range(4)}
     parts |= {f"logsumexps[{i}]": numbers(2, 3, 4) for i in range(4)}
+
+    def alibi(num_heads: int, query_length: int, key_length: int, **options: Any) -> Any:
+        return reference_numpy.alibi_bias(num_heads, query_length, key_length, **options) + np.float32(num_heads > 6)
+
+    def relative(table: Any, query_length: int, key_length: int, **options: Any) -> Any:
+        found = reference_numpy.relative_position_bias(table, query_length, key_length, **options)
+        return found + np.float32(key_length > 40)
+
+    single = {"dtype": "float32"}
+    relation = {"query_length": 30, "key_length": 60, "bidirectional": True}
     heads = {"query": numbers(2, 35, 6), "key": numbers(2, 9, 5), "value": numbers(2, 9, 4)}
     for head in range(4):
         heads |= {f"query[{head}].weight": numbers(6, 3), f"query[{head}].bias": numbers(3)}
@@ -263,6 +273,23 @@ def other_cases() -> dict[str, tuple[Function, Case, dict[str, int], str]]:
             Case("learned_positions", "float32", {"table": numbers(3000, 5)}, {"length": 2000, "offset": 100}),
             {"length": 513, "vocabulary": 513, "offset": 0},
             "first wrong at 513 positions (512 are right)",
+        ),
+        "alibi_bias": (
+            alibi,
+            Case(
+                "alibi_bias",
+                "float32",
+                {},
+                {"num_heads": 12, "query_length": 9, "key_length": 20, "offset": 30} | single,
+            ),
+            {"H": 7},
+            "first wrong at 7 heads (6 are right)",
+        ),
+        "relative_position_bias": (
+            relative,
+            Case("relative_position_bias", "float32", {"table": numbers(32, 3)}, {"offset": 7} | relation),
+            {"K": 41},
+            "first wrong at 41 keys (40 are right)",
         ),
         "merge_attention": (
             merge,

@@ -17,12 +17,22 @@ from safetensors.torch import save_file as torch_save
 
 import reference_numpy
 from conformance.operations import OPERATIONS
-from specification import Configuration, KeyPadding
-from specification.checkpoints import read_model, read_safetensors
+from specification import Configuration, Encoder, KeyPadding
+from specification.checkpoints import read_model, read_safetensors, write_model, write_safetensors
+from specification.configuration import AttentionLayer
 from specification.dialects import DIALECTS, read
 from specification.loading.families import UNCOVERED, covered, of_model_type, uncovered
+from specification.rotary import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rotary,
+    YarnScaling,
+)
 from tests.models.test_dialects import filled, state
 from tests.support.helpers import Implementation
+from tests.support.small_models import Maker, fitted
 from tests.support.tutorials import SIZES, SOURCES
 
 WHOLE = {"notebook-scratch", "imdb-classifier, max", "transformer101", "prenorm-blog", "dawn"}
@@ -392,11 +402,66 @@ def test_one_position_after_padding_is_enough(implementation: Implementation, tm
         ({"positions": "after_padding"}, "positions='after_padding' needs a position_padding"),
         ({"position_padding": 1}, "positions='sinusoidal' takes no position_padding"),
         ({"position_padding": -1, "positions": "after_padding"}, "position_padding must be the id of a token"),
+        ({"scale": "width"}, "scale must be one of 'head_width', 'model_width' or a finite number, got 'width'"),
+        ({"scale": float("inf")}, "scale must be one of"),
+        ({"scale": True}, "scale must be one of"),
+        ({"softcap": 0.0}, "softcap must be positive and finite or None, got 0.0"),
+        ({"output_softcap": float("inf")}, "output_softcap must be positive and finite or None"),
+        ({"scaled_output": 1}, "scaled_output must be True or False, got 1"),
+        ({"attention_layers": AttentionLayer()}, "attention_layers must be a tuple of AttentionLayer"),
+        ({"attention_layers": (None,)}, "attention_layers must be a tuple of AttentionLayer"),
+        ({"relative_furthest": 0}, "relative_furthest must be an integer of at least 1, got 0"),
+        ({"patch_size": 2.0, "positions": "none"}, "patch_size must be an integer of at least 1, got 2.0"),
+        ({"patch_size": 2}, "images bring positions of their own, and positions='sinusoidal' has no place"),
     ],
 )
 def test_configurations_that_are_refused(wrong: dict[str, Any], told: str) -> None:
     with pytest.raises((TypeError, ValueError), match=told):
         Configuration(4, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"window": (2,)}, "window must be a pair of distances of at least 0 or None, got \\(2,\\)"),
+        ({"window": [1, 0]}, "window must be a pair"),
+        ({"window": (1, -1)}, "window must be a pair"),
+        ({"rotary": 10000.0}, "rotary must be a Rotary or None, got 10000.0"),
+    ],
+)
+def test_attention_layers_that_are_refused(wrong: dict[str, Any], told: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=told):
+        AttentionLayer(**wrong)
+
+
+SCALINGS = (
+    LinearScaling(factor=2.0),
+    DynamicScaling(factor=2.0, original_length=4),
+    YarnScaling(factor=4.0, original_length=8, attention_factor=1.5, truncate=False),
+    Llama3Scaling(factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_length=16),
+    LongRopeScaling(short_factors=(1.0, 1.5), long_factors=(2.0, 4.0), original_length=4, factor=2.0),
+)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: type(scaling).__name__)
+def test_nested_configurations_are_restored(scaling: Any, tmp_path: Path) -> None:
+    """Equal and hashable, so every tuple is a tuple again; an object of no known kind is refused."""
+    layers = (AttentionLayer(window=(2, 0), rotary=Rotary(base=500.0, width=4, scaling=scaling)), AttentionLayer())
+    configuration = Configuration(4, positions="none", attention_layers=layers, scale=0.25, softcap=3.0)
+    write_model(tmp_path / "model", two_blocks(), configuration)
+    _, restored = read_model(tmp_path / "model")
+    assert restored == configuration
+    assert hash(restored) == hash(configuration)
+    arrays, metadata = read_safetensors(tmp_path / "model")
+    metadata["configuration"] = metadata["configuration"].replace(type(scaling).__name__, "OtherScaling")
+    write_safetensors(tmp_path / "other", arrays, metadata)
+    with pytest.raises(ValueError, match="is no whole model: a configuration holds no 'OtherScaling'"):
+        read_model(tmp_path / "other")
+
+
+def two_blocks() -> Encoder:
+    """Two blocks whose heads have four columns."""
+    return fitted(Maker(dtype="float32").encoder(2), Configuration(4, positions="none"))
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

@@ -23,10 +23,11 @@ from conformance.checks.comparison import compare
 from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
 from conformance.oracle.reference import Exact
-from reference_numpy.transformer import target_mask
+from reference_numpy.transformer import position_bias, target_mask
 from specification.masks import Causal, KeyPadding
 from tests.support.helpers import IMPLEMENTATIONS, REFERENCE, Implementation, by_reference
 from tests.support.small_models import EXAMPLES, LENGTH, Example, decoding, edited, generation
+from tests.support.todays_models import TODAY
 
 CUTS = {
     "at once": (7,),
@@ -37,6 +38,11 @@ CUTS = {
 """How many tokens are given at a time."""
 PLAIN = "prompt, then one by one"
 CAPACITY = LENGTH + 2
+TODAYS = ("llama", "mistral", "qwen3", "olmo2", "gemma2", "gemma3", "gpt_neox", "gpt_j", "gpt_oss", "t5", "t5, gated")
+
+
+def example_of(name: str) -> Any:
+    return TODAY[name]() if name in TODAYS else EXAMPLES[name]
 
 
 # --- watching ---------------------------------------------------------------------------------------------------------
@@ -120,15 +126,19 @@ def ratios(example: Example, run: Watched, dtype: str) -> dict[str, float]:
             lambda copy: copy.embed(decoder.embedding, target, **options), decoder.embedding, run.states[0], dtype
         )
     }
-    for i, block in enumerate(decoder.blocks):
+    masks["bias"] = position_bias(decoder, target.shape[1], configuration)
+    layers = configuration.layers(len(decoder.blocks))
+    for i, (block, layer) in enumerate(zip(decoder.blocks, layers, strict=True)):
         found[f"block {i}"] = ratio(
-            lambda copy, i=i, block=block: copy.decoder_block(block, states[i], memory, **options, **masks),
+            lambda copy, i=i, block=block, layer=layer: copy.decoder_block(
+                block, states[i], memory, layer=layer, **options, **masks
+            ),
             block,
             run.states[i + 1],
             dtype,
         )
     found["logits"] = ratio(
-        lambda copy: copy.linear(output, copy.normalize(decoder.norm, states[-1], configuration)),
+        lambda copy: copy.output_layer(output, copy.normalize(decoder.norm, states[-1], configuration), configuration),
         parameters,
         run.logits,
         dtype,
@@ -147,6 +157,12 @@ def cases() -> list[Any]:
                 for cut in CUTS if implementation is REFERENCE and dtype == "float32" else (PLAIN,):
                     id = f"{implementation.package}, {name}, {dtype}, {cut}"
                     found.append(pytest.param(implementation, name, dtype, cut, id=id))
+        for name in TODAYS:
+            for dtype in ("float32", "float64"):
+                id = f"{implementation.package}, {name}, {dtype}, {PLAIN}"
+                fast = implementation is REFERENCE and name == "gpt_oss" and dtype == "float32"
+                marks = () if fast else pytest.mark.slow
+                found.append(pytest.param(implementation, name, dtype, PLAIN, id=id, marks=marks))
     return found
 
 
@@ -156,7 +172,7 @@ def cases() -> list[Any]:
 @pytest.mark.slow_where("jax_impl", unless="gpt2, float32")
 @pytest.mark.slow_where("torch_impl, ", "float64", unless="gpt2")
 def test_steps_give_what_the_full_pass_gives(implementation: Implementation, name: str, dtype: str, cut: str) -> None:
-    example = EXAMPLES[name]
+    example = example_of(name)
     found = ratios(example, watched(implementation, decoding(implementation), example, dtype, CUTS[cut]), dtype)
     assert max(found.values()) <= 1, found
 
@@ -171,6 +187,7 @@ class Fault(NamedTuple):
     new: str
 
 
+KEYS, QUERIES = (f"{name}(p.self_attention, x, configuration, layer)" for name in ("keys", "ries"))
 FAULTS = (
     Fault("positions one too far", "gpt2", "embedding", "offset=length)", "offset=length + 1)"),
     Fault("positions begin anew", "dawn", "embedding", "offset=length)", "offset=0)"),
@@ -184,8 +201,22 @@ FAULTS = (
     Fault("padded keys seen", "padded keys", "block 0", "return causal & KeyPadding(real)", "return causal"),
     Fault("padding is forgotten", "padded keys", "block 0", "write(cache.real, ", "write(cache.real | True, "),
     Fault("padded queries ask", "padded queries", "block 0", "return causal & Dense(", "return causal | Dense("),
-    Fault("scale of the head's width", "notebook-scratch", "block 0", "x.shape[-1], mask", "x.shape[-1] // 4, mask"),
-    Fault("no norm after the blocks", "gpt2", "logits", "x = x if decoder.norm is None else", "x = x if True else"),
+    Fault("no norm after the blocks", "gpt2", "logits", "normalize_if(decoder.norm", "normalize_if(None"),
+    Fault("keys turned from 0", "llama", "block 0", "keys(p.self_attention, x, configuration, layer, length)", KEYS),
+    Fault(
+        "queries turned from 0", "llama", "block 0", "ries(p.self_attention, x, configuration, layer, length)", QUERIES
+    ),
+    Fault("window stays", "mistral", "block 0", "windowed(mask, layer, length)", "windowed(mask, layer)"),
+    Fault("no window", "mistral", "block 0", "windowed(mask, layer, length)", "mask"),
+    Fault(
+        "the second block's window for both",
+        "gemma2",
+        "block 0",
+        "layer=layer, **options",
+        "layer=configured.attention_layers[-1], **options",
+    ),
+    Fault("distances from 0", "t5", "block 0", "stop, length, configured)", "stop, 0, configured)"),
+    Fault("bias left out", "t5", "block 0", "None, configuration, bias)", "None, configuration)"),
 )
 
 
@@ -194,9 +225,8 @@ FAULTS = (
 @pytest.mark.slow_where(unless=("positions", "memory", "padding"))
 def test_faults_are_found(fault: Fault) -> None:
     module = edited("reference_numpy.decoding", fault.old, fault.new)
-    found = ratios(
-        EXAMPLES[fault.example], watched(REFERENCE, module, EXAMPLES[fault.example], "float32", CUTS[PLAIN]), "float32"
-    )
+    example = example_of(fault.example)
+    found = ratios(example, watched(REFERENCE, module, example, "float32", CUTS[PLAIN]), "float32")
     assert found[fault.stage] > 1, found
     earlier = list(found.values())[: list(found).index(fault.stage)]
     assert all(ratio <= 1 for ratio in earlier), found
@@ -249,8 +279,8 @@ def test_rows_that_look_ahead_are_refused(implementation: Implementation, name: 
     ((row, position),) = LOOKING_AHEAD[name]
     longer, changed = full(REFERENCE, example, tokens), full(REFERENCE, example, others)
     assert not np.array_equal(longer[row, position], changed[row, position])
-    with pytest.raises(ValueError, match="use the full forward pass") as refusal:
+    with pytest.raises(ValueError, match="needs the full forward pass") as refusal:
         stepwise(implementation, example, CUTS[PLAIN], tokens)
-    with pytest.raises(ValueError, match="use the full forward pass") as expected:
+    with pytest.raises(ValueError, match="needs the full forward pass") as expected:
         stepwise(REFERENCE, example, CUTS[PLAIN], tokens)
     assert str(refusal.value) == str(expected.value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,12 @@ import pytest
 import reference_numpy
 from specification import Configuration, Transformer
 from specification.checkpoints import flatten, unflatten, write_model, write_safetensors
+from specification.configuration import AttentionLayer
 from specification.fitting import misfits
+from specification.rotary import Rotary
 from tests.support.helpers import Implementation
 from tests.support.small_models import VOCABULARY, E, H, Maker, edited, fitted, without_biases
+from tests.support.todays_models import TODAY
 
 PLAIN = Configuration(
     H, positions="learned", source_padding=0, target_padding=0, target_mask="causal and real keys", norm_eps=1e-3
@@ -62,6 +66,9 @@ MODELS: dict[str, tuple[Callable[[], Any], Configuration, tuple[np.ndarray, ...]
     "attention": (lambda: maker(value_width=6).attention(), PLAIN, (X, X, X)),
     "attention, separate heads": (lambda: maker(per_head=True).attention(), PLAIN, (X, X, X)),
 }  # fmt: skip
+for todays in ("olmo2", "gemma3", "gpt_j", "gpt_oss", "modernbert", "t5, gated", "vit"):
+    found = TODAY[todays]()
+    MODELS[f"today, {todays}"] = (partial(found.parameters, "float32"), found.configuration, found.inputs)
 DEPENDS_ON_IDS = ("tokens", "positions", "token_types")
 """Tables that may have fewer rows, as long as nobody asks for those."""
 GIVEN_WIDTHS = ("query.weight", "key.weight", "value.weight")
@@ -96,6 +103,7 @@ def smaller(parameters: Any) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow_where("today", unless="gpt_oss")
 def test_what_is_told_is_what_fails(name: str) -> None:
     parameters, configuration, inputs = made(name)
     assert misfits(parameters, configuration) == []
@@ -106,6 +114,7 @@ def test_what_is_told_is_what_fails(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("heads", [1, 2, 3, 5, 8, 16, 32])
+@pytest.mark.slow_where("today", unless="gpt_oss")
 def test_numbers_of_heads(name: str, heads: int) -> None:
     parameters, configuration, inputs = made(name)
     configuration = replace(configuration, num_heads=heads)
@@ -113,6 +122,7 @@ def test_numbers_of_heads(name: str, heads: int) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.slow_where("today", unless="gpt_oss")
 def test_nothing_is_empty_and_nothing_has_another_dtype(name: str) -> None:
     parameters, configuration, _ = made(name)
     arrays = flatten(parameters)
@@ -139,6 +149,7 @@ def test_norms_may_be_wider() -> None:
     assert "decoder.norm.bias is bfloat16, beside arrays of float32" in misfits(narrow, configuration)
 
 
+LAYER, WIDE = AttentionLayer(window=(1, 0)), AttentionLayer(rotary=Rotary(width=8))
 OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
     ("transformer", {"num_heads": 3}, "encoder.blocks.0.attention.query has 16 columns, which 3 heads"),
     ("transformer", {"source_padding": 11}, "source_padding must be the id of a token below 11, got 11"),
@@ -147,6 +158,21 @@ OTHERWISE: list[tuple[str, dict[str, Any], str]] = [
     ("encoder", {"position_padding": 23}, "embedding.positions has 24 rows, and positions begin at 24"),
     ("language model", {"positions": "none"}, "decoder.embedding.positions is there, with positions='none'"),
     ("transformer, no biases", {"positions": "learned"}, "encoder.embedding.positions is missing"),
+    ("today, gpt_j", {"norm_order": "around"}, "decoder.blocks.1: with norm_order='around' a block needs a self_"),
+    ("today, gemma3", {"norm_order": "pre"}, "decoder.blocks.0: with norm_order='pre' a block has no feed_forward_out"),
+    ("today, gpt_j", {"norm_order": "post"}, "decoder.blocks.0: with norm_order='post' a block needs a feed_forward_n"),
+    ("transformer", {"norm_order": "parallel"}, "with norm_order='parallel' a block has no cross_attention"),
+    ("today, gpt_oss", {"empty_rows": "mean"}, "decoder.blocks.0.self_attention.sinks has no place with empty_rows="),
+    ("today, gpt_j", {"attention_layers": (LAYER,) * 3}, "decoder: attention_layers has 3 layers for 2 blocks"),
+    (
+        "today, gpt_j",
+        {"attention_layers": (WIDE,)},
+        "blocks.1.self_attention: the rotary width must be at most",
+    ),
+    ("today, t5, gated", {"relative_furthest": 1}, "encoder.relative_positions: furthest must be more than 2"),
+    ("today, vit", {"patch_size": 5}, "embedding.patches.weight has 12 rows, no multiple of 5 * 5"),
+    ("today, vit", {"patch_size": None}, "embedding takes images, and the configuration has no patch_size"),
+    ("language model", {"norm": "rms_norm_plus_one"}, "norm.bias is there, and rms_norm_plus_one has none"),
     ("language model", {"norm": "rms_norm"}, "decoder.blocks.1.feed_forward_norm.bias is there, and rms_norm has none"),
 ]
 
@@ -195,11 +221,18 @@ FAULTS = {
     "the output's rows": ("rows = values // G * H", "rows = None"),
     "the inner width": ('p.outer, inner, width)', 'p.outer, None, width)'),
     "lists of any length": ("self.counts(path, p, H, G)", "pass"),
+    "today, norms of heads of any width": ("columns if whole else D)", "None)"),
+    "today, sinks of any number": ("p.sinks, H)", "p.sinks, None)"),
+    "today, biases of any number of heads": ("None, self.configuration.num_heads)", "None, None)"),
+    "today, patches of any size": ("columns % size**2", "False"),
+    "today, rotations of any width": ("if layer.rotary is not None and", "if False and"),
+    "today, the gate's inner width": ('p.inner, width, inner)', 'p.inner, width, None)'),
     "the width of the memory": ("width, memory = self.cross", "width, _ = self.cross"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.slow_where("today")
 def test_faults_are_found(name: str) -> None:
     """Each small wrong edit leaves something untold that fails."""
     spoilt = edited("specification.fitting", *FAULTS[name]).misfits

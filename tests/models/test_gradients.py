@@ -34,9 +34,10 @@ from specification import (
     MultiHeadAttention,
 )
 from specification.checkpoints import flatten
-from specification.configuration import CHOICES
+from specification.configuration import CHOICES, SCALES, AttentionLayer
 from specification.dropout import TransformerDropout
-from specification.parameters import mapped
+from specification.parameters import ImageEmbedding, Transformer, mapped
+from specification.rotary import Rotary
 from tests.support.helpers import IMPLEMENTATIONS, Implementation
 from tests.support.small_models import (
     LONGEST,
@@ -50,6 +51,7 @@ from tests.support.small_models import (
     without_biases,
     without_cross,
 )
+from tests.support.todays_models import TODAY
 
 PORTS = IMPLEMENTATIONS[1:]
 
@@ -83,13 +85,27 @@ BASE = Configuration(
 ALTERNATIVES: dict[str, tuple[Any, ...]] = CHOICES | {
     "num_heads": (H, H // 2),
     "norm_eps": (1e-5, 1e-2),
+    "scale": (*SCALES, 0.3),
+    "softcap": (None, 2.0),
+    "attention_layers": (
+        (),
+        (AttentionLayer(window=(1, 0)),),
+        (AttentionLayer(rotary=Rotary()),),
+        (AttentionLayer(rotary=Rotary(width=2, pairing="interleaved", base=10.0)),),
+    ),
+    "relative_furthest": (128, 3),
     "scaled_embedding": (False, True),
+    "scaled_output": (False, True),
+    "output_softcap": (None, 3.0),
     "source_padding": (0, None),
     "target_padding": (0, None),
     "position_padding": (None, 3),
+    "patch_size": (None, 2),
 }
 """By the name of the option: choices that are all tried."""
-SHOWN_BY = {"target_mask": "language_model", "target_padding": "language_model", "pooling": "classifier"}
+SHOWN_BY = dict.fromkeys(("target_mask", "target_padding", "scaled_output", "output_softcap"), "language_model") | {
+    "pooling": "classifier"
+}
 """Options that an encoder does not have."""
 TOKENS = np.array([[3, 1, 4, 1, 5], [6, 5, 0, 0, 0], [0, 0, 0, 0, 0]])
 LEADING = np.array([[3, 1, 4, 1, 5], [0, 6, 5, 0, 0], [0, 0, 7, 2, 0]])
@@ -113,8 +129,13 @@ def example_of(kind: str, configuration: Configuration) -> Example:
         parameters, tokens = made.language_model(1), LEADING
     elif kind == "classifier":
         parameters, options = made.classifier(1), {"keep": KEPT}
+    elif configuration.patch_size is not None:
+        patches = made.linear(2 * configuration.patch_size**2, E)
+        images = ImageEmbedding(patches, made.array(E), made.array(7, E))
+        parameters, tokens = made.encoder(1)._replace(embedding=images), numbers(1, 3, 2, 4, 6)
     else:
         parameters, options = made.encoder(1)._replace(embedding=embedding), {"token_types": TYPES}
+        parameters = parameters._replace(relative_positions=made.array(8, configuration.num_heads, spread=1.0))
     return Example(kind, as_float64(fitted(parameters, configuration)), (tokens,), configuration, options)
 
 
@@ -123,6 +144,8 @@ def changed(configuration: Configuration, field: str, choice: Any) -> Configurat
     if field == "position_padding":
         choice = 0 if choice is None else choice
         return replace(configuration, positions="after_padding", position_padding=choice)
+    if field == "patch_size":
+        return replace(configuration, patch_size=choice, positions="none")
     if field == "positions":
         return replace(configuration, positions=choice, position_padding=0 if choice == "after_padding" else None)
     return replace(configuration, **{field: choice})
@@ -252,6 +275,20 @@ def equal_maxima(positions: int) -> Example:
     return Example("classifier", parameters, (tokens[:, :positions],), replace(PLAIN, pooling="max"), options)
 
 
+FUNCTIONS = {Encoder: "encoder", LanguageModel: "language_model", Transformer: "transformer"}
+
+
+def of_today(name: str) -> Example:
+    """A model in the manner of those that people use today, and the mask of its padding.
+
+    `test_todays_models` holds all of its gradients to their bounds.
+    """
+    found = TODAY[name]()
+    options = {} if found.key_padding is None else {"mask": KeyPadding(found.key_padding)}
+    parameters, inputs = found.parameters("float64"), in_dtype(found.inputs, "float64")
+    return Example(FUNCTIONS[type(parameters)], parameters, inputs, found.configuration, options)
+
+
 PARTS: dict[str, Callable[[], Example]] = {
     "token types by default": types_by_default,
     "embedding alone": embedded_by_itself,
@@ -275,7 +312,7 @@ PARTS: dict[str, Callable[[], Example]] = {
     "pooling everything": lambda: example_of("classifier", replace(BASE, pooling="max"))._replace(options={}),
     "equal maxima": lambda: equal_maxima(5),
     "nothing to pool": lambda: equal_maxima(0),
-}
+} | {f"today, {name}": partial(of_today, name) for name in TODAY}
 EXAMPLES = dict(option_examples()) | PARTS
 
 
@@ -392,7 +429,8 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.rule("TRF-1", "BLK-1", "BLK-2")
+@pytest.mark.rule("TRF-1", "BLK-1", "BLK-2", "BLK-3")
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if not name.startswith("today")], indirect=True)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_gradient(name: str, dtype: str) -> None:
     example, exact, bounds = expected(name, dtype)
@@ -472,13 +510,17 @@ class Wrong(NamedTuple):
     new: str
 
 
-NORM = "norm, cotangent = normalize_vjp(parameters.norm, inputs[-1], cotangent, configuration)\n"
-LOOP = "    for block, d, given in reversed([*zip(parameters.blocks, sites, inputs[:-1], strict=True)]):\n"
-ENCODER_NORM = f"{NORM}{LOOP}        gradient, cotangent = encoder"
-DECODER_NORM = f"{NORM}{LOOP}        gradient, cotangent, part = decoder"
-INTO_ENCODER = "        )\n        blocks.append(gradient)\n    cotangent = drop(cotangent, dropout.embedding)"
-INTO_DECODER = "part)\n    cotangent = drop(cotangent, dropout.embedding)"
-OPTIONS = "options = attention_options(x.shape[-1], mask, weights_dropout, configuration)"
+NORM = "norm, cotangent = normalize_if_vjp(parameters.norm, inputs[-1], cotangent, configuration)\n"
+ENCODER_NORM, DECODER_NORM = f"{NORM}    blocks, biases", f"{NORM}    for (block"
+INTO_ENCODER = "cotangent = drop(cotangent, dropout.embedding)\n    embedded"
+INTO_DECODER = "cotangent = drop(cotangent, dropout.embedding)\n    if parameters"
+OPTIONS = "options = attention_options(x.shape[-1], windowed(mask, layer), weights_dropout, configuration)"
+BY_HEADS, INTERLEAVED = "num_heads, width // num_heads)", "width // num_heads, num_heads).swapaxes(2, 3)"
+ADDED = "output_norm_gradient, tuple(others)), add(cotangent, x_gradient)"
+MASKED = OPTIONS.replace("windowed(mask, layer)", "mask")
+SQUARES, TURNED = "transpose(0, 3, 1, 4, 2, 5)", "transpose(0, 3, 1, 5, 2, 4)"
+CARRIED = "pullback(normalized, drop(output_gradient, dropout.output))"
+SCALED = "shrink(x_gradient) if configuration.scaled_output else x_gradient"
 POSITIONS = '"shared" if configuration.positions == "sinusoidal" else "doubled"'
 PADDED = "padding_mask(tokens, configuration.target_padding)"
 WEIGHTED = "wide - weights * np.sum(wide, axis=-1, keepdims=True)"
@@ -489,15 +531,23 @@ LAST = "where = x.shape[1] - 1 - first_largest(widen(x)[:, ::-1], keep[:, ::-1])
 BIAS = "bias = None if parameters.bias is None else rows.sum(axis=0).astype(parameters.bias.dtype)"
 
 WRONG = (
-    Wrong("num_heads", "num_heads=2", "blocks", '"num_heads": configuration.num_heads', f'"num_heads": {H}'),
-    Wrong("norm_order", "norm_order=pre", "blocks_vjp", "others), add(cotangent, x_gradient)", "others), x_gradient"),
-    Wrong("norm_order", "encoder", "blocks_vjp", "others), add(total_gradient, x_gradient)", "others), x_gradient"),
+    Wrong(
+        "num_heads", "num_heads=2", "multi_head_attention", BY_HEADS, "width // num_heads, num_heads).swapaxes(2, 3)"
+    ),
+    Wrong(
+        "norm_order",
+        "norm_order=pre",
+        "blocks_vjp",
+        "output_norm_gradient, tuple(others)), add(cotangent, x_gradient)",
+        "output_norm_gradient, tuple(others)), x_gradient",
+    ),
+    Wrong("norm_order", "encoder", "blocks_vjp", "(others)), add(total_gradient, x_gradient)", "(others)), x_gradient"),
     Wrong(
         "norm",
         "norm=rms_norm",
         "blocks_vjp",
-        "rms_norm_vjp(x, parameters.weight,",
-        "layer_norm_vjp(x, parameters.weight, None,",
+        "rms_norm_vjp(x, parameters.weight, cotangent, eps=eps, plus_one=plus_one)",
+        "layer_norm_vjp(x, parameters.weight, None, cotangent, eps=eps)",
     ),
     Wrong(
         "norm",
@@ -507,9 +557,9 @@ WRONG = (
         "gradients = layer_norm_vjp(",
     ),
     Wrong("norm_eps", "norm_eps=0.01", "blocks_vjp", "eps = configuration.norm_eps", "eps = 1e-5"),
-    Wrong("activation", "activation=gelu", "blocks_vjp", "=configuration.activation", '="gelu_tanh"'),
-    Wrong("activation", "activation=gelu_tanh", "blocks_vjp", "=configuration.activation", '="gelu"'),
-    Wrong("activation", "empty_rows=nan", "feed_forward_vjp", 'if activation == "relu":', "if False:"),
+    Wrong("activation", "activation=gelu", "blocks_vjp", ": configuration.activation", ': "gelu_tanh"'),
+    Wrong("activation", "activation=gelu_tanh", "blocks_vjp", ": configuration.activation", ': "gelu"'),
+    Wrong("activation", "empty_rows=nan", "feed_forward_vjp", '& (activation == "relu")', "& False"),
     Wrong("scale", "scale=model_width", "blocks_vjp", OPTIONS, f"{OPTIONS} | {{'scale': None}}"),
     Wrong(
         "empty_rows", "encoder", "attention_vjp", "fill_empty_rows(weights, allowed, empty_rows)", "weights, allowed"
@@ -535,7 +585,7 @@ WRONG = (
     ),
     Wrong("positions", "embedding alone", "positions_vjp", "gradient[offset : offset + length]", "gradient[:length]"),
     Wrong("scaled_embedding", "scaled_embedding=True", "transformer_vjp", TABLE, "tokens, cotangent)"),
-    Wrong("source_padding", "encoder", "transformer_vjp", "padding_mask(tokens, configuration.source_padding)", "None"),
+    Wrong("source_padding", "encoder", "transformer_vjp", "padding_mask(given, configuration.source_padding)", "None"),
     Wrong(
         "source_padding", "transformer", "transformer_vjp", "padding_mask(source, configuration.source_padding)", "None"
     ),
@@ -552,15 +602,15 @@ WRONG = (
         "masks beside padding",
         "masks beside padding, classifier",
         "transformer_vjp",
-        "both(mask, padding_mask(tokens, configuration.source_padding))",
+        "both(mask, padding_mask(given, configuration.source_padding))",
         "mask",
     ),
     Wrong(
         "masks beside padding",
         "masks beside padding, classifier",
         "transformer_vjp",
-        "both(mask, padding_mask(tokens, configuration.source_padding))",
-        "padding_mask(tokens, configuration.source_padding)",
+        "both(mask, padding_mask(given, configuration.source_padding))",
+        "padding_mask(given, configuration.source_padding)",
     ),
     Wrong(
         "masks beside padding",
@@ -674,11 +724,11 @@ WRONG = (
         "tied output",
         "tied output",
         "transformer_vjp",
-        "return linear_vjp(parameters, x, cotangent)",
-        "return linear_vjp(parameters, x, 0 * cotangent)",
+        "gradient, x_gradient = linear_vjp(parameters, x, cotangent)",
+        "gradient, x_gradient = linear_vjp(parameters, x, 0 * cotangent)",
     ),
     Wrong("memory", "embedded decoder", "transformer_vjp", "else add(memory_gradient, part)", "else part"),
-    Wrong("memory", "embedded decoder", "blocks_vjp", "add(gradients.key, gradients.value)", "gradients.key"),
+    Wrong("memory", "embedded decoder", "blocks_vjp", "add(of_key[2], as_value)", "of_key[2]"),
     Wrong("inputs", "embedded encoder", "blocks_vjp", "add(as_query, as_memory)", "as_memory"),
     Wrong("inputs", "embedded transformer", "transformer_vjp", "up.x, down.x)", "down.x, up.x)"),
     Wrong("masks", "embedded transformer", "transformer_vjp", '"mask": source_mask', '"mask": None'),
@@ -687,8 +737,8 @@ WRONG = (
         "masks",
         "embedded encoder",
         "transformer_vjp",
-        "configuration=configuration, mask=mask, dropout=d))",
-        "configuration=configuration, dropout=d))",
+        '{"configuration": configuration, "mask": mask}',
+        '{"configuration": configuration}',
     ),
     Wrong(
         "dropout",
@@ -724,8 +774,8 @@ WRONG = (
         "dropout",
         "dropout, pre-norm",
         "blocks_vjp",
-        "pullback(normalized, drop(cotangent, dropout.output))",
-        "pullback(normalized, cotangent)",
+        CARRIED,
+        "pullback(normalized, output_gradient)",
     ),
     Wrong(
         "dropout",
@@ -738,8 +788,56 @@ WRONG = (
         "dropout",
         "dropout, pre-norm",
         "blocks_vjp",
-        "normalized = drop(normalize(norm, x, configuration), dropout.norm)",
-        "normalized = normalize(norm, x, configuration)",
+        "normalized = drop(normalize_if(norm, x, configuration), dropout.norm)",
+        "normalized = normalize_if(norm, x, configuration)",
+    ),
+    Wrong("norm_order", "norm_order=around", "blocks_vjp", CARRIED, CARRIED.replace("output_gradient", "cotangent")),
+    Wrong(
+        "norm_order",
+        "norm_order=after",
+        "blocks_vjp",
+        "(norm_gradient, None, tuple(others)), add(cotangent, x_gradient)",
+        "(norm_gradient, None, tuple(others)), x_gradient",
+    ),
+    Wrong("norm_order", "norm_order=parallel", "blocks_vjp", "add(as_first, as_second)", "as_first"),
+    Wrong("norm_order", "today, gpt_j", "blocks_vjp", "add(*backward)", "backward[0]"),
+    Wrong("norm", "norm=rms_norm_plus_one", "blocks_vjp", 'configuration.norm == "rms_norm_plus_one"', "False"),
+    Wrong("activation", "activation=silu", "blocks_vjp", ": configuration.activation", ': "gelu"'),
+    Wrong("scale", "scale=0.3", "blocks", "if isinstance(scale, str):", "if True:"),
+    Wrong("softcap", "softcap=2.0", "blocks", '"softcap": configuration.softcap', '"softcap": None'),
+    Wrong(
+        "attention_layers", "today, mistral", "blocks_vjp", OPTIONS, OPTIONS.replace("windowed(mask, layer)", "mask")
+    ),
+    Wrong(
+        "attention_layers",
+        "today, llama",
+        "blocks_vjp",
+        "rotated_vjp(cotangent, layer)",
+        "cotangent",
+    ),
+    Wrong("relative_furthest", "relative_furthest=3", "transformer_vjp", "configuration.relative_furthest", "128"),
+    Wrong("relative positions", "today, t5", "transformer_vjp", "total = add(total, gradient)", "total = gradient"),
+    Wrong("scaled_output", "scaled_output=True", "transformer_vjp", SCALED, "x_gradient"),
+    Wrong("output_softcap", "output_softcap=3.0", "transformer_vjp", "float(cap)) ** 2)", "float(cap)))"),
+    Wrong(
+        "patch_size", "patch_size=2", "transformer_vjp", "transpose(0, 3, 1, 4, 2, 5)", "transpose(0, 3, 1, 5, 2, 4)"
+    ),
+    Wrong("patch_size", "patch_size=2", "transformer_vjp", "positions[0].copy()", "positions[1].copy()"),
+    Wrong("patch_size", "patch_size=2", "transformer_vjp", "cotangent[:, 1:])", "cotangent[:, :-1])"),
+    Wrong("sinks", "today, gpt_oss", "blocks_vjp", "of_key[1], inner.sinks)", "of_key[1], 0 * inner.sinks)"),
+    Wrong(
+        "norms of queries",
+        "today, qwen3",
+        "blocks_vjp",
+        "normalize_vjp(norm, split_heads(x, num_heads), cotangent, configuration)",
+        "(norm, cotangent)",
+    ),
+    Wrong(
+        "norms of queries",
+        "today, olmo2",
+        "blocks_vjp",
+        "return normalize_vjp(norm, x, concatenate_heads(cotangent), configuration)",
+        "return norm, concatenate_heads(cotangent)",
     ),
 )
 
@@ -755,6 +853,7 @@ def planted(wrong: Wrong, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow_where("dropout, pre")
+@pytest.mark.slow_where("today")
 def test_planted_faults_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     example, exact, bounds = expected(name, "float32")
     assert beyond(definition(example, "float32"), exact, bounds) == []

@@ -317,7 +317,10 @@ def test_what_cannot_be_judged_is_told_in_one_line() -> None:
         ((*saved("dawn"), "--set", "num_heads=2"), "--set gives num_heads twice"),
         ((*saved("transformer101"), "--set", "num_heads=2"), "transformer101 takes no hyperparameters, got num_heads"),
         ((*saved("dawn")[:3], "--set", "num_heads=nan"), "num_heads must be an integer of at least 1, got nan"),
-        ((".", "--dialect", "dawn", "--set", "num_heads=4"), "is a folder, and a safetensors file is needed"),
+        ((".", "--dialect", "dawn"), "is a folder, whose config.json says what --dialect and --set say of a file"),
+        ((".", "--set", "num_heads=4"), "is a folder, whose config.json says what --dialect and --set say of a file"),
+        ((".",), "config.json is not there"),
+        (("narrow.safetensors",), "narrow.safetensors is no folder with a config.json, and needs --dialect"),
         (("nowhere.safetensors", "--dialect", "transformer101"), "nowhere.safetensors is not there"),
     ):
         code, output = command("port", *words)

@@ -1,11 +1,13 @@
-"""`load_pretrained` on folders that transformers has written: the same numbers as transformers, within the carried bound.
+"""`load_pretrained` on folders that transformers has written: the same numbers as its own, within the carried bound.
 
 The modules compute in float32, as they are, and in float64 throughout (`tests.support.pretrained.Wide`).
 """
 
 from __future__ import annotations
 
+import json
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
 from reference_numpy import Model
 from specification.dialects import DIALECTS
-from specification.parameters import LanguageModel
+from specification.parameters import LanguageModel, leaves
 from tests.support.helpers import IMPLEMENTATIONS, Implementation
 from tests.support.pretrained import MODELS, Call, Pretrained, arithmetic, call_of, module_of, result_of, saved
 
@@ -112,7 +114,7 @@ GENERATING = [
     if made.architecture.endswith(("ForCausalLM", "ForConditionalGeneration"))
 ]  # fmt: skip
 BY_LENGTH = {"llama-each", "phi3-long"}
-"""Their rotary embeddings depend on the length, and transformers keeps cached keys as an earlier length rotated them."""
+"""Their rotation depends on the length, and transformers keeps cached keys as an earlier length rotated them."""
 
 
 def generated(
@@ -137,6 +139,7 @@ def test_greedy_tokens(name: str, dtype: str, tmp_path: Path) -> None:
     generator = np.random.default_rng(2)
     prompt = generator.integers(3, 37, (2, 5))
     source = generator.integers(3, 37, (2, 6)) if made.dialect == "t5" else None
+    prompt = prompt if source is None else prompt[:, :1] * 0  # transformers puts decoder_start_token_id before others
     expected = generated(module, made, prompt, source, use_cache=cached)
     model = reference_numpy.load_pretrained(folder)
     given = {} if source is None else {"source": source}
@@ -149,24 +152,31 @@ def test_greedy_tokens(name: str, dtype: str, tmp_path: Path) -> None:
 def otherwise(model: Model, change: str) -> Model:
     """With one thing in the configuration as it is not."""
     configuration = model.configuration
-    layers = configuration.attention_layers
-    changed: dict[str, Any] = {
-        "base": {"attention_layers": tuple(replace(layer, rotary=layer.rotary and replace(layer.rotary, base=9e3)) for layer in layers)},
-        "window": {"attention_layers": tuple(replace(layer, window=None) for layer in layers)},
-        "no rotation": {"attention_layers": tuple(replace(layer, rotary=None) for layer in layers)},
-        "scaling": {"attention_layers": tuple(replace(layer, rotary=layer.rotary and replace(layer.rotary, scaling=None)) for layer in layers)},
-        "eps": {"norm_eps": configuration.norm_eps + 1e-7},
-        "activation": {"activation": "gelu" if configuration.activation != "gelu" else "gelu_tanh"},
-        "softcap": {"softcap": 49.0},
-        "output softcap": {"output_softcap": 29.0},
-        "scale": {"scale": 0.3},
-        "norm": {"norm": "rms_norm"},
-        "embedding": {"scaled_embedding": not configuration.scaled_embedding},
-        "output": {"scaled_output": not configuration.scaled_output},
-        "furthest": {"relative_furthest": 64},
-        "order": {"norm_order": "pre"},
-    }[change]  # fmt: skip
-    return replace(model, configuration=replace(configuration, **changed))
+
+    def layers(**changed: Any) -> dict[str, Any]:
+        return {"attention_layers": tuple(replace(layer, **changed) for layer in configuration.attention_layers)}
+
+    def rotaries(**changed: Any) -> dict[str, Any]:
+        rotated = [replace(layer, rotary=replace(layer.rotary, **changed)) for layer in configuration.attention_layers]
+        return {"attention_layers": tuple(rotated)}
+
+    changes: dict[str, Callable[[], dict[str, Any]]] = {
+        "base": lambda: rotaries(base=9e3),
+        "scaling": lambda: rotaries(scaling=None),
+        "window": lambda: layers(window=None),
+        "no rotation": lambda: layers(rotary=None),
+        "eps": lambda: {"norm_eps": configuration.norm_eps + 1e-7},
+        "activation": lambda: {"activation": "gelu_tanh" if configuration.activation == "gelu" else "gelu"},
+        "softcap": lambda: {"softcap": 49.0},
+        "output softcap": lambda: {"output_softcap": 29.0},
+        "scale": lambda: {"scale": 0.3},
+        "norm": lambda: {"norm": "rms_norm"},
+        "embedding": lambda: {"scaled_embedding": not configuration.scaled_embedding},
+        "output": lambda: {"scaled_output": not configuration.scaled_output},
+        "furthest": lambda: {"relative_furthest": 64},
+        "order": lambda: {"norm_order": "pre"},
+    }
+    return replace(model, configuration=replace(configuration, **changes[change]()))
 
 
 FAULTS = {
@@ -175,7 +185,7 @@ FAULTS = {
     "gemma-grouped": ("norm", "embedding", "activation"),
     "gemma2-grouped": ("softcap", "output softcap", "scale", "window", "norm"),
     "gemma3-grouped": ("base", "scale", "window"),
-    "gpt_neox-parallel": ("order", "base", "eps"),
+    "gpt_neox-parallel": ("order", "no rotation", "eps"),
     "phi3-short": ("scaling",),
     "modernbert-windows": ("window", "base"),
     "t5-relu": ("output", "furthest", "scale"),
@@ -204,13 +214,11 @@ def test_what_a_file_says_shows(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FIRST.values())
 def test_shards_and_a_narrow_dtype(name: str, tmp_path: Path) -> None:
     """The same arrays out of many small files; and in bfloat16 those that transformers has."""
-    module, folder = saved(MODELS[name], "float32", tmp_path / "one")
+    module, _ = saved(MODELS[name], "float32", tmp_path / "one")
     module.save_pretrained(tmp_path / "many", max_shard_size="4KB")
     assert (tmp_path / "many" / "model.safetensors.index.json").is_file()
     one, many = (reference_numpy.load_pretrained(tmp_path / way) for way in ("one", "many"))
     assert one.configuration == many.configuration
-    from specification.parameters import leaves
-
     whole, shards = leaves(one.parameters), leaves(many.parameters)
     assert all(np.array_equal(shards[path], array) for path, array in whole.items())
     module.to(torch.bfloat16).save_pretrained(tmp_path / "narrow")
@@ -222,8 +230,6 @@ def test_shards_and_a_narrow_dtype(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FIRST.values())
 def test_what_is_meant_where_a_file_says_nothing_else(name: str, tmp_path: Path) -> None:
     """The sizes alone, and all that the configuration class writes for them, mean the same."""
-    import json
-
     import transformers
 
     made = MODELS[name]

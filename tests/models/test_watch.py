@@ -107,7 +107,6 @@ def test_blocks_of_flex_attention_are_read() -> None:
 
 
 @SLOW
-@pytest.mark.rule("ATT-6")
 def test_rows_of_padding_follow_the_levels() -> None:
     """Before a sequence that is padded on the left, causal rows may attend to nothing: eager models take the mean."""
     eager = watch(hf.small_model("llama", "eager"), hf.inputs(padded="left"), backward=True)
@@ -315,3 +314,13 @@ def test_calls_that_fail_alike_are_told_once() -> None:
     (block,) = blocks(calls)
     assert "model.layers.0.self_attn and 1 more" in block
     assert "24 of 48 are wrong; the first: batch element 0, head 1, query 0" in block
+
+
+@SLOW
+def test_a_model_without_attention_is_not_judged(tmp_path: Path) -> None:
+    kind = hf.transformers.MambaForCausalLM
+    given = {"vocab_size": 40, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 1}
+    kind(hf.transformers.MambaConfig(**given)).save_pretrained(tmp_path)
+    code, output = command("watch", tmp_path, "--tokens", "3,1,4")
+    assert code == 2, output
+    assert "has called no attention" in output

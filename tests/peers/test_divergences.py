@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import types
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # what other libraries warn o
 
 VERSIONS = {
     "torch": "2.13.0",
+    "transformers": "5.23.0",
     "jax": "0.10.2",
     "flax": "0.12.8",
     "equinox": "0.13.8",
@@ -182,6 +184,95 @@ def test_cross_entropy_of_torch_takes_a_smoothing_below_0_for_none() -> None:
     logits, target = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([0])
     plain, negative = (torch.nn.functional.cross_entropy(logits, target, label_smoothing=s) for s in (0.0, -0.5))
     assert plain == negative
+
+
+# --- transformers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def of_transformers() -> Any:
+    """Attention of one head by name, called as a model calls it; `eager` is Llama's."""
+    installed("torch")
+    require("transformers")
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.models.bert.modeling_bert import eager_attention_forward as without_float32
+    from transformers.models.llama.modeling_llama import eager_attention_forward
+
+    functions = {"eager": eager_attention_forward, "sdpa": sdpa_attention_forward, "eager of BERT": without_float32}
+
+    def attend(name: str, query: Any, key: Any, value: Any, mask: Any = None, **layer: Any) -> Any:
+        module = types.SimpleNamespace(num_key_value_groups=1, training=False, **layer)
+        heads = (array[None, None] for array in (query, key, value))
+        mask = None if mask is None else mask[None, None]
+        return functions[name](module, *heads, mask, scaling=query.shape[-1] ** -0.5)[0][0, :, 0]
+
+    return attend
+
+
+def lowest(mask: Any, dtype: Any) -> Any:
+    """The mask as eager models have it."""
+    torch = installed("torch")
+    return torch.where(mask, torch.zeros((), dtype=dtype), torch.finfo(dtype).min)
+
+
+@pytest.mark.slow
+def test_eager_models_give_the_mean_of_the_values_to_padding(of_transformers: Any) -> None:
+    """And its gradient goes to hidden keys; sdpa gives zeros, and no gradient."""
+    torch = installed("torch")
+    query, value = torch.ones(1, 3), torch.tensor([[1.0] * 3, [3.0] * 3])
+    key = torch.tensor([[1.0] * 3, [2.0] * 3], requires_grad=True)
+    nothing = torch.zeros(1, 2, dtype=torch.bool)
+    eager = of_transformers("eager", query, key, value, lowest(nothing, torch.float32))
+    assert eager.eq(2).all()
+    assert torch.autograd.grad(eager.sum(), key)[0].ne(0).all()
+    sdpa = of_transformers("sdpa", query, key, value, nothing)
+    assert sdpa.eq(0).all()
+    assert torch.autograd.grad(sdpa.sum(), key)[0].eq(0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["eager", "sdpa"])
+def test_models_let_nan_through_a_mask(of_transformers: Any, name: str) -> None:
+    torch = installed("torch")
+    ones, value = torch.ones(1, 3), torch.tensor([[1.0] * 3, [NAN] * 3])
+    mask = torch.tensor([[True, False]])
+    given = mask if name == "sdpa" else lowest(mask, torch.float32)
+    assert of_transformers(name, ones, torch.ones(2, 3), value, given).isnan().all()
+
+
+@pytest.mark.slow
+def test_eager_models_round_scores_and_weights_to_16_bits(of_transformers: Any) -> None:
+    torch = installed("torch")
+    query, key, value = torch.randn(3, 64, 8, generator=torch.Generator().manual_seed(0)).bfloat16().unbind(0)
+    q, k, v = (array.double().numpy() for array in (query, key, value))
+    scores = (query @ key.T * 8**-0.5).double().numpy()
+    exact, rounded = softmax(q @ k.T / 8**0.5) @ v, softmax(scores) @ v
+    got = of_transformers("eager", query, key, value).double().numpy()
+    assert np.abs(got - exact).max() > 2 * np.abs(got - rounded).max()
+
+
+@pytest.mark.slow
+def test_eager_models_take_the_softmax_of_float64_scores_in_float32(of_transformers: Any) -> None:
+    """Those with `dtype=torch.float32` in it, and not BERT."""
+    torch = installed("torch")
+    query, key, value = torch.randn(3, 9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).unbind(0)
+    exact = softmax(query.numpy() @ key.numpy().T / 8**0.5) @ value.numpy()
+    names = ("eager", "eager of BERT", "sdpa")
+    got = {name: of_transformers(name, query, key, value, is_causal=False).numpy() for name in names}
+    errors = {name: np.abs(array - exact).max() for name, array in got.items()}
+    assert errors["eager"] > 1e-9 > 1e-14 > max(errors["sdpa"], errors["eager of BERT"])
+
+
+@pytest.mark.slow
+def test_sdpa_without_a_mask_is_causal_unless_the_layer_says_otherwise(of_transformers: Any) -> None:
+    """From the first key on, and not for one query alone."""
+    torch = installed("torch")
+    value = torch.tensor([[1.0] * 3, [3.0] * 3])
+    for queries, layer, expected in ((2, {}, [1, 2]), (2, {"is_causal": False}, [2, 2]), (1, {}, [2])):
+        got = of_transformers("sdpa", torch.ones(queries, 3), torch.ones(2, 3), value, **layer)
+        assert got[:, 0].tolist() == expected
+        eager = of_transformers("eager", torch.ones(queries, 3), torch.ones(2, 3), value, **layer)
+        assert eager[:, 0].tolist() == [2] * queries
 
 
 # --- jax --------------------------------------------------------------------------------------------------------------

@@ -20,9 +20,17 @@ from onnx.reference import ReferenceEvaluator  # noqa: E402
 import jax_impl  # noqa: E402
 import reference_numpy  # noqa: E402
 import torch_impl  # noqa: E402
+from conformance.onnx import activations as activations_bridge  # noqa: E402
 from conformance.onnx import attention as bridge  # noqa: E402
 from conformance.onnx import losses as losses_bridge  # noqa: E402
-from conformance.onnx.cases import NodeCase, all_nodes, expansions, node_cases, skipped_cases  # noqa: E402
+from conformance.onnx.cases import (  # noqa: E402
+    NodeCase,
+    all_nodes,
+    expansions,
+    node_cases,
+    skip_reason,
+    skipped_cases,
+)
 from conformance.onnx.deviations import DEVIATIONS, ONNX, found, rounded_once  # noqa: E402
 from conformance.onnx.faults_caught import catches  # noqa: E402
 from conformance.onnx.running import TRANSLATIONS, Bridged, bridged, objection, outcome, outputs_of  # noqa: E402
@@ -48,8 +56,9 @@ def test_all_cases_are_there() -> None:
     assert Counter(node.operator for node in node_cases()) == {
         "Attention": 93, "LayerNormalization": 19, "RMSNormalization": 19,
         "SoftmaxCrossEntropyLoss": 18, "NegativeLogLikelihoodLoss": 9, "Adam": 2, "Momentum": 3,
+        "Gelu": 4, "Swish": 1, "LogSoftmax": 7,
     }  # fmt: skip
-    assert len(expansions()) == 210
+    assert len(expansions()) == 229
 
 
 @known_version
@@ -228,6 +237,25 @@ def noticed_in_losses() -> list[str]:
                 wrong = str(error)
             failed += [node.name] if wrong else []
     return failed
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong"),
+    [
+        ("ACTIVATIONS", {"none": "gelu_tanh", "tanh": "gelu_tanh"}),
+        ("ACTIVATIONS", {"none": "gelu", "tanh": "gelu"}),
+        ("every_class", lambda logits: losses_bridge.every_class(np.ascontiguousarray(logits[::-1]))),
+    ],
+)
+def test_nothing_of_an_activation_is_lost(part: str, wrong: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activations_bridge, part, wrong)
+    nodes = [node for node in node_cases() if node.operator in ("Gelu", "LogSoftmax")]
+    assert any(objection(node, outputs_of(NumpySubject(), TRANSLATIONS[node.operator](node))) for node in nodes)
+
+
+def test_a_swish_of_another_alpha_is_skipped() -> None:
+    node = next(node for node in node_cases() if node.operator == "Swish")
+    assert skip_reason(replace(node, attributes={"alpha": 2.0})) == "another alpha than 1"
 
 
 @pytest.mark.parametrize(

@@ -72,10 +72,10 @@ def multi_head(mask: Any = None, keys: int = 7, gradients: bool = False) -> Case
     return Case("multi_head_attention", "float32", inputs, options, cotangents)
 
 
-def norm(operation: str, bias: bool, axes: int = 1) -> Case:
+def norm(operation: str, bias: bool, axes: int = 1, **options: Any) -> Case:
     inputs = {"x": normal(1, 4, 3, 6), "weight": normal(2, *(3, 6)[-axes:])}
     inputs |= {"bias": normal(3, *(3, 6)[-axes:])} if bias else {}
-    return Case(operation, "float32", inputs, {"eps": 1e-5}, {"output": normal(4, 4, 3, 6)})
+    return Case(operation, "float32", inputs, {"eps": 1e-5} | options, {"output": normal(4, 4, 3, 6)})
 
 
 def loss(operation: str, reduction: str) -> Case:
@@ -101,6 +101,20 @@ def clip() -> Case:
     """Of a norm far above 1e-6."""
     inputs = {"gradients[0]": 1000 * normal(1, 4, 3), "gradients[1]": 1000 * normal(2, 5)}
     return Case("clip_by_global_norm", "float32", inputs, {"limit": 100.0})
+
+
+def network(activation: str, gated: bool) -> Case:
+    """E=6, F=8, without biases, which one path lacks."""
+    inputs = {"x": normal(1, 3, 6), "inner.weight": normal(2, 6, 8), "outer.weight": normal(3, 8, 6)}
+    inputs |= {"gate.weight": normal(4, 6, 8)} if gated else {}
+    operation = "gated_feed_forward" if gated else "feed_forward"
+    return Case(operation, "float32", inputs, {"activation": activation}, {"output": normal(5, 3, 6)})
+
+
+def relative_positions() -> Case:
+    options = {"query_length": 5, "key_length": 200, "bidirectional": True, "furthest": 128, "offset": 20}
+    inputs = {"table": normal(1, 32, 4)}
+    return Case("relative_position_bias", "float32", inputs, options, {"output": normal(2, 1, 4, 5, 200)})
 
 
 MASK = np.arange(35).reshape(5, 7) % 3 > 0
@@ -129,6 +143,10 @@ CASES = [
     *(adam(step, decoupled) for step in (1, 99) for decoupled in (True, False)),
     *(sgd(nesterov) for nesterov in (False, True)),
     clip(),
+    Case("silu", "float32", {"x": normal(1, 3, 8)}, {}, {"output": normal(2, 3, 8)}),
+    *(network(activation, gated) for activation in ("relu", "gelu", "gelu_tanh", "silu") for gated in (False, True)),
+    norm("rms_norm", bias=False, plus_one=True),
+    relative_positions(),
 ]
 
 

@@ -235,6 +235,7 @@ def test_vmap_over_masks() -> None:
     assert_close(masked, [torch_impl.attention(*inputs(), mask=Causal(offset)) for offset in offsets])
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script.:FutureWarning")  # which torch 2.14 uses here itself
 def test_forward_mode_is_refused() -> None:
     with pytest.raises(NotImplementedError, match="jvp"):
         torch.func.jvp(torch_impl.attention, tuple(inputs()), tuple(inputs()))

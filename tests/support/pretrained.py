@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,10 +24,18 @@ class Pretrained(NamedTuple):
 
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 3} | IDS
-GROUPED = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6}
-WIDER = SIZES | {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8, "num_hidden_layers": 2}
-ALONE = SIZES | {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 6, "num_hidden_layers": 2}
-EACH = SIZES | {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 8, "num_hidden_layers": 2}
+
+
+def heads(count: int, keys: int | None = None, width: int | None = None, **more: Any) -> dict[str, Any]:
+    """Sizes with so many heads, heads of keys where those are told, and their width where that is."""
+    told = {"num_attention_heads": count, "num_key_value_heads": keys, "head_dim": width}
+    return SIZES | {name: value for name, value in told.items() if value is not None} | more
+
+
+GROUPED = heads(4, 2, 6)
+WIDER = heads(6, 3, 8, num_hidden_layers=2)
+ALONE = heads(4, 1, 6, num_hidden_layers=2)
+EACH = heads(3, 3, 8, num_hidden_layers=2)
 
 
 def rope(kind: str = "default", base: float = 10000.0, **more: Any) -> dict[str, Any]:
@@ -46,9 +53,11 @@ YARN_SCALED = rope(
 LONG = {"short_factor": [1.0, 1.5, 2.5], "long_factor": [1.5, 4.0, 9.0]}
 BY_KIND = {"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5000.0},
                                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}}  # fmt: skip
-ENCODER = {name: size for name, size in SIZES.items()} | {"cls_token_id": 1, "sep_token_id": 2}
-T5 = {"vocab_size": VOCABULARY, "d_model": 24, "d_kv": 5, "d_ff": 20, "num_layers": 2, "num_heads": 3,
-      "decoder_start_token_id": 0, "relative_attention_num_buckets": 6, "relative_attention_max_distance": 9}  # fmt: skip
+ENCODER_IDS = {"cls_token_id": 1, "sep_token_id": 2}
+T5 = {
+    "vocab_size": VOCABULARY, "d_model": 24, "d_kv": 5, "d_ff": 20, "num_layers": 2, "num_heads": 3,
+    "decoder_start_token_id": 0, "relative_attention_num_buckets": 6, "relative_attention_max_distance": 9,
+}  # fmt: skip
 VIT = {"hidden_size": 24, "num_attention_heads": 3, "intermediate_size": 20, "num_hidden_layers": 2,
        "image_size": [8, 12], "patch_size": 4}  # fmt: skip
 
@@ -67,7 +76,10 @@ MODELS = (
         yarn=GROUPED | YARN,
         scaled=GROUPED | YARN_SCALED,
     )
-    | many("llama", "MistralForCausalLM", mistral=GROUPED | {"sliding_window": 4}, full=WIDER | {"sliding_window": None})
+    | many(
+        "llama", "MistralForCausalLM",
+        mistral=GROUPED | {"sliding_window": 4}, full=WIDER | {"sliding_window": None},
+    )
     | many(
         "llama", "SmolLM3ForCausalLM",
         smollm3=GROUPED | {"num_hidden_layers": 4, "tie_word_embeddings": False},
@@ -75,12 +87,11 @@ MODELS = (
     )
     | many(
         "qwen2", "Qwen2ForCausalLM",
-        grouped=SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2},
-        windows=SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "use_sliding_window": True,
-                         "sliding_window": 4, "max_window_layers": 1, "tie_word_embeddings": True},
-        each=SIZES | {"num_attention_heads": 3, "num_key_value_heads": 3, "rms_norm_eps": 1e-4} | YARN,
-        alone=SIZES | {"num_attention_heads": 4, "num_key_value_heads": 1, "num_hidden_layers": 2, "use_sliding_window": True,
-                       "sliding_window": 2, "layer_types": ["sliding_attention", "full_attention"]},
+        grouped=heads(4, 2),
+        windows=heads(4, 2, use_sliding_window=True, sliding_window=4, max_window_layers=1, tie_word_embeddings=True),
+        each=heads(3, 3) | {"rms_norm_eps": 1e-4} | YARN,
+        alone=heads(4, 1, num_hidden_layers=2, use_sliding_window=True, sliding_window=2)
+        | {"layer_types": ["sliding_attention", "full_attention"]},
     )
     | many(
         "qwen3", "Qwen3ForCausalLM",
@@ -113,44 +124,43 @@ MODELS = (
     )
     | many(
         "gpt_neox", "GPTNeoXForCausalLM",
-        parallel=SIZES | {"num_attention_heads": 3},
-        sequential=SIZES | {"num_attention_heads": 3, "use_parallel_residual": False, "hidden_act": "gelu_new"},
-        plain=SIZES | {"num_attention_heads": 3, "attention_bias": False, "rotary_pct": 1.0, "tie_word_embeddings": True},
-        scaled=SIZES | {"num_attention_heads": 2, "layer_norm_eps": 1e-3}
-        | rope("linear", 100.0, factor=2.0, partial_rotary_factor=0.5),
+        parallel=heads(3),
+        sequential=heads(3) | {"use_parallel_residual": False, "hidden_act": "gelu_new"},
+        plain=heads(3) | {"attention_bias": False, "rotary_pct": 1.0, "tie_word_embeddings": True},
+        scaled=heads(2, layer_norm_eps=1e-3) | rope("linear", 100.0, factor=2.0, partial_rotary_factor=0.5),
     )
     | many(
         "phi3", "Phi3ForCausalLM",
-        grouped=SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2},
-        windows=SIZES | {"num_attention_heads": 4, "num_key_value_heads": 1, "sliding_window": 4, "tie_word_embeddings": True},
-        short=SIZES | {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64,
-                       "original_max_position_embeddings": 16} | rope("longrope", 100.0, **LONG),
-        long=SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64,
-                      "original_max_position_embeddings": 8} | rope("longrope", 100.0, **LONG),
-        part=SIZES | {"num_attention_heads": 3, "num_key_value_heads": 3, "partial_rotary_factor": 0.5},
+        grouped=heads(4, 2),
+        windows=heads(4, 1) | {"sliding_window": 4, "tie_word_embeddings": True},
+        short=heads(4, 4, max_position_embeddings=64, original_max_position_embeddings=16)
+        | rope("longrope", 100.0, **LONG),
+        long=heads(4, 2, max_position_embeddings=64, original_max_position_embeddings=8)
+        | rope("longrope", 100.0, **LONG),
+        part=heads(3, 3) | {"partial_rotary_factor": 0.5},
     )
     | many(
         "olmo2", "Olmo2ForCausalLM",
-        grouped=SIZES | {"num_attention_heads": 4, "num_key_value_heads": 2},
-        biased=SIZES | {"num_attention_heads": 4, "num_key_value_heads": 1, "attention_bias": True, "rms_norm_eps": 1e-3},
-        each=SIZES | {"num_attention_heads": 3, "tie_word_embeddings": True} | rope("linear", 100.0, factor=2.0),
-        yarn=SIZES | {"num_attention_heads": 2, "num_key_value_heads": 2} | YARN,
+        grouped=heads(4, 2),
+        biased=heads(4, 1) | {"attention_bias": True, "rms_norm_eps": 1e-3},
+        each=heads(3) | {"tie_word_embeddings": True} | rope("linear", 100.0, factor=2.0),
+        yarn=heads(2, 2) | YARN,
     )
     | many(
         "modernbert", "ModernBertModel",
-        windows=ENCODER | {"num_attention_heads": 3, "num_hidden_layers": 4, "local_attention": 6},
-        biased=ENCODER | {"num_attention_heads": 4, "norm_bias": True, "attention_bias": True, "mlp_bias": True},
-        each=ENCODER | {"num_attention_heads": 4, "global_attn_every_n_layers": 2, "local_attention": 5, "norm_eps": 1e-3,
-                        "hidden_activation": "silu"},
-        kinds=ENCODER | {"num_attention_heads": 3, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-                         "local_attention": 2} | BY_KIND,
+        windows=heads(3, **ENCODER_IDS) | {"num_hidden_layers": 4, "local_attention": 6},
+        biased=heads(4, **ENCODER_IDS) | {"norm_bias": True, "attention_bias": True, "mlp_bias": True},
+        each=heads(4, **ENCODER_IDS)
+        | {"global_attn_every_n_layers": 2, "local_attention": 5, "norm_eps": 1e-3, "hidden_activation": "silu"},
+        kinds=heads(3, **ENCODER_IDS, local_attention=2)
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]} | BY_KIND,
     )
-    | many("modernbert", "ModernBertForMaskedLM", head=ENCODER | {"num_attention_heads": 3, "local_attention": 6})
+    | many("modernbert", "ModernBertForMaskedLM", head=heads(3, **ENCODER_IDS) | {"local_attention": 6})
     | many(
         "t5", "T5ForConditionalGeneration",
         relu=T5,
         gated=T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-        silu=T5 | {"feed_forward_proj": "gated-silu", "num_decoder_layers": 3, "layer_norm_epsilon": 1e-3},
+        silu=T5 | {"feed_forward_proj": "gated-silu", "num_decoder_layers": 1, "layer_norm_epsilon": 1e-3},
         wide=T5 | {"d_kv": 16, "num_heads": 2, "relative_attention_num_buckets": 8},
     )
     | many("t5", "MT5ForConditionalGeneration", mt5=T5)

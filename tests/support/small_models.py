@@ -28,6 +28,7 @@ from specification import (
     Transformer,
 )
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout, StackDropout, SublayerDropout
+from specification.parameters import mapped
 from tests.support.helpers import Implementation
 
 E, H, F, VOCABULARY, LONGEST, BATCH, LENGTH = 16, 4, 24, 11, 24, 3, 7
@@ -129,14 +130,18 @@ class Example(NamedTuple):
 
 
 def fitted(value: Any, configuration: Configuration) -> Any:
-    """Without biases in norms that have none, and without tables of positions that are not read."""
+    """Without biases in norms that have none, without tables of positions that are not read, with norms around."""
     if isinstance(value, Norm):
-        return Norm(value.weight) if configuration.norm == "rms_norm" else value
+        return Norm(value.weight) if configuration.norm.startswith("rms_norm") else value
     if isinstance(value, Embedding) and configuration.positions not in ("learned", "after_padding"):
         return value._replace(positions=None)
     if isinstance(value, list | tuple):
         parts = [fitted(part, configuration) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else parts
+        value = type(value)(*parts) if hasattr(value, "_fields") else parts
+    if isinstance(value, EncoderBlock | DecoderBlock) and configuration.norm_order == "around":
+        outputs = [name for name in value._fields if name.endswith("output_norm")]
+        norms = {name: getattr(value, name.replace("_output", "")) for name in outputs}
+        return value._replace(**{name: mapped(lambda array: array[::-1].copy(), norm) for name, norm in norms.items()})
     return value
 
 

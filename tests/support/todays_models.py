@@ -43,14 +43,29 @@ IMAGES = np.random.default_rng(5).normal(size=(2, 3, 4, 6)).astype("float32")
 class Example(NamedTuple):
     """What a model is made of, in numbers that float32 holds, and what it is called with."""
 
-    parameters: Any
+    arrays: Any
     configuration: Configuration
     inputs: tuple[np.ndarray, ...] = (TOKENS,)
     key_padding: np.ndarray | None = None
 
-    def in_dtype(self, dtype: str) -> Any:
-        """The parameters in that dtype."""
-        return mapped(lambda array: array.astype(dtype), self.parameters)
+    def parameters(self, dtype: str) -> Any:
+        return in_dtype(self.arrays, dtype)
+
+    def source(self) -> np.ndarray | None:
+        """Of a model with encoder and decoder."""
+        return self.inputs[0] if len(self.inputs) == 2 else None
+
+    def target(self) -> np.ndarray:
+        return self.inputs[-1]
+
+    def options(self) -> dict[str, np.ndarray]:
+        """Keywords of the model's call."""
+        return {} if self.key_padding is None else {"key_padding": self.key_padding}
+
+
+def in_dtype(value: Any, dtype: str) -> Any:
+    """The structure with its floating arrays in that dtype."""
+    return mapped(lambda array: array.astype(dtype) if array.dtype.kind == "f" else array, value)
 
 
 class Parts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -540,6 +541,8 @@ def test_every_departure_can_be_written_and_shown(name: str) -> None:
     assert first["quantity"] == FAULTS[name].quantity
     words = report.departure_text(first)
     assert words.startswith(f"step 0: {first['quantity']} ")
+    assert ("(raised at " in words) == (name == "an error raised")
+    assert name != "an error raised" or re.search(r"test_lockstep\.py:\d+ in clip\)$", words)
     page = report.as_page(found)
     assert "<script>" not in page
     assert "Departs from the definition" in page

@@ -158,6 +158,10 @@ def test_translate_on_the_command_line(whole: Path, tmp_path: Path) -> None:
     lines = command("translate", whole, "--package", "reference_numpy", input="forty-two\nsix\n").output.splitlines()
     assert lines[0] == printed.pop().strip()
     assert len(lines) == 2
+    beside = command("translate", whole, "--package", "reference_numpy", input="forty-two\n\nsix\n")
+    assert beside.exit_code == 2
+    assert beside.output.splitlines()[:3] == [lines[0], "", lines[1]]
+    assert "line 2: '' has no words" in beside.output
 
 
 @pytest.mark.parametrize(

@@ -147,11 +147,10 @@ def terminal(report: Content) -> RenderableType:
     for quantity in quantities(report):
         cells = [cell(one, quantity) for one in report["implementations"]]
         judged.add_row(quantity, *(Text(text, style=style(text)) for text in cells))
-    heads = [f"{name}\nloss / weights" for name in names]
+    heads = [f"{name}\n{what}" for name in names for what in ("loss", "weights")]
     free = Table("step", "loss", *heads, title="Running free: how far off", title_justify="left")
     for row in free_rows(report):
-        pairs = zip(row[2::2], row[3::2], strict=True)
-        free.add_row(*row[:2], *(f"{loss} / {weights}" if loss else "" for loss, weights in pairs))
+        free.add_row(*row)
     drifted = [one for one in report["implementations"] if one["drift"] and real(one["drift"][-1]) > 0]
     lines = [Text(f"{one['name']}: {one['furthest']} has drifted furthest") for one in drifted]
     lines += [Text(verdict(one), style="green" if one["conforms"] else "bold red") for one in report["implementations"]]

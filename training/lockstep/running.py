@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.checks.comparison import Finding
+from conformance.subjects.raised import raised_at
 from specification.checkpoints import flatten
 from specification.parameters import mapped
 from training.lockstep.comparison import Compared, compared
@@ -144,7 +145,9 @@ def comparisons(trainer: Trainer, plan: Plan, given: Given, model: Model, dtype:
     try:
         answer = trainer.step(given) | trainer.predict(given)
     except Exception as error:
-        return [Compared("call", Finding("", np.inf, message=f"raised {type(error).__name__}: {error}"))]
+        place = raised_at(error, trainer.step)
+        where = f" (raised at {place})" if place else ""
+        return [Compared("call", Finding("", np.inf, message=f"raised {type(error).__name__}: {error}{where}"))]
     truth = expected(plan.task, plan.recipe, given, model.quantities, answer, dtype)
     return [*compared(answer, truth, dtype)]
 

@@ -54,6 +54,17 @@ def translate(
     return found
 
 
+def refused(checkpoint: Checkpoint, texts: Sequence[str]) -> dict[int, str]:
+    """Why some of the texts cannot be translated, by their places."""
+    found = {}
+    for place, text in enumerate(texts):
+        try:
+            checkpoint.vocabulary.source.encode(text)
+        except ValueError as error:
+            found[place] = str(error)
+    return found
+
+
 def from_checkpoint(package: Package, checkpoint: Checkpoint, texts: Sequence[str], beams: int = 1) -> list[str]:
     """Translate with a trained model, in float64, so that the packages agree."""
     parameters, configuration = as_float64(checkpoint.parameters), checkpoint.settings.task().configuration

@@ -132,7 +132,7 @@ NETWORKS = (
 # --- gated feed-forward network ---------------------------------------------------------------------------------------
 
 
-def gated(name: str, **steps: Function) -> Fault:
+def gated(name: str, **steps: Any) -> Fault:
     function = gated_feed_forward_by(GATED._replace(**steps))
     return Fault("FFN-2", name, "gated_feed_forward", function, right.gated_feed_forward)
 
@@ -172,8 +172,9 @@ def gate_constant(
 def biases_not_summed(parameters: Any, x: Any, cotangent: Any, **options: Any) -> Any:
     """The gate's bias gets the gradient of the inner one's."""
     found = right.gated_feed_forward_vjp(parameters, x, cotangent, **options)
-    gate = found.parameters.gate._replace(bias=found.parameters.inner.bias)
-    return found._replace(parameters=found.parameters._replace(gate=gate))
+    gradients: Any = found.parameters
+    gate = gradients.gate._replace(bias=gradients.inner.bias)
+    return found._replace(parameters=gradients._replace(gate=gate))
 
 
 GATES = (

@@ -1,0 +1,95 @@
+"""Activations of PyTorch, JAX and Keras: alone where they are an operation here, else between two linear layers."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from conformance.cases.declaration import declare
+from conformance.peers.peer import Peer
+
+
+@declare()
+def torch_silu(x: Any) -> Any:
+    """`F.silu`."""
+    from torch.nn import functional
+
+    return functional.silu(x)
+
+
+@declare()
+def torch_network(parameters: Any, x: Any, *, activation: str = "relu") -> Any:
+    """`F.linear`, and between two of them `F.relu`, `F.gelu` of either kind, or `F.silu`."""
+    from torch.nn import functional
+
+    activations = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
+    activations |= {"gelu_tanh": functools.partial(functional.gelu, approximate="tanh")}
+    hidden = activations[activation](functional.linear(x, parameters.inner.weight.T, parameters.inner.bias))
+    return functional.linear(hidden, parameters.outer.weight.T, parameters.outer.bias)
+
+
+@declare()
+def jax_silu(x: Any) -> Any:
+    """`jax.nn.silu`."""
+    import jax
+
+    return jax.nn.silu(x)
+
+
+@declare()
+def keras_silu(x: Any) -> Any:
+    """`keras.activations.silu`."""
+    import keras
+
+    return keras.activations.silu(x)
+
+
+@functools.cache
+def dense(columns: int, activation: str | None, biased: bool, dtype: str, shape: tuple[int, ...]) -> Any:
+    """A layer; "gelu_tanh" is `keras.activations.gelu`, "gelu" the same with `approximate=False`."""
+    import keras
+
+    gelus = {"gelu": False, "gelu_tanh": True}
+    chosen: Any = activation
+    if activation in gelus:
+        chosen = functools.partial(keras.activations.gelu, approximate=gelus[activation])
+    made = keras.layers.Dense(columns, activation=chosen, use_bias=biased, dtype=dtype)
+    made.build(shape)
+    return made
+
+
+@declare()
+def keras_network(parameters: Any, x: Any, *, activation: str = "relu") -> Any:
+    """Two `keras.layers.Dense`, the first with an activation."""
+    import keras
+
+    for (weight, bias), chosen in ((parameters.inner, activation), (parameters.outer, None)):
+        dtype = keras.backend.standardize_dtype(x.dtype)
+        layer = dense(weight.shape[1], chosen, bias is not None, dtype, (None, weight.shape[0]))
+        x = layer.stateless_call([weight] if bias is None else [weight, bias], [], x)[0]
+    return x
+
+
+def keras(backend: str, name: str, subject: str, operation: str) -> Peer:
+    environment = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return Peer(
+        f"Keras on {backend}, {name}", f"{__name__}:{subject}", operation, backend, ("keras", backend),
+        environment=environment,
+    )  # fmt: skip
+
+
+PEERS = (
+    Peer("torch F.silu", f"{__name__}:torch_silu", "silu", "torch", ("torch",)),
+    Peer("jax.nn.silu", f"{__name__}:jax_silu", "silu", "jax", ("jax",)),
+    Peer(
+        "torch F.linear and F.relu, F.gelu or F.silu", f"{__name__}:torch_network", "feed_forward", "torch", ("torch",)
+    ),
+    *(
+        peer
+        for backend in ("jax", "torch")
+        for peer in (
+            keras(backend, "activations.silu", "keras_silu", "silu"),
+            keras(backend, "layers.Dense with an activation", "keras_network", "feed_forward"),
+        )
+    ),
+)

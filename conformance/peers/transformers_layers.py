@@ -1,0 +1,103 @@
+"""Layers of Hugging Face transformers: Gemma's norm, gated networks, T5's biases."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+from conformance.cases.case import Case
+from conformance.cases.declaration import declare
+from conformance.peers.peer import Peer
+
+ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
+"""By the name here, that of transformers where it is another."""
+
+
+def module(family: str, kind: str, *arguments: Any) -> Any:
+    """A module without numbers; parameters are given with every call."""
+    import torch
+    from transformers import models
+
+    made = getattr(getattr(getattr(models, family), f"modeling_{family}"), kind)
+    with torch.device("meta"):
+        return made(*arguments)
+
+
+@declare()
+def gemma_norm(x: Any, weight: Any, *, eps: float, plus_one: bool = False) -> Any:
+    """`GemmaRMSNorm`, whose weight is 1 + w."""
+    import torch
+
+    if not plus_one:
+        raise NotImplementedError("GemmaRMSNorm always adds 1 to its weight")
+    return torch.func.functional_call(module("gemma", "GemmaRMSNorm", 1, eps), {"weight": weight}, (x,))
+
+
+def one_axis_plus_one(case: Case) -> bool:
+    return bool(case.options.get("plus_one")) and case.inputs["weight"].ndim == 1
+
+
+def gated(family: str, kind: str, activation: str, parameters: Any, x: Any) -> Any:
+    import torch
+
+    biased = parameters.gate.bias is not None
+    layer, named = network(family, kind, ACTIVATIONS.get(activation, activation), biased), {}
+    for part, projection in zip(("gate_proj", "up_proj", "down_proj"), parameters, strict=True):
+        named[f"{part}.weight"] = projection.weight.T
+        named |= {f"{part}.bias": projection.bias} if biased else {}
+    return torch.func.functional_call(layer, named, (x,))
+
+
+@functools.cache
+def network(family: str, kind: str, activation: str, biased: bool) -> Any:
+    sizes = {"hidden_size": 1, "intermediate_size": 1}
+    return module(family, kind, SimpleNamespace(**sizes, mlp_bias=biased, hidden_act=activation))
+
+
+@declare()
+def llama_network(parameters: Any, x: Any, *, activation: str = "silu") -> Any:
+    """`LlamaMLP`."""
+    return gated("llama", "LlamaMLP", activation, parameters, x)
+
+
+@declare()
+def gemma_network(parameters: Any, x: Any, *, activation: str = "silu") -> Any:
+    """`GemmaMLP`, which has no biases."""
+    return gated("gemma", "GemmaMLP", activation, parameters, x)
+
+
+def without_biases(case: Case) -> bool:
+    return "gate.bias" not in case.inputs
+
+
+@declare()
+def t5_bias(
+    table: Any, query_length: int, key_length: int, *, bidirectional: bool, furthest: int = 128, offset: int = 0
+) -> Any:
+    """`T5Attention.compute_bias`, on a layer that has nothing but this table."""
+    from torch.nn import functional
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    layer = SimpleNamespace(
+        relative_attention_bias=lambda buckets: functional.embedding(buckets, table),
+        _relative_position_bucket=T5Attention._relative_position_bucket,
+        relative_attention_num_buckets=len(table),
+        relative_attention_max_distance=furthest,
+        is_decoder=not bidirectional,
+    )
+    return T5Attention.compute_bias(layer, query_length, key_length, table.device, offset)
+
+
+def peer(name: str, subject: str, operation: str, **fields: Any) -> Peer:
+    return Peer(
+        f"transformers {name}", f"{__name__}:{subject}", operation, "torch", ("transformers", "torch"), **fields
+    )
+
+
+PEERS = (
+    peer("GemmaRMSNorm", "gemma_norm", "rms_norm", takes=one_axis_plus_one),
+    peer("LlamaMLP", "llama_network", "gated_feed_forward"),
+    peer("GemmaMLP", "gemma_network", "gated_feed_forward", takes=without_biases),
+    peer("T5Attention.compute_bias", "t5_bias", "relative_position_bias"),
+)

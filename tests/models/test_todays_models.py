@@ -1,0 +1,345 @@
+"""Models in the manner of today's: every step, every gradient, every engine, and what goes in and out.
+
+Each of `TODAY` is a small model that shows what is particular to it: rotated queries and keys, windows, norms of
+queries and keys, gates, norms around sublayers or behind them, parallel sublayers, sinks, soft caps, biases by
+distance, images.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import jax_impl
+import reference_numpy
+import torch_impl
+from conformance.models.error_propagation import carried_bound
+from conformance.models.stepwise import Oracle, StepFinding, forced_steps, framework_of
+from conformance.models.structures import as_float64
+from specification.checkpoints import flatten
+from specification.masks import KeyPadding
+from specification.parameters import Encoder, LanguageModel, Transformer, mapped
+from tests.models.test_models import replaced
+from tests.support.helpers import IMPLEMENTATIONS, Implementation, by_reference
+from tests.support.todays_models import TODAY, Example, in_dtype
+
+PORTS = IMPLEMENTATIONS[1:]
+NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+
+# --- every step -------------------------------------------------------------------------------------------------------
+
+
+def steps(package: str, example: Example, dtype: str) -> list[StepFinding]:
+    framework, parameters = framework_of(package), example.parameters(NARROW.get(dtype, dtype))
+    definition = reference_numpy.Model(as_float64(parameters), example.configuration)
+    oracle = Oracle(definition, in_dtype(example.inputs, "float64"), example.options(), dtype)
+    with framework.context():
+        own = mapped(framework.array, parameters)
+    return forced_steps(package, framework, own, oracle)
+
+
+def worst(found: list[StepFinding]) -> float:
+    return max(step.finding.ratio for step in found)
+
+
+@pytest.mark.rule("BLK-3", "NORM-8", "TRF-1")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("name", TODAY)
+@pytest.mark.slow_where(unless="gpt_oss-float32")
+def test_every_step_keeps_its_bound(implementation: Implementation, name: str, dtype: str) -> None:
+    found = steps(implementation.package, TODAY[name](), dtype)
+    assert len(found) > 10
+    assert worst(found) <= 1, [step for step in found if step.finding.ratio > 1]
+
+
+class Fault(NamedTuple):
+    """In a file of the port to PyTorch `old`, which occurs once, becomes `new`, which shows in that model."""
+
+    name: str
+    model: str
+    file: str
+    old: str
+    new: str
+
+
+FAULTS = (
+    Fault("keys are not turned", "llama", "blocks", "rotated(heads, layer, offset), split", "heads, split"),
+    Fault("the base is left as it is", "llama", "blocks", "base=rotary.base, ", ""),
+    Fault("the scaling is left out", "gpt_oss", "blocks", "scaling=rotary.scaling, ", ""),
+    Fault("all columns turn", "gpt_neox", "blocks", "rotary_width=rotary.width, ", ""),
+    Fault("pairs are halves", "gpt_j", "blocks", "pairing=rotary.pairing, ", ""),
+    Fault("no window", "mistral", "blocks", "mask if layer.window is None else", "mask if True else"),
+    Fault("queries without their norm", "qwen3", "blocks", "heads(parameters.query_norm,", "heads(None,"),
+    Fault("keys without their norm", "olmo2", "blocks", "heads(parameters.key_norm,", "heads(None,"),
+    Fault("sinks left out", "gpt_oss", "blocks", "sinks=parameters.sinks, ", ""),
+    Fault("no soft cap", "gemma2", "blocks", '"softcap": configuration.softcap,', '"softcap": None,'),
+    Fault(
+        "the bias is left out",
+        "t5",
+        "blocks",
+        "weights_dropout, configuration, bias)",
+        "weights_dropout, configuration)",
+    ),
+    Fault("both sides share the buckets", "t5", "transformer", "isinstance(parameters, Encoder), ", "False, "),
+    Fault("one more bucket of far keys", "t5", "transformer", "configuration.relative_furthest", "9"),
+    Fault(
+        "no second norm",
+        "gemma2",
+        "blocks",
+        "add(x, normalize_if(output_norm, output",
+        "add(x, normalize_if(None, output",
+    ),
+    Fault(
+        "the sum is normalised",
+        "olmo2",
+        "blocks",
+        "normalize(norm, output, conf",
+        "normalize(norm, add(x, output), conf",
+    ),
+    Fault(
+        "the second sublayer reads the first's norm", "gpt_neox", "blocks", "if position_wise.norm is None", "if True"
+    ),
+    Fault("a sublayer after the other", "gpt_j", "blocks", 'norm_order == "parallel":', 'norm_order == "never":'),
+    Fault(
+        "the first norm of all is that of the sum",
+        "modernbert",
+        "blocks",
+        "x if norm is None else",
+        "x + x if norm is None else",
+    ),
+    Fault("the weight without 1", "gemma3", "blocks", "plus_one=plus_one", "plus_one=False"),
+    Fault(
+        "the output is not scaled",
+        "t5",
+        "transformer",
+        "shrink(x) if configuration.scaled_output else",
+        "x if True else",
+    ),
+    Fault("the output is not capped", "gemma2", "transformer", "if configuration.output_softcap is None", "if True"),
+    Fault(
+        "the first block's layer in all",
+        "gemma3",
+        "transformer",
+        "x = decoder_block(block, x, memory, layer=layer",
+        "x = decoder_block(block, x, memory, layer=layers[0]",
+    ),
+    Fault("patches by column", "vit", "transformer", "permute(0, 2, 4, 1, 3, 5)", "permute(0, 2, 4, 1, 5, 3)"),
+    Fault(
+        "the class token comes last",
+        "vit",
+        "transformer",
+        "[row.expand(len(x), 1, -1), x]",
+        "[x, row.expand(len(x), 1, -1)]",
+    ),
+)
+
+
+@pytest.mark.rule("BLK-3", "NORM-8", "TRF-1")
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.slow_where(unless=("no window", "second norm", "keys are not turned"))
+def test_faults_are_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = TODAY[fault.model]()
+    replaced(monkeypatch, fault.file, fault.old, fault.new)
+    assert worst(steps("torch_impl", example, "float32")) > 1
+
+
+# --- every gradient ---------------------------------------------------------------------------------------------------
+
+PULLBACKS = {
+    LanguageModel: ("language_model_vjp", "mask"),
+    Transformer: ("transformer_vjp", "target_mask"),
+    Encoder: ("encoder_vjp", "mask"),
+}
+
+
+def by_hand(functions: Any, example: Example, parameters: Any, cotangent: np.ndarray) -> Any:
+    """The definition's gradients. functions: the definition, or its copy."""
+    name, mask = PULLBACKS[type(parameters)]
+    masks = {} if example.key_padding is None else {mask: KeyPadding(example.key_padding)}
+    inputs = in_dtype(example.inputs, str(cotangent.dtype))
+    found = getattr(functions, name)(parameters, *inputs, cotangent, configuration=example.configuration, **masks)
+    return getattr(found, "parameters", found)
+
+
+def autograd(package: str, example: Example, dtype: str, cotangent: np.ndarray, *, jit: bool = False) -> dict[str, Any]:
+    parameters, inputs, options = example.parameters(dtype), in_dtype(example.inputs, dtype), example.options()
+    if package == "torch_impl":
+        model = torch_impl.Model(mapped(torch.tensor, parameters), example.configuration)
+        (model(*map(torch.tensor, inputs), **mapped(torch.tensor, options)) * torch.tensor(cotangent)).sum().backward()
+        return {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
+    with jax.enable_x64(True), jax.disable_jit(not jit):
+        model = jax_impl.Model(mapped(jax.numpy.asarray, parameters), example.configuration)
+        gradients = jax.grad(lambda model: (model(*inputs, **options) * cotangent).sum())(model).parameters
+        return {name: np.asarray(gradient) for name, gradient in flatten(gradients).items()}
+
+
+def cotangent_of(example: Example, dtype: str) -> np.ndarray:
+    model = reference_numpy.Model(example.parameters("float64"), example.configuration)
+    shape = model(*in_dtype(example.inputs, "float64"), **example.options()).shape
+    return np.random.default_rng(1).normal(size=shape).astype("float32").astype(dtype)
+
+
+def expected(example: Example, dtype: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Gradients of all parameters exactly, and their bounds."""
+    parameters, cotangent = example.parameters("float64"), cotangent_of(example, "float64")
+
+    def run(functions: Any) -> Any:
+        return by_hand(functions, example, parameters, cotangent)
+
+    exact, bounds = carried_bound(run, parameters, dtype)
+    return flatten(exact), flatten(bounds)
+
+
+def beyond(got: dict[str, np.ndarray], exact: dict[str, np.ndarray], bounds: dict[str, np.ndarray]) -> list[str]:
+    """Gradients that are missing or surplus, or beyond their bounds."""
+    wrong = sorted(got.keys() ^ exact.keys())
+    return wrong + [
+        name for name in got.keys() & exact.keys() if not (np.abs(got[name] - exact[name]) <= bounds[name]).all()
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.rule("BLK-3", "NORM-8", "TRF-1")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", TODAY)
+def test_every_gradient(name: str, dtype: str) -> None:
+    example = TODAY[name]()
+    exact, bounds = expected(example, dtype)
+    assert all(np.any(gradient) for gradient in exact.values())
+    cotangent = cotangent_of(example, dtype)
+    answers = {"reference_numpy": flatten(by_hand(reference_numpy, example, example.parameters(dtype), cotangent))}
+    answers |= {port.package: autograd(port.package, example, dtype, cotangent) for port in PORTS}
+    assert {package: found for package, got in answers.items() if (found := beyond(got, exact, bounds))} == {}
+
+
+# --- engines ----------------------------------------------------------------------------------------------------------
+
+
+def in_small_blocks(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention in blocks of two queries, so that a table's gradient comes from several."""
+    choice = importlib.import_module(f"{package}.engines.choice")
+    small = {"torch_impl": {"block": 2}, "jax_impl": {"block": 2, "piece": 3, "shortest": 1}}[package]
+    monkeypatch.setattr(choice, "LIMITS", choice.LIMITS._replace(**small))
+    if package == "jax_impl":
+        monkeypatch.setattr(choice, "SMALL", 0)
+        jax.clear_caches()
+
+
+@pytest.mark.slow
+@pytest.mark.rule("POS-6", "ATT-3")
+@pytest.mark.parametrize("engine", ["reference", "blocked"])
+@pytest.mark.parametrize("name", ["t5", "gpt_oss"])
+@pytest.mark.parametrize("package", ["torch_impl", "jax_impl"])
+def test_tables_and_sinks_have_gradients_in_every_engine(
+    package: str, name: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That "auto" may choose; and without the bias of one block the table's gradient is beyond its bound."""
+    example = TODAY[name]()
+    exact, bounds = expected(example, "float32")
+    by_reference(package, monkeypatch) if engine == "reference" else in_small_blocks(package, monkeypatch)
+    got = autograd(package, example, "float32", cotangent_of(example, "float32"), jit=True)
+    assert beyond(got, exact, bounds) == []
+    if package == "jax_impl":
+        jax.clear_caches()
+
+
+@pytest.mark.rule("POS-6")
+def test_a_table_without_the_gradient_of_one_block_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    example = TODAY["t5"]()
+    exact, bounds = expected(example, "float32")
+    in_small_blocks("torch_impl", monkeypatch)
+    blocked = importlib.import_module("torch_impl.engines.blocked")
+    blocks = blocked.blocks
+    monkeypatch.setattr(blocked, "blocks", lambda *arguments, **options: blocks(*arguments, **options)[1:])
+    got = autograd("torch_impl", example, "float32", cotangent_of(example, "float32"))
+    assert "encoder.relative_positions" in beyond(got, exact, bounds)
+
+
+# --- frameworks' own ways ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3", "phi3", "t5"])
+def test_torch_compiles_a_model_as_one_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = TODAY[name]()
+    model = torch_impl.Model(mapped(torch.tensor, example.parameters("float32")), example.configuration)
+    assert set(model.state_dict()) == set(flatten(example.arrays))
+    assert list(model.buffers()) == []
+    inputs = [torch.tensor(array) for array in example.inputs]
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    by_reference("torch_impl", monkeypatch)
+    torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_jax_compiles_a_model_and_its_gradient() -> None:
+    """Within the bounds of every step, where the configuration is static and all arrays are traced."""
+    example = TODAY["gemma2"]()
+    exact, bounds = expected(example, "float32")
+    cotangent, inputs, options = cotangent_of(example, "float32"), example.inputs, example.options()
+    model = jax_impl.Model(mapped(jax.numpy.asarray, example.parameters("float32")), example.configuration)
+
+    @jax.jit
+    def gradient(model: Any, inputs: Any, options: Any) -> Any:
+        return jax.grad(lambda model: (model(*inputs, **options) * cotangent).sum())(model)
+
+    got = flatten(gradient(model, inputs, options).parameters)
+    assert beyond({name: np.asarray(array) for name, array in got.items()}, exact, bounds) == []
+
+
+# --- generation -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.rule("GEN-1", "POS-4")
+@pytest.mark.parametrize("name", ["phi3", "qwen2", "gemma3", "t5"])
+@pytest.mark.slow_where(unless="reference_numpy-phi3")
+def test_generation_is_the_same_with_a_cache(implementation: Implementation, name: str) -> None:
+    """Also where keys turn by other angles once the sequence is longer than four tokens."""
+    example, framework = TODAY[name](), implementation.subject.framework
+    with framework.context():
+        model = implementation.Model(implementation.convert(example.parameters("float64")), example.configuration)
+        prompt, source = map(implementation.convert, (example.target()[:, :2], example.source()))
+        options: dict[str, Any] = {"steps": 5, "source": source}
+        cached, whole = (implementation.greedy(model, prompt, cached=cached, **options) for cached in (True, False))
+        np.testing.assert_array_equal(framework.numpy(cached), framework.numpy(whole))
+
+
+@pytest.mark.rule("GEN-1", "POS-4")
+@pytest.mark.parametrize("name", ["phi3", "qwen2"])
+def test_keys_that_turn_by_other_angles_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If they were not, the fifth token's logits would be none that a full pass gives."""
+    example = TODAY[name]()
+    model, tokens = reference_numpy.Model(example.parameters("float64"), example.configuration), example.target()
+    _, cache = reference_numpy.start(model, tokens[:, :4], capacity=5)
+    with pytest.raises(ValueError, match="rotation changes with the length"):
+        reference_numpy.decode_step(model, tokens[:, 4:5], cache)
+    monkeypatch.setattr("reference_numpy.decoding.looks_ahead", lambda *_: False)
+    logits, _ = reference_numpy.decode_step(model, tokens[:, 4:5], cache)
+    assert not np.allclose(logits[:, -1], model(tokens[:, :5])[:, -1])
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", TODAY)
+@pytest.mark.slow_where(unless=("gpt_oss-bfloat16", "t5-float32", "vit-float32"))
+def test_saved_by_one_and_restored_by_all_bit_for_bit(name: str, dtype: str, tmp_path: Path) -> None:
+    example, path = TODAY[name](), tmp_path / "model.safetensors"
+    parameters = example.parameters(NARROW.get(dtype, dtype))
+    reference_numpy.save(reference_numpy.Model(parameters, example.configuration), path)
+    for package in (torch_impl, jax_impl, reference_numpy):
+        model = package.restore(path)
+        assert model.configuration == example.configuration
+        package.save(model, path)
+    restored = flatten(reference_numpy.restore(path).parameters)
+    assert restored.keys() == flatten(parameters).keys()
+    assert all(restored[name].tobytes() == array.tobytes() for name, array in flatten(parameters).items())
