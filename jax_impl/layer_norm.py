@@ -1,4 +1,4 @@
-"""Layer norm and its named variants in JAX (rules NORM-1 to NORM-7; Ba, Kiros and Hinton, arXiv 1607.06450).
+"""Layer norm and its named variants in JAX (rules NORM-1 to NORM-8; Ba, Kiros and Hinton, arXiv 1607.06450).
 
 All of them normalise over the trailing axes that `weight` names: for x [..., *N], weight and bias are [*N]. Dtypes as
 in the definition; statistics and the affine step are kept in float32, or in float64 for float64, and rounded once.

@@ -1,4 +1,4 @@
-"""Layer norm and its named variants, defined (rules NORM-1 to NORM-7; Ba, Kiros and Hinton, arXiv 1607.06450).
+"""Layer norm and its named variants, defined (rules NORM-1 to NORM-8; Ba, Kiros and Hinton, arXiv 1607.06450).
 
 All of them normalise over the trailing axes that `weight` names: for x [..., *N], weight and bias are [*N]. x has one
 of the dtypes float16, bfloat16, float32, float64; weight and bias have the same one or the wider one used inside.

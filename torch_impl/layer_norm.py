@@ -1,4 +1,4 @@
-"""Layer norm and its named variants in PyTorch (rules NORM-1 to NORM-7), as `reference_numpy/layer_norm.py` has them.
+"""Layer norm and its named variants in PyTorch (rules NORM-1 to NORM-8), as `reference_numpy/layer_norm.py` has them.
 
 For x [..., *N], weight and bias are [*N].
 """
