@@ -130,7 +130,7 @@ def probes(declaration: Declaration) -> list[Probe]:
 
     return [
         agreement("POS-6", "relative buckets", NAME, drawn(), weight=2.0),
-        agreement("POS-6", "edges of buckets where logarithms err", NAME, drawn(hard=True)),
+        agreement("POS-6", "edges of buckets where logarithms err", NAME, drawn(hard=True), weight=1.5),
         agreement("POS-6", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
     ]
 
