@@ -91,6 +91,7 @@ VARIANTS = (
     Variant("torch.nn.functional", "torch_layers:embedding_lookup", "embedding", "torch"),
     Variant("torch.nn.functional", "torch_layers:feed_forward_functional", "feed_forward", "torch"),
     Variant("inner axis in chunks of 256", "torch_layers:feed_forward_chunks", "feed_forward", "torch"),
+    Variant("torch.nn.functional", "torch_layers:gated_functional", "gated_feed_forward", "torch"),
     Variant("running maximum, tiles of 128, exp2", "numpy_losses:tiled", "cross_entropy"),
     Variant("torch.nn.functional", "torch_losses:cross_entropy", "cross_entropy", "torch"),
     Variant("mixed target times log-softmax", "torch_losses:by_log_softmax", "cross_entropy", "torch"),

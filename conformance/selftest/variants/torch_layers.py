@@ -107,6 +107,7 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "relu": functional.relu,
     "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "silu": functional.silu,
 }
 
 
@@ -114,6 +115,12 @@ def feed_forward_functional(parameters: Any, x: Any, *, activation: str = "relu"
     """PyTorch's own activations, between projections that round once."""
     hidden = project(parameters.inner, x)
     return project(parameters.outer, ACTIVATIONS[activation](widen(hidden)).to(x.dtype))
+
+
+def gated_functional(parameters: Any, x: Any, *, activation: str = "silu") -> Any:
+    """The same with a gate."""
+    gate = ACTIVATIONS[activation](widen(project(parameters.gate, x)))
+    return project(parameters.outer, (gate * widen(project(parameters.inner, x))).to(x.dtype))
 
 
 def feed_forward_chunks(parameters: Any, x: Any, *, activation: str = "relu") -> Any:
