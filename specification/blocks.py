@@ -23,9 +23,9 @@ def misplaced_norms(block: EncoderBlock | DecoderBlock, norm_order: str) -> list
     sublayers = [name for name in there if not name.endswith("norm") and there[name]]
     for name in sublayers:
         if not there[f"{name}_norm"] and norm_order not in OPTIONAL:
-            problems.append(f"a block needs a {name}_norm")
+            problems.append(f"a block needs {name}_norm")
         if there.get(f"{name}_output_norm", False) != (norm_order == "around") and name != "cross_attention":
-            needs = "needs a" if norm_order == "around" else "has no"
+            needs = "needs" if norm_order == "around" else "has no"
             problems.append(f"a block {needs} {name}_output_norm")
     if there.get("cross_attention") and norm_order in ("around", "parallel"):
         problems.append("a block has no cross_attention")

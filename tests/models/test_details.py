@@ -203,7 +203,7 @@ def test_a_norm_is_named(implementation: Implementation) -> None:
 def test_token_types_need_a_table(implementation: Implementation) -> None:
     x, bare = Maker().array(2, 5, E), encoder()._replace(embedding=None)
     options = {"configuration": PLAIN, "token_types": np.zeros((2, 5), int)}
-    expected = (ValueError, "token_types were given, and the parameters have no embedding")
+    expected = (ValueError, "token_types were given, and the parameters have no embedding of tokens")
     assert error_of(lambda: answer(implementation, "encoder", bare, x, **options)) == expected
     assert error_of(lambda: REFERENCE.encoder_vjp(bare, x, x, **options)) == expected
 

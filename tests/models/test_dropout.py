@@ -195,7 +195,7 @@ def test_gradients_with_dropout(name: str, order: str) -> None:
 KEYWORDS = '"token_types": token_types, "dropout": dropout}'
 OPTIONS = "attention_options(width, mask, dropout,"
 POOLED = "tokens, configuration=configuration, mask=mask, dropout=dropout)\n    return log"
-LOGITS = "mask=mask, dropout=dropout)\n    return linear"
+LOGITS = "mask=mask, dropout=dropout)\n    return output_layer"
 DECODED = "memory_mask=memory_mask, dropout=dropout.decoder,"
 ENCODED = "mask=source_mask, dropout=dropout.encoder)"
 LOST = {

@@ -263,7 +263,7 @@ def dropped(kind: str, configuration: Configuration) -> Example:
             without_cross(keep_masks(2, 3, 5, 1, memory=5)) if kind == "language_model" else keep_masks(2, 3, 5, 1)
         )
         inputs = (LEADING,)
-    return Example(kind, as_float64(parameters), inputs, configuration, {"dropout": dropout})
+    return Example(kind, as_float64(fitted(parameters, configuration)), inputs, configuration, {"dropout": dropout})
 
 
 def equal_maxima(positions: int) -> Example:
@@ -309,6 +309,9 @@ PARTS: dict[str, Callable[[], Example]] = {
     "dropout, pre-norm": lambda: dropped("transformer", PRE),
     "dropout, language model": lambda: dropped("language_model", PRE),
     "dropout, classifier": lambda: dropped("classifier", BASE),
+    "dropout, norms around": lambda: dropped("language_model", replace(PRE, norm_order="around")),
+    "dropout, norms after": lambda: dropped("language_model", replace(PRE, norm_order="after")),
+    "dropout, parallel sublayers": lambda: dropped("language_model", replace(PRE, norm_order="parallel")),
     "pooling everything": lambda: example_of("classifier", replace(BASE, pooling="max"))._replace(options={}),
     "equal maxima": lambda: equal_maxima(5),
     "nothing to pool": lambda: equal_maxima(0),
@@ -824,6 +827,29 @@ WRONG = (
     ),
     Wrong("patch_size", "patch_size=2", "transformer_vjp", "positions[0].copy()", "positions[1].copy()"),
     Wrong("patch_size", "patch_size=2", "transformer_vjp", "cotangent[:, 1:])", "cotangent[:, :-1])"),
+    Wrong(
+        "dropout",
+        "dropout, norms around",
+        "blocks_vjp",
+        "given = None if output_norm is None else drop(function(normalized), dropout.output)",
+        "given = None if output_norm is None else function(normalized)",
+    ),
+    Wrong(
+        "dropout",
+        "dropout, norms after",
+        "blocks_vjp",
+        "normalize_vjp(required, output, drop(cotangent, dropout.norm), configuration)",
+        "normalize_vjp(required, output, cotangent, configuration)",
+    ),
+    Wrong(
+        "dropout",
+        "dropout, norms after",
+        "blocks_vjp",
+        "drop(output_gradient, dropout.output))\n        return",
+        "output_gradient)\n        return",
+    ),
+    Wrong("dropout", "dropout, parallel sublayers", "blocks_vjp", "drop(gradient, dropout.norm)", "gradient"),
+    Wrong("dropout", "dropout, parallel sublayers", "blocks_vjp", "drop(given, dropout.norm), drop(", "given, drop("),
     Wrong("sinks", "today, gpt_oss", "blocks_vjp", "of_key[1], inner.sinks)", "of_key[1], 0 * inner.sinks)"),
     Wrong(
         "norms of queries",
@@ -854,6 +880,8 @@ def planted(wrong: Wrong, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow_where("dropout, pre")
 @pytest.mark.slow_where("today")
+@pytest.mark.slow_where("dropout, norms")
+@pytest.mark.slow_where("dropout, parallel")
 def test_planted_faults_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     example, exact, bounds = expected(name, "float32")
     assert beyond(definition(example, "float32"), exact, bounds) == []

@@ -111,6 +111,28 @@ def transformer() -> Beside:
     return Beside(Maker(dtype="float32").transformer(1), (SOURCE, TARGET), KNOWING, given, whole, 2)
 
 
+def language_model_with_padding() -> Beside:
+    """Padding as an array, beside a mask and what is causal."""
+    made = Maker(dtype="float32").language_model(1)
+    configuration = replace(KNOWING, target_mask="causal", target_padding=None)
+    whole = {"mask": DOWN & EARLIER & keys(TARGET)}
+    return Beside(made, (TARGET, TARGET != 0), configuration, {"mask": DOWN}, whole, 1)
+
+
+def decoder_with_padding() -> Beside:
+    found = decoder_of_embedded()
+    mask = DOWN & EARLIER & keys(TARGET)
+    return found._replace(given=found.given | {"key_padding": TARGET != 0}, whole=found.whole | {"mask": mask})
+
+
+def transformer_with_padding() -> Beside:
+    """Of source and target; the source's is that of the memory too."""
+    found = transformer()
+    given = found.given | {"source_key_padding": SOURCE != 0, "target_key_padding": TARGET != 0}
+    configuration = replace(KNOWING, source_padding=None, target_padding=None, target_mask="causal")
+    return found._replace(given=given, configuration=configuration)
+
+
 CASES: dict[str, Callable[[], Beside]] = {
     "encoder of tokens": encoder_of_tokens,
     "encoder of embedded": encoder_of_embedded,
@@ -120,6 +142,9 @@ CASES: dict[str, Callable[[], Beside]] = {
     "language model, real keys": lambda: language_model("causal and real keys", EARLIER & keys(TARGET)),
     "language model, real queries": lambda: language_model("causal and real queries", EARLIER & queries(TARGET)),
     "transformer": transformer,
+    "language model, padding as an array": language_model_with_padding,
+    "decoder, padding as an array": decoder_with_padding,
+    "transformer, padding as an array": transformer_with_padding,
 }
 
 
@@ -157,7 +182,8 @@ def test_each_of_two_masks_matters(name: str) -> None:
     """Under what was given alone, or under what is known alone, the results are other ones."""
     case = CASES[name]()
     exact, bound = exactly(case, case.whole)
-    for site, mask in case.given.items():
+    for site in case.whole:
+        mask = case.given[site]
         alone = [mask] if (mask != case.whole[site]).any() else []
         for other in (*alone, case.whole[site] | ~mask):
             result, _ = exactly(case, case.whole | {site: other})
@@ -253,7 +279,30 @@ def test_a_decoder_of_torch_with_a_mask_beside_causal() -> None:
 # --- planted faults ---------------------------------------------------------------------------------------------------
 
 BOTH = {
-    "padding as an array": ("models", "both(mask, padding)", "mask", "padding", "encoder of embedded"),
+    "padding as an array": (
+        "models", "encoder(parameters, x, mask=both(mask, kept_keys(key_padding))",
+        "encoder(parameters, x, mask=mask", "encoder(parameters, x, mask=kept_keys(key_padding)", "encoder of embedded",
+    ),
+    "padding as an array, language model": (
+        "models", "tokens, mask=both(mask, kept_keys(key_padding))",
+        "tokens, mask=mask", "tokens, mask=kept_keys(key_padding)", "language model, padding as an array",
+    ),
+    "padding as an array, decoder": (
+        "models", "memory, mask=both(mask, kept_keys(key_padding))",
+        "memory, mask=mask", "memory, mask=kept_keys(key_padding)", "decoder, padding as an array",
+    ),
+    "padding as an array, source": (
+        "models", "both(source_mask, source_padding)",
+        "source_mask", "source_padding", "transformer, padding as an array",
+    ),
+    "padding as an array, target": (
+        "models", "both(target_mask, kept_keys(target_key_padding))",
+        "target_mask", "kept_keys(target_key_padding)", "transformer, padding as an array",
+    ),
+    "padding as an array, memory": (
+        "models", "both(memory_mask, source_padding)",
+        "memory_mask", "source_padding", "transformer, padding as an array",
+    ),
     "padding of the source": (
         "transformer", "both(mask, padding_mask(x, configuration.source_padding))",
         "mask", "padding_mask(x, configuration.source_padding)", "classifier",
@@ -274,6 +323,7 @@ ONE_LOST = [(name, lost) for name in BOTH for lost in (0, 1)]
 
 @pytest.mark.rule("TRF-1")
 @pytest.mark.parametrize(("name", "lost"), ONE_LOST)
+@pytest.mark.slow_where("as an array, ")
 def test_a_mask_that_is_lost_is_found(
     name: str, lost: int, implementation: Implementation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
