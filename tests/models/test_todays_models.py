@@ -267,16 +267,17 @@ def test_a_table_without_the_gradient_of_one_block_is_found(monkeypatch: pytest.
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma3", "phi3", "t5"])
+@pytest.mark.parametrize("name", ["gemma3", "phi3", "qwen2", "t5"])
 def test_torch_compiles_a_model_as_one_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     example = TODAY[name]()
     model = torch_impl.Model(mapped(torch.tensor, example.parameters("float32")), example.configuration)
     assert set(model.state_dict()) == set(flatten(example.arrays))
     assert list(model.buffers()) == []
-    inputs = [torch.tensor(array) for array in example.inputs]
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     by_reference("torch_impl", monkeypatch)
-    torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=0, atol=0)
+    for length in (7, 6, 5):  # from the second on the length is a variable of the graph
+        inputs = [torch.tensor(array[:, :length]) for array in example.inputs]
+        torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=0, atol=0)
 
 
 @pytest.mark.slow
