@@ -86,7 +86,7 @@ OPERATIONS = (
         (r"\text{head}_h = \text{attention}(x W^Q_h, y W^K_h, z W^V_h)",
          r"\text{output} = [\text{head}_1, \dots, \text{head}_H]\, W^O + b^O"),
         numbered("MHA", 1, 2),
-        places("multi_head_attention", "linear", "join_heads", "split_heads", "concatenate_heads",
+        places("multi_head_attention", "linear", "join_heads", "fused", "split_heads", "concatenate_heads",
                "multi_head_attention"),
         places("multi_head_attention_vjp", "linear_vjp", "multi_head_attention_vjp"),
         also=("MHA", "self-attention", "cross-attention"),
@@ -157,7 +157,7 @@ OPERATIONS = (
          r"\text{after}: \quad x \leftarrow x + \text{norm}(\text{sublayer}(x))",
          r"\text{parallel}: \quad x \leftarrow x + \text{attention}(\text{norm}(x))"
          r" + \text{feed-forward}(\text{norm}(x))"),
-        numbered("BLK", 1, 3),
+        numbered("BLK", 1, 2, 3),
         places("blocks", "residual", "parallel", "through", "encoder_block", "decoder_block", "attend", "attend_to",
                "project_queries", "project_keys", "normalized_heads", "rotated", "positions_from", "windowed",
                "key_heads", "check_attention", "transform", "normalize", "normalize_if", "add", "drop",

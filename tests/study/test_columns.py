@@ -54,8 +54,8 @@ def test_most_steps_stand_in_all_three() -> None:
         ),
         pytest.param(
             "layer_norm.py", "rms_norm", "torch_impl",
-            "    axes = checks.norm(x, weight, None, eps)\n    wide = widen(x)\n",
-            "    wide = widen(x)\n    axes = checks.norm(x, weight, None, eps)\n",
+            "    axes = checks.rms_norm(x, weight, eps, plus_one)\n    wide = widen(x)\n",
+            "    wide = widen(x)\n    axes = checks.rms_norm(x, weight, eps, plus_one)\n",
             r"rms_norm: step `(axes|wide)` of .* has nothing beside it in torch_impl, where it comes in another order: "
             r"torch_impl/layer_norm.py:\d+",
             id="swapped",

@@ -50,7 +50,7 @@ def test_every_box_leads_to_its_operation() -> None:
 
 def test_every_operation_has_a_box_or_a_link(file: Path) -> None:
     assert {one.name for one in OPERATIONS} - diagram.linked() == {
-        *("norm_variants", "losses", "optimizers", "schedules", "initializers"),
+        *("norm_variants", "losses", "optimizers", "schedules", "initializers", "rotary"),
     }
     text = file.read_text()
     for one in OPERATIONS:

@@ -49,7 +49,7 @@ def test_agreement_stands_on_its_page(pages: dict[str, str]) -> None:
 
 def test_rules_of_models_have_the_trained_model(pages: dict[str, str]) -> None:
     found = text_of(pages["blocks"], "measured")
-    assert "BLK-1, BLK-2: these rules of whole models" in found
+    assert "BLK-1, BLK-2, BLK-3: these rules of whole models" in found
     assert "16 real sentences" in found
     assert "layer 1" in found
     assert "real sentences" not in text_of(pages["attention"], "measured")
