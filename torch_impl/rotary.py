@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def sine_and_cosine(
     if (values := readable(positions)) is not None:
         checks.positions_within(values)
     length = checks.rotary_length(scaling, length, values)
-    digits, attention_factor = constants(width, float(base), scaling, length)
+    digits, attention_factor = constants(*fixed(width, base), scaling, length)
     positions = positions[..., None, :, None].to(torch.int64)
     quarter, angle = turned(positions, digits.to(positions.device), getattr(torch, dtype))
     sine, cosine = torch.sin(angle), torch.cos(angle)
@@ -70,6 +71,11 @@ def sine_and_cosine(
     factor = torch.where(half, -1, 1).to(sine.dtype) * attention_factor
     factor = torch.where((positions >= 0) & (positions <= 2**30), factor, math.nan)
     return sine * factor, cosine * factor
+
+
+def fixed(width: int, base: float) -> tuple[int, float]:
+    """The same plain numbers, also where torch.compile, after several calls, traces them as variables."""
+    return operator.index(width), float.fromhex(float(base).hex())
 
 
 @torch.compiler.assume_constant_result
@@ -125,7 +131,7 @@ def rotary_frequencies(
         ValueError: Sizes or numbers that are not as described.
     """
     checks.rotary_frequencies(width, base, scaling, length)
-    return rounded_frequencies(width, float(base), scaling, length)
+    return rounded_frequencies(*fixed(width, base), scaling, length)
 
 
 @torch.compiler.assume_constant_result

@@ -19,6 +19,7 @@ from conformance.peers import (
     losses,
     onnx_peers,
     optimizers,
+    rotary_layers,
     torch_attention,
     torch_flex,
     torch_multi_head,
@@ -43,5 +44,6 @@ PEERS: tuple[Peer, ...] = (
     *optimizers.PEERS,
     *activations.PEERS,
     *transformers_layers.PEERS,
+    *rotary_layers.PEERS,
 )
 """In the order of the table."""

@@ -37,6 +37,7 @@ OPERATIONS = {
     "gated_feed_forward": "Gated feed-forward network",
     "silu": "SiLU",
     "relative_position_bias": "Relative positions",
+    "rotary_embedding": "Rotary embeddings",
     "cross_entropy": "Cross-entropy",
     "nll_loss": "Negative log-likelihood",
     "adam_step": "Adam",

@@ -17,7 +17,7 @@ from conformance.cases.operation import operation_named
 from conformance.sampling.layouts import in_memory
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or
-from specification.rotary import LongRopeScaling
+from specification.rotary import DynamicScaling, LongRopeScaling
 
 
 class Part(NamedTuple):
@@ -178,8 +178,22 @@ def sizes_as_options(case: Case, sizes: Sizes, parts: Parts) -> dict[str, Any]:
         found[OFFSET] = max(parts.get(OFFSET, Part(0, sizes[OFFSET])).size + i - j, 0)
     if "width" in case.options and "E" in parts:
         found["width"] = parts["E"].size
-    if isinstance(case.options.get("scaling"), LongRopeScaling) and "E" in parts:
-        found["scaling"] = fitted(case.options["scaling"], parts["E"].size // 2)
+    return found | (turning(case, parts["E"].size) if "E" in parts else {})
+
+
+def turning(case: Case, width: int) -> dict[str, Any]:
+    """What fits a rotary embedding of another width: no more columns turn than there are, with a factor for each pair.
+
+    A dynamic scaling, which needs two pairs, is left out for one.
+    """
+    found: dict[str, Any] = {}
+    scaling, part = case.options.get("scaling"), case.options.get("rotary_width")
+    if part is not None:
+        width = found["rotary_width"] = min(part, width)
+    if isinstance(scaling, LongRopeScaling):
+        found["scaling"] = fitted(scaling, width // 2)
+    if isinstance(scaling, DynamicScaling) and width < 4:
+        found["scaling"] = None
     return found
 
 

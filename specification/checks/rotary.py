@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import fields
 from typing import Any
 
@@ -199,15 +200,19 @@ def rotary_length(scaling: Any, length: int | None, positions: np.ndarray | None
         positions: integers, or None where they cannot be read.
 
     Returns:
-        The length, or None for frequencies that do not depend on it.
+        A plain number, as far as frequencies depend on it: all lengths up to the original one have the same, and with
+        LongRoPE all past it. None for frequencies that do not depend on it.
 
     Raises:
         ValueError: where it is needed, and neither given nor to be read off the positions.
     """
     if not needs_length(scaling):
         return None
-    if length is not None:
-        return int(length)
-    if positions is None:
-        raise ValueError(f"{type(scaling).__name__} needs a length where positions cannot be read")
-    return int(positions.max()) + 1 if positions.size else None
+    if length is None:
+        if positions is None:
+            raise ValueError(f"{type(scaling).__name__} needs a length where positions cannot be read")
+        length = int(positions.max()) + 1 if positions.size else 0
+    original: int = scaling.original_length
+    if length <= original:
+        return original
+    return original + 1 if isinstance(scaling, LongRopeScaling) else operator.index(length)

@@ -327,7 +327,8 @@ def test_cases_of_other_sizes_are_cases(operation: str) -> None:
     for _, case in drawn(OPERATIONS[operation].cases(dtypes=("float32", "bfloat16"), declaration=EVERYTHING), 5, 3):
         sizes = sizes_of(case)
         for name, size in sizes.items():
-            for part in (Part(0, 1), Part(size - 1, 1), Part(0, size + 3)):
+            unit = OPERATIONS[operation].width_unit if name == "E" else 1
+            for part in (Part(0, unit), Part(size - unit, unit), Part(0, size + 3 * unit)):
                 other = (
                     taken(case, {name: part}, np.random.default_rng(0)) if size and case.dtype != "float64" else None
                 )

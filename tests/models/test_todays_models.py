@@ -8,6 +8,7 @@ distance, images.
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,11 +25,13 @@ from conformance.models.error_propagation import carried_bound
 from conformance.models.stepwise import Oracle, StepFinding, forced_steps, framework_of
 from conformance.models.structures import as_float64
 from specification.checkpoints import flatten
+from specification.configuration import AttentionLayer
 from specification.masks import KeyPadding
 from specification.parameters import Encoder, LanguageModel, Transformer, mapped
+from specification.rotary import Rotary
 from tests.models.test_models import replaced
 from tests.support.helpers import IMPLEMENTATIONS, Implementation, by_reference
-from tests.support.todays_models import TODAY, Example, in_dtype
+from tests.support.todays_models import TODAY, TOKENS, Example, in_dtype
 
 PORTS = IMPLEMENTATIONS[1:]
 NARROW = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -267,16 +270,39 @@ def test_a_table_without_the_gradient_of_one_block_is_found(monkeypatch: pytest.
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma3", "phi3", "t5"])
+@pytest.mark.parametrize("name", ["gemma3", "phi3", "qwen2", "t5"])
 def test_torch_compiles_a_model_as_one_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     example = TODAY[name]()
     model = torch_impl.Model(mapped(torch.tensor, example.parameters("float32")), example.configuration)
     assert set(model.state_dict()) == set(flatten(example.arrays))
     assert list(model.buffers()) == []
-    inputs = [torch.tensor(array) for array in example.inputs]
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     by_reference("torch_impl", monkeypatch)
-    torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=0, atol=0)
+    for length in (7, 6, 5):  # from the second on the length is a variable of the graph
+        inputs = [torch.tensor(array[:, :length]) for array in example.inputs]
+        torch.testing.assert_close(compiled(*inputs), model(*inputs), rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
+@pytest.mark.slow
+@pytest.mark.rule("POS-3")
+def test_torch_compiles_a_model_after_one_of_another_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the base is a variable of the graph, which frequencies cannot be made of unless it is fixed."""
+    example = TODAY["llama"]()
+    parameters, tokens = mapped(torch.tensor, example.parameters("float32")), torch.tensor(TOKENS)
+    by_reference("torch_impl", monkeypatch)
+
+    def compare(base: float) -> None:
+        layer = AttentionLayer(rotary=Rotary(base=base))
+        model = torch_impl.Model(parameters, replace(example.configuration, attention_layers=(layer,)))
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(tokens), model(tokens), rtol=0, atol=0)
+
+    for base in (100.0, 200.0, 300.0):
+        compare(base)
+    monkeypatch.setattr("torch_impl.rotary.fixed", lambda width, base: (width, base))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="argument conversion failed"):
+        compare(400.0)
 
 
 @pytest.mark.slow

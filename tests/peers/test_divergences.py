@@ -522,6 +522,32 @@ def by_onnx(lines: str) -> int:
     return finished.returncode
 
 
+@pytest.mark.slow
+@pytest.mark.rule("POS-3")
+def test_rotary_embedding_of_transformers() -> None:
+    """Angles in float32: at position 131,071 the first pair of Llama's is turned wrongly by a thousandth of a radian.
+
+    bfloat16 sines and cosines are rounded to bfloat16 before they multiply.
+    """
+    require("transformers")
+    import torch
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    import reference_numpy
+
+    rope = {"rope_type": "default", "rope_theta": 5e5}
+    config = LlamaConfig(hidden_size=128, num_attention_heads=1, rope_parameters=rope)
+    module, position = LlamaRotaryEmbedding(config), np.array([131_071])
+    cosine = module(torch.ones(1, 1, 128), torch.from_numpy(position)[None])[0][0, 0, :64].numpy()
+    x = np.zeros((1, 1, 1, 128))
+    x[..., :64] = 1
+    right = reference_numpy.rotary_embedding(x, position, base=5e5)[0, 0, 0, :64]
+    assert np.abs(cosine - right).max() > 1e-3
+    narrow = module(torch.ones(1, 1, 128, dtype=torch.bfloat16), torch.tensor([[3]]))[0]
+    assert narrow.dtype == torch.bfloat16
+
+
 def test_onnx_reference() -> None:
     """NaN through masks, and for a negative scale, whose root is multiplied to queries and to keys."""
     code = by_onnx("""

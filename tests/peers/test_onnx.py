@@ -70,11 +70,10 @@ def test_weights_of_classes_and_tables_of_sines_alone_are_skipped() -> None:
 
 
 @pytest.mark.rule("POS-3")
-@pytest.mark.parametrize("package", [reference_numpy, torch_impl, jax_impl])
-def test_rotary_embedding_by_given_sines(package: Any) -> None:
+def test_rotary_embedding_by_given_sines() -> None:
     """ONNX's own tables of random numbers, in place of sines and cosines: the rotation alone."""
-    rotate = importlib.import_module(f"{package.__name__}.rotary").rotate
-    array = {"torch_impl": torch.from_numpy, "jax_impl": jnp.asarray}.get(package.__name__, np.asarray)
+    arrays = {reference_numpy: np.asarray, torch_impl: torch.from_numpy, jax_impl: jnp.asarray}
+    steps = {importlib.import_module(f"{p.__name__}.rotary").rotate: array for p, array in arrays.items()}
     nodes = [node for node in all_nodes() if node.operator == "RotaryEmbedding"]
     assert len(nodes) == 8
     for node in nodes:
@@ -83,10 +82,11 @@ def test_rotary_embedding_by_given_sines(package: Any) -> None:
             x = x.reshape(*x.shape[:2], node.attributes["num_heads"], -1).swapaxes(1, 2)
         sine, cosine = (node.inputs[f"{name}_cache"][rows][:, None] for name in ("sin", "cos"))
         pairing = "interleaved" if node.attributes.get("interleaved") else "halves"
-        output = np.asarray(rotate(array(np.array(x)), array(sine), array(cosine), 2 * sine.shape[-1], pairing))
-        if node.inputs["X"].ndim == 3:
-            output = output.swapaxes(1, 2).reshape(node.inputs["X"].shape)
-        assert objection(node, {"Y": output}) == ""
+        for rotate, array in steps.items():
+            output = np.asarray(rotate(array(np.array(x)), array(sine), array(cosine), 2 * sine.shape[-1], pairing))
+            if node.inputs["X"].ndim == 3:
+                output = output.swapaxes(1, 2).reshape(node.inputs["X"].shape)
+            assert objection(node, {"Y": output}) == ""
 
 
 def test_expansions_have_the_same_arrays() -> None:
