@@ -511,6 +511,7 @@ def test_names_of_another_dialect_are_told() -> None:
     assert covered(DIALECTS.values(), example("gemma")) == ["gemma", "llama"]
 
 
+TODAYS_DECODERS = ("gemma", "gemma2", "gemma3", "llama", "olmo2", "phi3", "qwen2", "qwen3")
 KINDS = {
     "ALBERT": "Albert", "BART": "Bart Marian MBart Pegasus Whisper", "BLOOM or Falcon": "Bloom Falcon",
     "CLIP": "CLIP", "DeBERTa": "Deberta DebertaV2", "GPT-J": "GPTJ", "GPT-Neo": "GPTNeo",
@@ -529,7 +530,10 @@ def test_families_that_no_dialect_covers_are_known_by_name(kind: str) -> None:
     with torch.device("meta"):
         names = transformers.AutoModel.from_config(configuration).state_dict()
     family = next(family for family, kinds in KINDS.items() if kind in kinds.split())
+    alike = {"relatives of LLaMA": TODAYS_DECODERS, "relatives of T5": ("t5",), "relatives of ViT": ("vit",)}
     for dialect, record in DIALECTS.items():
+        if dialect in alike.get(family, ()):  # which know most of the names
+            continue
         with pytest.raises(
             ValueError, match=f"its names are those of {family}.*, which no dialect covers; conformance check"
         ):
