@@ -142,7 +142,7 @@ def in_single(positions: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
 
 def mirrored(failing: Failing) -> dict[str, Any] | None:
     positions, frequencies = factors(failing.case)
-    return turned(failing.case, -positions * frequencies)
+    return {"output": turned(failing.case, -positions * frequencies)["output"]}
 
 
 def swapped(failing: Failing) -> dict[str, Any] | None:

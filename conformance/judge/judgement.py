@@ -354,8 +354,8 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
         norms = generation.norm_cases(operation, gradients=False, dtypes=(dtype,), declaration=bare)
         return norms.filter(lambda case: feature in features_of(case))
     if feature in operation_named(operation).rules and not has_masks(operation):
-        cases = generation.operation_cases(operation, (dtype,), bare)
-        return cases.filter(lambda case: feature in features_of(case))
+        every = generation.operation_cases(operation, (dtype,), bare)
+        return every.filter(lambda case: feature in features_of(case))
     if not has_masks(operation) or (feature in ("dropout", "empty_rows") and operation not in WITH_DROPOUT):
         return None
     of_mask = feature == "combined" or feature in generation.MASKS

@@ -13,7 +13,7 @@ from conformance.bounds import rotary as bounds_of
 from conformance.bounds.arithmetic import Approx, Precision
 from conformance.bounds.operations import finished
 from conformance.cases.arguments import gradient_name
-from conformance.cases.axes import Described
+from conformance.cases.axes import Arrays, Axis, Described
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.operation import Operation, Shape
@@ -54,8 +54,8 @@ def dimensions(case: Case) -> dict[str, int]:
 
 def axes(case: Case) -> Described:
     B, H, T, D = case.inputs["x"].shape
-    whole = (("B",), ("H",), ("T",), ("E",))
-    arrays = {"x": whole, "positions": (("B",), ("T",)), "-> output": whole}
+    whole: tuple[Axis, ...] = (("B",), ("H",), ("T",), ("E",))
+    arrays: Arrays = {"x": whole, "positions": (("B",), ("T",)), "-> output": whole}
     return {"B": B, "H": H, "T": T, "E": D}, arrays, {}
 
 
@@ -73,14 +73,14 @@ def probes(declaration: Declaration) -> list[Probe]:
         material = cases(scalings=kinds, plans=(*WIDE, *PLANS), **given)
         return agreement("POS-4", title, NAME, material, weight)
 
-    plain = {"scalings": ("none",), "partial": False}
+    plain = partial(cases, scalings=("none",), partial=False)
     return [
         agree("rotary", cases(scalings=("none",)), 2.0),
-        agree("long positions", cases(far=FAR, **plain), 1.5),
-        agree("farthest positions", cases(("in a row", "anywhere"), FARTHEST, **plain)),
+        agree("long positions", plain(far=FAR), 1.5),
+        agree("farthest positions", plain(("in a row", "anywhere"), FARTHEST)),
         agree("pairs of neighbours", cases(pairings=("interleaved",), scalings=("none",))),
         agree("columns that stay", cases(partial=True)),
-        agree("positions of each batch element", cases(OF_BATCH, **plain)),
+        agree("positions of each batch element", plain(OF_BATCH)),
         scaled("scaled rotary embeddings", KINDS, 2.0),
         scaled("frequencies on a ramp", ("yarn", "llama3"), 1.5),
         scaled("lengths past the original one", ("longrope", "dynamic")),
