@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Integer
 
 from jax_impl.attention import attention
-from jax_impl.blocks import attention_options
+from jax_impl.blocks import attend, attention_options
 from jax_impl.dtypes import require_dtype
 from jax_impl.multi_head_attention import multi_head_attention
 from jax_impl.transformer import classifier, decoder, encoder, language_model, transformer
@@ -202,10 +202,17 @@ def multi_head(
     mask: Any = None,
     dropout: Dropout | None = None,
 ) -> Float[jax.Array, "B Q E_out"]:
-    """`multi_head_attention`; the key is the query and the value the key unless given. dropout: of the weights."""
+    """`multi_head_attention`; the key is the query and the value the key unless given. dropout: of the weights.
+
+    With sinks, norms of queries or keys, a window or a rotation it is a block's attention, whose values are the keys'.
+    """
     key = query if key is None else key
     value = key if value is None else value
     checks.site("dropout", dropout)
+    (layer,) = configuration.layers(1)
+    if checks.of_a_block(parameters, layer):
+        checks.one_memory(key, value)
+        return attend(parameters, query, key, mask, dropout, configuration, layer)
     width = ranked("query", query, "batch, positions, width")[-1]
     options = attention_options(width, mask, dropout, configuration)
     return multi_head_attention(parameters, query, key, value, **options)

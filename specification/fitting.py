@@ -134,9 +134,7 @@ class Fitting:
         _, keys = self.heads("key", p.key, None)
         _, values = self.heads("value", p.value, None)
         self.output("", p, queries, keys, values, None)
-        for name in ("query_norm", "key_norm", "sinks"):
-            if getattr(p, name) is not None:
-                self.problems.append(f"{name} is there, and only a block's attention has one")
+        self.of_heads("", p, queries, keys)
 
     def of_heads(self, path: str, p: MultiHeadAttention, queries: Size, keys: Size) -> None:
         """What a block's attention has beside its projections: norms of queries and keys, and sinks."""
@@ -144,10 +142,10 @@ class Fitting:
         D = None if queries is None else queries // H
         for name, norm, columns in (("query_norm", p.query_norm, queries), ("key_norm", p.key_norm, keys)):
             whole = norm is not None and np.shape(norm.weight) == (columns,)
-            self.norm(f"{path}.{name}", norm, columns if whole else D)
+            self.norm(joined(path, name), norm, columns if whole else D)
         if p.sinks is not None:
-            self.norm_dtypes[f"{path}.sinks"] = str(p.sinks.dtype)
-            self.array(f"{path}.sinks", p.sinks, H)
+            self.norm_dtypes[joined(path, "sinks")] = str(p.sinks.dtype)
+            self.array(joined(path, "sinks"), p.sinks, H)
             if self.configuration.empty_rows != "zero":
                 self.problems.append(f"{path}.sinks has no place with empty_rows={self.configuration.empty_rows!r}")
 

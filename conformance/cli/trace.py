@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from zipfile import BadZipFile
@@ -84,8 +85,9 @@ def trace(
     problem = None if picture is None else unknown_format(picture)
     if problem:
         refuse(problem)
-    if Path(sentence).is_dir() or text is not None:
-        if checkpoint is not None or not Path(sentence).is_dir():
+    first_is_folder = os.path.isdir(sentence)  # a long sentence is an error for Path.is_dir
+    if first_is_folder or text is not None:
+        if checkpoint is not None or not first_is_folder:
             refuse(f"a folder must stand before the sentence where there are two words, got {sentence}")
         checkpoint, sentence = Path(sentence), text or SENTENCE
     if checkpoint is None:

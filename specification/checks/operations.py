@@ -30,7 +30,7 @@ from specification.checks.arguments import (
     structure,
 )
 from specification.checks.sites import sites
-from specification.configuration import CHOICES, Configuration
+from specification.configuration import CHOICES, AttentionLayer, Configuration
 from specification.dropout import StackDropout
 from specification.dtypes import FLOATING, LARGEST, compute_dtype_name, dtype_name
 from specification.parameters import Embedding, FeedForward, GatedFeedForward, ImageEmbedding, Linear, Norm
@@ -54,6 +54,8 @@ __all__ = [
     "no_bias",
     "norm",
     "norms",
+    "of_a_block",
+    "one_memory",
     "pool",
     "positions",
     "relative_position_bias",
@@ -212,6 +214,30 @@ def multi_head_attention(
         if getattr(parameters, name) is not None:
             raise ValueError(f"multi-head attention takes no {name} among its parameters: a block's attention has it")
     return attention_projections(parameters, projections, query, key, value, num_heads)
+
+
+def of_a_block(parameters: Any, layer: AttentionLayer) -> bool:
+    """Tell whether an attention has what only a block's has.
+
+    Args:
+        parameters: a `MultiHeadAttention`.
+        layer: its window and rotation.
+    """
+    return layer != AttentionLayer() or any(part is not None for part in parameters[4:])
+
+
+def one_memory(key: Any, value: Any) -> None:
+    """Check that a block's attention is given no values of their own.
+
+    Args:
+        key: what keys and values are projected from.
+        value: the same.
+
+    Raises:
+        ValueError: for another array.
+    """
+    if value is not key:
+        raise ValueError("a block's attention projects keys and values from the same array, got another as value")
 
 
 def attention_projections(

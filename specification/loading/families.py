@@ -13,12 +13,14 @@ class Family(NamedTuple):
     """Models that no dialect covers.
 
     names: entries of which its checkpoints have one, in which `*` stands for any text. model_types: what a config.json
-    calls such models. operations: what of it the judge knows, one by one.
+    calls such models. operations: what of it the judge knows, one by one. related: whether a dialect has such names
+    too, so that they are named only where that dialect does not know most of a checkpoint's names.
     """
 
     names: tuple[str, ...]
     model_types: tuple[str, ...]
     operations: str
+    related: bool = False
 
 
 POST_NORM = "multi_head_attention, layer_norm, feed_forward and embedding"
@@ -44,7 +46,7 @@ UNCOVERED = {
     "GPT-Neo": Family(("*h.0.attn.attention.q_proj.weight",), ("gpt_neo",), PRE_NORM),
     "Gemma 3 with images, or another model of several kinds": Family(
         ("*language_model.layers.0.*", "*language_model.model.layers.0.*"),
-        ("gemma3", "llava", "mistral3", "paligemma", "qwen2_vl", "qwen2_5_vl"),
+        ("llava", "gemma3", "mistral3", "paligemma", "qwen2_vl", "qwen2_5_vl"),
         RMS,
     ),
     "Mamba": Family(("*layers.0.mixer.A_log",), ("mamba", "mamba2"), "rms_norm, silu and embedding"),
@@ -59,16 +61,19 @@ UNCOVERED = {
         ("*layers.0.mlp.gate_proj.weight", "*layers.0.mlp.gate_up_proj.weight"),
         ("cohere", "cohere2", "exaone4", "glm", "glm4", "granite", "ministral", "olmo", "olmo3", "stablelm"),
         RMS,
+        related=True,
     ),
     "relatives of T5 (LongT5, UMT5, ...)": Family(
         ("*block.0.layer.0.SelfAttention.q.weight", "*block.0.layer.0.LocalSelfAttention.q.weight"),
         ("longt5", "umt5"),
         "attention, rms_norm, feed_forward and embedding",
+        related=True,
     ),
     "relatives of ViT (DeiT, ...)": Family(
         ("*embeddings.patch_embeddings.projection.weight",),
         ("beit", "deit", "dinov2"),
         "attention, layer_norm and feed_forward",
+        related=True,
     ),
     "XLNet": Family(("*layer.0.rel_attn.q",), ("xlnet",), "layer_norm, feed_forward and embedding"),
 }

@@ -8,7 +8,7 @@ from typing import Any
 from specification.checkpoints import unflatten
 from specification.configuration import Configuration
 from specification.loading.config_file import sizes_of
-from specification.loading.families import covered, judgeable, uncovered
+from specification.loading.families import UNCOVERED, covered, judgeable, uncovered
 from specification.loading.hyperparameters import of_variant
 from specification.loading.reader import Reader
 from specification.loading.record import Dialect, Variant
@@ -120,5 +120,5 @@ def recognise(read: Reader, dialect: Dialect, known: Collection[Dialect], state_
         return
     if other:
         read.problems.insert(0, f"its names are those of dialect {' or '.join(map(repr, other))}")
-    elif family:
+    elif family and not (UNCOVERED[family].related and read.knows_most()):
         raise ValueError(f"the checkpoint does not fit: its names are those of {judgeable(family)}")

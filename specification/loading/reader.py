@@ -85,6 +85,10 @@ class Reader:
         """Tell whether there is an entry of one of these names, in which `*` stands for any text."""
         return any_of(patterns, self.entries.keys())
 
+    def knows_most(self) -> bool:
+        """Tell whether more than half of the entries have been taken."""
+        return 2 * len(self.entries.keys() - self.left - self.ignored) > len(self.entries)
+
     def count(self, before: str, place: str) -> int:
         """Count layers or heads, which is the size of that name too. That there is none is a problem.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from specification.checkpoints import read_model, read_safetensors, write_model,
 from specification.configuration import AttentionLayer
 from specification.dialects import DIALECTS, read
 from specification.loading.families import UNCOVERED, covered, of_model_type, uncovered
+from specification.loading.record import Dialect
 from specification.rotary import (
     DynamicScaling,
     LinearScaling,
@@ -520,6 +522,22 @@ KINDS = {
 }  # fmt: skip
 
 
+def knows_most(record: Dialect, names: Collection[str]) -> bool:
+    """Whether a dialect's table has most of the names, whatever the number of the layer."""
+
+    def of_any_layer(name: str) -> str:
+        return re.sub(r"\{\w+\}|(?<=\.)\d+(?=\.)", "#", name)
+
+    theirs = {of_any_layer(row.theirs) for variant in record.variants for row in variant.table}
+    known = 0
+    for given_name in names:
+        name = given_name
+        for old, new in record.renamed.items():
+            name = name.replace(old, new)
+        known += any(of_any_layer(name.removeprefix(prefix)) in theirs for prefix in (*record.prefixes, ""))
+    return 2 * known > len(names)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", " ".join(KINDS.values()).split())
 def test_families_that_no_dialect_covers_are_known_by_name(kind: str) -> None:
@@ -530,6 +548,8 @@ def test_families_that_no_dialect_covers_are_known_by_name(kind: str) -> None:
         names = transformers.AutoModel.from_config(configuration).state_dict()
     family = next(family for family, kinds in KINDS.items() if kind in kinds.split())
     for dialect, record in DIALECTS.items():
+        if family.startswith("relatives") and knows_most(record, names):
+            continue
         with pytest.raises(
             ValueError, match=f"its names are those of {family}.*, which no dialect covers; conformance check"
         ):

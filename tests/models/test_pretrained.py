@@ -23,12 +23,24 @@ from reference_numpy import Model
 from specification.dialects import DIALECTS
 from specification.masks import KeyPadding
 from specification.parameters import LanguageModel, Transformer, leaves
+from specification.rotary import Rotary, YarnScaling
 from tests.support.helpers import IMPLEMENTATIONS, Implementation
-from tests.support.pretrained import MODELS, Call, Pretrained, arithmetic, call_of, module_of, result_of, saved
+from tests.support.pretrained import (
+    MODELS,
+    Call,
+    Pretrained,
+    arithmetic,
+    call_of,
+    module_of,
+    randomized,
+    result_of,
+    saved,
+)
 
 pytest.importorskip("transformers")
 FIRST = {made.dialect: name for name, made in reversed(MODELS.items())}
 """By dialect, the name of its first model."""
+OF_EACH_CLASS = {made.architecture: name for name, made in reversed(MODELS.items())}
 ALONE = {"gemma2"}
 """Dialects whose attention in transformers is "eager" alone."""
 
@@ -311,7 +323,7 @@ def test_shards_and_a_narrow_dtype(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FIRST.values())
+@pytest.mark.parametrize("name", OF_EACH_CLASS.values())
 def test_what_is_meant_where_a_file_says_nothing_else(name: str, tmp_path: Path) -> None:
     """The sizes alone, and all that the configuration class writes for them, mean the same."""
     import transformers
@@ -331,9 +343,55 @@ def test_what_is_meant_where_a_file_says_nothing_else(name: str, tmp_path: Path)
     assert reference_numpy.load_pretrained(tmp_path).configuration == whole
 
 
+# --- other forms ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.rule("ATT-5")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_attention_of_gpt_oss(number: int, dtype: str) -> None:
+    """Of a layer with a window and of one without, in the three packages; without sinks it is another."""
+    from transformers import GptOssConfig, GptOssModel
+
+    rope = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+    configuration = GptOssConfig(
+        vocab_size=37, hidden_size=24, intermediate_size=8, num_hidden_layers=2, num_attention_heads=4, head_dim=6,
+        num_key_value_heads=2, num_local_experts=2, num_experts_per_tok=1, sliding_window=3, pad_token_id=0,
+        rope_parameters=rope | {"truncate": False}, attn_implementation="eager",
+    )  # fmt: skip
+    x = np.random.default_rng(0).normal(size=(2, 9, 24)).astype(dtype)
+    causal = np.tril(np.ones((9, 9), bool))
+    with arithmetic(dtype):
+        module = randomized(GptOssModel(configuration)).to(getattr(torch, dtype))
+        attention, given = module.layers[number].self_attn, torch.from_numpy(x)
+        seen = torch.from_numpy(causal if number else np.triu(causal, -2))
+        mask = torch.where(seen, 0.0, torch.finfo(given.dtype).min).to(given.dtype)
+        turns = module.rotary_emb(given, torch.arange(9)[None])
+        got = attention(hidden_states=given, position_embeddings=turns, attention_mask=mask[None, None])[0]
+    entries = {name: tensor.detach().numpy() for name, tensor in attention.state_dict().items()}
+    scaling = YarnScaling(factor=4.0, original_length=16, truncate=False)
+    hyperparameters = {"num_heads": 4, "key_heads": 2, "window": None if number else 3}
+    hyperparameters["rotary"] = Rotary(base=500.0, scaling=scaling)
+    model = reference_numpy.load("gpt_oss", entries, **hyperparameters)
+    call = Call({}, (x,), {"mask": causal}, np.ones((2, 9), bool))
+    exact, bound = bound_of(model, call, dtype)
+    assert ratio(got.numpy(), exact, bound, call, dtype) <= 1
+    for implementation in IMPLEMENTATIONS:
+        framework = implementation.subject.framework
+        with framework.context():
+            ours = implementation.load("gpt_oss", entries, **hyperparameters)
+            result = framework.numpy(ours(implementation.convert(x), mask=implementation.convert(causal)))
+        assert ratio(result, exact, bound, call, dtype) <= 1
+    without = replace(model, parameters=model.parameters._replace(sinks=None))
+    exact, bound = bound_of(without, call, dtype)
+    assert ratio(got.numpy(), exact, bound, call, dtype) > 1
+
+
+LIKE_BERT = {"hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 3}
 OLDER = {
-    "Bert": {"num_attention_heads": 3, "type_vocab_size": 2},
-    "Roberta": {"num_attention_heads": 3, "type_vocab_size": 1, "pad_token_id": 1},
+    "Bert": LIKE_BERT | {"type_vocab_size": 2},
+    "Roberta": LIKE_BERT | {"type_vocab_size": 1, "pad_token_id": 1},
     "DistilBert": {"n_heads": 3, "dim": 24, "hidden_dim": 20, "n_layers": 2},
     "GPT2": {"n_head": 3, "n_embd": 24, "n_inner": 20, "n_layer": 2, "n_positions": 20},
 }
@@ -344,9 +402,11 @@ OLDER = {
 @pytest.mark.parametrize("head", ["Model", ""])
 def test_dialects_from_before(kind: str, head: str, tmp_path: Path) -> None:
     """Folders of BERT's kin and of GPT-2, with a head and without."""
-    made = Pretrained("bert", kind + (head or {"GPT2": "LMHeadModel"}.get(kind, "ForMaskedLM")), {
-        "vocab_size": 37, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 2, "bos_token_id": 0,
-        "max_position_embeddings": 20, "eos_token_id": 2, "pad_token_id": 0} | OLDER[kind])  # fmt: skip
+    common = {"vocab_size": 37, "max_position_embeddings": 20, "bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 0}
+    if kind == "GPT2":
+        del common["max_position_embeddings"]
+    name = kind + (head or {"GPT2": "LMHeadModel"}.get(kind, "ForMaskedLM"))
+    made = Pretrained("bert", name, common | OLDER[kind])
     module, folder = saved(made, "float64", tmp_path)
     call = call_of(made, "float64")
     model = reference_numpy.load_pretrained(folder)

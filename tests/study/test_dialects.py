@@ -142,7 +142,8 @@ def test_what_cannot_be_switched_says_why(built: Path) -> None:
 def test_options_that_a_model_does_not_look_at(built: Path) -> None:
     assert "target_padding" not in dialects.studied("notebook-scratch").asked
     assert "target_padding" in dialects.studied("dawn").asked
-    assert dialects.studied("transformer101").asked == {"num_heads", "scale", "empty_rows"}
+    looked_at = {"num_heads", "scale", "softcap", "empty_rows", "attention_layers"}
+    assert dialects.studied("transformer101").asked == looked_at
     assert "this model does not use it" in page(built, "notebook-scratch")
     assert "this model does not use it" not in page(built, "dawn")
 

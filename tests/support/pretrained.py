@@ -180,6 +180,33 @@ MODELS = (
 """By name: a dialect and what is particular."""
 
 
+DECODER = {
+    "architectures": ["XForCausalLM"], "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4, "vocab_size": 6, "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16", "use_cache": True, "transformers_version": "4.41.0", "eos_token_id": [1, 2],
+}  # fmt: skip
+BIASED = {"attention_bias": True}
+CONTENT: dict[str, dict[str, Any]] = {
+    "bert": {"num_attention_heads": 2, "hidden_size": 8, "layer_norm_eps": 1e-12, "type_vocab_size": 2},
+    "distilbert": {"n_heads": 2, "dim": 8, "tie_weights_": True, "sinusoidal_pos_embds": False},
+    "gpt2": {"n_head": 2, "n_embd": 8, "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"]},
+    "llama": DECODER | BIASED | {"mlp_bias": True},
+    "qwen2": DECODER,
+    "qwen3": DECODER | BIASED,
+    "gemma": DECODER | BIASED,
+    "gemma2": DECODER | BIASED | {"query_pre_attn_scalar": 16},
+    "gemma3": DECODER | BIASED | {"query_pre_attn_scalar": 16},
+    "gpt_neox": {name: value for name, value in DECODER.items() if name != "num_key_value_heads"} | {"rotary_pct": 0.5},
+    "phi3": DECODER,
+    "olmo2": DECODER | BIASED,
+    "modernbert": {"num_attention_heads": 2, "hidden_size": 8, "num_hidden_layers": 2, "norm_bias": False},
+    "t5": {"num_heads": 4, "d_model": 8, "d_kv": 3, "relative_attention_num_buckets": 6, "num_layers": 1,
+           "architectures": ["T5ForConditionalGeneration"]},
+    "vit": {"num_attention_heads": 2, "hidden_size": 8, "patch_size": 3, "image_size": 6, "num_channels": 1},
+}  # fmt: skip
+"""By dialect, what a config.json says of the example of its record."""
+
+
 class Wide(TorchFunctionMode):
     """Every float32 of a module's own choosing is float64.
 
