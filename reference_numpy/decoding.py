@@ -249,5 +249,5 @@ def decode_step(
     for block, kept, layer in zip(decoder.blocks, cache.blocks, configured.layers(len(decoder.blocks)), strict=True):
         x, grown = decoder_block_step(block, x, kept, length, layer=layer, **options)
         blocks.append(grown)
-    x = normalize_if(decoder.norm, x, configured)
-    return output_layer(own.output, x, configured), Cache(blocks, real, cache.memory_real, stop)
+    logits = output_layer(own.output, normalize_if(decoder.norm, x, configured), configured)
+    return logits, Cache(blocks, real, cache.memory_real, stop)

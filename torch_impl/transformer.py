@@ -113,7 +113,8 @@ def patches(images: Float[torch.Tensor, "B C height width"], size: Any) -> Float
 
 def prepend(row: Float[torch.Tensor, "E"], x: Float[torch.Tensor, "B N E"]) -> Float[torch.Tensor, "B T E"]:
     """The row before every sequence."""
-    return torch.cat([row.expand(len(x), 1, -1), x], dim=1)
+    first = row.expand(len(x), 1, -1)
+    return torch.cat([first, x], dim=1)
 
 
 def position_bias(parameters: Encoder | Decoder, length: int, configuration: Configuration) -> Any:

@@ -141,26 +141,29 @@ def gated_feed_forward(
     factor: np.ndarray | float,
     p: Precision,
     store: Callable[[Approx], Approx],
+    between: Callable[[Approx], Approx] = lambda x: x,
 ) -> dict[str, Approx]:
     """As `feed_forward`, with the product of two projections inside, of which one is activated.
 
-    The gradient of x is a sum of two parts, each of which may be rounded before they are added.
+    The gradient of x is a sum of two parts, each of which may be rounded before they are added. `between` rounds the
+    activation, the product before dropout, and their gradients.
     """
     approx = {key: exact(array) for key, array in inputs.items()}
     before = store(linear(approx["x"], approx["gate.weight"], approx.get("gate.bias"), p))
     value = store(linear(approx["x"], approx["inner.weight"], approx.get("inner.bias"), p))
-    gate = activation(name, before, p)
+    gate = between(activation(name, before, p))
     # Two roundings for dropout, which may come before the product or after it.
-    product = multiply(gate, value, p, 3)
+    product = between(multiply(gate, value, p, 3))
     hidden = store(Approx(product.value * factor, product.error * factor))
     results = {"output": linear(hidden, approx["outer.weight"], approx.get("outer.bias"), p)}
     if cotangent is None:
         return results
     hidden_bar, outer_weight, outer_bias = linear_gradients(hidden, approx["outer.weight"], exact(cotangent), p)
     hidden_bar = store(hidden_bar)
-    dropped = Approx(hidden_bar.value * factor, (hidden_bar.error + 2 * p.inner * hidden_bar.size) * factor)
+    dropped = between(Approx(hidden_bar.value * factor, (hidden_bar.error + 2 * p.inner * hidden_bar.size) * factor))
     value_bar = store(multiply(dropped, gate, p))
-    before_bar = store(multiply(multiply(dropped, value, p), activation_slope(name, before, p), p, 4))
+    gate_bar = between(multiply(dropped, value, p))
+    before_bar = store(multiply(gate_bar, activation_slope(name, before, p), p, 4))
     gate_x, gate_weight, gate_bias = linear_gradients(approx["x"], approx["gate.weight"], before_bar, p)
     inner_x, inner_weight, inner_bias = linear_gradients(approx["x"], approx["inner.weight"], value_bar, p)
     results |= {"x": add(store(gate_x), store(inner_x), p), "gate.weight": gate_weight, "gate.bias": gate_bias}

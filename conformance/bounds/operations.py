@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -236,14 +237,15 @@ def layer_norm(case: Case, p: Precision) -> dict[str, Approx]:
     return results
 
 
-def feed_forward(case: Case, p: Precision) -> dict[str, Approx]:
+def feed_forward(case: Case, p: Precision, **steps: Callable[[Approx], Approx]) -> dict[str, Approx]:
+    """Of both networks. steps: the rounding between them, of the gated one."""
     keep = case.options.get("dropout_keep")
     factor = 1.0 if keep is None else np.where(keep, 1 / (1 - case.options["dropout_rate"]), 0.0)
     name = case.options.get("activation", default(case.operation, "activation"))
     cotangent = case.cotangents.get("output")
     inputs = {key: np.asarray(array, float) for key, array in case.inputs.items()}
-    network = layers.gated_feed_forward if "gate.weight" in inputs else layers.feed_forward
-    results = network(inputs, cotangent, name, factor, p, lambda x: stored(x, p))
+    network: Any = layers.gated_feed_forward if "gate.weight" in inputs else layers.feed_forward
+    results = network(inputs, cotangent, name, factor, p, lambda x: stored(x, p), **steps)
     return {
         (key if key == "output" else gradient_name(key)): approx
         for key, approx in results.items()

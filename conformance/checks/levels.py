@@ -53,6 +53,7 @@ PARTS = (
         "POS-6", STRICT, "edges of buckets where logarithms in floating point err",
         ("edges of buckets where logarithms err",),
     ),
+    Part("FFN-2", STRICT, "the activation not rounded to 16 bits before the product"),
     Part("ACT-1", ROBUST, "NaN and infinity"),
     Part("ACT-1", STRICT, "results whose sigmoid is below the normal numbers"),
     Part("POS-3", ROBUST, "NaN and infinity", ("NaN and infinity in rotary embeddings",)),

@@ -302,12 +302,16 @@ def laid_out(failing: Failing, name: str) -> Iterator[tuple[tuple[int, ...], tup
     elif not record.masked:
         axes = record.axes(case)[1].get("-> output" if name == "output" else name.removeprefix("gradient of "), ())
         if len(axes) == len(shape):
-            kinds = [axis[0].rstrip(" 0123456789") for axis in axes]
+            kinds = [axis[0].rstrip(" 0123456789") if axis else "" for axis in axes]
             groups = [
                 (kind, math.prod(n for k, n in zip(kinds, shape, strict=True) if k == kind))
                 for kind in dict.fromkeys(kinds)
             ]
-            things = ("rows", "columns") if name.endswith(".weight") else (THINGS.get(k, "columns") for k, _ in groups)
+            things = (
+                ("rows", "columns")
+                if name.endswith(".weight")
+                else (THINGS.get(k, "columns") if k else "" for k, _ in groups)
+            )
             yield tuple(size for _, size in groups), tuple(things)
 
 

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 from hypothesis import strategies as st
 
+from conformance.bounds import operations as bounds
+from conformance.bounds.arithmetic import Precision, stored
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.operation import Structure
@@ -46,11 +49,20 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
     yield array.refusal("FFN-2", "a gate of another width", ValueError, NAME, apart)
 
 
+def relaxed(case: Case) -> dict[str, np.ndarray]:
+    """Bounds that allow 16 bits for the activation, for the product before dropout, and for their gradients."""
+    p = Precision.of(case.dtype)
+    with np.errstate(all="ignore"):
+        found = bounds.feed_forward(case, p, between=lambda x: stored(x, p))
+        return {name: bounds.finished(name, approx, case, p) for name, approx in found.items()}
+
+
 OPERATION = replace(
     feed_forward.OPERATION,
     name=NAME,
     rules={"": "FFN-2"},
     structure=Structure(GatedFeedForward, ("gate", "inner", "outer")),
+    relaxed=relaxed,
     work=gated_feed_forward_work,
     cases=partial(generation.feed_forward_cases, NAME),
     probes=probes,

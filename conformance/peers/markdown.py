@@ -30,9 +30,10 @@ Every rule, or part of one, has a level: `core`, `robust` or `strict`. A row say
 [profile](judging.md#profiles) that the path keeps. The columns stand by level: first whether the level is kept, then
 its rules.
 
-`make peers` writes this page. Compiled FlexAttention compiles for every shape, and has a command of its own:
-`conformance dev peers "FlexAttention, compiled"`. [test_divergences.py](../tests/peers/test_divergences.py) shows the
-most important divergences once more, in plain calls of the libraries and without the judge.
+`make peers` writes this page. Compiled FlexAttention compiles for every shape, also in transformers, and has a command
+of its own: `conformance dev peers "FlexAttention, compiled" flex_attention_forward`.
+[test_divergences.py](../tests/peers/test_divergences.py) shows the most important divergences once more, in plain calls
+of the libraries and without the judge.
 
 """
 

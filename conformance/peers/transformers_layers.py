@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ ACTIVATIONS = {"gelu_tanh": "gelu_pytorch_tanh"}
 
 
 def module(family: str, kind: str, *arguments: Any) -> Any:
-    """A module without numbers; parameters are given with every call."""
+    """A module without numbers, for one call: `functional_call` puts parameters into it meanwhile."""
     import torch
     from transformers import models
 
@@ -42,17 +41,13 @@ def gated(family: str, kind: str, activation: str, parameters: Any, x: Any) -> A
     import torch
 
     biased = parameters.gate.bias is not None
-    layer, named = network(family, kind, ACTIVATIONS.get(activation, activation), biased), {}
+    settings = {"hidden_size": 1, "intermediate_size": 1, "mlp_bias": biased}
+    settings["hidden_act"] = ACTIVATIONS.get(activation, activation)
+    layer, named = module(family, kind, SimpleNamespace(**settings)), {}
     for part, projection in zip(("gate_proj", "up_proj", "down_proj"), parameters, strict=True):
         named[f"{part}.weight"] = projection.weight.T
         named |= {f"{part}.bias": projection.bias} if biased else {}
     return torch.func.functional_call(layer, named, (x,))
-
-
-@functools.cache
-def network(family: str, kind: str, activation: str, biased: bool) -> Any:
-    sizes = {"hidden_size": 1, "intermediate_size": 1}
-    return module(family, kind, SimpleNamespace(**sizes, mlp_bias=biased, hidden_act=activation))
 
 
 @declare()

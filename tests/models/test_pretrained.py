@@ -21,7 +21,8 @@ from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
 from reference_numpy import Model
 from specification.dialects import DIALECTS
-from specification.parameters import LanguageModel, leaves
+from specification.masks import KeyPadding
+from specification.parameters import LanguageModel, Transformer, leaves
 from tests.support.helpers import IMPLEMENTATIONS, Implementation
 from tests.support.pretrained import MODELS, Call, Pretrained, arithmetic, call_of, module_of, result_of, saved
 
@@ -144,6 +145,89 @@ def test_greedy_tokens(name: str, dtype: str, tmp_path: Path) -> None:
     model = reference_numpy.load_pretrained(folder)
     given = {} if source is None else {"source": source}
     assert np.array_equal(reference_numpy.greedy(model, prompt, 20, cached=cached, **given), expected)
+
+
+# --- gradients --------------------------------------------------------------------------------------------------------
+
+DIFFERENTIATED = (
+    "llama-grouped", "llama-mistral", "llama-wider", "modernbert-windows", "modernbert-biased", "t5-relu", "t5-gated",
+    "t5-encoder", "gemma2-grouped", "qwen3-grouped", "gpt_neox-parallel", "olmo2-grouped", "vit-wide",
+)  # fmt: skip
+
+
+def theirs(
+    module: torch.nn.Module, made: Pretrained, call: Call, cotangent: np.ndarray, dtype: str, folder: Path
+) -> Any:
+    """Gradients by autograd in our structure, read from the module's files with gradients in place of weights."""
+    with torch.enable_grad(), arithmetic(dtype):
+        result_of(module, made, call, dtype).backward(torch.from_numpy(cotangent))
+    for parameter in module.parameters():
+        parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    module.save_pretrained(folder)
+    return reference_numpy.load_pretrained(folder).parameters
+
+
+def by_hand(functions: Any, model: Model, call: Call, cotangent: np.ndarray) -> Any:
+    """Gradients by the definition's vector-Jacobian products."""
+    parameters, inputs = model.parameters, call.inputs
+    options: dict[str, Any] = {"configuration": model.configuration}
+    masks = {name: KeyPadding(keep) for name, keep in call.options.items()}
+    if isinstance(parameters, Transformer):
+        source, target = masks["source_key_padding"], masks["target_key_padding"]
+        options |= {"source_mask": source, "target_mask": target, "memory_mask": source}
+        return functions.transformer_vjp(parameters, *inputs, cotangent, **options).parameters
+    options["mask"] = masks.get("key_padding")
+    if isinstance(parameters, LanguageModel):
+        return functions.language_model_vjp(parameters, *inputs, cotangent, **options)
+    return functions.encoder_vjp(parameters, *inputs, cotangent, **options).parameters
+
+
+def with_ties(gradients: Any, tied: bool) -> dict[str, Any]:
+    """The gradients of one array in the place of all: of tokens of both sides, and of an output that is their table."""
+    found = leaves(gradients)
+    tables = [name for name in found if name.endswith("embedding.tokens")]
+    same = [found.pop(name) for name in tables[1:]] + ([found.pop(".output.weight").T] if tied else [])
+    return found | ({tables[0]: sum(same, found[tables[0]])} if tables else {})
+
+
+def one_of_each(gradients: Any, tied: bool) -> dict[str, Any]:
+    """As `with_ties`, of gradients that autograd has added up already."""
+    found = leaves(gradients)
+    tables = [name for name in found if name.endswith("embedding.tokens")]
+    left_out = {*tables[1:], *([".output.weight"] if tied else [])}
+    return {name: array for name, array in found.items() if name not in left_out}
+
+
+@pytest.mark.slow
+@pytest.mark.rule("ATT-12")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", DIFFERENTIATED)
+def test_gradients_of_all_parameters(name: str, dtype: str, tmp_path: Path) -> None:
+    """torch's autograd through transformers' model; a wrong norm in the definition shows."""
+    made = MODELS[name]
+    module, folder = saved(made, dtype, tmp_path / "weights")
+    model, call = reference_numpy.load_pretrained(folder), call_of(made, dtype)
+    shape = result_of(module, made, call, dtype).shape
+    cotangent = np.random.default_rng(3).normal(size=shape) * call.real[..., None]
+    got = theirs(module, made, call, cotangent.astype(dtype), dtype, tmp_path / "gradients")
+    tied = isinstance(model.parameters, LanguageModel | Transformer) and module.config.tie_word_embeddings
+    wide = replace(model, parameters=as_float64(model.parameters))
+    call = call._replace(inputs=tuple(a.astype(np.float64) if a.dtype.kind == "f" else a for a in call.inputs))
+    cotangent = cotangent.astype(dtype).astype(np.float64)
+
+    def worst(model: Model, samples: int = 32) -> float:
+        def run(functions: Any) -> Any:
+            return with_ties(by_hand(functions, model, call, cotangent), tied)
+
+        exact, bounds = carried_bound(run, model.parameters, dtype, samples=samples)
+        found = one_of_each(got, tied)
+        assert found.keys() == exact.keys()
+        tiny = np.finfo(dtype).tiny  # of a row of the token table that no token takes, nothing is off
+        return max(float((np.abs(found[path] - exact[path]) / (bounds[path] + tiny)).max()) for path in exact)
+
+    assert worst(wide) <= 1
+    wrong = replace(wide.configuration, norm_eps=wide.configuration.norm_eps + (1e-7 if dtype == "float64" else 0.3))
+    assert worst(replace(wide, configuration=wrong), 8) > 1
 
 
 # --- faults -----------------------------------------------------------------------------------------------------------
