@@ -114,6 +114,14 @@ def test_a_length_that_cannot_be_read_must_be_given() -> None:
     np.testing.assert_allclose(traced, rotated("reference_numpy", x, positions, scaling=LONG), atol=1e-6)
 
 
+@pytest.mark.rule("POS-3")
+@each
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64"])
+def test_positions_of_every_integer_dtype(package: str, dtype: str) -> None:
+    x, positions = numbers(1, 2, 3, 4), np.array([0, 90, 127])
+    np.testing.assert_array_equal(rotated(package, x, positions.astype(dtype)), rotated(package, x, positions))
+
+
 @pytest.mark.rule("POS-4")
 @each
 def test_the_largest_position_decides_the_length(package: str) -> None:
