@@ -22,7 +22,7 @@ def torch_network(parameters: Any, x: Any, *, activation: str = "relu") -> Any:
     """`F.linear`, and between two of them `F.relu`, `F.gelu` of either kind, or `F.silu`."""
     from torch.nn import functional
 
-    activations = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
+    activations: dict[str, Any] = {"relu": functional.relu, "gelu": functional.gelu, "silu": functional.silu}
     activations |= {"gelu_tanh": functools.partial(functional.gelu, approximate="tanh")}
     hidden = activations[activation](functional.linear(x, parameters.inner.weight.T, parameters.inner.bias))
     return functional.linear(hidden, parameters.outer.weight.T, parameters.outer.bias)

@@ -41,7 +41,7 @@ def gated(family: str, kind: str, activation: str, parameters: Any, x: Any) -> A
     import torch
 
     biased = parameters.gate.bias is not None
-    settings = {"hidden_size": 1, "intermediate_size": 1, "mlp_bias": biased}
+    settings: dict[str, Any] = {"hidden_size": 1, "intermediate_size": 1, "mlp_bias": biased}
     settings["hidden_act"] = ACTIVATIONS.get(activation, activation)
     layer, named = module(family, kind, SimpleNamespace(**settings)), {}
     for part, projection in zip(("gate_proj", "up_proj", "down_proj"), parameters, strict=True):
@@ -74,7 +74,7 @@ def t5_bias(
     from torch.nn import functional
     from transformers.models.t5.modeling_t5 import T5Attention
 
-    layer = SimpleNamespace(
+    layer: Any = SimpleNamespace(
         relative_attention_bias=lambda buckets: functional.embedding(buckets, table),
         _relative_position_bucket=T5Attention._relative_position_bucket,
         relative_attention_num_buckets=len(table),
