@@ -276,6 +276,7 @@ def test_torch_compiles_a_model_as_one_graph(name: str, monkeypatch: pytest.Monk
     model = torch_impl.Model(mapped(torch.tensor, example.parameters("float32")), example.configuration)
     assert set(model.state_dict()) == set(flatten(example.arrays))
     assert list(model.buffers()) == []
+    torch._dynamo.reset()  # each graph that it keeps counts towards a limit
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     by_reference("torch_impl", monkeypatch)
     for length in (7, 6, 5):  # from the second on the length is a variable of the graph
@@ -291,6 +292,7 @@ def test_torch_compiles_a_model_after_one_of_another_base(monkeypatch: pytest.Mo
     example = TODAY["llama"]()
     parameters, tokens = mapped(torch.tensor, example.parameters("float32")), torch.tensor(TOKENS)
     by_reference("torch_impl", monkeypatch)
+    torch._dynamo.reset()
 
     def compare(base: float) -> None:
         layer = AttentionLayer(rotary=Rotary(base=base))
