@@ -6,6 +6,7 @@ The modules compute in float32, as they are, and in float64 throughout (`tests.s
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from conformance.models.error_propagation import carried_bound
 from conformance.models.structures import as_float64
 from reference_numpy import Model
 from specification.dialects import DIALECTS
+from specification.loading.record import Variant
 from specification.masks import KeyPadding
 from specification.parameters import LanguageModel, Transformer, leaves
 from specification.rotary import Rotary, YarnScaling
@@ -301,6 +303,27 @@ def test_what_a_file_says_shows(name: str, tmp_path: Path) -> None:
         wrong = otherwise(reference_numpy.load_pretrained(folder), change)
         exact, bound = bound_of(wrong, call, "float64", samples=8)
         assert ratio(got, exact, bound, call, "float64") > 1, change
+
+
+def with_values_for_keys(variant: Variant) -> Variant:
+    """Its table with the projections of keys and values exchanged."""
+    other = {"key": "value", "value": "key"}
+    rows = []
+    for row in variant.table:
+        paths = [re.sub(r"(?<=\.)(key|value)(?=\.)", lambda found: other[found[0]], path) for path in row.paths]
+        rows.append(row._replace(ours=tuple(paths) if len(paths) > 1 else paths[0]))
+    return replace(variant, table=tuple(rows))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dialect", FIRST)
+def test_a_fault_in_a_table_shows(dialect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, record = MODELS[FIRST[dialect]], DIALECTS[dialect]
+    module, folder = saved(made, "float64", tmp_path)
+    call = call_of(made, "float64")
+    monkeypatch.setitem(DIALECTS, dialect, replace(record, variants=tuple(map(with_values_for_keys, record.variants))))
+    exact, bound = bound_of(reference_numpy.load_pretrained(folder), call, "float64", samples=8)
+    assert ratio(result_of(module, made, call, "float64"), exact, bound, call, "float64") > 1
 
 
 # --- folders ----------------------------------------------------------------------------------------------------------
