@@ -326,7 +326,7 @@ def listing(name: str, found: Function = frequencies, size: Function = factor) -
     def function(width: int, base: float = 10000.0, scaling: Any = None, *, length: int | None = None) -> Any:
         return found(width, width, base, scaling, length), size(scaling)
 
-    return Fault("POS-4", name, "rotary_frequencies", function, rotary_frequencies)
+    return Fault("POS-4", f"frequencies: {name}", "rotary_frequencies", function, rotary_frequencies)
 
 
 def in_float32(width: int, columns: int, base: float, scaling: Any, length: Any) -> Any:
