@@ -107,7 +107,8 @@ def test_attention_is_wrong_past_its_size(title: str, sizes: Sizes, given: dict[
 )
 def test_norms_are_wrong_past_their_size(title: str, shape: tuple[int, ...]) -> None:
     fault = next(fault for fault in planted() if fault.title == title)
-    cases = norm_cases(fault.operation, plans=((shape, 1),), dtypes=("float32",))
+    declared = fault.target().make().declaration
+    cases = norm_cases(fault.operation, plans=((shape, 1),), dtypes=("float32",), declaration=declared)
     found = [shown(fault, cases, SEED + number) for number in range(4)]
     assert any(wrong for wrong, _ in found)
     assert all(right for _, right in found)
