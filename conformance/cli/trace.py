@@ -148,7 +148,7 @@ def save_values(found: Agreement, path: Path, pieces: bool) -> None:
     from conformance.models.inside import own_pieces
 
     arrays: dict[str, Any] = {name: np.asarray(taken.result) for name, taken in found.oracle.taken.items()}
-    inside = own_pieces(found.oracle) if pieces else {}
+    inside: dict[str, Any] = own_pieces(found.oracle) if pieces else {}
     try:
         with path.open("wb") as file:
             np.savez(file, **arrays, **inside)

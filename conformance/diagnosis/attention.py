@@ -431,8 +431,8 @@ def with_axes_exchanged(case: Case) -> Case | None:
     Q, K = (inputs[name].shape[2] for name in ("query", "key"))
     if K == 0 or Q % K or not isinstance(options.get("mask"), Causal | SlidingWindow | None):
         return None
-    exchanged = ({n: a.swapaxes(1, 2) for n, a in arrays.items()} for arrays in (inputs, case.cotangents))
-    return replace(case, **dict(zip(("inputs", "cotangents"), exchanged, strict=True)))
+    inputs, cotangents = ({n: a.swapaxes(1, 2) for n, a in arrays.items()} for arrays in (inputs, case.cotangents))
+    return replace(case, inputs=inputs, cotangents=cotangents)
 
 
 def by_other_layout(failing: Failing) -> dict[str, Any] | None:

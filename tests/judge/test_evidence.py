@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,12 +16,13 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import RAISED, Finding, same_error, worst
-from conformance.checks.results import DEPENDS, WRONG_IN, Results, Violation
+from conformance.checks.results import DEPENDS, WRONG_IN, Results, Violation, Worst
 from conformance.diagnosis.dtypes import is_gone
 from conformance.diagnosis.following import separated
 from conformance.diagnosis.precision import AT_MOST
+from conformance.judge import other_dtypes
 from conformance.judge.judgement import claims, telling
-from conformance.judge.other_dtypes import of_one_name
+from conformance.judge.other_dtypes import examined, of_one_name
 from conformance.judge.report import Report
 from conformance.judge.run import settled
 from conformance.reports.blocks import block
@@ -116,6 +117,16 @@ def test_one_known_mistake_is_not_called_another() -> None:
         ((f"{WRONG_IN}output",), (f"{WRONG_IN}output",), False),
     ]:
         assert of_one_name(violated(3.0, diagnosis=names), violated(9.0, "float16", diagnosis=others)) == same
+
+
+@pytest.mark.parametrize(("name", "another"), [("the mask is ignored", False), ("bias is ignored", True)])
+def test_the_largest_error_of_a_dtype_is_examined(name: str, another: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors of another size on the same numbers are of another mistake, unless they have the same name."""
+    monkeypatch.setattr(other_dtypes, "is_another", lambda *violations: True)
+    monkeypatch.setattr(other_dtypes, "cut_down", lambda found, *others, **options: found)
+    monkeypatch.setattr(other_dtypes, "diagnosis", lambda *found: (name,))
+    told, runner = violated(3.0, diagnosis=("the mask is ignored",)), cast(Runner, SimpleNamespace(overrun=0))
+    assert examined(told, Worst(9.0, violated(9.0, "float16")), runner, 0.0).another == another
 
 
 def test_the_headline_names_what_it_does_not_explain() -> None:
