@@ -43,8 +43,10 @@ def port(
     A file needs --dialect, and --set for its hyperparameters. A folder with a config.json needs neither.
 
     The judge compares each package with the definition, reference_numpy in float64. It does not compare them with the
-    library that the checkpoint comes from. The input is a batch of sequences of different lengths, with padding and
-    masks. The command lists entries of the file that the model does not use.
+    library that the checkpoint comes from. To judge your own port, use conformance trace --against.
+
+    The input is a batch of sequences of different lengths, with padding and masks. The command lists entries of the
+    file that the model does not use.
 
     Exit code 0: all steps and results keep their bounds. 1: one does not. 2: the checkpoint cannot be read or does not
     fit, or NaN or infinities kept the judge from some steps.

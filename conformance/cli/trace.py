@@ -26,9 +26,14 @@ from conformance.cli.port import (
 
 if TYPE_CHECKING:
     from conformance.models.agreement import Agreement
+    from conformance.models.departures import Departures
 
-SAVE = "write the definition's result of every step into this file, by the step's name, in float64"
-AGAINST = "compare the arrays in this file, by the step's name, with the definition's, and name the first that departs"
+SAVE = (
+    "write the definition's result of every step, with --all also of every piece, into this file, by name, in float64"
+)
+AGAINST = (
+    "compare the arrays in this file, by the name of step or piece, with the definition's; name the first to depart"
+)
 SENTENCE = "A masterpiece four years in the making."
 
 
@@ -70,8 +75,8 @@ def trace(
     A folder of Hugging Face's, with a config.json, may stand before the sentence. Its tokenizer.json then makes tokens
     of the sentence, and is not needed for token ids.
 
-    With --against it compares values that you computed and saved under the names of the steps. Their bounds are carried
-    from the input, for the dtype of the file.
+    With --against it compares values that you computed and saved under the names of the steps, or of the pieces inside.
+    Their bounds are carried from the input, for the dtype of the file.
 
     Exit code 0: all steps keep their bounds. 1: one does not. 2: wrong usage, or NaN or infinities kept the judge from
     some steps.
@@ -79,7 +84,7 @@ def trace(
     from conformance.models.agreement import agreement
     from conformance.models.inside import with_pieces
     from conformance.reports.models import draw_weights, steps_table, unknown_format, weights_of
-    from conformance.reports.steps import steps_content
+    from conformance.reports.steps import departures_content, steps_content
     from specification.dialects import dialect_of_folder
 
     problem = None if picture is None else unknown_format(picture)
@@ -108,8 +113,11 @@ def trace(
     name = attention_step(found, layer)
     for words in sequences.words:
         console.print(Text(" ".join(words)))
-    found = with_pieces(found, looked_into(found, None if every else name), packages)
-    console.print(steps_table(found, packages))
+    compared = None if against is None else departures_from(found, configuration, against)
+    shown = looked_into(found, None if every else name)
+    shown += [] if compared is None else compared.looked_into
+    found = with_pieces(found, shown, packages)
+    console.print(steps_table(found, packages, yours=None if compared is None else compared.ratios))
     if picture is not None:
         queries, keys = axes_of(name, sequences)
         try:
@@ -118,56 +126,71 @@ def trace(
             refuse(f"{picture} cannot be written: {error}")
         console.print(Text(f"{name} drawn in {picture}"))
     if save is not None:
-        save_values(found, save)
+        save_values(found, save, pieces=every)
+    if compared is not None and against is not None:
+        tell_departures(compared, found, against)
     conforms, judged = tell_steps(found, packages), tell_hollow(found.hollow)
-    compared = None if against is None else tell_departures(found, configuration, against)
     if json is not None:
         told: dict[str, Any] = {
             "command": "trace",
             "checkpoint": None if checkpoint is None else str(checkpoint),
             "dialect": dialect or "bert",
         }
-        told |= {"settings": settings or [], "input": sentence, "against": compared}
+        told |= {"settings": settings or [], "input": sentence}
+        told["against"] = None if compared is None or against is None else departures_content(compared, against)
         save_steps(json, steps_content(found, packages, **told))
-    conforms = conforms and (compared is None or compared["first"] is None)
+    conforms = conforms and (compared is None or compared.first is None)
     raise typer.Exit(1 if not conforms else 0 if judged else 2)
 
 
-def save_values(found: Agreement, path: Path) -> None:
-    """Write the definition's result of every step."""
+def save_values(found: Agreement, path: Path, pieces: bool) -> None:
+    """Write the definition's result of every step, and of the pieces inside."""
+    from conformance.models.inside import own_pieces
+
     arrays: dict[str, Any] = {name: np.asarray(taken.result) for name, taken in found.oracle.taken.items()}
+    inside: dict[str, Any] = own_pieces(found.oracle) if pieces else {}
     try:
         with path.open("wb") as file:
-            np.savez(file, **arrays)
+            np.savez(file, **arrays, **inside)
     except OSError as error:
         refuse(f"{path} cannot be written: {error.strerror or error}")
-    console.print(Text(f"{len(arrays)} steps saved in {path}"))
+    console.print(Text(f"{counted(len(arrays), len(inside))} saved in {path}"))
 
 
-def tell_departures(found: Agreement, configuration: Any, path: Path) -> dict[str, Any]:
-    """Print and return how far the arrays in a file are from the definition's."""
+def counted(steps: int | str, pieces: int) -> str:
+    return f"{steps} steps" + (f" and {pieces} pieces inside" if pieces else "")
+
+
+def departures_from(found: Agreement, configuration: Any, path: Path) -> Departures:
+    """Return how far the arrays in a file are from the definition's."""
     from conformance.models.departures import departures
-    from conformance.reports.steps import departures_content
-    from specification.loading.reader import first_few
 
     try:
         with np.load(path, allow_pickle=False) as arrays:
             if not isinstance(arrays, np.lib.npyio.NpzFile):
                 raise ValueError("it is no .npz file")
-            compared = departures(found.oracle, configuration, dict(arrays))
+            return departures(found.oracle, configuration, dict(arrays))
     except (OSError, ValueError, EOFError, BadZipFile) as error:
         refuse(f"{path} cannot be compared: {error}")
-    count = f"{len(compared.findings)} of {len(found.oracle.taken)} steps are in {path}, in {compared.dtype}"
-    console.print(Text(f"{count}; their bounds are carried from the input"))
-    if compared.unknown:
-        console.print(Text(f"names of no step: {', '.join(first_few(compared.unknown))}"))
+
+
+def tell_departures(compared: Departures, found: Agreement, path: Path) -> None:
+    """Print whether a file departs from the definition, and where first."""
+    from specification.loading.reader import first_few
+
+    steps, every = sum(name in found.oracle.taken for name in compared.findings), len(found.oracle.taken)
     if compared.first is None:
         worst = max(compared.findings.values(), key=lambda finding: finding.ratio)
-        console.print(Text(f"none departs; the largest error ratio is {worst.ratio:.3g}", style="bold green"))
+        console.print(Text(f"{path}: none departs; the largest error ratio is {worst.ratio:.3g}", style="bold green"))
+        if compared.dtype != "float64":
+            console.print(Text("values computed and saved in float64 show smaller departures"))
     else:
         departing = compared.findings[compared.first]
-        console.print(Text(f"the first that departs is {departing}", style="bold red"))
-    return departures_content(compared, path)
+        console.print(Text(f"{path}: the first that departs is {departing}", style="bold red"))
+    count = counted(f"{steps} of {every}", len(compared.findings) - steps)
+    console.print(Text(f"{count} are in {path}, in {compared.dtype}; their bounds are carried from the input"))
+    if compared.unknown:
+        console.print(Text(f"names of no step or piece: {', '.join(first_few(compared.unknown))}"))
 
 
 def attention_step(found: Agreement, name: str | None) -> str:

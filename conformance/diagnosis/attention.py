@@ -18,15 +18,18 @@ from conformance.checks.comparison import LARGEST, PRECISION
 from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, in_worst_row, resulting
 from conformance.diagnosis.steps import (
     Steps,
+    added_up,
     divided,
     exponentials_of,
     forward,
     highest,
     masked_scores,
+    pulled_back,
     result,
     scores_of,
     steps_of,
 )
+from conformance.subjects.subject import OTHER_LAYOUT
 from specification import Causal, Dense, KeyLengths, Segments, SlidingWindow
 from specification.dtypes import compute_dtype_name
 from specification.masks import And, Or
@@ -415,6 +418,36 @@ SCORE_CHANGES: dict[str, Change] = {
     "the scale is rounded to float16": scaled(lambda s, f: float(np.float16(s))),
     "query heads read key heads in reverse": heads_read(lambda H, G: (G - 1) - np.arange(H) // (H // G)),
 }
+
+
+# --- the layout -------------------------------------------------------------------------------------------------------
+
+
+def with_axes_exchanged(case: Case) -> Case | None:
+    """The case with heads as positions, and positions as heads; None where that is no call of attention."""
+    inputs, options = case.inputs, case.options
+    if case.operation != "attention" or {"bias", "sinks"} & set(inputs) or options.get("dropout_keep") is not None:
+        return None
+    Q, K = (inputs[name].shape[2] for name in ("query", "key"))
+    if K == 0 or Q % K or not isinstance(options.get("mask"), Causal | SlidingWindow | None):
+        return None
+    inputs, cotangents = ({n: a.swapaxes(1, 2) for n, a in arrays.items()} for arrays in (inputs, case.cotangents))
+    return replace(case, inputs=inputs, cotangents=cotangents)
+
+
+def by_other_layout(failing: Failing) -> dict[str, Any] | None:
+    case = with_axes_exchanged(failing.case)
+    if case is None:
+        return None
+    steps = steps_of(case)
+    found = forward(steps)
+    results = {"output": found.output}
+    if case.cotangents:
+        results |= added_up(pulled_back(steps, case.cotangents["output"].astype(float), found.weights), case)
+    return {name: array.swapaxes(1, 2) for name, array in results.items() if name in failing.got}
+
+
+LAYOUT = resulting(f"heads and positions changed places ({OTHER_LAYOUT})", by_other_layout)
 
 
 # --- one step of the formula done wrong -------------------------------------------------------------------------------

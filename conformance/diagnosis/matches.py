@@ -161,7 +161,7 @@ def known(failing: Failing, name: str, until: float) -> Iterator[str]:
                 yield from backward.bias_mistakes(failing, name)
                 yield from backward.sink_gradients(failing, name)
                 yield from backward.of_some_rows(failing, name)
-            mistakes = iter(backward.BACKWARD_MISTAKES)
+            mistakes = chain([attention.LAYOUT], backward.BACKWARD_MISTAKES)
         yield from matching(failing, name, mistakes, until)
         if not alone:  # a mistake that explains several results comes first
             yield from backward.multiples(failing, name)
@@ -170,7 +170,7 @@ def known(failing: Failing, name: str, until: float) -> Iterator[str]:
 def attention_mistakes(failing: Failing) -> Iterator[Any]:
     """From those that are found at once to those that take long."""
     yield attention.FILLS
-    yield [attention.UNDIVIDED]
+    yield [attention.UNDIVIDED, attention.LAYOUT]
     yield alibi.MISTAKES
     yield blocks.SINKS
     yield extents.extents(failing)
@@ -268,7 +268,9 @@ def shown(failing: Failing, names: list[str]) -> set[str]:
     """Of the names of mistakes in the output, those that would have given wrong answers here."""
     found = set()
     with np.errstate(all="ignore"):
-        for mistake in chain(attention.STEP_MISTAKES, blocks.MISTAKES, attention.FILLS, blocks.merges(failing)):
+        for mistake in chain(
+            [attention.LAYOUT], attention.STEP_MISTAKES, blocks.MISTAKES, attention.FILLS, blocks.merges(failing)
+        ):
             answers = mistake.answers(failing) if mistake.name in names else None
             if answers is not None and told_from(failing.right("output"), answers[0]["output"], answers[1]["output"]):
                 found.add(mistake.name)

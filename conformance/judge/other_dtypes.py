@@ -2,8 +2,8 @@
 
 A report shows one smallest case of a rule. Where the rule is violated in another dtype too, the subject is asked the
 same numbers in both. A mistake that is in both gives errors of about one size, or of about as many units of each
-dtype's rounding. If neither is so, the largest error in the other dtype is another mistake, which gets a smallest case
-and a diagnosis of its own.
+dtype's rounding. If neither is so, the largest error in the other dtype gets a smallest case and a diagnosis of its
+own. It is another mistake, unless that diagnosis names the same known one.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import replace
 from conformance.checks.results import Results, Violation, Worst
 from conformance.diagnosis.dtypes import is_gone
 from conformance.diagnosis.naming import diagnosis
+from conformance.diagnosis.precision import AT_MOST
 from conformance.judge.run import cut_down
 from conformance.judge.thresholds import MOST_OF_SLOW, first_alone, work
 from conformance.runner.in_process import Runner
@@ -44,7 +45,14 @@ def examined(violation: Violation, largest: Worst, runner: Runner, seconds: floa
         return largest
     smallest = cut_down(found, runner, seconds, keeps_dtype=True)
     names = diagnosis(replace(smallest, uncut=None), runner) and diagnosis(smallest, runner)
-    return Worst(largest.ratio, replace(smallest, diagnosis=names), another=True)
+    other = replace(smallest, diagnosis=names)
+    return largest if of_one_name(violation, other) else Worst(largest.ratio, other, another=True)
+
+
+def of_one_name(one: Violation, other: Violation) -> bool:
+    """Whether the first known mistake behind both is the same, and no mere hint."""
+    first, second = one.mistakes[:1], other.mistakes[:1]
+    return first == second != () and not first[0].startswith(AT_MOST)
 
 
 def is_another(one: Violation, other: Violation, runner: Runner) -> bool:

@@ -86,7 +86,11 @@ class Report:
         of_numbers = sum(not violation.finding.message for violation in self.violations)
         if 2 * count <= of_numbers:
             return ""
-        return f"{name}: this explains {count} of {total} violations" if total > 1 else name
+        if total == 1:
+            return name
+        others = [violation.rule for violation in self.violations if name not in violation.mistakes]
+        left = f", and not {'those' if len(others) > 1 else 'that'} of {', '.join(others)}" if others else ""
+        return f"{name}: this explains {count} of {total} violations{left}"
 
     @property
     def following(self) -> list[Violation]:

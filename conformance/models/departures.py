@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.checks.comparison import Finding, compare
-from conformance.models.error_propagation import carried_bound, walked_steps
+from conformance.models.error_propagation import carried_bound
+from conformance.models.inside import piece_names, walked_inside
 from conformance.models.stepwise import Oracle, without_nan
 from conformance.oracle.reference import Exact
 from specification.configuration import Configuration
@@ -16,16 +17,25 @@ from specification.dtypes import FLOATING
 
 
 class Departures(NamedTuple):
-    """Findings by step, in the order in which the definition takes the steps. unknown: names of no step."""
+    """Findings by step or piece, in the definition's order.
+
+    unknown: names of neither. looked_into: steps of which there are pieces.
+    """
 
     dtype: str
     findings: dict[str, Finding]
     unknown: list[str]
+    looked_into: list[str]
 
     @property
     def first(self) -> str | None:
-        """The first step whose error is beyond its carried bound."""
+        """The first whose error is beyond its carried bound."""
         return next((name for name, finding in self.findings.items() if not finding.ratio <= 1), None)
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """The error ratio of each."""
+        return {name: finding.ratio for name, finding in self.findings.items()}
 
 
 def departures(oracle: Oracle, configuration: Configuration, arrays: Mapping[str, np.ndarray]) -> Departures:
@@ -34,30 +44,34 @@ def departures(oracle: Oracle, configuration: Configuration, arrays: Mapping[str
     Args:
         oracle: the definition's steps on the same input.
         configuration: of the model.
-        arrays: results by the step's name, all of one floating dtype, which is the one that they were computed in.
+        arrays: results by the name of the step, or of the piece inside a step, all of one floating dtype, which is the
+            one that they were computed in.
 
     Raises:
-        ValueError: for arrays of several dtypes or no floating one, and where no name is that of a step.
+        ValueError: for arrays of several dtypes or no floating one, and where no name is that of a step or piece.
     """
-    known = {name: arrays[name] for name in oracle.taken if name in arrays}
-    unknown = [name for name in arrays if name not in oracle.taken]
+    inside = piece_names(oracle)
+    every = [name for step in oracle.taken for name in (*inside.get(step, ()), step)]
+    known = {name: arrays[name] for name in every if name in arrays}
+    unknown = [name for name in arrays if name not in known]
     if not known:
         names = list(oracle.taken)
         raise ValueError(f"no name is that of a step; the steps are {', '.join(names[:3])}, ..., {names[-1]}")
     dtypes = sorted({str(array.dtype) for array in known.values()})
     if len(dtypes) > 1 or dtypes[0] not in FLOATING:
         raise ValueError(f"the arrays must be of one floating dtype, got {', '.join(dtypes)}")
-    model = oracle.model
+    model, looked_into = oracle.model, [step for step, pieces in inside.items() if known.keys() & {*pieces}]
 
     def run(functions: Any) -> Any:
         of_kind = functions.MODELS[type(model.parameters)]
         return of_kind(model.parameters, *oracle.inputs, configuration=configuration, **oracle.options)
 
-    exact, bounds = carried_bound(run, model.parameters, dtypes[0], walk=walked_steps)
-    judged = dict(zip(oracle.taken, zip(exact, bounds, strict=True), strict=True))
+    exact, bounds = carried_bound(run, model.parameters, dtypes[0], walk=walked_inside(looked_into))
+    order = [name for step in oracle.taken for name in (*(inside[step] if step in looked_into else ()), step)]
+    judged = dict(zip(order, zip(exact, bounds, strict=True), strict=True))
 
     def finding(name: str) -> Finding:
         result, bound = judged[name]
-        return compare(name, known[name], Exact(result, 0 * result), without_nan(bound), dtypes[0])
+        return compare(name, known[name], Exact(result, np.zeros_like(result)), without_nan(bound), dtypes[0])
 
-    return Departures(dtypes[0], {name: finding(name) for name in known}, unknown)
+    return Departures(dtypes[0], {name: finding(name) for name in known}, unknown, looked_into)

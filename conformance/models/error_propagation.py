@@ -40,7 +40,7 @@ Run = Callable[[types.SimpleNamespace], Any]
 """From the functions of an instrumented definition to results, in any structure of float64 arrays."""
 
 Walk = Callable[[Run, Any, Visit], Any]
-"""`walked` or `walked_steps`."""
+"""`walked`, or another way to collect what the run gives."""
 
 
 def carried_bound(
@@ -56,7 +56,7 @@ def carried_bound(
     """(results, bounds), both in the structure of what `run` returns, for an implementation in that dtype.
 
     parameters: those that `run` gives to those functions, in float64. narrow: steps that the implementation takes
-    in float32 whatever the dtype. walk: `walked_steps` for the results of every step, `walked` by default.
+    in float32 whatever the dtype. walk: `inside.walked_inside` for the results of steps; `walked` by default.
     """
     walk = walked if walk is None else walk
     clean, bounds = step_bounds(run, parameters, dtype, narrow, walk)
@@ -78,7 +78,8 @@ def carried_bound(
     factor = 2 * (2 if dtype == "float64" else 1)
 
     def estimate(exact: Any, *drawn: Any) -> Any:
-        return factor * np.median([np.abs(d - exact) for d in drawn], axis=0) / scale
+        with np.errstate(invalid="ignore"):  # scores behind a mask are -inf
+            return factor * np.median([np.abs(d - exact) for d in drawn], axis=0) / scale
 
     return clean, mapped(estimate, clean, *moved)
 
@@ -105,16 +106,3 @@ def walked(run: Run, parameters: Any, visit: Visit) -> Any:
     """The results of the definition, when every step goes through `visit`."""
     with np.errstate(all="ignore"):
         return run(visited("reference_numpy", parameters, visit))
-
-
-def walked_steps(run: Run, parameters: Any, visit: Visit) -> list[Any]:
-    """The result of every step instead, in the order in which the definition takes them."""
-    results: dict[str, Any] = {}
-
-    def keeping(name: str, *given: Any) -> Any:
-        result = visit(name, *given)
-        results[name] = result
-        return result
-
-    walked(run, parameters, keeping)
-    return list(results.values())

@@ -8,7 +8,7 @@ faster in its models; there the whole step is judged.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -22,9 +22,11 @@ from conformance.bounds.reading import pairs
 from conformance.checks.comparison import compare
 from conformance.models.agreement import Agreement, StepAgreement, compared, extent
 from conformance.models.attention_bounds import norm_of, turned
+from conformance.models.error_propagation import Run, Walk, walked
+from conformance.models.instrumentation import Visit
 from conformance.models.local import case_of, cast
 from conformance.models.local import linear as linear_bound
-from conformance.models.stepwise import Oracle, framed, framework_of, substantial, without_nan
+from conformance.models.stepwise import Oracle, Taken, framed, framework_of, substantial, without_nan
 from conformance.oracle.reference import Exact
 from conformance.subjects.frameworks import Framework
 from reference_numpy.attention_steps import repeat_heads, resolve_scale
@@ -216,6 +218,60 @@ def feed_forward_pieces(taken: Any) -> list[Piece]:
 
 
 PIECES = {"attend": attention_pieces, "transform": feed_forward_pieces}
+
+
+# --- the definition's own ---------------------------------------------------------------------------------------------
+
+
+def piece_names(oracle: Oracle) -> dict[str, list[str]]:
+    """Full names of the pieces, in order, by the step that they are inside of."""
+    made = {step: PIECES[taken.step](taken) for step, taken in oracle.taken.items() if taken.step in INSIDE}
+    return {step: [f"{step}: {piece.name}" for piece in pieces] for step, pieces in made.items()}
+
+
+def own_pieces(oracle: Oracle) -> dict[str, np.ndarray]:
+    """The definition's pieces of all steps in float64, by their full names."""
+    found: dict[str, np.ndarray] = {}
+    for step, taken in oracle.taken.items():
+        if taken.step in INSIDE:
+            found |= visited_pieces(step, taken, lambda name, step, function, arguments, keywords: function(*arguments))
+    return found
+
+
+def visited_pieces(step: str, taken: Taken, visit: Visit) -> dict[str, np.ndarray]:
+    """The definition's pieces of one step in float64, by their full names; each goes through `visit`."""
+    functions = functions_of("reference_numpy")
+    settings = settings_of(taken, framework_of("reference_numpy"), "float64")
+    values, found = {"x": taken.arguments[1], "memory": taken.arguments[2]}, {}
+    for piece in PIECES[taken.step](taken):
+        arguments = (piece, functions, settings, *(values[name] for name in piece.takes))
+        with np.errstate(all="ignore"):
+            made = np.asarray(visit(f"{step}: {piece.name}", "piece", computed, arguments, {}))
+        values[piece.name] = found[f"{step}: {piece.name}"] = made
+    return found
+
+
+def computed(piece: Piece, functions: Any, settings: Any, *arrays: Any) -> Any:
+    return piece.compute(functions, settings, *arrays)
+
+
+def walked_inside(steps: Collection[str]) -> Walk:
+    """A walk that gives the result of every step, and before it the pieces of those steps."""
+
+    def walk(run: Run, parameters: Any, visit: Visit) -> list[Any]:
+        results: dict[str, Any] = {}
+
+        def keeping(name: str, step: str, function: Any, arguments: Any, keywords: Any) -> Any:
+            result = visit(name, step, function, arguments, keywords)
+            if name in steps:
+                results.update(visited_pieces(name, Taken(step, function, arguments, keywords, result, ()), visit))
+            results[name] = result
+            return result
+
+        walked(run, parameters, keeping)
+        return list(results.values())
+
+    return walk
 
 
 # --- judging ----------------------------------------------------------------------------------------------------------

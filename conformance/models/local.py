@@ -296,6 +296,11 @@ def nll_loss_vjp(dtype: str, log_probabilities: Any, targets: Any, cotangent: An
     return bound(case_of(dtype, "nll_loss", inputs, cotangent, **options))[gradient_name("log_probabilities")]
 
 
+def piece(dtype: str, own: Any, functions: Any, settings: Any, *arrays: Any) -> Any:
+    """Of what lies inside a step: see `inside.py`."""
+    return own.bound(dtype, settings, *arrays)
+
+
 LOCAL: dict[str, Step] = {
     step.__name__: step
     for step in (
@@ -303,7 +308,7 @@ LOCAL: dict[str, Step] = {
         embedding, embedding_vjp, learned_positions, learned_positions_vjp, sinusoidal_positions, batch_sum,
         linear, linear_vjp, pool, pool_vjp, log_softmax, log_softmax_vjp,
         relative_position_bias, relative_position_bias_vjp, patches, patches_vjp, prepend, shrink, squeeze, squeeze_vjp,
-        cross_entropy, cross_entropy_vjp, nll_loss, nll_loss_vjp,
+        cross_entropy, cross_entropy_vjp, nll_loss, nll_loss_vjp, piece,
     )
 }  # fmt: skip
 """By the name of the step; called with the dtype and the step's own arguments."""

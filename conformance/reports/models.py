@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,15 @@ def told(value: Any) -> str:
     return type(value).__name__.lower()
 
 
-def steps_table(found: Agreement, packages: Sequence[str], wholes: Sequence[StepAgreement] = ()) -> Table:
+def steps_table(
+    found: Agreement,
+    packages: Sequence[str],
+    wholes: Sequence[StepAgreement] = (),
+    yours: Mapping[str, float] | None = None,
+) -> Table:
     """Return a table of every step, its shape and range, and each package's largest error ratio; then whole models.
+
+    yours: the error ratios of values from a file, by step, in a column of their own.
 
     A dash means that there is nothing to compare: the definition in float64, or a step without finite numbers.
     """
@@ -73,10 +80,13 @@ def steps_table(found: Agreement, packages: Sequence[str], wholes: Sequence[Step
     table.add_column("step", overflow="fold")
     for name in ("shape", "from", "to", *(framework_of(package).name for package in packages)):
         table.add_column(name, justify="right", no_wrap=True)
+    if yours is not None:
+        table.add_column("yours", justify="right", no_wrap=True)
     for number, step in enumerate([*found.steps, *wholes]):
         if number == len(found.steps):
             table.add_section()
         cells = [ratio_cell(step, package) for package in packages]
+        cells += [] if yours is None else [ratio_text(yours.get(step.name))]
         shape = " ".join(map(str, step.shape))
         table.add_row(step.name, shape, f"{step.smallest:.3g}", f"{step.largest:.3g}", *cells)
     return table
@@ -84,7 +94,11 @@ def steps_table(found: Agreement, packages: Sequence[str], wholes: Sequence[Step
 
 def ratio_cell(step: StepAgreement, package: str) -> Text:
     ratio = step.ratios.get(package)
-    if ratio is None or (ratio == 0 and not step.judged):
+    return ratio_text(None if ratio == 0 and not step.judged else ratio)
+
+
+def ratio_text(ratio: float | None) -> Text:
+    if ratio is None:
         return Text("-")
     return Text(in_bounds(ratio), style="" if ratio <= 1 else "bold red")
 

@@ -262,11 +262,14 @@ class Subject:
         return array
 
 
+OTHER_LAYOUT = "--layout BTHD is for arrays [batch, length, heads, width]"
+
+
 def other_layout(got: Sequence[int], expected: Sequence[int]) -> str:
     """What to declare where heads and lengths have changed places."""
     if len(got) != 4 or tuple(got) != (expected[0], expected[2], expected[1], expected[3]):
         return ""
-    return " (--layout BTHD is for arrays [batch, length, heads, width])"
+    return f" ({OTHER_LAYOUT})"
 
 
 def without_promise(case: Case) -> Case:

@@ -193,6 +193,43 @@ def found_on(small: Case, uncut: Case | None, function: Any) -> tuple[str, ...]:
     return diagnosis(Violation("ATT-5", "a subject", worst, "a probe", AGREEMENT, small, uncut), runner)
 
 
+def by_lengths_first(query: Any, key: Any, value: Any) -> Any:
+    return reference_numpy.attention(*(array.swapaxes(1, 2) for array in (query, key, value))).swapaxes(1, 2)
+
+
+def by_lengths_first_vjp(*arrays: Any) -> dict[str, Any]:
+    found = reference_numpy.attention_vjp(*(array.swapaxes(1, 2) for array in arrays))
+    return {name: getattr(found, name).swapaxes(1, 2) for name in ("query", "key", "value")}
+
+
+@pytest.mark.parametrize("wrong", ["output", "gradient of value"])
+def test_heads_and_positions_that_changed_places_tell_the_option(wrong: str) -> None:
+    """The same words as for a result of that shape. Of equal values the output is right, and the gradient is not."""
+    generator = np.random.default_rng(0)
+    shapes = {"query": (1, 2, 6, 2), "key": (1, 2, 3, 2), "value": (1, 2, 3, 2), "output": (1, 2, 6, 2)}
+    arrays = {name: generator.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+    cotangents = {"output": arrays.pop("output")}
+    arrays["value"] = arrays["value"] if wrong == "output" else np.ones_like(arrays["value"])
+    asked = Case("attention", "float32", arrays, {}, cotangents)
+    got = {"output": by_lengths_first(*asked.inputs.values())}
+    vjp = by_lengths_first_vjp(*asked.inputs.values(), asked.cotangents["output"])
+    got |= {f"gradient of {name}": array for name, array in vjp.items()}
+    (name,) = known(failing(asked, got), wrong, np.inf)
+    assert name == "heads and positions changed places (--layout BTHD is for arrays [batch, length, heads, width])"
+
+
+@pytest.mark.slow
+def test_a_whole_report_names_the_other_layout() -> None:
+    """And the rules whose violations it does not explain."""
+    rules = ["ATT-1", "ATT-5", "ATT-8"]
+    report = conformance.check(by_lengths_first, "attention", rules=rules, **QUICK | {"dtypes": ["float32"]})
+    assert "this explains 2 of 3 violations, and not that of ATT-8" in report.headline
+    assert report.headline.startswith("heads and positions changed places (--layout BTHD ")
+    assert conformance.check(
+        by_lengths_first, "attention", rules=rules, layout="BTHD", **QUICK | {"dtypes": ["float32"]}
+    ).conforms
+
+
 def test_one_stale_key_is_no_padding() -> None:
     """With 15 keys one more is the padding of blocks of 8 and of 16; another number of keys tells that it is not."""
     name = "one key too many counts, with a score of 0 and a value of 0"

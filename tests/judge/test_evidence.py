@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,10 +16,14 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import RAISED, Finding, same_error, worst
-from conformance.checks.results import DEPENDS, Results, Violation
+from conformance.checks.results import DEPENDS, WRONG_IN, Results, Violation, Worst
 from conformance.diagnosis.dtypes import is_gone
 from conformance.diagnosis.following import separated
+from conformance.diagnosis.precision import AT_MOST
+from conformance.judge import other_dtypes
 from conformance.judge.judgement import claims, telling
+from conformance.judge.other_dtypes import examined, of_one_name
+from conformance.judge.report import Report
 from conformance.judge.run import settled
 from conformance.reports.blocks import block
 from conformance.reports.content import real
@@ -99,6 +104,42 @@ def test_one_mistake_does_not_hide_another_in_a_wider_dtype(tmp_path: Path) -> N
     told = f"{other['dtype']}: up to {real(other['ratio']):.3g} bounds, another mistake"
     assert told in " ".join(printed(subject).split())
     assert told in block(first)
+
+
+def test_one_known_mistake_is_not_called_another() -> None:
+    """The same name in both dtypes; a hint is no name."""
+    one, hint = "the mask is ignored", f"{AT_MOST} weights in float16 would make them"
+    for names, others, same in [
+        ((one, "x"), (one,), True),
+        ((one,), ("x", one), False),
+        ((), (), False),
+        ((hint,), (hint,), False),
+        ((f"{WRONG_IN}output",), (f"{WRONG_IN}output",), False),
+    ]:
+        assert of_one_name(violated(3.0, diagnosis=names), violated(9.0, "float16", diagnosis=others)) == same
+
+
+@pytest.mark.parametrize(("name", "another"), [("the mask is ignored", False), ("bias is ignored", True)])
+def test_the_largest_error_of_a_dtype_is_examined(name: str, another: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors of another size on the same numbers are of another mistake, unless they have the same name."""
+    monkeypatch.setattr(other_dtypes, "is_another", lambda *violations: True)
+    monkeypatch.setattr(other_dtypes, "cut_down", lambda found, *others, **options: found)
+    monkeypatch.setattr(other_dtypes, "diagnosis", lambda *found: (name,))
+    told, runner = violated(3.0, diagnosis=("the mask is ignored",)), cast(Runner, SimpleNamespace(overrun=0))
+    assert examined(told, Worst(9.0, violated(9.0, "float16")), runner, 0.0).another == another
+
+
+def test_the_headline_names_what_it_does_not_explain() -> None:
+    told = [violated(3.0, rule=rule, diagnosis=("the mask is ignored",)) for rule in ("MASK-1", "MASK-3", "ATT-4")]
+    others = [violated(3.0, rule=rule) for rule in ("ATT-5", "ATT-8")]
+    headline: Any = Report.headline
+    for left, ending in [
+        (others, "3 of 5 violations, and not those of ATT-5, ATT-8"),
+        (others[:1], "3 of 4 violations, and not that of ATT-5"),
+        ([], "3 of 3 violations"),
+    ]:
+        report = SimpleNamespace(violations=[*told, *left])
+        assert headline.fget(report) == f"the mask is ignored: this explains {ending}"
 
 
 def digits_lost(query: Any, key: Any, value: Any, *, scale: Any = None) -> Any:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from conformance.models.inside import pieces_of
-from conformance.models.stepwise import Oracle, taken_steps
+from conformance.models.inside import PIECES, functions_of, pieces_of, settings_of
+from conformance.models.stepwise import Oracle, Taken, framework_of, taken_steps
 from conformance.models.structures import as_float64
 from conformance.reports.models import draw_weights, grid_columns, in_bounds
 from reference_numpy import Model
@@ -211,14 +211,17 @@ def test_small_errors_are_told_from_none() -> None:
 INPUT = "5,7,2/3,1"
 
 
-def computed(dtype: str) -> dict[str, np.ndarray]:
-    """Every step of the definition's own model in that dtype."""
+def steps_in(dtype: str) -> dict[str, Taken]:
     file, _, dialect, setting = saved("dawn")
     parameters, configuration = read(dialect, file, num_heads=int(setting.removeprefix("--set=num_heads=")))
     parameters = mapped(lambda array: array.astype(dtype), parameters)
     inputs = tuple(np.array([[int(word) for word in part.split(",")]]) for part in INPUT.split("/"))
-    taken = taken_steps(Model(parameters, configuration), inputs, {}, [])
-    return {name: np.asarray(step.result) for name, step in taken.items()}
+    return taken_steps(Model(parameters, configuration), inputs, {}, [])
+
+
+def computed(dtype: str) -> dict[str, np.ndarray]:
+    """Every step of the definition's own model in that dtype."""
+    return {name: np.asarray(step.result) for name, step in steps_in(dtype).items()}
 
 
 def test_what_is_saved_is_compared(folder: Path) -> None:
@@ -255,7 +258,58 @@ def test_honest_values_keep_their_carried_bounds(folder: Path, dtype: str) -> No
     code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
     assert code == 1
     assert f"the first that departs is {step}" in output
-    assert "names of no step: another" in output
+    assert "names of no step or piece: another" in output
+
+
+def computed_inside(dtype: str) -> dict[str, np.ndarray]:
+    """Every step and piece of the definition's own model in that dtype, each from the model's own values."""
+    found = computed(dtype)
+    numpy, functions = framework_of("reference_numpy"), functions_of("reference_numpy")
+    for step, taken in steps_in(dtype).items():
+        if taken.step not in PIECES:
+            continue
+        values, settings = {"x": taken.arguments[1], "memory": taken.arguments[2]}, settings_of(taken, numpy, dtype)
+        for piece in PIECES[taken.step](taken):
+            made = np.asarray(piece.compute(functions, settings, *map(values.get, piece.takes)))
+            values[piece.name] = found[f"{step}: {piece.name}"] = made.astype(dtype)
+    return found
+
+
+def test_pieces_are_saved_and_compared(folder: Path) -> None:
+    code, output = command("trace", INPUT, *dawn(), "--all", "--save", "steps.npz")
+    assert code == 0, output
+    arrays = dict(np.load("steps.npz"))
+    pieces = {*arrays} - {*steps_in("float64")}
+    assert f"{len(arrays) - len(pieces)} steps and {len(pieces)} pieces inside saved in steps.npz" in output
+    step = "decoder.blocks.0.self_attention"
+    assert {f"{step}: {piece}" for piece in INSIDE} <= pieces
+    masked = arrays[f"{step}: scores, masked"]
+    assert masked[0, 0, 0, 1] == -np.inf
+    masked[0, 0, 0, 1] = 0.0
+    np.savez("mine.npz", **{f"{step}: scores, masked": masked, f"{step}: scores": arrays[f"{step}: scores"]})
+    code, output = command("trace", INPUT, *dawn(), "--against", "mine.npz")
+    assert code == 1
+    assert f"mine.npz: the first that departs is {step}: scores, masked[0, 0, 0, 1]: got 0.0, expected -inf" in output
+    assert f"0 of {len(arrays) - len(pieces)} steps and 2 pieces inside are in mine.npz, in float64" in output
+    assert "names of no" not in output
+    yours = {row.split(BAR)[1].strip(): row.split(BAR)[-2].strip() for row in output.splitlines() if row[0] == BAR}
+    assert [yours[f"{step}: {piece}"] for piece in ("scores", "scores, masked", "weights")] == ["0", "inf", "-"]
+    assert output.index("mine.npz: the first") < output.index("every step keeps its bound in")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_honest_pieces_keep_their_carried_bounds(folder: Path, dtype: str) -> None:
+    arrays = computed_inside(dtype)
+    np.savez("own.npz", **arrays)
+    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
+    assert code == 0, output
+    assert "own.npz: none departs; the largest error ratio is " in output
+    assert ("saved in float64 show smaller departures" in output) == (dtype == "float32")
+    name = "decoder.blocks.0.cross_attention: weights"
+    np.savez("own.npz", **arrays | {name: 1.01 * arrays[name]})  # type: ignore[arg-type]
+    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
+    assert code == 1
+    assert f"own.npz: the first that departs is {name}[" in output
 
 
 @pytest.mark.parametrize(
