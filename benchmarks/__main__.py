@@ -19,7 +19,9 @@ from benchmarks.cases import Case
 from benchmarks.subjects.subject import Subject
 
 app = typer.Typer(
-    add_completion=False, help="Time attention and layer norm, and judge every result. Without a command: run."
+    add_completion=False,
+    help="Time attention and layer norm, and judge every result. Without a command: run.",
+    epilog="Options such as --quick, --only, --with and --json belong to run: python -m benchmarks run --help",
 )
 console = Console(markup=False)
 if not console.is_terminal:
@@ -80,7 +82,7 @@ def run(
     """Time all installed subjects. Exit code 1 if a subject failed, 2 for wrong usage."""
     from benchmarks import cases as every_case
     from benchmarks.measure import rounds
-    from benchmarks.measure.environment import environment, has_gpu
+    from benchmarks.measure.environment import crowded, environment, has_gpu, load
     from benchmarks.measure.running import Plan
     from benchmarks.measure.workers import processors
     from benchmarks.results.findings import counted
@@ -107,16 +109,18 @@ def run(
     threads = threads or there
     seed = secrets.randbelow(2**32) if seed is None else seed
     budget = rounds.QUICK if quick else rounds.Budget()
-    plan = Plan(device, threads, seed, budget, memory=memory_wanted(quick), say=lambda line: say(line))
+    plan = Plan(
+        device, threads, seed, budget, memory=memory_wanted(quick), say=lambda line: say(line),
+        busy=lambda: crowded(load(), there, own=threads),
+    )  # fmt: skip
     settings = {"device": device, "threads": threads, "seed": seed, "quick": quick, "only": list(only or ())}
     settings["with"] = list(others or ())
     result = empty(environment(device, threads), settings | {"rounds": [budget.least, budget.most]})
     place = result["environment"]["gpu"] or f"{counted(threads, 'thread')}, {result['environment']['cpu']}"
     say(f"seed {seed}, {place}")
     say(legend(result["settings"]["level"], budget.most))
-    busy = result["environment"]["load"]
-    if busy is not None and busy > 0.5 * there:
-        say(f"other programs use this machine (load {busy:.1f} on {there} processors): intervals will be wide")
+    if busy := crowded(result["environment"]["load"], there):
+        say(f"other programs use this machine ({busy}): intervals will be wide")
     finish(execute(plan, picked, known, result, json), plots)
 
 
@@ -191,7 +195,7 @@ def execute(
             run.measure_ceilings(sorted({case.dtype for case in cases}))
             for number, case in enumerate(cases):
                 begin(case.name, number)
-                found = case_result(case, *run.case(case), run.ceilings)
+                found = case_result(case, *run.case(case), run.ceilings, run.busy)
                 result["cases"].append(found)
                 result |= {"ceilings": run.ceilings, "scaling": scaling(result["cases"])}
                 keep()

@@ -66,7 +66,7 @@ def sine_and_cosine(
     length = checks.rotary_length(scaling, length, values)
     digits = np.array(turn_digits(width, float(base), scaling, length), np.uint32)
     positions = jnp.asarray(positions)[..., None, :, None]
-    if positions.dtype.itemsize < 4:  # which 2**30 does not fit into
+    if positions.dtype.itemsize < 4:  # int8 and int16 do not hold 2**30
         positions = positions.astype(jnp.int32)
     quarter, angle = turned(positions.astype(jnp.uint32), digits, dtype)
     sine, cosine = jnp.sin(angle), jnp.cos(angle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from study import divergences
@@ -31,12 +32,27 @@ def main() -> None:
         parser.error("the pages need the documents, examples and tests of the project: run it in a clone")
     results = gather(given.conformance, given.benchmarks, given.divergences, given.training)
     written = build(given.out, given.base, not given.no_examples, results)
-    for message in drifts():
-        print(f"the columns do not align: {message}")
+    for line in alignment_lines(drifts()):
+        print(line)
     for one in results:
         if one.missing:
             print(f"{one.missing} {one.how} makes one.")
     print(f"{len(written)} pages in {given.out}; start with index.html")
+
+
+def alignment_lines(found: Sequence[str]) -> list[str]:
+    """Return what a reader of the pages should know of steps that stand alone; nothing where the columns align.
+
+    Args:
+        found: the differences, as `study.drift.drifts` returns them.
+    """
+    if not found:
+        return []
+    first = (
+        "The code is shown as it is, and no number changes. But here the columns do not align, and the page gives no "
+        "reason (study/idioms.toml):"
+    )
+    return [first, *(f"  {message}" for message in found)]
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ OPERATIONS = (
     ),
     Operation(
         "softmax", "Softmax", "Scores become weights that add up to 1 over the keys that a query may attend to.",
-        (r"w_{ij} = \frac{e^{s_{ij} - m_i}}{\sum_{j' \text{ allowed}} e^{s_{ij'} - m_i} + e^{\text{sink} - m_i}}",
-         r"\text{logsumexp}_i = m_i + \log\left(\sum_{j \text{ allowed}} e^{s_{ij} - m_i}"
+        (r"w_{ij} = \frac{e^{s_{ij} - m_i}}{\sum_{k \text{ allowed}} e^{s_{ik} - m_i} + e^{\text{sink} - m_i}}",
+         r"\text{logsumexp}_i = m_i + \log\left(\sum_{k \text{ allowed}} e^{s_{ik} - m_i}"
          r" + e^{\text{sink} - m_i}\right)"),
         numbered("ATT", 5, 6), places("attention_steps", "softmax", "fill_empty_rows"),
         places("attention_steps_vjp", "softmax_vjp", "sinks_vjp"),
@@ -128,7 +128,7 @@ OPERATIONS = (
     ),
     Operation(
         "rotary", "Rotary embeddings", "Queries and keys turned by angles that grow with their position.",
-        (r"y_1 = m\, (x_1 \cos t f_p - x_2 \sin t f_p), \qquad y_2 = m\, (x_2 \cos t f_p + x_1 \sin t f_p)",
+        (r"y_1 = m\, (x_1 \cos(t f_p) - x_2 \sin(t f_p))", r"y_2 = m\, (x_2 \cos(t f_p) + x_1 \sin(t f_p))",
          r"f_p = \theta^{-2p / W}"),
         numbered("POS", 3, 4),
         places("rotary", "rotary_embedding", "sine_and_cosine", "turned", "rotate", "rotary_frequencies", "constants",

@@ -41,7 +41,7 @@ def navigation_style() -> str:
     return (TEMPLATES / "navigation.css").read_text()
 
 
-def environment(base: str) -> Environment:
+def environment(base: str, examples: bool = True) -> Environment:
     made = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
@@ -54,6 +54,7 @@ def environment(base: str) -> Environment:
     }
     made.globals |= {
         "operations": OPERATIONS, "chapter": walk.CHAPTER, "labels": list(LABELS.values()), "base": base, "parts": (),
+        "examples": examples,
         # Our own files, and no place for anything else.
         "style": Markup((TEMPLATES / "style.css").read_text() + navigation_style()),
         "script": Markup((TEMPLATES / "script.js").read_text()),
@@ -70,7 +71,7 @@ def build(out: Path, base: str | None = None, examples: bool = True, results: Re
     """
     out.mkdir(parents=True, exist_ok=True)
     results = results or kept()
-    made = environment(address(base, out))
+    made = environment(address(base, out), examples)
     whole, *_, inside = diagram.figures()
     written = {
         "index": made.get_template("index.html").render(

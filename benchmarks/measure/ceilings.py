@@ -12,12 +12,17 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.measure.steal_time import used_by_others, used_so_far
+
 SIZES = {"cpu": (1024, 2048), "cuda": (4096, 8192)}
 """Of the square matrices."""
 COPIES = {"cpu": tuple(2**power for power in (16, 20, 22, 24, 27)), "cuda": (2**24, 2**28)}
 """Bytes that are copied."""
 SECONDS, REPEATS, SHORT = 0.25, 5, 0.005
 """For each measurement: so many repetitions, of runs of calls that take about SHORT seconds."""
+
+QUIET = 0.05
+"""Share of the processor time that a system's own services may take; above it, a ceiling may be too low."""
 
 Measured = dict[str, Any]
 
@@ -29,9 +34,13 @@ class CeilingWorker:
         self.arrays, self.device = arrays, device
 
     def measure(self, dtypes: Iterable[str]) -> list[Measured]:
-        """Rates of all sizes: FLOP/s of products by dtype, bytes/s (read and written) of copies."""
+        """Rates of all sizes: FLOP/s of products by dtype, bytes/s (read and written) of copies.
+
+        others: the share of the processor time that other programs and the host took meanwhile.
+        """
         product, copy = {"numpy": numpy_calls, "torch": torch_calls, "jax": jax_calls}[self.arrays](self.device)
         found: list[Measured] = []
+        before, own, start = used_so_far(), time.process_time(), time.perf_counter()
         for dtype in dtypes:
             if self.arrays == "numpy" and dtype not in ("float32", "float64"):
                 continue
@@ -39,7 +48,9 @@ class CeilingWorker:
                 found.append(self.measured("product", dtype, size, 2.0 * size**3, product(dtype, size)))
         for size in COPIES[self.device]:
             found.append(self.measured("copy", "float32", size, 2.0 * size, copy(size)))
-        return found
+        own, elapsed = time.process_time() - own, time.perf_counter() - start
+        others = used_by_others(before, used_so_far(), own, elapsed)
+        return [one | {"others": others} for one in found]
 
     def measured(self, kind: str, dtype: str, size: int, work: float, call: Callable[[int], None]) -> Measured:
         rates = [work / seconds for seconds in repeated(call)]
@@ -152,6 +163,12 @@ def jax_calls(device: str) -> Calls:
 
 
 # --- what they mean ---------------------------------------------------------------------------------------------------
+
+
+def crowded(ceilings: Iterable[Measured]) -> str:
+    """Return in words what others took while the ceilings were measured; empty if no more than QUIET."""
+    most = max((one.get("others") or 0.0 for one in ceilings), default=0.0)
+    return f"they took {most:.0%} of the processor time while the ceilings were measured" if most > QUIET else ""
 
 
 def best_product(ceilings: Iterable[Measured], dtype: str) -> float | None:

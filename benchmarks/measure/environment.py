@@ -83,6 +83,18 @@ def load() -> float | None:
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
+def crowded(load: float | None, processors: int, own: float = 0) -> str:
+    """Return in words how busy other programs keep the machine; empty if half of a processor's time or more is free.
+
+    Args:
+        load: of the last minute; None where the system does not tell.
+        processors: how many this process may use.
+        own: how much of the load is this run's, at most.
+    """
+    busy = load is not None and load - own > 0.5 * processors
+    return f"load {load:.1f} on {processors} processors" if busy else ""
+
+
 def commit() -> str | None:
     """The checkout's, with "+" where files are changed; None without git, or outside a checkout of this project."""
     if not (ROOT / "SPEC.md").is_file():

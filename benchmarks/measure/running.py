@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.cases import AFTER, BEFORE, Case
 from benchmarks.measure import memory
-from benchmarks.measure.ceilings import CeilingWorker, Measured, best_copy, best_product
+from benchmarks.measure.ceilings import CeilingWorker, Measured, best_copy, best_product, crowded
 from benchmarks.measure.memory import MemoryWorker
 from benchmarks.measure.rounds import Budget, calls_in_trial, rounds
 from benchmarks.measure.statistics import Interval, interval
@@ -26,7 +26,9 @@ from benchmarks.work import Work, work
 
 PLACES, ROWS, STILL = 3, 8, 3
 """Of the judge before and after the timing: places, rows of each, and rows more whose cotangent is zero."""
-MEASURED, FAILED, LEFT_OUT = "measured", "failed", "left out"
+MEASURED, FAILED, LEFT_OUT, NOT_CREDIBLE = "measured", "failed", "left out", "not credible"
+
+IMPOSSIBLE, WHILE_BUSY = "impossible: ", "while other programs use this machine"
 
 
 class Askable(Protocol):
@@ -39,7 +41,10 @@ class Askable(Protocol):
 
 @dataclass
 class Plan:
-    """What is run, and how. `say` gets lines that are to be read, `step` what is being done right now."""
+    """What is run, and how. `say` gets lines that are to be read, `step` what is being done right now.
+
+    busy: says in words how other programs use this machine right now; empty if they leave it alone.
+    """
 
     device: str
     threads: int
@@ -48,6 +53,7 @@ class Plan:
     memory: Callable[[Case], bool] = lambda case: True
     say: Callable[[str], None] = lambda line: None
     step: Callable[[str], None] = lambda text: None
+    busy: Callable[[], str] = lambda: ""
 
 
 @dataclass
@@ -92,6 +98,7 @@ class Run:
         self.start = start or (lambda make, given, variables: Worker(make, given, plan.threads, variables))
         self.workers: dict[str, Askable] = {}
         self.ceilings: list[Measured] = []
+        self.busy = ""
 
     def ask(self, entry: Entry, method: str, *given: Any) -> Any:
         return self.worker(entry.subject).ask(method, *given, limit=self.plan.budget.limit)
@@ -131,6 +138,7 @@ class Run:
             self.make_ready(entry, case, memory.available(self.plan.device))
         self.examine(entries, case, BEFORE)
         self.time(entries, case)
+        self.busy = self.plan.busy()
         self.examine(entries, case, AFTER)
         self.judge_trials(entries, case)
         found = work(case, self.plan.seed)
@@ -168,7 +176,7 @@ class Run:
             try:
                 if entry.status == FAILED or (large and entry.measured):
                     self.worker(entry.subject).end()
-                elif entry.measured:
+                elif entry.status in (MEASURED, NOT_CREDIBLE):
                     self.ask(entry, "release")
             except Failed as failed:
                 self.plan.say(f"{entry.subject.name}: {failed}")
@@ -269,12 +277,19 @@ class Run:
         return best
 
     def refuse_the_impossible(self, entries: Sequence[Entry], case: Case, found: Work) -> None:
-        """What is faster than this machine multiplies or copies, even at its slow end. Ceilings are measured anew."""
+        """Refuse what is faster than this machine multiplies or copies, even at its slow end; measure ceilings anew.
+
+        While other programs use the machine its ceilings are too low: then a time is not credible, and did not fail.
+        """
         if self.ceilings and any(impossible(entry, case, found, self.ceilings) for entry in entries):
             self.measure_ceilings((case.dtype,))
         for entry in entries:
             reason = impossible(entry, case, found, self.ceilings)
-            if reason:
+            others = self.busy or crowded(self.ceilings)
+            if reason and others and entry.seconds.low > 0:
+                # A ceiling that others have lowered refutes nothing.
+                entry.end(NOT_CREDIBLE, f"{reason.removeprefix(IMPOSSIBLE)}, {WHILE_BUSY} ({others}): repeat the run")
+            elif reason:
                 entry.end(FAILED, reason)
 
     # --- memory ---
@@ -301,12 +316,12 @@ def impossible(entry: Entry, case: Case, found: Work, ceilings: Sequence[Measure
         return ""
     slowest = entry.seconds.high
     if entry.seconds.low <= 0:
-        return "impossible: it took no time at all"
+        return f"{IMPOSSIBLE}it took no time at all"
     product, copy = best_product(ceilings, case.dtype), best_copy(ceilings)
     if found.least_flops is not None and product is not None and found.least_flops / slowest > product:
         done = f"{found.least_flops / slowest / 1e9:.0f} GFLOP/s at least"
-        return f"impossible: {done}, and the best matrix product here has {product / 1e9:.0f}"
+        return f"{IMPOSSIBLE}{done}, and the best matrix product here has {product / 1e9:.0f}"
     if copy is not None and found.bytes / slowest > copy:
         moved = f"{found.bytes / slowest / 1e9:.0f} GB/s at least"
-        return f"impossible: {moved}, and the best copy here has {copy / 1e9:.0f}"
+        return f"{IMPOSSIBLE}{moved}, and the best copy here has {copy / 1e9:.0f}"
     return ""

@@ -35,7 +35,10 @@ def empty(environment: Result, settings: Result) -> Result:
     }
 
 
-def case_result(case: Case, work: Work, entries: Sequence[Entry], ceilings: Sequence[Measured]) -> Result:
+def case_result(
+    case: Case, work: Work, entries: Sequence[Entry], ceilings: Sequence[Measured], busy: str = ""
+) -> Result:
+    """busy: how other programs used the machine, in words; empty if they did not."""
     sizes = {name: getattr(case, name) for name in ("B", "H", "G", "Q", "K", "D", "V", "window", "segments")}
     inputs = [int(np.prod(case.shapes[name])) for name in case.inputs]
     bases = [entry for entry in entries if entry.measured and entry.subject.base]
@@ -53,6 +56,7 @@ def case_result(case: Case, work: Work, entries: Sequence[Entry], ceilings: Sequ
         "least_flops": work.least_flops,
         "bytes": work.bytes,
         "input_bytes": sum(inputs) * case.itemsize,
+        "busy": busy,
         "bases": [entry.subject.name for entry in bases],
         "subjects": [subject_result(case, work, entry, bases, ceilings) for entry in entries],
     }

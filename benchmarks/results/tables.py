@@ -95,6 +95,8 @@ def other_lines(case: Result) -> list[Text]:
     for subject in case["subjects"]:
         if subject["status"] == "failed":
             lines.append(Text(f"FAILED {subject['name']}: {subject['reason']}", style="bold red"))
+        if subject["status"] == "not credible":
+            lines.append(Text(f"NOT CREDIBLE {subject['name']}: {subject['reason']}", style="yellow"))
     for subject in case["subjects"]:
         if subject["status"] == "left out":
             lines.append(Text(f"left out {subject['name']}: {subject['reason']}", style="dim"))
@@ -105,7 +107,15 @@ def other_lines(case: Result) -> list[Text]:
             declared = ", ".join(f"{name}={value}" for name, value in subject["conventions"].items())
             told.append(f"judged under {declared}")
         lines += [Text(f"{subject['name']}: {one}", style="dim") for one in told]
-    return lines + ([Text(line, style="dim")] if (line := line_of_the_host(case)) else [])
+    return lines + [Text(line, style="dim") for line in (line_of_the_host(case), line_of_others(case)) if line]
+
+
+def line_of_others(case: Result) -> str:
+    """Return what other programs on the machine do to the ratios; empty if there were none."""
+    busy = case.get("busy")
+    if not busy:
+        return ""
+    return f"other programs used this machine ({busy}): times are too long, and ratios may be wrong; repeat the run"
 
 
 def line_of_the_host(case: Result) -> str:

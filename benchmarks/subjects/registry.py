@@ -21,6 +21,13 @@ def subject_at(target: str) -> Subject:
     except (ImportError, AttributeError, ValueError) as error:
         what = "package.module:NAME or path/to/file.py:NAME"
         raise ValueError(f"{target!r} cannot be loaded, expected {what}: {error}") from error
+    if not isinstance(found, Subject) and callable(found):
+        raise ValueError(
+            f"{target!r} is a {type(found).__name__}, expected a Subject. Write beside it\n"
+            f"  def make(case, device): return torch_subjects.prepared(case, device, {name}, given)\n"
+            f'  MINE = Subject("{name}", "attention", "torch", ("torch",), "{Path(where).stem}:make")\n'
+            'and name MINE; docs/benchmarks.md, "A subject of your own", has whole files to copy'
+        )
     if not isinstance(found, Subject):
         raise ValueError(f"{target!r} is a {type(found).__name__}, expected a benchmarks.subjects.subject.Subject")
     return found

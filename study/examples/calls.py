@@ -83,6 +83,11 @@ def examples() -> dict[str, Example]:
             Case("sinusoidal_positions", "float32", {}, {"length": 4, "width": 6, "dtype": "float32"}),
             (("sinusoidal_positions", "position"), ("sinusoidal_positions", "angle")),
         ),
+        "rotary": Example(
+            Case("rotary_embedding", "float32", {"x": numbers(70, 1, 1, 3, 4), "positions": np.arange(3)},
+                 {"base": 100.0}),
+            (("sine_and_cosine", "quarter"), ("sine_and_cosine", "angle")),
+        ),
         "feed_forward": Example(
             Case("feed_forward", "float32",
                  {"x": numbers(8, 2, 3), **projection(40, "inner", 3, 4), **projection(50, "outer", 4, 3)},

@@ -11,7 +11,7 @@ from conformance.cases.case import brief
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.masks import And, Or, map_arrays
 from study.examples.parts import Part, Shown, Table, counted
-from study.examples.running import all_equal, in_each
+from study.examples.running import all_equal, in_each, named
 from study.sources import LABELS
 
 QUERIES, KEYS, BEFORE = 4, 6, 2
@@ -82,7 +82,10 @@ def reading(mask: Any) -> Reading:
 
 
 def parts() -> list[Part]:
-    return [part(title, [reading(mask) for mask in masks]) for title, masks in descriptions().items()]
+    return [
+        part(title, [named(f"the example {written(mask)}", reading, mask) for mask in masks])
+        for title, masks in descriptions().items()
+    ]
 
 
 def part(title: str, readings: list[Reading]) -> Part:

@@ -15,7 +15,7 @@ from specification.checkpoints import flatten
 from specification.configuration import Configuration
 from specification.parameters import Decoder, Encoder, mapped
 from study.examples.parts import Part, Shown, Table, counted
-from study.examples.running import eager, in_each, verdict
+from study.examples.running import eager, in_each, named, verdict
 from study.examples.tiny import HEADS, WIDTH, Maker
 from study.sources import LABELS, PACKAGES
 
@@ -76,7 +76,7 @@ def transformer_example() -> Example:
 
 
 def blocks() -> list[Part]:
-    return [part(example) for example in block_examples()]
+    return [named(f"the example {example.title}", part, example) for example in block_examples()]
 
 
 def transformer() -> list[Part]:

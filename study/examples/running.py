@@ -7,7 +7,7 @@ import importlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,16 @@ from study.examples.parts import of_bound
 from study.sources import PACKAGES
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+def named(name: str, make: Callable[P, T], /, *given: P.args, **options: P.kwargs) -> T:
+    """Return make(*given, **options). An error gets a note that names what was being made."""
+    try:
+        return make(*given, **options)
+    except Exception as error:
+        error.add_note(f"in {name}")
+        raise
 
 
 @contextlib.contextmanager

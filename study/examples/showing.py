@@ -11,6 +11,7 @@ from markupsafe import Markup
 from conformance.cases.case import Case, brief
 from study.examples import beams, decoding, generation, masks, models, training
 from study.examples.parts import Part, Shown, Table, figure, of_bound
+from study.examples.running import named
 from study.examples.working import Worked, worked
 from study.sources import LABELS, PACKAGES
 
@@ -19,7 +20,9 @@ SEVERAL: dict[str, Callable[[], list[Part]]] = {
     "blocks": models.blocks,
     "transformer": models.transformer,
     "decoding": decoding.parts,
-    "generation": lambda: [generation.greedy(), generation.sample(), beams.beam_search()],
+    "generation": lambda: [
+        named(f"the example {one.__name__}", one) for one in (generation.greedy, generation.sample, beams.beam_search)
+    ],
     "schedules": training.schedules,
     "initializers": training.initial_weights,
 }
@@ -28,8 +31,10 @@ SEVERAL: dict[str, Callable[[], list[Part]]] = {
 
 def parts_of(page: str) -> list[Part]:
     """The examples of a page; none where it has none."""
-    if page in SEVERAL:
-        return SEVERAL[page]()
+    return named(f"the examples of the page {page}.html", SEVERAL.get(page, lambda: single(page)))
+
+
+def single(page: str) -> list[Part]:
     found = worked(page)
     return [] if found is None else [part_of(found)]
 

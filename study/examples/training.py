@@ -10,7 +10,7 @@ from conformance.bounds.arithmetic import UNIT_ROUNDOFF
 from conformance.bounds.optimizers import INITIAL_WEIGHTS, SCHEDULES
 from study.examples.calls import numbers
 from study.examples.parts import Part, Shown, counted
-from study.examples.running import in_each, verdict
+from study.examples.running import in_each, named, verdict
 
 STEPS = 8
 WARMUP: dict[str, dict[str, int]] = {
@@ -19,12 +19,13 @@ WARMUP: dict[str, dict[str, int]] = {
     "cosine_decay": {"steps": 7},
 }
 """By schedule, its lengths."""
-UNIFORM = (numbers(60, 3, 4) + 2) / 4
+UNIFORM = np.random.default_rng(60).integers(100, size=(3, 4)) / 100
+"""From [0, 1), as INIT-1 requires: 1 itself is refused."""
 NORMAL = numbers(61, 4, 3)
 
 
 def schedules() -> list[Part]:
-    return [schedule(name, **lengths) for name, lengths in WARMUP.items()]
+    return [named(f"the example {name}", schedule, name, **lengths) for name, lengths in WARMUP.items()]
 
 
 def schedule(name: str, **lengths: int) -> Part:
@@ -42,8 +43,8 @@ def schedule(name: str, **lengths: int) -> Part:
 
 def initial_weights() -> list[Part]:
     calls = {"linear_default": "weight", "xavier_uniform": ""}
-    found = [part(name, field, UNIFORM, "uniform") for name, field in calls.items()]
-    return [*found, part("embedding_default", "", NORMAL, "normal", padding=0)]
+    found = [named(f"the example {name}", part, name, field, UNIFORM, "uniform") for name, field in calls.items()]
+    return [*found, named("the example embedding_default", part, "embedding_default", "", NORMAL, "normal", padding=0)]
 
 
 def part(name: str, field: str, drawn: np.ndarray, argument: str, **options: int) -> Part:

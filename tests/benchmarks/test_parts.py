@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from benchmarks.cases import BOTH, Case, dense_mask, inputs, mask
+from benchmarks.measure.environment import crowded
 from benchmarks.measure.memory import MemoryWorker, extra_peak, hindrance, needed
 from benchmarks.measure.rounds import INPUTS, MOST, Budget, calls_in_trial, order, rounds
-from benchmarks.measure.running import Entry, impossible
+from benchmarks.measure.running import Entry, Plan, Run, impossible
 from benchmarks.measure.statistics import interval, paired
 from benchmarks.measure.timing_worker import Start, TimingWorker, Trial, call_to_judge
 from benchmarks.results import scaling
+from benchmarks.results.tables import line_of_others
 from benchmarks.subjects import numpy_subjects
 from benchmarks.subjects.registry import subjects
 from benchmarks.subjects.subject import Prepared, Subject
@@ -238,6 +240,49 @@ def test_the_impossible(seconds: float, flops: int, moved: int, line: str) -> No
     found = Work(1, 1000, flops, moved)
     assert impossible(entry([seconds] * 6), case, found, CEILINGS) == line
     assert not impossible(entry([1.0] * 5 + [3.0]), case, Work(1, 1000, 101, 51), CEILINGS)  # at its slow end
+
+
+class Remeasured:
+    """Ceilings as they are, measured while others took a share of the processor time."""
+
+    others: float | None = 0.0
+
+    def __init__(self, *given: Any) -> None: ...
+
+    def ask(self, method: str, *given: Any, limit: float) -> Any:
+        return [one | {"others": self.others} for one in CEILINGS]
+
+    def end(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("others", "busy", "status"),
+    [
+        (0.01, "", "failed"),
+        (None, "", "failed"),
+        (0.3, "", "not credible"),
+        (0.01, "load 7.9 on 2 processors", "not credible"),
+    ],
+)
+def test_what_a_busy_machine_cannot_refute_is_not_credible(
+    monkeypatch: pytest.MonkeyPatch, others: float | None, busy: str, status: str
+) -> None:
+    monkeypatch.setattr(Remeasured, "others", others)
+    run = Run(Plan("cpu", 1, 7), [], Remeasured)
+    run.ceilings, run.busy = list(CEILINGS), busy
+    fast, slow, none = entry([1.0] * 6), entry([9.0] * 6), entry([0.0] * 6)
+    run.refuse_the_impossible([fast, slow, none], KINDS[0], Work(1, 1000, 101, 1))
+    assert (fast.status, slow.status, none.status) == (status, "measured", "failed")
+    if status == "not credible":
+        assert "best matrix product here has 0, while other programs use this machine (" in fast.reason
+        assert fast.reason.endswith("): repeat the run")
+
+
+def test_a_loaded_machine_is_told() -> None:
+    assert crowded(7.9, 2, own=2) == "load 7.9 on 2 processors"
+    assert crowded(2.9, 2, own=2) == crowded(None, 2) == crowded(0.9, 2) == ""
+    assert line_of_others({"busy": "load 7.9 on 2 processors"}).endswith("ratios may be wrong; repeat the run")
+    assert line_of_others({}) == line_of_others({"busy": ""}) == ""
 
 
 def test_growth_is_fitted() -> None:

@@ -251,6 +251,16 @@ def test_a_subject_of_ones_own(inside: None, monkeypatch: pytest.MonkeyPatch, tm
     code, output = command(*words, *("--with", mine, "--with", "my_attention:MINE"))
     assert (code, output) == (2, "--with: two subjects have the name 'my attention'")
     del sys.modules["my_attention"]
+    _, causal = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    (tmp_path / "my_causal_attention.py").write_text(causal)
+    flagged = f"{tmp_path / 'my_causal_attention.py'}:MINE"
+    words = ("run", "--quick", "--only", "T=256", "--only", "lengths, T=256", "--only", "my causal")
+    code, output = command(*words, "--with", flagged, "--json", path)
+    assert code == 0
+    by_kind = {case["kind"]: case["subjects"][0] for case in read(path)["cases"]}
+    assert by_kind["causal"]["status"] == "measured"
+    assert by_kind["lengths"]["reason"] == "it has no parameter for a mask of kind 'lengths'"
+    del sys.modules["my_causal_attention"]
     (tmp_path / "json.py").write_text("")
     code, output = command("run", "--with", f"{tmp_path / 'json.py'}:MINE")
     assert (code, "another module is called json: " in output) == (2, True)
@@ -274,6 +284,11 @@ BAD = {
         "--with",
         "benchmarks.cases:CASES",
     ): "'benchmarks.cases:CASES' is a tuple, expected a benchmarks",
+    (
+        "run",
+        "--with",
+        "benchmarks.cases:dense_mask",
+    ): "'benchmarks.cases:dense_mask' is a function, expected a Subject. Write beside it def make(",
     ("compare", "FILE", "FILE"): "FILE is not JSON: ",
     ("plot", "FOLDER/none.json"): "FOLDER/none.json cannot be read: No such file or directory",
     ("plot", "OTHER"): "OTHER is no result of a benchmark",

@@ -36,6 +36,17 @@ def test_the_account_is_read_for_these_processors(monkeypatch: pytest.MonkeyPatc
     assert steal_time.stolen_from(ACCOUNT, of) == ticks / 100
 
 
+def test_what_others_use_is_what_the_process_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sysconf", {"SC_CLK_TCK": 100}.__getitem__)
+    assert steal_time.used_from(ACCOUNT, (0, 1)) == pytest.approx((116 + 66) / 100)  # all but idle and iowait
+    assert steal_time.used_from(ACCOUNT, (1, 2)) is None
+    assert steal_time.used_from(["cpu0 1 2 3"], (0,)) is None
+    monkeypatch.setattr(steal_time, "processors", lambda: [0, 1])
+    assert steal_time.used_by_others(1.0, 3.0, 1.2, 1.0) == pytest.approx(0.4)
+    assert steal_time.used_by_others(1.0, 3.0, 2.1, 1.0) == 0
+    assert steal_time.used_by_others(None, 3.0, 2.0, 1.0) is None
+
+
 def test_a_system_that_tells_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(steal_time, "ACCOUNT", tmp_path / "nowhere")
     assert steal_time.stolen_so_far() is None

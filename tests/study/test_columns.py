@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from study import drift, marking
+from study.__main__ import alignment_lines
 from study.columns import Columns, side_by_side
 from study.drift import FILES, all_columns, drifts, label
 from study.sources import PACKAGES, ROOT, Function, functions_in
@@ -27,6 +28,13 @@ def faults(file: str, name: str, functions: Mapping[str, Mapping[str, Function]]
 
 def test_the_columns_align() -> None:
     assert drifts() == []
+
+
+def test_a_build_tells_a_reader_only_of_columns_that_do_not_align() -> None:
+    assert alignment_lines([]) == []
+    first, second = alignment_lines(["softmax: step `powers` stands alone"])
+    assert first.startswith("The code is shown as it is, and no number changes.")
+    assert second == "  softmax: step `powers` stands alone"
 
 
 def test_most_steps_stand_in_all_three() -> None:

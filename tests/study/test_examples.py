@@ -15,7 +15,7 @@ from specification import Causal
 from specification.configuration import Configuration
 from study import site
 from study.capturing import Call, returning
-from study.examples import beams, decoding, generation, masks, models, running, tiny
+from study.examples import beams, decoding, generation, masks, models, running, tiny, training
 from study.examples.calls import examples
 from study.examples.parts import Part, Shown, figure
 from study.examples.showing import SEVERAL, parts_of
@@ -55,6 +55,21 @@ def test_every_operation_has_an_example() -> None:
         assert one.name in SEVERAL or one.name in examples(), one.name
     assert len(parts_of("feed_forward")) == 1
     assert parts_of("nothing") == []
+
+
+# --- the first steps of training --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", ["initializers", pytest.param("schedules", marks=pytest.mark.slow)])
+def test_initial_weights_and_learning_rates_are_within_bounds(page: str) -> None:
+    for part in parts_of(page):
+        assert max(of_bounds(part)) <= 1, part.title
+
+
+def test_an_example_that_fails_is_named_with_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "UNIFORM", np.ones((3, 4)))
+    with pytest.raises(ValueError, match=r"in \[0, 1\)[\s\S]*the example linear_default\n.*initializers\.html"):
+        parts_of("initializers")
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------

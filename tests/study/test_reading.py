@@ -16,6 +16,31 @@ pytestmark = pytest.mark.slow  # the whole site has to be built
 
 chromium, whole_site = browser.chromium, browser.whole_site
 
+# --- formulas ---------------------------------------------------------------------------------------------------------
+
+TOUCHING = """() => [...document.querySelectorAll("mfrac")].filter(one => {
+    const parts = [...one.lastElementChild.querySelectorAll("mi, mn, mo, mtext")];
+    const top = Math.min(...parts.map(part => part.getBoundingClientRect().top));
+    return top < one.firstElementChild.getBoundingClientRect().bottom + 8;
+}).map(one => one.textContent)"""
+"""The bar has no box of its own: it lies 5 pixels below the numerator."""
+UNSIGNED = """() => [...document.querySelectorAll(".formulas")].filter(one => one.scrollWidth > one.clientWidth &&
+    getComputedStyle(one).backgroundAttachment.split("scroll").length < 3).map(one => one.textContent)"""
+
+
+def test_no_denominator_touches_its_bar_and_cut_formulas_have_a_shadow(chromium: Any, whole_site: Path) -> None:
+    for name in ("softmax", "rotary", "losses"):
+        with browser.opened(chromium, whole_site / f"{name}.html", size=(390, 844)) as watched:
+            assert watched.page.evaluate(TOUCHING) == []
+            assert watched.page.evaluate(UNSIGNED) == []
+    with browser.opened(chromium, whole_site / "softmax.html", size=(390, 844)) as watched:
+        watched.page.add_style_tag(
+            content="mfrac > * { padding: 0 !important; } .formulas { background: none !important; }"
+        )
+        assert watched.page.evaluate(TOUCHING) != []
+        assert watched.page.evaluate(UNSIGNED) != []
+
+
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 COLUMNS = """() => [...document.querySelectorAll("#code .row.step")].map(row => [...row.querySelectorAll(".cell")]

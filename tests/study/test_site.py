@@ -91,6 +91,15 @@ def test_no_link_is_dead(built: Path, tmp_path: Path) -> None:
     assert dead_links(tmp_path) == ["a.html: b.html", "a.html: #here"]
 
 
+def test_pages_without_examples_say_so(built: Path) -> None:
+    text = (built / "index.html").read_text()
+    assert "The worked examples are left out" in text
+    assert "Every number was computed" not in text
+    made = site.environment("").get_template("base.html").render(page="index")
+    assert "Every number was computed" in made
+    assert "are left out" not in made
+
+
 def test_nothing_is_fetched(built: Path) -> None:
     assert [found for path in built.glob("*.html") for found in fetched(path.read_text())] == []
     assert fetched('<script src="https://elsewhere/x.js">')
