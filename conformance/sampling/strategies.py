@@ -560,11 +560,13 @@ def add_features(
 def alibi_slopes(draw: st.DrawFn, s: Sizes, d: Draw) -> np.ndarray:
     """One for each head, or for each of every batch element, by which the farthest key loses up to 16.
 
-    They have few bits, so that their products with distances are exact.
+    Their products with distances are exact in float64. Some have more bits than 16-bit dtypes hold.
     """
     shape = draw(st.sampled_from(((s.H,), (s.B, s.H))))
-    step = 2.0 ** -(max(s.Q, s.K, 2) - 1).bit_length()
-    return (d.integers(1, 64, *shape) * step / 4).astype(compute_dtype_name(d.dtype))
+    dtype = compute_dtype_name(d.dtype)
+    more = draw(st.sampled_from((0, {"float32": 18, "float64": 34}[dtype])))
+    step = 2.0 ** -(max(s.Q, s.K, 2) - 1).bit_length() / 4
+    return (d.integers(1, 64 << more, *shape) * (step * 2.0**-more)).astype(dtype)
 
 
 @st.composite
