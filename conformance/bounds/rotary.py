@@ -147,9 +147,7 @@ def rotation(
     sine, cosine = sign * np.sin(angles) * size, np.cos(angles) * size
     off = size * ((TRIGONOMETRY + 2) * p.inner + angle_error)
     value, error = x.copy(), np.zeros_like(x)
-    for columns, one, other, turned in zip(
-        columns_of_pairs, (first, second), (second, first), (-sine, sine), strict=True
-    ):
+    for columns, one, other, turned in zip(pairs, (first, second), (second, first), (-sine, sine), strict=True):
         result = one * cosine + other * turned
         terms = np.abs(one * cosine) + np.abs(other * turned)
         value[..., columns] = result
