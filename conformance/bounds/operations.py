@@ -11,12 +11,12 @@ import numpy as np
 from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norm
 from conformance.bounds import layers
-from conformance.bounds.arithmetic import Approx, Precision, add, exact, mapped, stored
-from conformance.bounds.reading import allowed_of, bias_of, dropout_factor, separated
+from conformance.bounds.arithmetic import Approx, Precision, add, exact, stored
+from conformance.bounds.reading import allowed_of, bias_of, dropout_factor, joined_heads, separated, split_heads
 from conformance.cases.arguments import expected_dtype, gradient_name, heads_of, joined
 from conformance.cases.case import Case
 from conformance.cases.features import has_masks, heads_and_keys
-from conformance.cases.kernel_arguments import defined
+from conformance.cases.kernel_arguments import without_kernel_arguments
 from conformance.cases.operation import operation_named
 from conformance.cases.signatures import default
 from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
@@ -29,7 +29,7 @@ Bounds = dict[str, np.ndarray]
 def bound(case: Case) -> Bounds:
     """The largest admissible |got - exact| for every element of every result, and of every gradient asked for."""
     p = Precision.of(case.dtype, case.rounding)
-    case = replace(case, cotangents=defined(case).cotangents)
+    case = replace(case, cotangents=without_kernel_arguments(case).cotangents)
     with np.errstate(all="ignore"):
         approximations = operation_named(case.operation).bounds(case, p)
         return {name: finished(name, approx, case, p) for name, approx in approximations.items()}
@@ -184,31 +184,24 @@ def multi_head_attention(case: Case, p: Precision) -> dict[str, Approx]:
     """Projections, attention and the last projection, each result rounded to the inputs' dtype in between."""
     inputs = {name: exact(array) for name, array in joined(case.inputs).items()}
     counts = heads_of(case)
-
-    def split(x: Approx, heads: int) -> Approx:
-        return mapped(x, lambda a: a.reshape(*a.shape[:2], heads, -1).swapaxes(1, 2))
-
-    def concatenate(x: Approx) -> Approx:
-        return mapped(x, lambda a: a.swapaxes(1, 2).reshape(a.shape[0], a.shape[2], -1))
-
     heads = {}
     for name, count in counts.items():
         projected = layers.linear(inputs[name], inputs[f"{name}.weight"], inputs.get(f"{name}.bias"), p)
-        heads[name] = split(stored(projected, p), count)
+        heads[name] = split_heads(stored(projected, p), count)
     cotangent = exact(case.cotangents["output"]) if case.cotangents else None
     bar = None
     if cotangent is not None:
         output_bar = layers.input_gradient(inputs["output.weight"], cotangent, p)
-        bar = split(stored(output_bar, p), counts["query"])
+        bar = split_heads(stored(output_bar, p), counts["query"])
     forward, inner = attend(case, heads["query"], heads["key"], heads["value"], bar, p)
-    output = concatenate(stored(forward, p))
+    output = joined_heads(stored(forward, p))
     results = {"output": layers.linear(output, inputs["output.weight"], inputs.get("output.bias"), p)}
     if cotangent is None:
         return results
     gradients = {name: inner[name] for name in ("bias", "sinks") if name in inner}
     gradients["output.weight"], gradients["output.bias"] = layers.parameter_gradients(output, cotangent, p)
     for name in counts:
-        projected_bar = concatenate(stored(inner[name], p))
+        projected_bar = joined_heads(stored(inner[name], p))
         gradients[name], gradients[f"{name}.weight"], gradients[f"{name}.bias"] = layers.linear_gradients(
             inputs[name], inputs[f"{name}.weight"], projected_bar, p
         )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from conformance.bounds.arithmetic import Approx, Precision, exact
+from conformance.bounds.arithmetic import Approx, Precision, exact, mapped
 from conformance.cases.case import Case
-from conformance.cases.kernel_arguments import alibi, defined
+from conformance.cases.kernel_arguments import alibi, without_kernel_arguments
 from reference_numpy import materialize
 
 SLOPE = 8
@@ -27,7 +27,7 @@ def pairs(array: np.ndarray | None) -> Approx | None:
 
 
 def allowed_of(case: Case, shape: tuple[int, int, int, int]) -> np.ndarray:
-    case = defined(case)
+    case = without_kernel_arguments(case)
     B, H, Q, K = shape
     allowed = materialize(case.options.get("mask"), Q, K, batch=B, heads=H)
     if "bias" in case.inputs:
@@ -53,3 +53,13 @@ def separated(gradients: dict[str, Approx], case: Case) -> dict[str, Approx]:
                 result[f"{name}[{head}].{part}"] = columns
             start, head = stop, head + 1
     return result
+
+
+def split_heads(x: Approx, heads: int) -> Approx:
+    """[B, T, heads * W] as [B, heads, T, W]."""
+    return mapped(x, lambda a: a.reshape(*a.shape[:2], heads, -1).swapaxes(1, 2))
+
+
+def joined_heads(x: Approx) -> Approx:
+    """[B, heads, T, W] as [B, T, heads * W]."""
+    return mapped(x, lambda a: a.swapaxes(1, 2).reshape(a.shape[0], a.shape[2], -1))

@@ -10,7 +10,8 @@ Rotation. x1 cos - x2 sin rounds two products and their difference: 2 u of the a
 Gradients are the same of the cotangent, turned back.
 
 Frequencies. base^(-2p / W) may be exp(-ln(base) 2p / W): logarithm, quotient and product make its argument, of size
-2p / W ln(base), off by LOG + 2 of itself, which is relative in the power; exponential and reciprocal add EXP + 1.
+2p / W ln(base), off by LOG + 2 of itself, which is relative in the power; exponential and reciprocal add EXP + 1, and
+the exact frequency, which is rounded to float64, one more.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ def frequencies(call: Call, unit: float) -> Approx:
     counts with f. k is a clamped quotient. Of Llama 3 it is (t - low) / (high - low), with the turns t within the
     original length: off by what t is, and by 3 of t + low, over high - low. Of YaRN it is (p - start) / (end - start),
     where the ends are whole, or W ln(L / (2 pi beta)) / (2 ln(base)): logarithms, which are relative, and 3 roundings
-    of their argument, which count with W / (2 ln(base)). A dynamic base is base * g^(W / (W - 2)); g = factor *
-    length / L - factor + 1 is off by 3 of its terms. It counts 2p / W times.
+    of their argument, which count with W / (2 ln(base)). A dynamic base is base * g^(W / (W - 2)): the
+    power is off as that of a frequency is, without a reciprocal, and the product rounds; g = factor * length / L -
+    factor + 1 is off by 3 of its terms. It counts 2p / W times.
     """
     value = np.array([float(f) for f in exact_frequencies(*call)])
     return Approx(value, value * relative(call, value, unit) + 2.0**-1022)
@@ -91,7 +93,7 @@ def grown(call: Call, unit: float) -> tuple[float, float]:
         return base, 0.0
     stretch = scaling.factor * max(length or 0, scaling.original_length) / scaling.original_length
     growth, exponent = stretch - scaling.factor + 1, width / (width - 2)
-    error = exponent * (3 * (2 * stretch + 1) / growth + (LOG + 2) * math.log(growth)) + EXP + 2
+    error = exponent * (3 * (2 * stretch + 1) / growth + (LOG + 2) * math.log(growth)) + EXP + 1
     return base * growth**exponent, error * unit
 
 
@@ -125,6 +127,12 @@ def factor(scaling: Scaling | None, unit: float) -> Approx:
     return Approx(np.array(value), np.array((2 * LOG + 4) * unit * value if computed and value != 1 else 0.0))
 
 
+def pair_columns(width: int, pairing: str) -> tuple[slice, slice]:
+    """The columns of the first and of the second numbers of the pairs."""
+    halves, neighbours = (slice(0, width // 2), slice(width // 2, width)), (slice(0, width, 2), slice(1, width, 2))
+    return halves if pairing == "halves" else neighbours
+
+
 def rotation(
     x: np.ndarray, angles: np.ndarray, size: float, pairing: str, sign: int, p: Precision, angle_error: Any = 0.0
 ) -> Approx:
@@ -134,8 +142,7 @@ def rotation(
     """
     x = np.asarray(x, float)
     width = 2 * angles.shape[-1]
-    halves, neighbours = (slice(0, width // 2), slice(width // 2, width)), (slice(0, width, 2), slice(1, width, 2))
-    pairs = halves if pairing == "halves" else neighbours
+    pairs = pair_columns(width, pairing)
     first, second = (x[..., columns] for columns in pairs)
     sine, cosine = sign * np.sin(angles) * size, np.cos(angles) * size
     off = size * ((TRIGONOMETRY + 2) * p.inner + angle_error)

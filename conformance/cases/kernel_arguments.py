@@ -35,7 +35,7 @@ def padded_queries(case: Case) -> np.ndarray:
     return np.arange(case.inputs["query"].shape[2]) >= case.inputs["query_lengths"][:, None]
 
 
-def defined(case: Case) -> Case:
+def without_kernel_arguments(case: Case) -> Case:
     """The case in the definition's arguments: a bias for the slopes, a mask and no cotangents for what is no query."""
     if not {*KERNEL_ARGUMENTS} & case.inputs.keys():
         return case

@@ -103,7 +103,7 @@ def judge(
     relaxed: those of the case unless given. They are computed only where a result is beyond `bounds`. A result within
     them breaks nothing that is asked below `strict`.
     """
-    answers = without_padding(case, answers, truth)
+    answers = with_truth_in_padding(case, answers, truth)
     if case.options.get("empty_rows") == "any":
         answers = without_empty_rows(case, answers, truth)
 
@@ -160,7 +160,7 @@ def without_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact]) ->
     return answers | right
 
 
-def without_padding(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answers:
+def with_truth_in_padding(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answers:
     """The answers with what is true in rows that are no queries, of which nothing is promised."""
     if "query_lengths" not in case.inputs:
         return answers

@@ -9,6 +9,7 @@ import numpy as np
 from conformance.diagnosis.attention import OTHER_HEADS, Change, stepped
 from conformance.diagnosis.matching import Failing
 from conformance.diagnosis.steps import Steps
+from specification.dtypes import HALF
 
 Bias = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """bias(slopes, places): from slopes [B or 1, H, 1, 1], and how far each key stands behind its query [Q, K]."""
@@ -47,6 +48,10 @@ def of_heads(order: Callable[[int, int], np.ndarray]) -> Change:
     return changed
 
 
+def rounded(dtype: str) -> Bias:
+    return lambda slopes, places: distances(slopes.astype(dtype).astype(float), places)
+
+
 CHANGES: dict[str, Change] = {
     "ALiBi's slopes are ignored": biased(lambda slopes, places: np.zeros((1, 1, 1, 1))),
     "ALiBi's bias is |i - j|, from the first query and key": biased(distances, from_the_first=True),
@@ -56,5 +61,6 @@ CHANGES: dict[str, Change] = {
     "ALiBi's slopes of the first batch element are used for all": biased(lambda s, places: distances(s[:1], places)),
     "ALiBi's slope of head 0 is used for all heads": of_heads(lambda H, G: np.zeros(H, int)),
     **{name.format("ALiBi slope"): of_heads(order) for name, order in OTHER_HEADS.items()},
+    **{f"ALiBi's slopes are rounded to {dtype}": biased(rounded(dtype)) for dtype in HALF},
 }
 MISTAKES = [stepped(name, change) for name, change in CHANGES.items()]

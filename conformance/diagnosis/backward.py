@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from conformance.bounds import bound
 from conformance.cases.arguments import expected_dtype
 from conformance.cases.case import Case
 from conformance.cases.operation import operation_named
-from conformance.checks.comparison import PRECISION
+from conformance.checks.comparison import PRECISION, with_truth_in_padding
 from conformance.diagnosis.attention import CHANGES, Change
 from conformance.diagnosis.matching import (
     BACKWARD_ONLY,
@@ -38,6 +39,7 @@ from conformance.diagnosis.steps import (
     pulled_back,
     scores_of,
 )
+from conformance.oracle.reference import oracle
 
 Variants = Callable[[Failing], Iterator[Parts]]
 """Ways in which a mistake may be made; each gives other gradients."""
@@ -128,7 +130,17 @@ def masked_mean(failing: Failing) -> Iterator[Parts]:
         yield pulled_back(s, failing.bar, weights, mean=mean)
 
 
+def queries_beyond_lengths(failing: Failing) -> tuple[Arrays, Bounds] | None:
+    case = failing.case
+    if "query_lengths" not in case.inputs:
+        return None
+    other = replace(case, inputs={name: array for name, array in case.inputs.items() if name != "query_lengths"})
+    arrays = {name: exact.high for name, exact in oracle(other).items()}
+    return with_truth_in_padding(case, arrays, failing.truth), bound(other)
+
+
 BACKWARD_MISTAKES = [
+    Mistake("query_lengths are ignored", queries_beyond_lengths),
     backwards("the backward pass knows nothing of the mask", by_other_steps(mask_missing)),
     backwards("the backward pass knows nothing of the sinks", by_other_steps(CHANGES["sinks are ignored"])),
     backwards("the softcap's slope is missing in the backward pass", unsloped),

@@ -19,7 +19,7 @@ from conformance.cases.operation import operation_named
 from conformance.cases.with_logsumexp import logsumexp_alone, output_alone
 from conformance.checks.catalogue import AGREEMENT, SPOILED_ROWS, TOWERING, TWIN
 from conformance.checks.check import Check, nothing
-from conformance.checks.comparison import Finding, without_padding
+from conformance.checks.comparison import Finding, with_truth_in_padding
 from conformance.checks.results import WRONG_IN
 from conformance.diagnosis import alibi, attention, backward, blocks, extents, multi_head
 from conformance.diagnosis.larger import alike, larger_cases, ordinary
@@ -82,7 +82,7 @@ def check_diagnosis(subject: Subject, material: tuple[Check[Any, Any], Any, Find
 def failing_of(subject: Subject, asked: Case, judged: Case) -> Failing:
     """The answers to one case, as those of another that it must be like."""
     got, truth = subject(asked), oracle(judged)
-    return Failing(judged, without_padding(judged, got, truth), truth, bound(judged))
+    return Failing(judged, with_truth_in_padding(judged, got, truth), truth, bound(judged))
 
 
 def names_of(subject: Subject, failing: Failing, name: str, until: float) -> Iterator[str]:

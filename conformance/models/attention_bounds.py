@@ -19,9 +19,9 @@ import numpy as np
 from conformance.bounds import attention as att
 from conformance.bounds import layer_norm as norms
 from conformance.bounds import layers
-from conformance.bounds.arithmetic import Approx, Precision, add, exact, mapped, stored
-from conformance.bounds.reading import pairs
-from conformance.bounds.rotary import rotation
+from conformance.bounds.arithmetic import Approx, Precision, add, exact, stored
+from conformance.bounds.reading import joined_heads, pairs, split_heads
+from conformance.bounds.rotary import pair_columns, rotation
 from reference_numpy import materialize
 from reference_numpy.blocks import attention_options, key_heads, windowed
 from reference_numpy.multi_head_attention import join_heads
@@ -33,7 +33,7 @@ from specification.rotary import Rotary
 # --- pieces -----------------------------------------------------------------------------------------------------------
 
 
-class Normed(NamedTuple):
+class UnderNorm(NamedTuple):
     """Rows [rows, n] under a norm: exact values, and what these move by because of what the rows are off by.
 
     direction: what the slope of the spread goes by; of `standard_deviation_norm` it is without eps.
@@ -51,7 +51,7 @@ class Normed(NamedTuple):
     direction_moved: np.ndarray
 
 
-def normed(norm: Norm, x: Approx, configuration: Configuration, p: Precision) -> Normed:
+def under_norm(norm: Norm, x: Approx, configuration: Configuration, p: Precision) -> UnderNorm:
     kind, eps = configuration.norm.removesuffix("_plus_one"), configuration.norm_eps
     weight = norms.multiplier(np.asarray(norm.weight, float), configuration.norm.endswith("_plus_one"), p)
     bias = None if norm.bias is None else np.asarray(norm.bias, float)
@@ -71,7 +71,7 @@ def normed(norm: Norm, x: Approx, configuration: Configuration, p: Precision) ->
         return value, (off + np.abs(value) * of_spread) / smallest
 
     reciprocal, relative = 1 / (root + added), of_spread / (least + added)
-    return Normed(
+    return UnderNorm(
         kind, weight, bias, eps, *quotient(root + added, least + added), reciprocal, relative, *quotient(root, least)
     )
 
@@ -83,7 +83,7 @@ def flat(x: Approx) -> Approx:
 def norm_of(norm: Norm, x: Approx, configuration: Configuration, p: Precision) -> Approx:
     """The norm over the last axis."""
     rows = flat(x)
-    n = normed(norm, rows, configuration, p)
+    n = under_norm(norm, rows, configuration, p)
     own = norms.forward(n.kind, rows.value, n.weight, n.bias, n.eps, p)
     # The last roundings are of what was moved, too.
     carried = n.moved * n.weight.size * (1 + p.gamma(8))
@@ -95,7 +95,7 @@ def norm_gradients(
 ) -> tuple[Norm, Approx]:
     """Bounds of the gradients of weight and bias, each an Approx, and of x."""
     rows, bars = flat(x), flat(cotangent)
-    n = normed(norm, rows, configuration, p)
+    n = under_norm(norm, rows, configuration, p)
     own = norms.gradients(n.kind, rows.value, n.weight, bars.value, n.eps, p)
     inner, inner_off = np.abs(bars.value) * n.weight.size, bars.error * n.weight.size
     size = np.abs(n.normalized) + n.moved
@@ -122,20 +122,11 @@ def turned(x: Approx, rotary: Rotary | None, sign: int, p: Precision) -> Approx:
     size = attention_factor(rotary.scaling)
     own = rotation(x.value, angles, size, rotary.pairing, sign, p)
     carried = x.error.copy()
-    halves, neighbours = (slice(0, width // 2), slice(width // 2, width)), (slice(0, width, 2), slice(1, width, 2))
-    first, second = halves if rotary.pairing == "halves" else neighbours
+    first, second = pair_columns(width, rotary.pairing)
     sine, cosine = size * np.abs(np.sin(angles)), size * np.abs(np.cos(angles))
     carried[..., first] = x.error[..., first] * cosine + x.error[..., second] * sine
     carried[..., second] = x.error[..., second] * cosine + x.error[..., first] * sine
     return stored(Approx(own.value, own.error + carried * (1 + p.gamma(32))), p)
-
-
-def split(x: Approx, heads: int) -> Approx:
-    return mapped(x, lambda a: a.reshape(*a.shape[:2], heads, -1).swapaxes(1, 2))
-
-
-def concatenated(x: Approx) -> Approx:
-    return mapped(x, lambda a: a.swapaxes(1, 2).reshape(a.shape[0], a.shape[2], -1))
 
 
 # --- queries and keys -------------------------------------------------------------------------------------------------
@@ -170,11 +161,11 @@ def part(
     columns = linear(joined, exact(x), p)
     found = Part(joined, norm, heads, rotary, columns, columns)
     if norm is None:
-        result = split(columns, heads)
+        result = split_heads(columns, heads)
     elif found.whole:
-        result = split(stored(norm_of(norm, columns, configuration, p), p), heads)
+        result = split_heads(stored(norm_of(norm, columns, configuration, p), p), heads)
     else:
-        result = stored(norm_of(norm, split(columns, heads), configuration, p), p)
+        result = stored(norm_of(norm, split_heads(columns, heads), configuration, p), p)
     return found._replace(result=turned(result, rotary, 1, p))
 
 
@@ -184,14 +175,14 @@ def part_gradients(
     """Of the projection, of the norm and of x, each array an Approx."""
     bar, norm_gradient = turned(stored(cotangent, p), part.rotary, -1, p), None
     if part.norm is None:
-        bar = concatenated(bar)
+        bar = joined_heads(bar)
     elif part.whole:
-        norm_gradient, bar = norm_gradients(part.norm, part.columns, concatenated(bar), configuration, p)
+        norm_gradient, bar = norm_gradients(part.norm, part.columns, joined_heads(bar), configuration, p)
         bar = stored(bar, p)
     else:
-        columns = split(part.columns, part.heads)
+        columns = split_heads(part.columns, part.heads)
         norm_gradient, bar = norm_gradients(part.norm, columns, bar, configuration, p)
-        bar = concatenated(stored(bar, p))
+        bar = joined_heads(stored(bar, p))
     x_gradient, weight, bias = layers.linear_gradients(exact(x), exact(part.projection.weight), bar, p)
     return Linear(weight, None if part.projection.bias is None else bias), norm_gradient, x_gradient
 
@@ -217,7 +208,7 @@ def attending(
     given = None if cotangent is None else exact(cotangent)
     bar = None
     if given is not None:
-        bar = split(stored(layers.input_gradient(exact(p.output.weight), given, u), u), H)
+        bar = split_heads(stored(layers.input_gradient(exact(p.output.weight), given, u), u), H)
     forward, inner = att.attention(
         "output", query.result, key.result, value.result, np.broadcast_to(allowed, shape), bar,
         bias=pairs(bias), scale=options["scale"], softcap=options["softcap"],
@@ -225,7 +216,7 @@ def attending(
         factor=None if keep is None else np.where(keep, 1 / (1 - options["dropout_rate"]), 0.0),
         empty_rows=options["empty_rows"], p=u,
     )  # fmt: skip
-    heads = concatenated(stored(forward, u))
+    heads = joined_heads(stored(forward, u))
     if given is None:
         return finished(linear(p.output, heads, u), dtype)
     weight, output_bias = layers.parameter_gradients(heads, given, u)

@@ -201,7 +201,7 @@ def shrink(dtype: str, x: Any) -> Any:
 
 
 def squeeze(dtype: str, x: Any, cap: float) -> Any:
-    """The quotient and the product round, and the hyperbolic tangent's slope is at most what it is nearby."""
+    """Quotient and product round, each with a rounded cap; the slope is at most what the tangent's is nearby."""
     p = Precision.of(dtype)
     ratio = np.tanh(x / cap)
     off = 2 * p.inner * np.abs(x)

@@ -37,6 +37,9 @@ def probes(declaration: Declaration) -> list[Probe]:
 
     return [
         *(agreement("FFN-2", f"gated by {name}", NAME, cases((name,)), weight=1.5) for name in ACTIVATIONS),
+        agreement(
+            "FFN-2", "activation before the product", NAME, generation.gates_rounded_alike(declaration=declaration)
+        ),
         agreement("FFN-2", "sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
     ]
 

@@ -25,11 +25,10 @@ from conformance.operations.common import rows_of_layers
 from conformance.sampling.plan.covering import Row
 from conformance.sampling.plan.layers import Plan
 from conformance.sampling.plan.values import KEY_HEADS, WIDTHS, around
-from conformance.sampling.rotary import FAR, FARTHEST, OF_BATCH, PLANS, WIDE, rotary_cases
+from conformance.sampling.rotary import FAR, FARTHEST, OF_BATCH, PLANS, SCALED, WIDE, rotary_cases
 from specification.rotary import LinearScaling, LongRopeScaling, YarnScaling
 
 NAME = "rotary_embedding"
-KINDS = ("linear", "dynamic", "yarn", "llama3", "longrope")
 PLAN = Plan(
     values={
         "heads": (1, *KEY_HEADS),
@@ -81,10 +80,10 @@ def probes(declaration: Declaration) -> list[Probe]:
         agree("pairs of neighbours", cases(pairings=("interleaved",), scalings=("none",))),
         agree("columns that stay", cases(partial=True)),
         agree("positions of each batch element", plain(OF_BATCH)),
-        scaled("scaled rotary embeddings", KINDS, 2.0),
+        scaled("scaled rotary embeddings", SCALED, 2.0),
         scaled("frequencies on a ramp", ("yarn", "llama3"), 1.5),
         scaled("lengths past the original one", ("longrope", "dynamic")),
-        scaled("scaled rotary embeddings at long positions", KINDS, far=FAR),
+        scaled("scaled rotary embeddings at long positions", SCALED, far=FAR),
         agree("NaN and infinity in rotary embeddings", cases(special=True), 0.5),
         agree("rotary embeddings, sizes", rows_of_layers(PLAN, at_size, declaration)),
     ]

@@ -22,7 +22,7 @@ from conformance.operations.common import rows_of_layers
 from conformance.sampling.plan.covering import Row
 from conformance.sampling.plan.layers import Plan
 from conformance.sampling.plan.values import MODEL_WIDTHS
-from conformance.sampling.rotary import frequency_cases
+from conformance.sampling.rotary import SCALED, frequency_cases
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling
 
 NAME = "rotary_frequencies"
@@ -30,7 +30,6 @@ PLAN = Plan(
     values={"model_width": tuple(width for width in MODEL_WIDTHS if width % 2 == 0)},
     typical={"model_width": (8, 128, 1000)},
 )
-KINDS = ("linear", "dynamic", "yarn", "llama3", "longrope")
 
 
 def work(passes: int, gradients: bool, *, width: int) -> int:
@@ -57,7 +56,7 @@ def probes(declaration: Declaration) -> list[Probe]:
 
     return [
         agreement("POS-4", "frequencies", NAME, cases(("none",))),
-        *(agreement("POS-4", f"{kind} frequencies", NAME, cases((kind,)), 1.5) for kind in KINDS),
+        *(agreement("POS-4", f"{kind} frequencies", NAME, cases((kind,)), 1.5) for kind in SCALED),
         agreement("POS-4", "frequencies, sizes", NAME, rows_of_layers(PLAN, at_size, declaration)),
     ]
 

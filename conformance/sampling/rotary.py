@@ -50,7 +50,8 @@ FAR = (2**12, 2**15, 2**16, 2**17, 2**18, 2**20)
 FARTHEST = (2**20, 2**24, 2**28, 2**30)
 """Where positions may lie."""
 KINDS = ("in a row", "in a row", "from 0", "of each batch element", "padded", "packed", "anywhere", "backwards")
-SCALINGS = ("none", "none", "linear", "dynamic", "yarn", "llama3", "longrope")
+SCALED = ("linear", "dynamic", "yarn", "llama3", "longrope")
+SCALINGS = ("none", "none", *SCALED)
 OF_BATCH = ("of each batch element", "padded")
 """Kinds of positions that differ between batch elements."""
 

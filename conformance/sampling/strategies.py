@@ -33,6 +33,7 @@ from conformance.cases.with_logsumexp import returns_both
 from conformance.oracle.reference import ball_work, balls_available
 from conformance.sampling.layouts import with_memory
 from reference_numpy import materialize
+from reference_numpy.feed_forward import ACTIVATIONS as ACTIVATION_FUNCTIONS
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.configuration import CHOICES
 from specification.dtypes import compute_dtype_name
@@ -560,11 +561,13 @@ def add_features(
 def alibi_slopes(draw: st.DrawFn, s: Sizes, d: Draw) -> np.ndarray:
     """One for each head, or for each of every batch element, by which the farthest key loses up to 16.
 
-    They have few bits, so that their products with distances are exact.
+    Their products with distances are exact in float64. Some have more bits than 16-bit dtypes hold.
     """
     shape = draw(st.sampled_from(((s.H,), (s.B, s.H))))
-    step = 2.0 ** -(max(s.Q, s.K, 2) - 1).bit_length()
-    return (d.integers(1, 64, *shape) * step / 4).astype(compute_dtype_name(d.dtype))
+    dtype = compute_dtype_name(d.dtype)
+    more = draw(st.sampled_from((0, {"float32": 18, "float64": 34}[dtype])))
+    step = 2.0 ** -(max(s.Q, s.K, 2) - 1).bit_length() / 4
+    return (d.integers(1, 64 << more, *shape) * (step * 2.0**-more)).astype(dtype)
 
 
 @st.composite
@@ -774,6 +777,33 @@ def feed_forward_cases(
         options |= {"dropout_rate": 0.25, "dropout_keep": d.booleans(*shape[:-1], inner, share=0.75)}
     cotangents = wanted({"output": over_rows(draw, d, (*shape[:-1], outer))}, declaration)
     return with_memory(draw, Case(operation, dtype, inputs, options, cotangents), declaration)
+
+
+ROUNDED_ALIKE = {
+    "silu": ((1.6015625, 1.4296875, 1.3515625), (1.34375, 1.703125, 1.6796875)),
+    "gelu": ((1.5, 1.390625, 1.515625), (1.5, 0.8046875, 1.421875)),
+    "gelu_tanh": ((1.5, 1.390625, 1.515625), (1.671875, 0.7265625, 1.265625)),
+}
+"""Of bfloat16, x and its weights in gate and inner projection, found by trying all. Both projections, the activation
+and the product round up in the first, down in the second: with the activation's rounding, by more than the bound."""
+
+
+@st.composite
+def gates_rounded_alike(draw: st.DrawFn, declaration: Declaration = EVERYTHING) -> Case:
+    """Two columns whose errors add up in their difference, which is about 0 and adds no rounding of its own."""
+    dtype = draw(st.sampled_from(judged(("bfloat16",), declaration)))
+    name = draw(st.sampled_from(taken("gated_feed_forward", "activation", ROUNDED_ALIKE, declaration)))
+    d, (x, gate, inner) = Draw(0, dtype), np.array(ROUNDED_ALIKE[name]).T
+    inner = inner * 2.0 ** draw(st.integers(-3, 3))
+    hidden = ACTIVATION_FUNCTIONS[name](x * gate) * x * inner
+    outer = draw(st.sampled_from((-1.0, 1.0))) * np.array([[1.0], [-hidden[0] / hidden[1]]])
+    inputs = {
+        "x": np.tile(x, (draw(st.integers(1, 3)), 1)),
+        "gate.weight": np.diag(gate),
+        "inner.weight": np.diag(inner),
+    }
+    inputs = {name: d.cast(array) for name, array in (inputs | {"outer.weight": outer}).items()}
+    return with_memory(draw, Case("gated_feed_forward", dtype, inputs, {"activation": name}), declaration)
 
 
 EXACT_POSITIONS = 2**15

@@ -21,7 +21,7 @@ from conformance.subjects.torch_masks import additive, block_mask
 from specification import Causal, Dense, SlidingWindow
 from specification.dtypes import dtype_name
 
-OWN = ("dropout", "is_causal", "position_bias", "s_aux", "scaling", "sliding_window", "softcap")
+KNOWN_KEYWORDS = ("dropout", "is_causal", "position_bias", "s_aux", "scaling", "sliding_window", "softcap")
 """Keywords that a case has a place for."""
 OF_MASKS = ("is_causal", "position_bias", "sliding_window")
 NUMBERS, BOOLEANS, BLOCKS = "numbers", "booleans", "blocks"
@@ -161,7 +161,7 @@ def again(
 
     (B, H, Q, D), (_, G, K, _) = query.shape, key.shape
     flagged = call.mask is None and isinstance(mask, Causal) and mask.offset == 0
-    keywords = {n: v for n, v in call.keywords.items() if n not in OWN and not isinstance(v, torch.Tensor)}
+    keywords = {n: v for n, v in call.keywords.items() if n not in KNOWN_KEYWORDS and not isinstance(v, torch.Tensor)}
     keywords |= {"dropout": 0.0, "scaling": D**-0.5 if scale is None else scale, "is_causal": flagged}
     keywords |= {} if softcap is None and "softcap" not in call.keywords else {"softcap": softcap}
     keywords |= {} if sinks is None else {"s_aux": sinks}

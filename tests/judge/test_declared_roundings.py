@@ -179,8 +179,7 @@ def merged(function: Function, rules: list[str], dtype: str = "float32", **conve
 ONE_NUMBER = "parts of the keys are merged by one log-sum-exp each, which loses digits beside such scores"
 
 
-def test_parts_by_one_logsumexp_conform_as_declared() -> None:
-    assert merged(in_parts(), ["ATT-4"], merging="logsumexp") == []
+def test_parts_by_one_logsumexp_are_told_by_name() -> None:
     assert merged(in_parts(), ["ATT-4"]) == [("ATT-4", f"{ONE_NUMBER} (blocks of 16 keys)")]
 
 

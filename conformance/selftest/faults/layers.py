@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from conformance.cases.declaration import declare
@@ -177,6 +179,10 @@ def biases_not_summed(parameters: Any, x: Any, cotangent: Any, **options: Any) -
     return found._replace(parameters=gradients._replace(gate=gate))
 
 
+def narrow_gate(gate: Any, value: Any, activation: Function) -> Any:
+    return right_numpy.widen(activation(gate).astype(ml_dtypes.bfloat16)) * value
+
+
 GATES = (
     gated("the other projection activated", product=other_side),
     gated("both projections activated", product=lambda gate, value, activation: activation(gate) * activation(value)),
@@ -189,6 +195,7 @@ GATES = (
     gated("outer bias forgotten", outer=without_bias),
     gated("dropout not divided by 1 - rate", dropout=lambda x, keep, rate: x if keep is None else x * keep),
     gated("gradient of the gate's bias is the other's", gradients=biases_not_summed),
+    replace(gated("activation rounded to bfloat16", product=narrow_gate), given={"dtypes": ["bfloat16"]}),
     gated("no gradient of x through the gate", gradients=gate_constant),
 )  # fmt: skip
 
