@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds import bound
+from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, known_conventions
 from conformance.cases.expectations import empty_rows
@@ -29,7 +30,7 @@ from conformance.oracle.reference import AFFORDABLE, ball_work, balls_available,
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import in_dtype
 from conformance.sampling.strategies import roundings
-from conformance.subjects.attention_calls import AttentionCall, CallSubject, case_of
+from conformance.subjects.attention_calls import GIVEN, AttentionCall, CallSubject, case_of
 from specification.dtypes import HALF
 
 TITLE = "a model's own call"
@@ -37,6 +38,7 @@ CONVENTIONS = ("empty_rows", "products", "shared_heads", "weights")
 """Those of `check` that a call may be judged under."""
 PATIENCE = 100
 """By how much more work than a generated case a call may be, where its oracle is ball arithmetic: about a minute."""
+CHANGED, LOST = "was changed by the call", "is missing: the output has no gradient"
 SCALE = "the scale is"
 SECONDS = 5.0
 """Spent at most on making a failing call smaller."""
@@ -107,16 +109,17 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     if reason:
         return JudgedCall(call.layer, None, reason=reason)
     case, reason = of_numbers(case)
+    reason = reason or without_gradients(call)
     subject = CallSubject(call, case, conventions)
     runner, shared = Runner(subject), AGREEMENT.prepare(case)
-    findings = runner(AGREEMENT, case, shared)
+    findings = [*runner(AGREEMENT, case, shared), *beside_numbers(call)]
     if not breaks(findings):
         return JudgedCall(call.layer, case, findings, worst(findings), rows=rows_of(case), reason=reason)
     shown = output_first(findings)
     rows, nans = wrong_in_output(subject, *shared)
     remarks = remark(subject, findings)
     found = violation(rule_broken(runner, case, shown), TITLE, AGREEMENT, runner, case, shown)
-    if not remarks:
+    if not remarks and found.finding.message not in (CHANGED, LOST):
         found = explained(found, runner, explanations)
     found = replace(found, before=())
     return JudgedCall(call.layer, case, findings, worst(shown), found, rows, rows_of(case), nans, remarks, reason)
@@ -184,6 +187,25 @@ def of_numbers(case: Case) -> tuple[Case, str]:
     return plain, "no gradients are judged: what comes back from the loss holds NaN or infinities"
 
 
+def without_gradients(call: AttentionCall) -> str:
+    """Why gradients are not judged though the loss was differentiated; empty where they are."""
+    if not call.backward or call.detached:
+        return ""
+    if call.changed:
+        return "no gradients are judged: the function changes its inputs"
+    unused = call.cotangent is None or not bool(call.cotangent.any())
+    return "no gradients are judged: the loss does not depend on the output" if unused else ""
+
+
+def beside_numbers(call: AttentionCall) -> list[Finding]:
+    """Inputs that the function changed, and gradients that it lost."""
+    lost = [gradient_name(name) for name in GIVEN] if call.detached else []
+    return [
+        *(Finding(name, np.inf, message=CHANGED) for name in call.changed),
+        *(Finding(name, np.inf, message=LOST) for name in lost),
+    ]
+
+
 def rows_of(case: Case) -> int:
     return int(np.prod(case.inputs["query"].shape[:3]))
 
@@ -206,7 +228,7 @@ def rule_broken(runner: Runner, case: Case, findings: list[Finding]) -> str:
     """The rule that the worst finding speaks of."""
     found = worst(findings)
     if found.message:
-        return "ATT-8"
+        return {CHANGED: "ATT-13", LOST: "ATT-12"}.get(found.message, "ATT-8")
     if found.name == "output" and empty_rows(case)[found.index[:3]]:
         return "ATT-6"
     beyond = any(beyond_numbers(name, array) for name, array in case.inputs.items())

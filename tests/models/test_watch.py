@@ -175,6 +175,79 @@ def test_a_mask_one_off_breaks_the_rule_of_its_kind(family: str, rules: list[str
     assert found[: len(rules)] == rules
 
 
+@pytest.mark.parametrize(
+    "fault",
+    [
+        hf.output_without_gradient,
+        pytest.param(hf.inputs_without_gradients, marks=SLOW),
+        pytest.param(hf.without_autograd, marks=SLOW),
+    ],
+)
+def test_an_output_without_a_gradient(fault: Callable[..., Any]) -> None:
+    for call in with_fault("llama", fault):
+        assert call.violation is not None
+        assert (call.violation.rule, call.violation.level) == ("ATT-12", CORE)
+        assert [f.name for f in call.findings if f.ratio > 1] == [f"gradient of {n}" for n in ("query", "key", "value")]
+        assert "is missing: the output has no gradient" in str(call.worst)
+    with hf.registered(fault) as name:
+        assert all(call.conforms(STRICT) for call in judged("llama", name, backward=False))
+
+
+def test_a_loss_that_depends_on_no_output_judges_no_gradients() -> None:
+    """One token alone predicts nothing."""
+    for call in judge_calls(watch(hf.small_model("llama", "sdpa"), read_tokens([[3]]), backward=True)):
+        assert not call.judged
+        assert call.conforms(STRICT)
+        assert "the loss does not depend on the output" in call.reason
+
+
+def test_weights_that_are_not_trained_are_no_missing_gradients() -> None:
+    model = hf.small_model("llama", "sdpa")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("self_attn" not in name and "embed" not in name)
+    for call in judge_calls(watch(model, hf.inputs(), backward=True)):
+        assert call.judged, call.reason
+        assert call.conforms(STRICT), call.violation
+
+
+@pytest.mark.parametrize(
+    ("fault", "rule", "changed"),
+    [
+        (hf.query_scaled_in_place, "ATT-13", "query"),
+        pytest.param(hf.scale_left_out_and_query_changed, "ATT-1", "query", marks=SLOW),
+        pytest.param(hf.key_spoiled_afterwards, "ATT-13", "key", marks=SLOW),
+    ],
+)
+def test_inputs_are_judged_as_they_were(fault: Callable[..., Any], rule: str, changed: str) -> None:
+    """A function that changes them neither hides a mistake nor is told of one that it has not."""
+    with hf.registered(fault) as name:
+        calls = judged("llama", name, backward=False)
+    for call in calls:
+        assert call.violation is not None
+        assert call.violation.rule == rule
+        assert f"{changed}: was changed by the call" in map(str, call.findings)
+        assert (call.findings[0].ratio > 1) == (rule == "ATT-1")
+
+
+@SLOW
+def test_what_changes_its_inputs_has_no_gradients_judged() -> None:
+    for call in with_fault("llama", hf.query_scaled_in_place):
+        assert call.violation is not None
+        assert call.violation.rule == "ATT-13"
+        assert call.reason == "no gradients are judged: the function changes its inputs"
+
+
+def test_outputs_are_kept_as_they_were() -> None:
+    """A function may use the memory of its output again."""
+    memory = torch.empty(1, 12, 4, 8)
+
+    def in_one_buffer(module: Any, *tensors: Any, **more: Any) -> Any:
+        return memory.copy_(hf.attention_forward(module, *tensors, **more)[0]), None
+
+    with hf.registered(in_one_buffer) as name:
+        assert all(call.conforms(STRICT) for call in judged("llama", name, backward=False))
+
+
 @SLOW
 def test_what_is_not_a_number_is_counted_and_where_it_begins() -> None:
     """After it nothing can be judged in full: the next layer's inputs are not numbers."""

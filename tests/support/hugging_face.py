@@ -102,6 +102,38 @@ def key_without_gradient(module: Any, query: Any, key: Any, *others: Any, **more
     return attention_forward(module, query, key.detach(), *others, **more)
 
 
+def output_without_gradient(module: Any, *tensors: Any, **more: Any) -> Any:
+    output, weights = attention_forward(module, *tensors, **more)
+    return output.detach(), weights
+
+
+def inputs_without_gradients(module: Any, *tensors: Any, **more: Any) -> Any:
+    return attention_forward(module, *(tensor.detach() for tensor in tensors[:3]), *tensors[3:], **more)
+
+
+def without_autograd(module: Any, *tensors: Any, **more: Any) -> Any:
+    with torch.no_grad():
+        return attention_forward(module, *tensors, **more)
+
+
+def query_scaled_in_place(module: Any, query: Any, *others: Any, scaling: float, **more: Any) -> Any:
+    query.mul_(scaling)
+    return attention_forward(module, query, *others, scaling=1.0, **more)
+
+
+def scale_left_out_and_query_changed(module: Any, query: Any, *others: Any, scaling: float, **more: Any) -> Any:
+    """The query is changed so that the output is right for what it is afterwards."""
+    returned = attention_forward(module, query, *others, scaling=1.0, **more)
+    query.div_(scaling)
+    return returned
+
+
+def key_spoiled_afterwards(module: Any, query: Any, key: Any, *others: Any, **more: Any) -> Any:
+    returned = attention_forward(module, query, key, *others, **more)
+    key.fill_(0)
+    return returned
+
+
 def not_a_number(module: Any, *tensors: Any, **more: Any) -> Any:
     output, weights = attention_forward(module, *tensors, **more)
     return torch.where(torch.arange(output.shape[1])[:, None, None] == 5, torch.nan, output), weights
