@@ -21,7 +21,7 @@ from conformance.cases.features import features_of, heads_and_keys, widths_of
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.check import beyond_numbers
 from conformance.checks.comparison import Finding, breaks, judge, no_others, ratio, worst
-from conformance.checks.levels import STRICT, rank
+from conformance.checks.levels import CORE, ROBUST, STRICT, higher, rank
 from conformance.checks.results import Violation
 from conformance.diagnosis.attribution import rule_shown, without_each
 from conformance.diagnosis.naming import diagnosis
@@ -112,7 +112,7 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     reason = reason or without_gradients(call)
     subject = CallSubject(call, case, conventions)
     runner, shared = Runner(subject), AGREEMENT.prepare(case)
-    findings = [*runner(AGREEMENT, case, shared), *beside_numbers(call)]
+    findings = [*of_empty_rows(runner, case, runner(AGREEMENT, case, shared)), *beside_numbers(call)]
     if not breaks(findings):
         return JudgedCall(call.layer, case, findings, worst(findings), rows=rows_of(case), reason=reason)
     shown = output_first(findings)
@@ -160,7 +160,7 @@ def explained(found: Violation, runner: Runner, explanations: Explanations) -> V
 def plainest(runner: Runner, case: Case, level: str) -> Case:
     """The case without each feature without which it still fails; sizes and numbers stay."""
     for plainer in without_each(case):
-        if breaks(asked(runner, plainer(case)), level):
+        if breaks(agreement(runner, plainer(case)), level):
             case = plainer(case)
     return case
 
@@ -185,6 +185,23 @@ def of_numbers(case: Case) -> tuple[Case, str]:
         return case, ""
     plain = replace(case, cotangents={}, constants=(), special=False)
     return plain, "no gradients are judged: what comes back from the loss holds NaN or infinities"
+
+
+def of_empty_rows(runner: Runner, case: Case, findings: list[Finding]) -> list[Finding]:
+    """The findings; gradients that are wrong by rows that allow nothing alone are at the level of those."""
+    rows = empty_rows(case)
+    if not case.cotangents or not rows.any() or not breaks(findings, CORE):
+        return findings
+    cotangents = {name: np.where(rows[..., None], 0, array) for name, array in case.cotangents.items()}
+    elsewhere = {f.name for f in agreement(runner, replace(case, cotangents=cotangents)) if f.ratio > 1}
+    return [
+        replace(f, level=higher(f.level, ROBUST)) if is_gradient(f) and elsewhere.isdisjoint((f.name, "call")) else f
+        for f in findings
+    ]
+
+
+def is_gradient(finding: Finding) -> bool:
+    return finding.name.startswith("gradient of ")
 
 
 def without_gradients(call: AttentionCall) -> str:
@@ -229,21 +246,24 @@ def rule_broken(runner: Runner, case: Case, findings: list[Finding]) -> str:
     found = worst(findings)
     if found.message:
         return {CHANGED: "ATT-13", LOST: "ATT-12"}.get(found.message, "ATT-8")
-    if found.name == "output" and empty_rows(case)[found.index[:3]]:
+    rows = empty_rows(case)
+    if found.name == "output" and rows[found.index[:3]]:
+        return "ATT-6"
+    if is_gradient(found) and found.level == ROBUST and rows.any():
         return "ATT-6"
     beyond = any(beyond_numbers(name, array) for name, array in case.inputs.items())
     if beyond and np.isnan(found.got) != np.isnan(found.expected):
         return "MASK-7" if np.isnan(found.got) else "ATT-10"
     in_float32 = in_dtype("float32", runner.declaration)(case)
-    if in_float32 is not None and not breaks(asked(runner, in_float32)):
+    if in_float32 is not None and not breaks(agreement(runner, in_float32)):
         return "ATT-9"
     again = replace(case)
-    if not breaks(asked(runner, again), found.level):
+    if not breaks(agreement(runner, again), found.level):
         return "ATT-13"
     return rule_shown(runner, again, findings)
 
 
-def asked(runner: Runner, case: Case) -> list[Finding]:
+def agreement(runner: Runner, case: Case) -> list[Finding]:
     return runner(AGREEMENT, case, AGREEMENT.prepare(case))
 
 

@@ -117,13 +117,29 @@ def test_rows_of_padding_follow_the_levels() -> None:
         assert call.conforms(CORE)
         assert call.wrong_rows[0] == (1, 0, 0)
         assert len(call.wrong_rows) == 4 * 8
-    declared = [call.findings for call in judge_calls(eager, {"empty_rows": "mean"})]
-    assert all(output.ratio <= 1 for output, *_ in declared)
-    # A number that is added to a score lets its gradient through.
-    assert all(query.ratio > 1 and key.ratio > 1 for _, query, key, _ in declared)
+    for call in judge_calls(eager, {"empty_rows": "mean"}):
+        assert call.findings[0].ratio <= 1
+        # A number that is added to a score lets its gradient through.
+        assert [finding.name for finding in call.findings if finding.ratio > 1] == [
+            "gradient of query",
+            "gradient of key",
+        ]
+        assert call.violation is not None
+        assert (call.violation.rule, call.violation.level) == ("ATT-6", ROBUST)
+        assert call.conforms(CORE)
+        assert not call.conforms(ROBUST)
     for attention in ("sdpa", "reference"):
         calls = judge_calls(watch(hf.small_model("llama", attention), hf.inputs(padded="left"), backward=True))
         assert all(call.conforms(STRICT) for call in calls)
+
+
+@SLOW
+def test_gradients_that_are_wrong_beside_empty_rows_too_are_of_the_core() -> None:
+    with hf.registered(hf.key_without_gradient) as name:
+        calls = judge_calls(watch(hf.small_model("llama", name), hf.inputs(padded="left"), backward=True))
+    for call in calls:
+        assert call.violation is not None
+        assert (call.violation.rule, call.violation.level) == ("ATT-12", CORE)
 
 
 @SLOW
