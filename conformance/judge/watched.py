@@ -19,7 +19,7 @@ from conformance.cases.declaration import Declaration, known_conventions
 from conformance.cases.expectations import empty_rows
 from conformance.cases.features import features_of, heads_and_keys, widths_of
 from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.check import beyond_numbers
+from conformance.checks.check import Check, beyond_numbers
 from conformance.checks.comparison import Finding, breaks, judge, no_others, ratio, worst
 from conformance.checks.levels import CORE, ROBUST, STRICT, higher, rank
 from conformance.checks.results import Violation
@@ -118,9 +118,10 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     shown = output_first(findings)
     rows, nans = wrong_in_output(subject, *shared)
     remarks = remark(subject, findings)
-    found = violation(rule_broken(runner, case, shown), TITLE, AGREEMENT, runner, case, shown)
+    alike = AlikeRunner(subject, case, shown)
+    found = violation(rule_broken(runner, alike, case, shown), TITLE, AGREEMENT, runner, case, shown)
     if not remarks and found.finding.message not in (CHANGED, LOST):
-        found = explained(found, runner, explanations)
+        found = explained(found, alike, explanations)
     found = replace(found, before=())
     return JudgedCall(call.layer, case, findings, worst(shown), found, rows, rows_of(case), nans, remarks, reason)
 
@@ -129,6 +130,83 @@ def output_first(findings: list[Finding]) -> list[Finding]:
     """The output's finding alone where it is wrong, and no gradient is at a lower level: they follow from it."""
     output = next((finding for finding in findings if finding.name == "output" and finding.ratio > 1), None)
     return findings if output is None or rank(worst(findings).level) < rank(output.level) else [output]
+
+
+class AlikeRunner(Runner):
+    """Finds nothing in cases that may fail for another reason than the call: of a kind that the model never makes.
+
+    needs: names of inputs and options that the function takes for granted, as a kernel that is always causal does.
+    """
+
+    def __init__(self, subject: CallSubject, case: Case, findings: list[Finding]) -> None:
+        super().__init__(subject)
+        self.case, self.findings = case, findings
+        self.needs: frozenset[str] = frozenset({"empty_rows"} & case.options.keys())
+
+    def __call__(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
+        if check != AGREEMENT:
+            return super().__call__(check, material, shared)
+        if not self.needs <= given_names(material):
+            return []
+        findings = super().__call__(check, material, shared)
+        return [] if has_message(findings) and not has_message(self.findings) else findings
+
+    def look_for_needs(self) -> frozenset[str]:
+        """Add what the function takes for granted to `needs`, and return what of it is not to blame.
+
+        Without it the function gives the same as with it, or an error, and fails by another mistake.
+        """
+        again, own = replace(self.case), Runner(self.subject)
+        output = output_of(self.subject, again)
+        if output is None or has_message(self.findings):
+            return frozenset()
+        names: tuple[str, ...] | None = None
+        found: set[str] = set()
+        for plainer in without_each(again):
+            plain = plainer(again)
+            findings, left_out = agreement(own, plain), given_names(again) - given_names(plain)
+            if not left_out or not breaks(findings):
+                continue
+            if not has_message(findings):
+                if not np.array_equal(output, output_of(self.subject, plain), equal_nan=True):
+                    continue
+                names = self.mistakes(again, self.findings) if names is None else names
+                others = self.mistakes(plain, findings)
+                if set(names) & set(others) or (others and not names):
+                    continue
+            found |= left_out
+        if not found:
+            return frozenset()
+        self.needs |= found
+        names = self.mistakes(again, self.findings) if names is None else names
+        blamed = {name for name in found if any(word in line for word in WORDS.get(name, (name,)) for line in names)}
+        return frozenset(found - blamed) if names else frozenset()
+
+    def mistakes(self, case: Case, findings: list[Finding]) -> tuple[str, ...]:
+        """The names of mistakes by which the case fails."""
+        own = Runner(self.subject)
+        found = violation("ATT-8", TITLE, AGREEMENT, own, case, findings)
+        return replace(found, diagnosis=diagnosis(found, own)).mistakes
+
+
+WORDS = {"mask": ("mask", "window", "causal"), "sinks": ("sink",)}
+"""By which the names of mistakes speak of an input or option, where that is not its name."""
+
+
+def given_names(case: Case) -> frozenset[str]:
+    """Of inputs and options."""
+    return frozenset({*case.inputs, *case.options})
+
+
+def has_message(findings: Iterable[Finding]) -> bool:
+    return any(finding.message for finding in findings)
+
+
+def output_of(subject: CallSubject, case: Case) -> np.ndarray | None:
+    try:
+        return subject(replace(case, cotangents={}))["output"]
+    except Exception:  # no answer: another finding says so
+        return None
 
 
 def explained(found: Violation, runner: Runner, explanations: Explanations) -> Violation:
@@ -150,7 +228,8 @@ def explained(found: Violation, runner: Runner, explanations: Explanations) -> V
         smaller = replace(smaller, diagnosis=diagnosis(smaller, runner))
         if not smaller.mistakes:
             plain = replace(found, material=plainest(runner, replace(case), found.level))
-            smaller = replace(smaller, diagnosis=diagnosis(plain, runner))
+            names = diagnosis(plain, runner)
+            smaller = replace(smaller, diagnosis=names or diagnosis(replace(found, material=replace(case)), runner))
         explanations[kind] = smaller
     known = explanations[kind]
     of_scale = found.rule == "ATT-8" and any(line.startswith(SCALE) for line in known.mistakes)
@@ -241,7 +320,7 @@ def wrong_in_output(
     return rows, int(np.count_nonzero(np.isnan(got) & ~np.isnan(exact.high)))
 
 
-def rule_broken(runner: Runner, case: Case, findings: list[Finding]) -> str:
+def rule_broken(runner: Runner, alike: AlikeRunner, case: Case, findings: list[Finding]) -> str:
     """The rule that the worst finding speaks of."""
     found = worst(findings)
     if found.message:
@@ -260,7 +339,7 @@ def rule_broken(runner: Runner, case: Case, findings: list[Finding]) -> str:
     again = replace(case)
     if not breaks(agreement(runner, again), found.level):
         return "ATT-13"
-    return rule_shown(runner, again, findings)
+    return rule_shown(runner, again, findings, alike, alike.look_for_needs())
 
 
 def agreement(runner: Runner, case: Case) -> list[Finding]:

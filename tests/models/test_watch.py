@@ -162,6 +162,10 @@ FAULTS: list[tuple[str, Callable[..., Any], str, str]] = [
     ("gpt_oss", hf.sinks_left_out, "ATT-5", "sinks are ignored"),
     ("t5", hf.bias_left_out, "ATT-3", "bias is ignored"),
     ("llama", hf.key_without_gradient, "ATT-12", "gradient of key is missing: it is 0"),
+    ("llama", hf.wrong_scale_always_causal, "ATT-1", "the scale is 1.1 times what it must be"),
+    ("llama", hf.heads_in_another_order_always_causal, "ATT-7", "query head h reads key head h % G"),
+    ("gemma2", hf.always_causal, "MASK-4", "the window is unbounded on the left"),
+    ("llama", hf.wrong_scale_for_these_sizes_alone, "ATT-1", "the scale is 1.1 times what it must be"),
 ]
 
 
@@ -181,6 +185,7 @@ def test_a_mistake_is_caught_and_named(family: str, fault: Callable[..., Any], r
         assert violation is not None
         assert violation.rule == rule
         assert name in violation.diagnosis
+        assert ("mask" in violation.case.options) >= ("always_causal" in fault.__name__)
 
 
 @SLOW

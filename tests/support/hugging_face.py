@@ -102,6 +102,28 @@ def key_without_gradient(module: Any, query: Any, key: Any, *others: Any, **more
     return attention_forward(module, query, key.detach(), *others, **more)
 
 
+def causal_pairs(query: Any) -> Any:
+    return torch.ones(query.shape[2], query.shape[2], dtype=torch.bool).tril()[None, None]
+
+
+def always_causal(module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    return attention_forward(module, query, key, value, causal_pairs(query), **more)
+
+
+def wrong_scale_always_causal(module: Any, query: Any, *others: Any, scaling: float, **more: Any) -> Any:
+    return always_causal(module, query, *others, scaling=1.1 * scaling, **more)
+
+
+def heads_in_another_order_always_causal(module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    return heads_in_another_order(module, query, key, value, causal_pairs(query), **more)
+
+
+def wrong_scale_for_these_sizes_alone(module: Any, query: Any, *others: Any, scaling: float, **more: Any) -> Any:
+    if query.shape[1:] != (4, 12, 8):
+        raise ValueError("4 heads, 12 queries and width 8")
+    return attention_forward(module, query, *others, scaling=1.1 * scaling, **more)
+
+
 def output_without_gradient(module: Any, *tensors: Any, **more: Any) -> Any:
     output, weights = attention_forward(module, *tensors, **more)
     return output.detach(), weights
