@@ -32,8 +32,10 @@ def load_model(folder: Path, attention: str | None, dtype: str) -> Any:
         dtype: a name, or "auto" for that of the folder.
 
     Raises:
-        ImportError, OSError, ValueError: It cannot be loaded.
+        ImportError, OSError, ValueError: It cannot be loaded, or reads no tokens.
     """
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} is no folder of a model: it has no config.json")
     import transformers
 
     from torch_impl.huggingface import register
@@ -44,6 +46,8 @@ def load_model(folder: Path, attention: str | None, dtype: str) -> Any:
     names = configuration.architectures or ["AutoModel"]
     kind = getattr(transformers, names[0], transformers.AutoModel)
     given = {} if attention is None else {"attn_implementation": attention}
+    if kind.main_input_name != "input_ids":
+        raise ValueError(f"{kind.__name__} reads {kind.main_input_name}: only models that read tokens can be watched")
     return kind.from_pretrained(folder, dtype=dtype, local_files_only=True, **given).eval()
 
 
@@ -72,6 +76,15 @@ def read_tokens(sequences: Sequence[Sequence[int]]) -> dict[str, Any]:
     ids = torch.tensor([[*row, *[0] * (length - len(row))] for row in sequences])
     keep = torch.tensor([[True] * len(row) + [False] * (length - len(row)) for row in sequences])
     return {"input_ids": ids} | ({} if bool(keep.all()) else {"attention_mask": keep.long()})
+
+
+def refuse_unknown(model: Any, inputs: Mapping[str, Any]) -> None:
+    """Raise ValueError for token ids that the model does not have."""
+    ids = inputs["input_ids"]
+    size = getattr(model.config.get_text_config(), "vocab_size", int(ids.max()) + 1)
+    unknown = ids[(ids < 0) | (ids >= size)]
+    if unknown.numel():
+        raise ValueError(f"token ids must be from 0 to {size - 1}, got {int(unknown[0])}")
 
 
 def watch(model: Any, inputs: Mapping[str, Any], *, backward: bool = False) -> list[AttentionCall]:

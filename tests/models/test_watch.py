@@ -324,7 +324,7 @@ def test_a_call_that_cannot_be_judged_says_why() -> None:
     numbers = torch.full((1, 1, 12, 12), 0.5)
     for changed, why in (
         ({"mask": numbers}, "a mask of numbers and a position bias"),
-        ({"keywords": {"dropout": 0.1}}, "dropout"),
+        ({"keywords": {"dropout": 0.1}}, "dropout must be 0"),
         ({"query": call.query.half()}, "one dtype"),
         ({"mask": torch.ones(12, 12, dtype=torch.bool)}, "a mask must be"),
     ):
@@ -384,6 +384,8 @@ def test_the_profile_decides(folder: Path) -> None:
         ((), "give a text, or --tokens"),
         (("a text",), "has no tokenizer that can be loaded"),
         (("--tokens", "3,x"), "token ids are numbers"),
+        (("--tokens", "3,40"), "token ids must be from 0 to 39, got 40"),
+        (("--tokens", "-3,1"), "token ids must be from 0 to 39, got -3"),
         (("--tokens", "3,1", "--attention", "nothing"), "nothing"),
         (("--tokens", "3,1", "--dtype", "int8"), "dtype must be one of"),
         (("--tokens", "3,1", "--profile", "all"), "profile must be one of"),
@@ -415,6 +417,27 @@ def test_a_model_without_attention_is_not_judged(tmp_path: Path) -> None:
     kind = hf.transformers.MambaForCausalLM
     given = {"vocab_size": 40, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 1}
     kind(hf.transformers.MambaConfig(**given)).save_pretrained(tmp_path)
-    code, output = command("watch", tmp_path, "--tokens", "3,1,4")
+    code, output = command("watch", tmp_path, "--tokens", "3,1,4", "--json", tmp_path / "found.json")
     assert code == 2, output
     assert "has called no attention" in output
+    content = json.loads((tmp_path / "found.json").read_text())
+    assert (content["conforms"], content["judged"], content["calls"]) == (None, False, [])
+
+
+def test_what_is_not_judged_does_not_conform(folder: Path, tmp_path: Path) -> None:
+    code, output = command("watch", folder, "--tokens", "3", "--backward", "--json", tmp_path / "found.json")
+    assert code == 2
+    assert "2 of 2 calls could not be judged in full" in output
+    content = json.loads((tmp_path / "found.json").read_text())
+    assert (content["conforms"], content["judged"]) == (None, False)
+
+
+@SLOW
+def test_folders_that_cannot_be_watched(tmp_path: Path) -> None:
+    given = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    images = hf.transformers.ViTModel(hf.transformers.ViTConfig(intermediate_size=16, **given))
+    images.save_pretrained(tmp_path / "images")
+    for name, message in (("none", "has no config.json"), ("images", "ViTModel reads pixel_values")):
+        code, output = command("watch", tmp_path / name, "--tokens", "3,1")
+        assert code == 2
+        assert message in " ".join(output.split())
