@@ -599,7 +599,8 @@ def added(value: float) -> Mistake:
         lost = np.where(free, 0, np.minimum(4 * digits * abs(value), 1))
         found = whatever_the_scores(failing, scores, np.ones_like(free), lost)
         # Where every number that is so large leaves nothing of the scores, this one cannot be told from others.
-        even = whatever_the_scores(failing, np.where(free, scores, np.where(s.open, 0, -np.inf)), np.ones_like(free))
+        nothing = np.where(free, np.where(s.visible, scores, -np.inf), np.where(s.open, 0, -np.inf))
+        even = whatever_the_scores(failing, nothing, np.ones_like(free))
         told = found and even and told_from(even[0]["output"], found[0]["output"], found[1]["output"])
         return found if told else None
 
