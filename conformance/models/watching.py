@@ -44,7 +44,7 @@ def load_model(folder: Path, attention: str | None, dtype: str) -> Any:
     transformers.utils.logging.disable_progress_bar()
     configuration = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     names = configuration.architectures or ["AutoModel"]
-    kind = getattr(transformers, names[0], transformers.AutoModel)
+    kind: Any = getattr(transformers, names[0], transformers.AutoModel)
     given = {} if attention is None else {"attn_implementation": attention}
     if kind.main_input_name != "input_ids":
         raise ValueError(f"{kind.__name__} reads {kind.main_input_name}: only models that read tokens can be watched")
@@ -138,7 +138,7 @@ def recording(model: Any, recorded: list[Recorded], backward: bool) -> Iterator[
         function = found(self, implementation, default)
 
         def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **keywords: Any) -> Any:
-            kept = tuple(tensor.detach().clone() for tensor in (query, key, value))
+            kept: Any = tuple(tensor.detach().clone() for tensor in (query, key, value))
             given = tuple(map(own, (query, key, value)))
             returned = function(module, *given, attention_mask, **keywords)
             changed = tuple(name for name, *both in zip(GIVEN, kept, given, strict=True) if not same_bits(*both))
