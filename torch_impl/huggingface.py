@@ -119,10 +119,10 @@ def attention_forward(
 def refuse_others(dropout: float, more: dict[str, Any]) -> None:
     """Raise ValueError for what would change the result and is not computed."""
     if dropout:
-        raise ValueError(f"attention by register takes dropout 0, got {dropout}: call model.eval()")
+        raise ValueError(f"dropout must be 0, got {dropout}: call model.eval()")
     for name in REFUSED:
         if more.get(name) is not None:
-            raise ValueError(f"attention by register takes no {name}")
+            raise ValueError(f"attention takes no {name}: it chooses keys in a way of its own")
 
 
 def call_mask(

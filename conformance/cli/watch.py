@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 ATTENTION = "transformers' name of an attention implementation; reference is torch_impl's; by default the model's own"
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "reference")
 TOKENS = "token ids instead of a text, such as 3,1,4; may be repeated for a batch, padded on the right"
-BACKWARD = "judge the gradients of query, key and value too, by the model's own loss"
+BACKWARD = "judge the gradients of query, key and value too, not of sinks and biases, by the model's own loss"
 CONVENTION = "intended departures, such as weights=inputs,products=inputs,empty_rows=mean"
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 
@@ -45,7 +45,7 @@ def watch(
     as the model gave it: whether that is the right mask, it does not judge. The table names it.
 
     Exit code 0: all calls conform. 1: one violates a rule that the profile asks for. 2: wrong usage, or calls that
-    cannot be judged.
+    cannot be judged in full.
     """
     from conformance.judge.watched import judge_calls
     from conformance.models import watching
@@ -62,6 +62,7 @@ def watch(
         conventions = conventions_of(convention or [])
         model = watching.load_model(folder, attention, dtype)
         inputs = watching.read_tokens(sequences(tokens)) if tokens else watching.read_texts(folder, texts or [])
+        watching.refuse_unknown(model, inputs)
         calls = judge_calls(watching.watch(model, inputs, backward=backward), conventions)
     except Exception as error:  # the library's own, whatever they are
         refuse(explained(error))

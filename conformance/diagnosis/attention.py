@@ -15,7 +15,7 @@ import numpy as np
 
 from conformance.cases.case import Case
 from conformance.checks.comparison import LARGEST, PRECISION
-from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, in_worst_row, resulting
+from conformance.diagnosis.matching import Arrays, Bounds, Failing, Mistake, in_worst_row, resulting, told_from
 from conformance.diagnosis.steps import (
     Steps,
     added_up,
@@ -630,7 +630,12 @@ def added(value: float) -> Mistake:
         digits = np.finfo(compute_dtype_name(failing.case.dtype)).eps
         free = ~times.astype(bool).all(axis=-1, keepdims=True)
         lost = np.where(free, 0, np.minimum(4 * digits * abs(value), 1))
-        return whatever_the_scores(failing, scores, np.ones_like(free), lost)
+        found = whatever_the_scores(failing, scores, np.ones_like(free), lost)
+        # Where every number that is so large leaves nothing of the scores, this one cannot be told from others.
+        nothing = np.where(free, np.where(s.visible, scores, -np.inf), np.where(s.open, 0, -np.inf))
+        even = whatever_the_scores(failing, nothing, np.ones_like(free))
+        told = found and even and told_from(even[0]["output"], found[0]["output"], found[1]["output"])
+        return found if told else None
 
     return Mistake(f"a number is added to forbidden scores, which are not -inf ({value:g})", answers)
 

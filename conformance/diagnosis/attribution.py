@@ -6,7 +6,7 @@ and what is right in contiguous arrays is a matter of memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -68,21 +68,31 @@ def asked(runner: Runner, case: Case) -> list[Finding]:
     return runner(AGREEMENT, case, AGREEMENT.prepare(case))
 
 
-def rule_shown(runner: Runner, case: Case, findings: list[Finding]) -> str:
-    """The rule of the one thing without which the case would not fail; ATT-8, "every shape", where there is none."""
+def rule_shown(
+    runner: Runner,
+    case: Case,
+    findings: list[Finding],
+    alike: Runner | None = None,
+    not_to_blame: Collection[str] = (),
+) -> str:
+    """The rule of the one thing without which the case would not fail; ATT-8, "every shape", where there is none.
+
+    alike: finds nothing in cases that fail for another reason. not_to_blame: inputs and options that the subject cannot
+    do without, though the case fails for another reason.
+    """
     if case.operation != "attention":
         feature = "gradients" if worst(findings).name.startswith("gradient of ") else "cross"
         return "ATT-14" if case.operation.startswith("attention") else rule_of(feature, case.operation)
     for plainer in without_each(case):
-        found = asked(runner, plainer(case))
+        found = asked(alike or runner, plainer(case))
         if breaks(found, worst(findings).level):
             case, findings = plainer(case), found
     if case.with_logsumexp:
         return "ATT-14"
-    kinds = mask_kinds(case.options.get("mask"))
+    kinds = set() if "mask" in not_to_blame else mask_kinds(case.options.get("mask"))
     if len(kinds) > 1:
         return "MASK-6"
-    needed = (features_of(case) & {"bias", "sinks", "softcap", "scale", "dropout"}) | kinds
+    needed = (features_of(case) & ({"bias", "sinks", "softcap", "scale", "dropout"} - {*not_to_blame})) | kinds
     if needed:
         return FEATURE_RULES[min(needed, key=list(FEATURE_RULES).index)]
     H, G, _, _ = heads_and_keys(case)

@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 
 from conformance.bounds import bound
+from conformance.cases.arguments import gradient_name
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, known_conventions
 from conformance.cases.expectations import empty_rows
 from conformance.cases.features import features_of, heads_and_keys, widths_of
 from conformance.checks.catalogue import AGREEMENT
-from conformance.checks.check import beyond_numbers
+from conformance.checks.check import Check, beyond_numbers
 from conformance.checks.comparison import Finding, breaks, judge, no_others, ratio, worst
-from conformance.checks.levels import STRICT, rank
+from conformance.checks.levels import CORE, ROBUST, STRICT, higher, rank
 from conformance.checks.results import Violation
 from conformance.diagnosis.attribution import rule_shown, without_each
 from conformance.diagnosis.naming import diagnosis
@@ -29,7 +30,8 @@ from conformance.oracle.reference import AFFORDABLE, ball_work, balls_available,
 from conformance.runner.in_process import Runner
 from conformance.runner.shrinking import in_dtype
 from conformance.sampling.strategies import roundings
-from conformance.subjects.attention_calls import AttentionCall, CallSubject, case_of
+from conformance.subjects.attention_calls import GIVEN, AttentionCall, CallSubject, case_of
+from conformance.subjects.subject import Subject
 from specification.dtypes import HALF
 
 TITLE = "a model's own call"
@@ -37,6 +39,7 @@ CONVENTIONS = ("empty_rows", "products", "shared_heads", "weights")
 """Those of `check` that a call may be judged under."""
 PATIENCE = 100
 """By how much more work than a generated case a call may be, where its oracle is ball arithmetic: about a minute."""
+CHANGED, LOST = "was changed by the call", "is missing: the output has no gradient"
 SCALE = "the scale is"
 SECONDS = 5.0
 """Spent at most on making a failing call smaller."""
@@ -107,17 +110,19 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     if reason:
         return JudgedCall(call.layer, None, reason=reason)
     case, reason = of_numbers(case)
+    reason = reason or without_gradients(call)
     subject = CallSubject(call, case, conventions)
     runner, shared = Runner(subject), AGREEMENT.prepare(case)
-    findings = runner(AGREEMENT, case, shared)
+    findings = [*of_empty_rows(runner, case, runner(AGREEMENT, case, shared)), *beside_numbers(call)]
     if not breaks(findings):
         return JudgedCall(call.layer, case, findings, worst(findings), rows=rows_of(case), reason=reason)
     shown = output_first(findings)
     rows, nans = wrong_in_output(subject, *shared)
     remarks = remark(subject, findings)
-    found = violation(rule_broken(runner, case, shown), TITLE, AGREEMENT, runner, case, shown)
-    if not remarks:
-        found = explained(found, runner, explanations)
+    alike = AlikeRunner(subject, case, shown)
+    found = violation(rule_broken(runner, alike, case, shown), TITLE, AGREEMENT, runner, case, shown)
+    if not remarks and found.finding.message not in (CHANGED, LOST):
+        found = explained(found, alike, explanations)
     found = replace(found, before=())
     return JudgedCall(call.layer, case, findings, worst(shown), found, rows, rows_of(case), nans, remarks, reason)
 
@@ -126,6 +131,83 @@ def output_first(findings: list[Finding]) -> list[Finding]:
     """The output's finding alone where it is wrong, and no gradient is at a lower level: they follow from it."""
     output = next((finding for finding in findings if finding.name == "output" and finding.ratio > 1), None)
     return findings if output is None or rank(worst(findings).level) < rank(output.level) else [output]
+
+
+class AlikeRunner(Runner):
+    """Finds nothing in cases that may fail for another reason than the call: of a kind that the model never makes.
+
+    needs: names of inputs and options that the function takes for granted, as a kernel that is always causal does.
+    """
+
+    def __init__(self, subject: CallSubject, case: Case, findings: list[Finding]) -> None:
+        super().__init__(subject)
+        self.case, self.findings = case, findings
+        self.needs: frozenset[str] = frozenset({"empty_rows"} & case.options.keys())
+
+    def __call__(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
+        if check != AGREEMENT:
+            return super().__call__(check, material, shared)
+        if not self.needs <= given_names(material):
+            return []
+        findings = super().__call__(check, material, shared)
+        return [] if has_message(findings) and not has_message(self.findings) else findings
+
+    def look_for_needs(self) -> frozenset[str]:
+        """Add what the function takes for granted to `needs`, and return what of it is not to blame.
+
+        Without it the function gives the same as with it, or an error, and fails by another mistake.
+        """
+        again, own = replace(self.case), Runner(self.subject)
+        output = output_of(self.subject, again)
+        if output is None or has_message(self.findings):
+            return frozenset()
+        names: tuple[str, ...] | None = None
+        found: set[str] = set()
+        for plainer in without_each(again):
+            plain = plainer(again)
+            findings, left_out = agreement(own, plain), given_names(again) - given_names(plain)
+            if not left_out or not breaks(findings):
+                continue
+            if not has_message(findings):
+                if not np.array_equal(output, output_of(self.subject, plain), equal_nan=True):
+                    continue
+                names = self.mistakes(again, self.findings) if names is None else names
+                others = self.mistakes(plain, findings)
+                if set(names) & set(others) or (others and not names):
+                    continue
+            found |= left_out
+        if not found:
+            return frozenset()
+        self.needs |= found
+        names = self.mistakes(again, self.findings) if names is None else names
+        blamed = {name for name in found if any(word in line for word in WORDS.get(name, (name,)) for line in names)}
+        return frozenset(found - blamed) if names else frozenset()
+
+    def mistakes(self, case: Case, findings: list[Finding]) -> tuple[str, ...]:
+        """The names of mistakes by which the case fails."""
+        own = Runner(self.subject)
+        found = violation("ATT-8", TITLE, AGREEMENT, own, case, findings)
+        return replace(found, diagnosis=diagnosis(found, own)).mistakes
+
+
+WORDS = {"mask": ("mask", "window", "causal"), "sinks": ("sink",)}
+"""By which the names of mistakes speak of an input or option, where that is not its name."""
+
+
+def given_names(case: Case) -> frozenset[str]:
+    """Of inputs and options."""
+    return frozenset({*case.inputs, *case.options})
+
+
+def has_message(findings: Iterable[Finding]) -> bool:
+    return any(finding.message for finding in findings)
+
+
+def output_of(subject: Subject, case: Case) -> Any:
+    try:
+        return subject(replace(case, cotangents={}))["output"]
+    except Exception:  # no answer: another finding says so
+        return None
 
 
 def explained(found: Violation, runner: Runner, explanations: Explanations) -> Violation:
@@ -147,7 +229,8 @@ def explained(found: Violation, runner: Runner, explanations: Explanations) -> V
         smaller = replace(smaller, diagnosis=diagnosis(smaller, runner))
         if not smaller.mistakes:
             plain = replace(found, material=plainest(runner, replace(case), found.level))
-            smaller = replace(smaller, diagnosis=diagnosis(plain, runner))
+            names = diagnosis(plain, runner)
+            smaller = replace(smaller, diagnosis=names or diagnosis(replace(found, material=replace(case)), runner))
         explanations[kind] = smaller
     known = explanations[kind]
     of_scale = found.rule == "ATT-8" and any(line.startswith(SCALE) for line in known.mistakes)
@@ -157,7 +240,7 @@ def explained(found: Violation, runner: Runner, explanations: Explanations) -> V
 def plainest(runner: Runner, case: Case, level: str) -> Case:
     """The case without each feature without which it still fails; sizes and numbers stay."""
     for plainer in without_each(case):
-        if breaks(asked(runner, plainer(case)), level):
+        if breaks(agreement(runner, plainer(case)), level):
             case = plainer(case)
     return case
 
@@ -184,6 +267,42 @@ def of_numbers(case: Case) -> tuple[Case, str]:
     return plain, "no gradients are judged: what comes back from the loss holds NaN or infinities"
 
 
+def of_empty_rows(runner: Runner, case: Case, findings: list[Finding]) -> list[Finding]:
+    """The findings; gradients that are wrong by rows that allow nothing alone are at the level of those."""
+    rows = empty_rows(case)
+    if not case.cotangents or not rows.any() or not breaks(findings, CORE):
+        return findings
+    cotangents = {name: np.where(rows[..., None], 0, array) for name, array in case.cotangents.items()}
+    elsewhere = {f.name for f in agreement(runner, replace(case, cotangents=cotangents)) if f.ratio > 1}
+    return [
+        replace(f, level=higher(f.level, ROBUST)) if is_gradient(f) and elsewhere.isdisjoint((f.name, "call")) else f
+        for f in findings
+    ]
+
+
+def is_gradient(finding: Finding) -> bool:
+    return finding.name.startswith("gradient of ")
+
+
+def without_gradients(call: AttentionCall) -> str:
+    """Why gradients are not judged though the loss was differentiated; empty where they are."""
+    if not call.backward or call.detached:
+        return ""
+    if call.changed:
+        return "no gradients are judged: the function changes its inputs"
+    unused = call.cotangent is None or not bool(call.cotangent.any())
+    return "no gradients are judged: the loss does not depend on the output" if unused else ""
+
+
+def beside_numbers(call: AttentionCall) -> list[Finding]:
+    """Inputs that the function changed, and gradients that it lost."""
+    lost = [gradient_name(name) for name in GIVEN] if call.detached else []
+    return [
+        *(Finding(name, np.inf, message=CHANGED) for name in call.changed),
+        *(Finding(name, np.inf, message=LOST) for name in lost),
+    ]
+
+
 def rows_of(case: Case) -> int:
     return int(np.prod(case.inputs["query"].shape[:3]))
 
@@ -202,26 +321,29 @@ def wrong_in_output(
     return rows, int(np.count_nonzero(np.isnan(got) & ~np.isnan(exact.high)))
 
 
-def rule_broken(runner: Runner, case: Case, findings: list[Finding]) -> str:
+def rule_broken(runner: Runner, alike: AlikeRunner, case: Case, findings: list[Finding]) -> str:
     """The rule that the worst finding speaks of."""
     found = worst(findings)
     if found.message:
-        return "ATT-8"
-    if found.name == "output" and empty_rows(case)[found.index[:3]]:
+        return {CHANGED: "ATT-13", LOST: "ATT-12"}.get(found.message, "ATT-8")
+    rows = empty_rows(case)
+    if found.name == "output" and rows[found.index[:3]]:
+        return "ATT-6"
+    if is_gradient(found) and found.level == ROBUST and rows.any():
         return "ATT-6"
     beyond = any(beyond_numbers(name, array) for name, array in case.inputs.items())
     if beyond and np.isnan(found.got) != np.isnan(found.expected):
         return "MASK-7" if np.isnan(found.got) else "ATT-10"
     in_float32 = in_dtype("float32", runner.declaration)(case)
-    if in_float32 is not None and not breaks(asked(runner, in_float32)):
+    if in_float32 is not None and not breaks(agreement(runner, in_float32)):
         return "ATT-9"
     again = replace(case)
-    if not breaks(asked(runner, again), found.level):
+    if not breaks(agreement(runner, again), found.level):
         return "ATT-13"
-    return rule_shown(runner, again, findings)
+    return rule_shown(runner, again, findings, alike, alike.look_for_needs())
 
 
-def asked(runner: Runner, case: Case) -> list[Finding]:
+def agreement(runner: Runner, case: Case) -> list[Finding]:
     return runner(AGREEMENT, case, AGREEMENT.prepare(case))
 
 

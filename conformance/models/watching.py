@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
-from conformance.subjects.attention_calls import BLOCKS, BOOLEANS, NUMBERS, AttentionCall
+from conformance.subjects.attention_calls import BLOCKS, BOOLEANS, GIVEN, NUMBERS, AttentionCall
 
 FORMS = {"eager": NUMBERS, "flex_attention": BLOCKS}
 """Of the masks that an implementation is given where the model's own call has none; of others booleans."""
@@ -32,8 +32,10 @@ def load_model(folder: Path, attention: str | None, dtype: str) -> Any:
         dtype: a name, or "auto" for that of the folder.
 
     Raises:
-        ImportError, OSError, ValueError: It cannot be loaded.
+        ImportError, OSError, ValueError: It cannot be loaded, or reads no tokens.
     """
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder} is no folder of a model: it has no config.json")
     import transformers
 
     from torch_impl.huggingface import register
@@ -42,8 +44,10 @@ def load_model(folder: Path, attention: str | None, dtype: str) -> Any:
     transformers.utils.logging.disable_progress_bar()
     configuration = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     names = configuration.architectures or ["AutoModel"]
-    kind = getattr(transformers, names[0], transformers.AutoModel)
+    kind: Any = getattr(transformers, names[0], transformers.AutoModel)
     given = {} if attention is None else {"attn_implementation": attention}
+    if kind.main_input_name != "input_ids":
+        raise ValueError(f"{kind.__name__} reads {kind.main_input_name}: only models that read tokens can be watched")
     return kind.from_pretrained(folder, dtype=dtype, local_files_only=True, **given).eval()
 
 
@@ -74,6 +78,15 @@ def read_tokens(sequences: Sequence[Sequence[int]]) -> dict[str, Any]:
     return {"input_ids": ids} | ({} if bool(keep.all()) else {"attention_mask": keep.long()})
 
 
+def refuse_unknown(model: Any, inputs: Mapping[str, Any]) -> None:
+    """Raise ValueError for token ids that the model does not have."""
+    ids = inputs["input_ids"]
+    size = getattr(model.config.get_text_config(), "vocab_size", int(ids.max()) + 1)
+    unknown = ids[(ids < 0) | (ids >= size)]
+    if unknown.numel():
+        raise ValueError(f"token ids must be from 0 to {size - 1}, got {int(unknown[0])}")
+
+
 def watch(model: Any, inputs: Mapping[str, Any], *, backward: bool = False) -> list[AttentionCall]:
     """Run the model once, and return the calls of its attention in order.
 
@@ -88,14 +101,21 @@ def watch(model: Any, inputs: Mapping[str, Any], *, backward: bool = False) -> l
     given = dict(inputs)
     if getattr(model.config, "is_encoder_decoder", False):
         given.setdefault("decoder_input_ids", given["input_ids"])
-    calls: list[AttentionCall] = []
-    with recording(model, calls), torch.set_grad_enabled(backward):
+    recorded: list[Recorded] = []
+    with recording(model, recorded, backward), torch.set_grad_enabled(backward):
         if not backward:
             model(**given)
         else:
             loss_of(model, given).backward()
-    calls = with_numbers(calls)
-    return [differentiated(call) for call in calls] if backward else calls
+    return with_numbers([differentiated(*record) if backward else record.call for record in recorded])
+
+
+class Recorded(NamedTuple):
+    """A call, the tensors that were given to the function, and the output that it returned."""
+
+    call: AttentionCall
+    given: tuple[Any, ...]
+    output: Any
 
 
 def loss_of(model: Any, inputs: dict[str, Any]) -> Any:
@@ -107,39 +127,58 @@ def loss_of(model: Any, inputs: dict[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def recording(model: Any, calls: list[AttentionCall]) -> Iterator[None]:
+def recording(model: Any, recorded: list[Recorded], backward: bool) -> Iterator[None]:
     """Keep every call of the model's attention in here."""
-    import torch
     from transformers.modeling_utils import AttentionInterface
 
     found = AttentionInterface.get_interface
     names = {id(module): name for name, module in model.named_modules()}
 
-    def own(tensor: Any) -> Any:
-        """The tensor as this call alone has it, so that its gradient is by way of this call alone."""
-        if not (torch.is_grad_enabled() and tensor.requires_grad):
-            return tensor
-        alone = tensor.view_as(tensor)
-        alone.retain_grad()
-        return alone
-
     def get_interface(self: Any, implementation: str, default: Any) -> Any:
         function = found(self, implementation, default)
 
         def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **keywords: Any) -> Any:
-            query, key, value = map(own, (query, key, value))
-            returned = function(module, query, key, value, attention_mask, **keywords)
-            if returned[0].requires_grad:
-                returned[0].retain_grad()
-            given, layer = (query, key, value, attention_mask, keywords), names.get(id(module), "attention")
-            form = form_of(attention_mask, implementation)
-            calls.append(AttentionCall(layer, function, module, form, *given, returned[0]))
-            return returned
+            kept: Any = tuple(tensor.detach().clone() for tensor in (query, key, value))
+            given = tuple(map(own, (query, key, value)))
+            returned = function(module, *given, attention_mask, **keywords)
+            changed = tuple(name for name, *both in zip(GIVEN, kept, given, strict=True) if not same_bits(*both))
+            output, again = twice(returned[0])
+            detached = backward and any(tensor.requires_grad for tensor in given) and not output.requires_grad
+            layer, form = names.get(id(module), "attention"), form_of(attention_mask, implementation)
+            call = AttentionCall(layer, function, module, form, *kept, attention_mask, keywords, output.detach())
+            call = replace(call, changed=changed, backward=backward, detached=detached)
+            recorded.append(Recorded(call, given, output))
+            return again, *returned[1:]
 
         return attend
 
     with mock.patch.object(AttentionInterface, "get_interface", get_interface):
         yield
+
+
+def own(tensor: Any) -> Any:
+    """The tensor as this call alone has it, so that its gradient is by way of this call alone."""
+    import torch
+
+    if not torch.is_grad_enabled():
+        return tensor
+    # A parameter that is not trained needs no gradient in the model; the function must give one all the same.
+    alone = tensor.view_as(tensor) if tensor.requires_grad else tensor.detach().requires_grad_().clone()
+    alone.retain_grad()
+    return alone
+
+
+def twice(output: Any) -> tuple[Any, Any]:
+    """The output to keep, with its gradient, and the same for the model, which may change its own in place."""
+    kept = output.clone()
+    if kept.requires_grad:
+        kept.retain_grad()
+    return kept, kept.clone()
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    """Whether no number differs; NaN is NaN."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def form_of(mask: Any, implementation: str) -> str:
@@ -160,12 +199,14 @@ def with_numbers(calls: list[AttentionCall]) -> list[AttentionCall]:
     return named
 
 
-def differentiated(call: AttentionCall) -> AttentionCall:
-    """The call with what the backward pass has left; as it is where the loss does not depend on it."""
+def differentiated(call: AttentionCall, given: tuple[Any, ...], output: Any) -> AttentionCall:
+    """The call with what the backward pass has left; as it is where the loss does not depend on it.
+
+    After a function that changed its inputs, PyTorch has the gradients of what they were changed to.
+    """
     import torch
 
-    if call.output.grad is None:
+    if output.grad is None or call.changed:
         return call
-    given = (call.query, call.key, call.value)
     gradients = tuple(torch.zeros_like(t) if t.grad is None else t.grad for t in given)
-    return replace(call, cotangent=call.output.grad, gradients=gradients)
+    return replace(call, cotangent=output.grad, gradients=gradients)

@@ -102,15 +102,20 @@ def watch_content(calls: Sequence[JudgedCall], profile: str, **more: Any) -> Con
         calls: in order.
         profile: decides whether the model's attention conforms.
         **more: further fields, such as the folder.
+
+    Returns:
+        The content; "conforms" is null where nothing is broken, but not everything was judged.
     """
+    judged = bool(calls) and all(call.judged for call in calls)
+    broken = not all(call.conforms(profile) for call in calls)
     return {
         "schema": dict(SCHEMA),
         "command": "watch",
         **more,
         "versions": versions(),
         "profile": profile,
-        "conforms": all(call.conforms(profile) for call in calls),
-        "judged": bool(calls) and all(call.judged for call in calls),
+        "conforms": False if broken else True if judged else None,
+        "judged": judged,
         "calls": [call_content(call) for call in calls],
     }
 

@@ -27,8 +27,8 @@ OF_MASKS = ("is_causal", "position_bias", "sliding_window")
 NUMBERS, BOOLEANS, BLOCKS = "numbers", "booleans", "blocks"
 """The forms of masks."""
 GIVEN = ("query", "key", "value")
-UNASKED = ("dropout", "empty", "empty_rows", "refusals", "structured")
-"""Features that no call is asked for."""
+NEVER_JUDGED = ("dropout", "empty", "empty_rows", "refusals", "structured")
+"""Features that no call is judged on."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +37,8 @@ class AttentionCall:
 
     layer: the module's name in the model. function: what the model called. form: of the masks that it is given.
     cotangent: of the output, where the model's loss was differentiated; then the gradients of query, key and value.
+    changed: which of the three the function changed; they are here as they were before. backward: whether the loss was
+    differentiated. detached: the output has no gradients, though an input does.
     """
 
     layer: str
@@ -51,6 +53,9 @@ class AttentionCall:
     output: Any
     cotangent: Any = None
     gradients: tuple[Any, ...] = ()
+    changed: tuple[str, ...] = ()
+    backward: bool = False
+    detached: bool = False
 
 
 def case_of(call: AttentionCall, empty_rows: str = "zero") -> Case:
@@ -123,7 +128,7 @@ class CallSubject(Subject):
     def __init__(self, call: AttentionCall, case: Case, conventions: Mapping[str, str]) -> None:
         super().__init__(call.layer, TorchArrays(str(call.query.device)))
         self.call_made, self.case = call, case
-        features = EVERYTHING.features - set(UNASKED)
+        features = EVERYTHING.features - set(NEVER_JUDGED)
         self.declaration: Declaration = replace(EVERYTHING, features=features, conventions=dict(conventions))
 
     @property

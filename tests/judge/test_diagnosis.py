@@ -496,6 +496,15 @@ def with_an_empty_row() -> Case:
     return asked
 
 
+def test_a_number_that_cannot_be_told_from_others_is_not_named() -> None:
+    """Beside the lowest number nothing is left of the scores; of scores near 0 other numbers leave the same."""
+    asked = with_an_empty_row()
+    inputs = asked.inputs | {"query": asked.inputs["query"] * np.float32(1e-2)}
+    found = told(adding(float(np.finfo("float32").min)), replace(asked, inputs=inputs))
+    assert "rows that allow nothing get the mean of all values" in found
+    assert not any(line.startswith("a number is added") for line in found)
+
+
 FORWARDS: list[tuple[str, Callable[..., Any], Case]] = [
     ("keys past the first 64 are left out", first_keys(64), drawn(K=70)),
     ("keys past the first 24 are left out", first_keys(24), drawn(K=70)),

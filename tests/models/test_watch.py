@@ -117,13 +117,29 @@ def test_rows_of_padding_follow_the_levels() -> None:
         assert call.conforms(CORE)
         assert call.wrong_rows[0] == (1, 0, 0)
         assert len(call.wrong_rows) == 4 * 8
-    declared = [call.findings for call in judge_calls(eager, {"empty_rows": "mean"})]
-    assert all(output.ratio <= 1 for output, *_ in declared)
-    # A number that is added to a score lets its gradient through.
-    assert all(query.ratio > 1 and key.ratio > 1 for _, query, key, _ in declared)
+    for call in judge_calls(eager, {"empty_rows": "mean"}):
+        assert call.findings[0].ratio <= 1
+        # A number that is added to a score lets its gradient through.
+        assert [finding.name for finding in call.findings if finding.ratio > 1] == [
+            "gradient of query",
+            "gradient of key",
+        ]
+        assert call.violation is not None
+        assert (call.violation.rule, call.violation.level) == ("ATT-6", ROBUST)
+        assert call.conforms(CORE)
+        assert not call.conforms(ROBUST)
     for attention in ("sdpa", "reference"):
         calls = judge_calls(watch(hf.small_model("llama", attention), hf.inputs(padded="left"), backward=True))
         assert all(call.conforms(STRICT) for call in calls)
+
+
+@SLOW
+def test_gradients_that_are_wrong_beside_empty_rows_too_are_of_the_core() -> None:
+    with hf.registered(hf.key_without_gradient) as name:
+        calls = judge_calls(watch(hf.small_model("llama", name), hf.inputs(padded="left"), backward=True))
+    for call in calls:
+        assert call.violation is not None
+        assert (call.violation.rule, call.violation.level) == ("ATT-12", CORE)
 
 
 @SLOW
@@ -146,6 +162,10 @@ FAULTS: list[tuple[str, Callable[..., Any], str, str]] = [
     ("gpt_oss", hf.sinks_left_out, "ATT-5", "sinks are ignored"),
     ("t5", hf.bias_left_out, "ATT-3", "bias is ignored"),
     ("llama", hf.key_without_gradient, "ATT-12", "gradient of key is missing: it is 0"),
+    ("llama", hf.wrong_scale_always_causal, "ATT-1", "the scale is 1.1 times what it must be"),
+    ("llama", hf.heads_in_another_order_always_causal, "ATT-7", "query head h reads key head h % G"),
+    ("gemma2", hf.always_causal, "MASK-4", "the window is unbounded on the left"),
+    ("llama", hf.wrong_scale_for_these_sizes_alone, "ATT-1", "the scale is 1.1 times what it must be"),
 ]
 
 
@@ -165,6 +185,7 @@ def test_a_mistake_is_caught_and_named(family: str, fault: Callable[..., Any], r
         assert violation is not None
         assert violation.rule == rule
         assert name in violation.diagnosis
+        assert ("mask" in violation.case.options) >= ("always_causal" in fault.__name__)
 
 
 @SLOW
@@ -173,6 +194,79 @@ def test_a_mask_one_off_breaks_the_rule_of_its_kind(family: str, rules: list[str
     calls = with_fault(family, hf.mask_one_off)
     found = [None if call.violation is None else call.violation.rule for call in calls]
     assert found[: len(rules)] == rules
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        hf.output_without_gradient,
+        pytest.param(hf.inputs_without_gradients, marks=SLOW),
+        pytest.param(hf.without_autograd, marks=SLOW),
+    ],
+)
+def test_an_output_without_a_gradient(fault: Callable[..., Any]) -> None:
+    for call in with_fault("llama", fault):
+        assert call.violation is not None
+        assert (call.violation.rule, call.violation.level) == ("ATT-12", CORE)
+        assert [f.name for f in call.findings if f.ratio > 1] == [f"gradient of {n}" for n in ("query", "key", "value")]
+        assert "is missing: the output has no gradient" in str(call.worst)
+    with hf.registered(fault) as name:
+        assert all(call.conforms(STRICT) for call in judged("llama", name, backward=False))
+
+
+def test_a_loss_that_depends_on_no_output_judges_no_gradients() -> None:
+    """One token alone predicts nothing."""
+    for call in judge_calls(watch(hf.small_model("llama", "sdpa"), read_tokens([[3]]), backward=True)):
+        assert not call.judged
+        assert call.conforms(STRICT)
+        assert "the loss does not depend on the output" in call.reason
+
+
+def test_weights_that_are_not_trained_are_no_missing_gradients() -> None:
+    model = hf.small_model("llama", "sdpa")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("self_attn" not in name and "embed" not in name)
+    for call in judge_calls(watch(model, hf.inputs(), backward=True)):
+        assert call.judged, call.reason
+        assert call.conforms(STRICT), call.violation
+
+
+@pytest.mark.parametrize(
+    ("fault", "rule", "changed"),
+    [
+        (hf.query_scaled_in_place, "ATT-13", "query"),
+        pytest.param(hf.scale_left_out_and_query_changed, "ATT-1", "query", marks=SLOW),
+        pytest.param(hf.key_spoiled_afterwards, "ATT-13", "key", marks=SLOW),
+    ],
+)
+def test_inputs_are_judged_as_they_were(fault: Callable[..., Any], rule: str, changed: str) -> None:
+    """A function that changes them neither hides a mistake nor is told of one that it has not."""
+    with hf.registered(fault) as name:
+        calls = judged("llama", name, backward=False)
+    for call in calls:
+        assert call.violation is not None
+        assert call.violation.rule == rule
+        assert f"{changed}: was changed by the call" in map(str, call.findings)
+        assert (call.findings[0].ratio > 1) == (rule == "ATT-1")
+
+
+@SLOW
+def test_what_changes_its_inputs_has_no_gradients_judged() -> None:
+    for call in with_fault("llama", hf.query_scaled_in_place):
+        assert call.violation is not None
+        assert call.violation.rule == "ATT-13"
+        assert call.reason == "no gradients are judged: the function changes its inputs"
+
+
+def test_outputs_are_kept_as_they_were() -> None:
+    """A function may use the memory of its output again."""
+    memory = torch.empty(1, 12, 4, 8)
+
+    def in_one_buffer(module: Any, *tensors: Any, **more: Any) -> Any:
+        return memory.copy_(hf.attention_forward(module, *tensors, **more)[0]), None
+
+    with hf.registered(in_one_buffer) as name:
+        assert all(call.conforms(STRICT) for call in judged("llama", name, backward=False))
 
 
 @SLOW
@@ -230,7 +324,7 @@ def test_a_call_that_cannot_be_judged_says_why() -> None:
     numbers = torch.full((1, 1, 12, 12), 0.5)
     for changed, why in (
         ({"mask": numbers}, "a mask of numbers and a position bias"),
-        ({"keywords": {"dropout": 0.1}}, "dropout"),
+        ({"keywords": {"dropout": 0.1}}, "dropout must be 0"),
         ({"query": call.query.half()}, "one dtype"),
         ({"mask": torch.ones(12, 12, dtype=torch.bool)}, "a mask must be"),
     ):
@@ -290,6 +384,8 @@ def test_the_profile_decides(folder: Path) -> None:
         ((), "give a text, or --tokens"),
         (("a text",), "has no tokenizer that can be loaded"),
         (("--tokens", "3,x"), "token ids are numbers"),
+        (("--tokens", "3,40"), "token ids must be from 0 to 39, got 40"),
+        (("--tokens", "-3,1"), "token ids must be from 0 to 39, got -3"),
         (("--tokens", "3,1", "--attention", "nothing"), "nothing"),
         (("--tokens", "3,1", "--dtype", "int8"), "dtype must be one of"),
         (("--tokens", "3,1", "--profile", "all"), "profile must be one of"),
@@ -321,6 +417,27 @@ def test_a_model_without_attention_is_not_judged(tmp_path: Path) -> None:
     kind = hf.transformers.MambaForCausalLM
     given = {"vocab_size": 40, "hidden_size": 16, "state_size": 4, "num_hidden_layers": 1}
     kind(hf.transformers.MambaConfig(**given)).save_pretrained(tmp_path)
-    code, output = command("watch", tmp_path, "--tokens", "3,1,4")
+    code, output = command("watch", tmp_path, "--tokens", "3,1,4", "--json", tmp_path / "found.json")
     assert code == 2, output
     assert "has called no attention" in output
+    content = json.loads((tmp_path / "found.json").read_text())
+    assert (content["conforms"], content["judged"], content["calls"]) == (None, False, [])
+
+
+def test_what_is_not_judged_does_not_conform(folder: Path, tmp_path: Path) -> None:
+    code, output = command("watch", folder, "--tokens", "3", "--backward", "--json", tmp_path / "found.json")
+    assert code == 2
+    assert "2 of 2 calls could not be judged in full" in output
+    content = json.loads((tmp_path / "found.json").read_text())
+    assert (content["conforms"], content["judged"]) == (None, False)
+
+
+@SLOW
+def test_folders_that_cannot_be_watched(tmp_path: Path) -> None:
+    given = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    images = hf.transformers.ViTModel(hf.transformers.ViTConfig(intermediate_size=16, **given))
+    images.save_pretrained(tmp_path / "images")
+    for name, message in (("none", "has no config.json"), ("images", "ViTModel reads pixel_values")):
+        code, output = command("watch", tmp_path / name, "--tokens", "3,1")
+        assert code == 2
+        assert message in " ".join(output.split())

@@ -115,7 +115,7 @@ def test_scale_softcap_and_sinks() -> None:
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"dropout": 0.1}, ValueError, "dropout 0, got 0.1"),
+        ({"dropout": 0.1}, ValueError, "dropout must be 0, got 0.1"),
         ({"cache": object()}, ValueError, "takes no cache"),
         ({"indices": torch.zeros(1)}, ValueError, "takes no indices"),
         ({"attention_mask": torch.ones(B, K, dtype=torch.bool)}, ValueError, "a mask must be"),

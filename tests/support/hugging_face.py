@@ -102,6 +102,60 @@ def key_without_gradient(module: Any, query: Any, key: Any, *others: Any, **more
     return attention_forward(module, query, key.detach(), *others, **more)
 
 
+def causal_pairs(query: Any) -> Any:
+    return torch.ones(query.shape[2], query.shape[2], dtype=torch.bool).tril()[None, None]
+
+
+def always_causal(module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    return attention_forward(module, query, key, value, causal_pairs(query), **more)
+
+
+def wrong_scale_always_causal(module: Any, query: Any, *others: Any, scaling: float, **more: Any) -> Any:
+    return always_causal(module, query, *others, scaling=1.1 * scaling, **more)
+
+
+def heads_in_another_order_always_causal(module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    return heads_in_another_order(module, query, key, value, causal_pairs(query), **more)
+
+
+def wrong_scale_for_these_sizes_alone(module: Any, query: Any, *others: Any, scaling: float, **more: Any) -> Any:
+    if query.shape[1:] != (4, 12, 8):
+        raise ValueError("4 heads, 12 queries and width 8")
+    return attention_forward(module, query, *others, scaling=1.1 * scaling, **more)
+
+
+def output_without_gradient(module: Any, *tensors: Any, **more: Any) -> Any:
+    output, weights = attention_forward(module, *tensors, **more)
+    return output.detach(), weights
+
+
+def inputs_without_gradients(module: Any, *tensors: Any, **more: Any) -> Any:
+    return attention_forward(module, *(tensor.detach() for tensor in tensors[:3]), *tensors[3:], **more)
+
+
+def without_autograd(module: Any, *tensors: Any, **more: Any) -> Any:
+    with torch.no_grad():
+        return attention_forward(module, *tensors, **more)
+
+
+def query_scaled_in_place(module: Any, query: Any, *others: Any, scaling: float, **more: Any) -> Any:
+    query.mul_(scaling)
+    return attention_forward(module, query, *others, scaling=1.0, **more)
+
+
+def scale_left_out_and_query_changed(module: Any, query: Any, *others: Any, scaling: float, **more: Any) -> Any:
+    """The query is changed so that the output is right for what it is afterwards."""
+    returned = attention_forward(module, query, *others, scaling=1.0, **more)
+    query.div_(scaling)
+    return returned
+
+
+def key_spoiled_afterwards(module: Any, query: Any, key: Any, *others: Any, **more: Any) -> Any:
+    returned = attention_forward(module, query, key, *others, **more)
+    key.fill_(0)
+    return returned
+
+
 def not_a_number(module: Any, *tensors: Any, **more: Any) -> Any:
     output, weights = attention_forward(module, *tensors, **more)
     return torch.where(torch.arange(output.shape[1])[:, None, None] == 5, torch.nan, output), weights
