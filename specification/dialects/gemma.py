@@ -11,6 +11,7 @@ from typing import Any
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import (
+    CAUSAL,
     DEFAULTS,
     KEYS,
     SIZES,
@@ -81,7 +82,7 @@ DIALECT = Dialect(
             "gemma": DEFAULTS
             | {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "attention_bias": False}
         },
-        fixed={"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False},
+        fixed=CAUSAL | {"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False},
         sizes=SIZES,
         entries={"attention_bias": "layers.0.self_attn.q_proj.bias"},
         tied=TIED,

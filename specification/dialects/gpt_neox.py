@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from specification.configuration import AttentionLayer, Configuration
-from specification.loading.decoders import EXAMPLE, SIZES, causal, language_model_variant, output_or
+from specification.loading.decoders import CAUSAL, EXAMPLE, SIZES, causal, language_model_variant, output_or
 from specification.loading.record import Computed, ConfigFile, Dialect, Tied
 from specification.loading.rope import ROPE_KEYS, layers_of, rotary_of
 from specification.loading.table import array, each, linear, norm, table
@@ -109,6 +109,7 @@ DIALECT = Dialect(
                 "tie_word_embeddings": False,
             }
         },
+        fixed=CAUSAL,
         sizes=SIZES,
         entries={"attention_bias": "layers.0.attention.query_key_value.bias"},
         tied=Tied("embed_out.weight"),

@@ -14,6 +14,7 @@ from typing import Any
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import (
+    CAUSAL,
     DEFAULTS,
     KEYS,
     SIZES,
@@ -94,6 +95,7 @@ DIALECT = Dialect(
             | {"sliding_window": None, "use_sliding_window": False, "layer_types": None}
             | {"no_rope_layers": None, "no_rope_layer_interval": 4},
         },
+        fixed=CAUSAL,
         sizes=SIZES,
         entries={"attention_bias": "layers.0.self_attn.q_proj.bias", "mlp_bias": "layers.0.mlp.gate_proj.bias"},
         tied=TIED,

@@ -11,6 +11,7 @@ from typing import Any
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import (
+    CAUSAL,
     DEFAULTS,
     KEYS,
     SIZES,
@@ -63,6 +64,7 @@ DIALECT = Dialect(
         families={"olmo2": {}},
         keys=KEYS | {"attention_layers": Computed((*ROPE_KEYS, "num_hidden_layers"), layers)},
         defaults={"olmo2": DEFAULTS | {"rms_norm_eps": 1e-5, "attention_bias": False}},
+        fixed=CAUSAL,
         sizes=SIZES,
         entries={"attention_bias": "layers.0.self_attn.q_proj.bias"},
         tied=TIED,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import (
+    CAUSAL,
     DEFAULTS,
     KEYS,
     SIZES,
@@ -65,6 +66,7 @@ DIALECT = Dialect(
             | {"attention_bias": False}
             | {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
         },
+        fixed=CAUSAL,
         sizes=SIZES,
         entries={"attention_bias": "layers.0.self_attn.q_proj.bias"},
         tied=TIED,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from specification.configuration import Configuration
-from specification.loading.decoders import TOKENS, output_or
+from specification.loading.decoders import CAUSAL, TOKENS, output_or
 from specification.loading.reader import Reader
 from specification.loading.record import Computed, ConfigFile, Dialect, Example, Variant
 from specification.loading.table import Row, Table, array, each, linear, norm, table
@@ -183,7 +183,7 @@ DIALECT = Dialect(
             }
             for family, feed_forward_proj in (("mt5", "gated-gelu"), ("t5", "relu"))
         },
-        fixed={"is_decoder": False},
+        fixed=CAUSAL | {"is_decoder": False},
         sizes={
             "d_model": "E",
             "d_kv": "D",

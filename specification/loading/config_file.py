@@ -183,13 +183,14 @@ def unsupported(config: ConfigFile, told: Mapping[str, Any]) -> list[str]:
         told: the file's content.
 
     Returns:
-        A sentence for each. An entry that is not known may be None, False or empty.
+        A sentence for each. An entry that is not known may be None, False or empty. None in place of the only value
+        that is supported says False where that is True, and otherwise nothing.
     """
     found = []
     known = config.known(told["model_type"])
     for key, value in told.items():
         fixed = config.fixed.get(key, value)
-        if value is not None and value != fixed:
+        if value != fixed and (value is not None or fixed is True):
             found.append(f"{key} is {value!r}, of which only {fixed!r} is supported")
         if key not in known and key not in WITHOUT_EFFECT and not is_empty(value):
             found.append(f"{key} is {value!r}, which is not known and might change numbers")

@@ -21,6 +21,9 @@ SIZES = {
 }
 """Of `ConfigFile.sizes`."""
 
+CAUSAL = {"is_causal": True}
+"""Of `ConfigFile.fixed`."""
+
 TIED = Tied("lm_head.weight")
 
 KEY_HEADS = Computed(

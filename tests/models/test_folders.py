@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.dialects import DIALECTS, read, read_folder
-from specification.parameters import Decoder, LanguageModel, leaves
+from specification.parameters import Decoder, LanguageModel, Transformer, leaves
 from specification.rotary import (
     DynamicScaling,
     LinearScaling,
@@ -139,6 +139,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"use_bidirectional_attention": True},
         "use_bidirectional_attention is True, of which only",
     ),
+    "both directions of Llama": ("llama", {"is_causal": False}, "is_causal is False, of which only True"),
+    "both directions of GPT-2": ("gpt2", {"is_causal": None}, "is_causal is None, of which only True"),
+    "both directions of T5": ("t5", {"is_causal": False}, "is_causal is False, of which only True"),
     "other activation of Gemma": ("gemma", {"hidden_activation": "relu"}, "hidden_activation is 'relu', of which only"),
     "softcap of Gemma 3": (
         "gemma3",
@@ -219,6 +222,14 @@ def test_many_families_have_refusals() -> None:
 @pytest.mark.parametrize("dialect", ["llama", "t5"])
 def test_entries_that_are_empty_are_not_refused(dialect: str, told: dict[str, Any], tmp_path: Path) -> None:
     assert read_folder(folder_of(tmp_path, dialect, **told))[1] == read_folder(folder_of(tmp_path, dialect))[1]
+
+
+DECODERS = [name for name in CONTENT if DIALECTS[name].described.structure in (LanguageModel, Transformer)]
+
+
+def test_every_decoder_must_be_causal() -> None:
+    assert len(DECODERS) == 11
+    assert all(DIALECTS[name].config.fixed["is_causal"] is True for name in DECODERS)
 
 
 @pytest.mark.parametrize("value", [0, 0.0, True, "x", [0], {"a": None}])
