@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specification.configuration import Configuration
+from specification.configuration import AttentionLayer, Configuration
 from specification.loading.families import judgeable, of_model_type
 from specification.loading.record import ConfigFile, Dialect
 from specification.loading.table import any_of
@@ -278,7 +278,7 @@ def contradictions(
     meant, _, found = meant_by(dialect, told)
     for name in config.keys:
         keys = [key for key in config.read_by(name) if key in told]
-        if name not in meant or given[name] in (None, meant[name]) or not keys:
+        if name not in meant or collapsed(given[name]) == collapsed(meant[name]) or not keys:
             continue
         said = " and ".join(f"{key} is {told[key]!r}" for key in keys)
         here = "" if len(keys) == 1 and told[keys[0]] == meant[name] else f", which is {meant[name]!r} here"
@@ -288,3 +288,11 @@ def contradictions(
         if getattr(configuration, name) != value:
             found.append(f"a {family} has {name}={value!r}, and it is read with {getattr(configuration, name)!r}")
     return [*found, *unsupported(config, told)]
+
+
+def collapsed(value: Any) -> Any:
+    """Return attention layers as `layers_of` does, one where all are alike, and any other value as it is."""
+    if not isinstance(value, list | tuple):
+        return value
+    every = tuple(value) or (AttentionLayer(),)
+    return every[:1] if all(one == every[0] for one in every) else every

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.dialects import DIALECTS, read, read_folder
+from specification.loading.config_file import collapsed
 from specification.parameters import Decoder, LanguageModel, Transformer, leaves
 from specification.rotary import (
     DynamicScaling,
@@ -250,6 +251,23 @@ def test_all_that_is_wrong_in_a_file_is_told_at_once(tmp_path: Path) -> None:
         read_folder(folder_of(tmp_path, "olmo2", without=("num_attention_heads",), **wrong))
     assert "num_attention_heads is missing" in str(caught.value)
     assert str(tmp_path / "config.json") in str(caught.value)
+
+
+def test_a_softcap_of_none_is_another_than_that_of_the_file(tmp_path: Path) -> None:
+    path = folder_of(tmp_path, "gemma2", attn_logit_softcapping=50.0) / "model.safetensors"
+    _, meant = read_folder(tmp_path)
+    options = {"num_heads": 4, "key_heads": 2, "attention_layers": meant.attention_layers, "scale": meant.scale}
+    assert read("gemma2", path, **options)[1].softcap == 50.0
+    with pytest.raises(ValueError, match="attn_logit_softcapping is 50.0, and softcap is None"):
+        read("gemma2", path, **options, softcap=None)
+
+
+def test_layers_that_mean_the_same_are_the_same() -> None:
+    one, other = AttentionLayer(rotary=Rotary()), AttentionLayer()
+    assert collapsed([one, one]) == collapsed((one,)) == (one,)
+    assert collapsed(()) == collapsed([other])
+    assert collapsed([one, other]) == (one, other)
+    assert collapsed(None) is None
 
 
 # --- what the entries mean --------------------------------------------------------------------------------------------
