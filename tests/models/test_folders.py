@@ -258,7 +258,7 @@ def test_a_softcap_of_none_is_another_than_that_of_the_file(tmp_path: Path) -> N
     _, meant = read_folder(tmp_path)
     options = {"num_heads": 4, "key_heads": 2, "attention_layers": meant.attention_layers, "scale": meant.scale}
     assert read("gemma2", path, **options)[1].softcap == 50.0
-    with pytest.raises(ValueError, match="attn_logit_softcapping is 50.0, and softcap is None"):
+    with pytest.raises(ValueError, match=r"attn_logit_softcapping is 50.0, and softcap is None"):
         read("gemma2", path, **options, softcap=None)
 
 
