@@ -28,7 +28,7 @@ from specification.loading.rope import ROPE_KEYS, layers_of, rotary_of
 from specification.rotary import Rotary
 
 TABLE = language_model(
-    separate_heads(bias=None, output_bias=None),
+    separate_heads(),
     gated(),
     norms(input_layernorm="self_attention_norm", post_attention_layernorm="feed_forward_norm"),
 )

@@ -27,7 +27,7 @@ from specification.loading.rope import LAYER_KEYS, ROPE_KEYS, alternating, layer
 from specification.rotary import Rotary
 
 TABLE = language_model(
-    separate_heads(bias=None, output_bias=None),
+    separate_heads(),
     gated(),
     norms(
         input_layernorm="self_attention_norm",

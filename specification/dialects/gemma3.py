@@ -38,7 +38,7 @@ from specification.loading.rope import (
 from specification.rotary import Rotary
 
 TABLE = language_model(
-    separate_heads(bias=None, output_bias=None),
+    separate_heads(),
     head_norms(),
     gated(),
     norms(

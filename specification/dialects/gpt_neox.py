@@ -19,6 +19,7 @@ from specification.loading.table import array, each, linear, norm, table
 from specification.rotary import Rotary
 
 ROPE_KEYS_OF_ITS_OWN = (*(key for key in ROPE_KEYS if key != "rope_theta"), "rotary_emb_base", "rotary_pct")
+BIASED = "*attention.*.bias"
 PROJECTIONS = tuple(f"self_attention.{part}" for part in ("query", "key", "value"))
 
 TABLE = table(
@@ -27,8 +28,8 @@ TABLE = table(
         "layers.{i}.",
         "decoder.blocks.{i}.",
         norm("input_layernorm", "self_attention_norm"),
-        linear("attention.query_key_value", PROJECTIONS, "E", "num_heads * 3 * D", bias=None),
-        linear("attention.dense", "self_attention.output", "num_heads * D", "E", bias=None),
+        linear("attention.query_key_value", PROJECTIONS, "E", "num_heads * 3 * D", bias=BIASED),
+        linear("attention.dense", "self_attention.output", "num_heads * D", "E", bias=BIASED),
         norm("post_attention_layernorm", "feed_forward_norm"),
         linear("mlp.dense_h_to_4h", "feed_forward.inner", "E", "F"),
         linear("mlp.dense_4h_to_h", "feed_forward.outer", "F", "E"),

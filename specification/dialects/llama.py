@@ -31,8 +31,8 @@ from specification.loading.rope import FULL, LAYER_KEYS, ROPE_KEYS, SLIDING, lay
 from specification.rotary import Rotary
 
 TABLE = language_model(
-    separate_heads(bias=None, output_bias=None),
-    gated(bias=None),
+    separate_heads(),
+    gated("*mlp.*_proj.bias"),
     norms(input_layernorm="self_attention_norm", post_attention_layernorm="feed_forward_norm"),
 )
 

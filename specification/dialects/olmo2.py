@@ -29,7 +29,7 @@ from specification.loading.rope import ROPE_KEYS, layers_of, rotary_of
 from specification.rotary import Rotary
 
 TABLE = language_model(
-    separate_heads(bias=None, output_bias=None),
+    separate_heads(),
     head_norms("num_heads * D", "key_heads * D"),
     gated(),
     norms(post_attention_layernorm="self_attention_norm", post_feedforward_layernorm="feed_forward_norm"),

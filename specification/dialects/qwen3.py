@@ -26,7 +26,7 @@ from specification.loading.rope import LAYER_KEYS, ROPE_KEYS, upper_windows
 from specification.rotary import Rotary
 
 TABLE = language_model(
-    separate_heads(bias=None, output_bias=None),
+    separate_heads(),
     head_norms(),
     gated(),
     norms(input_layernorm="self_attention_norm", post_attention_layernorm="feed_forward_norm"),

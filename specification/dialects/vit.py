@@ -15,6 +15,7 @@ from specification.loading.table import Row, array, each, linear, norm, table
 from specification.parameters import Encoder
 
 PARTS = ("query", "key", "value")
+BIASED = "*attention.attention.*.bias"
 PATCHES = "embeddings.patch_embeddings.projection"
 
 TABLE = table(
@@ -28,9 +29,9 @@ TABLE = table(
         "encoder.layer.{i}.",
         "blocks.{i}.",
         norm("layernorm_before", "attention_norm"),
-        linear("attention.attention.query", "attention.query", bias=None),
-        linear("attention.attention.key", "attention.key", bias=None),
-        linear("attention.attention.value", "attention.value", bias=None),
+        linear("attention.attention.query", "attention.query", bias=BIASED),
+        linear("attention.attention.key", "attention.key", bias=BIASED),
+        linear("attention.attention.value", "attention.value", bias=BIASED),
         linear("attention.output.dense", "attention.output"),
         norm("layernorm_after", "feed_forward_norm"),
         linear("intermediate.dense", "feed_forward.inner", "E", "F"),

@@ -270,6 +270,26 @@ def test_layers_that_mean_the_same_are_the_same() -> None:
     assert collapsed(None) is None
 
 
+@pytest.mark.parametrize(
+    ("dialect", "one"),
+    [("llama", "self_attn.o_proj"), ("llama", "self_attn.k_proj"), ("llama", "mlp.down_proj"), ("gpt_neox", "dense"),
+     ("vit", "attention.attention.key"), ("modernbert", "attn.Wo"), ("gpt_oss", "o_proj")],
+)  # fmt: skip
+@pytest.mark.parametrize("there", [True, False])
+def test_biases_come_together(dialect: str, one: str, there: bool) -> None:
+    """One alone, and all but one."""
+    record = DIALECTS[dialect]
+    entries = entries_of(dialect)
+    names = [name.removesuffix("weight") + "bias" for name in entries if name.endswith(f"{one}.weight")]
+    assert names
+    alone = {name: array for name, array in entries.items() if not name.endswith("bias") or "norm" in name}
+    bias = {names[0]: entries[names[0].removesuffix("bias") + "weight"][:, 0]}
+    others = {name: array for name, array in entries.items() if name != names[0]}
+    given = others if not there and names[0] in entries else alone | bias
+    with pytest.raises(ValueError, match=r"bias is missing"):
+        read(dialect, given, **record.example.hyperparameters)
+
+
 # --- what the entries mean --------------------------------------------------------------------------------------------
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
