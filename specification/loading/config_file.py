@@ -25,6 +25,9 @@ ACTIVATIONS = {
 }
 """The activations of `Configuration` by the names that they have there."""
 
+WITH_OUTPUT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""Endings of the architectures that give logits; all others give hidden states."""
+
 WITHOUT_EFFECT = frozenset(
     """
     _attn_implementation_autoset _commit_hash _name_or_path architectures auto_map dtype finetuning_task model_type
@@ -212,14 +215,19 @@ def sizes_of(config: ConfigFile, told: Mapping[str, Any]) -> dict[str, tuple[str
     return {size: (key, told[key]) for key, size in config.sizes.items() if told.get(key) is not None}
 
 
-def of_entries(config: ConfigFile, told: Mapping[str, Any], entries: Collection[str], headless: bool) -> list[str]:
+def has_output(told: Mapping[str, Any]) -> bool:
+    """Tell whether a model gives logits, where it may: a file that names no architecture has an output layer."""
+    named = told.get("architectures") or ["ForCausalLM"]
+    return any(str(name).endswith(WITH_OUTPUT) for name in named)
+
+
+def of_entries(config: ConfigFile, told: Mapping[str, Any], entries: Collection[str]) -> list[str]:
     """Compare what a config.json says of a checkpoint's entries with those that are there.
 
     Args:
         config: what the dialect knows of such files.
         told: the file's content.
         entries: the checkpoint's names.
-        headless: whether the model has no output layer.
 
     Returns:
         A sentence for each contradiction.
@@ -228,10 +236,11 @@ def of_entries(config: ConfigFile, told: Mapping[str, Any], entries: Collection[
     for key, name in config.entries.items():
         if key in content and bool(content[key]) != any_of((name, f"*.{name}"), entries):
             has = "there are no such entries" if content[key] else "there are such entries"
-            found.append(f"{key} is {content[key]!r}, and {has}: {name}")
+            found.append(f"by config.json {key} is {content[key]!r}, and {has}: {name}")
     tied = config.tied
-    if tied is not None and not headless and content.get(tied.key) is False and not any_of((tied.output,), entries):
-        found.append(f"{tied.key} is False, and {tied.output} is missing")
+    untied = tied is not None and content.get(tied.key) is False and has_output(told)
+    if tied is not None and untied and not any_of((tied.output,), entries):
+        found.append(f"by config.json {tied.key} is False, and {tied.output} is missing")
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from specification.checkpoints import unflatten
 from specification.configuration import Configuration
-from specification.loading.config_file import sizes_of
+from specification.loading.config_file import of_entries, sizes_of
 from specification.loading.families import UNCOVERED, covered, judgeable, uncovered
 from specification.loading.hyperparameters import of_variant
 from specification.loading.reader import Reader
@@ -51,6 +51,7 @@ def mapped(
     arrays = read.arrays(variant.table)
     if told is not None and dialect.config is not None:
         read.compare(sizes_of(dialect.config, told))
+        read.problems += of_entries(dialect.config, told, read.entries.keys())
     if "num_heads" in hyperparameters:
         read.heads(hyperparameters["num_heads"], variant.heads_share)
     for name, vocabulary in variant.padding.items():

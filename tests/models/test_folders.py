@@ -262,6 +262,13 @@ def test_a_softcap_of_none_is_another_than_that_of_the_file(tmp_path: Path) -> N
         read("gemma2", path, **options, softcap=None)
 
 
+@pytest.mark.parametrize("told", [{"tie_word_embeddings": False}, {"attention_bias": False}])
+def test_entries_that_contradict_the_file_are_refused_by_load_too(told: dict[str, Any], tmp_path: Path) -> None:
+    path = folder_of(tmp_path, "llama", **told) / "model.safetensors"
+    with pytest.raises(ValueError, match=rf"by config.json {next(iter(told))} is False, and"):
+        read("llama", path, num_heads=4, key_heads=2)
+
+
 def test_layers_that_mean_the_same_are_the_same() -> None:
     one, other = AttentionLayer(rotary=Rotary()), AttentionLayer()
     assert collapsed([one, one]) == collapsed((one,)) == (one,)
