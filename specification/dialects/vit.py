@@ -3,6 +3,9 @@
 An image is cut into patches, each of which a projection makes an embedding; a class token comes first, and a learned
 position is added to each. Norms come before each sublayer. What stands on top of the encoder (pooler, classifier) is
 part of the file and not of the hidden states.
+
+Positions belong to the grid of patches of the image_size that the model was trained with, and no entry says how wide it
+is. Images of another shape with as many patches are read row by row all the same.
 """
 
 from __future__ import annotations
