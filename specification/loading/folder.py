@@ -44,7 +44,10 @@ def folder_read(folder: str | Path, known: Collection[Dialect], dtype: str | Non
     dialect = record_of(folder, told, known)
     given = hyperparameters(folder, dialect, told)
     entries = weights_of(folder)
-    parameters, configuration = mapped(dialect, entries, given, known, told=told, dtype=dtype)
+    try:
+        parameters, configuration = mapped(dialect, entries, given, known, told=told, dtype=dtype)
+    except ValueError as error:
+        raise ValueError(f"{folder / NAME} and the weights: {error}") from error
     return (parameters if has_output(told) else without_output(parameters)), configuration
 
 

@@ -269,6 +269,19 @@ def test_entries_that_contradict_the_file_are_refused_by_load_too(told: dict[str
         read("llama", path, num_heads=4, key_heads=2)
 
 
+@pytest.mark.parametrize(
+    ("rope", "told"),
+    [
+        ({"rope_type": "linear", "factor": 0.5}, "factor must be at least 1"),
+        (LONG | {"short_factor": [1.0] * 3, "factor": 2.0}, "short_factors must hold 2"),
+    ],
+)
+def test_rotations_that_no_model_can_have_are_refused_on_loading(rope: Any, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=told) as caught:
+        read_folder(folder_of(tmp_path, "llama", rope_parameters=rope, max_position_embeddings=8))
+    assert str(tmp_path / "config.json") in str(caught.value)
+
+
 def test_layers_that_mean_the_same_are_the_same() -> None:
     one, other = AttentionLayer(rotary=Rotary()), AttentionLayer()
     assert collapsed([one, one]) == collapsed((one,)) == (one,)
