@@ -478,6 +478,14 @@ def test_a_dtype_that_is_asked_for(dtype: str, tmp_path: Path) -> None:
     assert np.array_equal(arrays[".decoder.norm.weight"], expected)
 
 
+def test_numbers_that_overflow_are_told_by_name(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "llama")
+    large = {"model.norm.weight": np.full(8, 1e5, "float32")}
+    save_file(entries_of("llama") | large, folder / "model.safetensors")
+    with pytest.warns(UserWarning, match=r"^NaN or infinities are in norm.weight$"):
+        read_folder(folder, "float16")
+
+
 def test_narrow_entries_are_widened_unless_they_are_asked_for(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     folder = folder_of(tmp_path, "llama")
     narrow = {name: array.astype(ml_dtypes.bfloat16) for name, array in entries_of("llama").items()}
