@@ -193,6 +193,7 @@ DIALECT = Dialect(
             "num_decoder_layers": "j",
             "relative_attention_num_buckets": "buckets",
         },
+        instead={"num_decoder_layers": "num_layers"},
         entries={"is_gated_act": "encoder.block.0.layer.1.DenseReluDense.wi_0.weight"},
         without_effect=("is_encoder_decoder", "n_positions", "output_past"),
     ),

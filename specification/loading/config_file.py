@@ -76,7 +76,7 @@ def config_beside(dialect: Dialect, checkpoint: Path, known: Iterable[Dialect]) 
     if dialect.config is None or not path.is_file():
         return None
     told = json_of(path)
-    if not isinstance(told, dict) or "model_type" not in told:
+    if not isinstance(told, dict) or not isinstance(told.get("model_type"), str):
         return None
     if told["model_type"] not in dialect.config.families:
         raise ValueError(f"{path} says otherwise: {other_model(told['model_type'], dialect.config, known)}")
@@ -168,11 +168,16 @@ def meant_by(dialect: Dialect, told: Mapping[str, Any]) -> Meant:
             if not isinstance(key, str) or needed[name] is inspect.Parameter.empty:
                 found.missing.append(error.args[0])
             continue
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             found.problems.append(str(error))
             continue
-        if name == "activation" and value not in ACTIVATIONS:
-            found.problems.append(f"{config.read_by(name)[0]} is {value!r}, which is not supported")
+        except (TypeError, AttributeError, ArithmeticError):
+            said = (f"{one} is {told[one]!r}" for one in config.read_by(name) if one in told)
+            found.problems.append(f"{name} cannot be read from {', '.join(said)}")
+            continue
+        if name == "activation" and not (isinstance(value, str) and value in ACTIVATIONS):
+            key = config.read_by(name)[0]
+            found.problems.append(f"{key} is {told.get(key, value)!r}, which is not supported")
         elif value is not None or isinstance(key, str):
             found.hyperparameters[name] = ACTIVATIONS[value] if name == "activation" else value
     return found
@@ -212,12 +217,14 @@ def sizes_of(config: ConfigFile, told: Mapping[str, Any]) -> dict[str, tuple[str
         config: what the dialect knows of such files.
         told: the file's content.
     """
-    return {size: (key, told[key]) for key, size in config.sizes.items() if told.get(key) is not None}
+    said = {key: key if told.get(key) is not None else config.instead.get(key, key) for key in config.sizes}
+    return {size: (said[key], told[said[key]]) for key, size in config.sizes.items() if told.get(said[key]) is not None}
 
 
 def has_output(told: Mapping[str, Any]) -> bool:
     """Tell whether a model gives logits, where it may: a file that names no architecture has an output layer."""
-    named = told.get("architectures") or ["ForCausalLM"]
+    named = told.get("architectures") or "ForCausalLM"
+    named = [named] if isinstance(named, str) else named
     return any(str(name).endswith(WITH_OUTPUT) for name in named)
 
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.dialects import DIALECTS, read, read_folder
-from specification.loading.config_file import collapsed
+from specification.loading.config_file import collapsed, sizes_of
 from specification.parameters import Decoder, LanguageModel, Transformer, leaves
 from specification.rotary import (
     DynamicScaling,
@@ -76,6 +76,7 @@ def test_a_folder_is_what_the_dialect_reads(dialect: str, tmp_path: Path) -> Non
 
 # --- entries that are refused -----------------------------------------------------------------------------------------
 
+YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
 LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [2.0, 2.0]}
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -167,7 +168,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "attention bias of Phi 3": ("phi3", {"attention_bias": True}, "attention_bias is True, of which only False"),
     "sizes of experts": ("olmo2", {"num_experts": 8}, "num_experts is 8, which is not known"),
-    "query norm": ("olmo2", {"clip_qkv": 8.0}, "clip_qkv is 8.0, which is not known"),
+    "clipped projections": ("olmo2", {"clip_qkv": 8.0}, "clip_qkv is 8.0, which is not known"),
     "biased norms": ("modernbert", {"norm_bias": True}, "norm_bias is True, and there are no such entries"),
     "buckets": (
         "t5",
@@ -178,7 +179,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "activation of T5": (
         "t5",
         {"feed_forward_proj": "gated-tanh"},
-        "feed_forward_proj is 'gated-tanh', which is not|tanh",
+        "feed_forward_proj is 'gated-tanh', which is not supported",
     ),
     "decoder of T5": ("t5", {"is_decoder": True}, "is_decoder is True, of which only False"),
     "patches": ("vit", {"patch_size": 16}, "patch_size is 16 in config.json, and the entries say 3"),
@@ -195,6 +196,28 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "scale_attn_by_inverse_layer_idx is True, of which",
     ),
     "eps": ("distilbert", {"layer_norm_eps": 1e-5}, "layer_norm_eps is 1e-05, which is not known"),
+    "a list for a name": ("llama", {"hidden_act": []}, r"hidden_act is \[\], which is not supported"),
+    "a string for parameters": (
+        "llama",
+        {"rope_scaling": "x"},
+        "attention_layers cannot be read from rope_scaling is 'x'",
+    ),
+    "a list for parameters": (
+        "llama",
+        {"rope_scaling": [1]},
+        r"attention_layers cannot be read from rope_scaling is \[1\]",
+    ),
+    "no scale": ("gemma2", {"query_pre_attn_scalar": 0}, "scale cannot be read from query_pre_attn_scalar is 0"),
+    "no interval": (
+        "llama",
+        {"model_type": "smollm3", "no_rope_layer_interval": 0},
+        "no_rope_layer_interval is 0",
+    ),
+    "attention factor": (
+        "llama",
+        {"rope_scaling": YARN | {"rope_type": "yarn", "attention_factor": 0}},
+        "attention_factor must be",
+    ),
     "no number": ("llama", {"rms_norm_eps": "1e-6"}, "eps must be a real number, got '1e-6'"),
     "no length": (
         "llama",
@@ -312,7 +335,6 @@ def test_biases_come_together(dialect: str, one: str, there: bool) -> None:
 
 # --- what the entries mean --------------------------------------------------------------------------------------------
 
-YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 MISTRAL = {"model_type": "mistral", "attention_bias": False, "mlp_bias": False}
 SMOL = {"model_type": "smollm3", "num_hidden_layers": 1}
@@ -453,8 +475,16 @@ def test_choices_out_of_files(tmp_path: Path) -> None:
 def test_a_model_without_head_gives_hidden_states(tmp_path: Path) -> None:
     parameters, _ = read_folder(folder_of(tmp_path, "llama", architectures=["LlamaModel"]))
     assert isinstance(parameters, Decoder)
-    assert isinstance(read_folder(folder_of(tmp_path, "llama", architectures=None))[0], LanguageModel)
+    for named in (None, "LlamaForCausalLM"):
+        assert isinstance(read_folder(folder_of(tmp_path, "llama", architectures=named))[0], LanguageModel)
     assert read_folder(folder_of(tmp_path, "t5", architectures=["T5Model"]))[0].output is None
+
+
+def test_a_t5s_decoder_has_as_many_layers_as_the_encoder_unless_the_file_says_otherwise() -> None:
+    config = DIALECTS["t5"].config
+    assert config is not None
+    assert sizes_of(config, {"num_layers": 2})["j"] == ("num_layers", 2)
+    assert sizes_of(config, {"num_layers": 2, "num_decoder_layers": 3})["j"] == ("num_decoder_layers", 3)
 
 
 def test_an_output_layer_of_its_own_is_read(tmp_path: Path) -> None:
