@@ -18,7 +18,7 @@ from specification.loading.rope import ROPE_KEYS, layers_of, rotary_of
 from specification.loading.table import array, each, linear, norm, table
 from specification.rotary import Rotary
 
-ROPE_KEYS_OF_ITS_OWN = (*(key for key in ROPE_KEYS if key != "rope_theta"), "rotary_emb_base", "rotary_pct")
+NEOX_ROPE_KEYS = (*(key for key in ROPE_KEYS if key != "rope_theta"), "rotary_emb_base", "rotary_pct")
 BIASED = "*attention.*.bias"
 PROJECTIONS = tuple(f"self_attention.{part}" for part in ("query", "key", "value"))
 
@@ -94,7 +94,7 @@ DIALECT = Dialect(
             "eps": "layer_norm_eps",
             "activation": "hidden_act",
             "attention_layers": Computed(
-                (*ROPE_KEYS_OF_ITS_OWN, "num_hidden_layers"),
+                (*NEOX_ROPE_KEYS, "num_hidden_layers"),
                 layers,
             ),
             "parallel": "use_parallel_residual",

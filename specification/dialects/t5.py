@@ -79,11 +79,15 @@ def configuration(
     relative_furthest: int = 128,
     scaled_output: bool = True,
     empty_rows: str = "zero",
+    source_padding: int | None = None,
 ) -> Configuration:
     """eps, relative_furthest: layer_norm_epsilon and relative_attention_max_distance of the configuration.
 
     activation: what feed_forward_proj says. scaled_output: scale_decoder_outputs, and in older files
     tie_word_embeddings. empty_rows as in the dialect `llama`.
+
+    source_padding: the id that masks the source where it stands, pad_token_id of the checkpoint's configuration; None
+    where the caller masks it, as in transformers.
     """
     return Configuration(
         num_heads=num_heads,
@@ -94,6 +98,7 @@ def configuration(
         scale=1.0,
         empty_rows=empty_rows,
         positions="none",
+        source_padding=source_padding,
         target_mask="causal",
         relative_furthest=relative_furthest,
         scaled_output=scaled_output,
@@ -141,6 +146,7 @@ DIALECT = Dialect(
             name="an encoder with a decoder",
             marks=("decoder.block.*",),
             heads_share="",
+            padding={"source_padding": "vocabulary"},
             check=check,
             example=Example(
                 hyperparameters={"num_heads": 4},
@@ -158,6 +164,7 @@ DIALECT = Dialect(
             gives="hidden states [B, T, E]",
             name="an encoder alone",
             heads_share="",
+            padding={"source_padding": "vocabulary"},
             check=check,
         ),
     ),

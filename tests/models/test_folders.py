@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import reference_numpy
 from specification.configuration import AttentionLayer, Configuration
 from specification.dialects import DIALECTS, read, read_folder
 from specification.loading.config_file import collapsed, sizes_of
@@ -485,6 +486,16 @@ def test_a_t5s_decoder_has_as_many_layers_as_the_encoder_unless_the_file_says_ot
     assert config is not None
     assert sizes_of(config, {"num_layers": 2})["j"] == ("num_layers", 2)
     assert sizes_of(config, {"num_layers": 2, "num_decoder_layers": 3})["j"] == ("num_decoder_layers", 3)
+
+
+def test_the_padding_of_a_t5s_source_holds_in_generation_too() -> None:
+    source, target = np.array([[3, 1, 4], [5, 0, 0]]), np.array([[0, 2], [0, 4]])
+    told, plain = ({"num_heads": 4} | more for more in ({"source_padding": 0}, {}))
+    masked, unmasked = (reference_numpy.load("t5", entries_of("t5"), **given) for given in (told, plain))
+    assert np.array_equal(masked(source, target), unmasked(source, target, source_key_padding=source != 0))
+    first, other = (reference_numpy.start(one, target, capacity=2, source=source)[0] for one in (masked, unmasked))
+    assert np.array_equal(first[0], other[0])
+    assert not np.array_equal(first[1], other[1])
 
 
 def test_an_output_layer_of_its_own_is_read(tmp_path: Path) -> None:
