@@ -195,7 +195,8 @@ def start(
         tokens: [B, T], integers.
         configuration: Of the parameters; None for a loaded model.
         capacity: How many positions the cache has room for, these included.
-        source: Tokens [B, S] of a model with an encoder, which runs here, once.
+        source: Tokens [B, S] of a model with an encoder, which runs here, once. Where it holds the configuration's
+            source_padding, it is masked.
 
     Returns:
         Logits [B, T, N], and the cache.

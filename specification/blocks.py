@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from specification.parameters import DecoderBlock, EncoderBlock
 
-OPTIONAL = ("pre", "around", "parallel")
-"""Orders in which a sublayer may take its input as it is."""
-
 
 def misplaced_norms(block: EncoderBlock | DecoderBlock, norm_order: str) -> list[str]:
     """Say what a block has too little or too much for the order of its norms.
@@ -22,11 +19,14 @@ def misplaced_norms(block: EncoderBlock | DecoderBlock, norm_order: str) -> list
     there = {name: part is not None for name, part in block._asdict().items()}
     sublayers = [name for name in there if not name.endswith("norm") and there[name]]
     for name in sublayers:
-        if not there[f"{name}_norm"] and norm_order not in OPTIONAL:
+        optional = norm_order == "pre" or (norm_order == "parallel" and name == "feed_forward")
+        if not there[f"{name}_norm"] and not optional:
             problems.append(f"a block needs {name}_norm")
         if there.get(f"{name}_output_norm", False) != (norm_order == "around") and name != "cross_attention":
             needs = "needs" if norm_order == "around" else "has no"
             problems.append(f"a block {needs} {name}_output_norm")
+    if there.get("cross_attention_norm") and not there["cross_attention"]:
+        problems.append("a block without cross_attention has no cross_attention_norm")
     if there.get("cross_attention") and norm_order in ("around", "parallel"):
         problems.append("a block has no cross_attention")
     return problems

@@ -115,9 +115,13 @@ class Fitting:
         _, values = self.heads(f"{path}.value", p.value, width)
         self.output(path, p, queries, keys, values, width)
         self.of_heads(path, p, queries, keys)
+        self.rotary(path, layer, queries)
+        return width
+
+    def rotary(self, path: str, layer: AttentionLayer, queries: Size) -> None:
+        """Heads of this width can be rotated as the layer says."""
         if layer.rotary is not None and queries is not None:
             self.checked(path, checks.rotary_fits, layer.rotary, queries // self.configuration.num_heads)
-        return width
 
     def cross_attention(self, path: str, p: MultiHeadAttention, width: Size, memory: Size) -> tuple[Size, Size]:
         """(width of what attends and of what comes out, width of the memory)."""
@@ -135,6 +139,7 @@ class Fitting:
         _, values = self.heads("value", p.value, None)
         self.output("", p, queries, keys, values, None)
         self.of_heads("", p, queries, keys)
+        self.rotary("query", self.layers("", 1)[0], queries)
 
     def of_heads(self, path: str, p: MultiHeadAttention, queries: Size, keys: Size) -> None:
         """What a block's attention has beside its projections: norms of queries and keys, and sinks."""

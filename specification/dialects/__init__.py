@@ -47,7 +47,8 @@ def read(dialect: str, state_dict: Mapping[str, Any] | str | Path, **hyperparame
 
     Raises:
         ValueError: for an unknown dialect, for a file that cannot be read, for all entries at once that are missing,
-            left over, misshaped or of no floating dtype, and for all that contradicts a config.json beside the file.
+            left over, misshaped or of no floating dtype, for a model that could not be called, and
+            for all that contradicts a config.json beside the file.
         TypeError: for hyperparameters that the dialect does not have, or needs, and for what is no state dict.
     """
     if not isinstance(dialect, str) or dialect not in DIALECTS:

@@ -11,6 +11,7 @@ from typing import Any
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import (
+    CAUSAL,
     DEFAULTS,
     KEYS,
     SIZES,
@@ -27,7 +28,7 @@ from specification.loading.rope import ROPE_KEYS, layers_of, rotary_of
 from specification.rotary import Rotary
 
 TABLE = language_model(
-    separate_heads(bias=None, output_bias=None),
+    separate_heads(),
     gated(),
     norms(input_layernorm="self_attention_norm", post_attention_layernorm="feed_forward_norm"),
 )
@@ -81,7 +82,7 @@ DIALECT = Dialect(
             "gemma": DEFAULTS
             | {"hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True, "attention_bias": False}
         },
-        fixed={"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False},
+        fixed=CAUSAL | {"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False},
         sizes=SIZES,
         entries={"attention_bias": "layers.0.self_attn.q_proj.bias"},
         tied=TIED,

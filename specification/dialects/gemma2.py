@@ -11,6 +11,7 @@ from typing import Any
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import (
+    CAUSAL,
     KEYS,
     SIZES,
     TIED,
@@ -26,7 +27,7 @@ from specification.loading.rope import LAYER_KEYS, ROPE_KEYS, alternating, layer
 from specification.rotary import Rotary
 
 TABLE = language_model(
-    separate_heads(bias=None, output_bias=None),
+    separate_heads(),
     gated(),
     norms(
         input_layernorm="self_attention_norm",
@@ -104,7 +105,7 @@ DIALECT = Dialect(
                 "final_logit_softcapping": 30.0,
             }
         },
-        fixed={"use_bidirectional_attention": False},
+        fixed=CAUSAL | {"use_bidirectional_attention": False},
         sizes=SIZES,
         entries={"attention_bias": "layers.0.self_attn.q_proj.bias"},
         tied=TIED,

@@ -12,6 +12,7 @@ from typing import Any
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import (
+    CAUSAL,
     KEYS,
     SIZES,
     TIED,
@@ -37,7 +38,7 @@ from specification.loading.rope import (
 from specification.rotary import Rotary
 
 TABLE = language_model(
-    separate_heads(bias=None, output_bias=None),
+    separate_heads(),
     head_norms(),
     gated(),
     norms(
@@ -113,7 +114,7 @@ DIALECT = Dialect(
                 "final_logit_softcapping": None,
             }
         },
-        fixed={"use_bidirectional_attention": False},
+        fixed=CAUSAL | {"use_bidirectional_attention": False},
         sizes=SIZES,
         entries={"attention_bias": "layers.0.self_attn.q_proj.bias"},
         tied=TIED,

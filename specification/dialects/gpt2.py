@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from specification.configuration import Configuration
+from specification.loading.decoders import CAUSAL, output_or
 from specification.loading.record import ConfigFile, Dialect, Example, Tied, Variant
-from specification.loading.table import Row, array, each, linear, norm, table
+from specification.loading.table import array, each, linear, norm, table
 from specification.parameters import LanguageModel
 
 PROJECTIONS = tuple(f"self_attention.{part}" for part in ("query", "key", "value"))
@@ -28,10 +29,7 @@ TABLE = table(
         linear("mlp.c_proj", "feed_forward.outer", "F", "E", turned=False),
     ),
     norm("ln_f", "decoder.norm"),
-    (
-        Row("lm_head.weight", "output.weight", ("vocabulary", "E"), turned=True, when=("lm_head.weight",)),
-        Row("wte.weight", "output.weight", ("vocabulary", "E"), turned=True, unless=("lm_head.weight",)),
-    ),
+    output_or("wte.weight"),
 )
 
 
@@ -84,7 +82,8 @@ DIALECT = Dialect(
         families={"gpt2": {}},
         keys={"num_heads": "n_head", "eps": "layer_norm_epsilon", "activation": "activation_function"},
         defaults={"gpt2": {"layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True}},
-        fixed={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+        fixed=CAUSAL
+        | {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
         sizes={"n_embd": "E", "n_inner": "F", "n_layer": "i", "n_positions": "positions", "vocab_size": "vocabulary"},
         tied=Tied("lm_head.weight"),
         without_effect=(

@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from specification.configuration import AttentionLayer, Configuration
-from specification.loading.decoders import EXAMPLE, SIZES, causal, language_model_variant, output_or
+from specification.loading.decoders import CAUSAL, EXAMPLE, SIZES, causal, language_model_variant, output_or
 from specification.loading.record import Computed, ConfigFile, Dialect, Tied
 from specification.loading.rope import ROPE_KEYS, layers_of, rotary_of
 from specification.loading.table import array, each, linear, norm, table
 from specification.rotary import Rotary
 
-ROPE_KEYS_OF_ITS_OWN = (*(key for key in ROPE_KEYS if key != "rope_theta"), "rotary_emb_base", "rotary_pct")
+NEOX_ROPE_KEYS = (*(key for key in ROPE_KEYS if key != "rope_theta"), "rotary_emb_base", "rotary_pct")
+BIASED = "*attention.*.bias"
 PROJECTIONS = tuple(f"self_attention.{part}" for part in ("query", "key", "value"))
 
 TABLE = table(
@@ -27,8 +28,8 @@ TABLE = table(
         "layers.{i}.",
         "decoder.blocks.{i}.",
         norm("input_layernorm", "self_attention_norm"),
-        linear("attention.query_key_value", PROJECTIONS, "E", "num_heads * 3 * D", bias=None),
-        linear("attention.dense", "self_attention.output", "num_heads * D", "E", bias=None),
+        linear("attention.query_key_value", PROJECTIONS, "E", "num_heads * 3 * D", bias=BIASED),
+        linear("attention.dense", "self_attention.output", "num_heads * D", "E", bias=BIASED),
         norm("post_attention_layernorm", "feed_forward_norm"),
         linear("mlp.dense_h_to_4h", "feed_forward.inner", "E", "F"),
         linear("mlp.dense_4h_to_h", "feed_forward.outer", "F", "E"),
@@ -93,7 +94,7 @@ DIALECT = Dialect(
             "eps": "layer_norm_eps",
             "activation": "hidden_act",
             "attention_layers": Computed(
-                (*ROPE_KEYS_OF_ITS_OWN, "num_hidden_layers"),
+                (*NEOX_ROPE_KEYS, "num_hidden_layers"),
                 layers,
             ),
             "parallel": "use_parallel_residual",
@@ -109,6 +110,7 @@ DIALECT = Dialect(
                 "tie_word_embeddings": False,
             }
         },
+        fixed=CAUSAL,
         sizes=SIZES,
         entries={"attention_bias": "layers.0.attention.query_key_value.bias"},
         tied=Tied("embed_out.weight"),

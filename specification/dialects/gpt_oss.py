@@ -16,11 +16,13 @@ from specification.loading.table import array, linear, table
 from specification.parameters import MultiHeadAttention
 from specification.rotary import Rotary, YarnScaling
 
+BIASED = "*_proj.bias"
+
 TABLE = table(
-    linear("q_proj", "query", "E", "num_heads * D", bias=None),
-    linear("k_proj", "key", "E", "key_heads * D", bias=None),
-    linear("v_proj", "value", "E", "key_heads * D", bias=None),
-    linear("o_proj", "output", "num_heads * D", "E", bias=None),
+    linear("q_proj", "query", "E", "num_heads * D", bias=BIASED),
+    linear("k_proj", "key", "E", "key_heads * D", bias=BIASED),
+    linear("v_proj", "value", "E", "key_heads * D", bias=BIASED),
+    linear("o_proj", "output", "num_heads * D", "E", bias=BIASED),
     array("sinks", "sinks", "num_heads"),
 )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import (
+    CAUSAL,
     DEFAULTS,
     KEYS,
     SIZES,
@@ -30,8 +31,8 @@ from specification.loading.rope import FULL, LAYER_KEYS, ROPE_KEYS, SLIDING, lay
 from specification.rotary import Rotary
 
 TABLE = language_model(
-    separate_heads(bias=None, output_bias=None),
-    gated(bias=None),
+    separate_heads(),
+    gated("*mlp.*_proj.bias"),
     norms(input_layernorm="self_attention_norm", post_attention_layernorm="feed_forward_norm"),
 )
 
@@ -94,6 +95,7 @@ DIALECT = Dialect(
             | {"sliding_window": None, "use_sliding_window": False, "layer_types": None}
             | {"no_rope_layers": None, "no_rope_layer_interval": 4},
         },
+        fixed=CAUSAL,
         sizes=SIZES,
         entries={"attention_bias": "layers.0.self_attn.q_proj.bias", "mlp_bias": "layers.0.mlp.gate_proj.bias"},
         tied=TIED,

@@ -27,18 +27,18 @@ ATTENTION_NORM = each("layers.{i}.", "blocks.{i}.", norm("attn_norm", "attention
 
 TABLE = table(
     array("embeddings.tok_embeddings.weight", "embedding.tokens", "vocabulary", "E"),
-    norm("embeddings.norm", "embedding.norm", biased=None),
+    norm("embeddings.norm", "embedding.norm", biased="*norm.bias"),
     tuple(row._replace(when=(row.theirs,)) for row in ATTENTION_NORM),
     each(
         "layers.{i}.",
         "blocks.{i}.",
-        linear("attn.Wqkv", PROJECTIONS, "E", "3 * E", bias=None),
-        linear("attn.Wo", "attention.output", bias=None),
-        norm("mlp_norm", "feed_forward_norm", biased=None),
-        linear("mlp.Wi", ("feed_forward.gate", "feed_forward.inner"), "E", "2 * F", bias=None),
-        linear("mlp.Wo", "feed_forward.outer", "F", "E", bias=None),
+        linear("attn.Wqkv", PROJECTIONS, "E", "3 * E", bias="*attn.W*.bias"),
+        linear("attn.Wo", "attention.output", bias="*attn.W*.bias"),
+        norm("mlp_norm", "feed_forward_norm", biased="*norm.bias"),
+        linear("mlp.Wi", ("feed_forward.gate", "feed_forward.inner"), "E", "2 * F", bias="*mlp.W*.bias"),
+        linear("mlp.Wo", "feed_forward.outer", "F", "E", bias="*mlp.W*.bias"),
     ),
-    norm("final_norm", "norm", biased=None),
+    norm("final_norm", "norm", biased="*norm.bias"),
 )
 
 

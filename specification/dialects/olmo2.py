@@ -11,6 +11,7 @@ from typing import Any
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import (
+    CAUSAL,
     DEFAULTS,
     KEYS,
     SIZES,
@@ -28,7 +29,7 @@ from specification.loading.rope import ROPE_KEYS, layers_of, rotary_of
 from specification.rotary import Rotary
 
 TABLE = language_model(
-    separate_heads(bias=None, output_bias=None),
+    separate_heads(),
     head_norms("num_heads * D", "key_heads * D"),
     gated(),
     norms(post_attention_layernorm="self_attention_norm", post_feedforward_layernorm="feed_forward_norm"),
@@ -63,6 +64,7 @@ DIALECT = Dialect(
         families={"olmo2": {}},
         keys=KEYS | {"attention_layers": Computed((*ROPE_KEYS, "num_hidden_layers"), layers)},
         defaults={"olmo2": DEFAULTS | {"rms_norm_eps": 1e-5, "attention_bias": False}},
+        fixed=CAUSAL,
         sizes=SIZES,
         entries={"attention_bias": "layers.0.self_attn.q_proj.bias"},
         tied=TIED,

@@ -12,6 +12,7 @@ from typing import Any
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import (
+    CAUSAL,
     DEFAULTS,
     KEYS,
     SIZES,
@@ -80,7 +81,7 @@ DIALECT = Dialect(
             | {"rms_norm_eps": 1e-5, "sliding_window": None}
             | {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096}
         },
-        fixed={"attention_bias": False},
+        fixed=CAUSAL | {"attention_bias": False},
         sizes=SIZES,
         tied=TIED,
     ),

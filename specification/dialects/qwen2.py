@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import (
+    CAUSAL,
     DEFAULTS,
     KEYS,
     SIZES,
@@ -62,6 +63,7 @@ DIALECT = Dialect(
             "qwen2": DEFAULTS
             | {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
         },
+        fixed=CAUSAL,
         sizes=SIZES,
         tied=TIED,
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import (
+    CAUSAL,
     DEFAULTS,
     KEYS,
     SIZES,
@@ -25,7 +26,7 @@ from specification.loading.rope import LAYER_KEYS, ROPE_KEYS, upper_windows
 from specification.rotary import Rotary
 
 TABLE = language_model(
-    separate_heads(bias=None, output_bias=None),
+    separate_heads(),
     head_norms(),
     gated(),
     norms(input_layernorm="self_attention_norm", post_attention_layernorm="feed_forward_norm"),
@@ -65,6 +66,7 @@ DIALECT = Dialect(
             | {"attention_bias": False}
             | {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
         },
+        fixed=CAUSAL,
         sizes=SIZES,
         entries={"attention_bias": "layers.0.self_attn.q_proj.bias"},
         tied=TIED,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from specification.configuration import Configuration
-from specification.loading.decoders import TOKENS, output_or
+from specification.loading.decoders import CAUSAL, TOKENS, output_or
 from specification.loading.reader import Reader
 from specification.loading.record import Computed, ConfigFile, Dialect, Example, Variant
 from specification.loading.table import Row, Table, array, each, linear, norm, table
@@ -79,11 +79,15 @@ def configuration(
     relative_furthest: int = 128,
     scaled_output: bool = True,
     empty_rows: str = "zero",
+    source_padding: int | None = None,
 ) -> Configuration:
     """eps, relative_furthest: layer_norm_epsilon and relative_attention_max_distance of the configuration.
 
     activation: what feed_forward_proj says. scaled_output: scale_decoder_outputs, and in older files
     tie_word_embeddings. empty_rows as in the dialect `llama`.
+
+    source_padding: the id that masks the source where it stands, pad_token_id of the checkpoint's configuration; None
+    where the caller masks it, as in transformers.
     """
     return Configuration(
         num_heads=num_heads,
@@ -94,6 +98,7 @@ def configuration(
         scale=1.0,
         empty_rows=empty_rows,
         positions="none",
+        source_padding=source_padding,
         target_mask="causal",
         relative_furthest=relative_furthest,
         scaled_output=scaled_output,
@@ -141,6 +146,7 @@ DIALECT = Dialect(
             name="an encoder with a decoder",
             marks=("decoder.block.*",),
             heads_share="",
+            padding={"source_padding": "vocabulary"},
             check=check,
             example=Example(
                 hyperparameters={"num_heads": 4},
@@ -158,6 +164,7 @@ DIALECT = Dialect(
             gives="hidden states [B, T, E]",
             name="an encoder alone",
             heads_share="",
+            padding={"source_padding": "vocabulary"},
             check=check,
         ),
     ),
@@ -183,7 +190,7 @@ DIALECT = Dialect(
             }
             for family, feed_forward_proj in (("mt5", "gated-gelu"), ("t5", "relu"))
         },
-        fixed={"is_decoder": False},
+        fixed=CAUSAL | {"is_decoder": False},
         sizes={
             "d_model": "E",
             "d_kv": "D",
@@ -193,6 +200,7 @@ DIALECT = Dialect(
             "num_decoder_layers": "j",
             "relative_attention_num_buckets": "buckets",
         },
+        instead={"num_decoder_layers": "num_layers"},
         entries={"is_gated_act": "encoder.block.0.layer.1.DenseReluDense.wi_0.weight"},
         without_effect=("is_encoder_decoder", "n_positions", "output_past"),
     ),

@@ -3,6 +3,9 @@
 An image is cut into patches, each of which a projection makes an embedding; a class token comes first, and a learned
 position is added to each. Norms come before each sublayer. What stands on top of the encoder (pooler, classifier) is
 part of the file and not of the hidden states.
+
+Positions belong to the grid of patches of the image_size that the model was trained with, and no entry says how wide it
+is. Images of another shape with as many patches are read row by row all the same.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from specification.loading.table import Row, array, each, linear, norm, table
 from specification.parameters import Encoder
 
 PARTS = ("query", "key", "value")
+BIASED = "*attention.attention.*.bias"
 PATCHES = "embeddings.patch_embeddings.projection"
 
 TABLE = table(
@@ -28,9 +32,9 @@ TABLE = table(
         "encoder.layer.{i}.",
         "blocks.{i}.",
         norm("layernorm_before", "attention_norm"),
-        linear("attention.attention.query", "attention.query", bias=None),
-        linear("attention.attention.key", "attention.key", bias=None),
-        linear("attention.attention.value", "attention.value", bias=None),
+        linear("attention.attention.query", "attention.query", bias=BIASED),
+        linear("attention.attention.key", "attention.key", bias=BIASED),
+        linear("attention.attention.value", "attention.value", bias=BIASED),
         linear("attention.output.dense", "attention.output"),
         norm("layernorm_after", "feed_forward_norm"),
         linear("intermediate.dense", "feed_forward.inner", "E", "F"),

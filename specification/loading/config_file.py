@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specification.configuration import Configuration
+from specification.configuration import AttentionLayer, Configuration
 from specification.loading.families import judgeable, of_model_type
 from specification.loading.record import ConfigFile, Dialect
 from specification.loading.table import any_of
@@ -24,6 +24,9 @@ ACTIVATIONS = {
     "swish": "silu",
 }
 """The activations of `Configuration` by the names that they have there."""
+
+WITH_OUTPUT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""Endings of the architectures that give logits; all others give hidden states."""
 
 WITHOUT_EFFECT = frozenset(
     """
@@ -73,7 +76,7 @@ def config_beside(dialect: Dialect, checkpoint: Path, known: Iterable[Dialect]) 
     if dialect.config is None or not path.is_file():
         return None
     told = json_of(path)
-    if not isinstance(told, dict) or "model_type" not in told:
+    if not isinstance(told, dict) or not isinstance(told.get("model_type"), str):
         return None
     if told["model_type"] not in dialect.config.families:
         raise ValueError(f"{path} says otherwise: {other_model(told['model_type'], dialect.config, known)}")
@@ -165,11 +168,16 @@ def meant_by(dialect: Dialect, told: Mapping[str, Any]) -> Meant:
             if not isinstance(key, str) or needed[name] is inspect.Parameter.empty:
                 found.missing.append(error.args[0])
             continue
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             found.problems.append(str(error))
             continue
-        if name == "activation" and value not in ACTIVATIONS:
-            found.problems.append(f"{config.read_by(name)[0]} is {value!r}, which is not supported")
+        except (TypeError, AttributeError, ArithmeticError):
+            said = (f"{one} is {told[one]!r}" for one in config.read_by(name) if one in told)
+            found.problems.append(f"{name} cannot be read from {', '.join(said)}")
+            continue
+        if name == "activation" and not (isinstance(value, str) and value in ACTIVATIONS):
+            key = config.read_by(name)[0]
+            found.problems.append(f"{key} is {told.get(key, value)!r}, which is not supported")
         elif value is not None or isinstance(key, str):
             found.hyperparameters[name] = ACTIVATIONS[value] if name == "activation" else value
     return found
@@ -183,13 +191,14 @@ def unsupported(config: ConfigFile, told: Mapping[str, Any]) -> list[str]:
         told: the file's content.
 
     Returns:
-        A sentence for each. An entry that is not known may be None, False or empty.
+        A sentence for each. An entry that is not known may be None, False or empty. None in place of the only value
+        that is supported says False where that is True, and otherwise nothing.
     """
     found = []
     known = config.known(told["model_type"])
     for key, value in told.items():
         fixed = config.fixed.get(key, value)
-        if value is not None and value != fixed:
+        if value != fixed and (value is not None or fixed is True):
             found.append(f"{key} is {value!r}, of which only {fixed!r} is supported")
         if key not in known and key not in WITHOUT_EFFECT and not is_empty(value):
             found.append(f"{key} is {value!r}, which is not known and might change numbers")
@@ -208,17 +217,24 @@ def sizes_of(config: ConfigFile, told: Mapping[str, Any]) -> dict[str, tuple[str
         config: what the dialect knows of such files.
         told: the file's content.
     """
-    return {size: (key, told[key]) for key, size in config.sizes.items() if told.get(key) is not None}
+    said = {key: key if told.get(key) is not None else config.instead.get(key, key) for key in config.sizes}
+    return {size: (said[key], told[said[key]]) for key, size in config.sizes.items() if told.get(said[key]) is not None}
 
 
-def of_entries(config: ConfigFile, told: Mapping[str, Any], entries: Collection[str], headless: bool) -> list[str]:
+def has_output(told: Mapping[str, Any]) -> bool:
+    """Tell whether a model gives logits, where it may: a file that names no architecture has an output layer."""
+    named = told.get("architectures") or "ForCausalLM"
+    named = [named] if isinstance(named, str) else named
+    return any(str(name).endswith(WITH_OUTPUT) for name in named)
+
+
+def of_entries(config: ConfigFile, told: Mapping[str, Any], entries: Collection[str]) -> list[str]:
     """Compare what a config.json says of a checkpoint's entries with those that are there.
 
     Args:
         config: what the dialect knows of such files.
         told: the file's content.
         entries: the checkpoint's names.
-        headless: whether the model has no output layer.
 
     Returns:
         A sentence for each contradiction.
@@ -227,10 +243,11 @@ def of_entries(config: ConfigFile, told: Mapping[str, Any], entries: Collection[
     for key, name in config.entries.items():
         if key in content and bool(content[key]) != any_of((name, f"*.{name}"), entries):
             has = "there are no such entries" if content[key] else "there are such entries"
-            found.append(f"{key} is {content[key]!r}, and {has}: {name}")
+            found.append(f"by config.json {key} is {content[key]!r}, and {has}: {name}")
     tied = config.tied
-    if tied is not None and not headless and content.get(tied.key) is False and not any_of((tied.output,), entries):
-        found.append(f"{tied.key} is False, and {tied.output} is missing")
+    untied = tied is not None and content.get(tied.key) is False and has_output(told)
+    if tied is not None and untied and not any_of((tied.output,), entries):
+        found.append(f"by config.json {tied.key} is False, and {tied.output} is missing")
     return found
 
 
@@ -277,7 +294,7 @@ def contradictions(
     meant, _, found = meant_by(dialect, told)
     for name in config.keys:
         keys = [key for key in config.read_by(name) if key in told]
-        if name not in meant or given[name] in (None, meant[name]) or not keys:
+        if name not in meant or collapsed(given[name]) == collapsed(meant[name]) or not keys:
             continue
         said = " and ".join(f"{key} is {told[key]!r}" for key in keys)
         here = "" if len(keys) == 1 and told[keys[0]] == meant[name] else f", which is {meant[name]!r} here"
@@ -287,3 +304,11 @@ def contradictions(
         if getattr(configuration, name) != value:
             found.append(f"a {family} has {name}={value!r}, and it is read with {getattr(configuration, name)!r}")
     return [*found, *unsupported(config, told)]
+
+
+def collapsed(value: Any) -> Any:
+    """Return attention layers as `layers_of` does, one where all are alike, and any other value as it is."""
+    if not isinstance(value, list | tuple):
+        return value
+    every = tuple(value) or (AttentionLayer(),)
+    return every[:1] if all(one == every[0] for one in every) else every

@@ -21,6 +21,12 @@ SIZES = {
 }
 """Of `ConfigFile.sizes`."""
 
+HEADS_BIASED = "*self_attn.?_proj.bias"
+"""Of `linear`: the biases of the four projections of an attention."""
+
+CAUSAL = {"is_causal": True}
+"""Of `ConfigFile.fixed`."""
+
 TIED = Tied("lm_head.weight")
 
 KEY_HEADS = Computed(
@@ -96,7 +102,7 @@ def language_model_variant(
     )
 
 
-def separate_heads(bias: bool | None, output_bias: bool | None) -> Table:
+def separate_heads(bias: bool | str = HEADS_BIASED, output_bias: bool | str = HEADS_BIASED) -> Table:
     """Write the rows of an attention with four projections.
 
     Args:
@@ -123,7 +129,7 @@ def head_norms(queries: str = "D", keys: str = "D") -> Table:
     )
 
 
-def gated(bias: bool | None = False) -> Table:
+def gated(bias: bool | str = False) -> Table:
     """Write the rows of a gated feed-forward network."""
     return each(
         "mlp.",

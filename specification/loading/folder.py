@@ -9,7 +9,7 @@ from typing import Any
 from specification.checkpoints import read_safetensors
 from specification.configuration import Configuration
 from specification.dtypes import FLOATING
-from specification.loading.config_file import NAME, dialect_of, json_of, meant_by, of_entries, unsupported
+from specification.loading.config_file import NAME, dialect_of, has_output, json_of, meant_by, unsupported
 from specification.loading.families import judgeable, of_model_type
 from specification.loading.hyperparameters import checked
 from specification.loading.mapping import mapped
@@ -19,8 +19,6 @@ from specification.parameters import LanguageModel, Transformer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-WITH_OUTPUT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-"""Endings of the architectures that give logits; all others give hidden states."""
 
 
 def folder_read(folder: str | Path, known: Collection[Dialect], dtype: str | None = None) -> tuple[Any, Configuration]:
@@ -46,11 +44,11 @@ def folder_read(folder: str | Path, known: Collection[Dialect], dtype: str | Non
     dialect = record_of(folder, told, known)
     given = hyperparameters(folder, dialect, told)
     entries = weights_of(folder)
-    output = has_output(told)
-    if dialect.config is not None:
-        refuse(folder, of_entries(dialect.config, told, entries.keys(), headless=not output))
-    parameters, configuration = mapped(dialect, entries, given, known, told=told, dtype=dtype)
-    return (parameters if output else without_output(parameters)), configuration
+    try:
+        parameters, configuration = mapped(dialect, entries, given, known, told=told, dtype=dtype)
+    except ValueError as error:
+        raise ValueError(f"{folder / NAME} and the weights: {error}") from error
+    return (parameters if has_output(told) else without_output(parameters)), configuration
 
 
 def refuse(folder: Path, problems: list[str]) -> None:
@@ -136,12 +134,6 @@ def hyperparameters(folder: Path, dialect: Dialect, told: Mapping[str, Any]) -> 
         return checked(dialect, meant.hyperparameters)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder / NAME} cannot be read: {error}") from error
-
-
-def has_output(told: Mapping[str, Any]) -> bool:
-    """Tell whether a model gives logits, where it may: a file that names no architecture has an output layer."""
-    named = told.get("architectures") or ["ForCausalLM"]
-    return any(str(name).endswith(WITH_OUTPUT) for name in named)
 
 
 def without_output(parameters: Any) -> Any:

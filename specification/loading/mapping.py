@@ -7,10 +7,11 @@ from typing import Any
 
 from specification.checkpoints import unflatten
 from specification.configuration import Configuration
-from specification.loading.config_file import sizes_of
+from specification.fitting import misfits
+from specification.loading.config_file import of_entries, sizes_of
 from specification.loading.families import UNCOVERED, covered, judgeable, uncovered
 from specification.loading.hyperparameters import of_variant
-from specification.loading.reader import Reader
+from specification.loading.reader import Reader, first_few
 from specification.loading.record import Dialect, Variant
 from specification.loading.table import multiplied
 
@@ -51,6 +52,7 @@ def mapped(
     arrays = read.arrays(variant.table)
     if told is not None and dialect.config is not None:
         read.compare(sizes_of(dialect.config, told))
+        read.problems += of_entries(dialect.config, told, read.entries.keys())
     if "num_heads" in hyperparameters:
         read.heads(hyperparameters["num_heads"], variant.heads_share)
     for name, vocabulary in variant.padding.items():
@@ -61,7 +63,14 @@ def mapped(
         recognise(read, dialect, known, state_dict)
     read.finish()
     counted = {name: read.sizes[place] for name, place in variant.counted.items()}
-    return unflatten(variant.structure, arrays), variant.configuration(**hyperparameters, **counted)
+    parameters, configuration = (
+        unflatten(variant.structure, arrays),
+        variant.configuration(**hyperparameters, **counted),
+    )
+    problems = misfits(parameters, configuration)
+    if problems:
+        raise ValueError(f"the checkpoint and its hyperparameters make no model: {'; '.join(first_few(problems))}")
+    return parameters, configuration
 
 
 def with_new_names(dialect: Dialect, state_dict: Mapping[str, Any]) -> dict[str, Any]:

@@ -180,9 +180,10 @@ class Reader:
         if array.size == 0:
             self.problems.append(f"{name} has no elements, its shape is {list(array.shape)}")
             return None
-        if not np.isfinite(array).all():
+        taken = self.widened(array)
+        if not np.isfinite(taken).all():
             self.not_finite.append(name)
-        return self.widened(array)
+        return taken
 
     def expected(self, axis: str) -> int | str:
         """Return how large an axis must be; its name where no entry says so."""
@@ -192,7 +193,8 @@ class Reader:
     def widened(self, array: np.ndarray) -> np.ndarray:
         """Return an array in the dtype that is asked for, or with float16 and bfloat16 widened, and note that."""
         if self.dtype is not None:
-            return array.astype(self.dtype)
+            with np.errstate(over="ignore"):  # `take` tells of the infinities
+                return array.astype(self.dtype)
         if str(array.dtype) not in NARROW:
             return array
         self.narrow.add(str(array.dtype))

@@ -110,6 +110,7 @@ class ConfigFile:
         known in those alone.
     fixed: by key, the only value that is supported, of options that leave no trace in a checkpoint.
     sizes: by key, the name of the size in the table that it must be.
+    instead: by key of a size, the key of what is meant where the file does not say.
     entries: by key, a name of an entry that the checkpoint has where the value is true, and no other; `*` stands for
         any text.
     tied: the output layer, where it may be the token table.
@@ -121,6 +122,7 @@ class ConfigFile:
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)
+    instead: Mapping[str, str] = field(default_factory=dict)
     entries: Mapping[str, str] = field(default_factory=dict)
     tied: Tied | None = None
     without_effect: tuple[str, ...] = ()

@@ -129,13 +129,14 @@ def scaling_of(kind: str, given: dict[str, Any], told: Content) -> Scaling | Non
     if factor is None:
         factor = told["max_position_embeddings"] / original
     if kind == "yarn":
-        scales = (given.pop("mscale", None), given.pop("mscale_all_dim", None))
+        computed = attention_factor(factor, given.pop("mscale", None), given.pop("mscale_all_dim", None))
+        own = given.pop("attention_factor", None)
         return YarnScaling(
             factor=factor,
             original_length=original,
             beta_fast=given.pop("beta_fast", None) or 32.0,
             beta_slow=given.pop("beta_slow", None) or 1.0,
-            attention_factor=given.pop("attention_factor", None) or attention_factor(factor, *scales),
+            attention_factor=computed if own is None else own,
             truncate=given.pop("truncate", True),
         )
     if kind == "llama3":

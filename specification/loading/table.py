@@ -115,7 +115,7 @@ def linear(
     inner: str = "E",
     outer: str = "E",
     *,
-    bias: bool | None = True,
+    bias: bool | str = True,
     turned: bool = True,
 ) -> Table:
     """Write the rows of a linear layer from size `inner` to size `outer`.
@@ -125,7 +125,7 @@ def linear(
         ours: the path of a `Linear`, or of several, of which each has a part of the columns.
         inner: the name of the size that goes in.
         outer: the name of the size that comes out, such as "3 * E" for three of ours.
-        bias: whether there is one; None where all layers of that name have one or none has.
+        bias: whether there is one; or a pattern of all biases that a checkpoint has together or not at all.
         turned: whether the weight is stored [out, in], as `torch.nn.Linear` stores it.
     """
     paths = (ours,) if isinstance(ours, str) else ours
@@ -137,13 +137,13 @@ def linear(
         (outer, inner) if turned else (inner, outer),
         turned,
     )
-    when = (f"*{theirs}.bias",) if bias is None else ()
+    when = (bias,) if isinstance(bias, str) else ()
     vector = Row(f"{theirs}.bias", biases[0] if single else biases, (outer,), when=when)
     return (weight,) if bias is False else (weight, vector)
 
 
 def norm(
-    theirs: str, ours: str, weight: str = "weight", bias: str = "bias", *, size: str = "E", biased: bool | None = True
+    theirs: str, ours: str, weight: str = "weight", bias: str = "bias", *, size: str = "E", biased: bool | str = True
 ) -> Table:
     """Write the rows of a norm's two vectors.
 
@@ -153,9 +153,9 @@ def norm(
         weight: what its weight is called there.
         bias: what its bias is called there.
         size: the name of the vectors' size.
-        biased: whether it has a bias; None where all norms of that name have one or none has.
+        biased: whether it has a bias; or a pattern as in `linear`.
     """
-    when = (f"*{theirs}.{bias}",) if biased is None else ()
+    when = (biased,) if isinstance(biased, str) else ()
     first = Row(f"{theirs}.{weight}", f"{ours}.weight", (size,))
     return (first,) if biased is False else (first, Row(f"{theirs}.{bias}", f"{ours}.bias", (size,), when=when))
 

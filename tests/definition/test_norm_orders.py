@@ -67,6 +67,8 @@ def test_orders_of_norms(name: str, implementation: Implementation) -> None:
         ("post", {"feed_forward_norm": None}, "with norm_order='post' a block needs feed_forward_norm"),
         ("after", {"attention_norm": None}, "with norm_order='after' a block needs attention_norm"),
         ("around", {}, "with norm_order='around' a block needs attention_output_norm"),
+        ("around", AROUND | {"attention_norm": None}, "with norm_order='around' a block needs attention_norm"),
+        ("parallel", {"attention_norm": None}, "with norm_order='parallel' a block needs attention_norm"),
         ("pre", AROUND, "with norm_order='pre' a block has no attention_output_norm"),
     ],
 )

@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import reference_numpy
 from specification.configuration import AttentionLayer, Configuration
 from specification.dialects import DIALECTS, read, read_folder
-from specification.parameters import Decoder, LanguageModel, leaves
+from specification.loading.config_file import collapsed, sizes_of
+from specification.parameters import Decoder, LanguageModel, Transformer, leaves
 from specification.rotary import (
     DynamicScaling,
     LinearScaling,
@@ -75,6 +77,7 @@ def test_a_folder_is_what_the_dialect_reads(dialect: str, tmp_path: Path) -> Non
 
 # --- entries that are refused -----------------------------------------------------------------------------------------
 
+YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
 LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [2.0, 2.0]}
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -139,6 +142,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"use_bidirectional_attention": True},
         "use_bidirectional_attention is True, of which only",
     ),
+    "both directions of Llama": ("llama", {"is_causal": False}, "is_causal is False, of which only True"),
+    "both directions of GPT-2": ("gpt2", {"is_causal": None}, "is_causal is None, of which only True"),
+    "both directions of T5": ("t5", {"is_causal": False}, "is_causal is False, of which only True"),
     "other activation of Gemma": ("gemma", {"hidden_activation": "relu"}, "hidden_activation is 'relu', of which only"),
     "softcap of Gemma 3": (
         "gemma3",
@@ -163,7 +169,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "attention bias of Phi 3": ("phi3", {"attention_bias": True}, "attention_bias is True, of which only False"),
     "sizes of experts": ("olmo2", {"num_experts": 8}, "num_experts is 8, which is not known"),
-    "query norm": ("olmo2", {"clip_qkv": 8.0}, "clip_qkv is 8.0, which is not known"),
+    "clipped projections": ("olmo2", {"clip_qkv": 8.0}, "clip_qkv is 8.0, which is not known"),
     "biased norms": ("modernbert", {"norm_bias": True}, "norm_bias is True, and there are no such entries"),
     "buckets": (
         "t5",
@@ -174,7 +180,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "activation of T5": (
         "t5",
         {"feed_forward_proj": "gated-tanh"},
-        "feed_forward_proj is 'gated-tanh', which is not|tanh",
+        "feed_forward_proj is 'gated-tanh', which is not supported",
     ),
     "decoder of T5": ("t5", {"is_decoder": True}, "is_decoder is True, of which only False"),
     "patches": ("vit", {"patch_size": 16}, "patch_size is 16 in config.json, and the entries say 3"),
@@ -191,6 +197,28 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "scale_attn_by_inverse_layer_idx is True, of which",
     ),
     "eps": ("distilbert", {"layer_norm_eps": 1e-5}, "layer_norm_eps is 1e-05, which is not known"),
+    "a list for a name": ("llama", {"hidden_act": []}, r"hidden_act is \[\], which is not supported"),
+    "a string for parameters": (
+        "llama",
+        {"rope_scaling": "x"},
+        "attention_layers cannot be read from rope_scaling is 'x'",
+    ),
+    "a list for parameters": (
+        "llama",
+        {"rope_scaling": [1]},
+        r"attention_layers cannot be read from rope_scaling is \[1\]",
+    ),
+    "no scale": ("gemma2", {"query_pre_attn_scalar": 0}, "scale cannot be read from query_pre_attn_scalar is 0"),
+    "no interval": (
+        "llama",
+        {"model_type": "smollm3", "no_rope_layer_interval": 0},
+        "no_rope_layer_interval is 0",
+    ),
+    "attention factor": (
+        "llama",
+        {"rope_scaling": YARN | {"rope_type": "yarn", "attention_factor": 0}},
+        "attention_factor must be",
+    ),
     "no number": ("llama", {"rms_norm_eps": "1e-6"}, "eps must be a real number, got '1e-6'"),
     "no length": (
         "llama",
@@ -221,6 +249,14 @@ def test_entries_that_are_empty_are_not_refused(dialect: str, told: dict[str, An
     assert read_folder(folder_of(tmp_path, dialect, **told))[1] == read_folder(folder_of(tmp_path, dialect))[1]
 
 
+DECODERS = [name for name in CONTENT if DIALECTS[name].described.structure in (LanguageModel, Transformer)]
+
+
+def test_every_decoder_must_be_causal() -> None:
+    assert len(DECODERS) == 11
+    assert all(DIALECTS[name].config.fixed["is_causal"] is True for name in DECODERS)
+
+
 @pytest.mark.parametrize("value", [0, 0.0, True, "x", [0], {"a": None}])
 def test_entries_that_are_not_known_are_refused(value: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"some_option is .*, which is not known and might change numbers"):
@@ -241,9 +277,65 @@ def test_all_that_is_wrong_in_a_file_is_told_at_once(tmp_path: Path) -> None:
     assert str(tmp_path / "config.json") in str(caught.value)
 
 
+def test_a_softcap_of_none_is_another_than_that_of_the_file(tmp_path: Path) -> None:
+    path = folder_of(tmp_path, "gemma2", attn_logit_softcapping=50.0) / "model.safetensors"
+    _, meant = read_folder(tmp_path)
+    options = {"num_heads": 4, "key_heads": 2, "attention_layers": meant.attention_layers, "scale": meant.scale}
+    assert read("gemma2", path, **options)[1].softcap == 50.0
+    with pytest.raises(ValueError, match=r"attn_logit_softcapping is 50.0, and softcap is None"):
+        read("gemma2", path, **options, softcap=None)
+
+
+@pytest.mark.parametrize("told", [{"tie_word_embeddings": False}, {"attention_bias": False}])
+def test_entries_that_contradict_the_file_are_refused_by_load_too(told: dict[str, Any], tmp_path: Path) -> None:
+    path = folder_of(tmp_path, "llama", **told) / "model.safetensors"
+    with pytest.raises(ValueError, match=rf"by config.json {next(iter(told))} is False, and"):
+        read("llama", path, num_heads=4, key_heads=2)
+
+
+@pytest.mark.parametrize(
+    ("rope", "told"),
+    [
+        ({"rope_type": "linear", "factor": 0.5}, "factor must be at least 1"),
+        (LONG | {"short_factor": [1.0] * 3, "factor": 2.0}, "short_factors must hold 2"),
+    ],
+)
+def test_rotations_that_no_model_can_have_are_refused_on_loading(rope: Any, told: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=told) as caught:
+        read_folder(folder_of(tmp_path, "llama", rope_parameters=rope, max_position_embeddings=8))
+    assert str(tmp_path / "config.json") in str(caught.value)
+
+
+def test_layers_that_mean_the_same_are_the_same() -> None:
+    one, other = AttentionLayer(rotary=Rotary()), AttentionLayer()
+    assert collapsed([one, one]) == collapsed((one,)) == (one,)
+    assert collapsed(()) == collapsed([other])
+    assert collapsed([one, other]) == (one, other)
+    assert collapsed(None) is None
+
+
+@pytest.mark.parametrize(
+    ("dialect", "one"),
+    [("llama", "self_attn.o_proj"), ("llama", "self_attn.k_proj"), ("llama", "mlp.down_proj"), ("gpt_neox", "dense"),
+     ("vit", "attention.attention.key"), ("modernbert", "attn.Wo"), ("gpt_oss", "o_proj")],
+)  # fmt: skip
+@pytest.mark.parametrize("there", [True, False])
+def test_biases_come_together(dialect: str, one: str, there: bool) -> None:
+    """One alone, and all but one."""
+    record = DIALECTS[dialect]
+    entries = entries_of(dialect)
+    names = [name.removesuffix("weight") + "bias" for name in entries if name.endswith(f"{one}.weight")]
+    assert names
+    alone = {name: array for name, array in entries.items() if not name.endswith("bias") or "norm" in name}
+    bias = {names[0]: entries[names[0].removesuffix("bias") + "weight"][:, 0]}
+    others = {name: array for name, array in entries.items() if name != names[0]}
+    given = others if not there and names[0] in entries else alone | bias
+    with pytest.raises(ValueError, match=r"bias is missing"):
+        read(dialect, given, **record.example.hyperparameters)
+
+
 # --- what the entries mean --------------------------------------------------------------------------------------------
 
-YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 MISTRAL = {"model_type": "mistral", "attention_bias": False, "mlp_bias": False}
 SMOL = {"model_type": "smollm3", "num_hidden_layers": 1}
@@ -384,8 +476,26 @@ def test_choices_out_of_files(tmp_path: Path) -> None:
 def test_a_model_without_head_gives_hidden_states(tmp_path: Path) -> None:
     parameters, _ = read_folder(folder_of(tmp_path, "llama", architectures=["LlamaModel"]))
     assert isinstance(parameters, Decoder)
-    assert isinstance(read_folder(folder_of(tmp_path, "llama", architectures=None))[0], LanguageModel)
+    for named in (None, "LlamaForCausalLM"):
+        assert isinstance(read_folder(folder_of(tmp_path, "llama", architectures=named))[0], LanguageModel)
     assert read_folder(folder_of(tmp_path, "t5", architectures=["T5Model"]))[0].output is None
+
+
+def test_a_t5s_decoder_has_as_many_layers_as_the_encoder_unless_the_file_says_otherwise() -> None:
+    config = DIALECTS["t5"].config
+    assert config is not None
+    assert sizes_of(config, {"num_layers": 2})["j"] == ("num_layers", 2)
+    assert sizes_of(config, {"num_layers": 2, "num_decoder_layers": 3})["j"] == ("num_decoder_layers", 3)
+
+
+def test_the_padding_of_a_t5s_source_holds_in_generation_too() -> None:
+    source, target = np.array([[3, 1, 4], [5, 0, 0]]), np.array([[0, 2], [0, 4]])
+    told, plain = ({"num_heads": 4} | more for more in ({"source_padding": 0}, {}))
+    masked, unmasked = (reference_numpy.load("t5", entries_of("t5"), **given) for given in (told, plain))
+    assert np.array_equal(masked(source, target), unmasked(source, target, source_key_padding=source != 0))
+    first, other = (reference_numpy.start(one, target, capacity=2, source=source)[0] for one in (masked, unmasked))
+    assert np.array_equal(first[0], other[0])
+    assert not np.array_equal(first[1], other[1])
 
 
 def test_an_output_layer_of_its_own_is_read(tmp_path: Path) -> None:
@@ -407,6 +517,14 @@ def test_a_dtype_that_is_asked_for(dtype: str, tmp_path: Path) -> None:
     assert {str(array.dtype) for array in arrays.values()} == {dtype}
     expected = entries_of("llama")["model.norm.weight"].astype(dtype)
     assert np.array_equal(arrays[".decoder.norm.weight"], expected)
+
+
+def test_numbers_that_overflow_are_told_by_name(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "llama")
+    large = {"model.norm.weight": np.full(8, 1e5, "float32")}
+    save_file(entries_of("llama") | large, folder / "model.safetensors")
+    with pytest.warns(UserWarning, match=r"^NaN or infinities are in norm.weight$"):
+        read_folder(folder, "float16")
 
 
 def test_narrow_entries_are_widened_unless_they_are_asked_for(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
