@@ -145,8 +145,10 @@ def recording(model: Any, recorded: list[Recorded], backward: bool) -> Iterator[
             output, again = twice(returned[0])
             detached = backward and any(tensor.requires_grad for tensor in given) and not output.requires_grad
             layer, form = names.get(id(module), "attention"), form_of(attention_mask, implementation)
-            call = AttentionCall(layer, function, module, form, *kept, attention_mask, keywords, output.detach())
-            call = replace(call, changed=changed, backward=backward, detached=detached)
+            call = AttentionCall(
+                layer, function, module, form, kept[0], kept[1], kept[2], attention_mask, keywords, output.detach(),
+                changed=changed, backward=backward, detached=detached,
+            )  # fmt: skip
             recorded.append(Recorded(call, given, output))
             return again, *returned[1:]
 

@@ -117,6 +117,12 @@ def relative_positions() -> Case:
     return Case("relative_position_bias", "float32", inputs, options, {"output": normal(2, 1, 4, 5, 200)})
 
 
+def rotary(pairing: str) -> Case:
+    """At positions where angles in float32 lose nothing yet."""
+    inputs = {"x": normal(1, 2, 4, 5, 8), "positions": np.arange(5)}
+    return Case("rotary_embedding", "float32", inputs, {"pairing": pairing}, {"output": normal(2, 2, 4, 5, 8)})
+
+
 MASK = np.arange(35).reshape(5, 7) % 3 > 0
 CASES = [
     attention(gradients=True),
@@ -147,6 +153,7 @@ CASES = [
     *(network(activation, gated) for activation in ("relu", "gelu", "gelu_tanh", "silu") for gated in (False, True)),
     norm("rms_norm", bias=False, plus_one=True),
     relative_positions(),
+    *(rotary(pairing) for pairing in ("halves", "interleaved")),
 ]
 
 
