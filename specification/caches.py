@@ -48,8 +48,8 @@ class Cache(NamedTuple):
 
 def looks_ahead(
     tokens: Any, length: int | None, configuration: Configuration, readable: Callable[[Any], np.ndarray | None]
-) -> bool:
-    """Tell whether no cache can hold what the configuration asks for, because it changes with the tokens that follow.
+) -> str:
+    """Tell what the configuration asks for that no cache can hold, because it changes with the tokens that follow.
 
     A token that attends to nothing may take the mean of all values, those of later positions too (ATT-6): what a full
     pass gives there, and where that is read from, changes with every token that is added. And rotations may depend on
@@ -62,19 +62,20 @@ def looks_ahead(
         readable: gives an array as NumPy's, or None where it cannot be read.
 
     Returns:
-        Whether there is such a token or such a key; False where tokens or length cannot be read.
+        What there is, such a key or such a token; empty where there is neither, or tokens or length cannot be read.
     """
     if length and outgrown(configuration, length, tokens.shape[1]):
-        return True
+        return "keys whose rotation changes with the length of the sequence"
     if configuration.empty_rows != "mean" or configuration.target_padding is None:
-        return False
+        return ""
     if configuration.target_mask == "causal and real queries":
         values = readable(tokens)
     elif configuration.target_mask == "causal and real keys" and length == 0:
         values = readable(tokens[:, :1])  # who begins with a real token sees at least that one
     else:
-        return False
-    return values is not None and bool((values == configuration.target_padding).any())
+        return ""
+    there = values is not None and (values == configuration.target_padding).any()
+    return "padding that attends to nothing, and takes the mean of all values with empty_rows='mean'" if there else ""
 
 
 def outgrown(configuration: Configuration, length: int, count: int) -> bool:

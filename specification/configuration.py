@@ -51,11 +51,12 @@ class Configuration:
     """Hashable and free of arrays, so that it can be a static argument under `jax.jit`. ValueError for other choices.
 
     norm_order: "post": x = norm(x + sublayer(x)); "pre": x = x + sublayer(norm(x)) (BLK-1); "around":
-        x = x + norm(sublayer(norm(x))); "after": x = x + norm(sublayer(x)); "parallel": x = x + attention(norm(x)) +
-        feed_forward(norm(x)), with one norm or two (BLK-3).
+        x = x + norm(sublayer(norm(x))); "after": x = x + norm(sublayer(x)); "parallel": x = x + (attention(norm(x)) +
+        feed_forward(norm(x))), with one norm or two (BLK-3).
     norm: "rms_norm_plus_one" is rms_norm with the weight 1 + w (NORM-8).
-    scale: of the scores: "head_width" is 1 / sqrt(D) (ATT-1), "model_width" 1 / sqrt(E), or a number.
-    softcap: of the scores (ATT-2); None for none.
+    scale: of the scores, those of attention to memory too: "head_width" is 1 / sqrt(D) (ATT-1), "model_width"
+        1 / sqrt(E), or a number.
+    softcap: of the same scores (ATT-2); None for none.
     attention_layers: of every block's self-attention, in order; a single one is that of all, none is as plain as can
         be.
     relative_furthest: the distance from which on all keys share a bucket of relative positions (POS-6).

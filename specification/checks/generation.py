@@ -171,20 +171,17 @@ def decode_step(parameters: Any, new: Any, cache: Cache, length: int | None) -> 
         raise ValueError(f"the cache has room for {capacity} positions, {taken} of which are taken, and {count} came")
 
 
-def no_look_ahead(looks_ahead: bool) -> None:
+def no_look_ahead(what: str) -> None:
     """Refuse what a cache cannot give, because it depends on later tokens (GEN-1).
 
     Args:
-        looks_ahead: whether it does.
+        what: it is; empty for nothing.
 
     Raises:
-        ValueError: if it does.
+        ValueError: if there is something.
     """
-    if looks_ahead:
-        raise ValueError(
-            "what no cache can hold needs the full forward pass: padding that attends to nothing and takes the mean of "
-            "all values with empty_rows='mean', or keys whose rotation changes with the length of the sequence"
-        )
+    if what:
+        raise ValueError(f"no cache can hold {what}: that needs the full forward pass")
 
 
 def generation(parameters: Any, prompt: Any, steps: Any, configuration: Configuration, given: Any, end: Any) -> int:
