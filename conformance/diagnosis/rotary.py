@@ -94,8 +94,8 @@ def of_one_list(name: str, other: str) -> Change:
 
 def whole_width(case: Case) -> Case | None:
     """All columns turn."""
-    scaled, odd = isinstance(case.options.get("scaling"), LongRopeScaling), case.inputs["x"].shape[-1] % 2
-    return None if scaled or odd or case.options.get("rotary_width") is None else options(rotary_width=None)(case)
+    scaled = isinstance(case.options.get("scaling"), LongRopeScaling)
+    return None if scaled or case.options.get("rotary_width") is None else options(rotary_width=None)(case)
 
 
 # --- other angles -----------------------------------------------------------------------------------------------------
