@@ -32,6 +32,8 @@ DEPENDS, CHANGES = "depends on earlier calls", "is not reproducible"
 
 WRONG_IN = "wrong in: "
 """How the line of a diagnosis begins that says which results are wrong, and names no mistake."""
+NO_DIAGNOSIS = "no diagnosis: "
+"""How the line begins that says why none could be made."""
 ONLY_GRADIENT = re.compile(rf"{WRONG_IN}(gradient of .+) only; ")
 
 
@@ -148,8 +150,8 @@ class Violation:
 
     @property
     def mistakes(self) -> tuple[str, ...]:
-        """The diagnosis without the line that says which results are wrong."""
-        return tuple(line for line in self.diagnosis if not line.startswith(WRONG_IN))
+        """The diagnosis without the lines that name no mistake."""
+        return tuple(line for line in self.diagnosis if not line.startswith((WRONG_IN, NO_DIAGNOSIS)))
 
     @property
     def larger(self) -> list[Worst]:

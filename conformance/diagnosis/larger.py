@@ -68,8 +68,9 @@ def larger_cases(case: Case) -> Iterator[Case]:
 def grown(case: Case) -> Iterator[Case]:
     """With more of everything but heads, which stay as many, and with more of each thing alone."""
     every = [name for name in sizes_of(case) if name not in (OFFSET, "vocabulary")]
+    unit = operation_named(case.operation).width_unit
     for names in ([name for name in every if name not in HEADS], *([name] for name in every)):
-        parts = {name: Part(0, 2 * sizes_of(case)[name] + 1) for name in names}
+        parts = {name: Part(0, 2 * sizes_of(case)[name] + (unit if name == "E" else 1)) for name in names}
         larger = taken(case, parts, np.random.default_rng(0))
         if larger is not None and affordable(larger):
             yield larger

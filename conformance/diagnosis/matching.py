@@ -106,14 +106,17 @@ class Mistake(NamedTuple):
 
 
 def instead(name: str, change: Callable[[Case], Case | None]) -> Mistake:
-    """The subject answers another case than it was asked."""
+    """The subject answers another case than it was asked; one that the definition refuses explains nothing."""
 
     def answers(failing: Failing) -> tuple[Arrays, Bounds] | None:
         other = change(failing.case)
         if other is None:
             return None
-        bounds = bound(other)
-        return {name: exact.high for name, exact in oracle(other).items()}, bounds
+        try:
+            truth = oracle(other)
+        except ValueError:
+            return None
+        return {name: exact.high for name, exact in truth.items()}, bound(other)
 
     return Mistake(name, answers)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from conformance.checks.results import WRONG_IN, Results, Violation
+from conformance.checks.results import NO_DIAGNOSIS, WRONG_IN, Results, Violation
 from conformance.diagnosis.matches import DIAGNOSIS
 from conformance.diagnosis.matching import BACKWARD_ONLY, MOST, PROJECTIONS, kind
 from conformance.diagnosis.memory import STRIDES, because_of_memory
@@ -43,7 +43,7 @@ def diagnosis(violation: Violation, runner: Runner) -> tuple[str, ...]:
     try:
         return names_of(violation, runner)
     except JudgeError as error:
-        return (f"no diagnosis: {error}",)
+        return (f"{NO_DIAGNOSIS}{error}",)
 
 
 def names_of(violation: Violation, runner: Runner) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,8 @@ DOUBLE = Precision.of("float64")
 BASES = (10000.0, 500000.0, 1000000.0, 160000.0, 100000.0)
 ROWS = (1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 """Of tables of sines and cosines."""
+NUMBERS = 2**14
+"""In x, at most, where frequencies are looked for."""
 Angles = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """The angles, from positions [.., T, 1] and frequencies [W / 2]."""
 
@@ -138,6 +141,36 @@ half, brain, single = to(np.float16), to(ml_dtypes.bfloat16), to(np.float32)
 
 def in_single(positions: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
     return single(single(positions) * single(frequencies))
+
+
+def all_in_single(failing: Failing) -> dict[str, Any] | None:
+    """Frequencies come from powers in float32: of each pair the one near the exact one that explains the answers best.
+
+    An exponent of size up to ln(base) is off by u of itself, and the power rounds twice: so many floats lie between.
+    """
+    case = failing.case
+    if case.inputs["x"].size > NUMBERS:
+        return None
+    positions, frequencies = factors(case)
+    far = math.ceil(math.log(bounds.call_of(case).base)) + 2
+    rounded = single(frequencies)
+    near = [rounded + steps * np.spacing(rounded.astype(np.float32)) for steps in range(-far, far + 1)]
+    errors = [by_pair(failing, turned(case, in_single(positions, other))) for other in near]
+    nearest = np.take_along_axis(np.array(near), np.argmin(errors, axis=0)[None], axis=0)[0]
+    return turned(case, in_single(positions, nearest))
+
+
+def by_pair(failing: Failing, found: dict[str, np.ndarray]) -> np.ndarray:
+    """The largest distance of each pair's answers from these, in bounds."""
+    width = bounds.call_of(failing.case).width
+    columns = np.arange(width)
+    pairs = columns // 2 if failing.case.options.get("pairing") == "interleaved" else columns % (width // 2)
+    errors = np.zeros(width // 2)
+    for name in found.keys() & failing.got.keys():
+        off = np.abs(failing.answer(name) - found[name]) / failing.bounds[name]
+        off = np.where(np.isfinite(off), off, 0)[..., :width].reshape(-1, width)
+        np.maximum.at(errors, pairs, off.max(axis=0, initial=0))
+    return errors
 
 
 def mirrored(failing: Failing) -> dict[str, Any] | None:
@@ -294,6 +327,7 @@ MISTAKES = (
     resulting("sine and cosine are multiplied by the attention factor twice", squared_factor),
     *(embedded(name, frequencies) for name, frequencies in OTHERWISE),
     by_angles("angles are computed in float32", in_single),
+    resulting("angles are computed in float32", all_in_single),
     by_angles("frequencies are rounded to float32", lambda p, f: p * single(f)),
     by_angles("angles are rounded to bfloat16", lambda p, f: brain(p * f)),
     by_angles("positions are rounded to bfloat16", lambda p, f: brain(p) * f),

@@ -20,6 +20,7 @@ import numpy as np
 from conformance.cases.axes import HEADS, OFFSET, Axis, Sizes
 from conformance.cases.case import Case
 from conformance.cases.features import within
+from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import DESCRIPTION
 from conformance.checks.comparison import worst
 from conformance.checks.results import Results, Violation
@@ -98,7 +99,7 @@ class Probing:
         self.seen: dict[tuple[int, ...], float | None] = {}
 
     def sentences(self) -> Iterator[str]:
-        large = [dimension for dimension in self.dimensions if self.size(dimension) > max(TRIVIAL, dimension.least)]
+        large = [dimension for dimension in self.dimensions if not self.trivial(dimension)]
         large.sort(key=self.size, reverse=True)
         for axis, passed in self.products({dimension.names[0] for dimension in large}):
             yield worded(passed, lambda count, axis=axis: PRODUCTS[axis][count != 1])  # type: ignore[misc]
@@ -114,12 +115,17 @@ class Probing:
             found = multiples(self.every(dimension, near)) or rule(self.along(dimension, near))
             if found is not None and not (self.rounds and found.by_chance):
                 yield worded(found, partial(words_of, dimension, self.sizes))
-        small = [dimension for dimension in self.dimensions if self.size(dimension) <= max(TRIVIAL, dimension.least)]
+        small = [dimension for dimension in self.dimensions if self.trivial(dimension)]
         for dimension in small if not self.rounds else ():
             if dimension.names != (OFFSET,) and self.along(dimension, [LARGE]).get(LARGE) is False:
                 found = rule(self.along(dimension, [*range(1, 10), *around(16, 65), LARGE]))
                 if found is not None and not found.listed and (found.which != "up to" or found.seen.get(TINIEST)):
                     yield worded(found, partial(words_of, dimension, self.sizes))
+
+    def trivial(self, dimension: Dimension) -> bool:
+        """Whether a violation is not about its size. A single pair of columns hides which ones are paired."""
+        unit = operation_named(self.case.operation).width_unit if "E" in dimension.names else 1
+        return self.size(dimension) <= max(TRIVIAL * unit, dimension.least)
 
     def size(self, dimension: Dimension) -> int:
         return self.sizes[dimension.names[0]]
@@ -341,7 +347,7 @@ def rule(seen: Seen) -> Rule | None:
     def agrees(predicate: Callable[[int], bool], above: int = 0) -> bool:
         return all((n > above and predicate(n)) is bad for n, bad in seen.items())
 
-    if agrees(lambda n: True, least - 1) and least - 1 in seen:
+    if agrees(lambda n: True, least - 1):
         return Rule("first", least - 1, seen)
     for above in (0, least - 1):
         if agrees(lambda n: not is_power(n), above):
@@ -354,8 +360,6 @@ def rule(seen: Seen) -> Rule | None:
                 return Rule("even" if multiple == 2 else f"a multiple of {multiple}", above, seen)
         if agrees(is_power, above) and len(wrong) > 2:
             return Rule("a power of two", above, seen)
-    if agrees(lambda n: True, least - 1):
-        return Rule("first", least - 1, seen)
     if agrees(lambda n: n <= most) and most + 1 in seen:
         return Rule("up to", 0, seen)
     if agrees(lambda n: n <= most, least - 1) and least - 1 in seen and len(wrong) > 2:

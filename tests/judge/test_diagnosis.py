@@ -610,6 +610,11 @@ def test_a_verdict_survives_a_diagnosis_that_fails(monkeypatch: pytest.MonkeyPat
     assert told(first_keys(2), drawn()) == ("no diagnosis: the judge failed: IndexError: planted",)
 
 
+def test_a_diagnosis_that_failed_is_no_headline(broken: conformance.Report) -> None:
+    failed = [replace(violation, diagnosis=("no diagnosis: the judge failed",)) for violation in broken.violations]
+    assert replace(broken, violations=failed).headline == ""
+
+
 def answers_of(asked: Case, backwards: Case) -> Failing:
     """The right output of one case, with the gradients of another one."""
     got = {name: exact.high for name, exact in oracle(asked).items()}

@@ -88,4 +88,29 @@ def test_names(fault: str) -> None:
 )
 def test_names_of_frequencies(fault: str, scaling: Any, name: str) -> None:
     asked = Case("rotary_frequencies", "float64", {}, {"width": 32, "base": 10000.0, "scaling": scaling})
-    assert name in told(FAULTS["rotary_frequencies", fault].function, asked)
+    assert name in told(FAULTS["rotary_frequencies", f"frequencies: {fault}"].function, asked)
+
+
+def powers_in_float32(x: Any, positions: Any, *, base: float = 10000.0, rotary_width: Any = None) -> Any:
+    """Halves turned by angles of which every step is in float32."""
+    width = x.shape[-1] if rotary_width is None else rotary_width
+    share = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
+    angles = positions.astype(np.float32)[:, None] * (np.float32(1) / np.float32(base) ** share)
+    cos, sin, half = np.cos(angles.astype(float)), np.sin(angles.astype(float)), width // 2
+    left, right, rest = x[..., :half], x[..., half:width], x[..., width:]
+    return np.concatenate([left * cos - right * sin, right * cos + left * sin, rest], axis=-1).astype(x.dtype)
+
+
+@pytest.mark.rule("POS-3")
+@pytest.mark.parametrize("width", [None, 24])
+def test_angles_of_powers_in_float32_have_a_name(width: int | None) -> None:
+    asked = case(FAR, rotary_width=width)
+    assert told(powers_in_float32, asked)[0] == "angles are computed in float32"
+
+
+@pytest.mark.rule("POS-3")
+def test_an_odd_width_of_which_a_part_turns_has_a_name() -> None:
+    """All columns of an odd width cannot turn, as a known mistake has it."""
+    asked = case(rotary_width=8)
+    asked.inputs["x"] = asked.inputs["x"][..., :31]
+    assert told(FAULTS["rotary_embedding", "positions from 1 on"].function, asked)[0] == "positions count from 1"

@@ -157,6 +157,18 @@ def test_the_smallest_sizes_and_what_is_said_of_them(
     assert sentence in threshold(found, runner, 60)
 
 
+def neighbours(x: Any, positions: Any) -> Any:
+    return reference_numpy.rotary_embedding(x, positions, pairing="interleaved")
+
+
+@pytest.mark.rule("POS-3")
+def test_a_single_pair_that_hides_the_mistake_is_no_right_size() -> None:
+    case = Case("rotary_embedding", "float32", {"x": numbers(2, 1, 3, 8), "positions": np.arange(1, 4)}, {})
+    found, runner = smallest(neighbours, case, supports=[])
+    assert found.case.inputs["x"].shape == (1, 1, 1, 4)
+    assert threshold(found, runner, 60) == ""
+
+
 def blocks_of_4(x: Any, weight: Any, bias: Any = None) -> Any:
     """Rows past the last whole block of 4 are not written."""
     output = reference_numpy.layer_norm(x, weight, bias).copy()
