@@ -124,6 +124,7 @@ def positions_from(x: Float[np.ndarray, "B H T D"], offset: Any) -> Integer[np.n
     return np.arange(x.shape[2]) + offset
 
 
+@np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output
 def project_queries(
     parameters: MultiHeadAttention,
     x: Float[np.ndarray, "B Q E"],
@@ -137,6 +138,7 @@ def project_queries(
     return rotated(heads, layer, offset)
 
 
+@np.errstate(all="ignore")
 def project_keys(
     parameters: MultiHeadAttention,
     memory: Float[np.ndarray, "B K E_key"],
@@ -162,6 +164,7 @@ def windowed(mask: Any, layer: AttentionLayer, offset: Any = 0) -> Any:
     return mask if layer.window is None else both(mask, SlidingWindow(*layer.window, offset))
 
 
+@np.errstate(all="ignore")
 def attend_to(
     parameters: MultiHeadAttention,
     query: Float[np.ndarray, "B H Q D"],

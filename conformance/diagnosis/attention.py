@@ -426,7 +426,8 @@ SCORE_CHANGES: dict[str, Change] = {
 def with_axes_exchanged(case: Case) -> Case | None:
     """The case with heads as positions, and positions as heads; None where that is no call of attention."""
     inputs, options = case.inputs, case.options
-    if case.operation != "attention" or {"bias", "sinks"} & set(inputs) or options.get("dropout_keep") is not None:
+    plain = set(inputs) == {"query", "key", "value"} and options.get("dropout_keep") is None
+    if case.operation != "attention" or not plain:
         return None
     Q, K = (inputs[name].shape[2] for name in ("query", "key"))
     if K == 0 or Q % K or not isinstance(options.get("mask"), Causal | SlidingWindow | None):

@@ -356,7 +356,9 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
     if feature in operation_named(operation).rules and not has_masks(operation):
         every = generation.operation_cases(operation, (dtype,), bare)
         return every.filter(lambda case: feature in features_of(case))
-    if not has_masks(operation) or (feature in ("dropout", "empty_rows") and operation not in WITH_DROPOUT):
+    if not has_masks(operation) or feature not in operation_named("attention").rules:
+        return None
+    if feature in ("dropout", "empty_rows") and operation not in WITH_DROPOUT:
         return None
     of_mask = feature == "combined" or feature in generation.MASKS
     mask = feature if of_mask else "none"
