@@ -78,9 +78,18 @@ def fixed(width: int, base: float) -> tuple[int, float]:
     return operator.index(width), float.fromhex(float(base).hex())
 
 
-@torch.compiler.assume_constant_result
+def constant_in_graphs(function: Any) -> Any:
+    """Mark a function whose results `torch.compile` may take as they are.
+
+    `torch.compiler.assume_constant_result` does no more, but loads the whole compiler, which takes a second or two.
+    """
+    function._dynamo_marked_constant = True
+    return function
+
+
+@constant_in_graphs
 def constants(width: int, base: float, scaling: Scaling | None, length: int | None) -> tuple[torch.Tensor, float]:
-    """`turn_digits`, int64 [6, W / 2], and the attention factor. `torch.compile` takes them as they are."""
+    """`turn_digits`, int64 [6, W / 2], and the attention factor."""
     return torch.tensor(turn_digits(width, base, scaling, length)), attention_factor(scaling)
 
 
@@ -134,7 +143,7 @@ def rotary_frequencies(
     return rounded_frequencies(*fixed(width, base), scaling, length)
 
 
-@torch.compiler.assume_constant_result
+@constant_in_graphs
 def rounded_frequencies(width: int, base: float, scaling: Scaling | None, length: int | None) -> Any:
     """What `rotary_frequencies` returns, from checked arguments."""
     frequencies = [float(frequency) for frequency in exact_frequencies(width, base, scaling, length)]

@@ -383,6 +383,7 @@ before = settings(), torch.get_rng_state().tolist()
 import torch_impl
 assert (settings(), torch.get_rng_state().tolist()) == before
 assert not {"jax", "jaxlib", "reference_numpy", "jax_impl", "conformance"} & set(sys.modules)
+assert "torch._dynamo" not in sys.modules, "the compiler is loaded by who compiles"
 """
     root = Path(__file__).parents[2]
     subprocess.run([sys.executable, "-c", program], cwd=root, check=True)
