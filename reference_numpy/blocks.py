@@ -81,13 +81,12 @@ def normalize(
 def attention_options(
     width: int, mask: Any, weights_dropout: Dropout | None, configuration: Configuration
 ) -> dict[str, Any]:
-    """Keywords of `multi_head_attention`, for inputs of that width."""
+    """Keywords of `attention`, for inputs of that width."""
     keep, rate = (None, 0.0) if weights_dropout is None else weights_dropout
     scale: Any = configuration.scale
     if isinstance(scale, str):
         scale = None if scale == "head_width" else 1 / math.sqrt(width)
     return {
-        "num_heads": configuration.num_heads,
         "mask": mask,
         "scale": scale,
         "softcap": configuration.softcap,
@@ -178,7 +177,6 @@ def attend_to(
     """What queries, keys and values give that are projected already."""
     width = join_heads(parameters.query).weight.shape[0]
     options = attention_options(width, mask, weights_dropout, configuration)
-    del options["num_heads"]
     heads = attention(query, keys, values, bias=bias, sinks=parameters.sinks, **options)
     return linear(parameters.output, concatenate_heads(heads))
 

@@ -163,7 +163,6 @@ def attend_vjp(
     p, H = parameters, configuration.num_heads
     options = attention_options(x.shape[-1], windowed(mask, layer), weights_dropout, configuration)
     options |= {"bias": bias, "sinks": p.sinks}
-    del options["num_heads"]
     query, (keys, values) = project_queries(p, x, configuration, layer), project_keys(p, memory, configuration, layer)
     joined = concatenate_heads(attention(query, keys, values, **options))
     output, joined_gradient = linear_vjp(p.output, joined, cotangent)

@@ -244,7 +244,7 @@ def multi_head(
         return attend(parameters, query, key, mask, dropout, configuration, layer)
     width = ranked("query", query, "batch, positions, width")[-1]
     options = attention_options(width, mask, dropout, configuration)
-    return multi_head_attention(parameters, query, key, value, **options)
+    return multi_head_attention(parameters, query, key, value, num_heads=configuration.num_heads, **options)
 
 
 def plain_self_attention(x: Float[torch.Tensor, "B T E"]) -> Float[torch.Tensor, "B T E"]:

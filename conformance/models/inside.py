@@ -344,7 +344,7 @@ def settings_of(taken: Any, framework: Framework, dtype: str) -> SimpleNamespace
         options = attention_options(given.x.shape[-1], mask, None, given.configuration)
         found = SimpleNamespace(parameters=parameters, configuration=given.configuration, framework=framework)
         found.mask, bias = framed(options["mask"], framework), None if given.bias is None else own(given.bias)
-    found.layer, found.scale, found.heads = given.layer, options["scale"], options["num_heads"]
+    found.layer, found.scale, found.heads = given.layer, options["scale"], given.configuration.num_heads
     found.key_heads = key_heads(given.parameters, found.heads)
     found.options = {"mask": found.mask, "scale": found.scale, "empty_rows": options["empty_rows"]}
     beside = {"softcap": options["softcap"], "bias": bias, "sinks": parameters.sinks}

@@ -454,7 +454,7 @@ def test_what_a_model_returns_is_its_last_step(spoilt: str, monkeypatch: pytest.
 def test_inputs_that_are_mixed_up_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys and values swapped, and an input that is changed before the first block."""
     parameters, x = maker().attention(), np.random.default_rng(0).normal(size=(3, 2, 5, E)).astype("float32")
-    options = "multi_head_attention(parameters, query, key, value, **options)"
+    options = "multi_head_attention(parameters, query, key, value, num_heads=configuration.num_heads, **options)"
     replaced(monkeypatch, "models", options, options.replace("key, value", "value, key"))
     definition = reference_numpy.Model(as_float64(parameters), replace(POST, source_padding=None))
     oracle = Oracle(definition, tuple(x.astype(float)), {}, "float32")

@@ -116,7 +116,7 @@ def test_a_scale_off_by_a_thousandth_is_found_in_float64(package: str, monkeypat
 
     def wrong(width: int, mask: Any, dropout: Any, configuration: Any) -> dict[str, Any]:
         options = right(width, mask, dropout, configuration)
-        return options | {"scale": 1.001 / (width / options["num_heads"]) ** 0.5}
+        return options | {"scale": 1.001 / (width / configuration.num_heads) ** 0.5}
 
     monkeypatch.setattr(blocks, "attention_options", wrong)
     importlib.import_module("jax").clear_caches()  # what was compiled of the right one
