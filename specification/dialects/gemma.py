@@ -14,23 +14,23 @@ from specification.loading.decoders import (
     CAUSAL,
     DEFAULTS,
     KEYS,
+    NORMS_BEFORE,
     SIZES,
     TIED,
     causal,
     gated,
     language_model,
     language_model_variant,
-    norms,
     separate_heads,
 )
 from specification.loading.record import Computed, ConfigFile, Dialect
-from specification.loading.rope import ROPE_KEYS, layers_of, rotary_of
+from specification.loading.rope import ROPE_KEYS, alike
 from specification.rotary import Rotary
 
 TABLE = language_model(
     separate_heads(),
     gated(),
-    norms(input_layernorm="self_attention_norm", post_attention_layernorm="feed_forward_norm"),
+    NORMS_BEFORE,
 )
 
 
@@ -60,11 +60,6 @@ def activation_of(told: Mapping[str, Any]) -> Any:
     return "gelu_pytorch_tanh" if told["hidden_act"] == "gelu" else told["hidden_act"]
 
 
-def layers(told: Mapping[str, Any]) -> tuple[AttentionLayer, ...]:
-    """Read the layers, which are alike."""
-    return layers_of({**told, "sliding_window": None}, rotary_of(told))
-
-
 DIALECT = Dialect(
     name="gemma",
     about=__doc__,
@@ -76,7 +71,7 @@ DIALECT = Dialect(
         keys=KEYS
         | {
             "activation": Computed(("hidden_act",), activation_of),
-            "attention_layers": Computed((*ROPE_KEYS, "num_hidden_layers"), layers),
+            "attention_layers": Computed((*ROPE_KEYS, "num_hidden_layers"), alike),
         },
         defaults={
             "gemma": DEFAULTS

@@ -13,13 +13,13 @@ from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import (
     CAUSAL,
     KEYS,
+    NORMS_AROUND,
     SIZES,
     TIED,
     causal,
     gated,
     language_model,
     language_model_variant,
-    norms,
     separate_heads,
 )
 from specification.loading.record import Computed, ConfigFile, Dialect
@@ -29,12 +29,7 @@ from specification.rotary import Rotary
 TABLE = language_model(
     separate_heads(),
     gated(),
-    norms(
-        input_layernorm="self_attention_norm",
-        post_attention_layernorm="self_attention_output_norm",
-        pre_feedforward_layernorm="feed_forward_norm",
-        post_feedforward_layernorm="feed_forward_output_norm",
-    ),
+    NORMS_AROUND,
 )
 
 

@@ -14,6 +14,7 @@ from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import (
     CAUSAL,
     KEYS,
+    NORMS_AROUND,
     SIZES,
     TIED,
     causal,
@@ -21,7 +22,6 @@ from specification.loading.decoders import (
     head_norms,
     language_model,
     language_model_variant,
-    norms,
     separate_heads,
 )
 from specification.loading.record import Computed, ConfigFile, Dialect
@@ -41,12 +41,7 @@ TABLE = language_model(
     separate_heads(),
     head_norms(),
     gated(),
-    norms(
-        input_layernorm="self_attention_norm",
-        post_attention_layernorm="self_attention_output_norm",
-        pre_feedforward_layernorm="feed_forward_norm",
-        post_feedforward_layernorm="feed_forward_output_norm",
-    ),
+    NORMS_AROUND,
 )
 
 

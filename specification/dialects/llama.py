@@ -12,49 +12,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from specification.configuration import AttentionLayer, Configuration
+from specification.configuration import AttentionLayer
 from specification.loading.decoders import (
     CAUSAL,
     DEFAULTS,
     KEYS,
+    NORMS_BEFORE,
     SIZES,
     TIED,
-    causal,
     gated,
     language_model,
     language_model_variant,
-    norms,
+    llama_configuration,
     separate_heads,
 )
 from specification.loading.record import Computed, ConfigFile, Dialect
 from specification.loading.rope import FULL, LAYER_KEYS, ROPE_KEYS, SLIDING, layers_of, rotary_of
-from specification.rotary import Rotary
 
 TABLE = language_model(
     separate_heads(),
     gated("*mlp.*_proj.bias"),
-    norms(input_layernorm="self_attention_norm", post_attention_layernorm="feed_forward_norm"),
+    NORMS_BEFORE,
 )
-
-
-def configuration(
-    *,
-    num_heads: int,
-    key_heads: int,
-    eps: float = 1e-6,
-    activation: str = "silu",
-    attention_layers: tuple[AttentionLayer, ...] = (AttentionLayer(rotary=Rotary()),),
-    empty_rows: str = "zero",
-) -> Configuration:
-    """key_heads: heads of keys and values.
-
-    eps and activation: rms_norm_eps and hidden_act of the checkpoint's configuration. attention_layers: how each layer
-    rotates queries and keys, and how far it looks, as in `Configuration`.
-
-    empty_rows: what a position gets that may attend to nothing, as padding before the first token. transformers 5.23
-    gives what "zero" says with its default attention, and with attn_implementation="eager" what "mean" does.
-    """
-    return causal(num_heads, eps, activation, attention_layers, empty_rows=empty_rows)
 
 
 def layers(told: Mapping[str, Any]) -> tuple[AttentionLayer, ...]:
@@ -76,7 +55,7 @@ DIALECT = Dialect(
     about=__doc__,
     source="Touvron et al., Llama, 2023 (arXiv:2302.13971); Jiang et al., Mistral 7B, 2023 (arXiv:2310.06825); "
     "`LlamaForCausalLM`, `MistralForCausalLM` and `SmolLM3ForCausalLM` of Hugging Face transformers",
-    variants=(language_model_variant(TABLE, configuration),),
+    variants=(language_model_variant(TABLE, llama_configuration),),
     prefixes=("model.",),
     ignored=(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq",),  # of older files, computed here
     config=ConfigFile(

@@ -6,9 +6,6 @@ heads together. Where the file has no output layer of its own, that is the token
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import (
     CAUSAL,
@@ -25,7 +22,7 @@ from specification.loading.decoders import (
     separate_heads,
 )
 from specification.loading.record import Computed, ConfigFile, Dialect
-from specification.loading.rope import ROPE_KEYS, layers_of, rotary_of
+from specification.loading.rope import ROPE_KEYS, alike
 from specification.rotary import Rotary
 
 TABLE = language_model(
@@ -49,11 +46,6 @@ def configuration(
     return causal(num_heads, eps, activation, attention_layers, norm_order="after", empty_rows=empty_rows)
 
 
-def layers(told: Mapping[str, Any]) -> tuple[AttentionLayer, ...]:
-    """Read the layers, which are alike."""
-    return layers_of({**told, "sliding_window": None}, rotary_of(told))
-
-
 DIALECT = Dialect(
     name="olmo2",
     about=__doc__,
@@ -62,7 +54,7 @@ DIALECT = Dialect(
     prefixes=("model.",),
     config=ConfigFile(
         families={"olmo2": {}},
-        keys=KEYS | {"attention_layers": Computed((*ROPE_KEYS, "num_hidden_layers"), layers)},
+        keys=KEYS | {"attention_layers": Computed((*ROPE_KEYS, "num_hidden_layers"), alike)},
         defaults={"olmo2": DEFAULTS | {"rms_norm_eps": 1e-5, "attention_bias": False}},
         fixed=CAUSAL,
         sizes=SIZES,

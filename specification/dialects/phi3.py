@@ -15,12 +15,12 @@ from specification.loading.decoders import (
     CAUSAL,
     DEFAULTS,
     KEYS,
+    NORMS_BEFORE,
     SIZES,
     TIED,
     causal,
     language_model,
     language_model_variant,
-    norms,
 )
 from specification.loading.record import Computed, ConfigFile, Dialect
 from specification.loading.rope import ROPE_KEYS, layers_of, rotary_of
@@ -35,7 +35,7 @@ TABLE = language_model(
     linear("self_attn.o_proj", "self_attention.output", "num_heads * D", "E", bias=False),
     linear("mlp.gate_up_proj", ("feed_forward.gate", "feed_forward.inner"), "E", "2 * F", bias=False),
     linear("mlp.down_proj", "feed_forward.outer", "F", "E", bias=False),
-    norms(input_layernorm="self_attention_norm", post_attention_layernorm="feed_forward_norm"),
+    NORMS_BEFORE,
 )
 
 

@@ -6,42 +6,28 @@ has no output layer of its own, that is the token table turned.
 
 from __future__ import annotations
 
-from specification.configuration import AttentionLayer, Configuration
 from specification.loading.decoders import (
     CAUSAL,
     DEFAULTS,
     KEYS,
+    NORMS_BEFORE,
     SIZES,
     TIED,
-    causal,
+    UPPER_WINDOWS,
+    UPPER_WINDOWS_DEFAULTS,
     gated,
     language_model,
     language_model_variant,
-    norms,
+    llama_configuration,
     separate_heads,
 )
-from specification.loading.record import Computed, ConfigFile, Dialect
-from specification.loading.rope import LAYER_KEYS, ROPE_KEYS, upper_windows
-from specification.rotary import Rotary
+from specification.loading.record import ConfigFile, Dialect
 
 TABLE = language_model(
     separate_heads(bias=True, output_bias=False),
     gated(),
-    norms(input_layernorm="self_attention_norm", post_attention_layernorm="feed_forward_norm"),
+    NORMS_BEFORE,
 )
-
-
-def configuration(
-    *,
-    num_heads: int,
-    key_heads: int,
-    eps: float = 1e-6,
-    activation: str = "silu",
-    attention_layers: tuple[AttentionLayer, ...] = (AttentionLayer(rotary=Rotary()),),
-    empty_rows: str = "zero",
-) -> Configuration:
-    """As in the dialect `llama`."""
-    return causal(num_heads, eps, activation, attention_layers, empty_rows=empty_rows)
 
 
 DIALECT = Dialect(
@@ -49,20 +35,12 @@ DIALECT = Dialect(
     about=__doc__,
     source="Yang et al., Qwen2 Technical Report, 2024 (arXiv:2407.10671); "
     "`Qwen2ForCausalLM` of Hugging Face transformers",
-    variants=(language_model_variant(TABLE, configuration),),
+    variants=(language_model_variant(TABLE, llama_configuration),),
     prefixes=("model.",),
     config=ConfigFile(
         families={"qwen2": {}},
-        keys=KEYS
-        | {
-            "attention_layers": Computed(
-                (*ROPE_KEYS, *LAYER_KEYS, "use_sliding_window", "max_window_layers"), upper_windows
-            )
-        },
-        defaults={
-            "qwen2": DEFAULTS
-            | {"sliding_window": 4096, "use_sliding_window": False, "max_window_layers": 28, "layer_types": None}
-        },
+        keys=KEYS | {"attention_layers": UPPER_WINDOWS},
+        defaults={"qwen2": DEFAULTS | UPPER_WINDOWS_DEFAULTS},
         fixed=CAUSAL,
         sizes=SIZES,
         tied=TIED,

@@ -9,8 +9,10 @@ import numpy as np
 
 from specification.configuration import AttentionLayer, Configuration
 from specification.loading.record import Computed, Example, Tied, Variant
+from specification.loading.rope import LAYER_KEYS, ROPE_KEYS, upper_windows
 from specification.loading.table import Row, Table, array, each, linear, norm, table
 from specification.parameters import LanguageModel
+from specification.rotary import Rotary
 
 SIZES = {
     "hidden_size": "E",
@@ -50,6 +52,15 @@ DEFAULTS: dict[str, Any] = {
 }
 """Of `ConfigFile.defaults`, as most families have them."""
 
+UPPER_WINDOWS = Computed((*ROPE_KEYS, *LAYER_KEYS, "use_sliding_window", "max_window_layers"), upper_windows)
+UPPER_WINDOWS_DEFAULTS = {
+    "sliding_window": 4096,
+    "use_sliding_window": False,
+    "max_window_layers": 28,
+    "layer_types": None,
+}
+"""The hyperparameter attention_layers of Qwen 2 and 3, and of `ConfigFile.defaults`, what it is computed from."""
+
 TOKENS = np.array([[3, 1, 4, 2], [5, 2, 0, 0]])
 EXAMPLE = Example(
     hyperparameters={"num_heads": 4, "key_heads": 2},
@@ -79,6 +90,26 @@ def causal(
     return Configuration(
         num_heads, norm_eps=eps, activation=activation, attention_layers=tuple(attention_layers), **options
     )
+
+
+def llama_configuration(
+    *,
+    num_heads: int,
+    key_heads: int,
+    eps: float = 1e-6,
+    activation: str = "silu",
+    attention_layers: tuple[AttentionLayer, ...] = (AttentionLayer(rotary=Rotary()),),
+    empty_rows: str = "zero",
+) -> Configuration:
+    """key_heads: heads of keys and values.
+
+    eps and activation: rms_norm_eps and hidden_act of the checkpoint's configuration. attention_layers: how each layer
+    rotates queries and keys, and how far it looks, as in `Configuration`.
+
+    empty_rows: what a position gets that may attend to nothing, as padding before the first token. transformers 5.23
+    gives what "zero" says with its default attention, and with attn_implementation="eager" what "mean" does.
+    """
+    return causal(num_heads, eps, activation, attention_layers, empty_rows=empty_rows)
 
 
 def language_model_variant(
@@ -165,3 +196,15 @@ def output_or(tokens: str, output: str = "lm_head.weight") -> Table:
         Row(output, "output.weight", ("vocabulary", "E"), turned=True, when=(output,)),
         Row(tokens, "output.weight", ("vocabulary", "E"), turned=True, unless=(output,)),
     )
+
+
+NORMS_BEFORE = norms(input_layernorm="self_attention_norm", post_attention_layernorm="feed_forward_norm")
+"""Of a block, before each sublayer; the second one's name tells what comes before it."""
+
+NORMS_AROUND = norms(
+    input_layernorm="self_attention_norm",
+    post_attention_layernorm="self_attention_output_norm",
+    pre_feedforward_layernorm="feed_forward_norm",
+    post_feedforward_layernorm="feed_forward_output_norm",
+)
+"""Of a block, before and after each sublayer."""

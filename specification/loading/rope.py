@@ -166,6 +166,11 @@ def attention_factor(factor: float, scale: float | None, scale_all: float | None
 # --- layers -----------------------------------------------------------------------------------------------------------
 
 
+def alike(told: Content) -> tuple[AttentionLayer, ...]:
+    """Read layers that are all alike, and have no window."""
+    return layers_of({**told, "sliding_window": None}, rotary_of(told))
+
+
 def layers_of(
     told: Content, rotaries: Sequence[Rotary | None] | Rotary, kinds: Sequence[str] | None = None, *, future: int = 0
 ) -> tuple[AttentionLayer, ...]:
