@@ -83,12 +83,18 @@ def agreement(report: Content) -> Agreement:
     models = [one for one in report["models"] if not one["left_out"]]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     return Agreement(
-        moment(report["written"]), versions, drawn(report), report["error"] or "", rules,
+        when(report), versions, drawn(report), report["error"] or "", rules,
         tuple((LABELS[one["name"]], found["rule"], found["message"], found["case"] or "")
               for one in ours for found in one["violations"]),
         tuple((LABELS[one["name"]], one["untried"]) for one in ours if one["untried"]),
         tuple((one["name"], one["sentences"], grid(real_table(one))) for one in models),
     )  # fmt: skip
+
+
+def when(report: Content) -> str:
+    """When the run was written, and the later ones that added rules to it."""
+    later = [f"{', '.join(one['rules'])}: {moment(one['written'])}" for one in report.get("joined", [])]
+    return "; ".join([moment(report["written"]), *later])
 
 
 def drawn(report: Content) -> str:

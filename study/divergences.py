@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from conformance.peers import cells, rows
+from conformance.peers.rows import Row, Run
 from study.sources import ROOT
 
-MATRIX = ROOT / "docs/divergences.md"
+MATRIX = ROOT / "docs/divergences.json"
 HOW = "make peers"
-MARKS = {"✓": "conforms", "✗": "differs", "△": "differs", "○": "takes what should be refused"}
-NO_RULES = ("keeps", "core", "robust", "strict")
-"""Columns that are about a profile or a level; older matrices have none of them."""
-REFUSED = "- Takes what should be refused: "
+TAKES = "takes what should be refused"
+MARKS = {cells.CONFORMS: "conforms", cells.VIOLATED: "differs", cells.AT_STRICT: "differs", cells.ACCEPTS: TAKES}
 
 
 class Divergence(NamedTuple):
@@ -44,12 +45,13 @@ class Departure(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """versions: of everything that ran. marks: what each path does with each rule. legend: what the signs mean.
+    """runs: the oldest first; each path has one. marks: what each path does with each rule. legend: of the signs.
 
     taken: the calls that a path takes, and should refuse.
     """
 
-    versions: str
+    runs: tuple[Run, ...]
+    run_of: dict[str, Run]  # path
     marks: dict[tuple[str, str], str]  # (path, rule)
     divergences: tuple[Divergence, ...]
     taken: dict[tuple[str, str], str]  # (path, rule)
@@ -76,9 +78,13 @@ class Matrix(NamedTuple):
         libraries = self.libraries
         return {path: libraries.index(origin(path)) + 1 for group in self.groups for path in group.paths}
 
+    def number(self, path: str) -> int:
+        """Of its run, from 1 on."""
+        return self.runs.index(self.run_of[path]) + 1
+
     def version(self, path: str) -> str:
         """Of the package that a path leads through; empty where none of these has its name."""
-        versions = dict(re.findall(r"(\w+) ([\w.+]+)", self.versions.partition(";")[0]))
+        versions = self.run_of[path].versions if path in self.run_of else {}
         name = origin(path).lower()
         found = next((one for one in (name.replace(" ", ""), re.split(r"[. ]", name)[0]) if one in versions), "")
         return f"{found} {versions[found]}" if found else ""
@@ -90,7 +96,7 @@ class Matrix(NamedTuple):
             alike.setdefault((one.message, one.example), []).append(one.path)
         for (path, its_rule), calls in self.taken.items():
             if its_rule == rule:
-                alike.setdefault((f"takes what should be refused: {calls}", ""), []).append(path)
+                alike.setdefault((f"{TAKES}: {calls}", ""), []).append(path)
         return [
             Departure(rule, f"{rule}-{number}", message, example, tuple(paths))
             for number, ((message, example), paths) in enumerate(alike.items(), 1)
@@ -112,49 +118,19 @@ def origin(path: str) -> str:
 
 def matrix(path: Path = MATRIX) -> Matrix | None:
     """None where no run has been written down. ValueError for a file that holds no matrix."""
-    return read(path.read_text(encoding="utf-8")) if path.exists() else None
+    return made_of(rows.read(path)) if path.exists() else None
 
 
-def read(text: str) -> Matrix:
-    marks: dict[tuple[str, str], str] = {}
-    found: list[Divergence] = []
-    taken: dict[tuple[str, str], str] = {}
-    groups: list[Group] = []
-    operation, heading, versions, legend = "", "", "", ""
-    columns: tuple[str, ...] = ()
-    lines = text.splitlines()
-    for number, line in enumerate(lines):
-        if line.startswith("python "):
-            versions = line.rstrip(".")
-        elif line[:1] in MARKS:
-            legend = line.rstrip(".")
-        elif line.startswith("## "):
-            operation = line.removeprefix("## ")
-        elif line.startswith("### "):
-            heading = line.removeprefix("### ")
-        elif line.startswith("|  |"):
-            columns = tuple(cell.strip(" *") for cell in line.strip("|").split("|")[1:])
-            groups.append(Group(operation, tuple(name for name in columns if name not in NO_RULES), ()))
-        elif line.startswith("| ") and not line.startswith("| ---"):
-            name, *cells = [plain(cell.strip()) for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
-            if not groups or len(cells) != len(columns):
-                raise ValueError(f"line {number + 1} has not a cell for every rule: {line[:60]}")
-            rules = groups[-1].rules
-            groups[-1] = groups[-1]._replace(paths=(*groups[-1].paths, name))
-            of_rules = [(rule, cell) for rule, cell in zip(columns, cells, strict=True) if rule in rules]
-            marks |= {(name, rule): MARKS[cell] for rule, cell in of_rules if cell in MARKS}
-        elif told := re.match(r"- \*\*([A-Z]+(?:-\d+)?)\*\* [^:]+: (.+)", line):
-            following = lines[number + 1].strip() if number + 1 < len(lines) else ""
-            example = following.strip("`") if following.startswith("`") else ""
-            found.append(Divergence(heading, told[1], plain(told[2]), example))
-        elif line.startswith(REFUSED):
-            told_calls = line.removeprefix(REFUSED).rstrip(".").split("; ")
-            taken |= {(heading, rule): calls for rule, _, calls in (one.partition(" ") for one in told_calls)}
-    if not marks:
-        raise ValueError("no table of rules and paths is in it")
-    return Matrix(versions, marks, tuple(found), taken, tuple(groups), legend)
-
-
-def plain(text: str) -> str:
-    """Without Markdown's escapes."""
-    return re.sub(r"\\(.)", r"\1", text)
+def made_of(found: Sequence[Row]) -> Matrix:
+    """ValueError where there are no rows."""
+    if not found:
+        raise ValueError("no path through a library is in it")
+    alike = {title: [row for row in found if row.operation == name] for name, title in cells.OPERATIONS.items()}
+    groups = [Group(title, tuple(cells.rules_asked(some)), tuple(row.path for row in some))
+              for title, some in alike.items() if some]  # fmt: skip
+    shown = {path: group.rules for group in groups for path in group.paths}
+    marks = {(row.path, rule): MARKS[row.marks[rule]] for row in found for rule in shown[row.path] if rule in row.marks}
+    divergences = [Divergence(row.path, one.rule, one.message, one.call) for row in found for one in row.divergences]
+    taken = {(row.path, rule): ", ".join(calls) for row in found for rule, calls in row.accepted.items()}
+    run_of = {row.path: row.run for row in found}
+    return Matrix(tuple(rows.runs(found)), run_of, marks, tuple(divergences), taken, tuple(groups), cells.legend(()))

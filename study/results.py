@@ -11,6 +11,10 @@ These commands store a run:
     python -m training lockstep
     python -m study.storing build/training/reviews build/training/translation build/training/lockstep/report.json
 
+A run of newer rules alone joins the stored one, with the seed, effort and versions that this has:
+
+    python -m conformance run --seed SEED --only RULE --json build/conformance.json
+
 `python -m study --conformance FILE --benchmarks FILE --divergences FILE` shows other results, also complete ones.
 """
 

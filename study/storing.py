@@ -1,7 +1,9 @@
 """`python -m study.storing PATH...`: store the part of a result that the pages show, in study/results.
 
-A report of the judge loses its replay data. A benchmark loses the single trials and the parts of intervals that no page
-shows: of a rate or a share it keeps the median, and of a ratio not the level and count, which are those of the time.
+A report of the judge loses its replay data. A report of some rules, by `conformance run --only RULE`, joins the stored
+run if both have the same seed, settings and versions. Each probe has a seed of its own, so its cases are those of a
+whole run. A benchmark loses the single trials and the parts of intervals that no page shows: of a rate or a share it
+keeps the median, and of a ratio not the level and count, which are those of the time.
 Of training runs, which are folders, and of their report in lock-step, it keeps what is drawn, each beside the others.
 Numbers keep six digits. `conformance compare`, and `python -m benchmarks compare` and `plot`, still read both.
 """
@@ -18,7 +20,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.results.result import read as read_benchmark
-from conformance.reports.comparison import read_report
+from conformance.checks.levels import LEVELS, kept, within
+from conformance.judge.judged_rules import JUDGED
+from conformance.reports.comparison import circumstances, declared, read_report
 from study.results import BENCHMARKS, CONFORMANCE, TRAINING
 from study.training import SCHEMA
 from training.lockstep.report import SCHEMA as LOCKSTEP
@@ -42,6 +46,49 @@ def stored_report(path: Path) -> Result:
     subjects = [one | {"violations": [without_replay(found) for found in one["violations"]]}
                 for one in report["subjects"]]  # fmt: skip
     return report | {"subjects": subjects}
+
+
+def joined(before: Result, after: Result) -> Result:
+    """A stored report, with the rules of one that is newer. ValueError where the two were not judged alike."""
+    unlike = circumstances(before, after)
+    for old, new in zip(before["subjects"], after["subjects"], strict=False):
+        unlike += [f"name: {old['name']} -> {new['name']}"] if old["name"] != new["name"] else declared(old, new)
+    if len(before["subjects"]) != len(after["subjects"]):
+        unlike.append("other implementations")
+    unlike += [one["error"] for one in (before, after) if one["error"]]
+    if unlike:
+        raise ValueError(f"the report lacks rules of the stored run, and cannot join it: {'; '.join(unlike)}")
+    subjects = [joined_subject(*pair) for pair in zip(before["subjects"], after["subjects"], strict=True)]
+    newer = names_of(after)
+    earlier = [(one, [rule for rule in one["rules"] if rule not in newer]) for one in before.get("joined", [])]
+    told = [one | {"rules": rules} for one, rules in earlier if rules]
+    return before | {
+        "seconds": round(before["seconds"] + after["seconds"], 3),
+        "conforms": all(one["conforms"] for one in (*subjects, *before["models"])),
+        "subjects": subjects,
+        "joined": [*told, {"written": after["written"], "rules": newer}],
+    }
+
+
+def joined_subject(before: Result, after: Result) -> Result:
+    newer = [rule["rule"] for rule in after["rules"]]
+    rules, violations = ([one for one in before[part] if one["rule"] not in newer] + after[part]
+                         for part in ("rules", "violations"))  # fmt: skip
+    order = list(JUDGED)
+    broken = {one["rule"]: one["level"] for one in violations}
+    return after | {
+        "conforms": not any(within(level, after["profile"]) for level in broken.values()),
+        "kept": kept(broken.values()),
+        "levels": {level: [rule for rule in order if broken.get(rule) == level] for level in LEVELS},
+        "rules": sorted(rules, key=lambda one: order.index(one["rule"])),
+        "violations": sorted(violations, key=lambda one: order.index(one["rule"])),
+    }
+
+
+def names_of(report: Result) -> list[str]:
+    """The rules of a report, in the specification's order."""
+    named = {rule["rule"] for subject in report["subjects"] for rule in subject["rules"]}
+    return [rule for rule in JUDGED if rule in named]
 
 
 def without_replay(violation: Result) -> Result:
@@ -150,6 +197,12 @@ def store(path: Path, folder: Path) -> Path:
         target = folder / kind.name
         if kind == TRAINING and target.exists():
             found = json.loads(target.read_text(encoding="utf-8")) | found
+        if (
+            kind == CONFORMANCE
+            and target.exists()
+            and set(names_of(before := read_report(target))) - {*names_of(found)}
+        ):
+            found = joined(before, found)
         # A line for every case or subject, so that a change can be read.
         text = json.dumps(found, separators=(",", ":"), allow_nan=False)
         target.write_text(text.replace('{"name":', '\n{"name":') + "\n", encoding="utf-8")

@@ -216,12 +216,13 @@ def trained_model(pool: Any, plan: Plan) -> dict[str, Any]:
 def peers_of(effort: str, seed: int) -> list[dict[str, Any]]:
     """Return the peers' parts of the report, and print the table of their divergences."""
     from conformance.peers.matrix import matrix
+    from conformance.peers.rows import rows_of
     from conformance.peers.terminal import as_table
     from conformance.reports.subjects import checked
 
     with bar("loading the peers", None, errors) as advance:
         reports = matrix(effort, seed, say=lambda line: console.print(Text(line)), progress=advance)
-    console.print(as_table(reports))
+    console.print(as_table(rows_of(reports)))
     return [checked(report, None, peer=True) for report in reports]
 
 

@@ -1,8 +1,9 @@
 """Peers: what libraries in wide use compute, path by path, judged like anybody's function.
 
     from conformance.peers.matrix import matrix
+    from conformance.peers.rows import rows_of
     from conformance.peers.markdown import as_markdown
-    print(as_markdown(matrix("default", seed=0)))
+    print(as_markdown(rows_of(matrix("default", seed=0))))
 
 An adapter passes arrays straight through. It raises NotImplementedError where its path has no such parameter, and
 nothing else in it refuses, widens or repairs anything.

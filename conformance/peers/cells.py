@@ -1,9 +1,10 @@
-"""What a report says of one rule, in one sign and in two lines."""
+"""What the divergence matrix says of one rule, in one sign and in two lines: of a report, and then of a row."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from conformance.checks.catalogue import REFUSAL
 from conformance.checks.levels import LEVELS, STRICT, kept, least_level
@@ -12,6 +13,9 @@ from conformance.judge.judged_rules import JUDGED
 from conformance.peers.matrix import PeerReport
 from conformance.reports.blocks import error
 from conformance.reports.content import real, violation_content
+
+if TYPE_CHECKING:
+    from conformance.peers.rows import Row
 
 CONFORMS, VIOLATED, AT_STRICT, ACCEPTS, NOT_ASKED = "conforms", "violated", "at strict", "accepts", "not asked"
 SIGNS = {CONFORMS: "✓", VIOLATED: "✗", AT_STRICT: "△", ACCEPTS: "○", NOT_ASKED: "·"}
@@ -22,6 +26,8 @@ LEGEND = {
     ACCEPTS: "right wherever it returns, but accepts a call that the rule refuses",
     NOT_ASKED: "the path has no parameter for it, or documents no result",
 }
+UNKNOWN = "?"
+"""Of levels, where a run told none."""
 PRECISION = ("ATT-9", "NORM-2")
 """Rules whose remark says in which dtypes they are broken, and under which convention they are not."""
 LONG = re.compile(r"-?\d+\.\d{6,}(e[+-]\d+)?")
@@ -60,38 +66,6 @@ def state(report: PeerReport, rule: str) -> str:
     return CONFORMS if rule in report.rules else NOT_ASKED
 
 
-def rules_asked(reports: Sequence[PeerReport]) -> list[str]:
-    """In the specification's order; the plain call itself only where it fails."""
-    return [
-        rule
-        for rule in JUDGED
-        if any(state(r, rule) != NOT_ASKED and (rule != "CALL" or state(r, rule) == VIOLATED) for r in reports)
-    ]
-
-
-def columns(reports: Sequence[PeerReport]) -> list[str]:
-    """Every level, and after it the rules that have it as a whole, or but for some part."""
-    rules = rules_asked(reports)
-    return [name for level in LEVELS for name in (level, *(rule for rule in rules if least_level(rule) == level))]
-
-
-def broken(report: PeerReport) -> set[str]:
-    """The levels that a path does not keep. It claims to refuse nothing, so what it accepts counts for none."""
-    return {violation.level for violation in report.violations if violation.check != REFUSAL}
-
-
-def kept_by(report: PeerReport) -> str:
-    """The highest profile that a path keeps; a dash where it keeps none, or not everything was tried."""
-    return "-" if report.untried else kept(broken(report)) or "-"
-
-
-def cell(report: PeerReport, column: str) -> str:
-    """The state of a rule, or of a level as a whole."""
-    if column not in LEVELS:
-        return state(report, column)
-    return VIOLATED if column in broken(report) else CONFORMS
-
-
 def asked(violation: Violation) -> str:
     """The call, in one line; numbers with six digits."""
     return LONG.sub(lambda number: f"{float(number[0]):.6g}", repr(violation.case))
@@ -111,6 +85,12 @@ def at_sizes(violation: Violation) -> str:
     return " and ".join(OF_SIZES.findall(violation.threshold))
 
 
+def message(report: PeerReport, violation: Violation) -> str:
+    """What came of it, and what else is known."""
+    said = remark(report, violation.rule)
+    return seen(violation) + (f". ({said})" if said else ".")
+
+
 def remark(report: PeerReport, rule: str) -> str:
     """What else is known: in which dtypes, at which sizes, which mistake explains it, and what it accepts."""
     violation = violation_of(report, rule)
@@ -122,13 +102,49 @@ def remark(report: PeerReport, rule: str) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def accepted(report: PeerReport) -> str:
+def rules_asked(rows: Sequence[Row]) -> list[str]:
+    """In the specification's order; the plain call itself only where it fails."""
+    return [
+        rule
+        for rule in JUDGED
+        if any(rule in row.marks and (rule != "CALL" or row.marks[rule] == VIOLATED) for row in rows)
+    ]
+
+
+def columns(rows: Sequence[Row]) -> list[str]:
+    """Every level, and after it the rules that have it as a whole, or but for some part."""
+    rules = rules_asked(rows)
+    return [name for level in LEVELS for name in (level, *(rule for rule in rules if least_level(rule) == level))]
+
+
+def kept_by(row: Row) -> str:
+    """The highest profile that a path keeps; a dash where it keeps none, or not everything was tried.
+
+    It claims to refuse nothing, so what it accepts counts for none.
+    """
+    if row.broken is None:
+        return UNKNOWN
+    return "-" if row.untried else kept(set(row.broken)) or "-"
+
+
+def sign(row: Row, column: str) -> str:
+    """For the state of a rule, or of a level as a whole."""
+    return UNKNOWN if column in LEVELS and row.broken is None else SIGNS[cell(row, column)]
+
+
+def cell(row: Row, column: str) -> str:
+    """The state of a rule, or of a level as a whole."""
+    if column not in LEVELS:
+        return row.marks.get(column, NOT_ASKED)
+    return VIOLATED if column in (row.broken or ()) else CONFORMS
+
+
+def accepted(row: Row) -> str:
     """Every call that it should refuse and takes, by rule; empty if there is none."""
-    return "; ".join(f"{rule} {', '.join(titles)}" for rule, titles in report.accepted.items())
+    return "; ".join(f"{rule} {', '.join(titles)}" for rule, titles in row.accepted.items())
 
 
-def versions(reports: Sequence[PeerReport]) -> dict[str, str]:
-    """Of everything that was judged."""
-    wanted = ["python", "numpy", *(package for report in reports for package in report.peer.packages)]
-    found = {name: version for report in reports for name, version in report.versions.items()}
-    return {name: found[name] for name in dict.fromkeys(wanted) if name in found}
+def legend(rows: Sequence[Row]) -> str:
+    """What the signs of these rows mean."""
+    unknown = [f"{UNKNOWN} the run told no levels"] if any(row.broken is None for row in rows) else []
+    return "; ".join([*(f"{SIGNS[state]} {meaning}" for state, meaning in LEGEND.items()), *unknown])

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from conformance.checks.catalogue import REFUSAL
 from conformance.checks.levels import LEVELS
-from conformance.judge.judged_rules import JUDGED
 from conformance.peers import cells
-from conformance.peers.matrix import PeerReport
+from conformance.peers.rows import Divergence, Row, Run, runs
 from conformance.reports.markdown import row
 
-KEEPS = "keeps"
-"""The column of the highest profile that a path keeps."""
+RUN, KEEPS = "run", "keeps"
+"""The columns of the run that a row is from, and of the highest profile that a path keeps."""
 PREFACE = """\
 # Where other libraries depart from the definition
 
@@ -30,79 +28,76 @@ Every rule, or part of one, has a level: `core`, `robust` or `strict`. A row say
 [profile](judging.md#profiles) that the path keeps. The columns stand by level: first whether the level is kept, then
 its rules.
 
-`make peers` writes this page. Compiled FlexAttention compiles for every shape, also in transformers, and has a command
-of its own: `conformance dev peers "FlexAttention, compiled" flex_attention_forward`.
+`make peers` writes this page, and `divergences.json` beside it. With parts of names, `conformance dev peers NAME
+--markdown docs/divergences.md` renews the rows of these peers. The other rows stay: each names its run. Compiled
+FlexAttention compiles for every shape, also in transformers, and is judged only if it is named:
+`conformance dev peers "FlexAttention, compiled" flex_attention_forward`.
 [test_divergences.py](../tests/peers/test_divergences.py) shows the most important divergences once more, in plain calls
 of the libraries and without the judge.
 
 """
 
 
-def as_page(reports: Sequence[PeerReport]) -> str:
+def as_page(rows: Sequence[Row]) -> str:
     """The page docs/divergences.md."""
-    return PREFACE + as_markdown(reports)
+    return PREFACE + as_markdown(rows)
 
 
-def as_markdown(reports: Sequence[PeerReport], level: int = 2) -> str:
+def as_markdown(rows: Sequence[Row], level: int = 2) -> str:
     """One table for each operation, and below it every divergence with its smallest case.
 
     level: of the headings.
     """
-    return "\n".join(lines(reports, "#" * level)) + "\n"
+    return "\n".join(lines(rows, "#" * level)) + "\n"
 
 
-def as_tables(reports: Sequence[PeerReport], level: int = 2) -> str:
+def as_tables(rows: Sequence[Row], level: int = 2) -> str:
     """The same without the cases."""
-    return "\n".join(lines(reports, "#" * level, cases=False)) + "\n"
+    return "\n".join(lines(rows, "#" * level, cases=False)) + "\n"
 
 
-def lines(reports: Sequence[PeerReport], heading: str, cases: bool = True) -> Iterator[str]:
-    if not reports:
+def lines(rows: Sequence[Row], heading: str, cases: bool = True) -> Iterator[str]:
+    if not rows:
         yield "No peer is installed."
         return
-    told = ", ".join(f"{name} {version}" for name, version in cells.versions(reports).items())
-    yield f"{told}; seed {reports[0].seed}, effort {reports[0].effort}."
+    every = runs(rows)
+    yield from (f"{number}. {run.told}" for number, run in enumerate(every, 1))
     yield ""
-    yield "; ".join(f"{cells.SIGNS[state]} {meaning}" for state, meaning in cells.LEGEND.items()) + "."
+    yield f"{cells.legend(rows)}."
     for operation, title in cells.OPERATIONS.items():
-        chosen = [report for report in reports if report.operation == operation]
+        chosen = [one for one in rows if one.operation == operation]
         if chosen:
-            yield from ["", f"{heading} {title}", "", *table(chosen)]
+            yield from ["", f"{heading} {title}", "", *table(chosen, every)]
             if cases:
                 yield from divergences(chosen, heading)
 
 
-def table(reports: Sequence[PeerReport]) -> Iterator[str]:
-    """Rows are peers. Columns are the profile that a peer keeps, and every level with its rules."""
-    columns = cells.columns(reports)
-    yield row("", KEEPS, *(f"**{name}**" if name in LEVELS else name for name in columns))
-    yield row("---", *[":-:"] * (len(columns) + 1))
-    for report in reports:
-        signs = (cells.SIGNS[cells.cell(report, column)] for column in columns)
-        yield row(escaped(report.subject), cells.kept_by(report), *signs)
+def table(rows: Sequence[Row], numbers: Sequence[Run]) -> Iterator[str]:
+    """Rows are peers. Columns are the run, the profile that a peer keeps, and every level with its rules."""
+    columns = cells.columns(rows)
+    yield row("", RUN, KEEPS, *(f"**{name}**" if name in LEVELS else name for name in columns))
+    yield row("---", *[":-:"] * (len(columns) + 2))
+    for one in rows:
+        number = numbers.index(one.run) + 1
+        yield row(escaped(one.path), str(number), cells.kept_by(one), *(cells.sign(one, name) for name in columns))
 
 
-def divergences(reports: Sequence[PeerReport], heading: str) -> Iterator[str]:
-    for report in reports:
-        if report.violations or report.untried:
-            yield from ["", f"{heading}# {report.subject}", ""]
-            yield from (line for violation in report.violations for line in divergence(report, violation.rule))
-            if cells.accepted(report):
-                yield f"- Takes what should be refused: {cells.accepted(report)}."
-            if report.untried:
-                yield f"- Not everything was tried: {report.untried}."
+def divergences(rows: Sequence[Row], heading: str) -> Iterator[str]:
+    for one in rows:
+        if one.divergences or one.accepted or one.untried:
+            yield from ["", f"{heading}# {one.path}", ""]
+            yield from (line for divergence in one.divergences for line in told(divergence))
+            if one.accepted:
+                yield f"- Takes what should be refused: {cells.accepted(one)}."
+            if one.untried:
+                yield f"- Not everything was tried: {one.untried}."
 
 
-def divergence(report: PeerReport, rule: str) -> Iterator[str]:
+def told(divergence: Divergence) -> Iterator[str]:
     """Two lines: what came of it, and the call."""
-    violation = cells.violation_of(report, rule)
-    if violation is None or violation.check == REFUSAL:
-        return
-    remark = cells.remark(report, rule)
-    yield f"- **{rule}** {JUDGED[rule].title} ({violation.level}): {escaped(cells.seen(violation))}." + (
-        f" ({remark})" if remark else ""
-    )
-    yield f"  `{cells.asked(violation)}`"
+    level = f" ({divergence.level})" if divergence.level else ""
+    yield f"- **{divergence.rule}** {divergence.title}{level}: {escaped(divergence.message)}"
+    yield f"  `{divergence.call}`"
 
 
 def escaped(text: str) -> str:

@@ -66,12 +66,16 @@ class Peer:
     @property
     def absent(self) -> str:
         """Why it cannot be judged here; empty if it can."""
-        missing = [package for package in self.packages if importlib.util.find_spec(package) is None]
+        missing = [package for package in self.packages if not installed(package)]
         if missing:
             return f"{missing[0]} is not installed"
         if self.device == "cuda" and not gpu_of(self.arrays):
             return f"{self.arrays} sees no GPU"
         return ""
+
+
+def installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
 
 
 def gpu_of(arrays: str) -> bool:

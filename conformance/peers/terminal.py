@@ -8,38 +8,34 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from conformance.checks.catalogue import REFUSAL
-from conformance.judge.judged_rules import JUDGED
 from conformance.peers import cells
-from conformance.peers.matrix import PeerReport
+from conformance.peers.rows import Row, runs
 
 STYLES = {cells.CONFORMS: "green", cells.VIOLATED: "bold red", cells.NOT_ASKED: "dim"}
 STYLES |= {cells.AT_STRICT: "yellow", cells.ACCEPTS: "yellow"}
 
 
-def as_table(reports: Sequence[PeerReport]) -> RenderableType:
+def as_table(rows: Sequence[Row]) -> RenderableType:
     """One table for each operation, and below it every divergence with its smallest case."""
     parts: list[RenderableType] = []
     for operation, title in cells.OPERATIONS.items():
-        chosen = [report for report in reports if report.operation == operation]
+        chosen = [row for row in rows if row.operation == operation]
         if chosen:
-            parts += [table(chosen, title), *(divergences(report) for report in chosen)]
+            parts += [table(chosen, title), *(divergences(row) for row in chosen)]
     legend = [Text.assemble(sign(state), f" {meaning}") for state, meaning in cells.LEGEND.items()]
-    told = ", ".join(f"{name} {version}" for name, version in cells.versions(reports).items())
-    return Group(*parts, *legend, Text(told, style="dim"))
+    return Group(*parts, *legend, *(Text(run.told, style="dim") for run in runs(rows)))
 
 
-def table(reports: Sequence[PeerReport], title: str) -> Table:
+def table(rows: Sequence[Row], title: str) -> Table:
     """Rows are peers, columns levels and their rules, with names of rules written downwards in two lines."""
-    columns = cells.columns(reports)
+    columns = cells.columns(rows)
     made = Table(title=title, title_justify="left", padding=(0, 0), collapse_padding=True)
     for heading in ("", "keeps "):
         made.add_column(heading)
     for column in columns:
         made.add_column(column.replace("-", "\n"), justify="center")
-    for report in reports:
-        signs = (sign(cells.cell(report, column)) for column in columns)
-        made.add_row(Text(report.subject), Text(cells.kept_by(report)), *signs)
+    for row in rows:
+        made.add_row(Text(row.path), Text(cells.kept_by(row)), *(sign(cells.cell(row, column)) for column in columns))
     return made
 
 
@@ -47,18 +43,15 @@ def sign(state: str) -> Text:
     return Text(cells.SIGNS[state], style=STYLES[state])
 
 
-def divergences(report: PeerReport) -> RenderableType:
+def divergences(row: Row) -> RenderableType:
     found = Text()
-    for violation in report.violations:
-        if violation.check == REFUSAL:
-            continue
-        rule, remark = violation.rule, cells.remark(report, violation.rule)
-        found.append(f"{report.subject} breaks {rule} ({JUDGED[rule].title}, {violation.level}): ", style="bold red")
-        found.append(cells.seen(violation) + (f" ({remark})" if remark else "") + "\n")
-        found.append(f"  {cells.asked(violation)}\n", style="dim")
-    if cells.accepted(report):
-        found.append(f"{report.subject} takes what should be refused: ", style="yellow")
-        found.append(cells.accepted(report) + "\n")
-    if report.untried:
-        found.append(f"{report.subject}: {report.untried}\n", style="red")
+    for rule, title, level, message, call in row.divergences:
+        found.append(f"{row.path} breaks {rule} ({title}, {level}): ", style="bold red")
+        found.append(f"{message}\n")
+        found.append(f"  {call}\n", style="dim")
+    if row.accepted:
+        found.append(f"{row.path} takes what should be refused: ", style="yellow")
+        found.append(cells.accepted(row) + "\n")
+    if row.untried:
+        found.append(f"{row.path}: {row.untried}\n", style="red")
     return found

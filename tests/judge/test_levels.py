@@ -435,19 +435,19 @@ def test_matrix_of_libraries_stands_by_level() -> None:
     from conformance.peers.markdown import as_tables
     from conformance.peers.matrix import PeerReport
     from conformance.peers.peer import Peer
-    from study import divergences
+    from conformance.peers.rows import Run, row_of
 
     plain = judged(plain_norm, "layer_norm", "NORM-1", "NORM-3", "NORM-5")
     given = {name: getattr(plain, name) for name in Report.__dataclass_fields__}
     report = PeerReport(**given, peer=Peer("plain", "here:plain_norm", "layer_norm", "numpy", ("numpy",)))
-    assert cells.columns([report]) == ["core", "NORM-1", "NORM-3", "robust", "NORM-5", "strict"]
-    text = "# Matrix\n\n" + as_tables([report])
-    header, line = (row for row in text.splitlines() if row.startswith("|") and "---" not in row)
-    assert header == "|  | keeps | **core** | NORM-1 | NORM-3 | **robust** | NORM-5 | **strict** |"
-    assert line.split("|")[2:-1] == [" robust ", " ✓ ", " ✓ ", " △ ", " ✓ ", " ✓ ", " ✗ "]
-    found = divergences.read(text)
-    assert found.rules == ["NORM-1", "NORM-3", "NORM-5"]
-    assert [*found.marks.values()] == ["conforms", "differs", "conforms"]
+    row = row_of(report, Run("2026-01-02", 0, "quick", {}))
+    assert cells.columns([row]) == ["core", "NORM-1", "NORM-3", "robust", "NORM-5", "strict"]
+    for one, keeps in ((row, "robust ✓ ✓ △ ✓ ✓ ✗"), (row._replace(broken=None), "? ? ✓ △ ? ✓ ?")):
+        text = as_tables([one])
+        header, line = (found for found in text.splitlines() if found.startswith("|") and "---" not in found)
+        assert header == "|  | run | keeps | **core** | NORM-1 | NORM-3 | **robust** | NORM-5 | **strict** |"
+        assert line == f"| plain\\_norm | 1 | {' | '.join(keeps.split())} |"
+        assert ("? the run told no levels" in text) == (one.broken is None)
 
 
 @pytest.mark.parametrize("operation", ["attention", "attention_weights", "attention_logsumexp"])

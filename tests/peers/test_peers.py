@@ -9,6 +9,7 @@ import io
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,20 @@ import pytest
 from hypothesis import find
 from hypothesis import strategies as st
 from rich.console import Console
+from typer.testing import CliRunner
 
 from conformance.bounds import bound
 from conformance.cases.arguments import arguments
 from conformance.cases.case import Case
 from conformance.cases.features import within
 from conformance.checks.catalogue import AGREEMENT
+from conformance.cli import app
 from conformance.judge import run
 from conformance.oracle.reference import oracle
-from conformance.peers import PEERS, heads
+from conformance.peers import PEERS, heads, rows
 from conformance.peers.cells import ACCEPTS, CONFORMS, NOT_ASKED, VIOLATED, at_sizes, state
 from conformance.peers.judging import PeerJudgement, runner_of
-from conformance.peers.markdown import as_markdown, as_tables
+from conformance.peers.markdown import as_markdown, as_page, as_tables
 from conformance.peers.matrix import chosen, matrix
 from conformance.peers.peer import Peer
 from conformance.peers.probes import hidden_tokens, level
@@ -323,15 +326,58 @@ def test_a_divergence_stands_under_its_own_rule(monkeypatch: pytest.MonkeyPatch)
     assert states == expected
     assert next(v for v in report.violations if v.rule == "NORM-1").title == "eps left out"
     assert report.accepted == {"NORM-1": ["eps 0"], "NORM-2": ["mixed dtypes"]}
-    text = as_markdown([report])
+    found = rows.rows_of([report])
+    text = as_markdown(found)
     assert "| one pass | " in text
     assert f"numpy {np.__version__}" in text
     assert "- **NORM-4** conditioning (core): output[" in text
     assert "- Takes what should be refused: NORM-1 eps 0; NORM-2 mixed dtypes." in text
-    assert "NORM-4** conditioning" not in as_tables([report])
+    assert "NORM-4** conditioning" not in as_tables(found)
     console = Console(file=io.StringIO(), width=200)
-    console.print(as_table([report]))
+    console.print(as_table(found))
     assert "one pass breaks NORM-4 (conditioning, core)" in console.file.getvalue()
+
+
+def made_row(name: str, run: rows.Run, *marks: str) -> rows.Row:
+    return rows.Row(name, "layer_norm", dict(zip(("NORM-1", "NORM-3"), marks, strict=True)), [], (), {}, "", run)
+
+
+def test_a_run_renews_its_rows_and_keeps_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every row says which run it is from; rows of peers that are no longer there go."""
+    first, second, third = (peer.name for peer in PEERS[:3])
+    old = rows.Run("2026-01-02", 3, "quick", {"numpy": "1"})
+    stored, page = tmp_path / "page.json", tmp_path / "page.md"
+    before = [made_row(name, old, CONFORMS, CONFORMS) for name in (third, "gone", first)]
+    rows.write(before, stored)
+    assert rows.read(stored) == [before[2], before[0], before[1]]
+
+    def judged_now(reports: Any) -> list[rows.Row]:
+        return [made_row(name, old._replace(date="2027-01-02", seed=5), VIOLATED, CONFORMS) for name in (second, third)]
+
+    monkeypatch.setattr("conformance.peers.matrix.matrix", lambda *given, **others: [])
+    monkeypatch.setattr("conformance.peers.rows.rows_of", judged_now)
+    result = CliRunner().invoke(app, ["dev", "peers", "--markdown", str(page)])
+    assert result.exit_code == 0, result.output
+    found = {row.path: (row.run.seed, row.marks["NORM-1"]) for row in rows.read(stored)}
+    assert found == {first: (3, CONFORMS), second: (5, VIOLATED), third: (5, VIOLATED)}
+    text = page.read_text()
+    assert f"1. {old.told}\n2. 2027-01-02: numpy 1; seed 5, effort quick.\n" in text
+    assert [line.split(" | ")[1] for line in text.splitlines() if line.startswith("| torch")] == ["1", "2", "2"]
+
+    stored.write_text("{}")
+    result = CliRunner().invoke(app, ["dev", "peers", "--markdown", str(page)])
+    assert (result.exit_code, stored.read_text(), page.read_text()) == (2, "{}", text)
+
+
+def test_the_page_says_what_is_stored() -> None:
+    page = Path("docs/divergences.md")
+    assert page.read_text() == as_page(rows.read(page.with_suffix(".json")))
+
+
+def test_every_peer_of_this_machine_has_a_row() -> None:
+    """Rows are missing only of peers that need a GPU, or are slow."""
+    stored = {row.path for row in rows.read(Path("docs/divergences.json"))}
+    assert [peer.name for peer in PEERS if peer.name not in stored and peer.device == "cpu" and not peer.slow] == []
 
 
 @pytest.mark.slow
@@ -341,7 +387,7 @@ def test_what_is_wrong_past_a_size_is_told_as_that(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("conformance.peers.matrix.PEERS", (peer,))
     (report,) = matrix("quick", 1, say=lambda line: None)
     assert [violation.rule for violation in report.violations] == ["NORM-7"]
-    assert "(first wrong at 257 columns of a row (256 are right)" in as_markdown([report])
+    assert "(first wrong at 257 columns of a row (256 are right)" in as_markdown(rows.rows_of([report]))
     assert at_sizes(replace(report.violations[0], threshold="")) == ""
     odd = "wrong where the number of keys is odd (3, 5 wrong; 4 right)"
     assert at_sizes(replace(report.violations[0], threshold=odd)) == "wrong where the number of keys is odd"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from conformance.peers import rows
 from study import divergences, results, site
 from study.rules import rule_texts
 from tests.study.test_site import contrast
@@ -29,12 +30,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_mark_leads_to_what_was_found() -> None:
-    text = divergences.MATRIX.read_text()
-    found = divergences.read(text)
+    stored = rows.read(divergences.MATRIX)
+    found = divergences.made_of(stored)
     marked = {place for place, mark in found.marks.items() if mark != "conforms"}
     assert marked == set(found.places())
-    lost = re.sub(r"^- Takes what.*$", "", text, count=1, flags=re.MULTILINE)
-    assert set(divergences.read(lost).places()) < marked
+    lost = [row._replace(accepted={}) for row in stored]
+    assert set(divergences.made_of(lost).places()) < marked
     for path, rule in marked:
         assert path in found.places()[path, rule].paths
 
@@ -98,14 +99,17 @@ def test_operations_lead_to_the_matrix(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_damaged_matrix_is_told(tmp_path: Path) -> None:
-    for text, line in (("# nothing", "no table"), ("| a | ✓ |", "line 1 has not a cell for every rule")):
-        (tmp_path / "matrix.md").write_text(text)
-        found = results.gather(matrix=tmp_path / "matrix.md")
+    path = tmp_path / "matrix.json"
+    for text, line in (("# nothing", "cannot be read"), ("{}", "is no divergence matrix of version 1")):
+        path.write_text(text)
+        found = results.gather(matrix=path)
         assert line in found.matrix.missing
+    rows.write([], path)
+    assert "no path through a library" in results.gather(matrix=path).matrix.missing
     texts = built(tmp_path / "site", found, "attention")
     for page in ("divergences", "attention"):
         assert "<code>make peers</code>" in texts[page]
-        assert "line 1 has not a cell for every rule" in texts[page]
+        assert "is no divergence matrix of version 1" in texts[page]
 
 
 # --- in a browser -----------------------------------------------------------------------------------------------------

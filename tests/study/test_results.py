@@ -209,6 +209,54 @@ def test_what_is_stored_shows_the_same(tmp_path: Path, capsys: pytest.CaptureFix
     assert changes(whole["conformance"], json.loads((kept / "conformance.json").read_text())) == []
 
 
+def of_rule(rule: str, written: str, *broken: tuple[str, str], **told: object) -> Result:
+    """A run of `--only`: what another report has of ATT-7, under that rule's name."""
+    found = report(*((name, "ATT-7") for name, _ in broken), **told)
+    for subject in found["subjects"]:
+        for part in ("rules", "violations"):
+            subject[part] = [one | {"rule": rule} for one in subject[part] if one["rule"] == "ATT-7"]
+    return found | {"written": written}
+
+
+def test_a_run_of_a_rule_joins_the_stored_one(tmp_path: Path) -> None:
+    kept, new = tmp_path / "conformance.json", tmp_path / "new.json"
+    whole = report(models=[model()])
+    for content, rules in (
+        (whole, []),
+        (of_rule("POS-3", "2027-01-02T03:04:05+00:00"), ["POS-3"]),
+        (of_rule("ATT-7", "2027-01-03T03:04:05+00:00", ("torch_impl", "ATT-7")), ["ATT-7"]),
+    ):
+        new.write_text(json.dumps(content))
+        assert storing.store(new, tmp_path) == kept
+        found = json.loads(kept.read_text())
+        assert [one["rules"] for one in found.get("joined", [])][-1:] == ([rules] if rules else [])
+    schema = json.loads((ROOT / "conformance/reports/schema.json").read_text())
+    fastjsonschema.compile(schema)(found)
+    assert (found["written"], found["models"]) == (whole["written"], whole["models"])
+    numpy, torch, _ = found["subjects"]
+    assert [rule["rule"] for rule in torch["rules"]] == ["ATT-5", "ATT-7", "ATT-11", "NORM-1", "POS-3"]
+    assert (numpy["conforms"], torch["conforms"], found["conforms"]) == (True, False, False)
+    assert [one["rule"] for one in torch["violations"]] == ["ATT-7"]
+    assert torch["levels"][torch["violations"][0]["level"]] == ["ATT-7"]
+    shown = results.gather(conformance=kept).agreement.content
+    assert shown is not None
+    assert shown.when.endswith("; POS-3: 2027-01-02, 03:04 UTC; ATT-7: 2027-01-03, 03:04 UTC")
+
+    before = kept.read_text()
+    for told in ({"seed": 78}, {"cases": 4}, {"names": ["torch_impl"]}, {"error": "interrupted"}):
+        new.write_text(json.dumps(of_rule("POS-3", "2027-01-02T03:04:05+00:00", **told)))
+        with pytest.raises(ValueError, match="cannot join it"):
+            storing.store(new, tmp_path)
+    other = of_rule("POS-3", "2027-01-02T03:04:05+00:00")
+    new.write_text(json.dumps(other | {"versions": other["versions"] | {"numpy": "1.0"}}))
+    with pytest.raises(ValueError, match=r"numpy: .* -> 1\.0"):
+        storing.store(new, tmp_path)
+    assert kept.read_text() == before
+    new.write_text(json.dumps({name: part for name, part in found.items() if name != "joined"}))
+    storing.store(new, tmp_path)  # it has every rule
+    assert "joined" not in json.loads(kept.read_text())
+
+
 def test_what_is_no_result_is_not_stored(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ValueError, match=r"not a report.*no result of a benchmark"):
@@ -239,11 +287,11 @@ def test_options_choose_the_results(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written(tmp_path, conformance=report(("jax_impl", "ATT-7")), benchmarks=benchmark())
-    given = {"conformance": "conformance.json", "benchmarks": "benchmarks.json", "divergences": "none.md"}
+    given = {"conformance": "conformance.json", "benchmarks": "benchmarks.json", "divergences": "none.json"}
     words = [word for name, file in given.items() for word in (f"--{name}", str(tmp_path / file))]
     monkeypatch.setattr(sys, "argv", ["study", "--no-examples", "--out", str(tmp_path / "site"), *words])
     command.main()
-    assert "none.md does not exist. make peers makes one." in capsys.readouterr().out
+    assert "none.json does not exist. make peers makes one." in capsys.readouterr().out
     page = (tmp_path / "site/attention.html").read_text()
     assert "JAX breaks ATT-7" in page
     assert "Fast library" in page

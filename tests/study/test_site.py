@@ -19,10 +19,12 @@ from typer.testing import CliRunner
 
 from conformance.cases.arguments import results_of
 from conformance.cli.show import show
+from conformance.peers.cells import ACCEPTS, CONFORMS, VIOLATED
+from conformance.peers.rows import Divergence, Row, Run
 from specification import MODEL_RULES, RULES
 from specification.dialects import DIALECTS
 from study import site
-from study.divergences import matrix, read
+from study.divergences import made_of, matrix
 from study.drift import all_columns
 from study.examples import examples, worked
 from study.operations import OPERATIONS, find, known, nearest
@@ -179,29 +181,25 @@ def test_the_matrix_is_read_whole() -> None:
     differing = {place for place, mark in found.marks.items() if mark == "differs"}
     assert differing == {(one.path, one.rule) for one in found.divergences}
     assert all(one.example for one in found.divergences)
-    assert "torch" in found.versions
+    assert all("torch" in run.versions for run in found.runs)
+    assert {found.number(path) for group in found.groups for path in group.paths} == {*range(1, len(found.runs) + 1)}
 
 
 def test_a_matrix_in_short() -> None:
-    text = """python 3
-
-|  | ATT-1 | ATT-6 |
-| --- | :-: | :-: |
-| a, b\\_c | ✗ | · |
-
-### a, b_c
-
-- **ATT-1** scale: bad.
-  `f(x)`
-"""
-    found = read(text)
-    assert found.marks == {("a, b_c", "ATT-1"): "differs"}
-    assert [tuple(one) for one in found.divergences] == [("a, b_c", "ATT-1", "bad.", "f(x)")]
+    run = Run("2026-01-02", 3, "quick", {"torch": "4"})
+    wrong = Divergence("ATT-1", "scale", "core", "bad.", "f(x)")
+    row = Row("torch a", "attention", {"ATT-1": VIOLATED, "ATT-8": ACCEPTS, "CALL": CONFORMS}, ["core"], (wrong,),
+              {"ATT-8": ["this", "that"]}, "", run)  # fmt: skip
+    found = made_of([row])
+    assert found.marks == {("torch a", "ATT-1"): "differs", ("torch a", "ATT-8"): "takes what should be refused"}
+    assert [tuple(one) for one in found.divergences] == [("torch a", "ATT-1", "bad.", "f(x)")]
+    assert [one.message for one in found.departures("ATT-8")] == ["takes what should be refused: this, that"]
+    assert (found.version("torch a"), found.number("torch a")) == ("torch 4", 1)
 
 
 def test_a_missing_matrix_is_said(tmp_path: Path) -> None:
-    assert matrix(tmp_path / "none.md") is None
-    texts = of_operations(tmp_path, gather(benchmarks=tmp_path / "none.json", matrix=tmp_path / "none.md"), "softmax")
+    assert matrix(tmp_path / "none") is None
+    texts = of_operations(tmp_path, gather(benchmarks=tmp_path / "none.json", matrix=tmp_path / "none"), "softmax")
     assert "<code>make peers</code>" in texts["softmax"]
 
 

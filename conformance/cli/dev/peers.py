@@ -9,6 +9,8 @@ import typer
 
 from conformance.cli.console import console
 
+MARKDOWN = "write the matrix to this file, and to a JSON file beside it; rows there of peers not judged now stay"
+
 
 def peers(
     only: Annotated[
@@ -16,14 +18,22 @@ def peers(
     ] = None,
     effort: Annotated[str, typer.Option(help="how many cases each probe gets: quick, default or thorough")] = "default",
     seed: Annotated[int, typer.Option(help="generate the same cases again")] = 0,
-    markdown: Annotated[Path | None, typer.Option(help="also write the matrix to this file, as Markdown")] = None,
+    markdown: Annotated[Path | None, typer.Option(help=MARKDOWN)] = None,
 ) -> None:
     """Judge the installed libraries, and print where each departs from the definition."""
+    from conformance.peers import rows
     from conformance.peers.markdown import as_page
     from conformance.peers.matrix import matrix
     from conformance.peers.terminal import as_table
 
-    reports = matrix(effort, seed, only or (), say=console.print)
-    console.print(as_table(reports))
-    if markdown is not None:
-        markdown.write_text(as_page(reports))
+    stored = None if markdown is None else markdown.with_suffix(".json")
+    try:
+        before = rows.read(stored) if stored is not None and stored.exists() else []
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    found = rows.rows_of(matrix(effort, seed, only or (), say=console.print))
+    console.print(as_table(found))
+    if markdown is not None and stored is not None:
+        every = rows.renewed(before, found)
+        rows.write(every, stored)
+        markdown.write_text(as_page(every), encoding="utf-8")
