@@ -28,10 +28,10 @@ Every rule, or part of one, has a level: `core`, `robust` or `strict`. A row say
 [profile](judging.md#profiles) that the path keeps. The columns stand by level: first whether the level is kept, then
 its rules.
 
-`make peers` writes this page, and `divergences.json` beside it. With parts of names, `conformance dev peers NAME
---markdown docs/divergences.md` renews the rows of these peers. The other rows stay: each names its run. Compiled
-FlexAttention compiles for every shape, also in transformers, and is judged only if it is named:
-`conformance dev peers "FlexAttention, compiled" flex_attention_forward`.
+`make peers` writes this page, and `divergences.json` beside it. A run of some peers renews their rows, and all others
+stay, so every row says by a number which run it is from. Compiled FlexAttention compiles for every shape, also in
+transformers, and is judged only by its name:
+`conformance dev peers "FlexAttention, compiled" flex_attention_forward --seed 2026 --markdown docs/divergences.md`.
 [test_divergences.py](../tests/peers/test_divergences.py) shows the most important divergences once more, in plain calls
 of the libraries and without the judge.
 

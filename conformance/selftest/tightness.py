@@ -7,7 +7,8 @@
 The first climbs (`hypothesis.target`) towards the largest error that honest implementations make, in units of its
 bound: this project's three and the variants, for every operation, dtype and result. A ratio above 1 would be a wrong
 bound, one below 0.02 a bound that lets nearly everything pass. The second (`sensitivity.py`) counts the cases that
-catch attention which is slightly wrong. The third writes both tables to a file.
+catch attention which is slightly wrong. The third writes both tables to a file; with `--operation` or `--dtype` it
+renews only these figures of it.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ the one rounding at the end outweighs everything else, and reaches its bound.
 
 {honest}
 """
+FIRST = "| operation | result |"
+"""How the second table begins."""
 
 
 @dataclass(frozen=True)
@@ -212,3 +215,23 @@ def page(tightness: Tightness, sensitivities: Sequence[sensitivity.Sensitivity])
     low, high = WANTED
     wrong, honest = sensitivity.sensitivity_table(sensitivities), tightness_table(tightness)
     return PAGE.format(low=low, high=high, wrong=as_markdown(wrong), honest=as_markdown(honest))
+
+
+def renewed(text: str, found: Tightness) -> str:
+    """That page with these figures; all others stay."""
+    head, honest = text[: text.index(FIRST)], stored(text)
+    for key, row in found.rows.items():
+        honest.rows[key] |= row
+    return head + as_markdown(tightness_table(honest)) + "\n"
+
+
+def stored(text: str) -> Tightness:
+    """The figures of a page."""
+    header, _, *lines = text[text.index(FIRST) :].splitlines()
+    found, title = Tightness(), ""
+    for line in lines:
+        cells = [part.strip() for part in line.strip("|").split(" | ")]
+        title, ratios = cells[0] or title, zip(header.strip("| ").split(" | ")[2:], cells[2:], strict=True)
+        read = {dtype: 0.0 if ratio == "exact" else float(ratio) for dtype, ratio in ratios if ratio != "-"}
+        found.rows[title, cells[1]] = read
+    return found

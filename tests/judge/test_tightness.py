@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from conformance.selftest.sensitivity import TITLES, sensitivity, slightly_wrong
-from conformance.selftest.tightness import WANTED, Tightness, climb, groups, tightness_table
+from conformance.selftest.tightness import WANTED, Tightness, climb, groups, renewed, stored, tightness_table
 
 LOW, HIGH = WANTED
 SEED = 20260105
@@ -33,6 +35,21 @@ def test_a_row_outside_is_reported() -> None:
     [group] = groups("float32", ["rms_norm"])
     tightness.add(group, "float32", {"output": 0.5, "gradient of x": 0.001, "gradient of weight": 1.5, "exact": 0.0})
     assert [row[1] for row in tightness.unwanted] == ["gradient of x", "gradient of weight"]
+
+
+def test_some_figures_of_the_page_are_renewed() -> None:
+    text = Path("docs/tightness.md").read_text()
+    assert renewed(text, Tightness()) == text
+    found = Tightness()
+    found.rows["attention", "output"]["float64"] = 0.5
+    found.rows["something new", "output"]["float32"] = 0.0
+    before, after = stored(text).rows, stored(renewed(text, found)).rows
+    output = before["attention", "output"]
+    assert after == before | {
+        ("attention", "output"): output | {"float64": 0.5},
+        ("something new", "output"): {"float32": 0.0},
+    }
+    assert output["float64"] != 0.5
 
 
 @pytest.mark.slow

@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+MARKDOWN = "write both tables to this file; with --operation or --dtype only these figures of it are renewed"
+
 
 def tightness(
     seconds: Annotated[float, typer.Option(help="processor time for each group and dtype, in seconds")] = 900.0,
@@ -16,7 +18,7 @@ def tightness(
     dtype: Annotated[list[str] | None, typer.Option(help="may be repeated; all by default")] = None,
     jax: Annotated[bool, typer.Option("--jax", help="also search JAX, which compiles for every new shape")] = False,
     faults: Annotated[bool, typer.Option("--faults", help="measure which small faults the bounds catch")] = False,
-    markdown: Annotated[Path | None, typer.Option(help="write both tables to this file")] = None,
+    markdown: Annotated[Path | None, typer.Option(help=MARKDOWN)] = None,
 ) -> None:
     """Search for the largest error ratios of honest implementations."""
     from conformance.cases.declaration import known
@@ -40,4 +42,6 @@ def tightness(
     low, high = measuring.WANTED
     console.print(f"{len(found.unwanted)} figures are outside {low:g} to {high:g}.")
     if markdown is not None:
-        markdown.write_text(measuring.page(found, sensitivity.measure()))
+        some = bool(operation or dtype) and markdown.exists()
+        page = measuring.renewed(markdown.read_text(), found) if some else measuring.page(found, sensitivity.measure())
+        markdown.write_text(page)
