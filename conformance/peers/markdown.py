@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from conformance.checks.levels import LEVELS
-from conformance.peers import cells
+from conformance.peers import PEERS, cells
 from conformance.peers.rows import Divergence, Row, Run, runs
 from conformance.reports.markdown import row
 
@@ -40,7 +40,18 @@ of the libraries and without the judge.
 
 def as_page(rows: Sequence[Row]) -> str:
     """The page docs/divergences.md."""
-    return PREFACE + as_markdown(rows)
+    return PREFACE + "".join(f"{line}\n\n" for line in without_rows(rows)) + as_markdown(rows)
+
+
+def without_rows(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for every reason why peers have no row."""
+    judged = {one.path for one in rows}
+    lacking = [peer for peer in PEERS if peer.name not in judged]
+    gpu = [peer.name for peer in lacking if peer.device == "cuda"]
+    others = [peer.name for peer in lacking if peer.device != "cuda"]
+    for reason, names in (("Without a row, for want of a GPU", gpu), ("Not judged yet", others)):
+        if names:
+            yield f"{reason}: {'; '.join(map(escaped, names))}."
 
 
 def as_markdown(rows: Sequence[Row], level: int = 2) -> str:
