@@ -131,6 +131,7 @@ def copied(case: Case, name: str) -> np.ndarray:
 def bounds(case: Case, p: Precision, angle_error: Any = 0.0) -> dict[str, Approx]:
     """As `bounds/rotary.py` derives them. angle_error: of the angles, beside what is derived there."""
     angles, size = bounds_of.angles(case)
+    angle_error = np.maximum(angle_error, bounds_of.single_angle_error(case)) if p.single_angles else angle_error
     pairing = case.options.get("pairing") or "halves"
     results = {"output": bounds_of.rotation(case.inputs["x"], angles, size, pairing, 1, p, angle_error)}
     if case.cotangents:
@@ -145,7 +146,7 @@ def relaxed(case: Case) -> dict[str, np.ndarray]:
     The frequency is then off as `bounds.rotary.frequencies` derives it, and its product with the position rounds once
     more; taking whole turns off is exact for the product, and 2 pi is off by half a unit for each of them.
     """
-    p, double = Precision.of(case.dtype), Precision.of("float64")
+    p, double = Precision.of(case.dtype, case.rounding), Precision.of("float64")
     angles, _ = bounds_of.angles(case)
     call = bounds_of.call_of(case)
     value, error = bounds_of.frequencies(call, double.inner)

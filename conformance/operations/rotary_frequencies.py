@@ -80,7 +80,7 @@ def bounds(case: Case, p: Precision) -> dict[str, Approx]:
     """As `bounds/rotary.py` derives them."""
     call = bounds_of.call_of(case)
     return {
-        "frequencies": bounds_of.frequencies(call, p.inner),
+        "frequencies": bounds_of.frequencies(call, p.inner, p.single_angles),
         "attention_factor": bounds_of.factor(call.scaling, p.inner),
     }
 

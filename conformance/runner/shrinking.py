@@ -21,7 +21,7 @@ from conformance.cases.axes import OFFSET
 from conformance.cases.case import Case
 from conformance.cases.declaration import SIMPLEST_FIRST, Declaration
 from conformance.cases.expectations import Planted, allowed_pairs, empty_rows
-from conformance.cases.features import alignment, has_masks, heads_and_keys, is_norm, within
+from conformance.cases.features import alignment, has_masks, heads_and_keys, within
 from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
 from conformance.cases.operation import operation_named
 from conformance.cases.signatures import definition, left_out
@@ -407,8 +407,7 @@ def in_dtype(dtype: str, declaration: Declaration) -> Change:
     def change(case: Case) -> Case | None:
         if case.dtype == dtype or "dtype" in case.options:
             return None
-        rounding = roundings(declaration, dtype) if has_masks(case.operation) or is_norm(case.operation) else {}
-        other = replace(case, dtype=dtype, rounding=rounding)
+        other = replace(case, dtype=dtype, rounding=roundings(declaration, dtype))
         record = operation_named(case.operation)
         wide = {name: compute_dtype_name(dtype) for name in case.inputs if record.is_wide(name)}
         with np.errstate(over="ignore", invalid="ignore"):

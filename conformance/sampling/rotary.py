@@ -21,6 +21,7 @@ from conformance.sampling.strategies import (
     cotangent,
     judged,
     numpy_dtype,
+    roundings,
     seeds,
     some,
     taken,
@@ -180,7 +181,8 @@ def rotary_cases(
     index = draw(st.sampled_from((np.int64, np.int32)))
     cotangents = wanted({"output": cotangent(draw, d, (B, H, T, D), 2)}, declaration)
     inputs = {"x": stored, "positions": positions.astype(index)}
-    case = Case("rotary_embedding", dtype, inputs, options, cotangents, special=special)
+    rounding = roundings(declaration, dtype)
+    case = Case("rotary_embedding", dtype, inputs, options, cotangents, special=special, rounding=rounding)
     return with_memory(draw, case, declaration)
 
 
@@ -199,8 +201,9 @@ def frequency_cases(
     widths: tuple[int, ...] = (8, 64, 128, 6, 32, 2, 80),
     declaration: Declaration = EVERYTHING,
 ) -> Case:
-    """scalings, widths: the choices. Results are float64, and so is every case."""
-    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if d == "float64")))
+    """scalings, widths: the choices. Results are float64, and so is every case, unless angles are declared float32."""
+    wanted_dtype = "float64" if declaration.convention("angles") == "exact" else "float32"
+    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if d == wanted_dtype)))
     d, width = Draw(draw(seeds), dtype), draw(st.sampled_from(widths))
     width = min(width, declaration.limits.get("model_width", width))
     width -= width % 2
@@ -214,4 +217,5 @@ def frequency_cases(
         "scaling": scaling,
         "length": draw(st.sampled_from((length, length, length, None))) if needs else None,
     }
-    return Case("rotary_frequencies", dtype, {}, without_lacking("rotary_frequencies", options, declaration))
+    options = without_lacking("rotary_frequencies", options, declaration)
+    return Case("rotary_frequencies", dtype, {}, options, rounding=roundings(declaration, dtype))

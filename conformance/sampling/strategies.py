@@ -441,13 +441,16 @@ def empty_row_convention(operation: str, declaration: Declaration) -> str:
 
 
 def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
-    """The precisions that the subject declares for parts of the arithmetic, in a case of this dtype, and merging."""
+    """What the subject declares of parts of the arithmetic, in a case of this dtype: precisions, merging, angles."""
     declared = {name: declaration.convention(name) for name in ("weights", "products", "shared_heads", "normalized")}
     if declared["shared_heads"] == "inputs":
         declared["shared_sums"] = "inputs"
+    if (rotation := declaration.convention("rotation")) != "float32":
+        declared |= {"sines": "inputs"} | ({"rotation": "inputs"} if rotation == "inputs" else {})
     declared = {name: dtype if value in ("inputs", "rounded") else value for name, value in declared.items()}
     found = {name: value for name, value in declared.items() if value not in ("float32", "float64")}
-    return found if declaration.convention("merging") == "maximum" else found | {"merging": "logsumexp"}
+    found |= {} if declaration.convention("merging") == "maximum" else {"merging": "logsumexp"}
+    return found | ({} if declaration.convention("angles") == "exact" else {"angles": "float32"})
 
 
 NUMBERS = ("usual", "usual", "by head", "by row", "zeros", "ties", "saturated", "tiny", "huge")
