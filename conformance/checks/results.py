@@ -84,8 +84,8 @@ class Violation:
     it was asked; False where a smaller one, or the case itself, then passed. before:
     the checks before it, as far as they are remembered. least: the lowest level that its rule and probe allow.
     lacks: the features and dtypes that the subject claims, and for whose plainest call it raises this error. declare:
-    the options of the command line that say that it does not support them. worst: by dtype, the violation with the
-    largest error among all cases.
+    the options of the command line that say that it does not support them, or that it departs on purpose. worst: by
+    dtype, the violation with the largest error among all cases.
     """
 
     rule: str

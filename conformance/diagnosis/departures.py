@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -15,39 +16,38 @@ from conformance.diagnosis.precision import AT_MOST
 from conformance.diagnosis.rotary import IN_SINGLE, NARROW, NARROW_PRODUCTS
 from conformance.sampling.strategies import roundings
 
-CONVENTIONS: tuple[tuple[str, dict[str, str]], ...] = (
-    (IN_SINGLE, {"angles": "float32"}),
-    ("frequencies are rounded to float32", {"angles": "float32"}),
-    (NARROW, {"rotation": "rounded"}),
-    (NARROW_PRODUCTS, {"rotation": "inputs"}),
-    ("the normalised row is rounded before it meets the weight", {"normalized": "inputs"}),
-    ("weights are rounded to ", {"weights": "inputs"}),
-    ("parts of the keys are merged by one log-sum-exp each", {"merging": "logsumexp"}),
-    (f"{AT_MOST} gradients added up over heads in ", {"shared_heads": "rounded"}),
-    (f"{AT_MOST} gradients added up over heads in ", {"shared_heads": "inputs"}),
-)
-"""How the names of mistakes begin or go on, and the convention that a subject would declare; the narrower one first."""
+CONVENTIONS: dict[str, tuple[dict[str, str], ...]] = {
+    IN_SINGLE: ({"angles": "float32"},),
+    "frequencies are rounded to float32": ({"angles": "float32"},),
+    NARROW: ({"rotation": "rounded"},),
+    NARROW_PRODUCTS: ({"rotation": "inputs"},),
+    "the normalised row is rounded before it meets the weight": ({"normalized": "inputs"},),
+    "weights are rounded to ": ({"weights": "inputs"},),
+    "parts of the keys are merged by one log-sum-exp each": ({"merging": "logsumexp"},),
+    f"{AT_MOST} gradients added up over heads in ": ({"shared_heads": "rounded"}, {"shared_heads": "inputs"}),
+}
+"""How names of mistakes begin, and the conventions that may accept each, the narrower first."""
 
 
 def departures(violation: Violation, declaration: Declaration) -> dict[str, str]:
     """Return the conventions under which the worst element conforms, in the smallest case and in those of other dtypes.
 
-    A convention is one that a known mistake of the diagnosis stands for, and that is not declared.
+    They are those of the first known mistake of a diagnosis that can be declared.
     """
     found: dict[str, str] = {}
     for one in (violation, *(worst.found for worst in violation.worst.values() if worst.another)):
-        named = {name: value for conventions in named_by(one) for name, value in conventions.items()}
-        for conventions in (*named_by(one), named):
-            if conventions and accepted(one, declaration.promising(**found | conventions)):
-                found |= conventions
-                break
+        candidates = (conventions for line in one.diagnosis for conventions in meant_by(line))
+        declared = (found | conventions for conventions in candidates)
+        found = next((both for both in declared if accepted(one, declaration.promising(**both))), found)
     return found
 
 
-def named_by(violation: Violation) -> Iterator[dict[str, str]]:
-    for name, conventions in CONVENTIONS:
-        if any(name in line for line in violation.diagnosis):
-            yield conventions
+def meant_by(line: str) -> Iterator[dict[str, str]]:
+    """The conventions that stand for the mistakes in a line of a diagnosis, all of them at once."""
+    parts = line.split("; ")
+    named = [alternatives for name, alternatives in CONVENTIONS.items() if any(p.startswith(name) for p in parts)]
+    for chosen in product(*named) if named else ():
+        yield {name: value for conventions in chosen for name, value in conventions.items()}
 
 
 def accepted(violation: Violation, declaration: Declaration) -> bool:

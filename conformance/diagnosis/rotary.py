@@ -1,4 +1,4 @@
-"""Known mistakes of rotary embeddings: other pairs, positions or frequencies; angles, sines or products in few digits."""
+"""Known mistakes of rotary embeddings: other pairs, positions, frequencies; angles, sines, products in few digits."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Results = Callable[[Case, np.ndarray], dict[str, np.ndarray]]
 """The results with such angles."""
 IN_SINGLE = "angles are computed in float32"
 NARROW = "sine and cosine are rounded to the inputs' 16 bits"
-NARROW_PRODUCTS = f"{NARROW}, and so are the products with them"
+NARROW_PRODUCTS = "sine and cosine, and the products with them, are rounded to the inputs' 16 bits"
 
 
 # --- another case -----------------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ from conformance.peers.peer import Peer, anything, as_it_is
 from conformance.runner.in_process import Runner
 from conformance.runner.in_subprocess import SubprocessRunner
 from conformance.sampling.draws import Rows
+from conformance.sampling.strategies import roundings
 
 DESCRIBED = ("MASK-2", "MASK-3", "MASK-4", "MASK-6")
 """Rules about descriptions: who takes boolean arrays only has no part in them."""
@@ -55,6 +56,15 @@ BEYOND = (REFUSAL, UNSUPPORTED, NOTHING, DIAGNOSIS, CALLS_IN_ORDER)
 """Checks of what the path does not take, of no case of its own, and of calls that were all asked before."""
 SHARE_OF_PLAN = 1 / 3
 """Of the planned sizes, for what compiles for every shape or answers from a process of its own."""
+EXCUSES: dict[str, tuple[dict[str, str], ...]] = {
+    "attention": ({"weights": "inputs"}, {"weights": "inputs", "products": "inputs"}),
+    "rotary_embedding": (
+        {"angles": "float32"},
+        {"angles": "float32", "rotation": "rounded"},
+        {"angles": "float32", "rotation": "inputs"},
+    ),
+}
+"""Conventions under which results in a dtype may be right after all, the narrower first."""
 FEATURES = {"ATT-2": "softcap", "ATT-3": "bias"}
 """Features that are not asked for in other rules' cases by who breaks their own."""
 
@@ -197,12 +207,11 @@ class PeerJudgement(Judgement):
         return found
 
     def excuse(self, rule: str, dtype: str, declaration: Declaration) -> str:
-        """The convention under which it is right after all, if one of its precisions is declared to be the inputs'."""
-        if self.operation != "attention" or dtype == "float64":
-            return ""
-        for conventions in ({"weights": "inputs"}, {"weights": "inputs", "products": "inputs"}):
-            probe = own.dtype_probe(self.operation, rule, dtype, declaration.promising(**conventions))
-            if not self.tried(probe, 0).violations:
+        """The conventions of its precision under which it is right after all, where there are any."""
+        for conventions in EXCUSES.get(self.operation, ()):
+            declared = declaration.promising(**conventions)
+            probe = own.dtype_probe(self.operation, rule, dtype, declared)
+            if roundings(declared, dtype) and not self.tried(probe, 0).violations:
                 told = ", ".join(f"{name}={value}" for name, value in conventions.items())
                 return f" (conforms under {told})"
         return ""

@@ -201,9 +201,8 @@ def frequency_cases(
     widths: tuple[int, ...] = (8, 64, 128, 6, 32, 2, 80),
     declaration: Declaration = EVERYTHING,
 ) -> Case:
-    """scalings, widths: the choices. Results are float64, and so is every case, unless angles are declared float32."""
-    wanted_dtype = "float64" if declaration.convention("angles") == "exact" else "float32"
-    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if d == wanted_dtype)))
+    """scalings, widths: the choices. Results are float64, and so is every case."""
+    dtype = draw(st.sampled_from(some(d for d in judged(dtypes, declaration) if d == "float64")))
     d, width = Draw(draw(seeds), dtype), draw(st.sampled_from(widths))
     width = min(width, declaration.limits.get("model_width", width))
     width -= width % 2
