@@ -105,12 +105,9 @@ def relative(call: Call, value: np.ndarray, unit: float, given: int) -> np.ndarr
     power = share * (math.log(base) * (LOG + 2) * unit + of_base) + ((max(EXP, POW) if given else EXP) + 2) * unit
     if isinstance(scaling, YarnScaling | Llama3Scaling):
         plain = base**-share
-        ramp = (
-            llama3(scaling, plain, power, unit, given)
-            if isinstance(scaling, Llama3Scaling)
-            else yarn(call, unit, given)
-        )
-        return np.asarray(power + (5 + given) * unit + ramp * plain / value)
+        of_llama3 = isinstance(scaling, Llama3Scaling)
+        kept = llama3(scaling, plain, power, unit, given) if of_llama3 else yarn(call, unit, given)
+        return np.asarray(power + (5 + given) * unit + kept * plain / value)
     return np.asarray(power + ((1 + given) * unit if isinstance(scaling, LinearScaling | LongRopeScaling) else 0))
 
 

@@ -60,6 +60,7 @@ EXCUSES: dict[str, tuple[dict[str, str], ...]] = {
     "attention": ({"weights": "inputs"}, {"weights": "inputs", "products": "inputs"}),
     "rotary_embedding": (
         {"angles": "float32"},
+        {"rotation": "rounded"},
         {"angles": "float32", "rotation": "rounded"},
         {"angles": "float32", "rotation": "inputs"},
     ),
