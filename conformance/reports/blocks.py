@@ -11,10 +11,11 @@ import numpy as np
 from conformance.cases.signatures import parameters_never_given
 from conformance.checks.levels import within
 from conformance.judge.judged_rules import CONTRACT
-from conformance.judge.report import levels_line
+from conformance.judge.report import LAYOUT_FIRST, levels_line
 from conformance.reports.content import Content, real
 
 DECLARE = "if it is not meant to support this, say so:"
+OTHER_LAYOUT = "its arrays seem to be [batch, length, heads, width]; if so, judge it again with:"
 
 
 def heading(violation: Content) -> str:
@@ -43,10 +44,15 @@ def rows(violation: Content) -> list[tuple[str, str]]:
     found += under("diagnosis", violation["diagnosis"])
     found += under("worst", [line for one in violation.get("worst", ()) for line in worst_lines(one, violation)])
     if violation.get("declare") is not None:
-        found += under("declare", [DECLARE, violation["declare"]])
+        found += under("declare", [advice(violation), violation["declare"]])
     if violation["replay_command"] is not None:
         found.append(("replay", violation["replay_command"]))
     return found
+
+
+def advice(violation: Content) -> str:
+    """Say when the options of "declare" are right."""
+    return OTHER_LAYOUT if violation["declare"] == LAYOUT_FIRST else DECLARE
 
 
 def under(label: str, lines: list[str]) -> list[tuple[str, str]]:
