@@ -27,14 +27,12 @@ def implementation(attention: str) -> str:
             function has the signature of `transformers`' attention interface, or that of `attention`.
 
     Raises:
-        ImportError: `transformers` is too old.
         ValueError: There is no such name or function.
     """
-    from torch_impl.huggingface import register
-
-    register()
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
+
+    from torch_impl.huggingface import register
 
     functions = AttentionInterface._global_mapping
     if ":" not in attention:

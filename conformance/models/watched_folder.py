@@ -29,7 +29,8 @@ def load_model(folder: Path, attention: str | None, dtype: str) -> tuple[Any, li
         The model, and the names of its entries that the folder lacks: these weights are random.
 
     Raises:
-        ImportError, ValueError: It cannot be loaded, or reads no tokens.
+        ImportError: `transformers` is older than 5.
+        ValueError: It cannot be loaded, or reads no tokens.
     """
     path = folder / NAME
     if not path.is_file():
@@ -38,6 +39,9 @@ def load_model(folder: Path, attention: str | None, dtype: str) -> tuple[Any, li
         raise ValueError(f"{path} must hold an object")
     import transformers
 
+    from torch_impl.huggingface import register
+
+    register()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
     given = {} if attention is None else {"attn_implementation": implementation(attention)}
@@ -117,12 +121,22 @@ def read_texts(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # the library's own, whatever they are
-        path = folder / "tokenizer.json"
-        why = f"{path} cannot be read: {in_one_line(error)}" if path.is_file() else f"{path} is not there"
+        why = broken_tokenizer(folder) or f"{folder} has no tokenizer that can be loaded: {in_one_line(error)}"
         raise ValueError(f"{why}; give token ids by --tokens, such as --tokens 5,7,2") from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return dict(tokenizer(list(texts), padding=len(texts) > 1, return_tensors="pt"))
+
+
+def broken_tokenizer(folder: Path) -> str:
+    """Name a file of the tokenizer that is no JSON or is not there, and why; empty where none is."""
+    found = sorted(folder.glob("*token*.json"))
+    for path in found:
+        try:
+            json_of(path)
+        except ValueError as error:
+            return str(error)
+    return "" if found else f"{folder / 'tokenizer.json'} is not there"
 
 
 def in_one_line(error: BaseException) -> str:

@@ -639,7 +639,10 @@ BROKEN = [
     (changed(vocab_size=50), "lm_head.weight has shape [40, 32], and config.json says [50, 32], and 1 more do not fit"),
     (cut, "model.safetensors cannot be read as a safetensors file: Error while deserializing header"),
     (lambda folder: (folder / "model.safetensors").unlink(), "no file named model.safetensors"),
-    (written("tokenizer.json", "x"), "tokenizer.json cannot be read"),
+    (written("tokenizer.json", "x"), "tokenizer.json cannot be read as JSON: Expecting value"),
+    (written("tokenizer.json", "{}"), "copy has no tokenizer that can be loaded: "),
+    (written("tokenizer_config.json", "{"), "tokenizer_config.json cannot be read as JSON: Expecting property name"),
+    (lambda folder: None, "tokenizer.json is not there; give token ids by --tokens"),
 ]
 
 
