@@ -572,7 +572,7 @@ def network(parameters: Any, x: Any, activation: str, dropout_keep: Any, dropout
 # --- blocks and models ------------------------------------------------------------------------------------------------
 
 
-def block_attention(parameters: Any, projections: Any, x: Any, memory: Any, num_heads: int) -> None:
+def block_attention(parameters: Any, projections: Any, x: Any, memory: Any, num_heads: int) -> int:
     """Check a block's attention, whose queries and keys may have norms of their own (MHA-1, NORM-8).
 
     Args:
@@ -581,6 +581,9 @@ def block_attention(parameters: Any, projections: Any, x: Any, memory: Any, num_
         x: [B, Q, E].
         memory: [B, K, E of the keys].
         num_heads: the number of query heads.
+
+    Returns:
+        The head width.
 
     Raises:
         TypeError: for other structures or dtypes.
@@ -595,6 +598,7 @@ def block_attention(parameters: Any, projections: Any, x: Any, memory: Any, num_
         if shape not in ((D,), (heads * D,)):
             wanted = f"[{D}] for each head or [{heads * D}] for all together"
             raise ValueError(f"{name}.weight must have shape {wanted}, got {list(shape)}")
+    return D
 
 
 def norms(parameters: Any, configuration: Configuration) -> None:

@@ -187,7 +187,6 @@ class Fault(NamedTuple):
     new: str
 
 
-KEYS, QUERIES = (f"{name}(p.self_attention, x, configuration, layer)" for name in ("keys", "ries"))
 FAULTS = (
     Fault("positions one too far", "gpt2", "embedding", "offset=length)", "offset=length + 1)"),
     Fault("positions begin anew", "dawn", "embedding", "offset=length)", "offset=0)"),
@@ -202,10 +201,8 @@ FAULTS = (
     Fault("padding is forgotten", "padded keys", "block 0", "write(cache.real, ", "write(cache.real | True, "),
     Fault("padded queries ask", "padded queries", "block 0", "return causal & Dense(", "return causal | Dense("),
     Fault("no norm after the blocks", "gpt2", "logits", "normalize_if(decoder.norm", "normalize_if(None"),
-    Fault("keys turned from 0", "llama", "block 0", "keys(p.self_attention, x, configuration, layer, length)", KEYS),
-    Fault(
-        "queries turned from 0", "llama", "block 0", "ries(p.self_attention, x, configuration, layer, length)", QUERIES
-    ),
+    Fault("turned from 0", "llama", "block 0", "layers, x, configured, length)", "layers, x, configured)"),
+    Fault("turned one too far", "llama", "block 0", "layers, x, configured, length)", "layers, x, configured, stop)"),
     Fault("window stays", "mistral", "block 0", "windowed(mask, layer, length)", "windowed(mask, layer)"),
     Fault("no window", "mistral", "block 0", "windowed(mask, layer, length)", "mask"),
     Fault(
