@@ -162,17 +162,18 @@ def attend_vjp(
     """Gradients of the parameters, of x as the queries, of memory as the keys and values, and of the bias."""
     width = check_attention(parameters, x, memory, configuration)
     rotation = rotation_of(layer.rotary, width, x) if rotation is None else rotation
+    of_keys = rotation if memory.shape[1] == x.shape[1] else rotation_of(layer.rotary, width, memory)
     p, H = parameters, configuration.num_heads
     options = attention_options(x.shape[-1], windowed(mask, layer), weights_dropout, configuration)
     options |= {"bias": bias, "sinks": p.sinks}
     query = project_queries(p, x, configuration, layer, rotation)
-    keys, values = project_keys(p, memory, configuration, layer, rotation)
+    keys, values = project_keys(p, memory, configuration, layer, of_keys)
     joined = concatenate_heads(attention(query, keys, values, **options))
     output, joined_gradient = linear_vjp(p.output, joined, cotangent)
     inner = attention_vjp(query, keys, values, split_heads(joined_gradient, H), **options)
     of_query = project_vjp(join_heads(p.query), p.query_norm, x, H, layer, rotation, inner.query, configuration)
     G = key_heads(p, H)
-    of_key = project_vjp(join_heads(p.key), p.key_norm, memory, G, layer, rotation, inner.key, configuration)
+    of_key = project_vjp(join_heads(p.key), p.key_norm, memory, G, layer, of_keys, inner.key, configuration)
     value, as_value = linear_vjp(join_heads(p.value), memory, concatenate_heads(inner.value))
     gradients = MultiHeadAttention(of_query[0], of_key[0], value, output, of_query[1], of_key[1], inner.sinks)
     return gradients, of_query[2], add(of_key[2], as_value), inner.bias

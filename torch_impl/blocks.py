@@ -218,8 +218,9 @@ def attend(
     """Attention of x to memory, which in self-attention is x. bias: of the scores (ATT-3). rotation: as in a block."""
     width = check_attention(parameters, x, memory, configuration)
     rotation = rotation_of(layer.rotary, width, x) if rotation is None else rotation
+    of_keys = rotation if memory.shape[1] == x.shape[1] else rotation_of(layer.rotary, width, memory)
     query = project_queries(parameters, x, configuration, layer, rotation)
-    keys, values = project_keys(parameters, memory, configuration, layer, rotation)
+    keys, values = project_keys(parameters, memory, configuration, layer, of_keys)
     return attend_to(parameters, query, keys, values, windowed(mask, layer), weights_dropout, configuration, bias)
 
 

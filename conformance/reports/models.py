@@ -141,8 +141,9 @@ def weights_within(
     rotation = rotation_of(layer.rotary, width, x) if rotation is None else rotation
 
     options = attention_options(x.shape[-1], windowed(mask, layer), None, configuration)
+    of_keys = rotation if memory.shape[1] == x.shape[1] else rotation_of(layer.rotary, width, memory)
     query = project_queries(parameters, x, configuration, layer, rotation)
-    key, _ = project_keys(parameters, memory, configuration, layer, rotation)
+    key, _ = project_keys(parameters, memory, configuration, layer, of_keys)
     kept = {option: options[option] for option in ("mask", "scale", "softcap", "empty_rows")}
     return attention_weights(query, key, bias=bias, sinks=parameters.sinks, **kept)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 
 import torch_impl
 from reference_numpy.transformer_vjp import language_model_vjp
+from specification.configuration import AttentionLayer, Configuration
 from specification.parameters import mapped
+from specification.rotary import Rotary
 from tests.support.helpers import REFERENCE, Implementation, by_reference
 from tests.support.small_models import decoding, plant
-from tests.support.todays_models import TODAY, Example
+from tests.support.todays_models import TODAY, E, Example, H, Parts
 
 ROTATIONS = {"llama": 1, "gemma3": 2}
 """How many different ones a model has, in four layers."""
@@ -72,6 +75,20 @@ def test_tables_are_made_once_for_a_pass_and_its_gradient(name: str, monkeypatch
     assert len(made) == forward_and_back
 
 
+@pytest.mark.rule("POS-3")
+def test_keys_may_be_more_than_queries(implementation: Implementation) -> None:
+    """In an attention alone: the first queries of all get what they get among all, and their gradients."""
+    parts = Parts()
+    parameters, x = implementation.convert(parts.attention()), parts.array(2, 5, E)
+    configuration = Configuration(H, attention_layers=(AttentionLayer(rotary=Rotary(base=10.0)),))
+    model = implementation.Model(parameters, configuration)
+    answers = [
+        implementation.subject.framework.numpy(model(*map(implementation.convert, given)))
+        for given in ((x,), (x[:, :3], x))
+    ]
+    np.testing.assert_allclose(answers[1], answers[0][:, :3], rtol=1e-5, atol=1e-6)
+
+
 def test_a_table_for_every_layer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(
         "reference_numpy.blocks",
@@ -86,13 +103,18 @@ def test_a_table_for_every_layer_is_found(monkeypatch: pytest.MonkeyPatch) -> No
 def values_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Is given the name of every method of a tensor that is called and would wait for a device."""
     read: list[str] = []
-    for name in ("cpu", "numpy", "item", "tolist", "nonzero", "__bool__", "__int__", "__float__", "__index__"):
 
-        def reading(self: Any, *arguments: Any, right: Any = getattr(torch.Tensor, name), name: str = name) -> Any:
+    def watched(name: str) -> Callable[..., Any]:
+        right = getattr(torch.Tensor, name)
+
+        def reading(*arguments: Any) -> Any:
             read.append(name)
-            return right(self, *arguments)
+            return right(*arguments)
 
-        monkeypatch.setattr(torch.Tensor, name, reading)
+        return reading
+
+    for name in ("cpu", "numpy", "item", "tolist", "nonzero", "__bool__", "__int__", "__float__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, name, watched(name))
     return read
 
 
