@@ -297,7 +297,7 @@ def decoder(
         TypeError: Dtypes or structures that are not as described.
         ValueError: Sizes or numbers that are not as described.
     """
-    checks.stack(parameters, Decoder, x, dropout)
+    checks.stack(parameters, Decoder, x, dropout, memory=memory)
     if parameters.embedding is not None:
         mask = both(mask, target_mask(x, configuration))
         x = embed(parameters.embedding, x, configuration=configuration)

@@ -350,7 +350,7 @@ def decoder_vjp(
     Raises:
         TypeError, ValueError: As in `decoder`, and for a cotangent in another shape or dtype than its result.
     """
-    checks.stack(parameters, Decoder, x, dropout)
+    checks.stack(parameters, Decoder, x, dropout, memory=memory)
     tokens = x
     if parameters.embedding is not None:
         mask = both(mask, target_mask(tokens, configuration))
