@@ -152,11 +152,11 @@ def cases() -> list[Any]:
     for implementation in IMPLEMENTATIONS:
         for name in EXAMPLES:
             for dtype in ("float32", "float64"):
-                if implementation.package == "jax_impl" and dtype == "float64" and name != "prenorm-blog":
-                    continue
+                wide = implementation.package == "jax_impl" and dtype == "float64" and name != "prenorm-blog"
                 for cut in CUTS if implementation is REFERENCE and dtype == "float32" else (PLAIN,):
                     id = f"{implementation.package}, {name}, {dtype}, {cut}"
-                    found.append(pytest.param(implementation, name, dtype, cut, id=id))
+                    marks = pytest.mark.slow if wide else ()
+                    found.append(pytest.param(implementation, name, dtype, cut, id=id, marks=marks))
         for name in TODAYS:
             for dtype in ("float32", "float64"):
                 id = f"{implementation.package}, {name}, {dtype}, {PLAIN}"
