@@ -146,7 +146,10 @@ def rotation_of(rotary: Rotary | None, width: Any, x: Float[jax.Array, "B T E"],
 
 def rotated(x: Float[jax.Array, "B H T D"], layer: AttentionLayer, rotation: Any) -> Float[jax.Array, "B H T D"]:
     """Queries or keys, rotated where the layer says so."""
-    return x if layer.rotary is None else rotate(x, *rotation, layer.rotary.pairing)
+    if layer.rotary is None:
+        return x
+    sine, cosine = rotation
+    return rotate(x, sine, cosine, layer.rotary.pairing)
 
 
 def positions_from(x: Float[jax.Array, "B T E"], offset: Any) -> Integer[jax.Array, "T"]:

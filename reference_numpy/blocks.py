@@ -140,7 +140,10 @@ def rotation_of(rotary: Rotary | None, width: Any, x: Float[np.ndarray, "B T E"]
 
 def rotated(x: Float[np.ndarray, "B H T D"], layer: AttentionLayer, rotation: Any) -> Float[np.ndarray, "B H T D"]:
     """Queries or keys, rotated where the layer says so."""
-    return x if layer.rotary is None else rotate(x, *rotation, layer.rotary.pairing)
+    if layer.rotary is None:
+        return x
+    sine, cosine = rotation
+    return rotate(x, sine, cosine, layer.rotary.pairing)
 
 
 def positions_from(x: Float[np.ndarray, "B T E"], offset: Any) -> Integer[np.ndarray, "T"]:

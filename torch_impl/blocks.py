@@ -141,7 +141,10 @@ def rotation_of(rotary: Rotary | None, width: Any, x: Float[torch.Tensor, "B T E
 
 def rotated(x: Float[torch.Tensor, "B H T D"], layer: AttentionLayer, rotation: Any) -> Float[torch.Tensor, "B H T D"]:
     """Queries or keys, rotated where the layer says so."""
-    return x if layer.rotary is None else rotate(x, *rotation, layer.rotary.pairing)
+    if layer.rotary is None:
+        return x
+    sine, cosine = rotation
+    return rotate(x, sine, cosine, layer.rotary.pairing)
 
 
 def positions_from(x: Float[torch.Tensor, "B T E"], offset: Any) -> Integer[torch.Tensor, "T"]:

@@ -77,7 +77,7 @@ FAULTS = (
     Fault("the base is left as it is", "llama", "blocks", "columns, rotary.base,", "columns, 10000.0,"),
     Fault("the scaling is left out", "gpt_oss", "blocks", "rotary.base, rotary.scaling,", "rotary.base, None,"),
     Fault("all columns turn", "gpt_neox", "blocks", "checks.rotary_fits(rotary, width)", "width"),
-    Fault("pairs are halves", "gpt_j", "blocks", "*rotation, layer.rotary.pairing)", '*rotation, "halves")'),
+    Fault("pairs are halves", "gpt_j", "blocks", "cosine, layer.rotary.pairing)", 'cosine, "halves")'),
     Fault(
         "the first layer's rotation for all",
         "gemma3",
