@@ -27,7 +27,7 @@ from conformance.checks.results import Results, Violation
 from conformance.diagnosis.naming import diagnosed
 from conformance.judge.other_dtypes import with_other_dtypes
 from conformance.judge.reproduction import Reproduction
-from conformance.judge.run import STUCK, Progress, Tried, run_corpus, run_probe, run_refusal, violation
+from conformance.judge.run import STUCK, WHOLE_PLAN, Progress, Tried, run_corpus, run_probe, run_refusal, violation
 from conformance.judge.thresholds import with_thresholds
 from conformance.judge.worker_processes import Order, WorkerProcesses
 from conformance.operations.corpus import Entry, entries_for
@@ -104,12 +104,14 @@ class Judgement:
     untried: str = ""
     workers: WorkerProcesses | None = None
     target: Target | None = None
+    ordered: Declaration | None = None
 
     def __post_init__(self) -> None:
         self.reproduction = Reproduction(self.runner, self.target)
 
     def run(self) -> None:
-        declaration = self.runner.declaration
+        declaration = self.declared
+        self.order(declaration)  # most functions take what they claim
         if not self.takes(plain_claim(self.operation, declaration)):
             self.untried = NOTHING_ELSE
             self.say_dtypes(declaration)
@@ -124,6 +126,12 @@ class Judgement:
         if self.shrinking:
             with_thresholds(self.results, self.runner)
             with_other_dtypes(self.results, self.runner, self.shrinking)
+
+    @property
+    def declared(self) -> Declaration:
+        """The subject's declaration. Where shapes are compiled and cases are few, all probes share some sizes."""
+        few = self.runner.declaration.compiled and self.examples < WHOLE_PLAN
+        return replace(self.runner.declaration, shared=self.seed) if few else self.runner.declaration
 
     def judge(self, declaration: Declaration) -> None:
         """Empty rows first: who gets them wrong is asked for no more of them, so that each rule is seen by itself."""
@@ -175,7 +183,9 @@ class Judgement:
         return self.shrinking / max(1, len(self.results.violations) - MANY)
 
     def order(self, declaration: Declaration) -> None:
-        if self.workers is not None:
+        """Have workers run the probes for what it takes; what they found with others is dropped."""
+        if self.workers is not None and declaration != self.ordered:
+            self.ordered = declaration
             self.workers.order(Order(self.operation, declaration, self.examples, self.seed, self.rules))
 
     def later_probes(self, declaration: Declaration) -> list[Probe]:
@@ -330,6 +340,8 @@ def narrowed(declaration: Declaration, refused: Collection[str]) -> Declaration:
 def plain(operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case]:
     """The operation with nothing that could be left away."""
     bare = replace(declaration, features=declaration.features & set(UNCLAIMED))
+    if declaration.compiled and operation.startswith("attention"):
+        return operation_named(operation).cases(dtypes=(dtype,), plans=telling("", bare), declaration=bare)
     return generation.operation_cases(operation, (dtype,), bare)
 
 
@@ -378,11 +390,15 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
 
 
 def telling(feature: str, declaration: Declaration) -> tuple[Sizes, ...]:
-    """Short sizes that have the feature, with the fewest axes of size 1, which broadcast without being supported."""
+    """Short sizes that have the feature, with the fewest axes of size 1, which broadcast without being supported.
+
+    Where shapes are compiled, the first of them alone.
+    """
     sizes = [adapted(plan, declaration) for plan in SHORT]
     sizes = [s for s in sizes if feature != "gqa" or s.H > s.G] or sizes
     ones = [s.count(1) for s in sizes]
-    return tuple(s for s, count in zip(sizes, ones, strict=True) if count == min(ones))
+    found = tuple(s for s, count in zip(sizes, ones, strict=True) if count == min(ones))
+    return found[:1] if declaration.compiled else found
 
 
 def unsupported(operation: str, runner: Runner, declaration: Declaration) -> Iterator[Probe]:
