@@ -116,7 +116,7 @@ class Declaration:
     limits: the largest size that it takes of dimensions named in `DIMENSIONS`. tile: queries and keys of its tiles.
     head_widths: (D, V) of the only heads that it takes; empty where it takes any.
     compiled: its framework compiles for every shape. strides: arrays of its framework can lie in memory in several
-    ways. shared: by this number all probes choose the same few of the sizes that they have in common; None for all.
+    ways.
     """
 
     features: frozenset[str] = frozenset(FEATURES) - {"logsumexp", *KERNEL_ARGUMENTS}
@@ -134,7 +134,6 @@ class Declaration:
     head_widths: tuple[tuple[int, int], ...] = ()
     compiled: bool = False
     strides: bool = True
-    shared: int | None = None
 
     def __contains__(self, feature: str) -> bool:
         return feature in self.features

@@ -27,7 +27,7 @@ from conformance.checks.results import Results, Violation
 from conformance.diagnosis.naming import diagnosed
 from conformance.judge.other_dtypes import with_other_dtypes
 from conformance.judge.reproduction import Reproduction
-from conformance.judge.run import STUCK, WHOLE_PLAN, Progress, Tried, run_corpus, run_probe, run_refusal, violation
+from conformance.judge.run import STUCK, Progress, Tried, run_corpus, run_probe, run_refusal, violation
 from conformance.judge.thresholds import with_thresholds
 from conformance.judge.worker_processes import Order, WorkerProcesses
 from conformance.operations.corpus import Entry, entries_for
@@ -110,7 +110,7 @@ class Judgement:
         self.reproduction = Reproduction(self.runner, self.target)
 
     def run(self) -> None:
-        declaration = self.declared
+        declaration = self.runner.declaration
         self.order(declaration)  # most functions take what they claim
         if not self.takes(plain_claim(self.operation, declaration)):
             self.untried = NOTHING_ELSE
@@ -126,12 +126,6 @@ class Judgement:
         if self.shrinking:
             with_thresholds(self.results, self.runner)
             with_other_dtypes(self.results, self.runner, self.shrinking)
-
-    @property
-    def declared(self) -> Declaration:
-        """The subject's declaration. Where shapes are compiled and cases are few, all probes share some sizes."""
-        few = self.runner.declaration.compiled and self.examples < WHOLE_PLAN
-        return replace(self.runner.declaration, shared=self.seed) if few else self.runner.declaration
 
     def judge(self, declaration: Declaration) -> None:
         """Empty rows first: who gets them wrong is asked for no more of them, so that each rule is seen by itself."""
@@ -339,10 +333,15 @@ def narrowed(declaration: Declaration, refused: Collection[str]) -> Declaration:
 
 def plain(operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case]:
     """The operation with nothing that could be left away."""
-    bare = replace(declaration, features=declaration.features & set(UNCLAIMED))
+    return of_any_kind(operation, replace(declaration, features=declaration.features & set(UNCLAIMED)), dtype)
+
+
+def of_any_kind(operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case]:
+    """Any cases of the operation; where shapes are compiled, those of attention have the sizes of other claims."""
     if declaration.compiled and operation.startswith("attention"):
-        return operation_named(operation).cases(dtypes=(dtype,), plans=telling("", bare), declaration=bare)
-    return generation.operation_cases(operation, (dtype,), bare)
+        plans = telling("", declaration)
+        return operation_named(operation).cases(dtypes=(dtype,), plans=plans, declaration=declaration)
+    return generation.operation_cases(operation, (dtype,), declaration)
 
 
 def showing(feature: str, operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case] | None:
@@ -359,7 +358,7 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
             return None
         bare = replace(bare, features=bare.features | {*declaration.masks})
     if feature == "gradients":
-        return generation.operation_cases(operation, (dtype,), bare)
+        return of_any_kind(operation, bare, dtype)
     if feature == "axes":
         if not is_norm(operation):
             return None
@@ -416,7 +415,7 @@ def unsupported(operation: str, runner: Runner, declaration: Declaration) -> Ite
             title = f"{dtype} is not supported"
             yield Probe(rule_of("dtype", operation), title, (operation,), cases, UNSUPPORTED, weight=0.3)
     if (said.width_multiple > 1 or said.head_widths) and has_masks(operation):
-        anywhere = replace(declaration, width_multiple=1, head_widths=())
+        anywhere = replace(declaration, width_multiple=1, head_widths=(), compiled=False)  # of several widths
         cases = plain(operation, anywhere, declaration.dtypes[0])
         odd = cases.filter(lambda case: not said.takes_widths(*widths_of(case)))
         title = "another head width" if said.head_widths else f"a width that is no multiple of {said.width_multiple}"

@@ -97,7 +97,7 @@ class JudgeSession:
     def questions(self) -> list[Question]:
         """In the order in which a judgement asks them."""
         found = [Question("claim", claim.rule, title) for title, claim in self.claims.items()]
-        about = self.judgement.questions(self.judgement.declared)
+        about = self.judgement.questions(self.runner.declaration)
         found += sorted(about, key=lambda question: not question.of_empty_rows)
         found.append(Question("printed", "CALL", PRINTS))
         chosen = self.rules or JUDGED
@@ -187,7 +187,7 @@ class JudgeSession:
         for title, claim in self.claims.items():
             if title != PLAIN_CALL:
                 self.holds(Question("claim", claim.rule, title))
-        return narrowed(self.judgement.declared, self.refused)
+        return narrowed(self.runner.declaration, self.refused)
 
     @cached_property
     def forgiving(self) -> Declaration:

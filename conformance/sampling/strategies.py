@@ -148,20 +148,11 @@ def sizes(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None 
 def sizes_for(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None) -> list[Sizes]:
     usual = SHORT if dtype == "float64" else SHORT + LONG
     found = dict.fromkeys(adapted(plan, declaration) for plan in (usual if plans is None else plans))
-    if declaration.shared is not None:
-        shared = {adapted(plan, declaration) for plan in shared_sizes(declaration.shared)}
-        found = {s: None for s in found if s in shared} or found
     if dtype != "float64":
         return [*found]
     able = [s for s in found if exactly_affordable(s)]
     few = [s for s in able if s in {adapted(plan, declaration) for plan in FLOAT64}]
     return few if few and declaration.compiled and len(declaration.dtypes) > 1 else able
-
-
-def shared_sizes(number: int) -> list[Sizes]:
-    """Of the usual sizes, those that all probes share: `FEATURED`, and one more of each kind that the number chooses."""
-    rng = np.random.default_rng(number)
-    return [*FEATURED, *(kind[int(rng.integers(len(kind)))] for kind in (SHORT[1:3], (*LONG[:2], LONG[3])))]
 
 
 EXACTLY = 2**20

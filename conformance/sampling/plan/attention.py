@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-import numpy as np
-
 from conformance.cases.declaration import Declaration
 from conformance.cases.sizes import Sizes, adapted
 from conformance.sampling.plan.covering import LevelRow, Levels, Row, covering, with_sizes
@@ -138,14 +136,10 @@ def sizes_of(row: Row) -> Sizes:
 def plan_of(name: str, declaration: Declaration, seed: int = 0, strength: int = 2) -> tuple[Sizes, ...]:
     """The sizes of a plan, as the subject takes them; each once.
 
-    Where shapes are compiled, all plans have those of "everything", so that what is compiled serves every probe; where
-    sizes are shared, `SHARED` of them.
+    Where shapes are compiled, all plans have those of "everything", so that what is compiled serves every probe.
     """
     name, seed = ("everything", 0) if declaration.compiled else (name, seed)
-    found = [sizes_of(row) for row in rows(name, declaration.compiled, declaration.tile, seed, strength)]
-    if declaration.shared is not None:
-        order = np.random.default_rng(declaration.shared).permutation(len(found))
-        found = [found[index] for index in order[:SHARED]]
+    found = (sizes_of(row) for row in rows(name, declaration.compiled, declaration.tile, seed, strength))
     return tuple(dict.fromkeys(fitted(sizes, declaration) for sizes in found))
 
 
@@ -175,8 +169,6 @@ def row_of(s: Sizes) -> Row:
     return row | {"key_width": s.D, "value_width": s.V}
 
 
-SHARED = 5
-"""Rows that all probes share where cases are few, of twelve."""
 SQUARE = Sizes(1, 1, 1, 4097, 4097, 1, 1)
 """More pairs than float32 has integers in a row: 2^24."""
 
