@@ -351,8 +351,8 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
         if not operation.startswith("attention") or not {"structured", "causal"} <= declaration.features:
             return None
         at_any = replace(bare, features=bare.features | {"causal"})
-        given: dict[str, Any] = {"plans": telling(feature, at_any)} if declaration.compiled else {}
-        causal = generation.attention_cases(operation, "causal", (), False, False, (dtype,), declaration=at_any, **given)
+        given = dict[str, Any](declaration=at_any, plans=telling(feature, at_any) if declaration.compiled else None)
+        causal = generation.attention_cases(operation, "causal", (), False, False, (dtype,), **given)
         return causal.filter(lambda case: feature in features_of(case))
     if feature == "combined":  # arrays are combined before the subject sees them
         if "structured" not in declaration or len(declaration.masks) < 2:

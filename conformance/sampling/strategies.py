@@ -67,8 +67,8 @@ LONG = (
     Sizes(2, 4, 1, 16, 32, 16, 16),
 )
 FEATURED = (SHORT[0], SHORT[3], LONG[2])
-"""Of the usual sizes, those with every feature where shapes are compiled, since each feature is compiled for each shape:
-all sizes differ, one query, and more than a tile of queries, keys and columns."""
+"""Of the usual sizes, those with every feature where shapes are compiled, since each feature is compiled for each of
+them: all sizes differ, one query, and more than a tile of queries, keys and columns."""
 FLOAT64 = (SHORT[0], SHORT[3], LONG[1])
 """Of the usual sizes, those in float64 where shapes are compiled, unless there are no narrower dtypes."""
 TILED = (Sizes(1, 2, 1, 70, 150, 3, 2), Sizes(2, 1, 1, 140, 140, 4, 3), Sizes(1, 2, 2, 300, 300, 2, 3))

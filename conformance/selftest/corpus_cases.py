@@ -195,7 +195,11 @@ NUMBERS = (
     Chosen("denormal values", "ATT-9 denormal values of 16 bits read as 0", heads(Q=5, K=6, dtype="float16")),
     Chosen("keys of 0", "ATT-8 keys of zeros taken for padding", heads(Q=5, K=6)),
     Chosen("cotangents of 0", "ATT-12 rows skipped that have a cotangent of 0", with_gradients(Q=5, K=6)),
-    Chosen("rows without cotangents", "ATT-12 tiles of 2 rows skipped whose first cotangent is 0", with_gradients(Q=5, K=6)),
+    Chosen(
+        "rows without cotangents",
+        "ATT-12 tiles of 2 rows skipped whose first cotangent is 0",
+        with_gradients(Q=5, K=6),
+    ),
     Chosen("values of 0", "ATT-12 no gradient where a value is 0", with_gradients(Q=5, K=6)),
 )
 STATE = (

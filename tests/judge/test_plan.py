@@ -19,12 +19,12 @@ from conformance.judge.run import cases_of, silent, try_probe
 from conformance.operations.corpus import entries_for
 from conformance.operations.layer_norm import PLAN
 from conformance.operations.probes import catalogue
+from conformance.runner.in_process import Runner
 from conformance.sampling.draws import Rows, drawn, of_seed
 from conformance.sampling.plan import attention as plan
 from conformance.sampling.plan import layers
 from conformance.sampling.plan.covering import covering, smallest_with, with_sizes
 from conformance.sampling.plan.values import LENGTHS, WIDTHS, around, classes
-from conformance.runner.in_process import Runner
 from conformance.sampling.strategies import FEATURED, LONG, SHORT, attention_cases
 from conformance.subjects.subject import NumpySubject
 from reference_numpy import attention_weights
