@@ -45,7 +45,7 @@ def histories(operation: str, declaration: Declaration, count: int | None = None
 
 def attention_histories(operation: str, declaration: Declaration, count: int | None) -> Histories:
     kinds = {"sizes": other_sizes, "options": other_options, "dtypes": other_dtypes}
-    widths = dict.fromkeys(kinds, WIDTHS)
+    widths: dict[str, tuple[int, ...]] = dict.fromkeys(kinds, WIDTHS)
     if declaration.compiled:  # one for each kind
         widths = {kind: WIDTHS[number : number + 1] for number, kind in enumerate(kinds)}
     return {kind: attention_history(operation, declaration, make, count, widths[kind]) for kind, make in kinds.items()}
