@@ -15,7 +15,8 @@ class Probe:
     """What tests one rule.
 
     operations: those that a subject must have. material: draws what the check works on. weight: its share
-    of the cases, relative to other probes.
+    of the cases, relative to other probes. of_memory: only the way in which arrays lie in memory makes its cases differ
+    from others, so subjects whose arrays lie in one way alone are not asked.
     """
 
     rule: str
@@ -24,6 +25,7 @@ class Probe:
     material: Material
     check: Check[Any, Any] = AGREEMENT
     weight: float = 1.0
+    of_memory: bool = False
 
 
 def agreement(rule: str, title: str, operation: str, cases: Material, weight: float = 1.0) -> Probe:

@@ -164,9 +164,11 @@ def run_corpus(
     """Cases that are written out; see `conformance.operations.corpus`."""
     results, by_name = Results(), {runner.name: runner for runner in runners}
     for entry in frozen:
-        runners = [runner for runner in runners if runner.overrun < STUCK]
+        asked = [runner for runner in runners if runner.overrun < STUCK]
+        if entry.case.memory:
+            asked = [runner for runner in asked if runner.declaration.strides]
         shared = entry.check.prepare(entry.material)
-        for runner in runners:
+        for runner in asked:
             findings, rule = runner(entry.check, entry.material, shared), entry.rule
             if breaks(findings):
                 before = before_last(runner)
@@ -193,6 +195,7 @@ def try_probe(probe: Probe, runners: Sequence[Runner], examples: int, seed: int,
     """Run a probe's cases and return the results."""
     agreement = probe.check == AGREEMENT
     results, failing = Results(), dict[tuple[str, str], int]()
+    runners = [runner for runner in runners if runner.declaration.strides or not probe.of_memory]
     for number, material in drawn(probe.material, cases_of(probe, examples), seed_of(probe, seed)):
         asked = [runner for runner in runners if runner.overrun < STUCK]
         if not asked:

@@ -76,7 +76,8 @@ def memory_probes(operation: Operation, declaration: Declaration) -> list[Probe]
     for layout in layouts:
         material = memory_cases(memory_plans(operation, declaration), layout, declaration)
         by = MEMORY if layout in REFUSABLE else AGREEMENT
-        found.append(Probe("ATT-13", f"memory of {operation.name}: {layout}", (operation.name,), material, by))
+        title = f"memory of {operation.name}: {layout}"
+        found.append(Probe("ATT-13", title, (operation.name,), material, by, of_memory=True))
     return found
 
 
