@@ -124,9 +124,9 @@ def cases_of(probe: Probe, examples: int) -> int:
 
     Where it gets fewer, large cases are left out first: of the rows a share that is the square of the other one.
     """
-    if isinstance(probe.material, Rows):
+    if isinstance(probe.cases, Rows):
         share = examples / WHOLE_PLAN
-        return max(1, round(len(probe.material.strategies) * (share if share >= 1 else share**2) * probe.weight))
+        return max(1, round(len(probe.cases.strategies) * (share if share >= 1 else share**2) * probe.weight))
     return max(1, round(examples * probe.weight))
 
 
@@ -193,7 +193,7 @@ def try_probe(probe: Probe, runners: Sequence[Runner], examples: int, seed: int,
     """Run a probe's cases and return the results."""
     agreement = probe.check == AGREEMENT
     results, failing = Results(), dict[tuple[str, str], int]()
-    for number, material in drawn(probe.material, cases_of(probe, examples), seed_of(probe, seed)):
+    for number, material in drawn(probe.cases, cases_of(probe, examples), seed_of(probe, seed)):
         asked = [runner for runner in runners if runner.overrun < STUCK]
         if not asked:
             break
@@ -276,7 +276,7 @@ def smallest(
 
     @hypothesis.seed(own_seed(of_probe, number))
     @drawing(EACH, Phase.generate, Phase.shrink)
-    @hypothesis.given(with_lot(strategy_of(probe.material, number, of_probe)))
+    @hypothesis.given(with_lot(strategy_of(probe.cases, number, of_probe)))
     def each(drawn: tuple[int, Any]) -> None:
         material = drawn[1]
         if found and time.monotonic() > end:

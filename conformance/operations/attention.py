@@ -36,6 +36,7 @@ from conformance.operations.common import OFTEN, planned
 from conformance.oracle.reference import attention_work
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
+from conformance.sampling.draws import CaseStrategy
 from conformance.sampling.strategies import ALIKE, EMPTY, LONG, MASKS, ONE_KEY, SHORT, THOUSANDS, TILED
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.dtypes import HALF
@@ -128,8 +129,8 @@ def probes_with_logsumexp(declaration: Declaration) -> list[Probe]:
     empty = partial(special.empty_row_cases, declaration=declaration)
     featured = featured_in(declaration)
 
-    def both(rule: str, title: str, material: Any, by: Check[Any, Any] = AGREEMENT, weight: float = 1.0) -> Probe:
-        return Probe(rule, f"{title} with the log-sum-exp", ("attention",), material, by, weight)
+    def both(rule: str, title: str, cases: CaseStrategy, by: Check[Any, Any] = AGREEMENT, weight: float = 1.0) -> Probe:
+        return Probe(rule, f"{title} with the log-sum-exp", ("attention",), cases, by, weight)
 
     def far(*focus: str) -> st.SearchStrategy[Case]:
         return special.far_cases("attention", focus, declaration)
@@ -167,9 +168,9 @@ def probes_of_the_output(declaration: Declaration) -> list[Probe]:
         return agreement(rule, title, "attention", cases, weight)
 
     def twin(
-        rule: str, title: str, material: st.SearchStrategy[Any], by: Check[Any, Any] = TWIN, weight: float = 1.0
+        rule: str, title: str, cases: st.SearchStrategy[Any], by: Check[Any, Any] = TWIN, weight: float = 1.0
     ) -> Probe:
-        return Probe(rule, title, operations, material, by, weight)
+        return Probe(rule, title, operations, cases, by, weight)
 
     return [
         agree("MASK-1", "dense masks", alone(mask="dense")),
@@ -235,9 +236,8 @@ def probes_of_the_output(declaration: Declaration) -> list[Probe]:
         twin("ATT-5", "sinks of -inf", special.absent_sinks("attention", declaration)),
         Probe("ATT-6", "empty rows", operations, empty(), EMPTY_ROWS),
         *(
-            Probe("ATT-6", f"empty rows beside {feature}", operations, material, EMPTY_ROWS, weight=0.5)
+            Probe("ATT-6", f"empty rows beside {feature}", operations, empty(focus=(feature,)), EMPTY_ROWS, weight=0.5)
             for feature in ("bias", "sinks")
-            for material in (empty(focus=(feature,)),)
         ),
         agree("ATT-7", "grouped heads", alone(grouped=True)),
         agree("ATT-7", "one key head", alone(grouped=True, plans=SHORT[1:2]), weight=0.5),
@@ -296,8 +296,8 @@ def probes_of_the_output(declaration: Declaration) -> list[Probe]:
             if "empty_rows" in declaration
         ),
         *(
-            Probe("ATT-13", f"attention, {title}", operations, material, DETERMINISM)
-            for title, material in (
+            Probe("ATT-13", f"attention, {title}", operations, drawn, DETERMINISM)
+            for title, drawn in (
                 ("bias and mask", cases(focus=("bias",), mask="dense").filter(forbidding)),
                 ("dropout and mask", alone(focus=("dropout",), mask="dense")),
                 ("lengths", cases(mask="lengths")),

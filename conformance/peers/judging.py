@@ -222,16 +222,16 @@ class PeerJudgement(Judgement):
         return claim.rule in self.skipped or super().takes(replace(claim, cases=self.path(claim.cases)))
 
     def within(self, probe: Probe) -> Probe:
-        material = probe.material.map(self.fitted)
+        cases = probe.cases.map(self.fitted)
         if self.operation == "layer_norm" and probe.title != own.EPS_LEFT_OUT:
-            material = material.map(self.with_eps)
+            cases = cases.map(self.with_eps)
 
-        material = material.filter(lambda m: all(map(self.asks, cases_in(probe.check, m))))
-        return replace(probe, material=material, weight=probe.weight * self.share(probe))
+        cases = cases.filter(lambda m: all(map(self.asks, cases_in(probe.check, m))))
+        return replace(probe, cases=cases, weight=probe.weight * self.share(probe))
 
     def share(self, probe: Probe) -> float:
         slow = self.runner.declaration.compiled or isinstance(self.runner, SubprocessRunner)
-        return SHARE_OF_PLAN if slow and isinstance(probe.material, Rows) else 1.0
+        return SHARE_OF_PLAN if slow and isinstance(probe.cases, Rows) else 1.0
 
     def fitted(self, material: Any) -> Any:
         """Every case in it, alone or one of several, in the sizes of the path."""

@@ -135,13 +135,13 @@ def detections_of(faults: Collection[Fault], cases: int, seed: int) -> list[Dete
 
 def after_probe(probe: Probe, before: Sequence[tuple[Detection, Runner]], cases: int, seed: int) -> list[Detection]:
     """before: each fault and its runner."""
-    if isinstance(probe.material, Rows):
-        return after_plan(probe, probe.material, before, cases, seed)
+    if isinstance(probe.cases, Rows):
+        return after_plan(probe, probe.cases, before, cases, seed)
     shows: list[list[bool]] = [[] for _ in before]
     now = [detection for detection, _ in before]
     of_probe = seed_of(probe, seed)
-    settled = starts_the_same(probe.material, of_probe)
-    for number, material in drawn(probe.material, cases, of_probe):
+    settled = starts_the_same(probe.cases, of_probe)
+    for number, material in drawn(probe.cases, cases, of_probe):
         asked = [index for index, detection in enumerate(now) if number < ENOUGH or not detection.sure]
         if not asked:
             break
@@ -183,9 +183,9 @@ def shown_by(probe: Probe, runner: Runner, material: Any, shared: Any) -> bool:
     return breaks(findings) and attributed(runner, failure).rule == probe.rule
 
 
-def starts_the_same(material: SearchStrategy[Any], seed: int) -> bool:
+def starts_the_same(strategy: SearchStrategy[Any], seed: int) -> bool:
     """Whether the first case is the same with every seed, of some."""
-    firsts = (of_seed(material, own_seed(seed, number))[:1] for number in range(SEEDS))
+    firsts = (of_seed(strategy, own_seed(seed, number))[:1] for number in range(SEEDS))
     return len({json.dumps(encode(tuple(first))) for first in firsts}) == 1
 
 
