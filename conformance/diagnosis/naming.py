@@ -52,11 +52,11 @@ def names_of(violation: Violation, runner: Runner) -> tuple[str, ...]:
     A name must explain the case before it was cut down, too. Where the smaller one is too small to tell anything, or
     one of the two tells no more than what may be, the larger one does.
     """
-    if violation.finding.message or violation.material is None:  # no numbers that could be compared
+    if violation.finding.message or violation.example is None:  # no numbers that could be compared
         return ()
-    if because_of_memory(runner, violation.check, violation.material, violation.finding.level):
+    if because_of_memory(runner, violation.check, violation.example, violation.finding.level):
         return (STRIDES,)
-    found = asked(violation, violation.material, runner)
+    found = asked(violation, violation.example, runner)
     names = tuple(line for line in found if not line.startswith(WRONG_IN))
     if violation.uncut is not None:
         before = tuple(n for n in asked(violation, violation.uncut, runner) if not n.startswith(WRONG_IN))
@@ -141,6 +141,6 @@ def in_families(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(members[0] if len(members) == 1 else family(members[0]) for members in families.values())
 
 
-def asked(violation: Violation, material: Any, runner: Runner) -> tuple[str, ...]:
-    found = runner(DIAGNOSIS, (violation.check, material, violation.finding), None)
+def asked(violation: Violation, example: Any, runner: Runner) -> tuple[str, ...]:
+    found = runner(DIAGNOSIS, (violation.check, example, violation.finding), None)
     return tuple(finding.message for finding in found if finding.name == "diagnosis")

@@ -141,14 +141,14 @@ def after_probe(probe: Probe, before: Sequence[tuple[Detection, Runner]], cases:
     now = [detection for detection, _ in before]
     of_probe = seed_of(probe, seed)
     settled = starts_the_same(probe.cases, of_probe)
-    for number, material in drawn(probe.cases, cases, of_probe):
+    for number, example in drawn(probe.cases, cases, of_probe):
         asked = [index for index, detection in enumerate(now) if number < ENOUGH or not detection.sure]
         if not asked:
             break
-        shared = probe.check.prepare(material)
+        shared = probe.check.prepare(example)
         for index in asked:
             detection, runner = before[index]
-            shows[index].append(shown_by(probe, runner, material, shared))
+            shows[index].append(shown_by(probe, runner, example, shared))
             now[index] = detection.after(probe, shows[index], settled)
     return now
 
@@ -167,19 +167,19 @@ def after_plan(
             if not detection.sure and (turn < AT_FIRST or any(shows[index][row]))
         ]
         drawn_now = of_seed(rows[row], own_seed(of_probe, turn * len(rows) + row), False) if asked else []
-        for material in drawn_now[-1:]:
-            shared = probe.check.prepare(material)
+        for example in drawn_now[-1:]:
+            shared = probe.check.prepare(example)
             for index in asked:
                 detection, runner = before[index]
-                shows[index][row].append(shown_by(probe, runner, material, shared))
+                shows[index][row].append(shown_by(probe, runner, example, shared))
                 now[index] = detection.after_plan(probe, shows[index], len(plan.strategies))
     return now
 
 
-def shown_by(probe: Probe, runner: Runner, material: Any, shared: Any) -> bool:
+def shown_by(probe: Probe, runner: Runner, example: Any, shared: Any) -> bool:
     """Whether a case is a violation of the probe's own rule."""
-    findings = runner(probe.check, material, shared)
-    failure = Failure(probe.rule, probe.check, material, findings)
+    findings = runner(probe.check, example, shared)
+    failure = Failure(probe.rule, probe.check, example, findings)
     return breaks(findings) and attributed(runner, failure).rule == probe.rule
 
 

@@ -37,16 +37,16 @@ class Entry(NamedTuple):
     operations: tuple[str, ...]
     check: Check[Any, Any]
     shows: str
-    material: Any
+    example: Any
 
     @property
     def case(self) -> Case:
-        return self.check.case_of(self.material)
+        return self.check.case_of(self.example)
 
     @property
     def cases(self) -> tuple[Case, ...]:
         """All that the subject is asked, one after the other."""
-        return self.material if self.check == AFTER_OTHER_CALLS else (self.case,)
+        return self.example if self.check == AFTER_OTHER_CALLS else (self.case,)
 
 
 def manifest() -> dict[str, Any]:
@@ -71,7 +71,7 @@ def entry(line: dict[str, Any]) -> Entry:
 def entries_for(operations: set[str], declaration: Declaration) -> list[Entry]:
     """Those that a subject with these operations takes, and that can be judged here."""
     return [
-        entry._replace(material=as_declared(entry.material, declaration))
+        entry._replace(example=as_declared(entry.example, declaration))
         for entry in entries()
         if set(entry.operations) <= operations
         and taken_as_array(entry.check, declaration)
@@ -86,16 +86,16 @@ def taken(case: Case, declaration: Declaration) -> bool:
     return lies and judged and within(case, declaration) and promised(case, declaration)
 
 
-def as_declared(material: Any, declaration: Declaration) -> Any:
-    """The material with the subject's declared roundings in each of its cases."""
-    if isinstance(material, Case):
-        return replace(material, rounding=roundings(declaration, material.dtype))
-    if isinstance(material, Planted):
-        clean, planted = (as_declared(case, declaration) for case in (material.clean, material.planted))
-        return replace(material, clean=clean, planted=planted)
-    if isinstance(material, tuple):
-        return tuple(as_declared(part, declaration) for part in material)
-    return material
+def as_declared(example: Any, declaration: Declaration) -> Any:
+    """The example with the subject's declared roundings in each of its cases."""
+    if isinstance(example, Case):
+        return replace(example, rounding=roundings(declaration, example.dtype))
+    if isinstance(example, Planted):
+        clean, planted = (as_declared(case, declaration) for case in (example.clean, example.planted))
+        return replace(example, clean=clean, planted=planted)
+    if isinstance(example, tuple):
+        return tuple(as_declared(part, declaration) for part in example)
+    return example
 
 
 def promised(case: Case, declaration: Declaration) -> bool:
