@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -151,7 +151,7 @@ class Violation:
     @property
     def mistakes(self) -> tuple[str, ...]:
         """The diagnosis without the lines that name no mistake."""
-        return tuple(line for line in self.diagnosis if not line.startswith((WRONG_IN, NO_DIAGNOSIS)))
+        return mistakes(self.diagnosis)
 
     @property
     def larger(self) -> list[Worst]:
@@ -187,6 +187,16 @@ class Violation:
         return self.check.case_of(self.example)
 
 
+def mistakes(diagnosis: Iterable[str]) -> tuple[str, ...]:
+    """The lines of a diagnosis that name a mistake."""
+    return tuple(line for line in diagnosis if not line.startswith((WRONG_IN, NO_DIAGNOSIS)))
+
+
+def title_of_another(diagnosis: Iterable[str]) -> str:
+    """What a mistake is called that seems to be another one: without a name of its own it may be the same after all."""
+    return "another mistake" if mistakes(diagnosis) else "perhaps another mistake"
+
+
 @dataclass(frozen=True)
 class Worst:
     """The largest error in one dtype by which a rule is violated.
@@ -204,7 +214,8 @@ class Worst:
         found, dtype = self.found, self.found.case.dtype
         if not self.another:
             return f"worst in {dtype}: {found.message}"
-        return "; ".join([f"another mistake in {dtype}: {found.message}", f"{found.case}", *found.diagnosis])
+        title = title_of_another(found.diagnosis)
+        return "; ".join([f"{title} in {dtype}: {found.message}", f"{found.case}", *found.diagnosis])
 
 
 SAMPLE = 2**16

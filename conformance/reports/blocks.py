@@ -10,6 +10,7 @@ import numpy as np
 
 from conformance.cases.signatures import parameters_never_given
 from conformance.checks.levels import within
+from conformance.checks.results import title_of_another
 from conformance.judge.judged_rules import CONTRACT
 from conformance.judge.report import levels_line
 from conformance.reports.content import Content, real
@@ -61,7 +62,8 @@ def worst_lines(worst: Content, violation: Content) -> list[str]:
         told = [f"{worst['message']}; {worst['case']}", *worst["diagnosis"]]
         ratio = real(worst["ratio"])
         up_to = f"up to {ratio:.3g} bounds" if math.isfinite(ratio) else "beyond any bound"
-        told.insert(0, f"{up_to}, another mistake: on the same numbers it gives other errors than the one above")
+        title = title_of_another(worst["diagnosis"])
+        told.insert(0, f"{up_to}, {title}: on the same numbers it gives other errors than the one above")
     return [f"{worst['dtype']}{level}: {line}" for line in told]
 
 

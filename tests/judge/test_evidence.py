@@ -16,7 +16,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import RAISED, Finding, same_error, worst
-from conformance.checks.results import DEPENDS, WRONG_IN, Results, Violation, Worst
+from conformance.checks.results import DEPENDS, WRONG_IN, Results, Violation, Worst, title_of_another
 from conformance.diagnosis.dtypes import is_gone
 from conformance.diagnosis.following import separated
 from conformance.diagnosis.precision import AT_MOST
@@ -61,7 +61,8 @@ def test_of_each_dtype_the_largest_error_is_kept() -> None:
     assert [worst.ratio for worst in told.larger] == [60.0, 80.0]  # in wide dtypes, and in 16 bits
     assert "worst in float64: output[0, 0, 0, 0]: got 1.5, expected 1.0, 60 bounds of" in str(told)
     another = replace(told.worst["float16"], another=True)
-    assert str(another).startswith("another mistake in float16: output[0, 0, 0, 0]: got 1.5, expected 1.0, 80 bounds")
+    said = "perhaps another mistake in float16: output[0, 0, 0, 0]: got 1.5, expected 1.0, 80 bounds"
+    assert str(another).startswith(said)
     assert str(another).endswith(f"; {told.worst['float16'].found.case}")
 
 
@@ -101,9 +102,14 @@ def test_one_mistake_does_not_hide_another_in_a_wider_dtype(tmp_path: Path) -> N
     (other,) = [one for one in first["worst"] if one["another_mistake"]]
     assert {report.violations[0].case.dtype, other["dtype"]} == set(dtypes)
     assert f"{other['dtype']}[" in other["case"] or f"{other['dtype']}(" in other["case"]
-    told = f"{other['dtype']}: up to {real(other['ratio']):.3g} bounds, another mistake"
+    told = f"{other['dtype']}: up to {real(other['ratio']):.3g} bounds, {title_of_another(other['diagnosis'])}"
     assert told in " ".join(printed(subject).split())
     assert told in block(first)
+
+
+def test_a_mistake_without_a_name_is_not_called_another_for_certain() -> None:
+    assert title_of_another(["the mask is ignored", f"{WRONG_IN}output"]) == "another mistake"
+    assert title_of_another([f"{WRONG_IN}output"]) == title_of_another([]) == "perhaps another mistake"
 
 
 def test_one_known_mistake_is_not_called_another() -> None:
