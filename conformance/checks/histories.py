@@ -166,9 +166,9 @@ def plain_history(draw: st.DrawFn, operation: str, declaration: Declaration, cou
 
 
 @st.composite
-def asking_gradients(draw: st.DrawFn, material: st.SearchStrategy[Cases], count: int) -> Cases:
+def asking_gradients(draw: st.DrawFn, history: st.SearchStrategy[Cases], count: int) -> Cases:
     """Those cases of a history that ask for gradients."""
-    found = tuple(case for case in draw(material) if case.cotangents)[:count]
+    found = tuple(case for case in draw(history) if case.cotangents)[:count]
     assume(len(found) == count)
     return found
 

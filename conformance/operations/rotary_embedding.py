@@ -22,6 +22,7 @@ from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.diagnosis import rotary as mistakes
 from conformance.operations.common import rows_of_layers
+from conformance.sampling.draws import CaseStrategy
 from conformance.sampling.plan.covering import Row
 from conformance.sampling.plan.layers import Plan
 from conformance.sampling.plan.values import KEY_HEADS, WIDTHS, around
@@ -65,12 +66,11 @@ def probes(declaration: Declaration) -> list[Probe]:
         plan = (1, row["heads"], row["length"], row["model_width"])
         return cases(("in a row",), partial=False, scalings=("none",), plans=(plan,))
 
-    def agree(title: str, material: Any, weight: float = 1.0) -> Probe:
-        return agreement("POS-3", title, NAME, material, weight)
+    def agree(title: str, cases: CaseStrategy, weight: float = 1.0) -> Probe:
+        return agreement("POS-3", title, NAME, cases, weight)
 
     def scaled(title: str, kinds: tuple[str, ...], weight: float = 1.0, **given: Any) -> Probe:
-        material = cases(scalings=kinds, plans=(*WIDE, *PLANS), **given)
-        return agreement("POS-4", title, NAME, material, weight)
+        return agreement("POS-4", title, NAME, cases(scalings=kinds, plans=(*WIDE, *PLANS), **given), weight)
 
     plain = partial(cases, scalings=("none",), partial=False)
     return [

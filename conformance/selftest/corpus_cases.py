@@ -31,11 +31,11 @@ SEEDS = 40
 
 
 class Chosen(NamedTuple):
-    """title: what is large or special. fault: its rule and name. material: draws what may show it."""
+    """title: what is large or special. fault: its rule and name. cases: draws what may show it."""
 
     title: str
     fault: str
-    material: st.SearchStrategy[Any]
+    cases: st.SearchStrategy[Any]
     check: Check[Any, Any] = AGREEMENT
 
 
@@ -238,18 +238,18 @@ CHOSEN = (*SIZES, *MEMORY, *NUMBERS, *STATE)
 
 
 def drawn() -> Iterator[tuple[Chosen, Fault, Any]]:
-    """(what is asked for, its fault, a material that shows the fault), for each of `CHOSEN`."""
+    """(what is asked for, its fault, an example that shows the fault), for each of `CHOSEN`."""
     faults = {fault.title: fault for fault in planted()}
     for chosen in CHOSEN:
         fault = faults[chosen.fault]
-        found = (case for seed in range(SEEDS) for case in of_seed(chosen.material, seed, simplest=False))
-        yield chosen, fault, next(material for material in found if shows(fault, chosen.check, material))
+        found = (case for seed in range(SEEDS) for case in of_seed(chosen.cases, seed, simplest=False))
+        yield chosen, fault, next(example for example in found if shows(fault, chosen.check, example))
 
 
-def shows(fault: Fault, check: Check[Any, Any], material: Any) -> bool:
+def shows(fault: Fault, check: Check[Any, Any], example: Any) -> bool:
     """Whether the check convicts the fault, and not what it was made from."""
-    shared = check.prepare(material)
+    shared = check.prepare(example)
     wrong, right = (
-        breaks(Runner(target.make())(check, material, shared)) for target in (fault.target(), fault.right_target())
+        breaks(Runner(target.make())(check, example, shared)) for target in (fault.target(), fault.right_target())
     )
     return wrong and not right

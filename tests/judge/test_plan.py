@@ -107,8 +107,8 @@ def test_each_row_gives_one_case_before_any_gives_another() -> None:
 
 
 def at_sizes(operation: str, declaration: Declaration) -> list[Any]:
-    probes = [p for p in catalogue(declaration) if p.operations == (operation,) and isinstance(p.material, Rows)]
-    return [(probe, row) for probe in probes for row in probe.material.strategies]
+    probes = [p for p in catalogue(declaration) if p.operations == (operation,) and isinstance(p.cases, Rows)]
+    return [(probe, row) for probe in probes for row in probe.cases.strategies]
 
 
 @pytest.mark.parametrize("operation", ["attention", "layer_norm", "embedding", "feed_forward", "sinusoidal_positions"])
@@ -135,7 +135,7 @@ def test_where_shapes_are_compiled_there_are_few() -> None:
 
 def test_quick_takes_a_share_of_the_rows() -> None:
     probe = next(p for p in catalogue() if p.title == "everything, everything")
-    whole = len(probe.material.strategies)
+    whole = len(probe.cases.strategies)
     assert cases_of(probe, 10) == whole
     assert whole / 13 < cases_of(probe, 3) < whole / 10
 
@@ -174,8 +174,8 @@ def test_unknown_limits_are_refused() -> None:
 
 def test_the_thorough_effort_has_more_rows() -> None:
     probe = next(p for p in catalogue(replace(EVERYTHING, compiled=True)) if p.title == "everything, everything")
-    assert isinstance(probe.material, Rows)
-    (square,) = probe.material.later()
+    assert isinstance(probe.cases, Rows)
+    (square,) = probe.cases.later()
     (case,) = of_seed(square, 1, False)
     assert dimensions(case)["queries"] == dimensions(case)["keys"] == 4097
 

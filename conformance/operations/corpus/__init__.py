@@ -38,16 +38,16 @@ class Entry(NamedTuple):
     operations: tuple[str, ...]
     check: Check[Any, Any]
     shows: str
-    material: Any
+    example: Any
 
     @property
     def case(self) -> Case:
-        return self.check.case_of(self.material)
+        return self.check.case_of(self.example)
 
     @property
     def cases(self) -> tuple[Case, ...]:
         """All that the subject is asked, one after the other."""
-        return self.material if self.check == AFTER_OTHER_CALLS else (self.case,)
+        return self.example if self.check == AFTER_OTHER_CALLS else (self.case,)
 
 
 def manifest() -> dict[str, Any]:
@@ -72,7 +72,7 @@ def entry(line: dict[str, Any]) -> Entry:
 def entries_for(operations: set[str], declaration: Declaration) -> list[Entry]:
     """Those that a subject with these operations takes, and that can be judged here."""
     return [
-        entry._replace(material=as_declared(with_gradients(entry, declaration), declaration))
+        entry._replace(example=as_declared(with_gradients(entry, declaration), declaration))
         for entry in entries()
         if set(entry.operations) <= operations
         and taken_as_array(entry.check, declaration)
@@ -88,11 +88,11 @@ def taken(case: Case, declaration: Declaration) -> bool:
 
 
 def with_gradients(entry: Entry, declaration: Declaration) -> Any:
-    """The material, which asks for gradients too where shapes are compiled, and generated cases of the same sizes do.
+    """The example, which asks for gradients too where shapes are compiled, and generated cases of the same sizes do.
 
     Else all sizes of generated cases would be compiled once more, without gradients. Cases of other sizes stay without.
     """
-    case, wanted = entry.material, declaration.compiled and "gradients" in declaration
+    case, wanted = entry.example, declaration.compiled and "gradients" in declaration
     if not wanted or entry.check != AGREEMENT or case.operation != "attention" or case.cotangents:
         return case
     (B, H, Q, D), (_, G, K, V) = case.inputs["query"].shape, case.inputs["value"].shape
@@ -101,16 +101,16 @@ def with_gradients(entry: Entry, declaration: Declaration) -> Any:
     return replace(case, cotangents={"output": Draw(Q * K, case.dtype).normal(B, H, Q, V)})
 
 
-def as_declared(material: Any, declaration: Declaration) -> Any:
-    """The material with the subject's declared roundings in each of its cases."""
-    if isinstance(material, Case):
-        return replace(material, rounding=roundings(declaration, material.dtype))
-    if isinstance(material, Planted):
-        clean, planted = (as_declared(case, declaration) for case in (material.clean, material.planted))
-        return replace(material, clean=clean, planted=planted)
-    if isinstance(material, tuple):
-        return tuple(as_declared(part, declaration) for part in material)
-    return material
+def as_declared(example: Any, declaration: Declaration) -> Any:
+    """The example with the subject's declared roundings in each of its cases."""
+    if isinstance(example, Case):
+        return replace(example, rounding=roundings(declaration, example.dtype))
+    if isinstance(example, Planted):
+        clean, planted = (as_declared(case, declaration) for case in (example.clean, example.planted))
+        return replace(example, clean=clean, planted=planted)
+    if isinstance(example, tuple):
+        return tuple(as_declared(part, declaration) for part in example)
+    return example
 
 
 def promised(case: Case, declaration: Declaration) -> bool:
