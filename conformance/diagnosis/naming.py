@@ -22,6 +22,7 @@ FACTOR = re.compile(r"^(.*) is (\S+) times what it must be \((.*)\)$")
 """Of what, the factor, and its reasons."""
 EXTENT = re.compile(r"\bfirst (\d+)\b")
 """How many of something a mistake speaks of."""
+OUTPUT_CONFORMS = re.compile(rf"^{WRONG_IN}[^;]*; .*\boutput\b")
 
 
 def diagnosed(results: Results, runner: Runner) -> None:
@@ -50,17 +51,21 @@ def names_of(violation: Violation, runner: Runner) -> tuple[str, ...]:
     """Names of mistakes; none where nothing known matches, or nothing was answered.
 
     A name must explain the case before it was cut down, too. Where the smaller one is too small to tell anything, or
-    one of the two tells no more than what may be, the larger one does.
+    one of the two tells no more than what may be, the larger one does. A smaller case whose output is wrong may be
+    reached from one whose gradients alone are wrong (an exponential that is nearly lost makes NaN there): then its name
+    counts if it is the only one.
     """
-    if violation.finding.message or violation.material is None:  # no numbers that could be compared
+    if violation.finding.message or violation.example is None:  # no numbers that could be compared
         return ()
-    if because_of_memory(runner, violation.check, violation.material, violation.finding.level):
+    if because_of_memory(runner, violation.check, violation.example, violation.finding.level):
         return (STRIDES,)
-    found = asked(violation, violation.material, runner)
+    found = asked(violation, violation.example, runner)
     names = tuple(line for line in found if not line.startswith(WRONG_IN))
     if violation.uncut is not None:
-        before = tuple(n for n in asked(violation, violation.uncut, runner) if not n.startswith(WRONG_IN))
-        names = explaining(names, before) or tuple(n for n in replacing(names, before) if may_hold(n, violation))
+        larger = asked(violation, violation.uncut, runner)
+        before = tuple(n for n in larger if not n.startswith(WRONG_IN))
+        certain = explaining(names, before) or tuple(n for n in replacing(names, before) if may_hold(n, violation))
+        names = certain or (names if shows_more(violation, names, larger) else ())
     return (*in_families(names), *(line for line in found if line.startswith(WRONG_IN)))
 
 
@@ -68,6 +73,20 @@ def replacing(names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...
     """Names of the larger case where the smaller one has none, or one of the two has no more than hints."""
     vague = any(all(name.startswith(AT_MOST) for name in several) for several in (names, before))
     return before if vague else ()
+
+
+def shows_more(violation: Violation, names: tuple[str, ...], larger: tuple[str, ...]) -> bool:
+    """Whether one known mistake explains the smaller case's output, where only gradients of the larger are wrong.
+
+    larger: what is said of the larger case; nothing but that its output conforms.
+    """
+    return (
+        violation.finding.name == "output"
+        and len(set(map(family, names))) == 1
+        and not names[0].startswith(AT_MOST)
+        and len(larger) == 1
+        and OUTPUT_CONFORMS.search(larger[0]) is not None
+    )
 
 
 def may_hold(name: str, violation: Violation) -> bool:
@@ -141,6 +160,6 @@ def in_families(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(members[0] if len(members) == 1 else family(members[0]) for members in families.values())
 
 
-def asked(violation: Violation, material: Any, runner: Runner) -> tuple[str, ...]:
-    found = runner(DIAGNOSIS, (violation.check, material, violation.finding), None)
+def asked(violation: Violation, example: Any, runner: Runner) -> tuple[str, ...]:
+    found = runner(DIAGNOSIS, (violation.check, example, violation.finding), None)
     return tuple(finding.message for finding in found if finding.name == "diagnosis")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,8 +18,8 @@ from conformance.cases.case import Case
 from conformance.checks.catalogue import AGREEMENT, DETERMINISM, TWIN
 from conformance.checks.check import Check
 from conformance.checks.comparison import judge
-from conformance.checks.results import Results, Violation
-from conformance.diagnosis import blocks, matches
+from conformance.checks.results import WRONG_IN, Results, Violation
+from conformance.diagnosis import blocks, matches, naming
 from conformance.diagnosis.blocks import online, padded_tail
 from conformance.diagnosis.following import about, separated
 from conformance.diagnosis.matches import known, wrong_in
@@ -70,9 +70,9 @@ def case(*shape: int, mask: Any = None, **options: Any) -> Case:
     return Case("attention", "float32", inputs, options | ({} if mask is None else {"mask": mask}))
 
 
-def violated(rule: str, material: Any, check: Check[Any, Any] = AGREEMENT) -> Violation:
-    (finding,) = judge(material, {"output": material.inputs["query"] * 2}, oracle(material), bound(material))
-    return Violation(rule, "a subject", finding, "a probe", check, material)
+def violated(rule: str, example: Any, check: Check[Any, Any] = AGREEMENT) -> Violation:
+    (finding,) = judge(example, {"output": example.inputs["query"] * 2}, oracle(example), bound(example))
+    return Violation(rule, "a subject", finding, "a probe", check, example)
 
 
 def rules_of(violations: list[Violation]) -> list[str]:
@@ -608,6 +608,28 @@ def test_a_verdict_survives_a_diagnosis_that_fails(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(matches, "names_of", failing_diagnosis)
     assert told(first_keys(2), drawn()) == ("no diagnosis: the judge failed: IndexError: planted",)
+
+
+FADED = "rows of low scores fade to 0"
+GRADIENTS = f"{WRONG_IN}the gradients of query and key; output and gradient of value conform"
+
+
+@pytest.mark.parametrize(
+    ("smaller", "larger", "names"),
+    [
+        ((FADED,), (GRADIENTS,), (FADED,)),
+        ((FADED, "output is 0"), (GRADIENTS,), ()),  # too small a case to say which
+        ((FADED,), (f"{WRONG_IN}output and every gradient",), ()),  # the larger output is wrong, and not by this
+        ((FADED,), ("another mistake", GRADIENTS), ()),
+    ],
+)
+def test_a_case_cut_from_gradients_to_an_output(
+    smaller: tuple[str, ...], larger: tuple[str, ...], names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = replace(violated("MASK-1", case(1, 1, 1, 1)), uncut=case(1, 1, 7, 1))
+    monkeypatch.setattr(naming, "asked", lambda one, case, runner: larger if case is one.uncut else smaller)
+    monkeypatch.setattr(naming, "because_of_memory", lambda *given: False)
+    assert naming.names_of(found, cast(Any, None)) == names
 
 
 def test_a_diagnosis_that_failed_is_no_headline(broken: conformance.Report) -> None:
