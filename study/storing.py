@@ -52,7 +52,7 @@ def joined(before: Result, after: Result) -> Result:
     """A stored report, with the rules of one that is newer. ValueError where the two were not judged alike."""
     unlike = circumstances(before, after)
     for old, new in zip(before["subjects"], after["subjects"], strict=False):
-        unlike += [f"name: {old['name']} -> {new['name']}"] if old["name"] != new["name"] else declared(old, new)
+        unlike += [f"name: {old['name']} -> {new['name']}"] if old["name"] != new["name"] else lost(old, new)
     if len(before["subjects"]) != len(after["subjects"]):
         unlike.append("other implementations")
     unlike += [one["error"] for one in (before, after) if one["error"]]
@@ -68,6 +68,12 @@ def joined(before: Result, after: Result) -> Result:
         "subjects": subjects,
         "joined": [*told, {"written": after["written"], "rules": newer}],
     }
+
+
+def lost(before: Result, after: Result) -> list[str]:
+    """What a newer declaration lacks of an older one. It may add features and conventions of newer rules."""
+    unlike = declared(before, after)
+    return [line for line in unlike if ": no " in line or (" -> " in line and " None -> " not in line)]
 
 
 def joined_subject(before: Result, after: Result) -> Result:

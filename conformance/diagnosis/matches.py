@@ -319,4 +319,10 @@ def of_planted(planted: Planted, finding: Finding) -> list[str]:
     return ["NaN is swallowed"] if np.isnan(finding.expected) else []
 
 
-DIAGNOSIS = Check("diagnosis", nothing, check_diagnosis, tells_size=False)
+def case_of(example: tuple[Check[Any, Any], Any, Finding]) -> Case:
+    """The violation's case, which decides the level of a call that fails while it is explained."""
+    check, failing, _ = example
+    return check.case_of(failing)
+
+
+DIAGNOSIS = Check("diagnosis", nothing, check_diagnosis, case_of, tells_size=False)

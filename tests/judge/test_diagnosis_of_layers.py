@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -16,10 +17,11 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING
 from conformance.cases.expectations import Exact
 from conformance.checks.catalogue import AGREEMENT
+from conformance.checks.comparison import Finding
 from conformance.checks.results import Violation
 from conformance.diagnosis import extents
 from conformance.diagnosis.larger import alike, wider
-from conformance.diagnosis.matches import hints, known
+from conformance.diagnosis.matches import DIAGNOSIS, hints, known
 from conformance.diagnosis.matching import BACKWARD_ONLY, Failing
 from conformance.diagnosis.naming import diagnosis, in_families
 from conformance.diagnosis.precision import AT_MOST
@@ -629,3 +631,15 @@ def test_the_last_row_of_65537_shows_in_a_sum_over_rows() -> None:
         lost = abs(bar[-1] * x[-1]) / np.sqrt(x[-1] ** 2 + case.options["eps"])
         shown.append(lost > bound(case)["gradient of weight"][0])
     assert any(shown)
+
+
+def test_a_call_that_fails_while_it_is_explained() -> None:
+    """It has no diagnosis, and the judge goes on."""
+
+    def late(x: Any, weight: Any, **options: Any) -> Any:
+        time.sleep(1)
+
+    case = replace(of_seed(norm_cases(dtypes=("float32",)), 1)[-1], cotangents={})
+    runner = Runner(Target(late, case.operation, "numpy").make(), 0.05)
+    (finding,) = runner(DIAGNOSIS, (AGREEMENT, case, Finding("output", 2.0)), None)
+    assert "took longer" in finding.message

@@ -257,6 +257,14 @@ def test_a_run_of_a_rule_joins_the_stored_one(tmp_path: Path) -> None:
     assert "joined" not in json.loads(kept.read_text())
 
 
+def test_a_newer_declaration_may_only_add() -> None:
+    old = {"declaration": {"features": ["bias"], "conventions": {"empty_rows": "zero"}}}
+    more = {"declaration": {"features": ["bias", "new"], "conventions": {"empty_rows": "zero", "angles": "exact"}}}
+    other = {"declaration": {"features": ["new"], "conventions": {"empty_rows": "mean"}}}
+    assert storing.lost(old, more) == []
+    assert storing.lost(old, other) == ["features: no bias", "empty_rows zero -> mean"]
+
+
 def test_what_is_no_result_is_not_stored(tmp_path: Path) -> None:
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ValueError, match=r"not a report.*no result of a benchmark"):
