@@ -5,7 +5,7 @@ A model of `transformers` takes its attention function by name, and calls it as
     output, weights = function(module, query, key, value, attention_mask, dropout=, scaling=, **more)
 
 with query [B, H, Q, D], key [B, G, K, D], value [B, G, K, V] and output [B, Q, H, V]. `register` adds one name more,
-for `attention` of this package. `transformers` is imported only there.
+for `attention` of this package, or for a function of yours. `transformers` is imported only there.
 
 What the mask means depends on its kind, in a way that `call_mask` decides once, for every name:
 
@@ -19,6 +19,7 @@ What the mask means depends on its kind, in a way that `call_mask` decides once,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,13 +30,13 @@ from specification.dtypes import compute_dtype_name, dtype_name
 from specification.masks import as_mask, both
 from torch_impl.attention import attention
 
-__all__ = ["attention_forward", "call_mask", "register"]
+__all__ = ["attention_forward", "call_mask", "call_options", "register"]
 
 REFUSED = ("block_indices", "cache", "indices")
 """Keywords that choose keys in a way of their own."""
 
 
-def register(name: str = "reference", *, engine: str = "reference") -> None:
+def register(name: str = "reference", *, engine: str = "reference", function: Callable[..., Any] | None = None) -> None:
     """Let models of `transformers` compute attention by `attention`, as `attn_implementation=name`.
 
     It registers the function and the masks that models make for it, which are boolean arrays. Gradients are autograd's.
@@ -43,6 +44,8 @@ def register(name: str = "reference", *, engine: str = "reference") -> None:
     Args:
         name: What to write for `attn_implementation`.
         engine: The engine of `attention`: "reference" takes the definition's steps, "auto" the fastest that fits.
+        function: What to register instead, with the signature above. Without masks that belong to its name, models
+            would give it none.
 
     Raises:
         ImportError: `transformers` is not installed, or older than 5.
@@ -60,7 +63,7 @@ def register(name: str = "reference", *, engine: str = "reference") -> None:
         """Always an array: what a mask of None would mean depends on the module."""
         return sdpa_mask(*given, **keywords | {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False})
 
-    AttentionInterface.register(name, forward)
+    AttentionInterface.register(name, forward if function is None else function)
     AttentionMaskInterface.register(name, boolean_mask)
 
 
@@ -104,16 +107,47 @@ def attention_forward(
         TypeError: As in `attention`.
         ValueError: As in `attention`; dropout; a keyword that chooses keys in a way of its own.
     """
+    options = call_options(
+        module, query, key, attention_mask, dropout, scaling, softcap=softcap, s_aux=s_aux,
+        position_bias=position_bias, sliding_window=sliding_window, is_causal=is_causal, **more,
+    )  # fmt: skip
+    return attention(query, key, value, **options, engine=engine).transpose(1, 2).contiguous(), None
+
+
+def call_options(
+    module: Any,
+    query: Float[torch.Tensor, "B H Q D"],
+    key: Float[torch.Tensor, "B G K D"],
+    attention_mask: Any = None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    *,
+    softcap: float | None = None,
+    s_aux: Float[torch.Tensor, "..."] | None = None,
+    position_bias: Float[torch.Tensor, "..."] | None = None,
+    sliding_window: int | None = None,
+    is_causal: bool | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """Read a call as the optional arguments of `attention`.
+
+    Args:
+        module, query, key, attention_mask, dropout, scaling, softcap, s_aux, position_bias, sliding_window, is_causal,
+            more: As in `attention_forward`.
+
+    Returns:
+        mask, bias, scale, softcap and sinks; None for what the call has none of.
+
+    Raises:
+        TypeError, ValueError: As in `attention_forward`.
+    """
     refuse_others(dropout, more)
     mask, bias = call_mask(
         module, query, key, attention_mask,
         position_bias=position_bias, sliding_window=sliding_window, is_causal=is_causal,
     )  # fmt: skip
     sinks = None if s_aux is None else s_aux.reshape(-1)
-    output = attention(
-        query, key, value, mask=mask, bias=bias, scale=scaling, softcap=softcap, sinks=sinks, engine=engine
-    )  # fmt: skip
-    return output.transpose(1, 2).contiguous(), None
+    return {"mask": mask, "bias": bias, "scale": scaling, "softcap": softcap, "sinks": sinks}
 
 
 def refuse_others(dropout: float, more: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ def explained(error: BaseException) -> str:
 
 def refuse(message: str, code: int = 2) -> NoReturn:
     """Print one line, and exit; 2 is the exit code of wrong usage."""
-    console.print(Text(message, style="red"))
+    console.print(Text(message, style="red"), soft_wrap=True)
     raise typer.Exit(code)
 
 

@@ -54,6 +54,7 @@ def port(
     from conformance.models.agreement import agreement, end_to_end
     from conformance.models.probing import probe
     from conformance.reports.models import parameters_table, probe_line, steps_table
+    from conformance.reports.narrow import fitting
     from conformance.reports.steps import steps_content
     from specification.dialects import dialect_of_folder
     from specification.loading.reader import first_few
@@ -74,7 +75,7 @@ def port(
         models = loaded(checkpoint, dialect, settings, packages, dtype)
         cast = mapped(partial(np.ndarray.astype, dtype=dtype), parameters)
         wholes.append(end_to_end(models, cast, configuration, inputs, options))
-    console.print(steps_table(found, packages, wholes))
+    console.print(fitting(steps_table(found, packages, wholes), console))
     conforms = [tell_steps(found, packages), *map(tell_whole, wholes)]
     if json is not None:
         told = {"command": "port", "checkpoint": str(checkpoint), "dialect": name, "settings": settings or []}

@@ -84,6 +84,7 @@ def trace(
     from conformance.models.agreement import agreement
     from conformance.models.inside import with_pieces
     from conformance.reports.models import draw_weights, steps_table, unknown_format, weights_of
+    from conformance.reports.narrow import fitting
     from conformance.reports.steps import departures_content, steps_content
     from specification.dialects import dialect_of_folder
 
@@ -117,7 +118,8 @@ def trace(
     shown = looked_into(found, None if every else name)
     shown += [] if compared is None else compared.looked_into
     found = with_pieces(found, shown, packages)
-    console.print(steps_table(found, packages, yours=None if compared is None else compared.ratios))
+    table = steps_table(found, packages, yours=None if compared is None else compared.ratios)
+    console.print(fitting(table, console))
     if picture is not None:
         queries, keys = axes_of(name, sequences)
         try:

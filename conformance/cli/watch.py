@@ -15,8 +15,12 @@ from conformance.cli.options import Json, Profile, among, conventions_of
 
 if TYPE_CHECKING:
     from conformance.judge.watched import JudgedCall
+    from conformance.subjects.attention_calls import AttentionCall
 
-ATTENTION = "transformers' name of an attention implementation; reference is torch_impl's; by default the model's own"
+ATTENTION = (
+    "transformers' name of an attention implementation, or a function of yours, as path/to/file.py:function; "
+    "reference is torch_impl's; by default the model's own"
+)
 IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "reference")
 TOKENS = "token ids instead of a text, such as 3,1,4; may be repeated for a batch, padded on the right"
 BACKWARD = "judge the gradients of query, key and value too, not of sinks and biases, by the model's own loss"
@@ -48,8 +52,9 @@ def watch(
     cannot be judged in full.
     """
     from conformance.judge.watched import judge_calls
-    from conformance.models import watching
+    from conformance.models import watched_folder, watching
     from conformance.reports.watched import watch_content
+    from specification.loading.reader import first_few
 
     if profile not in LEVELS or dtype not in DTYPES:
         wrong, names = ("profile", LEVELS) if profile not in LEVELS else ("dtype", DTYPES)
@@ -60,13 +65,16 @@ def watch(
         refuse("transformers is not installed: pip install 'transformers>=5' torch")
     try:
         conventions = conventions_of(convention or [])
-        model = watching.load_model(folder, attention, dtype)
-        inputs = watching.read_tokens(sequences(tokens)) if tokens else watching.read_texts(folder, texts or [])
+        model, lacking = watched_folder.load_model(folder, attention, dtype)
+        if lacking:
+            told = f"{folder} lacks entries, and their weights are random: {', '.join(first_few(lacking))}"
+            console.print(Text(told, style="yellow"), soft_wrap=True)
+        inputs = watching.read_tokens(sequences(tokens)) if tokens else watched_folder.read_texts(folder, texts or [])
         watching.refuse_unknown(model, inputs)
-        calls = judge_calls(watching.watch(model, inputs, backward=backward), conventions)
+        calls = judge_calls(recorded(model, inputs, backward), conventions)
     except Exception as error:  # the library's own, whatever they are
         refuse(explained(error))
-    name = model.config._attn_implementation
+    name = attention or model.config._attn_implementation
     dtypes = ", ".join(dict.fromkeys(call.case.dtype for call in calls if call.case is not None)) or dtype
     tell(calls, f"{type(model).__name__}, attention {name}, {dtypes}: {len(calls)} calls", profile)
     if json is not None:
@@ -78,15 +86,32 @@ def watch(
     raise typer.Exit(1 if not conforms else 0 if judged else 2)
 
 
+def recorded(model: Any, inputs: dict[str, Any], backward: bool) -> list[AttentionCall]:
+    """Watch the model; ValueError says in one line why it cannot be run on these tokens, and where."""
+    from conformance.models.watching import watch
+    from conformance.subjects.raised import raised_at
+
+    try:
+        return watch(model, inputs, backward=backward)
+    except Exception as error:
+        length, line = inputs["input_ids"].shape[1], raised_at(error, None)
+        most = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        told = f"{type(model).__name__} cannot be run on {length} tokens: {explained(error)}"
+        told += f" (raised at {line})" if line else ""
+        told += f"; max_position_embeddings in config.json is {most}" if most is not None and length > most else ""
+        raise ValueError(told) from error
+
+
 def tell(calls: list[JudgedCall], title: str, profile: str) -> None:
     """Print a row for every call, a block for every kind of violation, and the verdict."""
+    from conformance.reports.narrow import fitting
     from conformance.reports.watched import blocks, calls_table
 
-    console.print(Text(title))
+    console.print(Text(title), soft_wrap=True)
     if not calls:
         console.print(Text("the model has called no attention by transformers' attention interface", style="bold red"))
         return
-    console.print(calls_table(calls, profile))
+    console.print(fitting(calls_table(calls, profile), console))
     for block in blocks(calls):
         console.print(Text(f"\n{block}"), soft_wrap=True)
     broken = [call.layer for call in calls if not call.conforms(profile)]

@@ -352,9 +352,11 @@ def displaced(failing: Failing, name: str) -> Iterator[str]:
     off, width = np.flatnonzero(failing.off(name)), failing.right(name).shape[-1] if failing.right(name).ndim else 1
     if len(off) < SEVERAL or np.ptp(got[off]) <= 2 * np.max(bounds):
         return
+    if 2 * np.count_nonzero(np.abs(right[off] - got[off]) <= bounds[off]) >= len(off):  # only just wrong, by digits
+        return
     for place in np.flatnonzero(np.abs(right - got[off[0]]) <= bounds):
         places = off + (step := int(place) - int(off[0]))
-        if step == 0:  # an element that is only just wrong
+        if step == 0:
             continue
         if places.min() < 0 or places.max() >= right.size or np.any(np.abs(right[places] - got[off]) > bounds[places]):
             continue

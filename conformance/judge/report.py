@@ -13,16 +13,20 @@ from conformance.cases.declaration import FEATURES, Declaration
 from conformance.checks.comparison import same_error
 from conformance.checks.levels import DEFAULT, LEVELS, kept, within
 from conformance.checks.results import Cell, Results, Violation
+from conformance.diagnosis.departures import departures
 from conformance.diagnosis.following import separated
 from conformance.diagnosis.precision import AT_MOST
 from conformance.judge.judged_rules import JUDGED
 from conformance.oracle.reference import balls_available
+from conformance.subjects.subject import OTHER_LAYOUT
 from conformance.subjects.targets import Target
 
 if TYPE_CHECKING:
     from conformance.judge.judgement import Judgement
 
 NO_ORACLE = "float64 is skipped: its oracle needs python-flint, which is not installed"
+CONVENTION = "--convention"
+LAYOUT_FIRST = "--layout BTHD"
 PACKAGES = ("numpy", "torch", "jax", "hypothesis", "transformer-conformance")
 
 
@@ -135,19 +139,43 @@ def report_of(target: Target, judgement: Judgement, effort: str, seconds: float,
     violations.sort(key=lambda violation: list(JUDGED).index(violation.rule))
     alone, following = separated(violations)
     declaration, never_given = judgement.runner.declaration, judgement.runner.never_given
-    alone = [replace(one, declare=declared_without(one, following, declaration)) for one in alone]
+    layout = other_layout_seen(violations, declaration)
+    alone = [replace(one, declare=declaring(one, following, declaration, layout)) for one in alone]
     found = (rules, [*alone, *following], judgement.untried, seconds, versions())
     declared = judged_here(declaration)
     return Report(target, effort, judgement.seed, *found, *declared, never_given=never_given, profile=profile)
 
 
-def declared_without(violation: Violation, following: Sequence[Violation], declaration: Declaration) -> str:
+def declaring(
+    violation: Violation, following: Sequence[Violation], declaration: Declaration, other_layout: bool
+) -> str:
+    """The options under which the violation is none: a call that is not supported, or an intended departure."""
+    conventions = ",".join(f"{name}={value}" for name, value in departures(violation, declaration).items())
+    lacking = declared_without(violation, following, declaration, other_layout)
+    return lacking or (f"{CONVENTION} {conventions}" if conventions else "")
+
+
+def other_layout_seen(violations: Sequence[Violation], declaration: Declaration) -> bool:
+    """Whether a wrong result is that of a function whose heads and positions have changed places."""
+    told = (line for one in violations for line in (one.finding.message, *one.diagnosis))
+    return declaration.layout == "BHTD" and any(OTHER_LAYOUT in line for line in told)
+
+
+def declared_without(
+    violation: Violation, following: Sequence[Violation], declaration: Declaration, other_layout: bool = False
+) -> str:
     """The options that declare what raises the error of the violation unsupported; empty where that is no dtype or
-    feature alone."""
+    feature alone.
+
+    other_layout: whether the arrays seem to have another layout. It is declared first: what a function does not support
+    shows in its own layout only.
+    """
     same = [violation, *(one for one in following if same_error(one.finding, violation.finding))]
     lacks = {name for one in same for name in one.lacks}
     features = ",".join(f"no-{name}" for name in FEATURES if name in lacks)
     dtypes = ",".join(name for name in declaration.dtypes if name not in lacks)
+    if other_layout and features:
+        return LAYOUT_FIRST
     told = [f"--supports {features}"] if features else []
     return " ".join(told + ([f"--dtypes {dtypes}"] if lacks & set(declaration.dtypes) else []))
 

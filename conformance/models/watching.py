@@ -11,7 +11,6 @@ import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -21,51 +20,6 @@ FORMS = {"eager": NUMBERS, "flex_attention": BLOCKS}
 """Of the masks that an implementation is given where the model's own call has none; of others booleans."""
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
 """How the names of models end whose loss takes the tokens themselves as labels."""
-
-
-def load_model(folder: Path, attention: str | None, dtype: str) -> Any:
-    """Load the model that a folder's `config.json` names, in evaluation; nothing is downloaded.
-
-    Args:
-        folder: as `save_pretrained` writes it.
-        attention: the implementation; None for the one that `transformers` chooses. "reference" is this project's.
-        dtype: a name, or "auto" for that of the folder.
-
-    Raises:
-        ImportError, OSError, ValueError: It cannot be loaded, or reads no tokens.
-    """
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} is no folder of a model: it has no config.json")
-    import transformers
-
-    from torch_impl.huggingface import register
-
-    register()
-    transformers.utils.logging.disable_progress_bar()
-    configuration = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    names = configuration.architectures or ["AutoModel"]
-    kind: Any = getattr(transformers, names[0], transformers.AutoModel)
-    given = {} if attention is None else {"attn_implementation": attention}
-    if kind.main_input_name != "input_ids":
-        raise ValueError(f"{kind.__name__} reads {kind.main_input_name}: only models that read tokens can be watched")
-    return kind.from_pretrained(folder, dtype=dtype, local_files_only=True, **given).eval()
-
-
-def read_texts(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
-    """Return the model's inputs by the folder's tokenizer; several texts are padded to one length.
-
-    Raises:
-        ValueError: The folder has none that can be loaded.
-    """
-    import transformers
-
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # the library's own, whatever they are
-        raise ValueError(f"{folder} has no tokenizer that can be loaded: give token ids") from error
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return dict(tokenizer(list(texts), padding=len(texts) > 1, return_tensors="pt"))
 
 
 def read_tokens(sequences: Sequence[Sequence[int]]) -> dict[str, Any]:
@@ -79,27 +33,30 @@ def read_tokens(sequences: Sequence[Sequence[int]]) -> dict[str, Any]:
 
 
 def refuse_unknown(model: Any, inputs: Mapping[str, Any]) -> None:
-    """Raise ValueError for token ids that the model does not have."""
+    """Raise ValueError for token ids that the model does not have, and for none at all."""
     ids = inputs["input_ids"]
+    if not ids.numel():
+        raise ValueError("there is no token to read: the text is empty")
     size = getattr(model.config.get_text_config(), "vocab_size", int(ids.max()) + 1)
     unknown = ids[(ids < 0) | (ids >= size)]
     if unknown.numel():
         raise ValueError(f"token ids must be from 0 to {size - 1}, got {int(unknown[0])}")
 
 
-def watch(model: Any, inputs: Mapping[str, Any], *, backward: bool = False) -> list[AttentionCall]:
+def watch(model: Any, inputs: Mapping[str, Any], *, backward: bool = False, labels: Any = None) -> list[AttentionCall]:
     """Run the model once, and return the calls of its attention in order.
 
     Args:
         model: of `transformers`.
         inputs: its arguments.
-        backward: whether to differentiate its loss: that of the tokens where it is a language model, else half the mean
-            square of its first result.
+        backward: whether to differentiate its loss: that of the labels; without any, that of the tokens where it is a
+            language model, and else half the mean square of its first result.
+        labels: of the model's own loss; they may stand among `inputs` too.
     """
     import torch
 
-    given = dict(inputs)
-    if getattr(model.config, "is_encoder_decoder", False):
+    given = dict(inputs) | ({} if labels is None else {"labels": labels})
+    if getattr(model.config, "is_encoder_decoder", False) and "labels" not in given and "input_ids" in given:
         given.setdefault("decoder_input_ids", given["input_ids"])
     recorded: list[Recorded] = []
     with recording(model, recorded, backward), torch.set_grad_enabled(backward):
@@ -119,8 +76,10 @@ class Recorded(NamedTuple):
 
 
 def loss_of(model: Any, inputs: dict[str, Any]) -> Any:
-    """Return the model's own loss where it has one for tokens, and else half the mean square of its first result."""
-    labels = "labels" in inspect.signature(model.forward).parameters
+    """Return the model's own loss for labels or tokens, and else half the mean square of its first result."""
+    if "labels" in inputs:
+        return model(**inputs).loss
+    labels = "labels" in inspect.signature(model.forward).parameters and "input_ids" in inputs
     if labels and type(model).__name__.endswith(LANGUAGE_MODELS):
         return model(**inputs, labels=inputs["input_ids"]).loss
     return model(**inputs)[0].square().mean() / 2

@@ -95,8 +95,24 @@ def flex(
     return called(flex_attention_forward, layer(query, key), query, key, value, blocks, **given)
 
 
+@declare(["no-empty", "no-gradients"])
+def flex_eager(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    mask: Any = None,
+    bias: Any = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> Any:
+    """As `flex`, in a process in which `torch.compile` compiles nothing."""
+    return flex(query, key, value, mask=mask, bias=bias, scale=scale, softcap=softcap)
+
+
 MASKS = ("an additive mask", "a mask of 0 and 1", "a mask [4, 1, 3, 5] for batch 2")
 """Models make the masks, by functions that take no such ones."""
+UNCOMPILED = {"TORCHDYNAMO_DISABLE": "1"}
 SLOW = "it compiles C++ for many shapes, 3 to 15 seconds each time; name it to have it judged"
 
 
@@ -111,5 +127,6 @@ PEERS = (
     peer("gpt_oss", "eager_attention_forward, GPT-OSS"),
     peer("t5", "eager_attention_forward, T5"),
     peer("sdpa", "sdpa_attention_forward"),
+    peer("flex_eager", "flex_attention_forward, not compiled (CPU)", environment=UNCOMPILED),
     peer("flex", "flex_attention_forward (CPU)", slow=SLOW, time_limit=300.0),
 )

@@ -12,10 +12,12 @@ from conformance.cases.signatures import parameters_never_given
 from conformance.checks.levels import within
 from conformance.checks.results import title_of_another
 from conformance.judge.judged_rules import CONTRACT
-from conformance.judge.report import levels_line
+from conformance.judge.report import CONVENTION, LAYOUT_FIRST, levels_line
 from conformance.reports.content import Content, real
 
 DECLARE = "if it is not meant to support this, say so:"
+INTENDED = "if this is meant to be so, say so:"
+OTHER_LAYOUT = "its arrays seem to be [batch, length, heads, width]; if so, judge it again with:"
 
 
 def heading(violation: Content) -> str:
@@ -44,10 +46,18 @@ def rows(violation: Content) -> list[tuple[str, str]]:
     found += under("diagnosis", violation["diagnosis"])
     found += under("worst", [line for one in violation.get("worst", ()) for line in worst_lines(one, violation)])
     if violation.get("declare") is not None:
-        found += under("declare", [DECLARE, violation["declare"]])
+        found += under("declare", [advice(violation), violation["declare"]])
     if violation["replay_command"] is not None:
         found.append(("replay", violation["replay_command"]))
     return found
+
+
+def advice(violation: Content) -> str:
+    """Say when the options of "declare" are right."""
+    options = violation["declare"]
+    if options == LAYOUT_FIRST:
+        return OTHER_LAYOUT
+    return INTENDED if options.startswith(CONVENTION) else DECLARE
 
 
 def under(label: str, lines: list[str]) -> list[tuple[str, str]]:

@@ -104,10 +104,10 @@ def ratio_text(ratio: float | None) -> Text:
 
 
 def in_bounds(ratio: float) -> str:
-    """Format a ratio with two decimal places, a smaller one with one digit, and an exact result as 0."""
+    """Format a ratio with two decimal places, very small and large ones with few digits, and an exact result as 0."""
     if ratio == 0:
         return "0"
-    return f"{ratio:.1g}" if ratio < 0.005 else f"{ratio:.2f}"
+    return f"{ratio:.1g}" if ratio < 0.005 else f"{ratio:.2f}" if ratio < 1e5 else f"{ratio:.3g}"
 
 
 def weights_of(found: Agreement, name: str) -> np.ndarray:

@@ -16,8 +16,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from conformance.reports.blocks import (
-    DECLARE,
     above_profile,
+    advice,
     asked_for,
     error,
     expected,
@@ -54,7 +54,7 @@ def page(report: Content) -> str:
     helpers: dict[str, Any] = {"pictures": pictures, "ratio": ratio, "real": real, "status": status}
     helpers |= {"where": where, "got": got, "expected": expected, "error": error}
     helpers |= {"notes": notes, "not_tried": rules_not_tried, "follow": follow}
-    helpers |= {"worst_lines": worst_lines, "declare": DECLARE}
+    helpers |= {"worst_lines": worst_lines, "advice": advice}
     helpers |= {"described": described, "title": ", ".join(names) or f"conformance {report['command']}"}
     helpers |= {"layers": layer_rows, "parts": " / ".join(PARTS), "cosine": smallest_cosine, "step_ratio": step_ratio}
     return template.render(report=report, style=style, rows=matrix(report), verdict=verdict(report), **helpers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +19,7 @@ from conformance.judge.report import versions
 from conformance.judge.watched import JudgedCall
 from conformance.reports.content import Content, clean, number
 from conformance.reports.models import in_bounds
+from reference_numpy import materialize
 from specification import Causal, Dense, SlidingWindow
 
 SCHEMA = {"name": "transformer-conformance watch", "version": 1}
@@ -56,16 +58,33 @@ def call_cells(call: JudgedCall, profile: str) -> list[Text | str]:
 
 
 def mask_name(case: Case) -> str:
-    """The mask in a word or two; a bias counts as one."""
+    """The mask in a word or two; a bias counts as one, and keys that no query of a sequence sees are padding."""
     mask = case.options.get("mask")
+    words = [band_name(mask)] if not isinstance(mask, Dense) else dense_names(mask.array)
+    return ", ".join(words + ["bias"] * ("bias" in case.inputs))
+
+
+def band_name(mask: Any) -> str:
     if isinstance(mask, Causal):
-        told = "causal"
-    elif isinstance(mask, SlidingWindow):
-        right = "all" if mask.right is None else mask.right
-        told = f"window {mask.left + 1}" if mask.right == 0 else f"window -{mask.left} to {right}"
-    else:
-        told = f"{1 - float(mask.array.mean()):.0%} hidden" if isinstance(mask, Dense) else "none"
-    return f"{told}, bias" if "bias" in case.inputs else told
+        return "causal"
+    if not isinstance(mask, SlidingWindow):
+        return "none"
+    right = "all" if mask.right is None else mask.right
+    return f"window {mask.left + 1}" if mask.right == 0 else f"window -{mask.left} to {right}"
+
+
+def dense_names(allowed: np.ndarray) -> list[str]:
+    """The name of a mask [.., Q, K] whose padding has a name of its own; how much it hides where that is not all."""
+    queries, keys = allowed.shape[-2:]
+    kept = allowed.any(axis=-2, keepdims=True)
+    for offset in dict.fromkeys((keys - queries, 0)):
+        distance = np.arange(keys) - (np.arange(queries)[:, None] + offset)
+        seen = np.broadcast_to(distance, allowed.shape)[allowed]
+        left, right = -int(seen.min(initial=0)), int(seen.max(initial=0))
+        for mask in (None, Causal(offset), SlidingWindow(left, right, offset)):
+            if np.array_equal(allowed, kept & materialize(mask, queries, keys)):
+                return ["padding"] if mask is None else [band_name(mask), "padding"]
+    return [f"{1 - float(allowed.mean()):.0%} hidden"]
 
 
 def blocks(calls: Sequence[JudgedCall]) -> list[str]:

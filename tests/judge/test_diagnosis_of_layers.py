@@ -14,11 +14,13 @@ import reference_numpy
 from conformance.bounds import bound
 from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING
+from conformance.cases.expectations import Exact
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.results import Violation
+from conformance.diagnosis import extents
 from conformance.diagnosis.larger import alike, wider
 from conformance.diagnosis.matches import hints, known
-from conformance.diagnosis.matching import BACKWARD_ONLY
+from conformance.diagnosis.matching import BACKWARD_ONLY, Failing
 from conformance.diagnosis.naming import diagnosis, in_families
 from conformance.diagnosis.precision import AT_MOST
 from conformance.diagnosis.row_sums import to_dtype
@@ -172,6 +174,19 @@ def test_elements_of_the_row_before_have_a_name_and_other_numbers_have_none(shap
     """Of two rows a single element is wrong, and a larger case tells."""
     for change, names in ((np.copy, ("wrong elements hold what stands 1 row before them",)), (np.sin, ())):
         assert told(partial(first_column, change=change), rows(*shape)) == names
+
+
+@pytest.mark.parametrize(("error", "names"), [(1.5, 0), (1e5, 1)], ids=["a digit", "another number"])
+def test_elements_that_are_only_just_wrong_stand_in_no_other_place(error: float, names: int) -> None:
+    """What stands seven elements after them is what they hold, by chance."""
+    asked = rows(20, 5)
+    right, bounds = oracle(asked)["output"].high.copy(), bound(asked)
+    off = np.arange(0, 60, 20)
+    right.reshape(-1)[off + 7] = right.reshape(-1)[off] + error * np.max(bounds["output"])
+    got = right.copy()
+    got.reshape(-1)[off] = right.reshape(-1)[off + 7]
+    failing = Failing(asked, {"output": got}, {"output": Exact(right, np.zeros_like(right))}, bounds)
+    assert len(list(extents.displaced(failing, "output"))) == names
 
 
 def test_some_variance_that_a_number_of_columns_fits_is_not_explained_by_it() -> None:

@@ -253,6 +253,26 @@ def of_two_lines(query: Any, key: Any, value: Any, *, mask: Any = None, bias: An
     return reference_numpy.attention(query, key, value)
 
 
+def length_first(query: Any, key: Any, value: Any) -> Any:
+    """[B, T, H, D]: right in its own layout. In the other one its lengths are heads, which must be equal."""
+    scores = np.einsum("bqhd,bkhd->bhqk", query, key, dtype=float) / np.sqrt(query.shape[-1])
+    weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
+    return np.einsum("bhqk,bkhd->bqhd", weights / weights.sum(-1, keepdims=True), value).astype(query.dtype)
+
+
+def test_the_layout_is_declared_before_features() -> None:
+    """Other lengths of keys than of queries raise an error in the wrong layout alone."""
+    told: dict[str, Any] = {"rules": ["ATT-1", "ATT-8"], "dtypes": ["float32"], "supports": ["no-gqa"], "shrink": False}
+    report = conformance.check(length_first, "attention", **told, **QUICK)
+    assert {violation.rule: (violation.lacks, violation.declare) for violation in report.violations} == {
+        "ATT-1": ((), ""), "ATT-8": (("cross",), "--layout BTHD"),
+    }  # fmt: skip
+    lines = block(checked(report, None)["violations"][1])
+    assert "judge it again with:" in lines
+    assert "--supports" not in lines
+    assert conformance.check(length_first, "attention", layout="BTHD", **told, **QUICK).conforms
+
+
 def test_errors_of_two_lines_are_told_apart() -> None:
     told: dict[str, Any] = {"rules": ["MASK-1", "ATT-3"], "dtypes": ["float32"], "shrink": False}
     report = conformance.check(of_two_lines, "attention", **told, **QUICK)
@@ -349,7 +369,7 @@ def test_one_threshold_or_one_definite_name_is_told_once() -> None:
     assert separated([one, replace(other, threshold=also.replace("65", "66"))])[1] == []
     assert separated([one, replace(other, diagnosis=("keys past the first 64 count twice",))])[1] == []
     scaled, masked = (
-        replace(violation, material=replace(violation.case, options=options), rule=rule, threshold="")
+        replace(violation, example=replace(violation.case, options=options), rule=rule, threshold="")
         for violation, options, rule in (
             (one, {"scale": 2.0}, "ATT-1"),
             (other, {"mask": np.ones((1, 1), bool)}, "MASK-1"),

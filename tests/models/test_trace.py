@@ -75,6 +75,12 @@ def test_what_lies_inside_is_shown_of_one_block_or_of_all() -> None:
     assert {"encoder.blocks.0.attention: queries", "decoder.blocks.0.self_attention: queries"} <= {*rows(output)}
 
 
+def test_names_are_whole_on_a_narrow_terminal() -> None:
+    _, output = command("trace", "5,7,2/3,1", *dawn(), "--layer", "decoder.blocks.0", width=80)
+    assert {f"decoder.blocks.0.cross_attention: {piece}" for piece in INSIDE} <= {*rows(output)}
+    assert all(len(line) <= 80 for line in output.splitlines() if line[0] == BAR)
+
+
 def test_pieces_put_together_are_the_step() -> None:
     """Shapes, and what the mask forbids; the last piece and the output's projection give the step's result."""
     parameters = fitted(Maker(dtype="float32").language_model(1), GPT2)
@@ -204,6 +210,7 @@ def test_a_picture_has_room_for_its_words(folder: Path) -> None:
 
 def test_small_errors_are_told_from_none() -> None:
     assert [in_bounds(ratio) for ratio in (0, 2e-6, 0.25, 1234.5, np.inf)] == ["0", "2e-06", "0.25", "1234.50", "inf"]
+    assert in_bounds(205758820.6) == "2.06e+08"
 
 
 # --- values that were computed elsewhere ------------------------------------------------------------------------------

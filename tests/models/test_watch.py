@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
+from conformance.cases.case import Case
+from conformance.checks.comparison import Finding
 from conformance.checks.levels import CORE, ROBUST, STRICT
 from conformance.judge.watched import JudgedCall, judge_calls
-from conformance.models.watching import read_tokens, watch
-from conformance.reports.watched import blocks, call_cells
+from conformance.models.watching import read_tokens, refuse_unknown, watch
+from conformance.reports.narrow import fitting
+from conformance.reports.watched import blocks, call_cells, calls_table, mask_name
 from conformance.subjects.attention_calls import case_of, described
 from reference_numpy import materialize
 from specification import Causal, Dense, SlidingWindow
@@ -23,6 +31,7 @@ from tests.support.helpers import command
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # what other libraries warn of is their own
 SLOW = pytest.mark.slow
+DOCUMENT = Path(__file__).parents[2] / "docs" / "watch.md"
 
 
 def judged(family: str, attention: str, *, dtype: str = "float32", backward: bool = True) -> list[JudgedCall]:
@@ -146,7 +155,7 @@ def test_gradients_that_are_wrong_beside_empty_rows_too_are_of_the_core() -> Non
 def test_keys_of_padding_are_hidden() -> None:
     for attention in ("eager", "sdpa"):
         calls = judge_calls(watch(hf.small_model("bert", attention), hf.inputs(padded="right"), backward=True))
-        assert masks(calls) == ["33% hidden"] * 2
+        assert masks(calls) == ["padding"] * 2
         assert all(call.conforms(STRICT) for call in calls)
 
 
@@ -318,6 +327,37 @@ def test_a_mask_is_described_as_what_it_is(mask: Any, sizes: tuple[int, int]) ->
         assert isinstance(found, SlidingWindow)
 
 
+PADDED = np.arange(6) < np.array([6, 3])[:, None, None, None]
+NAMES = [
+    (PADDED, "padding"),
+    (PADDED[..., ::-1], "padding"),
+    (PADDED & materialize(Causal(), 6, 6), "causal, padding"),
+    (PADDED[..., ::-1] & materialize(Causal(), 6, 6), "causal, padding"),
+    (PADDED & materialize(SlidingWindow(1, 0), 6, 6), "window 2, padding"),
+    (PADDED[1:] & materialize(SlidingWindow(1, 1), 6, 6), "window -1 to 1, padding"),
+    (PADDED & materialize(Causal(3), 3, 6), "causal, padding"),
+    (materialize(Causal(), 6, 6)[..., ::-1], "42% hidden"),
+    (PADDED & (materialize(Causal(), 6, 6) != materialize(Causal(-3), 6, 6)), "window 3, padding"),
+    (np.zeros((2, 1, 6, 6), bool), "padding"),
+]
+
+
+@pytest.mark.parametrize(("allowed", "name"), NAMES)
+def test_padding_leaves_the_mask_its_name(allowed: np.ndarray, name: str) -> None:
+    inputs = {n: np.zeros((len(allowed), 1, allowed.shape[i], 2), np.float32) for n, i in (("query", 2), ("key", 3))}
+    case = Case("attention", "float32", inputs | {"value": inputs["key"]}, {"mask": Dense(allowed)})
+    assert mask_name(case) == name
+    assert mask_name(replace(case, inputs=case.inputs | {"bias": np.zeros(())})) == f"{name}, bias"
+
+
+def test_a_hole_is_no_padding() -> None:
+    """One pair less than the padded mask has."""
+    allowed = PADDED & materialize(Causal(), 6, 6)
+    allowed[0, 0, 4, 2] = False
+    inputs = {name: np.zeros((2, 1, 6, 2), np.float32) for name in ("query", "key", "value")}
+    assert mask_name(Case("attention", "float32", inputs, {"mask": Dense(allowed)})).endswith("hidden")
+
+
 def test_a_call_that_cannot_be_judged_says_why() -> None:
     model = hf.small_model("t5", "sdpa")
     call = next(c for c in watch(model, hf.inputs()) if c.keywords.get("position_bias") is not None)
@@ -382,11 +422,13 @@ def test_the_profile_decides(folder: Path) -> None:
     ("words", "message"),
     [
         ((), "give a text, or --tokens"),
-        (("a text",), "has no tokenizer that can be loaded"),
+        (("a text",), "tokenizer.json is not there; give token ids by --tokens"),
         (("--tokens", "3,x"), "token ids are numbers"),
         (("--tokens", "3,40"), "token ids must be from 0 to 39, got 40"),
         (("--tokens", "-3,1"), "token ids must be from 0 to 39, got -3"),
-        (("--tokens", "3,1", "--attention", "nothing"), "nothing"),
+        (("--tokens", "3,1", "--attention", "nothing"), "attention must be one of eager, flash_attention_2"),
+        (("--tokens", "3,1", "--attention", "org/kernels"), "or path/to/file.py:function, got 'org/kernels'"),
+        (("--tokens", "3,1", "--attention", "nowhere.py:attention"), "no file nowhere.py"),
         (("--tokens", "3,1", "--dtype", "int8"), "dtype must be one of"),
         (("--tokens", "3,1", "--profile", "all"), "profile must be one of"),
         (("--tokens", "3,1", "--convention", "polarity=masked"), "expected one of empty_rows"),
@@ -396,6 +438,131 @@ def test_wrong_usage(folder: Path, words: tuple[str, ...], message: str) -> None
     code, output = command("watch", folder, *words)
     assert code == 2
     assert message in " ".join(output.split())
+
+
+# --- attention of one's own -------------------------------------------------------------------------------------------
+
+DOCUMENTED = next(
+    code
+    for code in re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    if "attention_mask, dropout" in code
+)
+OF_THE_JUDGE = """
+from torch.nn.functional import scaled_dot_product_attention
+
+def attention(query, key, value, *, mask=None, scale=None):
+    share = query.shape[1] // key.shape[1]
+    key, value = (heads.repeat_interleave(share, dim=1) for heads in (key, value))
+    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale)
+"""
+LENGTH_FIRST = """
+import conformance
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+@conformance.declare(layout="BTHD", conventions={"polarity": "masked"})
+def attention(query, key, value, mask=None, scale=None):
+    share = query.shape[2] // key.shape[2]
+    key, value = (heads.repeat_interleave(share, dim=2) for heads in (key, value))
+    query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+    return scaled_dot_product_attention(query, key, value, attn_mask=~mask, scale=scale).transpose(1, 2)
+"""
+REGISTERED = """
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import AttentionInterface
+from transformers.models.llama.modeling_llama import eager_attention_forward
+
+def attention(*tensors, **others):
+    assert tensors[4].is_floating_point()
+    return eager_attention_forward(*tensors, **others)
+
+AttentionInterface.register("of a test", attention)
+AttentionMaskInterface.register("of a test", ALL_MASK_ATTENTION_FUNCTIONS["eager"])
+"""
+
+
+@pytest.fixture(scope="module")
+def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mistral")
+    hf.small_model("mistral", "sdpa").save_pretrained(path)
+    return path
+
+
+def watched_with(source: str, folder: Path, where: Path, *more: Any) -> tuple[int, str]:
+    file = where / "my_kernel.py"
+    file.write_text(source)
+    try:
+        return command("watch", folder, "--tokens", "3,1,4,1,5,9", "--attention", f"{file}:attention", *more)
+    finally:
+        for interface in (hf.transformers.AttentionInterface, hf.transformers.AttentionMaskInterface):
+            for name in ("own", "of a test"):
+                interface._global_mapping.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [DOCUMENTED, *(pytest.param(source, marks=SLOW) for source in (OF_THE_JUDGE, LENGTH_FIRST, REGISTERED))],
+    ids=["documented", "of the judge", "length first", "registered"],
+)
+def test_a_function_of_ones_own_is_watched(source: str, windowed: Path, tmp_path: Path) -> None:
+    code, output = watched_with(source, windowed, tmp_path, "--backward")
+    assert code == 0, output
+    assert "my_kernel.py:attention, float32: 2 calls" in output
+    assert output.count("window 4") == 2
+
+
+ONE_MORE = "{0} = {0} | {0}.roll(-1, -1).tril()\n    "
+MISTAKES = [
+    (DOCUMENTED, ".repeat_interleave(share, dim=1)", ".repeat(1, share, 1, 1)", "query head h reads key head h % G"),
+    (OF_THE_JUDGE, ".repeat_interleave(share, dim=1)", ".repeat(1, share, 1, 1)", "query head h reads key head h % G"),
+    (DOCUMENTED, "output =", f"{ONE_MORE.format('attention_mask')}output =", "window"),
+    (OF_THE_JUDGE, "return", f"{ONE_MORE.format('mask')}return", "window"),
+]
+
+
+@pytest.mark.parametrize(
+    ("source", "right", "wrong", "name"),
+    [pytest.param(*row, marks=SLOW if number else ()) for number, row in enumerate(MISTAKES)],
+)
+def test_a_mistake_in_it_is_told(
+    source: str, right: str, wrong: str, name: str, windowed: Path, tmp_path: Path
+) -> None:
+    assert source.count(right) == 1
+    code, output = watched_with(source.replace(right, wrong), windowed, tmp_path)
+    assert code == 1, output
+    assert ("MASK-4" if name == "window" else "ATT-7") in output
+    assert name in next(line for line in output.splitlines() if "diagnosis" in line)
+
+
+def test_an_error_in_it_is_told_in_one_line(folder: Path, tmp_path: Path) -> None:
+    code, output = watched_with("def attention(query, key, value, **others):\n    raise OSError(9)", folder, tmp_path)
+    assert code == 2
+    assert output.startswith("LlamaForCausalLM cannot be run on 6 tokens: OSError: 9 (raised at ")
+    assert output.endswith("my_kernel.py:2 in attention)\n")
+
+
+@pytest.mark.parametrize("kind", ["keyword", "input"])
+def test_labels_decide_the_loss(kind: str) -> None:
+    """The tokens are those of a language model without labels."""
+    model, given = hf.small_model("llama", "sdpa"), hf.inputs()
+
+    def cotangent(labels: torch.Tensor) -> torch.Tensor:
+        told: dict[str, Any] = {"labels": labels} if kind == "keyword" else {}
+        found = watch(model, given | ({} if told else {"labels": labels}), backward=True, **told)[0].cotangent
+        assert isinstance(found, torch.Tensor)
+        return found
+
+    tokens = watch(model, given, backward=True)[0].cotangent
+    assert torch.equal(cotangent(given["input_ids"]), tokens)
+    assert not torch.equal(cotangent(given["input_ids"].flip(1)), tokens)
+
+
+@SLOW
+def test_labels_are_read_by_the_decoder() -> None:
+    """Of an encoder-decoder, whose targets may have another length."""
+    calls = watch(hf.small_model("t5", "sdpa"), hf.inputs(), backward=True, labels=torch.tensor([[3, 4, 5]]))
+    assert [tuple(call.query.shape[2:3]) for call in calls] == [(12,), (12,), (3,), (3,), (3,), (3,)]
+    assert all(call.conforms(STRICT) and call.judged for call in judge_calls(calls))
 
 
 def test_several_sequences_are_padded() -> None:
@@ -433,11 +600,105 @@ def test_what_is_not_judged_does_not_conform(folder: Path, tmp_path: Path) -> No
 
 
 @SLOW
-def test_folders_that_cannot_be_watched(tmp_path: Path) -> None:
+def test_images_are_no_tokens(tmp_path: Path) -> None:
     given = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
     images = hf.transformers.ViTModel(hf.transformers.ViTConfig(intermediate_size=16, **given))
-    images.save_pretrained(tmp_path / "images")
-    for name, message in (("none", "has no config.json"), ("images", "ViTModel reads pixel_values")):
-        code, output = command("watch", tmp_path / name, "--tokens", "3,1")
-        assert code == 2
-        assert message in " ".join(output.split())
+    images.save_pretrained(tmp_path)
+    code, output = command("watch", tmp_path, "--tokens", "3,1")
+    assert code == 2
+    assert "ViTModel reads pixel_values" in output
+
+
+def changed(**given: Any) -> Callable[[Path], None]:
+    """Entries of config.json; None takes one away."""
+
+    def change(folder: Path) -> None:
+        told = json.loads((folder / "config.json").read_text()) | given
+        (folder / "config.json").write_text(json.dumps({n: v for n, v in told.items() if v is not None}))
+
+    return change
+
+
+def written(name: str, text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_text(text) and None
+
+
+def cut(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:3000])
+
+
+BROKEN = [
+    (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+    (written("config.json", '{"a": '), "config.json cannot be read as JSON: Expecting value"),
+    (written("config.json", "[]"), "config.json must hold an object"),
+    (written("config.json", "{}"), "config.json: Unrecognized model"),
+    (changed(model_type="lama"), "config.json: The checkpoint you are trying to load has model type `lama`"),
+    (changed(architectures=["Lama"]), f"config.json: transformers {hf.transformers.__version__} has no model Lama"),
+    (changed(hidden_size="x"), "Field 'hidden_size' expected int, got str"),
+    (changed(vocab_size=50), "lm_head.weight has shape [40, 32], and config.json says [50, 32], and 1 more do not fit"),
+    (cut, "model.safetensors cannot be read as a safetensors file: Error while deserializing header"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "no file named model.safetensors"),
+    (written("tokenizer.json", "x"), "tokenizer.json cannot be read as JSON: Expecting value"),
+    (written("tokenizer.json", "{}"), "copy has no tokenizer that can be loaded: "),
+    (written("tokenizer_config.json", "{"), "tokenizer_config.json cannot be read as JSON: Expecting property name"),
+    (lambda folder: None, "tokenizer.json is not there; give token ids by --tokens"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BROKEN)
+def test_broken_folders_are_told_in_one_line(
+    change: Callable[[Path], Any], message: str, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(folder, tmp_path / "copy")
+    change(tmp_path / "copy")
+    code, output = command("watch", tmp_path / "copy", *(("a text",) if "tokenizer" in message else ("--tokens", "3")))
+    assert code == 2
+    assert message in output
+    assert output.count("\n") == 1
+    assert not caplog.records
+
+
+def test_entries_that_a_folder_lacks_are_named(folder: Path, tmp_path: Path) -> None:
+    """Their weights are random; a folder that names no architecture is of its model type's own."""
+    shutil.copytree(folder, tmp_path / "copy")
+    changed(architectures=None, num_hidden_layers=3)(tmp_path / "copy")
+    code, output = command("watch", tmp_path / "copy", "--tokens", "3,1,4")
+    assert code == 0, output
+    assert "lacks entries, and their weights are random: layers.2.input_layernorm.weight, " in output
+    assert "LlamaModel, attention sdpa, float32: 3 calls" in output
+
+
+def test_texts_that_cannot_be_read(tmp_path: Path) -> None:
+    """More tokens than positions, or none."""
+    model = hf.small_model("gpt2", "sdpa")
+    model.save_pretrained(tmp_path)
+    code, output = command("watch", tmp_path, "--tokens", ",".join(["3"] * 33))
+    assert code == 2
+    assert output.startswith("GPT2LMHeadModel cannot be run on 33 tokens: IndexError")
+    assert output.endswith("max_position_embeddings in config.json is 32\n")
+    with pytest.raises(ValueError, match="there is no token to read"):
+        refuse_unknown(model, {"input_ids": torch.zeros(1, 0)})
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_names_of_layers_stay_whole(width: int) -> None:
+    """Numbers too; what is said at length is folded."""
+    layer = "decoder.block.11.layer.0.SelfAttention"
+    unjudged = JudgedCall(layer, None, reason="its exact result in float64 takes minutes: take a shorter text")
+    case = Case(
+        "attention", "float32", {name: np.zeros((1, 4, 12, 8), np.float32) for name in ("query", "key", "value")}
+    )
+    finding = Finding("output", 0.25)
+    table = calls_table([JudgedCall(layer, case, [finding], finding, rows=48), unjudged], ROBUST)
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(fitting(table, console))
+    lines = console.file.getvalue().splitlines()
+    assert sum(layer in line for line in lines) == 2
+    assert all(len(line) <= width for line in lines)
+    assert any("12 x 12" in line and "0.25" in line and "conforms" in line for line in lines)
+    assert sum(line.strip("┃ ").split(" ")[0] == "layer" for line in lines) == 1
+    assert (len(table.columns) == len(fitting(table, console).columns)) == (width == 200)

@@ -62,9 +62,12 @@ IMPLEMENTATIONS = tuple(map(Implementation, PACKAGES))
 REFERENCE = IMPLEMENTATIONS[0]
 
 
-def command(*words: object) -> tuple[int, str]:
-    """The exit code and output of the command line."""
-    console.width = 200  # whatever the terminal has, so that no line is broken
+def command(*words: object, width: int = 200) -> tuple[int, str]:
+    """The exit code and output of the command line.
+
+    width: of the terminal; by default so that no line is broken.
+    """
+    console.width = width
     result = CliRunner().invoke(app, [str(word) for word in words])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

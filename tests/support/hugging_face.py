@@ -23,6 +23,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3ForCausalLM", SIZES | GROUPED),
     "gemma2": ("Gemma2ForCausalLM", SIZES | GROUPED | WINDOW | {"attn_logit_softcapping": 2.0}),
     "gpt_oss": ("GptOssForCausalLM", SIZES | GROUPED | WINDOW | {"num_local_experts": 2, "num_experts_per_tok": 1}),
+    "mistral": ("MistralForCausalLM", SIZES | GROUPED | WINDOW),
     "gpt2": ("GPT2LMHeadModel", {"vocab_size": 40, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32}),
     "bert": ("BertForMaskedLM", SIZES),
     "modernbert": ("ModernBertForMaskedLM", SIZES | {"num_hidden_layers": 3, "local_attention": 4}),

@@ -1,0 +1,146 @@
+"""A folder of Hugging Face's, as the model and the tokenizer that `transformers` makes of it.
+
+Whatever is wrong with the folder is told in one line, by a ValueError that names the file and the entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from conformance.models.named_attention import implementation
+from specification.loading.config_file import NAME, json_of
+
+LONGEST = 300
+"""Characters of what the library says."""
+
+
+def load_model(folder: Path, attention: str | None, dtype: str) -> tuple[Any, list[str]]:
+    """Load the model that a folder's `config.json` names, in evaluation; nothing is downloaded.
+
+    Args:
+        folder: as `save_pretrained` writes it.
+        attention: the implementation, or the function that computes it, as `implementation` takes it; None for the
+            one that `transformers` chooses. "reference" is this project's.
+        dtype: a name, or "auto" for that of the folder.
+
+    Returns:
+        The model, and the names of its entries that the folder lacks: these weights are random.
+
+    Raises:
+        ImportError: `transformers` is older than 5.
+        ValueError: It cannot be loaded, or reads no tokens.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        raise ValueError(f"{folder} is no folder of a model: it has no {NAME}")
+    if not isinstance(json_of(path), dict):
+        raise ValueError(f"{path} must hold an object")
+    import transformers
+
+    from torch_impl.huggingface import register
+
+    register()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    given = {} if attention is None else {"attn_implementation": implementation(attention)}
+    try:
+        configuration = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the library's own, whatever they are
+        raise ValueError(f"{path}: {in_one_line(error)}") from error
+    kind = class_of(configuration, path)
+    if kind.main_input_name != "input_ids":
+        raise ValueError(f"{kind.__name__} reads {kind.main_input_name}: only models that read tokens can be watched")
+    try:
+        model, found = kind.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, output_loading_info=True, ignore_mismatched_sizes=True, **given
+        )
+    except Exception as error:
+        raise ValueError(broken_file(folder) or f"{folder} cannot be loaded: {in_one_line(error)}") from error
+    refuse_other_shapes(folder, found["mismatched_keys"])
+    return model.eval(), sorted(found["missing_keys"])
+
+
+def class_of(configuration: Any, path: Path) -> Any:
+    """The class of the model that a config.json names; of its model type where it names none."""
+    import transformers
+
+    names = configuration.architectures or []
+    if names:
+        kind = getattr(transformers, str(names[0]), None)
+        if kind is None or not hasattr(kind, "main_input_name"):
+            raise ValueError(f"{path}: transformers {transformers.__version__} has no model {names[0]}")
+        return kind
+    try:
+        return transformers.AutoModel._model_mapping[type(configuration)]
+    except KeyError as error:
+        raise ValueError(f"{path} names no model: it has no architectures") from error
+
+
+def broken_file(folder: Path) -> str:
+    """Name a file of weights that cannot be read, and why; empty where all can."""
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="numpy"):
+                pass
+        except Exception as error:
+            return f"{path} cannot be read as a safetensors file: {error}"
+    for path in sorted(folder.glob("*.index.json")):
+        try:
+            files = {folder / str(name) for name in json_of(path)["weight_map"].values()}
+        except ValueError as error:
+            return str(error)
+        except Exception:
+            return f"{path} has no weight_map of file names"
+        missing = sorted(str(file) for file in files if not file.is_file())
+        if missing:
+            return f"{missing[0]} is not there, and {path.name} names it"
+    return ""
+
+
+def refuse_other_shapes(folder: Path, mismatched: Any) -> None:
+    """Raise ValueError for entries, as (name, shape in the file, shape of the model)."""
+    if mismatched:
+        found = sorted((name, list(got), list(expected)) for name, got, expected in mismatched)
+        (name, got, expected), more = found[0], len(found) - 1
+        others = f", and {more} more do not fit" if more else ""
+        raise ValueError(f"{folder}: {name} has shape {got}, and {NAME} says {expected}{others}")
+
+
+def read_texts(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
+    """Return the model's inputs by the folder's tokenizer; several texts are padded to one length.
+
+    Raises:
+        ValueError: The folder has none that can be loaded.
+    """
+    import transformers
+
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # the library's own, whatever they are
+        why = broken_tokenizer(folder) or f"{folder} has no tokenizer that can be loaded: {in_one_line(error)}"
+        raise ValueError(f"{why}; give token ids by --tokens, such as --tokens 5,7,2") from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return dict(tokenizer(list(texts), padding=len(texts) > 1, return_tensors="pt"))
+
+
+def broken_tokenizer(folder: Path) -> str:
+    """Name a file of the tokenizer that is no JSON or is not there, and why; empty where none is."""
+    found = sorted(folder.glob("*token*.json"))
+    for path in found:
+        try:
+            json_of(path)
+        except ValueError as error:
+            return str(error)
+    return "" if found else f"{folder / 'tokenizer.json'} is not there"
+
+
+def in_one_line(error: BaseException) -> str:
+    """What an error of several lines says, and its kind where that is no general one."""
+    words = " ".join(str(error).split())
+    told = words if len(words) <= LONGEST else f"{words[:LONGEST]}..."
+    return told if type(error) in (ValueError, OSError, RuntimeError) else f"{type(error).__name__}: {told}"
