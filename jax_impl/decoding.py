@@ -20,7 +20,6 @@ whole too; its length is traced then, and see `sinusoidal_positions` for what th
 
 from __future__ import annotations
 
-import inspect
 from functools import partial
 from typing import Any
 
@@ -36,6 +35,7 @@ from jax_impl.blocks import (
     normalize_if,
     project_keys,
     project_queries,
+    rotations_of,
     through,
     transform,
     windowed,
@@ -48,7 +48,6 @@ from specification import checks
 from specification.caches import BlockCache, Cache, looks_ahead
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import SublayerDropout
-from specification.frequencies import needs_length
 from specification.masks import Causal, Dense, KeyPadding
 from specification.parameters import Decoder, DecoderBlock, LanguageModel, Transformer
 
@@ -104,6 +103,7 @@ def decoder_block_step(
     memory_mask: Any = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[jax.Array, "..."] | None = None,
+    rotation: Any = None,
 ) -> tuple[Float[jax.Array, "B Q E"], BlockCache]:
     """`decoder_block` for the Q positions after the first `length`, and the cache with their keys and values."""
     grown, p, nothing = cache, parameters, SublayerDropout()
@@ -112,8 +112,8 @@ def decoder_block_step(
     def self_attention(x: Any) -> Any:
         nonlocal grown
         check_attention(p.self_attention, x, x, configuration)
-        query = project_queries(p.self_attention, x, configuration, layer, length)
-        keys, values = project_keys(p.self_attention, x, configuration, layer, length)
+        query = project_queries(p.self_attention, x, configuration, layer, rotation)
+        keys, values = project_keys(p.self_attention, x, configuration, layer, rotation)
         grown = grown._replace(
             keys=write(cache.keys, keys, length, axis=2), values=write(cache.values, values, length, axis=2)
         )
@@ -136,12 +136,6 @@ def decoder_block_step(
     if p.cross_attention is None:
         del sublayers[1]
     return through(sublayers, x, configuration), grown
-
-
-def step_of(layer: AttentionLayer) -> Any:
-    """`decoder_block_step`, not compiled as a whole where angles depend on the length, which is known so."""
-    scaling = None if layer.rotary is None else layer.rotary.scaling
-    return inspect.unwrap(decoder_block_step) if needs_length(scaling) else decoder_block_step
 
 
 # --- caches -----------------------------------------------------------------------------------------------------------
@@ -274,9 +268,10 @@ def decode_step(
     x = embed(decoder.embedding, tokens, configuration=configured, offset=length)
     bias = position_bias(decoder, tokens.shape[1], cache.capacity, length, configured)
     options: Any = {"configuration": configured, "mask": mask, "memory_mask": memory_mask, "bias": bias}
-    blocks = []
-    for block, kept, layer in zip(decoder.blocks, cache.blocks, configured.layers(len(decoder.blocks)), strict=True):
-        x, grown = step_of(layer)(block, x, kept, length, layer=layer, **options)
+    layers, blocks = configured.layers(len(decoder.blocks)), []
+    rotations = rotations_of([block.self_attention for block in decoder.blocks], layers, x, configured, length)
+    for block, kept, layer, rotation in zip(decoder.blocks, cache.blocks, layers, rotations, strict=True):
+        x, grown = decoder_block_step(block, x, kept, length, layer=layer, rotation=rotation, **options)
         blocks.append(grown)
     logits = output_layer(own.output, normalize_if(decoder.norm, x, configured), configured)
     if known is None:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float, Integer
 
 from jax_impl.dtypes import cast, widen
+from jax_impl.masks import readable
 from specification import checks
 from specification.dtypes import compute_dtype_name, dtype_name
 from specification.frequencies import DIGIT_BITS, attention_factor, exact_frequencies, turn_digits
@@ -49,22 +50,30 @@ def rotary_embedding(
         ValueError: Sizes or numbers that are not as described.
     """
     width = checks.rotary_embedding(x, positions, base, rotary_width, pairing, scaling, length)
-    sine, cosine = sine_and_cosine(positions, width, base, scaling, length, compute_dtype_name(dtype_name(x)))
-    return rotate(x, sine, cosine, width, pairing)
+    length = checks.rotary_length(scaling, length, readable(positions))
+    sine, cosine = rotary_table(positions, width, base, scaling, length, compute_dtype_name(dtype_name(x)))
+    return rotate(x, sine, cosine, pairing)
 
 
-def sine_and_cosine(
+def rotary_table(
     positions: Any, width: int, base: float, scaling: Scaling | None, length: int | None, dtype: str
 ) -> tuple[Any, Any]:
     """Sine and cosine of every angle times the attention factor, [1, T, W / 2] or [B, 1, T, W / 2].
 
     NaN for traced positions outside [0, 2**30].
     """
-    values = None if isinstance(positions, jax.core.Tracer) else np.asarray(positions)
-    if values is not None:
-        checks.positions_within(values)
-    length = checks.rotary_length(scaling, length, values)
-    digits = np.array(turn_digits(width, float(base), scaling, length), np.uint32)
+    digits, attention_factor = constants(width, float(base), scaling, length)
+    return sine_and_cosine(positions, digits, attention_factor, dtype)
+
+
+def constants(width: int, base: float, scaling: Scaling | None, length: int | None) -> tuple[np.ndarray, float]:
+    """`turn_digits`, [6, W / 2], and the attention factor."""
+    return np.array(turn_digits(width, base, scaling, length), np.uint32), attention_factor(scaling)
+
+
+@partial(jax.jit, static_argnames="dtype")
+def sine_and_cosine(positions: Any, digits: Any, attention_factor: float, dtype: str) -> tuple[Any, Any]:
+    """Sine and cosine of the angles position * frequency, times the attention factor."""
     positions = jnp.asarray(positions)[..., None, :, None]
     if positions.dtype.itemsize < 4:  # int8 and int16 do not hold 2**30
         positions = positions.astype(jnp.int32)
@@ -72,12 +81,11 @@ def sine_and_cosine(
     sine, cosine = jnp.sin(angle), jnp.cos(angle)
     odd, half = quarter % 2 == 1, quarter // 2 % 2 == 1
     sine, cosine = jnp.where(odd, cosine, sine), jnp.where(odd, -sine, cosine)
-    factor = jnp.where(half, -1, 1).astype(dtype) * attention_factor(scaling)
+    factor = jnp.where(half, -1, 1).astype(dtype) * attention_factor
     factor = jnp.where((positions >= 0) & (positions <= 2**30), factor, jnp.nan)
     return sine * factor, cosine * factor
 
 
-@partial(jax.jit, static_argnames="dtype")
 def turned(positions: Any, digits: Any, dtype: Any) -> tuple[Any, Any]:
     """The angle position * frequency as a number of quarter turns and an angle in [-pi / 4, pi / 4].
 
@@ -98,9 +106,10 @@ def turned(positions: Any, digits: Any, dtype: Any) -> tuple[Any, Any]:
     return quarter, turn * (2 * math.pi)
 
 
-@partial(jax.jit, static_argnames=("width", "pairing"))
-def rotate(x: Any, sine: Any, cosine: Any, width: int, pairing: str) -> Any:
+@partial(jax.jit, static_argnames="pairing")
+def rotate(x: Any, sine: Any, cosine: Any, pairing: str) -> Any:
     """(first cos - second sin, second cos + first sin) for every pair of columns; columns past the width copied."""
+    width = 2 * sine.shape[-1]
     shape, axis = ((2, width // 2), -2) if pairing == "halves" else ((width // 2, 2), -1)
     first, second = jnp.moveaxis(widen(x[..., :width]).reshape(*x.shape[:-1], *shape), axis, 0)
     pairs = jnp.stack([first * cosine - second * sine, second * cosine + first * sine], axis)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Integer
 
-from jax_impl.blocks import add, decoder_block, drop, encoder_block, normalize_if
+from jax_impl.blocks import add, decoder_block, drop, encoder_block, normalize_if, rotations_of
 from jax_impl.dtypes import cast, require_dtype, widen
 from jax_impl.embedding import check_rows, embedding
 from jax_impl.masks import checked_mask
@@ -280,8 +280,9 @@ def encoder(
     options: Any = {"configuration": configuration, "mask": mask}
     options["bias"] = position_bias(parameters, x.shape[1], configuration)
     layers, sites = configuration.layers(len(parameters.blocks)), sites_of(dropout, parameters, EncoderBlockDropout())
-    for block, layer, dropped in zip(parameters.blocks, layers, sites, strict=True):
-        x = call(block, x, layer=layer, dropout=dropped, **options)
+    rotations = rotations_of([block.attention for block in parameters.blocks], layers, x, configuration)
+    for block, layer, rotation, dropped in zip(parameters.blocks, layers, rotations, sites, strict=True):
+        x = call(block, x, layer=layer, rotation=rotation, dropout=dropped, **options)
     return normalize_if(parameters.norm, x, configuration)
 
 
@@ -313,7 +314,7 @@ def decoder(
         TypeError: Dtypes or structures that are not as described.
         ValueError: Sizes or numbers that are not as described.
     """
-    checks.stack(parameters, Decoder, x, dropout)
+    checks.stack(parameters, Decoder, x, dropout, memory=memory)
     if parameters.embedding is not None:
         mask = both(mask, target_mask(x, configuration))
         x = embed(parameters.embedding, x, configuration=configuration)
@@ -326,8 +327,9 @@ def decoder(
     options: Any = {"configuration": configuration, "mask": mask, "memory_mask": memory_mask}
     options["bias"] = position_bias(parameters, x.shape[1], configuration)
     layers, sites = configuration.layers(len(parameters.blocks)), sites_of(dropout, parameters, DecoderBlockDropout())
-    for block, layer, dropped in zip(parameters.blocks, layers, sites, strict=True):
-        x = call(block, x, memory, layer=layer, dropout=dropped, **options)
+    rotations = rotations_of([block.self_attention for block in parameters.blocks], layers, x, configuration)
+    for block, layer, rotation, dropped in zip(parameters.blocks, layers, rotations, sites, strict=True):
+        x = call(block, x, memory, layer=layer, rotation=rotation, dropout=dropped, **options)
     return normalize_if(parameters.norm, x, configuration)
 
 

@@ -32,7 +32,7 @@ class Question(NamedTuple):
 
     title: str
     check: Check[Any, Any]
-    material: Any
+    example: Any
     shared: Any
     functions: Functions
 
@@ -46,8 +46,8 @@ class Recorder:
         self.asked: list[tuple[str, Any, Any]] = []
         self.sizes = SizeLimits()
 
-    def __call__(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
-        self.asked.append((check, material, shared))
+    def __call__(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
+        self.asked.append((check, example, shared))
         return []
 
 
@@ -64,18 +64,18 @@ def questions() -> list[Question]:
         title = "refusals" if probe is None else f"{probe.rule} {probe.title}"
         titles += [title] * (len(recorder.asked) - len(titles))
     runner, result = Runner(NumpySubject()), []
-    for title, (check, material, shared) in zip(titles, recorder.asked, strict=True):
-        functions, findings = traced(runner, check, material, shared)
+    for title, (check, example, shared) in zip(titles, recorder.asked, strict=True):
+        functions, findings = traced(runner, check, example, shared)
         if breaks(findings):
             raise RuntimeError(f"the definition itself does not pass {title}: {findings}")
-        result.append(Question(title, check, material, shared, functions))
+        result.append(Question(title, check, example, shared, functions))
     return result
 
 
-def traced(runner: Runner, check: Check[Any, Any], material: Any, shared: Any) -> tuple[Functions, list[Finding]]:
+def traced(runner: Runner, check: Check[Any, Any], example: Any, shared: Any) -> tuple[Functions, list[Finding]]:
     with warnings.catch_warnings(), Calls() as calls:
         warnings.simplefilter("error")
-        findings = runner(check, material, shared)
+        findings = runner(check, example, shared)
     return calls.functions, findings
 
 
@@ -102,6 +102,6 @@ def judged(asked: list[Question], mutant: Mutant, folder: Path) -> str:
         return f"cannot be imported: {type(error).__name__}"
     runner = Runner(NumpySubject("mutant"), TIME_LIMIT)
     for question in relevant(mutant, asked):
-        if breaks(runner(question.check, question.material, question.shared)):
+        if breaks(runner(question.check, question.example, question.shared)):
             return question.title
     return ""

@@ -32,10 +32,10 @@ from reference_numpy.blocks import (
     key_heads,
     normalize,
     normalize_if,
-    positions_from,
     project_keys,
     project_queries,
     residual,
+    rotation_of,
     transform,
     windowed,
 )
@@ -43,7 +43,7 @@ from reference_numpy.feed_forward_vjp import feed_forward_vjp, gated_feed_forwar
 from reference_numpy.layer_norm_vjp import layer_norm_vjp, rms_norm_vjp, standard_deviation_norm_vjp
 from reference_numpy.multi_head_attention import concatenate_heads, join_heads, linear, split_heads
 from reference_numpy.multi_head_attention_vjp import linear_vjp
-from reference_numpy.rotary_vjp import rotary_embedding_vjp
+from reference_numpy.rotary import rotate
 from specification import checks
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout
@@ -104,15 +104,14 @@ def normalize_if_vjp(norm: Norm | None, x: Any, cotangent: Any, configuration: C
 # --- attention --------------------------------------------------------------------------------------------------------
 
 
-def rotated_vjp(cotangent: Float[np.ndarray, "B H T D"], layer: AttentionLayer) -> Float[np.ndarray, "B H T D"]:
-    """Gradient of what is rotated, for `rotated` from position 0 on; a rotation is linear, so it depends on no x."""
-    rotary = layer.rotary
-    if rotary is None:
+def rotated_vjp(
+    cotangent: Float[np.ndarray, "B H T D"], layer: AttentionLayer, rotation: Any
+) -> Float[np.ndarray, "B H T D"]:
+    """Gradient of what is rotated, for `rotated`; a rotation is linear, so it depends on no x."""
+    if layer.rotary is None:
         return cotangent
-    return rotary_embedding_vjp(
-        cotangent, positions_from(cotangent, 0), cotangent,
-        base=rotary.base, rotary_width=rotary.width, pairing=rotary.pairing, scaling=rotary.scaling,
-    )  # fmt: skip
+    sine, cosine = rotation
+    return rotate(cotangent, -sine, cosine, layer.rotary.pairing)
 
 
 def normalized_heads_vjp(
@@ -137,11 +136,12 @@ def project_vjp(
     x: Float[np.ndarray, "B T E"],
     num_heads: int,
     layer: AttentionLayer,
+    rotation: Any,
     cotangent: Float[np.ndarray, "B H T W"],
     configuration: Configuration,
 ) -> tuple[Linear, Norm | None, Float[np.ndarray, "B T E"]]:
     """Gradients of the projection, of its norm and of x, given those of queries or keys as attention takes them."""
-    columns, turned = linear(projection, x), rotated_vjp(cotangent, layer)
+    columns, turned = linear(projection, x), rotated_vjp(cotangent, layer, rotation)
     norm_gradient, columns_gradient = normalized_heads_vjp(norm, columns, num_heads, turned, configuration)
     gradient, x_gradient = linear_vjp(projection, x, columns_gradient)
     return gradient, norm_gradient, x_gradient
@@ -157,19 +157,23 @@ def attend_vjp(
     cotangent: Float[np.ndarray, "B T E"],
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[np.ndarray, "..."] | None = None,
+    rotation: Any = None,
 ) -> tuple[MultiHeadAttention, Float[np.ndarray, "B T E"], Float[np.ndarray, "B S E"], Any]:
     """Gradients of the parameters, of x as the queries, of memory as the keys and values, and of the bias."""
-    check_attention(parameters, x, memory, configuration)
+    width = check_attention(parameters, x, memory, configuration)
+    rotation = rotation_of(layer.rotary, width, x) if rotation is None else rotation
+    of_keys = rotation if memory.shape[1] == x.shape[1] else rotation_of(layer.rotary, width, memory)
     p, H = parameters, configuration.num_heads
     options = attention_options(x.shape[-1], windowed(mask, layer), weights_dropout, configuration)
     options |= {"bias": bias, "sinks": p.sinks}
-    query, (keys, values) = project_queries(p, x, configuration, layer), project_keys(p, memory, configuration, layer)
+    query = project_queries(p, x, configuration, layer, rotation)
+    keys, values = project_keys(p, memory, configuration, layer, of_keys)
     joined = concatenate_heads(attention(query, keys, values, **options))
     output, joined_gradient = linear_vjp(p.output, joined, cotangent)
     inner = attention_vjp(query, keys, values, split_heads(joined_gradient, H), **options)
-    of_query = project_vjp(join_heads(p.query), p.query_norm, x, H, layer, inner.query, configuration)
+    of_query = project_vjp(join_heads(p.query), p.query_norm, x, H, layer, rotation, inner.query, configuration)
     G = key_heads(p, H)
-    of_key = project_vjp(join_heads(p.key), p.key_norm, memory, G, layer, inner.key, configuration)
+    of_key = project_vjp(join_heads(p.key), p.key_norm, memory, G, layer, of_keys, inner.key, configuration)
     value, as_value = linear_vjp(join_heads(p.value), memory, concatenate_heads(inner.value))
     gradients = MultiHeadAttention(of_query[0], of_key[0], value, output, of_query[1], of_key[1], inner.sinks)
     return gradients, of_query[2], add(of_key[2], as_value), inner.bias
@@ -268,16 +272,17 @@ def self_attention(
     configuration: Configuration,
     layer: Any,
     bias: Any,
+    rotation: Any,
 ) -> tuple[Callable[[Any], Any], Pullback]:
     """Attention of x to itself: what it receives as queries and as keys and values is added up; then the bias."""
 
     def pullback(x: Any, cotangent: Any) -> tuple[Any, ...]:
         gradient, as_query, as_memory, of_bias = attend_vjp(
-            parameters, x, x, mask, dropout, configuration, cotangent, layer, bias
+            parameters, x, x, mask, dropout, configuration, cotangent, layer, bias, rotation
         )
         return gradient, of_bias, add(as_query, as_memory)
 
-    return lambda x: attend(parameters, x, x, mask, dropout, configuration, layer, bias), pullback
+    return lambda x: attend(parameters, x, x, mask, dropout, configuration, layer, bias, rotation), pullback
 
 
 def cross_attention(
@@ -331,6 +336,7 @@ def encoder_block_vjp(
     mask: Any = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[np.ndarray, "..."] | None = None,
+    rotation: tuple[Float[np.ndarray, "1 T pairs"], Float[np.ndarray, "1 T pairs"]] | None = None,
     dropout: EncoderBlockDropout = EncoderBlockDropout(),
 ) -> EncoderBlockGradients:
     """Compute the gradients of parameters, x and bias (ATT-12).
@@ -338,7 +344,7 @@ def encoder_block_vjp(
     Args:
         parameters, x: As in `encoder_block`.
         cotangent: Gradient with respect to the result of `encoder_block`, [B, T, E], in its dtype.
-        configuration, mask, layer, bias, dropout: As in `encoder_block`.
+        configuration, mask, layer, bias, rotation, dropout: As in `encoder_block`.
 
     Returns:
         Gradients in the shapes and dtypes of the arguments.
@@ -351,7 +357,8 @@ def encoder_block_vjp(
     checks.norms(parameters, configuration)
     checks.cotangent(cotangent, x.shape, dtype_name(x))
     p, d = parameters, dropout
-    attended, attended_back = self_attention(p.attention, mask, d.attention.inner, configuration, layer, bias)
+    inner = d.attention.inner
+    attended, attended_back = self_attention(p.attention, mask, inner, configuration, layer, bias, rotation)
     transformed, transformed_back = position_wise(p.feed_forward, d.feed_forward.inner, configuration)
     sublayers = [
         (Sublayer(attended, p.attention_norm, d.attention, p.attention_output_norm), attended_back),
@@ -377,6 +384,7 @@ def decoder_block_vjp(
     memory_mask: Any = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[np.ndarray, "..."] | None = None,
+    rotation: tuple[Float[np.ndarray, "1 T pairs"], Float[np.ndarray, "1 T pairs"]] | None = None,
     dropout: DecoderBlockDropout = DecoderBlockDropout(),
 ) -> DecoderBlockGradients:
     """Compute the gradients of parameters, x, memory and bias (ATT-12).
@@ -384,7 +392,7 @@ def decoder_block_vjp(
     Args:
         parameters, x, memory: As in `decoder_block`.
         cotangent: Gradient with respect to the result of `decoder_block`, [B, T, E], in its dtype.
-        configuration, mask, memory_mask, layer, bias, dropout: As in `decoder_block`.
+        configuration, mask, memory_mask, layer, bias, rotation, dropout: As in `decoder_block`.
 
     Returns:
         Gradients in the shapes and dtypes of the arguments.
@@ -398,7 +406,8 @@ def decoder_block_vjp(
     checks.norms(parameters, configuration)
     checks.cotangent(cotangent, x.shape, dtype_name(x))
     p, d = parameters, dropout
-    attended, attended_back = self_attention(p.self_attention, mask, d.self_attention.inner, configuration, layer, bias)
+    inner = d.self_attention.inner
+    attended, attended_back = self_attention(p.self_attention, mask, inner, configuration, layer, bias, rotation)
     transformed, transformed_back = position_wise(p.feed_forward, d.feed_forward.inner, configuration)
     sublayers = [
         (Sublayer(attended, p.self_attention_norm, d.self_attention, p.self_attention_output_norm), attended_back),

@@ -28,6 +28,7 @@ from reference_numpy.blocks import (
     normalize_if,
     project_keys,
     project_queries,
+    rotations_of,
     through,
     transform,
     windowed,
@@ -94,6 +95,7 @@ def decoder_block_step(
     memory_mask: Any = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[np.ndarray, "..."] | None = None,
+    rotation: Any = None,
 ) -> tuple[Float[np.ndarray, "B Q E"], BlockCache]:
     """`decoder_block` for the Q positions after the first `length`, and the cache with their keys and values."""
     stop, grown, p, nothing = length + x.shape[1], cache, parameters, SublayerDropout()
@@ -102,8 +104,8 @@ def decoder_block_step(
     def self_attention(x: Any) -> Any:
         nonlocal grown
         check_attention(p.self_attention, x, x, configuration)
-        query = project_queries(p.self_attention, x, configuration, layer, length)
-        keys, values = project_keys(p.self_attention, x, configuration, layer, length)
+        query = project_queries(p.self_attention, x, configuration, layer, rotation)
+        keys, values = project_keys(p.self_attention, x, configuration, layer, rotation)
         grown = grown._replace(
             keys=write(cache.keys, keys, length, axis=2), values=write(cache.values, values, length, axis=2)
         )
@@ -246,9 +248,10 @@ def decode_step(
     x = embed(decoder.embedding, tokens, configuration=configured, offset=length)
     bias = position_bias(decoder, tokens.shape[1], stop, length, configured)
     options: Any = {"configuration": configured, "mask": mask, "memory_mask": memory_mask, "bias": bias}
-    blocks = []
-    for block, kept, layer in zip(decoder.blocks, cache.blocks, configured.layers(len(decoder.blocks)), strict=True):
-        x, grown = decoder_block_step(block, x, kept, length, layer=layer, **options)
+    layers, blocks = configured.layers(len(decoder.blocks)), []
+    rotations = rotations_of([block.self_attention for block in decoder.blocks], layers, x, configured, length)
+    for block, kept, layer, rotation in zip(decoder.blocks, cache.blocks, layers, rotations, strict=True):
+        x, grown = decoder_block_step(block, x, kept, length, layer=layer, rotation=rotation, **options)
         blocks.append(grown)
     logits = output_layer(own.output, normalize_if(decoder.norm, x, configured), configured)
     return logits, Cache(blocks, real, cache.memory_real, stop)

@@ -46,22 +46,32 @@ def rotary_embedding(
         ValueError: Sizes or numbers that are not as described.
     """
     width = checks.rotary_embedding(x, positions, base, rotary_width, pairing, scaling, length)
-    sine, cosine = sine_and_cosine(positions, width, base, scaling, length, compute_dtype_name(dtype_name(x)))
-    return rotate(x, sine, cosine, width, pairing)
+    length = checks.rotary_length(scaling, length, positions)
+    sine, cosine = rotary_table(positions, width, base, scaling, length, compute_dtype_name(dtype_name(x)))
+    return rotate(x, sine, cosine, pairing)
 
 
-def sine_and_cosine(
+def rotary_table(
     positions: Any, width: int, base: float, scaling: Scaling | None, length: int | None, dtype: str
 ) -> tuple[Any, Any]:
     """Sine and cosine of every angle times the attention factor, [1, T, W / 2] or [B, 1, T, W / 2]."""
-    checks.positions_within(positions)
-    length = checks.rotary_length(scaling, length, positions)
-    digits = np.array(turn_digits(width, float(base), scaling, length))
-    quarter, angle = turned(positions[..., None, :, None].astype(np.int64), digits, np.dtype(dtype).type)
+    digits, attention_factor = constants(width, float(base), scaling, length)
+    return sine_and_cosine(positions, digits, attention_factor, dtype)
+
+
+def constants(width: int, base: float, scaling: Scaling | None, length: int | None) -> tuple[np.ndarray, float]:
+    """`turn_digits`, [6, W / 2], and the attention factor."""
+    return np.array(turn_digits(width, base, scaling, length)), attention_factor(scaling)
+
+
+def sine_and_cosine(positions: Any, digits: Any, attention_factor: float, dtype: str) -> tuple[Any, Any]:
+    """Sine and cosine of the angles position * frequency, times the attention factor."""
+    positions = positions[..., None, :, None].astype(np.int64)
+    quarter, angle = turned(positions, digits, np.dtype(dtype).type)
     sine, cosine = np.sin(angle), np.cos(angle)
     odd, half = quarter % 2 == 1, quarter // 2 % 2 == 1
     sine, cosine = np.where(odd, cosine, sine), np.where(odd, -sine, cosine)
-    factor = np.where(half, -1, 1).astype(dtype) * sine.dtype.type(attention_factor(scaling))
+    factor = np.where(half, -1, 1).astype(dtype) * sine.dtype.type(attention_factor)
     return sine * factor, cosine * factor
 
 
@@ -86,8 +96,9 @@ def turned(positions: Any, digits: Any, dtype: Any) -> tuple[Any, Any]:
 
 
 @np.errstate(all="ignore")  # NaN and infinity are legal inputs, and say so in the output
-def rotate(x: Any, sine: Any, cosine: Any, width: int, pairing: str) -> Any:
+def rotate(x: Any, sine: Any, cosine: Any, pairing: str) -> Any:
     """(first cos - second sin, second cos + first sin) for every pair of columns; columns past the width copied."""
+    width = 2 * sine.shape[-1]
     shape, axis = ((2, width // 2), -2) if pairing == "halves" else ((width // 2, 2), -1)
     first, second = np.moveaxis(widen(x[..., :width]).reshape(*x.shape[:-1], *shape), axis, 0)
     pairs = np.stack([first * cosine - second * sine, second * cosine + first * sine], axis)

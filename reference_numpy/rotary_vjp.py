@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Integer
 
-from reference_numpy.rotary import rotate, sine_and_cosine
+from reference_numpy.rotary import rotary_table, rotate
 from specification import checks
 from specification.dtypes import compute_dtype_name, dtype_name
 from specification.rotary import Scaling
@@ -39,5 +39,6 @@ def rotary_embedding_vjp(
     """
     width = checks.rotary_embedding(x, positions, base, rotary_width, pairing, scaling, length)
     checks.cotangent(cotangent, x.shape, dtype_name(x))
-    sine, cosine = sine_and_cosine(positions, width, base, scaling, length, compute_dtype_name(dtype_name(x)))
-    return rotate(cotangent, -sine, cosine, width, pairing)
+    length = checks.rotary_length(scaling, length, positions)
+    sine, cosine = rotary_table(positions, width, base, scaling, length, compute_dtype_name(dtype_name(x)))
+    return rotate(cotangent, -sine, cosine, pairing)

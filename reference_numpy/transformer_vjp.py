@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Integer
 
-from reference_numpy.blocks import add, decoder_block, drop, encoder_block
+from reference_numpy.blocks import add, decoder_block, drop, encoder_block, rotations_of
 from reference_numpy.blocks_vjp import decoder_block_vjp, encoder_block_vjp, normalize_if_vjp, normalize_vjp
 from reference_numpy.dtypes import widen
 from reference_numpy.embedding_vjp import embedding_vjp
@@ -298,15 +298,18 @@ def encoder_vjp(
     checks.cotangent(cotangent, x.shape, dtype_name(x))
     options: Any = {"configuration": configuration, "mask": mask}
     options["bias"] = position_bias(parameters, x.shape[1], configuration)
-    sites = sites_of(dropout, parameters, EncoderBlockDropout())
-    layered = [*zip(parameters.blocks, configuration.layers(len(parameters.blocks)), sites, strict=True)]
+    layers, sites = configuration.layers(len(parameters.blocks)), sites_of(dropout, parameters, EncoderBlockDropout())
+    rotations = rotations_of([block.attention for block in parameters.blocks], layers, x, configuration)
+    layered = [*zip(parameters.blocks, layers, rotations, sites, strict=True)]
     inputs = [drop(x, dropout.embedding)]
-    for block, layer, d in layered:
-        inputs.append(encoder_block(block, inputs[-1], layer=layer, dropout=d, **options))
+    for block, layer, rotation, d in layered:
+        inputs.append(encoder_block(block, inputs[-1], layer=layer, rotation=rotation, dropout=d, **options))
     norm, cotangent = normalize_if_vjp(parameters.norm, inputs[-1], cotangent, configuration)
     blocks, biases = [], []
-    for (block, layer, d), x in reversed([*zip(layered, inputs[:-1], strict=True)]):
-        gradient, cotangent, bias = encoder_block_vjp(block, x, cotangent, layer=layer, dropout=d, **options)
+    for (block, layer, rotation, d), x in reversed([*zip(layered, inputs[:-1], strict=True)]):
+        gradient, cotangent, bias = encoder_block_vjp(
+            block, x, cotangent, layer=layer, rotation=rotation, dropout=d, **options
+        )
         blocks.append(gradient)
         biases.append(bias)
     relative = position_bias_vjp(parameters, biases, configuration)
@@ -347,7 +350,7 @@ def decoder_vjp(
     Raises:
         TypeError, ValueError: As in `decoder`, and for a cotangent in another shape or dtype than its result.
     """
-    checks.stack(parameters, Decoder, x, dropout)
+    checks.stack(parameters, Decoder, x, dropout, memory=memory)
     tokens = x
     if parameters.embedding is not None:
         mask = both(mask, target_mask(tokens, configuration))
@@ -357,16 +360,17 @@ def decoder_vjp(
     checks.cotangent(cotangent, x.shape, dtype_name(x))
     options: Any = {"configuration": configuration, "mask": mask, "memory_mask": memory_mask}
     options["bias"] = position_bias(parameters, x.shape[1], configuration)
-    sites = sites_of(dropout, parameters, DecoderBlockDropout())
-    layered = [*zip(parameters.blocks, configuration.layers(len(parameters.blocks)), sites, strict=True)]
+    layers, sites = configuration.layers(len(parameters.blocks)), sites_of(dropout, parameters, DecoderBlockDropout())
+    rotations = rotations_of([block.self_attention for block in parameters.blocks], layers, x, configuration)
+    layered = [*zip(parameters.blocks, layers, rotations, sites, strict=True)]
     inputs = [drop(x, dropout.embedding)]
-    for block, layer, d in layered:
-        inputs.append(decoder_block(block, inputs[-1], memory, layer=layer, dropout=d, **options))
+    for block, layer, rotation, d in layered:
+        inputs.append(decoder_block(block, inputs[-1], memory, layer=layer, rotation=rotation, dropout=d, **options))
     blocks, biases = [], []
     memory_gradient: Any = None if memory is None else np.zeros_like(memory)
     norm, cotangent = normalize_if_vjp(parameters.norm, inputs[-1], cotangent, configuration)
-    for (block, layer, d), x in reversed([*zip(layered, inputs[:-1], strict=True)]):
-        found = decoder_block_vjp(block, x, memory, cotangent, layer=layer, dropout=d, **options)
+    for (block, layer, rotation, d), x in reversed([*zip(layered, inputs[:-1], strict=True)]):
+        found = decoder_block_vjp(block, x, memory, cotangent, layer=layer, rotation=rotation, dropout=d, **options)
         gradient, cotangent, part, bias = found
         blocks.append(gradient)
         biases.append(bias)

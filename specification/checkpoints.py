@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -42,15 +43,8 @@ def flatten(value: Any, path: str = "") -> dict[str, Any]:
     Returns:
         The arrays by path, in order.
     """
-    if value is None:
-        return {}
-    if isinstance(value, list | tuple):
-        names = getattr(value, "_fields", None) or range(len(value))
-        parts = [
-            flatten(part, f"{path}.{name}" if path else str(name)) for name, part in zip(names, value, strict=True)
-        ]
-        return {name: array for part in parts for name, array in part.items()}
-    return {path: value}
+    named = structures.leaves(value, path).items()
+    return {re.sub(r"\[(\d+)\]", r".\1", name).removeprefix("."): array for name, array in named}
 
 
 def unflatten(kind: Any, arrays: Mapping[str, Any]) -> Any:

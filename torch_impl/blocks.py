@@ -16,7 +16,7 @@ acts where keep masks are given (see `specification.dropout`), so without them e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from jaxtyping import Float, Integer
 from specification import checks
 from specification.configuration import AttentionLayer, Configuration
 from specification.dropout import DecoderBlockDropout, Dropout, EncoderBlockDropout, SublayerDropout
-from specification.frequencies import needs_length
+from specification.dtypes import compute_dtype_name, dtype_name
 from specification.masks import SlidingWindow, both
 from specification.parameters import (
     DecoderBlock,
@@ -35,13 +35,14 @@ from specification.parameters import (
     MultiHeadAttention,
     Norm,
 )
+from specification.rotary import Rotary
 from torch_impl.attention import attention
 from torch_impl.attention_steps import dropout_factor
 from torch_impl.dtypes import widen
 from torch_impl.feed_forward import feed_forward, gated_feed_forward
 from torch_impl.layer_norm import layer_norm, rms_norm, standard_deviation_norm
 from torch_impl.multi_head_attention import concatenate_heads, fused, join_heads, linear, split_heads
-from torch_impl.rotary import rotary_embedding
+from torch_impl.rotary import rotary_table, rotate
 
 __all__ = ["decoder_block", "encoder_block"]
 
@@ -108,22 +109,47 @@ def normalized_heads(
     return normalize(norm, split_heads(x, num_heads), configuration)
 
 
-def rotated(x: Float[torch.Tensor, "B H T D"], layer: AttentionLayer, offset: Any) -> Float[torch.Tensor, "B H T D"]:
-    """Queries or keys at positions offset, offset + 1, ..., rotated where the layer says so (POS-3)."""
-    rotary = layer.rotary
+def rotations_of(
+    attentions: list[MultiHeadAttention],
+    layers: Sequence[AttentionLayer],
+    x: Float[torch.Tensor, "B T E"],
+    configuration: Configuration,
+    offset: Any = 0,
+) -> list[Any]:
+    """The `rotation_of` x for every layer, made once for all that rotate alike."""
+    kinds = [
+        (layer.rotary, layer.rotary and check_attention(parameters, x, x, configuration))
+        for parameters, layer in zip(attentions, layers, strict=True)
+    ]
+    made: list[Any] = []
+    for kind in kinds:
+        first = next(i for i, other in enumerate(kinds) if other == kind)
+        made.append(made[first] if first < len(made) else rotation_of(*kind, x, offset))
+    return made
+
+
+def rotation_of(rotary: Rotary | None, width: Any, x: Float[torch.Tensor, "B T E"], offset: Any = 0) -> Any:
+    """Sine and cosine for heads of that width, of positions offset, offset + 1, ...; None for no rotation (POS-3)."""
     if rotary is None:
+        return None
+    positions, columns = positions_from(x, offset), checks.rotary_fits(rotary, width)
+    # Known without reading positions: torch.compile cannot, and a device would be waited for.
+    length = checks.rotary_length(rotary.scaling, x.shape[1] + offset, None)
+    dtype = compute_dtype_name(dtype_name(x))
+    return rotary_table(positions, columns, rotary.base, rotary.scaling, length, dtype)
+
+
+def rotated(x: Float[torch.Tensor, "B H T D"], layer: AttentionLayer, rotation: Any) -> Float[torch.Tensor, "B H T D"]:
+    """Queries or keys, rotated where the layer says so."""
+    if layer.rotary is None:
         return x
-    # torch.compile cannot read it off the positions.
-    length = x.shape[2] + offset if needs_length(rotary.scaling) else None
-    return rotary_embedding(
-        x, positions_from(x, offset),
-        base=rotary.base, rotary_width=rotary.width, pairing=rotary.pairing, scaling=rotary.scaling, length=length,
-    )  # fmt: skip
+    sine, cosine = rotation
+    return rotate(x, sine, cosine, layer.rotary.pairing)
 
 
-def positions_from(x: Float[torch.Tensor, "B H T D"], offset: Any) -> Integer[torch.Tensor, "T"]:
+def positions_from(x: Float[torch.Tensor, "B T E"], offset: Any) -> Integer[torch.Tensor, "T"]:
     """offset, offset + 1, ..., one for each of the T positions."""
-    return torch.arange(x.shape[2], device=x.device) + offset
+    return torch.arange(x.shape[1], device=x.device) + offset
 
 
 def project_queries(
@@ -131,12 +157,12 @@ def project_queries(
     x: Float[torch.Tensor, "B Q E"],
     configuration: Configuration,
     layer: AttentionLayer = AttentionLayer(),
-    offset: Any = 0,
+    rotation: Any = None,
 ) -> Float[torch.Tensor, "B H Q D"]:
-    """Queries by heads: projected, normalised, rotated. offset: the first one's position."""
+    """Queries by heads: projected, normalised, rotated."""
     projected = linear(join_heads(parameters.query), x)
     heads = normalized_heads(parameters.query_norm, projected, configuration.num_heads, configuration)
-    return rotated(heads, layer, offset)
+    return rotated(heads, layer, rotation)
 
 
 def project_keys(
@@ -144,13 +170,13 @@ def project_keys(
     memory: Float[torch.Tensor, "B K E_key"],
     configuration: Configuration,
     layer: AttentionLayer = AttentionLayer(),
-    offset: Any = 0,
+    rotation: Any = None,
 ) -> tuple[Float[torch.Tensor, "B G K D"], Float[torch.Tensor, "B G K V"]]:
-    """Keys by heads: projected, normalised, rotated; and values by heads. offset: the first one's position."""
+    """Keys by heads: projected, normalised, rotated; and values by heads."""
     keys, values = linear(join_heads(parameters.key), memory), linear(join_heads(parameters.value), memory)
     G = key_heads(parameters, configuration.num_heads)
     heads = normalized_heads(parameters.key_norm, keys, G, configuration)
-    return rotated(heads, layer, offset), split_heads(values, G)
+    return rotated(heads, layer, rotation), split_heads(values, G)
 
 
 def key_heads(parameters: MultiHeadAttention, num_heads: int) -> int:
@@ -190,18 +216,21 @@ def attend(
     configuration: Configuration,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[torch.Tensor, "..."] | None = None,
+    rotation: Any = None,
 ) -> Float[torch.Tensor, "B T E"]:
-    """Attention of x to memory, which in self-attention is x. bias: of the scores (ATT-3)."""
-    check_attention(parameters, x, memory, configuration)
-    query = project_queries(parameters, x, configuration, layer)
-    keys, values = project_keys(parameters, memory, configuration, layer)
+    """Attention of x to memory, which in self-attention is x. bias: of the scores (ATT-3). rotation: as in a block."""
+    width = check_attention(parameters, x, memory, configuration)
+    rotation = rotation_of(layer.rotary, width, x) if rotation is None else rotation
+    of_keys = rotation if memory.shape[1] == x.shape[1] else rotation_of(layer.rotary, width, memory)
+    query = project_queries(parameters, x, configuration, layer, rotation)
+    keys, values = project_keys(parameters, memory, configuration, layer, of_keys)
     return attend_to(parameters, query, keys, values, windowed(mask, layer), weights_dropout, configuration, bias)
 
 
-def check_attention(parameters: MultiHeadAttention, x: Any, memory: Any, configuration: Configuration) -> None:
-    """Refuse projections and norms that do not fit one another or their inputs (MHA-1, NORM-8)."""
+def check_attention(parameters: MultiHeadAttention, x: Any, memory: Any, configuration: Configuration) -> int:
+    """The head width; refuse projections and norms that do not fit one another or their inputs (MHA-1, NORM-8)."""
     checks.structure("parameters", parameters, MultiHeadAttention)
-    checks.block_attention(parameters, fused(parameters), x, memory, configuration.num_heads)
+    return checks.block_attention(parameters, fused(parameters), x, memory, configuration.num_heads)
 
 
 def transform(
@@ -286,6 +315,7 @@ def encoder_block(
     mask: Any = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[torch.Tensor, "..."] | None = None,
+    rotation: tuple[Float[torch.Tensor, "1 T pairs"], Float[torch.Tensor, "1 T pairs"]] | None = None,
     dropout: EncoderBlockDropout = EncoderBlockDropout(),
 ) -> Float[torch.Tensor, "B T E"]:
     """Apply self-attention, then the feed-forward network, each with residual connection and norm (BLK-1).
@@ -297,6 +327,8 @@ def encoder_block(
         mask: Who attends to whom, a description or a boolean array.
         layer: The window and rotation of the block's attention, which is one of the configuration's attention_layers.
         bias: Of the attention's scores, as in `attention`.
+        rotation: Sine and cosine of the layer's rotation, as `rotations_of` makes them once for a model; None makes
+            them here.
         dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
 
     Returns:
@@ -312,7 +344,7 @@ def encoder_block(
     p = parameters
 
     def attention(x: Any) -> Any:
-        return attend(p.attention, x, x, mask, dropout.attention.inner, configuration, layer, bias)
+        return attend(p.attention, x, x, mask, dropout.attention.inner, configuration, layer, bias, rotation)
 
     def position_wise(x: Any) -> Any:
         return transform(p.feed_forward, x, dropout.feed_forward.inner, configuration)
@@ -334,6 +366,7 @@ def decoder_block(
     memory_mask: Any = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[torch.Tensor, "..."] | None = None,
+    rotation: tuple[Float[torch.Tensor, "1 T pairs"], Float[torch.Tensor, "1 T pairs"]] | None = None,
     dropout: DecoderBlockDropout = DecoderBlockDropout(),
 ) -> Float[torch.Tensor, "B T E"]:
     """Apply self-attention, attention to memory, then the feed-forward network, as in `encoder_block` (BLK-1).
@@ -346,7 +379,7 @@ def decoder_block(
         configuration: What the parameters do not say.
         mask: Of the self-attention.
         memory_mask: Of the attention to memory, with Q = T and K = S.
-        layer, bias: Of the self-attention, as in `encoder_block`.
+        layer, bias, rotation: Of the self-attention, as in `encoder_block`.
         dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
 
     Returns:
@@ -364,7 +397,7 @@ def decoder_block(
     cross: Any = p.cross_attention
 
     def self_attention(x: Any) -> Any:
-        return attend(p.self_attention, x, x, mask, dropout.self_attention.inner, configuration, layer, bias)
+        return attend(p.self_attention, x, x, mask, dropout.self_attention.inner, configuration, layer, bias, rotation)
 
     def cross_attention(x: Any) -> Any:
         return attend(cross, x, memory, memory_mask, dropout.cross_attention.inner, configuration)

@@ -87,12 +87,17 @@ def readable(array: torch.Tensor | np.ndarray) -> np.ndarray | None:
         return None
     if isinstance(array, np.ndarray):
         return array
-    if array.is_cuda and torch.cuda.is_current_stream_capturing():
+    if array.is_cuda and capturing():
         return None
     try:
         return array.detach().cpu().numpy()
     except RuntimeError:  # a tensor of torch.func, a fake one, or one on the meta device
         return None
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is captured. `torch.compile`, which cannot say so, captures what it has compiled."""
+    return not torch.compiler.is_compiling() and torch.cuda.is_current_stream_capturing()
 
 
 def allowed_pairs(

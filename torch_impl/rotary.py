@@ -14,7 +14,7 @@ from specification.dtypes import compute_dtype_name, dtype_name
 from specification.frequencies import DIGIT_BITS, attention_factor, exact_frequencies, turn_digits
 from specification.rotary import Scaling
 from torch_impl.dtypes import widen
-from torch_impl.masks import readable
+from torch_impl.masks import capturing, readable
 
 __all__ = ["rotary_embedding", "rotary_frequencies"]
 
@@ -48,29 +48,22 @@ def rotary_embedding(
         ValueError: Sizes or numbers that are not as described.
     """
     width = checks.rotary_embedding(x, positions, base, rotary_width, pairing, scaling, length)
-    sine, cosine = sine_and_cosine(positions, width, base, scaling, length, compute_dtype_name(dtype_name(x)))
-    return rotate(x, sine, cosine, width, pairing)
+    length = checks.rotary_length(scaling, length, readable(positions))
+    sine, cosine = rotary_table(positions, width, base, scaling, length, compute_dtype_name(dtype_name(x)))
+    return rotate(x, sine, cosine, pairing)
 
 
-def sine_and_cosine(
+def rotary_table(
     positions: Any, width: int, base: float, scaling: Scaling | None, length: int | None, dtype: str
 ) -> tuple[Any, Any]:
     """Sine and cosine of every angle times the attention factor, [1, T, W / 2] or [B, 1, T, W / 2].
 
     NaN for positions outside [0, 2**30] that cannot be read (see `masks.readable`).
     """
-    if (values := readable(positions)) is not None:
-        checks.positions_within(values)
-    length = checks.rotary_length(scaling, length, values)
     digits, attention_factor = constants(*fixed(width, base), scaling, length)
-    positions = positions[..., None, :, None].to(torch.int64)
-    quarter, angle = turned(positions, digits.to(positions.device), getattr(torch, dtype))
-    sine, cosine = torch.sin(angle), torch.cos(angle)
-    odd, half = quarter % 2 == 1, quarter // 2 % 2 == 1
-    sine, cosine = torch.where(odd, cosine, sine), torch.where(odd, -sine, cosine)
-    factor = torch.where(half, -1, 1).to(sine.dtype) * attention_factor
-    factor = torch.where((positions >= 0) & (positions <= 2**30), factor, math.nan)
-    return sine * factor, cosine * factor
+    # Nothing waits for the device. A graph that is captured would read the digits again when they are gone.
+    digits = digits.to(positions.device, non_blocking=positions.is_cuda and not capturing())
+    return sine_and_cosine(positions, digits, attention_factor, dtype)
 
 
 def fixed(width: int, base: float) -> tuple[int, float]:
@@ -93,6 +86,18 @@ def constants(width: int, base: float, scaling: Scaling | None, length: int | No
     return torch.tensor(turn_digits(width, base, scaling, length)), attention_factor(scaling)
 
 
+def sine_and_cosine(positions: Any, digits: Any, attention_factor: float, dtype: str) -> tuple[Any, Any]:
+    """Sine and cosine of the angles position * frequency, times the attention factor."""
+    positions = positions[..., None, :, None].to(torch.int64)
+    quarter, angle = turned(positions, digits, getattr(torch, dtype))
+    sine, cosine = torch.sin(angle), torch.cos(angle)
+    odd, half = quarter % 2 == 1, quarter // 2 % 2 == 1
+    sine, cosine = torch.where(odd, cosine, sine), torch.where(odd, -sine, cosine)
+    factor = torch.where(half, -1, 1).to(sine.dtype) * attention_factor
+    factor = torch.where((positions >= 0) & (positions <= 2**30), factor, math.nan)
+    return sine * factor, cosine * factor
+
+
 def turned(positions: Any, digits: Any, dtype: Any) -> tuple[Any, Any]:
     """The angle position * frequency as a number of quarter turns and an angle in [-pi / 4, pi / 4].
 
@@ -113,8 +118,9 @@ def turned(positions: Any, digits: Any, dtype: Any) -> tuple[Any, Any]:
     return quarter, turn * (2 * math.pi)
 
 
-def rotate(x: Any, sine: Any, cosine: Any, width: int, pairing: str) -> Any:
+def rotate(x: Any, sine: Any, cosine: Any, pairing: str) -> Any:
     """(first cos - second sin, second cos + first sin) for every pair of columns; columns past the width copied."""
+    width = 2 * sine.shape[-1]
     shape, axis = ((2, width // 2), -2) if pairing == "halves" else ((width // 2, 2), -1)
     first, second = widen(x[..., :width]).reshape(*x.shape[:-1], *shape).unbind(axis)
     pairs = torch.stack([first * cosine - second * sine, second * cosine + first * sine], axis)

@@ -28,7 +28,7 @@ from specification.parameters import (
     Linear,
     Transformer,
 )
-from torch_impl.blocks import add, decoder_block, drop, encoder_block, normalize_if
+from torch_impl.blocks import add, decoder_block, drop, encoder_block, normalize_if, rotations_of
 from torch_impl.dtypes import widen
 from torch_impl.embedding import check_rows, embedding
 from torch_impl.multi_head_attention import linear
@@ -264,8 +264,9 @@ def encoder(
     options: Any = {"configuration": configuration, "mask": mask}
     options["bias"] = position_bias(parameters, x.shape[1], configuration)
     layers, sites = configuration.layers(len(parameters.blocks)), sites_of(dropout, parameters, EncoderBlockDropout())
-    for block, layer, dropped in zip(parameters.blocks, layers, sites, strict=True):
-        x = encoder_block(block, x, layer=layer, dropout=dropped, **options)
+    rotations = rotations_of([block.attention for block in parameters.blocks], layers, x, configuration)
+    for block, layer, rotation, dropped in zip(parameters.blocks, layers, rotations, sites, strict=True):
+        x = encoder_block(block, x, layer=layer, rotation=rotation, dropout=dropped, **options)
     return normalize_if(parameters.norm, x, configuration)
 
 
@@ -297,7 +298,7 @@ def decoder(
         TypeError: Dtypes or structures that are not as described.
         ValueError: Sizes or numbers that are not as described.
     """
-    checks.stack(parameters, Decoder, x, dropout)
+    checks.stack(parameters, Decoder, x, dropout, memory=memory)
     if parameters.embedding is not None:
         mask = both(mask, target_mask(x, configuration))
         x = embed(parameters.embedding, x, configuration=configuration)
@@ -307,8 +308,9 @@ def decoder(
     options: Any = {"configuration": configuration, "mask": mask, "memory_mask": memory_mask}
     options["bias"] = position_bias(parameters, x.shape[1], configuration)
     layers, sites = configuration.layers(len(parameters.blocks)), sites_of(dropout, parameters, DecoderBlockDropout())
-    for block, layer, dropped in zip(parameters.blocks, layers, sites, strict=True):
-        x = decoder_block(block, x, memory, layer=layer, dropout=dropped, **options)
+    rotations = rotations_of([block.self_attention for block in parameters.blocks], layers, x, configuration)
+    for block, layer, rotation, dropped in zip(parameters.blocks, layers, rotations, sites, strict=True):
+        x = decoder_block(block, x, memory, layer=layer, rotation=rotation, dropout=dropped, **options)
     return normalize_if(parameters.norm, x, configuration)
 
 

@@ -34,6 +34,8 @@ EXP = 6.0
 """Error of exp and exp2 in units of u: 3 units in the last place (NumPy documents 2.5 for float32, CUDA 2)."""
 LOG = 8.0
 """Error of log in units of u (NumPy documents 3.9 units in the last place for float32)."""
+POW = 8.0
+"""Error of pow in units of u: 4 units in the last place (CUDA documents 4 for float32)."""
 TANH = 10.0
 """Error of tanh, erf, sin and cos in units of u, relative to 1 for the last two: 5 units in the last place."""
 
@@ -58,8 +60,9 @@ FORMATS["tf32"] = Format("tf32", 2.0**-11, 2.0**-126)
 class Precision:
     """Unit roundoffs of the arithmetic inside and of the dtype to which results are rounded (ATT-9, NORM-2).
 
-    dtype: of the inputs. weights to normalized: the formats that a subject declares (`rounding.py`); None where the
-    arithmetic inside is kept. merging: it declares that it merges parts of the keys by one log-sum-exp each.
+    dtype: of the inputs. weights to rotation: the formats that a subject declares (`rounding.py`, `rotary.py`); None
+    where the arithmetic inside is kept. merging: it declares that it merges parts of the keys by one log-sum-exp each.
+    single_angles: it declares that rotary angles, their sines and cosines are computed in float32.
     """
 
     inner: float
@@ -72,16 +75,19 @@ class Precision:
     shared_heads: Format | None = None
     shared_sums: Format | None = None
     normalized: Format | None = None
+    sines: Format | None = None
+    rotation: Format | None = None
     merging: bool = False
+    single_angles: bool = False
 
     @classmethod
     def of(cls, dtype: str, rounding: Mapping[str, str] | None = None) -> Precision:
         inner = "float64" if dtype == "float64" else "float32"
         declared = dict(rounding or {})
-        merging = declared.pop("merging", "") == "logsumexp"
+        merging, single = declared.pop("merging", "") == "logsumexp", declared.pop("angles", "") == "float32"
         formats = {part: FORMATS[name] for part, name in declared.items()}
         units = UNIT_ROUNDOFF[inner], SMALLEST[inner], UNIT_ROUNDOFF[dtype], SMALLEST[dtype]
-        return cls(*units, dtype, **formats, merging=merging)
+        return cls(*units, dtype, **formats, merging=merging, single_angles=single)
 
     @property
     def undeclared(self) -> Precision:

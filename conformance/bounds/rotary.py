@@ -12,6 +12,19 @@ Gradients are the same of the cotangent, turned back.
 Frequencies. base^(-2p / W) may be exp(-ln(base) 2p / W): logarithm, quotient and product make its argument, of size
 2p / W ln(base), off by LOG + 2 of itself, which is relative in the power; exponential and reciprocal add EXP + 1, and
 the exact frequency, which is rounded to float64, one more.
+
+Angles in float32. A subject may declare that frequencies and angles, their sines and cosines are computed in float32,
+whatever the dtype of x. Then the unit of all of the above is that of float32, and the angle that of frequency and
+position, f and t, both float32: it is off by what f is, and by a rounding of t, which counts past 2^24, and of the
+product, all relative. No sine or cosine changes faster than its angle, or by more than 2: they are off by min(2, the
+angle's error) beside their own. A table of sines and cosines has the same roundings. The frequency is also covered as
+1 / base^x or base^-x, with a pow of its own: x is rounded, which is within the LOG + 2, and pow adds POW in place of
+EXP. Numbers that are given, base and those of a scaling, are rounded to float32 as well: one unit more wherever one
+counts, of the base 2p / W.
+
+Rotation in the inputs' 16 bits. A subject may declare that it rounds sines and cosines, once they are multiplied by the
+attention factor, to the inputs' 16 bits: u~ of themselves, and t~ where they are too small (`rounding.py`). If it also
+declares this of the products of the rotation, each is off by u~ more; their sum is rounded last, as any result is.
 """
 
 from __future__ import annotations
@@ -22,13 +35,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from conformance.bounds.arithmetic import EXP, LOG, TANH, Approx, Precision
+from conformance.bounds.arithmetic import EXP, LOG, POW, TANH, UNIT_ROUNDOFF, Approx, Precision
+from conformance.bounds.rounding import rounded
 from conformance.cases.case import Case
 from specification.frequencies import CONTEXT, attention_factor, exact_frequencies, yarn_ramp
 from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, Scaling, YarnScaling
 
 TRIGONOMETRY = TANH + 6 * math.pi
 """Error of sine and cosine in units of u, with that of the angle."""
+SINGLE = UNIT_ROUNDOFF["float32"]
 
 
 class Call(NamedTuple):
@@ -59,8 +74,17 @@ def angles(case: Case) -> tuple[np.ndarray, float]:
     return positions * value, attention_factor(case.options.get("scaling"))
 
 
-def frequencies(call: Call, unit: float) -> Approx:
+def single_angle_error(case: Case) -> np.ndarray:
+    """How far the angles may be off that are computed in float32."""
+    exact, _ = angles(case)
+    value, error = frequencies(call_of(case), SINGLE, single=True)
+    return np.abs(exact) * (error / value + 2 * SINGLE)
+
+
+def frequencies(call: Call, unit: float, single: bool = False) -> Approx:
     """The frequencies, and how far those may be off that are computed with this unit roundoff.
+
+    single: in float32, to which what is given is rounded first.
 
     A divided frequency rounds once more. A mixed one, k f + (1 - k) f / factor, rounds five times, and an error of k
     counts with f. k is a clamped quotient. Of Llama 3 it is (t - low) / (high - low), with the turns t within the
@@ -71,49 +95,51 @@ def frequencies(call: Call, unit: float) -> Approx:
     factor + 1 is off by 3 of its terms. It counts 2p / W times.
     """
     value = np.array([float(f) for f in exact_frequencies(*call)])
-    return Approx(value, value * relative(call, value, unit) + 2.0**-1022)
+    return Approx(value, value * relative(call, value, unit, int(single)) + 2.0**-1022)
 
 
-def relative(call: Call, value: np.ndarray, unit: float) -> np.ndarray:
-    """How far the frequencies are off, relative to themselves."""
+def relative(call: Call, value: np.ndarray, unit: float, given: int) -> np.ndarray:
+    """How far the frequencies are off, relative to themselves. given: how often each given number is rounded."""
     width, _, scaling, _ = call
-    (base, of_base), share = grown(call, unit), 2 * np.arange(width // 2) / width
-    power = share * (math.log(base) * (LOG + 2) * unit + of_base) + (EXP + 2) * unit
+    (base, of_base), share = grown(call, unit, given), 2 * np.arange(width // 2) / width
+    power = share * (math.log(base) * (LOG + 2) * unit + of_base) + ((max(EXP, POW) if given else EXP) + 2) * unit
     if isinstance(scaling, YarnScaling | Llama3Scaling):
         plain = base**-share
-        kept = llama3(scaling, plain, power, unit) if isinstance(scaling, Llama3Scaling) else yarn(call, unit)
-        return np.asarray(power + 5 * unit + kept * plain / value)
-    return np.asarray(power + (unit if isinstance(scaling, LinearScaling | LongRopeScaling) else 0))
+        of_llama3 = isinstance(scaling, Llama3Scaling)
+        kept = llama3(scaling, plain, power, unit, given) if of_llama3 else yarn(call, unit, given)
+        return np.asarray(power + (5 + given) * unit + kept * plain / value)
+    return np.asarray(power + ((1 + given) * unit if isinstance(scaling, LinearScaling | LongRopeScaling) else 0))
 
 
-def grown(call: Call, unit: float) -> tuple[float, float]:
-    """The base of a dynamic scaling, and how far it is off relative to itself; other bases are exact."""
+def grown(call: Call, unit: float, given: int) -> tuple[float, float]:
+    """The base of a dynamic scaling, and how far it is off relative to itself; other bases are exact as given."""
     width, base, scaling, length = call
     if not isinstance(scaling, DynamicScaling):
-        return base, 0.0
+        return base, given * unit
     stretch = scaling.factor * max(length or 0, scaling.original_length) / scaling.original_length
     growth, exponent = stretch - scaling.factor + 1, width / (width - 2)
-    error = exponent * (3 * (2 * stretch + 1) / growth + (LOG + 2) * math.log(growth)) + EXP + 1
+    error = exponent * ((3 + given) * (2 * stretch + 1) / growth + (LOG + 2) * math.log(growth))
+    error += (max(EXP, POW) if given else EXP) + 1 + given
     return base * growth**exponent, error * unit
 
 
-def llama3(scaling: Llama3Scaling, plain: np.ndarray, power: np.ndarray, unit: float) -> np.ndarray:
+def llama3(scaling: Llama3Scaling, plain: np.ndarray, power: np.ndarray, unit: float, given: int) -> np.ndarray:
     """How far the kept share is off."""
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     turns = scaling.original_length * plain / (2 * math.pi)
-    error = turns * (power + 3 * unit) + 3 * unit * (turns + low)
+    error = turns * (power + (3 + given) * unit) + (3 + given) * unit * (turns + low)
     inside = (turns >= low - error) & (turns <= high + error)
-    return np.where(inside, error / (high - low) + 2 * unit, 0)
+    return np.where(inside, error / (high - low) + (2 + given * (high + low) / (high - low)) * unit, 0)
 
 
-def yarn(call: Call, unit: float) -> np.ndarray:
+def yarn(call: Call, unit: float, given: int) -> np.ndarray:
     """How far the kept share is off."""
     width, base, scaling, _ = call
     assert isinstance(scaling, YarnScaling)
     with localcontext(CONTEXT):
         start, end = map(float, yarn_ramp(width, Decimal(base), scaling))
     pair = np.arange(width // 2)
-    ends = (2 * LOG + 3) * unit * (abs(start) + abs(end)) + 6 * unit * width / math.log(base)
+    ends = (2 * LOG + 3 + given) * unit * (abs(start) + abs(end)) + (6 + 4 * given) * unit * width / math.log(base)
     ends = 0.0 if scaling.truncate else ends
     error = (2 * ends + 2 * unit * (pair + abs(start))) / (end - start) + 3 * unit
     inside = (pair >= start - ends) & (pair <= end + ends)
@@ -138,19 +164,23 @@ def rotation(
 ) -> Approx:
     """x turned by angles [.., T, W / 2], times the attention factor `size`; columns past W are copied.
 
-    sign: -1 turns back. angle_error: of the angles, absolute, beside what is derived above.
+    sign: -1 turns back. angle_error: of the angles, absolute, beside those of exact products.
     """
     x = np.asarray(x, float)
     width = 2 * angles.shape[-1]
     pairs = pair_columns(width, pairing)
     first, second = (x[..., columns] for columns in pairs)
-    sine, cosine = sign * np.sin(angles) * size, np.cos(angles) * size
-    off = size * ((TRIGONOMETRY + 2) * p.inner + angle_error)
+    unit = max(p.inner, SINGLE) if p.single_angles else p.inner
+    off = size * ((TRIGONOMETRY + 2) * unit + np.minimum(angle_error, 2) + np.zeros_like(angles))
+    sine, cosine = (rounded(Approx(a * size, off), p.sines) for a in (sign * np.sin(angles), np.cos(angles)))
     value, error = x.copy(), np.zeros_like(x)
-    for columns, one, other, turned in zip(pairs, (first, second), (second, first), (-sine, sine), strict=True):
-        result = one * cosine + other * turned
-        terms = np.abs(one * cosine) + np.abs(other * turned)
+    for columns, one, other, turned in zip(pairs, (first, second), (second, first), (-1, 1), strict=True):
+        result = one * cosine.value + turned * other * sine.value
+        terms = np.abs(one * cosine.value) + np.abs(other * sine.value)
+        carried = np.abs(one) * cosine.error + np.abs(other) * sine.error
         value[..., columns] = result
-        rounding = 2 * p.inner * terms + p.inner * np.abs(result)
-        error[..., columns] = off * (np.abs(one) + np.abs(other)) + rounding + 3 * p.inner_tiny
+        rounding = 2 * p.inner * terms + p.inner * np.abs(result) + 3 * p.inner_tiny
+        if p.rotation is not None:
+            rounding += p.rotation.unit * (terms + carried) + 2 * p.rotation.tiny
+        error[..., columns] = carried + rounding
     return Approx(value, error)

@@ -46,7 +46,10 @@ def expected_dtype(name: str, case: Case) -> str:
         return str(case.inputs[given].dtype)
     if isinstance(case.options.get(name), int):
         return "int32"
-    return compute_dtype_name(case.dtype) if operation_named(case.operation).is_wide(name) else case.dtype
+    record = operation_named(case.operation)
+    if "angles" in case.rounding and name in record.single:
+        return "float32"
+    return compute_dtype_name(case.dtype) if record.is_wide(name) else case.dtype
 
 
 def arguments(operation: str, inputs: dict[str, Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:

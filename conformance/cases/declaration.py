@@ -91,6 +91,8 @@ CONVENTIONS = {
     "shared_heads": ("float32", "rounded", "inputs"),
     "normalized": ("float32", "inputs"),
     "merging": ("maximum", "logsumexp"),
+    "angles": ("exact", "float32"),
+    "rotation": ("float32", "rounded", "inputs"),
 }
 """Names for `convention`, each with its values; the first is the definition's.
 
@@ -102,7 +104,9 @@ multiplied, "inputs" being the dtype of the inputs. products: that to which both
 shared_heads: how the gradients of query heads that share a key head are added up. "rounded": each is rounded to the
 dtype of the inputs first; "inputs": every sum is, too. normalized: the precision to which the normalised row of
 `rms_norm` is rounded before the weight multiplies it. merging: what parts of the keys are weighed by, their maxima and
-sums or one log-sum-exp each.
+sums or one log-sum-exp each. angles: "float32" if rotary frequencies and angles, their sines and cosines are computed
+in float32, whatever the dtype of the inputs. rotation: in what x is turned. "rounded": sines and cosines are rounded to
+the dtype of the inputs; "inputs": their products with x are, too.
 """
 
 

@@ -213,9 +213,9 @@ def check_constant_rows(subject: Subject, case: Case, shared: Any) -> Findings:
     return [replace(finding, level=STRICT if near else CORE)]
 
 
-def check_spoiled_rows(subject: Subject, material: Any, shared: tuple[Any, Any]) -> Findings:
+def check_spoiled_rows(subject: Subject, example: Any, shared: tuple[Any, Any]) -> Findings:
     """Non-finite where it must be; the clean case's answer in all other rows."""
-    dirty, clean, reached, rows = material
+    dirty, clean, reached, rows = example
     truth, bounds = shared
     got = subject(dirty)["output"]
     wrong = got[reached & np.isfinite(got.astype(float))]
@@ -260,28 +260,28 @@ def check_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -> 
 # --- calls in order ---------------------------------------------------------------------------------------------------
 
 Steps = tuple[tuple[str, Any], ...]
-"""Checks by name, each with its material, as replay files hold them."""
+"""Checks by name, each with its example, as replay files hold them."""
 
 
 def prepare_steps(steps: Steps) -> list[Any]:
-    return [CHECKS[name].prepare(material) for name, material in steps]
+    return [CHECKS[name].prepare(example) for name, example in steps]
 
 
 def check_steps(subject: Subject, steps: Steps, shared: list[Any]) -> Findings:
     """The findings of the last; those before it are only called, whatever comes of it."""
-    for (name, material), own in zip(steps[:-1], shared[:-1], strict=True):
+    for (name, example), own in zip(steps[:-1], shared[:-1], strict=True):
         try:
-            CHECKS[name].run(subject, material, own)
+            CHECKS[name].run(subject, example, own)
         except Exception as error:
             if not isinstance(error, WrongAnswer) and error is not subject.answering.raised:
                 raise
-    name, material = steps[-1]
-    return CHECKS[name].run(subject, material, shared[-1])
+    name, example = steps[-1]
+    return CHECKS[name].run(subject, example, shared[-1])
 
 
 def last_case(steps: Steps) -> Case:
-    name, material = steps[-1]
-    return CHECKS[name].case_of(material)
+    name, example = steps[-1]
+    return CHECKS[name].case_of(example)
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def refused_case(refusal: Refusal) -> Case:
     return refusal.case
 
 
-def asks_nothing(subject: Subject, material: Any, shared: None) -> Findings:
+def asks_nothing(subject: Subject, example: Any, shared: None) -> Findings:
     return []
 
 

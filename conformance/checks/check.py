@@ -14,43 +14,43 @@ from conformance.checks.levels import CORE, ROBUST, higher
 from conformance.subjects.subject import Subject
 
 Findings = list[Finding]
-Material = TypeVar("Material")
+Example = TypeVar("Example")
 Shared = TypeVar("Shared")
 
 
-def itself(material: Case) -> Case:
-    return material
+def itself(example: Case) -> Case:
+    return example
 
 
-def first(materials: tuple[Any, ...]) -> Case:
+def first(examples: tuple[Any, ...]) -> Case:
     """The case that the subject is asked, of two or more."""
-    return materials[0]
+    return examples[0]
 
 
-def nothing(material: Any) -> None:
+def nothing(example: Any) -> None:
     """Nothing is shared."""
 
 
 @dataclass(frozen=True)
-class Check(Generic[Material, Shared]):
+class Check(Generic[Example, Shared]):
     """One way to check a subject.
 
-    name: in files. material: a case, or what a case is made from. prepare: computes from it what all subjects share.
-    run: calls a subject and compares its answers. case_of: the material's case. tells_size: whether a failure may say
+    name: in files. example: what a probe draws, a case or several. prepare: computes from it what all subjects share.
+    run: calls a subject and compares its answers. case_of: the example's case. tells_size: whether a failure may say
     that the subject does not take the case's size. level: the lowest one that its violations have.
     """
 
     name: str
-    prepare: Callable[[Material], Shared]
-    run: Callable[[Subject, Material, Shared], Findings]
+    prepare: Callable[[Example], Shared]
+    run: Callable[[Subject, Example, Shared], Findings]
     case_of: Callable[[Any], Case] = itself
     tells_size: bool = True
     level: str = CORE
 
-    def levelled(self, findings: Findings, material: Material) -> Findings:
+    def levelled(self, findings: Findings, example: Example) -> Findings:
         """The findings of this check, with the level at least that the check and its case have."""
         return (
-            of_level(findings, higher(self.level, case_level(self.case_of(material)))) if breaks(findings) else findings
+            of_level(findings, higher(self.level, case_level(self.case_of(example)))) if breaks(findings) else findings
         )
 
 

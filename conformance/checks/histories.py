@@ -20,7 +20,7 @@ from conformance.cases.operation import Histories, operation_named
 from conformance.cases.sizes import Sizes
 from conformance.checks.state import Cases
 from conformance.sampling import strategies as generation
-from conformance.sampling.strategies import judged, some
+from conformance.sampling.strategies import LONG, SHORT, judged, some
 
 WIDTHS = (24, 40, 48, 56, 72, 80, 88, 104)
 """Widths that other cases do not have, one for each history: nothing has been kept for them yet."""
@@ -45,7 +45,10 @@ def histories(operation: str, declaration: Declaration, count: int | None = None
 
 def attention_histories(operation: str, declaration: Declaration, count: int | None) -> Histories:
     kinds = {"sizes": other_sizes, "options": other_options, "dtypes": other_dtypes}
-    return {kind: attention_history(operation, declaration, make, count) for kind, make in kinds.items()}
+    widths: dict[str, tuple[int, ...]] = dict.fromkeys(kinds, WIDTHS)
+    if declaration.compiled:  # one for each kind
+        widths = {kind: WIDTHS[number : number + 1] for number, kind in enumerate(kinds)}
+    return {kind: attention_history(operation, declaration, make, count, widths[kind]) for kind, make in kinds.items()}
 
 
 def norm_histories(operation: str, declaration: Declaration, count: int | None) -> Histories:
@@ -80,9 +83,10 @@ def attention_history(
     declaration: Declaration,
     make: Callable[[st.DrawFn, Call, Declaration], list[Call]],
     count: int | None,
+    widths: tuple[int, ...],
 ) -> Cases:
-    """The calls that `make` makes of a plain one; one in four without gradients."""
-    width = draw(st.sampled_from(WIDTHS))
+    """The calls that `make` makes of a plain one of one of the widths; one in four without gradients."""
+    width = draw(st.sampled_from(widths))
     plain = Call(Sizes(2, 4, 2, 5, 40, width, width), draw(st.sampled_from(some(quickly_judged(declaration)))))
     if operation != "attention":
         declaration = declaration.without("dropout")
@@ -124,7 +128,7 @@ def other_options(draw: st.DrawFn, plain: Call, declaration: Declaration) -> lis
 def other_dtypes(draw: st.DrawFn, plain: Call, declaration: Declaration) -> list[Call]:
     """Few keys: float64 is judged by ball arithmetic, which is slow."""
     several = some(judged(generation.DTYPES, declaration))
-    small = plain.plan._replace(B=1, Q=3, K=9, D=8, V=8)
+    small = SHORT[0] if declaration.compiled else plain.plan._replace(B=1, Q=3, K=9, D=8, V=8)
     return [Call(small, draw(st.sampled_from(several))) for _ in range(CALLS)]
 
 
@@ -162,15 +166,16 @@ def plain_history(draw: st.DrawFn, operation: str, declaration: Declaration, cou
 
 
 @st.composite
-def asking_gradients(draw: st.DrawFn, material: st.SearchStrategy[Cases], count: int) -> Cases:
+def asking_gradients(draw: st.DrawFn, history: st.SearchStrategy[Cases], count: int) -> Cases:
     """Those cases of a history that ask for gradients."""
-    found = tuple(case for case in draw(material) if case.cotangents)[:count]
+    found = tuple(case for case in draw(history) if case.cotangents)[:count]
     assume(len(found) == count)
     return found
 
 
 TINY = (Sizes(1, 2, 1, 3, 48, 16, 16), Sizes(1, 2, 2, 2, 70, 16, 16), Sizes(2, 2, 1, 1, 40, 32, 16))
-"""Calls that take next to no time, with more than one block of keys, and widths that tensor cores take."""
+"""Calls that take next to no time, with more than one block of keys, and widths that tensor cores take. Where shapes
+are compiled, those of other cases."""
 
 
 def quickly_judged(declaration: Declaration) -> tuple[str, ...]:
@@ -181,10 +186,10 @@ def quickly_judged(declaration: Declaration) -> tuple[str, ...]:
 
 def repeatable(operation: str, declaration: Declaration) -> st.SearchStrategy[Case]:
     """Small cases for many calls, one in five with gradients."""
-    dtypes = quickly_judged(declaration)
+    dtypes, plans = quickly_judged(declaration), LONG[2:3] if declaration.compiled else TINY
     if operation.startswith("attention"):
         cases = generation.attention_cases(
-            operation, "maybe", others=False, dtypes=dtypes, plans=TINY, declaration=declaration
+            operation, "maybe", others=False, dtypes=dtypes, plans=plans, declaration=declaration
         )
     else:
         cases = generation.operation_cases(operation, dtypes, declaration)

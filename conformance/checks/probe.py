@@ -7,24 +7,26 @@ from typing import Any
 
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.check import Check
-from conformance.sampling.draws import Material
+from conformance.sampling.draws import CaseStrategy
 
 
 @dataclass(frozen=True)
 class Probe:
     """What tests one rule.
 
-    operations: those that a subject must have. material: draws what the check works on. weight: its share
-    of the cases, relative to other probes.
+    operations: those that a subject must have. cases: draws what the check works on, a case or several. weight: its
+    share of a run's cases, relative to other probes. of_memory: only the way in which arrays lie in memory makes its
+    cases differ from others, so subjects whose arrays lie in one way alone are not asked.
     """
 
     rule: str
     title: str
     operations: tuple[str, ...]
-    material: Material
+    cases: CaseStrategy
     check: Check[Any, Any] = AGREEMENT
     weight: float = 1.0
+    of_memory: bool = False
 
 
-def agreement(rule: str, title: str, operation: str, cases: Material, weight: float = 1.0) -> Probe:
+def agreement(rule: str, title: str, operation: str, cases: CaseStrategy, weight: float = 1.0) -> Probe:
     return Probe(rule, title, (operation,), cases, weight=weight)

@@ -76,16 +76,16 @@ def of_wide(ratio: float, dtype: str) -> float:
 class Violation:
     """A rule that a subject breaks, and the smallest case found that shows it.
 
-    title: of the probe that found it. check: by which it was found, and material: what it was done on;
-    with these two the violation can be seen again, on the target, where it is known. uncut: the material before its
+    title: of the probe that found it. check: by which it was found, and example: what it was done on;
+    with these two the violation can be seen again, on the target, where it is known. uncut: the example before its
     case was cut down, where it was; a larger case tells mistakes apart that look alike on a small one. diagnosis: known
     mistakes that give the same answers. threshold: at which sizes it fails, and at which not, in a sentence.
     time_limit: seconds that the subject had for one case, where there was a limit. steady: the case failed each time
     it was asked; False where a smaller one, or the case itself, then passed. before:
     the checks before it, as far as they are remembered. least: the lowest level that its rule and probe allow.
     lacks: the features and dtypes that the subject claims, and for whose plainest call it raises this error. declare:
-    the options of the command line that say that it does not support them. worst: by dtype, the violation with the
-    largest error among all cases.
+    the options of the command line that say that it does not support them, or that it departs on purpose. worst: by
+    dtype, the violation with the largest error among all cases.
     """
 
     rule: str
@@ -93,7 +93,7 @@ class Violation:
     finding: Finding
     title: str
     check: Check[Any, Any]
-    material: Any
+    example: Any
     uncut: Any = None
     diagnosis: tuple[str, ...] = ()
     target: Target | None = None
@@ -184,7 +184,7 @@ class Violation:
     @property
     def case(self) -> Case:
         """The call in question; None for what is no matter of one call."""
-        return self.check.case_of(self.material)
+        return self.check.case_of(self.example)
 
 
 def mistakes(diagnosis: Iterable[str]) -> tuple[str, ...]:

@@ -24,21 +24,21 @@ from conformance.runner.in_process import Runner
 
 
 class Failure(NamedTuple):
-    """A failing case: the rule it speaks of, the check by which it fails, its material and what was found."""
+    """A failing case: the rule it speaks of, the check by which it fails, its example and what was found."""
 
     rule: str
     check: Check[Any, Any]
-    material: Any
+    example: Any
     findings: list[Finding]
 
 
 def attributed(runner: Runner, failure: Failure) -> Failure:
     """The failure under the rule that it speaks of, with the case that shows it."""
     level = worst(failure.findings).level
-    if because_of_memory(runner, failure.check, failure.material, level):
+    if because_of_memory(runner, failure.check, failure.example, level):
         return failure._replace(rule="ATT-13")
     if failure.rule == "ATT-13" and failure.check in (AGREEMENT, MEMORY):
-        plain = contiguous(failure.material)
+        plain = contiguous(failure.example)
         findings = asked(runner, plain)
         if breaks(findings, level):
             return Failure(rule_shown(runner, plain, findings), AGREEMENT, plain, findings)
@@ -51,10 +51,10 @@ def attributed(runner: Runner, failure: Failure) -> Failure:
 
 
 def beside(failure: Failure) -> Case | None:
-    """The same call without NaN and infinity, where the material has it."""
-    if isinstance(failure.material, Planted):
-        return failure.material.clean
-    twins = failure.material if failure.check == TWIN else ()
+    """The same call without NaN and infinity, where the example has it."""
+    if isinstance(failure.example, Planted):
+        return failure.example.clean
+    twins = failure.example if failure.check == TWIN else ()
     return twins[1] if twins and twins[0].special and not twins[1].special else None
 
 

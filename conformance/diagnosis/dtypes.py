@@ -21,9 +21,9 @@ FACTOR = 16.0
 """unless both are, within this factor, as many units of their dtype's rounding."""
 
 
-def check_element(subject: Subject, material: tuple[Case, Finding], shared: None) -> list[Finding]:
+def check_element(subject: Subject, example: tuple[Case, Finding], shared: None) -> list[Finding]:
     """The element of which a finding speaks, in the answers to another case."""
-    case, finding = material
+    case, finding = example
     got, exact = subject(case)[finding.name], oracle(case)[finding.name].high
     where, name = finding.index, finding.name
     one = replace(finding, got=float(got[where]), expected=float(exact[where]), bound=float(bound(case)[name][where]))
@@ -35,9 +35,9 @@ ELEMENT = Check("element", nothing, check_element, first, tells_size=False)
 
 def is_gone(violation: Violation, dtype: str, runner: Runner) -> bool:
     """Whether the error of a violation would show in the same numbers in another dtype, and does not."""
-    if not isinstance(violation.material, Case) or violation.finding.message:
+    if not isinstance(violation.example, Case) or violation.finding.message:
         return False
-    same = in_dtype(dtype, runner.declaration)(violation.material)
+    same = in_dtype(dtype, runner.declaration)(violation.example)
     if same is None:  # the dtype is one of the call's own arguments
         return False
     (there,) = runner(ELEMENT, (same, violation.finding), None)

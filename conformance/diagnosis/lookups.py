@@ -105,7 +105,7 @@ def measured(failing: Failing, name: str) -> Iterator[Mistake]:
         yield from counted_once(failing)
         of = row_sums(failing)[NAME]
         yield from wrongly_counted(failing, NAME, of)
-        yield from added_up_in_16_bits(failing)
+        yield from added_up_in_16_bits(failing, ids_of(failing.case), bar_of(failing))
 
 
 def boundary(wrong: np.ndarray, right: np.ndarray) -> int:
@@ -183,7 +183,12 @@ def counted_once(failing: Failing) -> Iterator[Mistake]:
 
 
 def row_sums(failing: Failing) -> dict[str, RowSum]:
-    ids, bar, (rows, width) = ids_of(failing.case), bar_of(failing), failing.case.inputs["table"].shape
+    return table_sums(failing, ids_of(failing.case), bar_of(failing))
+
+
+def table_sums(failing: Failing, ids: np.ndarray, bar: np.ndarray) -> dict[str, RowSum]:
+    """The gradient of a table whose rows `ids` [n] are read, from the cotangents [n, width] of what is read."""
+    rows, width = failing.case.inputs["table"].shape
 
     def total(terms: np.ndarray, of: np.ndarray) -> np.ndarray:
         found = np.zeros((rows, width))
@@ -201,12 +206,11 @@ def row_sums(failing: Failing) -> dict[str, RowSum]:
     }
 
 
-def added_up_in_16_bits(failing: Failing) -> Iterator[Mistake]:
-    """One after the other: the first of every id, then the second."""
+def added_up_in_16_bits(failing: Failing, ids: np.ndarray, bar: np.ndarray) -> Iterator[Mistake]:
+    """One after the other: the first of every id, then the second. ids, bar: as in `table_sums`."""
     dtype = str(failing.got[NAME].dtype)
     if dtype not in HALF:
         return
-    ids, bar = ids_of(failing.case), bar_of(failing)
     order = np.argsort(ids, kind="stable")
     starts = np.flatnonzero(np.diff(ids[order], prepend=-1))
     turns = np.arange(len(ids)) - np.repeat(starts, np.diff(starts, append=len(ids)))

@@ -37,12 +37,12 @@ SECONDS = 2.0
 """Spent at most on trying mistakes on one case."""
 
 
-def check_diagnosis(subject: Subject, material: tuple[Check[Any, Any], Any, Finding], shared: None) -> list[Finding]:
-    """One finding for each mistake that matches; material: the violation's check, material and finding.
+def check_diagnosis(subject: Subject, example: tuple[Check[Any, Any], Any, Finding], shared: None) -> list[Finding]:
+    """One finding for each mistake that matches; example: the violation's check, example and finding.
 
     None where the answers are now right: asked in this way, or this time, the subject makes no mistake.
     """
-    check, failing, finding = material
+    check, failing, finding = example
     if isinstance(failing, Planted):  # a mistake in numbers says more than what becomes of NaN
         plain = check_diagnosis(subject, (check, failing.clean, finding), shared)
         return plain or [named(name) for name in of_planted(failing, finding)]

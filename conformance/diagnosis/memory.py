@@ -15,45 +15,45 @@ from conformance.runner.in_process import Runner
 STRIDES = "strides are ignored: in contiguous arrays the same numbers are answered rightly"
 
 
-def because_of_memory(runner: Runner, check: Check[Any, Any], material: Any, level: str = STRICT) -> bool:
+def because_of_memory(runner: Runner, check: Check[Any, Any], example: Any, level: str = STRICT) -> bool:
     """Ask once more, and with contiguous arrays: whether the violation, of whatever rule, is one of ATT-13.
 
     Args:
         runner: of the subject.
-        check: by which the material fails.
-        material: as the check takes it.
+        check: by which the example fails.
+        example: as the check takes it.
         level: of what is wrong; what only higher profiles ask for does not count.
 
     Returns:
-        whether the material fails again, but not with contiguous arrays; False where its arrays are contiguous.
+        whether the example fails again, but not with contiguous arrays; False where its arrays are contiguous.
 
     """
-    if not has_layouts(material):
+    if not has_layouts(example):
         return False
 
-    def right(material: Any) -> bool:
-        findings = runner(check, material, check.prepare(material))
+    def right(example: Any) -> bool:
+        findings = runner(check, example, check.prepare(example))
         return not breaks(findings, level)
 
-    return right(contiguous(material)) and not right(material)
+    return right(contiguous(example)) and not right(example)
 
 
-def has_layouts(material: Any) -> bool:
-    """Whether a case in the material has arrays that do not lie contiguous."""
-    if isinstance(material, Planted):
-        return has_layouts(material.planted)
-    return bool(material.memory) if isinstance(material, Case) else any(map(has_layouts, parts(material)))
+def has_layouts(example: Any) -> bool:
+    """Whether a case in the example has arrays that do not lie contiguous."""
+    if isinstance(example, Planted):
+        return has_layouts(example.planted)
+    return bool(example.memory) if isinstance(example, Case) else any(map(has_layouts, parts(example)))
 
 
-def contiguous(material: Any) -> Any:
-    """The material with all its cases in contiguous arrays."""
-    if isinstance(material, Case):
-        return replace(material, memory={})
-    if isinstance(material, Planted):
-        return replace(material, clean=contiguous(material.clean), planted=contiguous(material.planted))
-    return tuple(map(contiguous, material)) if parts(material) else material
+def contiguous(example: Any) -> Any:
+    """The example with all its cases in contiguous arrays."""
+    if isinstance(example, Case):
+        return replace(example, memory={})
+    if isinstance(example, Planted):
+        return replace(example, clean=contiguous(example.clean), planted=contiguous(example.planted))
+    return tuple(map(contiguous, example)) if parts(example) else example
 
 
-def parts(material: Any) -> tuple[Any, ...]:
+def parts(example: Any) -> tuple[Any, ...]:
     """What a plain tuple holds, as of twins; nothing for all else."""
-    return material if type(material) is tuple else ()
+    return example if type(example) is tuple else ()

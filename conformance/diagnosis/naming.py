@@ -55,11 +55,11 @@ def names_of(violation: Violation, runner: Runner) -> tuple[str, ...]:
     reached from one whose gradients alone are wrong (an exponential that is nearly lost makes NaN there): then its name
     counts if it is the only one.
     """
-    if violation.finding.message or violation.material is None:  # no numbers that could be compared
+    if violation.finding.message or violation.example is None:  # no numbers that could be compared
         return ()
-    if because_of_memory(runner, violation.check, violation.material, violation.finding.level):
+    if because_of_memory(runner, violation.check, violation.example, violation.finding.level):
         return (STRIDES,)
-    found = asked(violation, violation.material, runner)
+    found = asked(violation, violation.example, runner)
     names = tuple(line for line in found if not line.startswith(WRONG_IN))
     if violation.uncut is not None:
         larger = asked(violation, violation.uncut, runner)
@@ -160,6 +160,6 @@ def in_families(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(members[0] if len(members) == 1 else family(members[0]) for members in families.values())
 
 
-def asked(violation: Violation, material: Any, runner: Runner) -> tuple[str, ...]:
-    found = runner(DIAGNOSIS, (violation.check, material, violation.finding), None)
+def asked(violation: Violation, example: Any, runner: Runner) -> tuple[str, ...]:
+    found = runner(DIAGNOSIS, (violation.check, example, violation.finding), None)
     return tuple(finding.message for finding in found if finding.name == "diagnosis")

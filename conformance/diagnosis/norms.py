@@ -12,7 +12,17 @@ from conformance.cases.case import Case
 from conformance.checks.comparison import LARGEST
 from conformance.diagnosis.attention import power_of_two
 from conformance.diagnosis.extents import WHOLE_BLOCKS, ends, likely, without_bias
-from conformance.diagnosis.matching import Failing, Mistake, close, giving, instead, resulting
+from conformance.diagnosis.matching import (
+    Arrays,
+    Bounds,
+    Failing,
+    Mistake,
+    close,
+    giving,
+    instead,
+    resulting,
+    told_from,
+)
 from conformance.diagnosis.options import options
 from conformance.diagnosis.row_sums import to_dtype
 from conformance.runner.shrinking import without
@@ -424,6 +434,20 @@ def overflowing_squares(failing: Failing) -> dict[str, Any] | None:
     return as_output(failing, middle(rows), root(average(squares), rows.eps))
 
 
+def squares_beyond_float32(failing: Failing) -> dict[str, Any] | None:
+    rows = rows_of(failing.case)
+    beyond = np.sum(rows.deviation**2, axis=-1, keepdims=True) > LARGEST["float32"]
+    if failing.case.operation == "standard_deviation_norm" or not beyond.any():
+        return None
+    return as_output(failing, middle(rows), root(np.where(beyond, np.inf, rows.square), rows.eps))
+
+
+def row_beyond_float32(failing: Failing) -> dict[str, Any] | None:
+    rows = rows_of(failing.case)
+    x = to_dtype(rows.x, "float32")
+    return None if np.isfinite(x).all() else as_output(failing, *in_another_x(rows, x))
+
+
 def rounded_squares(failing: Failing) -> dict[str, Any] | None:
     if not narrow(failing):
         return None
@@ -517,4 +541,25 @@ NORM_MISTAKES += [
     resulting("the bias is added before the weight is multiplied", bias_before_weight, limits=close),
     *in_form("float16"),
     *in_form("bfloat16"),
+]
+
+
+def unless_beyond_float32(mistake: Mistake) -> Mistake:
+    """None where the row is as large that float32 overflows, and this gives the same: zeros, or NaN."""
+
+    def answers(failing: Failing) -> tuple[Arrays, Bounds] | None:
+        found = mistake.answers(failing)
+        for beyond in (squares_beyond_float32, row_beyond_float32):
+            other = None if found is None or "output" not in found[0] else beyond(failing)
+            if found and other and not told_from(found[0]["output"], other["output"], found[1]["output"]):
+                return None
+        return found
+
+    return mistake._replace(answers=answers)
+
+
+NORM_MISTAKES = [
+    resulting("squares overflow, as they are taken in float32", squares_beyond_float32, limits=close),
+    resulting("x overflows, as it is rounded to float32", row_beyond_float32),
+    *map(unless_beyond_float32, NORM_MISTAKES),
 ]

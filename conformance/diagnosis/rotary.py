@@ -1,4 +1,4 @@
-"""Known mistakes of rotary embeddings: other pairs, other positions, other frequencies, angles in few digits."""
+"""Known mistakes of rotary embeddings: other pairs, positions, frequencies; angles, sines, products in few digits."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from conformance.cases.case import Case
 from conformance.diagnosis.matching import Failing, Mistake, instead, resulting
 from conformance.diagnosis.options import options
 from conformance.runner.shrinking import Change
+from specification.dtypes import HALF
 from specification.frequencies import attention_factor
 from specification.rotary import (
     DynamicScaling,
@@ -34,6 +35,11 @@ NUMBERS = 2**14
 """In x, at most, where frequencies are looked for."""
 Angles = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """The angles, from positions [.., T, 1] and frequencies [W / 2]."""
+Results = Callable[[Case, np.ndarray], dict[str, np.ndarray]]
+"""The results with such angles."""
+IN_SINGLE = "angles are computed in float32"
+NARROW = "sine and cosine are rounded to the inputs' 16 bits"
+NARROW_PRODUCTS = "sine and cosine, and the products with them, are rounded to the inputs' 16 bits"
 
 
 # --- another case -----------------------------------------------------------------------------------------------------
@@ -143,7 +149,51 @@ def in_single(positions: np.ndarray, frequencies: np.ndarray) -> np.ndarray:
     return single(single(positions) * single(frequencies))
 
 
-def all_in_single(failing: Failing) -> dict[str, Any] | None:
+def narrowly(products: bool) -> Results:
+    """Sines and cosines in the inputs' 16 bits; products: these, too."""
+
+    def rounded(case: Case, angles: np.ndarray) -> dict[str, np.ndarray]:
+        narrow = to(case.inputs["x"].dtype)
+        size, width = attention_factor(case.options.get("scaling")), 2 * angles.shape[-1]
+        pairs = bounds.pair_columns(width, case.options.get("pairing") or "halves")
+        cosine, sine = narrow(np.cos(angles) * size), narrow(np.sin(angles) * size)
+        product = narrow if products else np.asarray
+
+        def rotated(x: np.ndarray, sign: int) -> np.ndarray:
+            found = x.astype(float)
+            first, second = (found[..., columns] for columns in pairs)
+            parts = (
+                product(first * cosine) - sign * product(second * sine),
+                product(second * cosine) + sign * product(first * sine),
+            )
+            for columns, part in zip(pairs, parts, strict=True):
+                found[..., columns] = part
+            return found
+
+        found = {"output": rotated(case.inputs["x"], 1)}
+        return found | {gradient_name("x"): rotated(bar, -1) for bar in case.cotangents.values()}
+
+    return rounded
+
+
+def in_16_bits(name: str, products: bool) -> tuple[Mistake, ...]:
+    """Of exact angles, and of angles in float32."""
+    found = narrowly(products)
+
+    def of_exact(failing: Failing) -> dict[str, Any] | None:
+        case = failing.case
+        return found(case, np.multiply(*factors(case))) if case.dtype in HALF else None
+
+    def of_single(failing: Failing) -> dict[str, Any] | None:
+        return all_in_single(failing, found) if failing.case.dtype in HALF else None
+
+    return (
+        resulting(name, of_exact, strict=True),
+        resulting(f"{name}; {IN_SINGLE}", of_single, strict=True),
+    )
+
+
+def all_in_single(failing: Failing, results: Results = turned) -> dict[str, Any] | None:
     """Frequencies come from powers in float32: of each pair the one near the exact one that explains the answers best.
 
     An exponent of size up to ln(base) is off by u of itself, and the power rounds twice: so many floats lie between.
@@ -155,9 +205,9 @@ def all_in_single(failing: Failing) -> dict[str, Any] | None:
     far = math.ceil(math.log(bounds.call_of(case).base)) + 2
     rounded = single(frequencies)
     near = [rounded + steps * np.spacing(rounded.astype(np.float32)) for steps in range(-far, far + 1)]
-    errors = [by_pair(failing, turned(case, in_single(positions, other))) for other in near]
+    errors = [by_pair(failing, results(case, in_single(positions, other))) for other in near]
     nearest = np.take_along_axis(np.array(near), np.argmin(errors, axis=0)[None], axis=0)[0]
-    return turned(case, in_single(positions, nearest))
+    return results(case, in_single(positions, nearest))
 
 
 def by_pair(failing: Failing, found: dict[str, np.ndarray]) -> np.ndarray:
@@ -326,8 +376,8 @@ MISTAKES = (
     resulting("sine and cosine are not multiplied by the attention factor", without_factor),
     resulting("sine and cosine are multiplied by the attention factor twice", squared_factor),
     *(embedded(name, frequencies) for name, frequencies in OTHERWISE),
-    by_angles("angles are computed in float32", in_single),
-    resulting("angles are computed in float32", all_in_single),
+    by_angles(IN_SINGLE, in_single),
+    resulting(IN_SINGLE, all_in_single),
     by_angles("frequencies are rounded to float32", lambda p, f: p * single(f)),
     by_angles("angles are rounded to bfloat16", lambda p, f: brain(p * f)),
     by_angles("positions are rounded to bfloat16", lambda p, f: brain(p) * f),
@@ -335,6 +385,8 @@ MISTAKES = (
     by_angles("angles are rounded to float16", lambda p, f: half(p * f)),
     by_angles("positions are rounded to float16", lambda p, f: half(p) * f),
     by_angles("frequencies are rounded to float16", lambda p, f: p * half(f)),
+    *in_16_bits(NARROW, products=False),
+    *in_16_bits(NARROW_PRODUCTS, products=True),
 )
 OF_FREQUENCIES = (
     *BY_BASE,

@@ -104,12 +104,14 @@ class Judgement:
     untried: str = ""
     workers: WorkerProcesses | None = None
     target: Target | None = None
+    ordered: Declaration | None = None
 
     def __post_init__(self) -> None:
         self.reproduction = Reproduction(self.runner, self.target)
 
     def run(self) -> None:
         declaration = self.runner.declaration
+        self.order(declaration)  # most functions take what they claim
         if not self.takes(plain_claim(self.operation, declaration)):
             self.untried = NOTHING_ELSE
             self.say_dtypes(declaration)
@@ -175,7 +177,9 @@ class Judgement:
         return self.shrinking / max(1, len(self.results.violations) - MANY)
 
     def order(self, declaration: Declaration) -> None:
-        if self.workers is not None:
+        """Have workers run the probes for what it takes; what they found with others is dropped."""
+        if self.workers is not None and declaration != self.ordered:
+            self.ordered = declaration
             self.workers.order(Order(self.operation, declaration, self.examples, self.seed, self.rules))
 
     def later_probes(self, declaration: Declaration) -> list[Probe]:
@@ -329,8 +333,15 @@ def narrowed(declaration: Declaration, refused: Collection[str]) -> Declaration:
 
 def plain(operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case]:
     """The operation with nothing that could be left away."""
-    bare = replace(declaration, features=declaration.features & set(UNCLAIMED))
-    return generation.operation_cases(operation, (dtype,), bare)
+    return of_any_kind(operation, replace(declaration, features=declaration.features & set(UNCLAIMED)), dtype)
+
+
+def of_any_kind(operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case]:
+    """Any cases of the operation; where shapes are compiled, those of attention have the sizes of other claims."""
+    if declaration.compiled and operation.startswith("attention"):
+        plans = telling("", declaration)
+        return operation_named(operation).cases(dtypes=(dtype,), plans=plans, declaration=declaration)
+    return generation.operation_cases(operation, (dtype,), declaration)
 
 
 def showing(feature: str, operation: str, declaration: Declaration, dtype: str) -> st.SearchStrategy[Case] | None:
@@ -340,14 +351,15 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
         if not operation.startswith("attention") or not {"structured", "causal"} <= declaration.features:
             return None
         at_any = replace(bare, features=bare.features | {"causal"})
-        causal = generation.attention_cases(operation, "causal", (), False, False, (dtype,), declaration=at_any)
+        given = dict[str, Any](declaration=at_any, plans=telling(feature, at_any) if declaration.compiled else None)
+        causal = generation.attention_cases(operation, "causal", (), False, False, (dtype,), **given)
         return causal.filter(lambda case: feature in features_of(case))
     if feature == "combined":  # arrays are combined before the subject sees them
         if "structured" not in declaration or len(declaration.masks) < 2:
             return None
         bare = replace(bare, features=bare.features | {*declaration.masks})
     if feature == "gradients":
-        return generation.operation_cases(operation, (dtype,), bare)
+        return of_any_kind(operation, bare, dtype)
     if feature == "axes":
         if not is_norm(operation):
             return None
@@ -378,11 +390,15 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
 
 
 def telling(feature: str, declaration: Declaration) -> tuple[Sizes, ...]:
-    """Short sizes that have the feature, with the fewest axes of size 1, which broadcast without being supported."""
+    """Short sizes that have the feature, with the fewest axes of size 1, which broadcast without being supported.
+
+    Where shapes are compiled, the first of them alone.
+    """
     sizes = [adapted(plan, declaration) for plan in SHORT]
     sizes = [s for s in sizes if feature != "gqa" or s.H > s.G] or sizes
     ones = [s.count(1) for s in sizes]
-    return tuple(s for s, count in zip(sizes, ones, strict=True) if count == min(ones))
+    found = tuple(s for s, count in zip(sizes, ones, strict=True) if count == min(ones))
+    return found[:1] if declaration.compiled else found
 
 
 def unsupported(operation: str, runner: Runner, declaration: Declaration) -> Iterator[Probe]:
@@ -400,7 +416,7 @@ def unsupported(operation: str, runner: Runner, declaration: Declaration) -> Ite
             title = f"{dtype} is not supported"
             yield Probe(rule_of("dtype", operation), title, (operation,), cases, UNSUPPORTED, weight=0.3)
     if (said.width_multiple > 1 or said.head_widths) and has_masks(operation):
-        anywhere = replace(declaration, width_multiple=1, head_widths=())
+        anywhere = replace(declaration, width_multiple=1, head_widths=(), compiled=False)  # of several widths
         cases = plain(operation, anywhere, declaration.dtypes[0])
         odd = cases.filter(lambda case: not said.takes_widths(*widths_of(case)))
         title = "another head width" if said.head_widths else f"a width that is no multiple of {said.width_multiple}"

@@ -27,7 +27,7 @@ def with_other_dtypes(results: Results, runner: Runner, seconds: float) -> None:
     """
     told = set[str]()
     for violation in first_alone(results):
-        if violation.case is None or violation.finding.message or not cuttable(violation.material):
+        if violation.case is None or violation.finding.message or not cuttable(violation.example):
             continue
         told.add(violation.case.dtype)
         new = {dtype: one for dtype, one in violation.worst.items() if dtype not in told}

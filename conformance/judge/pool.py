@@ -71,8 +71,8 @@ def work_definition(operation: str, examples: int, seed: int) -> Results:
     return run_probe(probe, runners, examples, seed, silent, SHRINKING)
 
 
-def ask_again(check: Check[Any, Any], material: Any) -> list[Finding]:
-    return runners[0](check, material, check.prepare(material))
+def ask_again(check: Check[Any, Any], example: Any) -> list[Finding]:
+    return runners[0](check, example, check.prepare(example))
 
 
 def work_real(batch: int) -> RealResult:
@@ -89,7 +89,7 @@ def asked_again(violation: Violation, device: str = "cpu") -> Violation:
     context = multiprocessing.get_context("spawn")
     names = (violation.subject,)
     with ProcessPoolExecutor(1, mp_context=context, initializer=start, initargs=(names, device)) as pool:
-        findings = pool.submit(ask_again, violation.check, violation.material).result()
+        findings = pool.submit(ask_again, violation.check, violation.example).result()
     return violation if breaks(findings) else replace(violation, diagnosis=(*violation.diagnosis, ONLY_THERE))
 
 

@@ -38,7 +38,7 @@ def save(violation: Violation, path: str | Path) -> None:
         "own_gradients": "vjp" in target.given,
         "time_limit": violation.time_limit,
         "examined_by": violation.check.name,
-        "material": encode(violation.material),
+        "material": encode(violation.example),
     }
     Path(path).write_text(json.dumps(content, indent=1) + "\n")
 
@@ -72,15 +72,15 @@ def replay(
     content = read(path)
     target = target_of(content, path, subject, vjp)
     limit = next(limit for limit in (time_limit, content.get("time_limit"), TIME_LIMIT) if limit is not None)
-    check, material = CHECKS[content["examined_by"]], decode(content["material"])
+    check, example = CHECKS[content["examined_by"]], decode(content["material"])
     runner = runner_for(target, limit, isolate)
     try:
         differentiated = runner.declaration.vjp is not None or (subject is not None and target.arrays != "numpy")
         if content.get("own_gradients") and not differentiated:
             raise ValueError(f"{path} was written for a function whose gradients another one gives: give that as vjp")
         with judging():
-            judgeable(check.case_of(material))
-            return runner(check, material, check.prepare(material))
+            judgeable(check.case_of(example))
+            return runner(check, example, check.prepare(example))
     finally:
         runner.close()
 

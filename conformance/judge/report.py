@@ -13,6 +13,7 @@ from conformance.cases.declaration import FEATURES, Declaration
 from conformance.checks.comparison import same_error
 from conformance.checks.levels import DEFAULT, LEVELS, kept, within
 from conformance.checks.results import Cell, Results, Violation
+from conformance.diagnosis.departures import departures
 from conformance.diagnosis.following import separated
 from conformance.diagnosis.precision import AT_MOST
 from conformance.judge.judged_rules import JUDGED
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from conformance.judge.judgement import Judgement
 
 NO_ORACLE = "float64 is skipped: its oracle needs python-flint, which is not installed"
+CONVENTION = "--convention"
 LAYOUT_FIRST = "--layout BTHD"
 PACKAGES = ("numpy", "torch", "jax", "hypothesis", "transformer-conformance")
 
@@ -138,10 +140,19 @@ def report_of(target: Target, judgement: Judgement, effort: str, seconds: float,
     alone, following = separated(violations)
     declaration, never_given = judgement.runner.declaration, judgement.runner.never_given
     layout = other_layout_seen(violations, declaration)
-    alone = [replace(one, declare=declared_without(one, following, declaration, layout)) for one in alone]
+    alone = [replace(one, declare=declaring(one, following, declaration, layout)) for one in alone]
     found = (rules, [*alone, *following], judgement.untried, seconds, versions())
     declared = judged_here(declaration)
     return Report(target, effort, judgement.seed, *found, *declared, never_given=never_given, profile=profile)
+
+
+def declaring(
+    violation: Violation, following: Sequence[Violation], declaration: Declaration, other_layout: bool
+) -> str:
+    """The options under which the violation is none: a call that is not supported, or an intended departure."""
+    conventions = ",".join(f"{name}={value}" for name, value in departures(violation, declaration).items())
+    lacking = declared_without(violation, following, declaration, other_layout)
+    return lacking or (f"{CONVENTION} {conventions}" if conventions else "")
 
 
 def other_layout_seen(violations: Sequence[Violation], declaration: Declaration) -> bool:

@@ -59,7 +59,7 @@ class Reproduction:
             return found
         if found.check == AFTER_OTHER_CALLS:
             return self.of_history(found)
-        last = step(found.check, found.material)
+        last = step(found.check, found.example)
         answers, where = self.alone(last)
         if all(breaks(answer, found.finding.level) for answer in answers):
             return found
@@ -97,7 +97,7 @@ class Reproduction:
 
     def of_history(self, found: Violation) -> Violation | None:
         """Of several calls that were judged one by one: the first that is wrong in this order only."""
-        cases: tuple[Case, ...] = found.material
+        cases: tuple[Case, ...] = found.example
         steps = [step(AGREEMENT, case) for case in cases]
         answers = self.fresh.ask(steps) or [self.runner(*one) for one in steps]
         level = found.finding.level
@@ -117,12 +117,12 @@ class Reproduction:
         return replace(replaced(found, steps[first]), rule=rule, finding=finding)
 
 
-def step(check: Check[Any, Any], material: Any) -> Step:
-    return check, material, check.prepare(material)
+def step(check: Check[Any, Any], example: Any) -> Step:
+    return check, example, check.prepare(example)
 
 
 def replaced(found: Violation, last: Step) -> Violation:
-    return replace(found, check=last[0], material=last[1], uncut=None)
+    return replace(found, check=last[0], example=last[1], uncut=None)
 
 
 def of_state(found: Violation, message: str) -> Violation:
@@ -132,9 +132,9 @@ def of_state(found: Violation, message: str) -> Violation:
 
 
 def in_order(found: Violation, steps: list[Step], finding: Finding) -> Violation:
-    """A violation whose material is the calls that show it, in order."""
-    check, material, _ = steps[-2]
+    """A violation whose example is the calls that show it, in order."""
+    check, example, _ = steps[-2]
     more = f" and {len(steps) - 2} calls before that" if len(steps) > 2 else ""
-    message = f"{DEPENDS}: right in a fresh process, wrong after {check.case_of(material)}"
+    message = f"{DEPENDS}: right in a fresh process, wrong after {check.case_of(example)}"
     shown = of_state(replace(found, finding=finding), f"{message}{more}: {finding}")
-    return replace(shown, check=CALLS_IN_ORDER, material=tuple((check.name, material) for check, material, _ in steps))
+    return replace(shown, check=CALLS_IN_ORDER, example=tuple((check.name, example) for check, example, _ in steps))

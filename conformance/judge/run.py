@@ -25,7 +25,7 @@ from conformance.diagnosis.attribution import Failure, attributed
 from conformance.operations.corpus import Entry
 from conformance.operations.refusals import refusals_of
 from conformance.runner.in_process import Runner
-from conformance.runner.shrinking import Material, cuttable, reduced
+from conformance.runner.shrinking import Example, cuttable, reduced
 from conformance.sampling.draws import EACH, Rows, drawing, drawn, own_seed, strategy_of, with_lot
 from conformance.subjects.subject import NumpySubject, Subject
 
@@ -124,9 +124,9 @@ def cases_of(probe: Probe, examples: int) -> int:
 
     Where it gets fewer, large cases are left out first: of the rows a share that is the square of the other one.
     """
-    if isinstance(probe.material, Rows):
+    if isinstance(probe.cases, Rows):
         share = examples / WHOLE_PLAN
-        return max(1, round(len(probe.material.strategies) * (share if share >= 1 else share**2) * probe.weight))
+        return max(1, round(len(probe.cases.strategies) * (share if share >= 1 else share**2) * probe.weight))
     return max(1, round(examples * probe.weight))
 
 
@@ -164,13 +164,15 @@ def run_corpus(
     """Cases that are written out; see `conformance.operations.corpus`."""
     results, by_name = Results(), {runner.name: runner for runner in runners}
     for entry in frozen:
-        runners = [runner for runner in runners if runner.overrun < STUCK]
-        shared = entry.check.prepare(entry.material)
-        for runner in runners:
-            findings, rule = runner(entry.check, entry.material, shared), entry.rule
+        asked = [runner for runner in runners if runner.overrun < STUCK]
+        if entry.case.memory:
+            asked = [runner for runner in asked if runner.declaration.strides]
+        shared = entry.check.prepare(entry.example)
+        for runner in asked:
+            findings, rule = runner(entry.check, entry.example, shared), entry.rule
             if breaks(findings):
                 before = before_last(runner)
-                failure = attributed(runner, Failure(rule, entry.check, entry.material, findings))
+                failure = attributed(runner, Failure(rule, entry.check, entry.example, findings))
                 rule, findings = failure.rule, failure.findings
                 results.violate(frozen_violation(failure, entry, runner, before))
             results.add(rule, runner.name, findings, entry.case)
@@ -193,21 +195,22 @@ def try_probe(probe: Probe, runners: Sequence[Runner], examples: int, seed: int,
     """Run a probe's cases and return the results."""
     agreement = probe.check == AGREEMENT
     results, failing = Results(), dict[tuple[str, str], int]()
-    for number, material in drawn(probe.material, cases_of(probe, examples), seed_of(probe, seed)):
+    runners = [runner for runner in runners if runner.declaration.strides or not probe.of_memory]
+    for number, example in drawn(probe.cases, cases_of(probe, examples), seed_of(probe, seed)):
         asked = [runner for runner in runners if runner.overrun < STUCK]
         if not asked:
             break
-        case = probe.check.case_of(material)
+        case = probe.check.case_of(example)
         asked = [runner for runner in asked if not runner.sizes.beyond(case)]
         if not asked:
             continue
-        shared = probe.check.prepare(material)
+        shared = probe.check.prepare(example)
         results.generated[probe.rule] += 1
         for runner in asked:
-            findings, rule = runner(probe.check, material, shared), probe.rule
+            findings, rule = runner(probe.check, example, shared), probe.rule
             if breaks(findings):
                 before = before_last(runner)
-                failure = attributed(runner, Failure(rule, probe.check, material, findings))
+                failure = attributed(runner, Failure(rule, probe.check, example, findings))
                 rule, findings = failure.rule, failure.findings
                 runner.violates(rule)
                 found = violation_of(failure, probe.title, runner, before)
@@ -223,11 +226,11 @@ def try_probe(probe: Probe, runners: Sequence[Runner], examples: int, seed: int,
 
 
 def violation(
-    rule: str, title: str, check: Check[Any, Any], runner: Runner, material: Any, findings: list[Finding]
+    rule: str, title: str, check: Check[Any, Any], runner: Runner, example: Any, findings: list[Finding]
 ) -> Violation:
     """The violation that the findings show. title: of its probe."""
     found, least = worst(findings), least_level(rule, title)
-    return Violation(rule, runner.name, found, title, check, material, before=before_last(runner), least=least)
+    return Violation(rule, runner.name, found, title, check, example, before=before_last(runner), least=least)
 
 
 def before_last(runner: Runner) -> tuple[Any, ...]:
@@ -236,8 +239,8 @@ def before_last(runner: Runner) -> tuple[Any, ...]:
 
 
 def violation_of(failure: Failure, title: str, runner: Runner, before: tuple[Any, ...]) -> Violation:
-    _, check, material, findings = failure
-    return replace(violation(failure.rule, title, check, runner, material, findings), before=before)
+    _, check, example, findings = failure
+    return replace(violation(failure.rule, title, check, runner, example, findings), before=before)
 
 
 def frozen_violation(failure: Failure, entry: Entry, runner: Runner, before: tuple[Any, ...]) -> Violation:
@@ -258,7 +261,7 @@ def smaller_case(
     probe: Probe, runner: Runner, of_probe: int, number: int, seconds: float, found: Violation
 ) -> Violation | None:
     """The violation on a smaller case; None if the subject now passes. number: of the case on which it was found."""
-    if cuttable(found.material):
+    if cuttable(found.example):
         return cut_down(found, runner, seconds)
     return smallest(probe, runner, of_probe, number, seconds, found)
 
@@ -268,7 +271,7 @@ def smallest(
 ) -> Violation | None:
     """The smallest failing case that Hypothesis finds from the seed of `first`; None if the subject now passes.
 
-    It is for materials that cannot be cut. What failed altogether does not shrink to what loses digits, nor to what
+    It is for examples that cannot be cut. What failed altogether does not shrink to what loses digits, nor to what
     fewer profiles ask for.
     """
     found: list[Violation] = []
@@ -276,14 +279,14 @@ def smallest(
 
     @hypothesis.seed(own_seed(of_probe, number))
     @drawing(EACH, Phase.generate, Phase.shrink)
-    @hypothesis.given(with_lot(strategy_of(probe.material, number, of_probe)))
+    @hypothesis.given(with_lot(strategy_of(probe.cases, number, of_probe)))
     def each(drawn: tuple[int, Any]) -> None:
-        material = drawn[1]
+        example = drawn[1]
         if found and time.monotonic() > end:
             raise Enough
-        findings = runner(probe.check, material, probe.check.prepare(material))
+        findings = runner(probe.check, example, probe.check.prepare(example))
         if breaks(findings):
-            new = violation(first.rule, probe.title, probe.check, runner, material, findings)
+            new = violation(first.rule, probe.title, probe.check, runner, example, findings)
             if not first.stands_before(new):
                 found.append(new)
                 raise Broken
@@ -296,54 +299,54 @@ def smallest(
 
 
 def cut_down(least: Violation, runner: Runner, seconds: float, keeps_dtype: bool = False) -> Violation:
-    """The violation on an even smaller case, where the material is a case, or several that can be cut alike.
+    """The violation on an even smaller case, where the example is a case, or several that can be cut alike.
 
     What failed altogether does not shrink to what loses digits, nor to what fewer profiles ask for. `steady` is False
     if the smallest case then passed. keeps_dtype: the case stays in its dtype, as those of rules of dtypes do.
     """
-    if not cuttable(least.material):
+    if not cuttable(least.example):
         return least
     wrong = asking(least, runner)
-    failures = {id(least.material): least}
+    failures = {id(least.example): least}
 
-    def fails(material: Material) -> bool:
-        findings = wrong(material)
+    def fails(example: Example) -> bool:
+        findings = wrong(example)
         if findings is None:
             return False
-        new = violation(least.rule, least.title, least.check, runner, material, findings)
+        new = violation(least.rule, least.title, least.check, runner, example, findings)
         new = replace(new, least=least.least)
-        failures.setdefault(id(material), new)
+        failures.setdefault(id(example), new)
         return not least.stands_before(new)
 
     masked = least.check in (DESCRIPTION, SHAPES) or least.rule == "MASK-7"
     keeps_dtype = keeps_dtype or least.rule in OF_DTYPES
-    found = reduced(least.material, runner.declaration, fails, seconds, masked, keeps_dtype, least.loses_digits)
-    return replace(failures[id(found.material)], uncut=least.material, steady=found.steady)
+    found = reduced(least.example, runner.declaration, fails, seconds, masked, keeps_dtype, least.loses_digits)
+    return replace(failures[id(found.example)], uncut=least.example, steady=found.steady)
 
 
 OF_DTYPES = ("ATT-9", "NORM-2")
 """Rules of dtypes: a violation of theirs is not shown in another one."""
 
 
-def asking(found: Violation, runner: Runner) -> Callable[[Material], list[Finding] | None]:
-    """What the subject gets wrong of materials like the violation's; None where it gets nothing wrong.
+def asking(found: Violation, runner: Runner) -> Callable[[Example], list[Finding] | None]:
+    """What the subject gets wrong of examples like the violation's; None where it gets nothing wrong.
 
-    What is made from a material may no longer be what its check takes for granted (rows that are constant, two
+    What is made from an example may no longer be what its check takes for granted (rows that are constant, two
     cases with one answer). Then the definition fails too, and nothing is wrong.
     """
     definition = Runner(NumpySubject())
     prepared: list[Any] = [None, None]
 
-    def wrong(material: Material) -> list[Finding] | None:
-        if prepared[0] is not material:
+    def wrong(example: Example) -> list[Finding] | None:
+        if prepared[0] is not example:
             try:
-                prepared[:] = material, found.check.prepare(material)
+                prepared[:] = example, found.check.prepare(example)
             except (TypeError, ValueError):  # the definition refuses it
                 return None
-        findings = runner(found.check, material, prepared[1])
+        findings = runner(found.check, example, prepared[1])
         if not breaks(findings, found.finding.level):
             return None
-        sure = found.check == AGREEMENT or not breaks(definition(found.check, material, prepared[1]))
+        sure = found.check == AGREEMENT or not breaks(definition(found.check, example, prepared[1]))
         return findings if sure else None
 
     return wrong

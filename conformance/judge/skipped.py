@@ -23,7 +23,7 @@ def widened(declaration: Declaration) -> Declaration:
 
 def some_cases(probe: Probe) -> list[Case]:
     """The same every time; fewer, or none, where they are hard to draw."""
-    return [probe.check.case_of(material) for _, material in drawn(probe.material, DRAWN, 0)]
+    return [probe.check.case_of(example) for _, example in drawn(probe.cases, DRAWN, 0)]
 
 
 def missing(cases_of: Callable[[Declaration], list[Case]], declaration: Declaration) -> str:

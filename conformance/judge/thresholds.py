@@ -29,7 +29,7 @@ from conformance.judge.judged_rules import JUDGED
 from conformance.judge.run import asking
 from conformance.runner.dimensions import PRODUCTS, WORDS, Dimension, Part, dimensions, sizes_of, taken
 from conformance.runner.in_process import Runner
-from conformance.runner.shrinking import Material, aligned, call, cuttable, mapped, plain_numbers
+from conformance.runner.shrinking import Example, aligned, call, cuttable, mapped, plain_numbers
 
 FIRST = 4
 """Violations whose sizes are looked for: the first of those that stand for themselves."""
@@ -77,7 +77,7 @@ def first_alone(results: Results) -> list[Violation]:
 
 def threshold(violation: Violation, runner: Runner, seconds: float = SECONDS) -> str:
     """At which sizes the violation shows and at which not; empty where that depends on no size, or cannot be told."""
-    if not violation.steady or violation.of_state or not cuttable(violation.material) or runner.overrun:
+    if not violation.steady or violation.of_state or not cuttable(violation.example) or runner.overrun:
         return ""
     probing = Probing(violation, runner, time.monotonic() + seconds)
     return "; ".join(probing.sentences())
@@ -87,15 +87,15 @@ class Probing:
     """One violation's case, asked at other sizes."""
 
     def __init__(self, violation: Violation, runner: Runner, end: float) -> None:
-        self.material, self.end, self.declaration = violation.material, end, runner.declaration
-        self.case, self.findings = call(violation.material), asking(violation, runner)
+        self.example, self.end, self.declaration = violation.example, end, runner.declaration
+        self.case, self.findings = call(violation.example), asking(violation, runner)
         self.ratio, self.rounds = violation.ratio, violation.loses_digits
         slow = (self.case.dtype == "float64" and not self.case.special) or violation.check == DESCRIPTION
         self.most = MOST_OF_SLOW if slow else MOST
         self.costs: list[tuple[int, float]] = []
         """Of the cases that were asked: about how many multiplications, and how many seconds."""
         self.sizes, self.dimensions = sizes_of(self.case), dimensions(self.case, runner.declaration)
-        self.before = sizes_of(call(violation.material if violation.uncut is None else violation.uncut))
+        self.before = sizes_of(call(violation.example if violation.uncut is None else violation.uncut))
         self.seen: dict[tuple[int, ...], float | None] = {}
 
     def sentences(self) -> Iterator[str]:
@@ -207,14 +207,14 @@ class Probing:
         In smaller ones what is wrong may only have been cut off: a maximum that grows at a later key.
         """
         for seed in (1, 2, 3):
-            material = self.resized(sizes, seed)
-            if material is None or time.monotonic() > self.end or not within(call(material), self.declaration):
+            example = self.resized(sizes, seed)
+            if example is None or time.monotonic() > self.end or not within(call(example), self.declaration):
                 return None
-            reached, needed = sizes_of(call(material)), work(call(material))
+            reached, needed = sizes_of(call(example)), work(call(example))
             if any(reached[name] != size for name, size in sizes.items()) or not self.affords(needed):
                 return None
             start = time.monotonic()
-            findings = self.findings(material)
+            findings = self.findings(example)
             self.costs.append((needed, time.monotonic() - start))
             if findings is not None:
                 return worst(findings).ratio
@@ -226,17 +226,17 @@ class Probing:
         ends = time.monotonic() + seconds * needed / max(took, 1) < self.end
         return needed <= self.most and (ends or needed <= work(self.case))
 
-    def resized(self, sizes: Sizes, seed: int) -> Material | None:
+    def resized(self, sizes: Sizes, seed: int) -> Example | None:
         parts = {name: Part(0, size) for name, size in sizes.items()}
 
         def change(case: Case) -> Case | None:
             return aligned(taken(case, parts, np.random.default_rng(seed)), self.declaration)
 
-        material = mapped(self.material, change)
+        example = mapped(self.example, change)
         smaller = all(size <= self.sizes[name] for name, size in sizes.items())
-        if smaller and seed > 1 and not self.rounds and isinstance(material, Case):
-            return plain_numbers(material, seed) or material
-        return material
+        if smaller and seed > 1 and not self.rounds and isinstance(example, Case):
+            return plain_numbers(example, seed) or example
+        return example
 
 
 def hidden(size: int, ratios: dict[int, float]) -> bool:

@@ -144,12 +144,12 @@ class AlikeRunner(Runner):
         self.case, self.findings = case, findings
         self.needs: frozenset[str] = frozenset({"empty_rows"} & case.options.keys())
 
-    def __call__(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
+    def __call__(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
         if check != AGREEMENT:
-            return super().__call__(check, material, shared)
-        if not self.needs <= given_names(material):
+            return super().__call__(check, example, shared)
+        if not self.needs <= given_names(example):
             return []
-        findings = super().__call__(check, material, shared)
+        findings = super().__call__(check, example, shared)
         return [] if has_message(findings) and not has_message(self.findings) else findings
 
     def look_for_needs(self) -> frozenset[str]:
@@ -228,9 +228,9 @@ def explained(found: Violation, runner: Runner, explanations: Explanations) -> V
         smaller = cut_down(found, runner, SECONDS)
         smaller = replace(smaller, diagnosis=diagnosis(smaller, runner))
         if not smaller.mistakes:
-            plain = replace(found, material=plainest(runner, replace(case), found.level))
+            plain = replace(found, example=plainest(runner, replace(case), found.level))
             names = diagnosis(plain, runner)
-            smaller = replace(smaller, diagnosis=names or diagnosis(replace(found, material=replace(case)), runner))
+            smaller = replace(smaller, diagnosis=names or diagnosis(replace(found, example=replace(case)), runner))
         explanations[kind] = smaller
     known = explanations[kind]
     of_scale = found.rule == "ATT-8" and any(line.startswith(SCALE) for line in known.mistakes)

@@ -37,11 +37,11 @@ from conformance.runner.process_lifetime import end_with_input
 class Watched(Runner):
     """A runner that ends its process where a call does not heed its time limit, as native code may not."""
 
-    def run_check(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
+    def run_check(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
         with open(os.devnull, "w") as nowhere:
             faulthandler.dump_traceback_later((self.time_limit or 0) + ENDING, exit=True, file=nowhere)
             try:
-                return super().run_check(check, material, shared)
+                return super().run_check(check, example, shared)
             finally:
                 faulthandler.cancel_dump_traceback_later()
 

@@ -83,7 +83,11 @@ def normalized(part: str, heads: str) -> tuple[Callable[..., Any], Callable[...,
 
 
 def rotated(functions: Any, settings: Any, x: Any) -> Any:
-    return functions.rotated(x, settings.layer, 0)
+    rotary, positions = settings.layer.rotary, settings.framework.array(np.arange(x.shape[2]))
+    return functions.rotary_embedding(
+        x, positions,
+        base=rotary.base, rotary_width=rotary.width, pairing=rotary.pairing, scaling=rotary.scaling,
+    )  # fmt: skip
 
 
 def rotated_bound(dtype: str, settings: Any, x: np.ndarray) -> np.ndarray:
@@ -323,6 +327,7 @@ class AttentionArguments(NamedTuple):
     configuration: Any
     layer: AttentionLayer = AttentionLayer()
     bias: Any = None
+    rotation: Any = None
 
 
 def attention_arguments(taken: Any) -> AttentionArguments:

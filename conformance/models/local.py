@@ -80,14 +80,14 @@ def structured(bounds: dict[str, Any], parameters: Any) -> Any:
 
 def attend(
     dtype: str, p: Any, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any,
-    layer: AttentionLayer = AttentionLayer(), bias: Any = None,
+    layer: AttentionLayer = AttentionLayer(), bias: Any = None, rotation: Any = None,
 ) -> Any:  # fmt: skip
     return attending(dtype, p, x, memory, mask, dropout, configuration, layer, bias)
 
 
 def attend_vjp(
     dtype: str, p: Any, x: Any, memory: Any, mask: Any, dropout: Any, configuration: Any, cotangent: Any,
-    layer: AttentionLayer = AttentionLayer(), bias: Any = None,
+    layer: AttentionLayer = AttentionLayer(), bias: Any = None, rotation: Any = None,
 ) -> Any:  # fmt: skip
     return attending(dtype, p, x, memory, mask, dropout, configuration, layer, bias, cotangent)
 

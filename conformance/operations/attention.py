@@ -36,6 +36,7 @@ from conformance.operations.common import OFTEN, planned
 from conformance.oracle.reference import attention_work
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
+from conformance.sampling.draws import CaseStrategy
 from conformance.sampling.strategies import ALIKE, EMPTY, LONG, MASKS, ONE_KEY, SHORT, THOUSANDS, TILED
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.dtypes import HALF
@@ -104,18 +105,18 @@ def probes_of_kernels(declaration: Declaration) -> list[Probe]:
     """Of arguments that the definition lacks, where the subject has them."""
     cases, found = partial(generation.attention_cases, declaration=declaration, others=False), []
 
-    def agree(rule: str, title: str, weight: float = 1.0, **given: Any) -> None:
+    def add(rule: str, title: str, weight: float = 1.0, **given: Any) -> None:
         found.append(agreement(rule, title, "attention", cases(**given), weight))
 
     for name, rule, words in (("alibi_slopes", "ATT-3", "ALiBi"), ("query_lengths", "MASK-2", "query lengths")):
         if name not in declaration:
             continue
-        agree(rule, words, focus=(name,), mask="none")
-        agree(rule, f"{words} beside a mask", focus=(name,), mask="any")
-        agree(rule, f"{words} beside softcap and scale", 0.5, focus=(name, "softcap", "scale"))
-        agree(rule, f"{words}, tiles", focus=(name,), plans=TILED)
-        agree(rule, f"{words}, grouped heads", 0.5, focus=(name,), grouped=True)
-        agree("ATT-12", f"gradients beside {words}", 1.5, focus=("gradients", name))
+        add(rule, words, focus=(name,), mask="none")
+        add(rule, f"{words} beside a mask", focus=(name,), mask="any")
+        add(rule, f"{words} beside softcap and scale", 0.5, focus=(name, "softcap", "scale"))
+        add(rule, f"{words}, tiles", focus=(name,), plans=TILED)
+        add(rule, f"{words}, grouped heads", 0.5, focus=(name,), grouped=True)
+        add("ATT-12", f"gradients beside {words}", 1.5, focus=("gradients", name))
     if "query_lengths" in declaration:
         hidden = special.padded_queries(declaration)
         found.append(Probe("MASK-7", "what follows the queries", ("attention",), hidden, TWIN, 0.8))
@@ -128,8 +129,8 @@ def probes_with_logsumexp(declaration: Declaration) -> list[Probe]:
     empty = partial(special.empty_row_cases, declaration=declaration)
     featured = featured_in(declaration)
 
-    def both(rule: str, title: str, material: Any, by: Check[Any, Any] = AGREEMENT, weight: float = 1.0) -> Probe:
-        return Probe(rule, f"{title} with the log-sum-exp", ("attention",), material, by, weight)
+    def both(rule: str, title: str, cases: CaseStrategy, by: Check[Any, Any] = AGREEMENT, weight: float = 1.0) -> Probe:
+        return Probe(rule, f"{title} with the log-sum-exp", ("attention",), cases, by, weight)
 
     def far(*focus: str) -> st.SearchStrategy[Case]:
         return special.far_cases("attention", focus, declaration)
@@ -156,21 +157,25 @@ def probes_with_logsumexp(declaration: Declaration) -> list[Probe]:
     ]
 
 
+ALONE = ("attention",)
+
+
+def agree(rule: str, title: str, cases: CaseStrategy, weight: float = 1.0) -> Probe:
+    return agreement(rule, title, "attention", cases, weight)
+
+
+def twin(rule: str, title: str, cases: CaseStrategy, by: Check[Any, Any] = TWIN, weight: float = 1.0) -> Probe:
+    return Probe(rule, title, ALONE, cases, by, weight)
+
+
 def probes_of_the_output(declaration: Declaration) -> list[Probe]:
-    cases = partial(generation.attention_cases, declaration=declaration)
-    alone = partial(cases, others=False)
-    far = partial(special.far_cases, "attention", declaration=declaration)
-    empty = partial(special.empty_row_cases, declaration=declaration)
-    operations, featured = ("attention",), featured_in(declaration)
+    kinds = (probes_of_masks, probes_of_softmax, probes_of_arrays, sizes_probes)
+    return [probe for kind in kinds for probe in kind(declaration)]
 
-    def agree(rule: str, title: str, cases: st.SearchStrategy[Case], weight: float = 1.0) -> Probe:
-        return agreement(rule, title, "attention", cases, weight)
 
-    def twin(
-        rule: str, title: str, material: st.SearchStrategy[Any], by: Check[Any, Any] = TWIN, weight: float = 1.0
-    ) -> Probe:
-        return Probe(rule, title, operations, material, by, weight)
-
+def probes_of_masks(declaration: Declaration) -> list[Probe]:
+    """Which pairs take part (MASK-1 to MASK-7)."""
+    alone = partial(generation.attention_cases, others=False, declaration=declaration)
     return [
         agree("MASK-1", "dense masks", alone(mask="dense")),
         agree("MASK-1", "as many heads as batch elements", special.narrow_masks(declaration), weight=0.8),
@@ -178,7 +183,7 @@ def probes_of_the_output(declaration: Declaration) -> list[Probe]:
             "MASK-1", "a mask for each of grouped heads", alone(mask="dense", grouped=True).filter(by_head), weight=0.5
         ),
         *(
-            Probe("MASK-2", f"{kind} and its array", operations, alone(mask=kind), DESCRIPTION, weight=0.3)
+            Probe("MASK-2", f"{kind} and its array", ALONE, alone(mask=kind), DESCRIPTION, weight=0.3)
             for kind in (*MASKS, "combined")
         ),
         *(agree("MASK-2", kind, alone(mask=kind), weight=0.4) for kind in MASKS if "structured" in declaration),
@@ -192,16 +197,16 @@ def probes_of_the_output(declaration: Declaration) -> list[Probe]:
         agree("MASK-4", "window, many keys", alone(mask="window", plans=LONG)),
         agree("MASK-4", "window, tiles", alone(mask="window", plans=TILED), 1.0 if declaration.compiled else 3.0),
         *(
-            Probe("MASK-5", title, operations, special.flat_masks(plans, declaration), SHAPES, weight=0.5)
+            Probe("MASK-5", title, ALONE, special.flat_masks(plans, declaration), SHAPES, weight=0.5)
             for title, plans in (("forms of one mask", None), ("as many queries as batch elements", ALIKE))
         ),
         agree("MASK-6", "combinations", alone(mask="combined")),
         agree("MASK-6", "mask and bias", alone(mask="any", focus=("bias",)), weight=2.0),
-        Probe("MASK-7", "hidden NaN and infinity", operations, special.planted_cases("hidden", declaration), PLANTED),
+        Probe("MASK-7", "hidden NaN and infinity", ALONE, special.planted_cases("hidden", declaration), PLANTED),
         Probe(
             "MASK-7",
             "hidden infinities in the values",
-            operations,
+            ALONE,
             special.planted_cases("hidden", declaration, ("value",), poisons=(np.inf, -np.inf)),
             PLANTED,
             weight=0.8,
@@ -209,11 +214,20 @@ def probes_of_the_output(declaration: Declaration) -> list[Probe]:
         Probe(
             "MASK-7",
             "hidden NaN in thousands of values",
-            operations,
+            ALONE,
             special.planted_cases("hidden", declaration, ("value",), poisons=(np.nan,), plans=THOUSANDS),
             PLANTED,
             weight=0.5,
         ),
+    ]
+
+
+def probes_of_softmax(declaration: Declaration) -> list[Probe]:
+    """Scores, softmax, and which heads belong together (ATT-1 to ATT-7)."""
+    alone = partial(generation.attention_cases, others=False, declaration=declaration)
+    far = partial(special.far_cases, "attention", declaration=declaration)
+    empty = partial(special.empty_row_cases, declaration=declaration)
+    return [
         agree("ATT-1", "scale", alone(focus=("scale",)), weight=1.5),
         agree("ATT-1", "scale 0", alone(focus=("scale",)).map(unscaled), weight=0.3),
         agree("ATT-1", "scale below 0", alone(focus=("scale",)).map(negated), weight=0.3),
@@ -233,14 +247,24 @@ def probes_of_the_output(declaration: Declaration) -> list[Probe]:
         agree("ATT-5", "sinks far from the scores", far(("sinks",)), weight=0.3),
         *(agree("ATT-5", f"sinks beside {f}", alone(focus=(f, "sinks")), weight=0.6) for f in ("scale", "softcap")),
         twin("ATT-5", "sinks of -inf", special.absent_sinks("attention", declaration)),
-        Probe("ATT-6", "empty rows", operations, empty(), EMPTY_ROWS),
+        Probe("ATT-6", "empty rows", ALONE, empty(), EMPTY_ROWS),
         *(
-            Probe("ATT-6", f"empty rows beside {feature}", operations, material, EMPTY_ROWS, weight=0.5)
+            Probe("ATT-6", f"empty rows beside {feature}", ALONE, empty(focus=(feature,)), EMPTY_ROWS, weight=0.5)
             for feature in ("bias", "sinks")
-            for material in (empty(focus=(feature,)),)
         ),
         agree("ATT-7", "grouped heads", alone(grouped=True)),
         agree("ATT-7", "one key head", alone(grouped=True, plans=SHORT[1:2]), weight=0.5),
+    ]
+
+
+def probes_of_arrays(declaration: Declaration) -> list[Probe]:
+    """Shapes, dtypes, special values, dropout, gradients, repetition and parts (ATT-8 to ATT-14)."""
+    cases = partial(generation.attention_cases, declaration=declaration)
+    alone = partial(cases, others=False)
+    far = partial(special.far_cases, "attention", declaration=declaration)
+    empty = partial(special.empty_row_cases, declaration=declaration)
+    featured = featured_in(declaration)
+    return [
         agree("ATT-8", "every feature", cases(focus=featured, mask="any")),
         *(agree("ATT-8", f"{adapted(s, declaration).K} keys", cases(plans=(s,)), weight=0.5) for s in LONG),
         agree("ATT-8", "one query", cases(plans=SHORT[-1:]), weight=0.5),
@@ -257,7 +281,7 @@ def probes_of_the_output(declaration: Declaration) -> list[Probe]:
         Probe(
             "ATT-10",
             "an attended NaN",
-            operations,
+            ALONE,
             special.planted_cases("attended", declaration),
             PLANTED,
             weight=2.0,
@@ -265,14 +289,14 @@ def probes_of_the_output(declaration: Declaration) -> list[Probe]:
         Probe(
             "ATT-10",
             "an attended NaN in a value",
-            operations,
+            ALONE,
             special.planted_cases("attended", declaration, ("value",)),
             PLANTED,
         ),
         Probe(
             "ATT-10",
             "an attended NaN that is dropped",
-            operations,
+            ALONE,
             special.planted_cases("attended", declaration, ("value",), focus=("dropout",)),
             PLANTED,
             weight=0.5,
@@ -291,13 +315,13 @@ def probes_of_the_output(declaration: Declaration) -> list[Probe]:
             for name in ("bias", "sinks", "softcap")
         ),
         *(
-            Probe("ATT-6", f"empty rows as {mode}", operations, empty(modes=(mode,)), EMPTY_ROWS, weight=0.8)
+            Probe("ATT-6", f"empty rows as {mode}", ALONE, empty(modes=(mode,)), EMPTY_ROWS, weight=0.8)
             for mode in ("mean", "nan")
             if "empty_rows" in declaration
         ),
         *(
-            Probe("ATT-13", f"attention, {title}", operations, material, DETERMINISM)
-            for title, material in (
+            Probe("ATT-13", f"attention, {title}", ALONE, drawn, DETERMINISM)
+            for title, drawn in (
                 ("bias and mask", cases(focus=("bias",), mask="dense").filter(forbidding)),
                 ("dropout and mask", alone(focus=("dropout",), mask="dense")),
                 ("lengths", cases(mask="lengths")),
@@ -306,7 +330,6 @@ def probes_of_the_output(declaration: Declaration) -> list[Probe]:
             )
         ),
         Probe("ATT-14", "split and merged", SPLITTING, special.splits(declaration), SPLIT),
-        *sizes_probes(declaration),
     ]
 
 

@@ -36,8 +36,8 @@ def probes(declaration: Declaration) -> list[Probe]:
     empty = partial(special.empty_row_cases, NAME, declaration=declaration)
     featured = featured_in(declaration)
 
-    def agree(rule: str, title: str, material: st.SearchStrategy[Case], weight: float = 1.0) -> Probe:
-        return agreement(rule, title, NAME, material, weight)
+    def agree(rule: str, title: str, cases: st.SearchStrategy[Case], weight: float = 1.0) -> Probe:
+        return agreement(rule, title, NAME, cases, weight)
 
     return [
         Probe("MASK-7", f"hidden in {NAME}", (NAME,), special.hidden_cases(NAME, declaration), TWIN, weight=0.8),

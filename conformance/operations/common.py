@@ -74,9 +74,10 @@ def memory_probes(operation: Operation, declaration: Declaration) -> list[Probe]
     layouts = [layout for layout in LAYOUTS if layout not in OF_HEADS or "attention" in operation.name]
     found = []
     for layout in layouts:
-        material = memory_cases(memory_plans(operation, declaration), layout, declaration)
+        cases = memory_cases(memory_plans(operation, declaration), layout, declaration)
         by = MEMORY if layout in REFUSABLE else AGREEMENT
-        found.append(Probe("ATT-13", f"memory of {operation.name}: {layout}", (operation.name,), material, by))
+        title = f"memory of {operation.name}: {layout}"
+        found.append(Probe("ATT-13", title, (operation.name,), cases, by, of_memory=True))
     return found
 
 
@@ -119,7 +120,7 @@ def state_probes(operation: Operation, declaration: Declaration) -> list[Probe]:
     if "gradients" in declaration and operation.differentiated:
         found.append((f"alternating passes of {name}", asking_gradients(few, 2), INTERLEAVED, 0.3))
     found.append((f"several threads in {name}", few, THREADS, 0.3 if declaration.compiled else 0.8))
-    return [Probe("ATT-13", title, (name,), material, by, weight) for title, material, by, weight in found]
+    return [Probe("ATT-13", title, (name,), cases, by, weight) for title, cases, by, weight in found]
 
 
 # --- the plan of sizes ------------------------------------------------------------------------------------------------

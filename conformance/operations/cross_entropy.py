@@ -21,6 +21,7 @@ from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.diagnosis import losses as mistakes
 from conformance.operations.common import rows_of_layers
+from conformance.sampling.draws import CaseStrategy
 from conformance.sampling.losses import MANY_CLASSES, SEVERAL, loss_cases
 from conformance.sampling.plan.covering import Row
 from conformance.sampling.plan.layers import Plan
@@ -63,8 +64,8 @@ def probes(declaration: Declaration) -> list[Probe]:
     def at_size(row: Row) -> st.SearchStrategy[Case]:
         return cases(("usual", "trained"), plans=(((row["rows"],), row["classes"]),))
 
-    def agree(title: str, material: Any, weight: float = 1.0) -> Probe:
-        return agreement("LOSS-1", title, NAME, material, weight)
+    def agree(title: str, cases: CaseStrategy, weight: float = 1.0) -> Probe:
+        return agreement("LOSS-1", title, NAME, cases, weight)
 
     return [
         agree("cross-entropy", cases(), 2.0),

@@ -71,8 +71,8 @@ def probes(declaration: Declaration) -> list[Probe]:
     far: dict[str, Any] = {"means": (1e3, -1e4), "gradients": False, "dtypes": WIDE}
     narrow: dict[str, Any] = {"gradients": False, "dtypes": HALF}
 
-    def agree(rule: str, title: str, material: draws.Material, weight: float = 1.0) -> Probe:
-        return agreement(rule, title, NAME, material, weight)
+    def agree(rule: str, title: str, cases: draws.CaseStrategy, weight: float = 1.0) -> Probe:
+        return agreement(rule, title, NAME, cases, weight)
 
     return [
         agree("NORM-1", "layer norm", cases(gradients=False)),
@@ -93,8 +93,8 @@ def probes(declaration: Declaration) -> list[Probe]:
 
 
 def spoiled(operation: str, declaration: Declaration) -> Probe:
-    material = special.spoiled_rows(operation, declaration)
-    return Probe("NORM-5", f"NaN and infinity in {operation}", (operation,), material, SPOILED_ROWS, weight=0.5)
+    cases = special.spoiled_rows(operation, declaration)
+    return Probe("NORM-5", f"NaN and infinity in {operation}", (operation,), cases, SPOILED_ROWS, weight=0.5)
 
 
 def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 from hypothesis import strategies as st
 
@@ -18,6 +17,7 @@ from conformance.checks.refusals import Numbers, Refusal
 from conformance.diagnosis import losses as mistakes
 from conformance.operations.common import rows_of_layers
 from conformance.operations.cross_entropy import NARROW, PLAN, axes, dimensions, refused_targets, shape, uncounted
+from conformance.sampling.draws import CaseStrategy
 from conformance.sampling.losses import MANY_CLASSES, loss_cases
 from conformance.sampling.plan.covering import Row
 
@@ -34,8 +34,8 @@ def probes(declaration: Declaration) -> list[Probe]:
     def at_size(row: Row) -> st.SearchStrategy[Case]:
         return cases(("usual", "trained"), plans=(((row["rows"],), row["classes"]),))
 
-    def agree(title: str, material: Any, weight: float = 1.0) -> Probe:
-        return agreement("LOSS-2", title, NAME, material, weight)
+    def agree(title: str, cases: CaseStrategy, weight: float = 1.0) -> Probe:
+        return agreement("LOSS-2", title, NAME, cases, weight)
 
     return [
         agree("nll", cases(), 2.0),

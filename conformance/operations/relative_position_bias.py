@@ -21,6 +21,7 @@ from conformance.cases.operation import Operation, Shape
 from conformance.checks.histories import plain_histories
 from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal
+from conformance.diagnosis import lookups
 from conformance.diagnosis.matching import Failing, Mistake, instead, resulting
 from conformance.diagnosis.options import options
 from conformance.operations.common import rows_of_layers
@@ -196,6 +197,16 @@ def by_buckets(name: str, change: Callable[[Case], np.ndarray | None]) -> Mistak
     return resulting(name, results)
 
 
+def pairs_of(failing: Failing) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of the table that are read for every query and key, and the cotangents of what is read."""
+    bar = np.moveaxis(failing.bar[0], 0, -1)
+    return buckets(failing.case, distances(failing.case)).ravel(), bar.reshape(-1, bar.shape[-1])
+
+
+def measured(failing: Failing, name: str) -> Iterator[Mistake]:
+    return lookups.added_up_in_16_bits(failing, *pairs_of(failing)) if name == lookups.NAME else iter(())
+
+
 def swapped(case: Case) -> np.ndarray | None:
     """Keys before the query have the second half."""
     size, found = len(case.inputs["table"]) // 2, buckets(case, distances(case))
@@ -243,4 +254,6 @@ OPERATION = Operation(
         by_buckets("buckets come from float32 logarithms", lambda case: logarithms(case, np.float32)),
         by_buckets("buckets come from float64 logarithms", lambda case: logarithms(case, np.float64)),
     ),
+    measured=measured,
+    row_sums=lambda failing: lookups.table_sums(failing, *pairs_of(failing)),
 )

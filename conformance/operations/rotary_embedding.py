@@ -22,6 +22,7 @@ from conformance.checks.probe import Probe, agreement
 from conformance.checks.refusals import Kind, Numbers, Refusal
 from conformance.diagnosis import rotary as mistakes
 from conformance.operations.common import rows_of_layers
+from conformance.sampling.draws import CaseStrategy
 from conformance.sampling.plan.covering import Row
 from conformance.sampling.plan.layers import Plan
 from conformance.sampling.plan.values import KEY_HEADS, WIDTHS, around
@@ -65,12 +66,11 @@ def probes(declaration: Declaration) -> list[Probe]:
         plan = (1, row["heads"], row["length"], row["model_width"])
         return cases(("in a row",), partial=False, scalings=("none",), plans=(plan,))
 
-    def agree(title: str, material: Any, weight: float = 1.0) -> Probe:
-        return agreement("POS-3", title, NAME, material, weight)
+    def agree(title: str, cases: CaseStrategy, weight: float = 1.0) -> Probe:
+        return agreement("POS-3", title, NAME, cases, weight)
 
     def scaled(title: str, kinds: tuple[str, ...], weight: float = 1.0, **given: Any) -> Probe:
-        material = cases(scalings=kinds, plans=(*WIDE, *PLANS), **given)
-        return agreement("POS-4", title, NAME, material, weight)
+        return agreement("POS-4", title, NAME, cases(scalings=kinds, plans=(*WIDE, *PLANS), **given), weight)
 
     plain = partial(cases, scalings=("none",), partial=False)
     return [
@@ -131,6 +131,7 @@ def copied(case: Case, name: str) -> np.ndarray:
 def bounds(case: Case, p: Precision, angle_error: Any = 0.0) -> dict[str, Approx]:
     """As `bounds/rotary.py` derives them. angle_error: of the angles, beside what is derived there."""
     angles, size = bounds_of.angles(case)
+    angle_error = np.maximum(angle_error, bounds_of.single_angle_error(case)) if p.single_angles else angle_error
     pairing = case.options.get("pairing") or "halves"
     results = {"output": bounds_of.rotation(case.inputs["x"], angles, size, pairing, 1, p, angle_error)}
     if case.cotangents:
@@ -145,7 +146,7 @@ def relaxed(case: Case) -> dict[str, np.ndarray]:
     The frequency is then off as `bounds.rotary.frequencies` derives it, and its product with the position rounds once
     more; taking whole turns off is exact for the product, and 2 pi is off by half a unit for each of them.
     """
-    p, double = Precision.of(case.dtype), Precision.of("float64")
+    p, double = Precision.of(case.dtype, case.rounding), Precision.of("float64")
     angles, _ = bounds_of.angles(case)
     call = bounds_of.call_of(case)
     value, error = bounds_of.frequencies(call, double.inner)

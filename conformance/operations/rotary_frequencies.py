@@ -78,9 +78,9 @@ def refusals(declaration: Declaration, array: Numbers) -> Iterator[Refusal]:
 
 def bounds(case: Case, p: Precision) -> dict[str, Approx]:
     """As `bounds/rotary.py` derives them."""
-    call = bounds_of.call_of(case)
+    call, unit = bounds_of.call_of(case), bounds_of.SINGLE if p.single_angles else p.inner
     return {
-        "frequencies": bounds_of.frequencies(call, p.inner),
+        "frequencies": bounds_of.frequencies(call, unit, p.single_angles),
         "attention_factor": bounds_of.factor(call.scaling, p.inner),
     }
 
@@ -92,6 +92,7 @@ OPERATION = Operation(
     differentiated=(),
     results=("frequencies", "attention_factor"),
     numbers=("attention_factor",),
+    single=("frequencies",),
     width_unit=2,
     shape=shape,
     dimensions=dimensions,

@@ -44,6 +44,7 @@ from conformance.peers.peer import Peer, anything, as_it_is
 from conformance.runner.in_process import Runner
 from conformance.runner.in_subprocess import SubprocessRunner
 from conformance.sampling.draws import Rows
+from conformance.sampling.strategies import roundings
 
 DESCRIBED = ("MASK-2", "MASK-3", "MASK-4", "MASK-6")
 """Rules about descriptions: who takes boolean arrays only has no part in them."""
@@ -55,13 +56,23 @@ BEYOND = (REFUSAL, UNSUPPORTED, NOTHING, DIAGNOSIS, CALLS_IN_ORDER)
 """Checks of what the path does not take, of no case of its own, and of calls that were all asked before."""
 SHARE_OF_PLAN = 1 / 3
 """Of the planned sizes, for what compiles for every shape or answers from a process of its own."""
+EXCUSES: dict[str, tuple[dict[str, str], ...]] = {
+    "attention": ({"weights": "inputs"}, {"weights": "inputs", "products": "inputs"}),
+    "rotary_embedding": (
+        {"angles": "float32"},
+        {"rotation": "rounded"},
+        {"angles": "float32", "rotation": "rounded"},
+        {"angles": "float32", "rotation": "inputs"},
+    ),
+}
+"""Conventions under which results in a dtype may be right after all, the narrower first."""
 FEATURES = {"ATT-2": "softcap", "ATT-3": "bias"}
 """Features that are not asked for in other rules' cases by who breaks their own."""
 
 
-def cases_in(check: Check[Any, Any], material: Any) -> tuple[Case, ...]:
+def cases_in(check: Check[Any, Any], example: Any) -> tuple[Case, ...]:
     """Every case that the subject is asked."""
-    return material if check in OF_SEVERAL else (check.case_of(material),)
+    return example if check in OF_SEVERAL else (check.case_of(example),)
 
 
 class RetryingRunner(Runner):
@@ -73,14 +84,14 @@ class RetryingRunner(Runner):
 
     asks: Callable[[Case], bool] = staticmethod(anything)
 
-    def __call__(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
-        if check not in BEYOND and not all(map(self.asks, cases_in(check, material))):
+    def __call__(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
+        if check not in BEYOND and not all(map(self.asks, cases_in(check, example))):
             return []
         before = self.overrun
-        findings = super().__call__(check, material, shared)
+        findings = super().__call__(check, example, shared)
         if self.overrun > before:
             self.overrun = before
-            findings = super().__call__(check, material, shared)
+            findings = super().__call__(check, example, shared)
         return findings
 
 
@@ -197,12 +208,11 @@ class PeerJudgement(Judgement):
         return found
 
     def excuse(self, rule: str, dtype: str, declaration: Declaration) -> str:
-        """The convention under which it is right after all, if one of its precisions is declared to be the inputs'."""
-        if self.operation != "attention" or dtype == "float64":
-            return ""
-        for conventions in ({"weights": "inputs"}, {"weights": "inputs", "products": "inputs"}):
-            probe = own.dtype_probe(self.operation, rule, dtype, declaration.promising(**conventions))
-            if not self.tried(probe, 0).violations:
+        """The conventions of its precision under which it is right after all, where there are any."""
+        for conventions in EXCUSES.get(self.operation, ()):
+            declared = declaration.promising(**conventions)
+            probe = own.dtype_probe(self.operation, rule, dtype, declared)
+            if roundings(declared, dtype) and not self.tried(probe, 0).violations:
                 told = ", ".join(f"{name}={value}" for name, value in conventions.items())
                 return f" (conforms under {told})"
         return ""
@@ -222,28 +232,28 @@ class PeerJudgement(Judgement):
         return claim.rule in self.skipped or super().takes(replace(claim, cases=self.path(claim.cases)))
 
     def within(self, probe: Probe) -> Probe:
-        material = probe.material.map(self.fitted)
+        cases = probe.cases.map(self.fitted)
         if self.operation == "layer_norm" and probe.title != own.EPS_LEFT_OUT:
-            material = material.map(self.with_eps)
+            cases = cases.map(self.with_eps)
 
-        material = material.filter(lambda m: all(map(self.asks, cases_in(probe.check, m))))
-        return replace(probe, material=material, weight=probe.weight * self.share(probe))
+        cases = cases.filter(lambda m: all(map(self.asks, cases_in(probe.check, m))))
+        return replace(probe, cases=cases, weight=probe.weight * self.share(probe))
 
     def share(self, probe: Probe) -> float:
         slow = self.runner.declaration.compiled or isinstance(self.runner, SubprocessRunner)
-        return SHARE_OF_PLAN if slow and isinstance(probe.material, Rows) else 1.0
+        return SHARE_OF_PLAN if slow and isinstance(probe.cases, Rows) else 1.0
 
-    def fitted(self, material: Any) -> Any:
+    def fitted(self, example: Any) -> Any:
         """Every case in it, alone or one of several, in the sizes of the path."""
-        if isinstance(material, Case):
-            return self.peer.fitted(material)
-        return tuple(map(self.fitted, material)) if type(material) is tuple else material
+        if isinstance(example, Case):
+            return self.peer.fitted(example)
+        return tuple(map(self.fitted, example)) if type(example) is tuple else example
 
-    def with_eps(self, material: Any) -> Any:
+    def with_eps(self, example: Any) -> Any:
         """Layer norms with eps written out; what it is when left out is asked by itself."""
-        if isinstance(material, Case):
-            return replace(material, options={"eps": 1e-5} | material.options)
-        return tuple(map(self.with_eps, material)) if type(material) is tuple else material
+        if isinstance(example, Case):
+            return replace(example, options={"eps": 1e-5} | example.options)
+        return tuple(map(self.with_eps, example)) if type(example) is tuple else example
 
     def path(self, cases: st.SearchStrategy[Case]) -> st.SearchStrategy[Case]:
         return cases.map(self.peer.fitted).filter(self.peer.takes)

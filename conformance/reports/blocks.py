@@ -12,10 +12,11 @@ from conformance.cases.signatures import parameters_never_given
 from conformance.checks.levels import within
 from conformance.checks.results import title_of_another
 from conformance.judge.judged_rules import CONTRACT
-from conformance.judge.report import LAYOUT_FIRST, levels_line
+from conformance.judge.report import CONVENTION, LAYOUT_FIRST, levels_line
 from conformance.reports.content import Content, real
 
 DECLARE = "if it is not meant to support this, say so:"
+INTENDED = "if this is meant to be so, say so:"
 OTHER_LAYOUT = "its arrays seem to be [batch, length, heads, width]; if so, judge it again with:"
 
 
@@ -53,7 +54,10 @@ def rows(violation: Content) -> list[tuple[str, str]]:
 
 def advice(violation: Content) -> str:
     """Say when the options of "declare" are right."""
-    return OTHER_LAYOUT if violation["declare"] == LAYOUT_FIRST else DECLARE
+    options = violation["declare"]
+    if options == LAYOUT_FIRST:
+        return OTHER_LAYOUT
+    return INTENDED if options.startswith(CONVENTION) else DECLARE
 
 
 def under(label: str, lines: list[str]) -> list[tuple[str, str]]:

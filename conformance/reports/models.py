@@ -124,14 +124,26 @@ def weights_within(
     configuration: Configuration,
     layer: AttentionLayer = AttentionLayer(),
     bias: Any = None,
+    rotation: Any = None,
 ) -> np.ndarray:
     """Return the attention weights [B, H, Q, K] within `attend`, by the definition. dropout is left out."""
     from reference_numpy import attention_weights
-    from reference_numpy.blocks import attention_options, project_keys, project_queries, windowed
+    from reference_numpy.blocks import (
+        attention_options,
+        check_attention,
+        project_keys,
+        project_queries,
+        rotation_of,
+        windowed,
+    )
+
+    width = check_attention(parameters, x, memory, configuration)
+    rotation = rotation_of(layer.rotary, width, x) if rotation is None else rotation
 
     options = attention_options(x.shape[-1], windowed(mask, layer), None, configuration)
-    query = project_queries(parameters, x, configuration, layer)
-    key, _ = project_keys(parameters, memory, configuration, layer)
+    of_keys = rotation if memory.shape[1] == x.shape[1] else rotation_of(layer.rotary, width, memory)
+    query = project_queries(parameters, x, configuration, layer, rotation)
+    key, _ = project_keys(parameters, memory, configuration, layer, of_keys)
     kept = {option: options[option] for option in ("mask", "scale", "softcap", "empty_rows")}
     return attention_weights(query, key, bias=bias, sinks=parameters.sinks, **kept)
 

@@ -36,9 +36,9 @@ LOGGED = 20
 """So many of the latest checks are remembered, for what depends on earlier calls."""
 
 Step = tuple[Check[Any, Any], Any, Any]
-"""(check, its material, what it has prepared)."""
+"""(check, its example, what it has prepared)."""
 Logged = tuple[Check[Any, Any], Any]
-"""(check, its material)."""
+"""(check, its example)."""
 
 
 class JudgeError(BaseException):
@@ -84,22 +84,22 @@ class Runner:
         self.output: Output | None = None
         self.log, self.sizes = new_log(), SizeLimits()
 
-    def __call__(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
+    def __call__(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
         """The findings; an exception that the subject raises is a finding like any other."""
-        self.log.append((check, material))
-        findings = check.levelled(self.run_check(check, material, shared), material)
-        return self.sizes.learned(check.case_of(material), findings) if check.tells_size else findings
+        self.log.append((check, example))
+        findings = check.levelled(self.run_check(check, example, shared), example)
+        return self.sizes.learned(check.case_of(example), findings) if check.tells_size else findings
 
     def violates(self, rule: str) -> None:
         """Hear which rule a failing case speaks of."""
 
-    def run_check(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
+    def run_check(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
         self.asked += 1
         if self.asked % LOOKING == 0:
             forget_compiled_code()
         try:
             with self.capturing(), limited(self.time_limit):
-                return check.run(self.subject, material, shared)
+                return check.run(self.subject, example, shared)
         except KeyboardInterrupt:
             raise
         except BaseException as error:

@@ -103,14 +103,14 @@ class SubprocessRunner(Runner):
             return self.start()
         raise ValueError(loaded)
 
-    def run_check(self, check: Check[Any, Any], material: Any, shared: Any) -> list[Finding]:
+    def run_check(self, check: Check[Any, Any], example: Any, shared: Any) -> list[Finding]:
         if self.process is None:
             try:
                 self.start()
             except ValueError as error:
                 raise JudgeError(f"the function could not be loaded again: {error}") from error
         try:
-            question = pickle.dumps((check, material, shared), pickle.HIGHEST_PROTOCOL)
+            question = pickle.dumps((check, example, shared), pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             raise JudgeError(f"the judge failed: {type(error).__name__}: {first_line(error)}") from error
         # The child ends what Python can end itself; a little later only ending the child is left.
@@ -124,7 +124,7 @@ class SubprocessRunner(Runner):
             if not self.answered:
                 raise answer
             self.close()  # something in that process is spoilt, as a GPU is after a bad access: once more in a new one
-            return self.run_check(check, material, shared)
+            return self.run_check(check, example, shared)
         findings, printed, overrun = answer
         self.printed, self.overrun = self.printed or printed, self.overrun + overrun
         self.answered += 1

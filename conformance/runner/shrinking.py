@@ -21,7 +21,7 @@ from conformance.cases.axes import OFFSET
 from conformance.cases.case import Case
 from conformance.cases.declaration import SIMPLEST_FIRST, Declaration
 from conformance.cases.expectations import Planted, allowed_pairs, empty_rows
-from conformance.cases.features import alignment, has_masks, heads_and_keys, is_norm, within
+from conformance.cases.features import alignment, has_masks, heads_and_keys, within
 from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
 from conformance.cases.operation import operation_named
 from conformance.cases.signatures import definition, left_out
@@ -32,7 +32,7 @@ from conformance.sampling.strategies import at, numpy_dtype, roundings
 from specification.dtypes import FLOATING, compute_dtype_name
 from specification.masks import And, Or
 
-Material = Any
+Example = Any
 """What a check is run on: a case, or several that belong together."""
 Change = Callable[[Case], Case | None]
 """Makes another case of one; None where there is none."""
@@ -49,65 +49,63 @@ NEVER_LEFT_OUT = (
 
 @dataclass(frozen=True)
 class Reduced:
-    """The smallest failing material. steady: it failed each time it was asked again."""
+    """The smallest failing example. steady: it failed each time it was asked again."""
 
-    material: Material
+    example: Example
     steady: bool = True
 
 
 def reduced(
-    material: Material,
+    example: Example,
     declaration: Declaration,
-    fails: Callable[[Material], bool],
+    fails: Callable[[Example], bool],
     seconds: float,
     masked: bool = False,
     keeps_dtype: bool = False,
     keeps_numbers: bool = False,
 ) -> Reduced:
-    """The smallest failing material found in the time; itself if it cannot be cut.
+    """The smallest failing example found in the time; itself if it cannot be cut.
 
     masked: its mask must stay. keeps_dtype: so must its dtype. keeps_numbers: it gets no other numbers.
     What passes when it is asked again is not taken for the
-    smallest: then it is the smallest one that fails twice more, or else the material itself.
+    smallest: then it is the smallest one that fails twice more, or else the example itself.
     """
-    search = Search(material, declaration, fails, time.monotonic() + seconds, masked, keeps_dtype)
+    search = Search(example, declaration, fails, time.monotonic() + seconds, masked, keeps_dtype)
     search.run(keeps_numbers)
     for i, smaller in enumerate(search.failing[: -ASKED_AGAIN - 1 : -1]):
         if fails(smaller) and fails(smaller):
             return Reduced(smaller, steady=i == 0)
-    return Reduced(material, steady=False)
+    return Reduced(example, steady=False)
 
 
 ASKED_AGAIN = 8
 """Cases, from the smallest, that are asked again; if none of them fails, the first one is kept."""
 
 
-def cuttable(material: Material) -> bool:
+def cuttable(example: Example) -> bool:
     """Whether it is made of cases that can be cut alike."""
-    return mapped(material, lambda case: case) is not None
+    return mapped(example, lambda case: case) is not None
 
 
-def call(material: Material) -> Case:
+def call(example: Example) -> Case:
     """The call that the subject is asked."""
-    return (
-        material.planted if isinstance(material, Planted) else material[0] if isinstance(material, tuple) else material
-    )
+    return example.planted if isinstance(example, Planted) else example[0] if isinstance(example, tuple) else example
 
 
-def mapped(material: Material, change: Change) -> Material | None:
-    """The material with all its cases changed alike; None where that cannot be, or nothing planted is left."""
-    match material:
+def mapped(example: Example, change: Change) -> Example | None:
+    """The example with all its cases changed alike; None where that cannot be, or nothing planted is left."""
+    match example:
         case Case():
-            return change(material)
+            return change(example)
         case Planted():
-            clean, planted = change(material.clean), change(material.planted)
+            clean, planted = change(example.clean), change(example.planted)
             if clean is None or planted is None:
                 return None
-            marks = {name: planted.inputs[name] != clean.inputs[name] for name in material.marks}
+            marks = {name: planted.inputs[name] != clean.inputs[name] for name in example.marks}
             left = any(mark.any() for mark in marks.values())
-            return Planted(clean, planted, allowed_pairs(clean), marks, material.infinite) if left else None
+            return Planted(clean, planted, allowed_pairs(clean), marks, example.infinite) if left else None
         case (Case(), Case()):
-            both = tuple(map(change, material))
+            both = tuple(map(change, example))
             return None if any(case is None for case in both) else both
         case (Case() as case, tuple() as cuts):
             changed = change(case)
@@ -130,36 +128,36 @@ class Search:
 
     def __init__(
         self,
-        material: Material,
+        example: Example,
         declaration: Declaration,
-        fails: Callable[[Material], bool],
+        fails: Callable[[Example], bool],
         end: float,
         masked: bool,
         keeps_dtype: bool,
     ) -> None:
-        self.failing, self.declaration, self.fails, self.end = [material], declaration, fails, end
+        self.failing, self.declaration, self.fails, self.end = [example], declaration, fails, end
         self.masked, self.keeps_dtype = masked, keeps_dtype
         self.passed: set[tuple[int, ...]] = set()
-        """Sizes to which the present material cannot be cut."""
+        """Sizes to which the present example cannot be cut."""
 
     @property
-    def material(self) -> Material:
+    def example(self) -> Example:
         return self.failing[-1]
 
     def run(self, keeps_numbers: bool) -> None:
         known = 0
-        while known < len(self.failing) and cuttable(self.material):
+        while known < len(self.failing) and cuttable(self.example):
             known = len(self.failing)
             self.leave_out()
             if known == 1 and not keeps_numbers:
-                self.takes(mapped(self.material, plain_numbers))
+                self.takes(mapped(self.example, plain_numbers))
             self.cut_together()
             for dimension in self.dimensions():
                 self.cut(dimension)
 
     def dimensions(self) -> list[Dimension]:
         """The largest first: the others are then cheaper to try. Last those that may only shrink together."""
-        case = call(self.material)
+        case = call(self.example)
         sizes, found = sizes_of(case), dimensions(case, self.declaration)
         alone = [dimension.names[0] for dimension in found if len(dimension.names) == 1]
         pairs = [names for names in (("Q", "K"), ("D", "V")) if set(names) <= set(alone)]
@@ -169,7 +167,7 @@ class Search:
         ]
         return [*sorted(found, key=lambda dimension: -sizes[dimension.names[0]]), *equal]
 
-    def takes(self, candidate: Material | None) -> bool:
+    def takes(self, candidate: Example | None) -> bool:
         """Whether the candidate fails too; it is then what is made smaller."""
         if candidate is None or time.monotonic() > self.end:
             return False
@@ -181,13 +179,13 @@ class Search:
         return True
 
     def leave_out(self) -> None:
-        for change in simplifications(call(self.material), self.declaration, self.keeps_dtype):
-            if self.takes(mapped(self.material, change)):
+        for change in simplifications(call(self.example), self.declaration, self.keeps_dtype):
+            if self.takes(mapped(self.example, change)):
                 self.passed.clear()
 
     def cut_together(self) -> None:
         """All dimensions but the two, one or none that are largest to their least size at once."""
-        case = call(self.material)
+        case = call(self.example)
         sizes, found = sizes_of(case), self.dimensions()
         for kept in range(3):
             parts: dict[str, Part] = {}
@@ -199,13 +197,13 @@ class Search:
 
     def takes_parts(self, parts: Parts) -> bool:
         """Whether the first of everything, of these sizes, fails too."""
-        case = call(self.material)
+        case = call(self.example)
         sizes = sizes_of(case) | {name: part.size for name, part in parts.items()}
         key = tuple(sizes.values())
         moved = any(part.start for part in parts.values())
         if not moved and key in self.passed:
             return False
-        candidate = mapped(self.material, lambda case: self.promised(case, taken(case, parts)))
+        candidate = mapped(self.example, lambda case: self.promised(case, taken(case, parts)))
         if candidate is not None and sizes_of(call(candidate)) == sizes and self.takes(candidate):
             if moved:
                 self.passed.clear()
@@ -231,7 +229,7 @@ class Search:
         """
         size = self.size(dimension)
         smallest = smallest_failing(size, dimension, lambda n: self.takes_parts(dimension.parts(n)))
-        if hides_keys(call(self.material)) and "K" in dimension.names:
+        if hides_keys(call(self.example)) and "K" in dimension.names:
             smallest_failing(smallest, dimension, lambda n: self.takes_last(dimension, n))
         elif OFFSET not in dimension.names:
             for last in (dimension.least, dimension.least + dimension.unit):
@@ -239,7 +237,7 @@ class Search:
                     return
 
     def size(self, dimension: Dimension) -> int:
-        return sizes_of(call(self.material)).get(dimension.names[0], 0)
+        return sizes_of(call(self.example)).get(dimension.names[0], 0)
 
 
 def hides_keys(case: Case) -> bool:
@@ -407,8 +405,7 @@ def in_dtype(dtype: str, declaration: Declaration) -> Change:
     def change(case: Case) -> Case | None:
         if case.dtype == dtype or "dtype" in case.options:
             return None
-        rounding = roundings(declaration, dtype) if has_masks(case.operation) or is_norm(case.operation) else {}
-        other = replace(case, dtype=dtype, rounding=rounding)
+        other = replace(case, dtype=dtype, rounding=roundings(declaration, dtype))
         record = operation_named(case.operation)
         wide = {name: compute_dtype_name(dtype) for name in case.inputs if record.is_wide(name)}
         with np.errstate(over="ignore", invalid="ignore"):

@@ -29,7 +29,7 @@ class Request(NamedTuple):
     """What one fresh process is asked.
 
     preload: modules that the template itself imports first. seconds: how long the process may take. payload: a pickled
-    (target, time limit, steps); a step is (check, its material, what the check has prepared).
+    (target, time limit, steps); a step is (check, its example, what the check has prepared).
     """
 
     preload: tuple[str, ...]

@@ -81,22 +81,22 @@ class Rows:
         return Rows(lambda: tuple(map(change, self.strategies)), lambda: tuple(map(change, self.later())))
 
 
-Material = st.SearchStrategy[Any] | Rows
+CaseStrategy = st.SearchStrategy[Any] | Rows
 
 
-def strategy_of(material: Material, number: int, seed: int) -> st.SearchStrategy[Any]:
+def strategy_of(strategy: CaseStrategy, number: int, seed: int) -> st.SearchStrategy[Any]:
     """From which the case of that number is drawn."""
-    return material.row(number, seed) if isinstance(material, Rows) else material
+    return strategy.row(number, seed) if isinstance(strategy, Rows) else strategy
 
 
-def drawn(material: Material, count: int, seed: int) -> Iterator[tuple[int, Any]]:
+def drawn(strategy: CaseStrategy, count: int, seed: int) -> Iterator[tuple[int, Any]]:
     """(number, case): of several from one strategy the first is the simplest; none where the strategy has none."""
-    hopeless, of_plan = 0, isinstance(material, Rows)
-    if isinstance(material, Rows) and not material.strategies:
+    hopeless, of_plan = 0, isinstance(strategy, Rows)
+    if isinstance(strategy, Rows) and not strategy.strategies:
         return
     for number in range(count):
         simplest = number == 0 and count > 1 and not of_plan
-        found = of_seed(strategy_of(material, number, seed), own_seed(seed, number), simplest)
+        found = of_seed(strategy_of(strategy, number, seed), own_seed(seed, number), simplest)
         hopeless = 0 if found or of_plan else hopeless + 1
         if hopeless == HOPELESS:
             return
@@ -104,23 +104,23 @@ def drawn(material: Material, count: int, seed: int) -> Iterator[tuple[int, Any]
             yield number, found[0 if simplest else -1]
 
 
-def with_lot(material: st.SearchStrategy[Any], simplest: bool = True) -> st.SearchStrategy[tuple[int, Any]]:
+def with_lot(strategy: st.SearchStrategy[Any], simplest: bool = True) -> st.SearchStrategy[tuple[int, Any]]:
     """After the simplest case Hypothesis makes another first choice than that one's: this one, which is of no account.
 
     Without it a first choice (a dtype, say) would hardly ever come out as the simplest. Unless `simplest`, that case is
     refused before any of its arrays is made.
     """
     lot = st.integers(0, 99)
-    return st.tuples(lot if simplest else lot.filter(bool), material)
+    return st.tuples(lot if simplest else lot.filter(bool), strategy)
 
 
-def of_seed(material: st.SearchStrategy[Any], seed: int, simplest: bool = True) -> list[Any]:
+def of_seed(strategy: st.SearchStrategy[Any], seed: int, simplest: bool = True) -> list[Any]:
     """The case of one seed; `simplest`: after the simplest of all."""
     found: list[Any] = []
 
     @hypothesis.seed(seed)
     @drawing(EACH if simplest else 1, Phase.generate)
-    @hypothesis.given(with_lot(material, simplest))
+    @hypothesis.given(with_lot(strategy, simplest))
     def each(drawn: tuple[int, Any]) -> None:
         found.append(drawn[1])
 

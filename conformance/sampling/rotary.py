@@ -21,6 +21,7 @@ from conformance.sampling.strategies import (
     cotangent,
     judged,
     numpy_dtype,
+    roundings,
     seeds,
     some,
     taken,
@@ -180,7 +181,8 @@ def rotary_cases(
     index = draw(st.sampled_from((np.int64, np.int32)))
     cotangents = wanted({"output": cotangent(draw, d, (B, H, T, D), 2)}, declaration)
     inputs = {"x": stored, "positions": positions.astype(index)}
-    case = Case("rotary_embedding", dtype, inputs, options, cotangents, special=special)
+    rounding = roundings(declaration, dtype)
+    case = Case("rotary_embedding", dtype, inputs, options, cotangents, special=special, rounding=rounding)
     return with_memory(draw, case, declaration)
 
 
@@ -214,4 +216,5 @@ def frequency_cases(
         "scaling": scaling,
         "length": draw(st.sampled_from((length, length, length, None))) if needs else None,
     }
-    return Case("rotary_frequencies", dtype, {}, without_lacking("rotary_frequencies", options, declaration))
+    options = without_lacking("rotary_frequencies", options, declaration)
+    return Case("rotary_frequencies", dtype, {}, options, rounding=roundings(declaration, dtype))

@@ -66,6 +66,11 @@ LONG = (
     Sizes(1, 2, 1, 33, 70, 64, 40),
     Sizes(2, 4, 1, 16, 32, 16, 16),
 )
+FEATURED = (SHORT[0], SHORT[3], LONG[2])
+"""Of the usual sizes, those with every feature where shapes are compiled, since each feature is compiled for each of
+them: all sizes differ, one query, and more than a tile of queries, keys and columns."""
+FLOAT64 = (SHORT[0], SHORT[3], LONG[1])
+"""Of the usual sizes, those in float64 where shapes are compiled, unless there are no narrower dtypes."""
 TILED = (Sizes(1, 2, 1, 70, 150, 3, 2), Sizes(2, 1, 1, 140, 140, 4, 3), Sizes(1, 2, 2, 300, 300, 2, 3))
 """Several tiles of queries and of keys."""
 ALIKE = (Sizes(3, 3, 1, 3, 5, 4, 4),)
@@ -143,7 +148,11 @@ def sizes(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None 
 def sizes_for(dtype: str, declaration: Declaration, plans: tuple[Sizes, ...] | None) -> list[Sizes]:
     usual = SHORT if dtype == "float64" else SHORT + LONG
     found = dict.fromkeys(adapted(plan, declaration) for plan in (usual if plans is None else plans))
-    return [s for s in found if dtype != "float64" or exactly_affordable(s)]
+    if dtype != "float64":
+        return [*found]
+    able = [s for s in found if exactly_affordable(s)]
+    few = [s for s in able if s in {adapted(plan, declaration) for plan in FLOAT64}]
+    return few if few and declaration.compiled and len(declaration.dtypes) > 1 else able
 
 
 EXACTLY = 2**20
@@ -360,10 +369,11 @@ def attention_cases(
     batch elements have one bias.
     """
     assume(set(focus) <= declaration.features and possible(mask, declaration))
+    if declaration.compiled and plans is None and set(focus) & set(FEATURES):
+        plans = FEATURED
     dtype, s = draw(dtype_and_sizes(dtypes, declaration, plans, grouped))
     d = Draw(draw(seeds), dtype)
-    features = set(focus) | {f for f in FEATURES if others and draw(st.integers(0, rate - 1)) == rate - 1}
-    features &= declaration.features
+    features = (set(focus) | (other_features(draw, rate, declaration) if others else set())) & declaration.features
     if operation != "attention":
         features.discard("dropout")
     rounding = roundings(declaration, dtype)
@@ -395,6 +405,13 @@ def attention_cases(
             for array in cotangents.values():
                 array[empty] = 0
     return with_memory(draw, replace(case, cotangents=cotangents, with_logsumexp=both), declaration)
+
+
+def other_features(draw: st.DrawFn, rate: int, declaration: Declaration) -> set[str]:
+    """Each with a chance of one in `rate`. Where every combination is compiled, all of them or none."""
+    if declaration.compiled:
+        return set(FEATURES) if draw(st.integers(0, rate - 1)) == rate - 1 else set()
+    return {feature for feature in FEATURES if draw(st.integers(0, rate - 1)) == rate - 1}
 
 
 def cotangent(
@@ -441,13 +458,16 @@ def empty_row_convention(operation: str, declaration: Declaration) -> str:
 
 
 def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
-    """The precisions that the subject declares for parts of the arithmetic, in a case of this dtype, and merging."""
+    """What the subject declares of parts of the arithmetic, in a case of this dtype: precisions, merging, angles."""
     declared = {name: declaration.convention(name) for name in ("weights", "products", "shared_heads", "normalized")}
     if declared["shared_heads"] == "inputs":
         declared["shared_sums"] = "inputs"
+    if (rotation := declaration.convention("rotation")) != "float32":
+        declared |= {"sines": "inputs"} | ({"rotation": "inputs"} if rotation == "inputs" else {})
     declared = {name: dtype if value in ("inputs", "rounded") else value for name, value in declared.items()}
     found = {name: value for name, value in declared.items() if value not in ("float32", "float64")}
-    return found if declaration.convention("merging") == "maximum" else found | {"merging": "logsumexp"}
+    found |= {} if declaration.convention("merging") == "maximum" else {"merging": "logsumexp"}
+    return found | ({} if declaration.convention("angles") == "exact" else {"angles": "float32"})
 
 
 NUMBERS = ("usual", "usual", "by head", "by row", "zeros", "ties", "saturated", "tiny", "huge")

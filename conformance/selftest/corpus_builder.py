@@ -71,16 +71,16 @@ def harvested() -> Iterator[dict[str, Any]]:
 
 def drawn() -> Iterator[dict[str, Any]]:
     """The cases of `corpus_cases.py`."""
-    for one, fault, material in corpus_cases.drawn():
+    for one, fault, example in corpus_cases.drawn():
         fields = {"rule": fault.rule, "title": one.title, "operations": [fault.operation]}
-        yield fields | {"examined_by": one.check.name, "shows": fault.name, "material": encode(material)}
+        yield fields | {"examined_by": one.check.name, "shows": fault.name, "material": encode(example)}
 
 
 def line(shows: str, operations: tuple[str, ...], violation: Violation) -> dict[str, Any]:
     # Uncut: its sizes are then those of generated cases, for which JAX has compiled.
-    material = violation.material if violation.uncut is None else violation.uncut
+    example = violation.example if violation.uncut is None else violation.uncut
     fields = {"rule": violation.rule, "title": violation.title, "operations": list(operations)}
-    return fields | {"examined_by": violation.check.name, "shows": shows, "material": encode(material)}
+    return fields | {"examined_by": violation.check.name, "shows": shows, "material": encode(example)}
 
 
 def build(harvest: bool, chosen: bool) -> None:
@@ -90,9 +90,9 @@ def build(harvest: bool, chosen: bool) -> None:
     old = [json.loads(entry) for entry in path.read_bytes().splitlines()] if path.exists() else []
     found: dict[str, dict[str, Any]] = {}
     for entry in [*old, *new]:
-        material = json.dumps(entry["material"], sort_keys=True)
-        if entry["title"] == REAL or len(material) <= LARGEST:
-            found.setdefault(entry["examined_by"] + material, entry)
+        example = json.dumps(entry["material"], sort_keys=True)
+        if entry["title"] == REAL or len(example) <= LARGEST:
+            found.setdefault(entry["examined_by"] + example, entry)
     raw = "".join(json.dumps(entry) + "\n" for entry in found.values()).encode()
     path.write_bytes(raw)
     version = 1 + (json.loads((FOLDER / "manifest.json").read_text())["version"] if old else 0)

@@ -135,20 +135,20 @@ def detections_of(faults: Collection[Fault], cases: int, seed: int) -> list[Dete
 
 def after_probe(probe: Probe, before: Sequence[tuple[Detection, Runner]], cases: int, seed: int) -> list[Detection]:
     """before: each fault and its runner."""
-    if isinstance(probe.material, Rows):
-        return after_plan(probe, probe.material, before, cases, seed)
+    if isinstance(probe.cases, Rows):
+        return after_plan(probe, probe.cases, before, cases, seed)
     shows: list[list[bool]] = [[] for _ in before]
     now = [detection for detection, _ in before]
     of_probe = seed_of(probe, seed)
-    settled = starts_the_same(probe.material, of_probe)
-    for number, material in drawn(probe.material, cases, of_probe):
+    settled = starts_the_same(probe.cases, of_probe)
+    for number, example in drawn(probe.cases, cases, of_probe):
         asked = [index for index, detection in enumerate(now) if number < ENOUGH or not detection.sure]
         if not asked:
             break
-        shared = probe.check.prepare(material)
+        shared = probe.check.prepare(example)
         for index in asked:
             detection, runner = before[index]
-            shows[index].append(shown_by(probe, runner, material, shared))
+            shows[index].append(shown_by(probe, runner, example, shared))
             now[index] = detection.after(probe, shows[index], settled)
     return now
 
@@ -167,25 +167,25 @@ def after_plan(
             if not detection.sure and (turn < AT_FIRST or any(shows[index][row]))
         ]
         drawn_now = of_seed(rows[row], own_seed(of_probe, turn * len(rows) + row), False) if asked else []
-        for material in drawn_now[-1:]:
-            shared = probe.check.prepare(material)
+        for example in drawn_now[-1:]:
+            shared = probe.check.prepare(example)
             for index in asked:
                 detection, runner = before[index]
-                shows[index][row].append(shown_by(probe, runner, material, shared))
+                shows[index][row].append(shown_by(probe, runner, example, shared))
                 now[index] = detection.after_plan(probe, shows[index], len(plan.strategies))
     return now
 
 
-def shown_by(probe: Probe, runner: Runner, material: Any, shared: Any) -> bool:
+def shown_by(probe: Probe, runner: Runner, example: Any, shared: Any) -> bool:
     """Whether a case is a violation of the probe's own rule."""
-    findings = runner(probe.check, material, shared)
-    failure = Failure(probe.rule, probe.check, material, findings)
+    findings = runner(probe.check, example, shared)
+    failure = Failure(probe.rule, probe.check, example, findings)
     return breaks(findings) and attributed(runner, failure).rule == probe.rule
 
 
-def starts_the_same(material: SearchStrategy[Any], seed: int) -> bool:
+def starts_the_same(strategy: SearchStrategy[Any], seed: int) -> bool:
     """Whether the first case is the same with every seed, of some."""
-    firsts = (of_seed(material, own_seed(seed, number))[:1] for number in range(SEEDS))
+    firsts = (of_seed(strategy, own_seed(seed, number))[:1] for number in range(SEEDS))
     return len({json.dumps(encode(tuple(first))) for first in firsts}) == 1
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from specification.caches import Cache
+from specification.caches import BlockCache, Cache
 from specification.checks.arguments import (
     described,
     floating,
@@ -15,10 +15,11 @@ from specification.checks.arguments import (
     ranked,
     real_number,
     shape_of,
+    structure,
 )
 from specification.configuration import Configuration
 from specification.dtypes import dtype_name
-from specification.parameters import LanguageModel, Transformer
+from specification.parameters import DecoderBlock, LanguageModel, Linear, MultiHeadAttention, Transformer
 
 __all__ = [
     "beams",
@@ -166,9 +167,47 @@ def decode_step(parameters: Any, new: Any, cache: Cache, length: int | None) -> 
     if len(parameters.decoder.blocks) != len(cache.blocks):
         found = f"{len(parameters.decoder.blocks)} and {len(cache.blocks)}"
         raise ValueError(f"parameters and cache must have as many decoder blocks, got {found}")
+    for i, (block, kept) in enumerate(zip(parameters.decoder.blocks, cache.blocks, strict=True)):
+        block_cache(f"blocks[{i}]", block, kept, rows, capacity)
     taken = 0 if length is None else length
+    if taken < 0:
+        raise ValueError(f"the length of a cache must not be negative, got {taken}")
     if taken + count > capacity:
         raise ValueError(f"the cache has room for {capacity} positions, {taken} of which are taken, and {count} came")
+
+
+def block_cache(name: str, block: Any, kept: Any, batch: int, capacity: int) -> None:
+    """Check what a cache keeps of one block (GEN-1).
+
+    Args:
+        name: what messages call the block.
+        block: a `DecoderBlock`.
+        kept: a `BlockCache`.
+        batch: the cache's batch size.
+        capacity: the number of positions that there is room for.
+
+    Raises:
+        TypeError: for other structures.
+        ValueError: for another batch size, room or number of columns than the block's.
+    """
+    structure(name, block, DecoderBlock)
+    structure(f"the cache's {name}", kept, BlockCache)
+    for attention, fields in ((block.self_attention, ("keys", "values")),
+                              (block.cross_attention, ("memory_keys", "memory_values"))):  # fmt: skip
+        if attention is None:
+            continue
+        structure(name, attention, MultiHeadAttention)
+        for field, projection in zip(fields, (attention.key, attention.value), strict=True):
+            array = getattr(kept, field)
+            shape = ranked(f"the cache's {name}.{field}", array, "batch, heads, positions, width")
+            heads = [projection] if isinstance(projection, Linear) else projection
+            columns = sum(ranked("weight", head.weight, "in, out")[1] for head in heads)
+            room = capacity if attention is block.self_attention else shape[2]
+            if (shape[0], shape[2], shape[1] * shape[3]) != (batch, room, columns):
+                raise ValueError(
+                    f"the cache's {name}.{field} must have batch size {batch}, {room} positions and {columns} columns "
+                    f"in all heads, got shape {list(shape)}"
+                )
 
 
 def no_look_ahead(what: str) -> None:

@@ -33,7 +33,17 @@ from specification.checks.sites import sites
 from specification.configuration import CHOICES, AttentionLayer, Configuration
 from specification.dropout import StackDropout
 from specification.dtypes import FLOATING, LARGEST, compute_dtype_name, dtype_name
-from specification.parameters import Embedding, FeedForward, GatedFeedForward, ImageEmbedding, Linear, Norm
+from specification.parameters import (
+    DecoderBlock,
+    Embedding,
+    Encoder,
+    EncoderBlock,
+    FeedForward,
+    GatedFeedForward,
+    ImageEmbedding,
+    Linear,
+    Norm,
+)
 from specification.positions import EXPONENTS
 
 __all__ = [
@@ -572,7 +582,7 @@ def network(parameters: Any, x: Any, activation: str, dropout_keep: Any, dropout
 # --- blocks and models ------------------------------------------------------------------------------------------------
 
 
-def block_attention(parameters: Any, projections: Any, x: Any, memory: Any, num_heads: int) -> None:
+def block_attention(parameters: Any, projections: Any, x: Any, memory: Any, num_heads: int) -> int:
     """Check a block's attention, whose queries and keys may have norms of their own (MHA-1, NORM-8).
 
     Args:
@@ -581,6 +591,9 @@ def block_attention(parameters: Any, projections: Any, x: Any, memory: Any, num_
         x: [B, Q, E].
         memory: [B, K, E of the keys].
         num_heads: the number of query heads.
+
+    Returns:
+        The head width.
 
     Raises:
         TypeError: for other structures or dtypes.
@@ -595,6 +608,7 @@ def block_attention(parameters: Any, projections: Any, x: Any, memory: Any, num_
         if shape not in ((D,), (heads * D,)):
             wanted = f"[{D}] for each head or [{heads * D}] for all together"
             raise ValueError(f"{name}.weight must have shape {wanted}, got {list(shape)}")
+    return D
 
 
 def norms(parameters: Any, configuration: Configuration) -> None:
@@ -710,16 +724,24 @@ def embed_image(parameters: Any, images: Any, size: int | None) -> None:
         raise ValueError("images are cut into patches, and the configuration has no patch_size")
     if height % size or width % size:
         raise ValueError(f"images must have sides that are multiples of patch_size={size}, got {height} and {width}")
-    _, outer = linear("patches", parameters.patches, dtype, channels * size * size)
+    inner, outer = linear("patches", parameters.patches, dtype, None)
+    if inner != channels * size * size:
+        raise ValueError(
+            f"images of {channels} channels have patches of {channels * size * size} numbers, and patches.weight has "
+            f"{inner} rows"
+        )
     same_dtype(images=images, class_token=parameters.class_token, positions=parameters.positions)
-    rows = height // size * (width // size) + 1
+    rows, columns = height // size, width // size
     for name, array, wanted in (("class_token", parameters.class_token, (outer,)),
-                                ("positions", parameters.positions, (rows, outer))):  # fmt: skip
+                                ("positions", parameters.positions, (rows * columns + 1, outer))):  # fmt: skip
         if shape_of(name, array) != wanted:
-            raise ValueError(f"{name} must have shape {list(wanted)}, got {list(array.shape)}")
+            raise ValueError(
+                f"images of {height} by {width} in {rows} by {columns} patches need {name} of shape {list(wanted)}, "
+                f"got {list(array.shape)}"
+            )
 
 
-def stack(parameters: Any, kind: type, x: Any, dropout: Any, token_types: Any = None) -> None:
+def stack(parameters: Any, kind: type, x: Any, dropout: Any, token_types: Any = None, memory: Any = None) -> None:
     """Check the arguments of an encoder or a decoder.
 
     Args:
@@ -729,12 +751,15 @@ def stack(parameters: Any, kind: type, x: Any, dropout: Any, token_types: Any = 
             images, else what is embedded already, [B, T, E].
         dropout: a `StackDropout`, for all blocks or none.
         token_types: of the tokens, or None.
+        memory: [B, S, E] that a decoder attends to, or None.
 
     Raises:
         TypeError: for other structures or dtypes.
         ValueError: for shapes or counts that do not fit.
     """
     structure("parameters", parameters, kind)
+    for i, block in enumerate(parameters.blocks):
+        structure(f"blocks[{i}]", block, EncoderBlock if kind is Encoder else DecoderBlock)
     if not isinstance(parameters.embedding, Embedding) and token_types is not None:
         raise ValueError("token_types were given, and the parameters have no embedding of tokens")
     if parameters.embedding is None:
@@ -746,6 +771,8 @@ def stack(parameters: Any, kind: type, x: Any, dropout: Any, token_types: Any = 
     else:
         ranked("tokens", x, "batch, positions")
         integer("tokens", x)
+    if memory is not None and ranked("memory", memory, "batch, positions, width")[0] != x.shape[0]:
+        raise ValueError(f"memory must have the batch size {x.shape[0]} of the target, got shape {list(memory.shape)}")
     sites(dropout, StackDropout)
     if dropout.blocks and len(dropout.blocks) != len(parameters.blocks):
         raise ValueError(f"dropout is given for {len(dropout.blocks)} blocks, and there are {len(parameters.blocks)}")

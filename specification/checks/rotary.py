@@ -31,7 +31,7 @@ from specification.rotary import (
     YarnScaling,
 )
 
-__all__ = ["positions_within", "rotary_embedding", "rotary_fits", "rotary_frequencies", "rotary_length"]
+__all__ = ["rotary_embedding", "rotary_fits", "rotary_frequencies", "rotary_length"]
 
 
 def rotary_embedding(
@@ -69,12 +69,15 @@ def rotary_embedding(
     return turning
 
 
-def rotary_fits(rotary: Rotary, width: int) -> None:
+def rotary_fits(rotary: Rotary, width: int) -> int:
     """Check that heads of a width can be rotated (POS-3).
 
     Args:
         rotary: how.
         width: of a head.
+
+    Returns:
+        The number of columns that turn.
 
     Raises:
         TypeError: for what is no number or no scaling.
@@ -85,6 +88,7 @@ def rotary_fits(rotary: Rotary, width: int) -> None:
     if turning > width:
         raise ValueError(f"the rotary width must be at most the head width {width}, got {turning}")
     rotary_frequencies(turning, rotary.base, rotary.scaling, None, "rotary width")
+    return turning
 
 
 def rotary_frequencies(width: Any, base: Any, scaling: Any, length: Any, name: str = "width") -> None:
@@ -192,7 +196,7 @@ def positions_within(positions: np.ndarray) -> None:
 
 
 def rotary_length(scaling: Any, length: int | None, positions: np.ndarray | None) -> int | None:
-    """Tell the length on which frequencies depend (POS-4).
+    """Check the values of positions, where they can be read, and tell the length on which frequencies depend (POS-4).
 
     Args:
         scaling: one of the scalings, or None.
@@ -204,8 +208,11 @@ def rotary_length(scaling: Any, length: int | None, positions: np.ndarray | None
         LongRoPE all past it. None for frequencies that do not depend on it.
 
     Raises:
-        ValueError: where it is needed, and neither given nor to be read off the positions.
+        ValueError: for positions that are negative or beyond 2**30; and for a length that is needed, and neither given
+            nor to be read off the positions.
     """
+    if positions is not None:
+        positions_within(positions)
     if not needs_length(scaling):
         return None
     if length is None:

@@ -23,7 +23,6 @@ from tests.support.faults import FAULTS
 SPEC = (ROOT / "SPEC.md").read_text()
 TITLES = {rule.id: rule.title for rule in (RULES | MODEL_RULES).values()}
 
-LINK = re.compile(r"\[([^\[\]]+)\]\(([^()\s]+)\)")
 HEADING = re.compile(r"### (\S+) (.+)")
 RULE_ID = re.compile(r"[A-Z]+-\d+")
 
@@ -55,11 +54,6 @@ def sections(text: str) -> list[Section]:
     return found
 
 
-def links(text: str) -> list[str]:
-    """The target of every link to a file."""
-    return [target for _, target in LINK.findall(text) if "://" not in target]
-
-
 def rows(text: str) -> dict[str, list[str]]:
     """The cells of each rule's row in the table at the end."""
     lines = text.partition(BEGIN)[2].partition(END)[0].strip().splitlines()[2:]
@@ -68,10 +62,6 @@ def rows(text: str) -> dict[str, list[str]]:
 
 
 # --- judging ----------------------------------------------------------------------------------------------------------
-
-
-def dead_links(text: str) -> list[str]:
-    return [f"no file {target}" for target in links(text) if not (ROOT / target.partition("#")[0]).exists()]
 
 
 def heading_problems(text: str, titles: Mapping[str, str]) -> list[str]:
@@ -124,13 +114,6 @@ def test_no_rule_is_mentioned_that_does_not_exist() -> None:
     assert set(RULE_ID.findall(SPEC)) - set(TITLES) == set()
 
 
-@pytest.mark.parametrize("document", ["SPEC.md", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])
-def test_links_lead_somewhere(document: str) -> None:
-    text = (ROOT / document).read_text()
-    assert links(text)
-    assert dead_links(text) == []
-
-
 def test_markers_name_rules() -> None:
     named = {rule for path in (ROOT / "tests").rglob("test_*.py") for rule in marked(ast.parse(path.read_text()))}
     assert named
@@ -141,7 +124,7 @@ def test_markers_name_rules() -> None:
 
 SNIPPET = """# Title
 
-Some text about [a file](specification/rules.py) and [a site](https://example.org/nowhere.py).
+Some text.
 
 ## Masks
 
@@ -157,7 +140,7 @@ Nothing yet.
 
 ## After
 
-Some [other file](nowhere.py).
+Some other text.
 """
 TWO = {"MASK-1": "polarity", "MASK-4": "window"}
 
@@ -166,7 +149,6 @@ def test_snippet_is_read() -> None:
     first, second = sections(SNIPPET)
     assert (first.id, first.title, len(first.paragraphs)) == ("MASK-1", "polarity", 2)
     assert second == Section("MASK-4", "window", ["Nothing yet."])
-    assert links(SNIPPET) == ["specification/rules.py", "nowhere.py"]
     assert heading_problems(SNIPPET, TWO) == []
 
 
@@ -186,10 +168,6 @@ def test_broken_snippet_is_noticed(old: str, new: str, expected: list[str]) -> N
 
 def test_sections_in_another_order_are_noticed() -> None:
     assert heading_problems(SNIPPET, dict(reversed(TWO.items()))) == ["sections are not in the rules' order"]
-
-
-def test_dead_link_is_noticed() -> None:
-    assert dead_links(SNIPPET) == ["no file nowhere.py"]
 
 
 # --- the generated table ----------------------------------------------------------------------------------------------

@@ -36,10 +36,10 @@ def planted(clean: Case) -> Planted:
 
 def rule_of_planted(function: Any, clean: Case, rule: str = "MASK-7") -> str:
     runner = Runner(Target(function, "attention", "torch", given={"supports": ["structured"]}).make())
-    material = planted(clean)
-    findings = runner(PLANTED, material, PLANTED.prepare(material))
+    example = planted(clean)
+    findings = runner(PLANTED, example, PLANTED.prepare(example))
     assert any(finding.ratio > 1 for finding in findings)
-    return attributed(runner, Failure(rule, PLANTED, material, findings)).rule
+    return attributed(runner, Failure(rule, PLANTED, example, findings)).rule
 
 
 def wrong_by(**changed: Any) -> Any:

@@ -29,7 +29,7 @@ def test_the_manifest_counts_them() -> None:
 @pytest.mark.parametrize("one", corpus_cases.CHOSEN, ids=lambda one: one.fault)
 def test_each_case_convicts_its_fault_alone(one: corpus_cases.Chosen) -> None:
     entry = FROZEN[one.fault, one.title]
-    assert corpus_cases.shows(FAULTS[one.fault], entry.check, entry.material)
+    assert corpus_cases.shows(FAULTS[one.fault], entry.check, entry.example)
     assert all(entry.operations == (case.operation,) for case in entry.cases)
 
 

@@ -198,6 +198,32 @@ def test_more_than_is_declared_of_merging(log_of: Function) -> None:
     assert all(ONE_NUMBER not in "".join(names) for _, *names in found)
 
 
+# --- the report names the convention ----------------------------------------------------------------------------------
+
+
+def rounded_weights(query: Any, key: Any, value: Any) -> Any:
+    share = query.shape[1] // max(key.shape[1], 1)
+    q, (k, v) = query.float(), (array.float().repeat_interleave(share, 1) for array in (key, value))
+    return (torch.softmax(q @ k.mT * q.shape[-1] ** -0.5, -1).to(query.dtype).float() @ v).to(query.dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("function", "rule", "dtype", "convention"),
+    [
+        pytest.param(as_llama, "NORM-7", "bfloat16", "normalized=inputs", id="normalized"),
+        pytest.param(rounded_weights, "ATT-5", "bfloat16", "weights=inputs", id="weights"),
+        pytest.param(in_parts(), "ATT-4", "float32", "merging=logsumexp", id="merging"),
+        pytest.param(in_format(None), "ATT-12", "bfloat16", "shared_heads=rounded", id="heads"),
+    ],
+)
+def test_the_report_names_the_convention(function: Function, rule: str, dtype: str, convention: str) -> None:
+    given: dict[str, Any] = {"arrays": "torch", "effort": "quick", "seed": 1, "rules": [rule], "dtypes": [dtype]}
+    given |= {"limits": SMALL | {"keys": 40, "queries": 40}, "conventions": HEADS}
+    report = check(function, "rms_norm" if rule == "NORM-7" else "attention", **given)
+    assert [violation.declare for violation in report.violations] == [f"--convention {convention}"]
+
+
 # --- merging needs no declaration -------------------------------------------------------------------------------------
 
 

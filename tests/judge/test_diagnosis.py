@@ -70,9 +70,9 @@ def case(*shape: int, mask: Any = None, **options: Any) -> Case:
     return Case("attention", "float32", inputs, options | ({} if mask is None else {"mask": mask}))
 
 
-def violated(rule: str, material: Any, check: Check[Any, Any] = AGREEMENT) -> Violation:
-    (finding,) = judge(material, {"output": material.inputs["query"] * 2}, oracle(material), bound(material))
-    return Violation(rule, "a subject", finding, "a probe", check, material)
+def violated(rule: str, example: Any, check: Check[Any, Any] = AGREEMENT) -> Violation:
+    (finding,) = judge(example, {"output": example.inputs["query"] * 2}, oracle(example), bound(example))
+    return Violation(rule, "a subject", finding, "a probe", check, example)
 
 
 def rules_of(violations: list[Violation]) -> list[str]:

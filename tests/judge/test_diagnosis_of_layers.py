@@ -32,6 +32,7 @@ from conformance.sampling.strategies import norm_cases
 from conformance.subjects.targets import Target
 from reference_numpy.feed_forward_vjp import gelu_tanh_slope
 from specification import FeedForward, Linear
+from specification.dtypes import HALF
 from tests.judge.test_diagnosis import by, center, changed_gradients, drawn, rows, spread, told
 
 Function = Callable[..., Any]
@@ -92,6 +93,13 @@ def squares_in_16_bits(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> 
     return (wide / np.sqrt(square) * weight + bias).astype(x.dtype)
 
 
+def squares_in_float32(x: Any, weight: Any, bias: Any, *, eps: float = 1e-5) -> Any:
+    """Also of float64, as in the norms of many models."""
+    with np.errstate(all="ignore"):
+        wide = x.astype(np.float32) - center(x.astype(np.float32))
+        return (wide / np.sqrt(center(wide**2) + np.float32(eps)) * weight + bias).astype(x.dtype)
+
+
 def overlapping(x: Any, eps: float) -> Any:
     """The last block of 8 ends with the row."""
     N = x.shape[-1]
@@ -134,6 +142,10 @@ NORMS: list[tuple[str, Function, Case]] = [
      rows(2, 40)),
     ("a row is read on into the next one (a row is filled up to a multiple of 8)", next_row, rows(3, 19)),
     ("squares overflow, as they are taken in float16", squares_in_16_bits, rows(2, 12, size=200.0, dtype="float16")),
+    ("squares overflow, as they are taken in float32", squares_in_float32, rows(2, 12, size=1e30)),
+    ("squares overflow, as they are taken in float32", squares_in_float32, rows(2, 12, size=1e30, dtype="bfloat16")),
+    ("squares overflow, as they are taken in float32", squares_in_float32, rows(2, 12, size=1e30, dtype="float64")),
+    ("x overflows, as it is rounded to float32", squares_in_float32, rows(2, 12, size=1e60, dtype="float64")),
 ]  # fmt: skip
 
 
@@ -518,6 +530,28 @@ def assigned(gradient: Any) -> Any:
 )  # fmt: skip
 def test_gradients_of_a_table_have_names(name: str, change: Callable[[Any], Any]) -> None:
     assert first_name(lookup(REPEATED), "table", change) == name
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_gradient_of_relative_positions_added_up_in_16_bits_has_a_name(dtype: str) -> None:
+    """Pair by pair, as an index of rows would add them."""
+    options = {"query_length": 30, "key_length": 40, "bidirectional": True}
+    generator = np.random.default_rng(0)
+    table, bar = (generator.normal(size=shape).astype(dtype) for shape in ((32, 2), (1, 2, 30, 40)))
+    asked = Case("relative_position_bias", dtype, {"table": table}, options, {"output": bar})
+    bucket = np.argmax(
+        reference_numpy.relative_position_bias(np.eye(32), 30, 40, bidirectional=True)[0], axis=0
+    ).ravel()
+
+    def narrowly(gradient: Any) -> Any:
+        total = np.zeros_like(gradient)
+        for row, received in zip(bucket, bar[0].reshape(2, -1).T.astype(float), strict=True):
+            total[row] = to_dtype(total[row] + received, dtype)
+        return total
+
+    assert first_name(asked, "table", narrowly) == f"gradient of table is added up in {dtype}, row by row"
+    found = changed_gradients(asked, table=lambda gradient: np.where(np.arange(32)[:, None] == 16, 0, gradient))
+    assert not any("added up" in name for name in known(found, "gradient of table", np.inf))
 
 
 def test_a_root_in_16_bits_has_a_name() -> None:

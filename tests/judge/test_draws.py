@@ -22,8 +22,8 @@ from tests.support.drawn_once import drawn_once
 NUMBERS = st.integers(0, 2**60)
 
 
-def listed(material: st.SearchStrategy[Any], count: int, seed: int = 1) -> list[Any]:
-    return [case for _, case in drawn(material, count, seed)]
+def listed(strategy: st.SearchStrategy[Any], count: int, seed: int = 1) -> list[Any]:
+    return [case for _, case in drawn(strategy, count, seed)]
 
 
 def test_the_same_for_the_same_seed() -> None:
@@ -103,12 +103,12 @@ def test_cases_that_tests_keep_are_those_that_are_drawn() -> None:
 
     probe = Probe("NORM-1", "kept", ("layer_norm",), norm_cases("layer_norm", dtypes=("float32",)))
     seed = seed_of(probe, 1)
-    before = list(drawn_once(probe.material, 3, seed))
+    before = list(drawn_once(probe.cases, 3, seed))
     results = run_probe(probe, [Runner(Target(overwrites, "layer_norm").make())], 3, 1, silent, 0)
     assert results.violations
-    for number, kept in drawn_once(probe.material, 3, seed):
+    for number, kept in drawn_once(probe.cases, 3, seed):
         assert kept is before[number][1]
-    for (_, kept), (_, fresh) in zip(before, drawn(probe.material, 3, seed), strict=True):
+    for (_, kept), (_, fresh) in zip(before, drawn(probe.cases, 3, seed), strict=True):
         assert kept.options == fresh.options
         for name, array in fresh.inputs.items():
             np.testing.assert_array_equal(kept.inputs[name], array)

@@ -369,7 +369,7 @@ def test_one_threshold_or_one_definite_name_is_told_once() -> None:
     assert separated([one, replace(other, threshold=also.replace("65", "66"))])[1] == []
     assert separated([one, replace(other, diagnosis=("keys past the first 64 count twice",))])[1] == []
     scaled, masked = (
-        replace(violation, material=replace(violation.case, options=options), rule=rule, threshold="")
+        replace(violation, example=replace(violation.case, options=options), rule=rule, threshold="")
         for violation, options, rule in (
             (one, {"scale": 2.0}, "ATT-1"),
             (other, {"mask": np.ones((1, 1), bool)}, "MASK-1"),

@@ -318,7 +318,7 @@ def first_violation(
         if probe.operations == (operation,) and of_memory:
             results = run_probe(probe, [runner], 10, seed, silent, 0)
             for violation in results.violations.values():
-                assert because_of_memory(runner, violation.check, violation.material)
+                assert because_of_memory(runner, violation.check, violation.example)
                 assert violation.finding.message or diagnosis(violation, runner) == (STRIDES,)
                 return violation
     return None
@@ -374,10 +374,10 @@ def test_only_what_contiguous_arrays_make_right_is_of_memory() -> None:
 
     sometimes = runner_of(now_and_then)
     assert max(f.ratio for f in sometimes(AGREEMENT, case, AGREEMENT.prepare(case))) > 1
-    for check, material in ((AGREEMENT, case), (TWIN, (case, case)), (MEMORY, case)):
-        assert because_of_memory(reading, check, material)
-        assert not because_of_memory(wrong, check, material)
-        assert not because_of_memory(sometimes, check, material)
+    for check, example in ((AGREEMENT, case), (TWIN, (case, case)), (MEMORY, case)):
+        assert because_of_memory(reading, check, example)
+        assert not because_of_memory(wrong, check, example)
+        assert not because_of_memory(sometimes, check, example)
     assert not because_of_memory(reading, AGREEMENT, replace(case, memory={}))
 
 

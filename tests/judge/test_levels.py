@@ -140,7 +140,7 @@ def test_worst_finding_is_of_the_lowest_level() -> None:
 
 def violation(level: str, ratio: float, **told: Any) -> Violation:
     finding = Finding("output", ratio, (0,), 1.0, 2.0, 1.0, level=level)
-    return Violation("ATT-9", "mine", finding, "a probe", **{"check": AGREEMENT, "material": None} | told)
+    return Violation("ATT-9", "mine", finding, "a probe", **{"check": AGREEMENT, "example": None} | told)
 
 
 def test_no_violation_hides_one_of_a_lower_level() -> None:

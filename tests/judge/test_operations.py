@@ -74,8 +74,8 @@ def test_what_is_missing_is_told() -> None:
 def test_a_record_fits_its_cases(name: str) -> None:
     """Shapes, bounds, axes and exact values have the names and shapes that the definition's results have."""
     operation = OPERATIONS[name]
-    material = operation.cases(dtypes=("float32",), declaration=EVERYTHING)
-    for _, case in drawn(material, 6, 0):
+    example = operation.cases(dtypes=("float32",), declaration=EVERYTHING)
+    for _, case in drawn(example, 6, 0):
         truth = by_definition(case)
         assert set(truth) == {*results_of(case), *(gradient_name(n) for n in differentiated(case, operation))}
         assert {key: array.shape for key, array in bound(case).items()} == {k: e.high.shape for k, e in truth.items()}

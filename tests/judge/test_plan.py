@@ -14,15 +14,19 @@ from conformance import check
 from conformance.cases.declaration import DIMENSIONS, EVERYTHING, Declaration
 from conformance.cases.features import dimensions, within
 from conformance.cases.sizes import Sizes
-from conformance.judge.run import cases_of
+from conformance.judge.judgement import claims
+from conformance.judge.run import cases_of, silent, try_probe
+from conformance.operations.corpus import entries_for
 from conformance.operations.layer_norm import PLAN
 from conformance.operations.probes import catalogue
+from conformance.runner.in_process import Runner
 from conformance.sampling.draws import Rows, drawn, of_seed
 from conformance.sampling.plan import attention as plan
 from conformance.sampling.plan import layers
 from conformance.sampling.plan.covering import covering, smallest_with, with_sizes
 from conformance.sampling.plan.values import LENGTHS, WIDTHS, around, classes
-from conformance.sampling.strategies import attention_cases
+from conformance.sampling.strategies import FEATURED, LONG, SHORT, attention_cases
+from conformance.subjects.subject import NumpySubject
 from reference_numpy import attention_weights
 
 KERNEL = Declaration(limits={"keys": 100, "key_width": 64, "heads": 8, "batch": 3}, width_multiple=8)
@@ -103,8 +107,8 @@ def test_each_row_gives_one_case_before_any_gives_another() -> None:
 
 
 def at_sizes(operation: str, declaration: Declaration) -> list[Any]:
-    probes = [p for p in catalogue(declaration) if p.operations == (operation,) and isinstance(p.material, Rows)]
-    return [(probe, row) for probe in probes for row in probe.material.strategies]
+    probes = [p for p in catalogue(declaration) if p.operations == (operation,) and isinstance(p.cases, Rows)]
+    return [(probe, row) for probe in probes for row in probe.cases.strategies]
 
 
 @pytest.mark.parametrize("operation", ["attention", "layer_norm", "embedding", "feed_forward", "sinusoidal_positions"])
@@ -131,7 +135,7 @@ def test_where_shapes_are_compiled_there_are_few() -> None:
 
 def test_quick_takes_a_share_of_the_rows() -> None:
     probe = next(p for p in catalogue() if p.title == "everything, everything")
-    whole = len(probe.material.strategies)
+    whole = len(probe.cases.strategies)
     assert cases_of(probe, 10) == whole
     assert whole / 13 < cases_of(probe, 3) < whole / 10
 
@@ -170,7 +174,53 @@ def test_unknown_limits_are_refused() -> None:
 
 def test_the_thorough_effort_has_more_rows() -> None:
     probe = next(p for p in catalogue(replace(EVERYTHING, compiled=True)) if p.title == "everything, everything")
-    assert isinstance(probe.material, Rows)
-    (square,) = probe.material.later()
+    assert isinstance(probe.cases, Rows)
+    (square,) = probe.cases.later()
     (case,) = of_seed(square, 1, False)
     assert dimensions(case)["queries"] == dimensions(case)["keys"] == 4097
+
+
+# --- where shapes are compiled ----------------------------------------------------------------------------------------
+
+COMPILED = replace(EVERYTHING, compiled=True, strides=False)
+
+
+def sizes_of(case: Any) -> Sizes:
+    (B, H, Q, D), (_, G, K, V) = case.inputs["query"].shape, case.inputs["value"].shape
+    return Sizes(B, H, G, Q, K, D, V)
+
+
+@pytest.mark.parametrize(("declaration", "sizes"), [(COMPILED, {*FEATURED}), (EVERYTHING, {*SHORT, *LONG})])
+def test_features_are_compiled_for_few_shapes(declaration: Declaration, sizes: set[Sizes]) -> None:
+    cases = attention_cases(mask="none", focus=("bias",), dtypes=("float32",), declaration=declaration)
+    assert {sizes_of(of_seed(cases, seed, False)[0]) for seed in range(60)} == sizes
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_claims_share_their_shapes(compiled: bool) -> None:
+    """One for what needs no shape of its own, and those of fewer heads, other lengths, other widths, and empty ones."""
+    declaration = COMPILED if compiled else EVERYTHING
+    found = [of_seed(claim.cases, 1, False) for claim in claims("attention", declaration)]
+    shapes = {sizes_of(case) for cases in found for case in cases}
+    assert (len(shapes) <= 5) == compiled
+
+
+def test_frozen_cases_have_gradients_where_generated_ones_of_their_sizes_have() -> None:
+    def without(declaration: Declaration) -> list[Any]:
+        entries = [entry for entry in entries_for({"attention"}, declaration) if entry.check.name == "agreement"]
+        return [entry.case for entry in entries if not entry.case.cotangents and sizes_of(entry.case) in SHORT + LONG]
+
+    assert not without(COMPILED)
+    assert without(replace(COMPILED, compiled=False))
+    assert without(COMPILED.without("gradients"))
+
+
+def test_layouts_are_asked_where_arrays_have_strides() -> None:
+    """Three implementations get the same cases; for one whose arrays have no strides these would be any other cases."""
+    probe = next(probe for probe in catalogue(EVERYTHING) if probe.title == "memory of attention: transposed")
+    for strides in (True, False):
+        runner = Runner(NumpySubject())
+        runner.declaration = replace(runner.declaration, strides=strides)
+        assert bool(try_probe(probe, [runner], 1, 1, silent).results.rules) == strides
+        other = replace(probe, of_memory=False)
+        assert try_probe(other, [runner], 1, 1, silent).results.rules

@@ -54,7 +54,7 @@ SIZES = "first wrong at 17 keys (16 are right)"
 def violation(finding: Finding, target: Target, rule: str = "ATT-1") -> Violation:
     told: dict[str, Any] = {"title": "a probe", "diagnosis": ("scale is left out",), "target": target}
     told |= {"threshold": SIZES}
-    return Violation(rule, target.title, finding, check=AGREEMENT, material=case(), **told)
+    return Violation(rule, target.title, finding, check=AGREEMENT, example=case(), **told)
 
 
 OFF = Finding("output", 12.5, (0, 2, 1, 1), 0.75, 0.5, 0.02)

@@ -161,7 +161,7 @@ def test_kept_eps_is_told_as_state_by_the_call_before(tmp_path: Path, isolate: b
     save(violation, tmp_path / "kept.json")
     assert any(finding.ratio > 1 for finding in replay(tmp_path / "kept.json", isolate=isolate))
     alone = tmp_path / "alone.json"
-    save(violation.__class__(**vars(violation) | {"material": violation.material[-1:]}), alone)
+    save(violation.__class__(**vars(violation) | {"example": violation.example[-1:]}), alone)
     assert all(finding.ratio <= 1 for finding in replay(alone, isolate=isolate))
 
 

@@ -23,7 +23,7 @@ from conformance.operations import OPERATIONS
 from conformance.oracle.reference import oracle
 from conformance.runner.dimensions import Part, sizes_of, taken
 from conformance.runner.in_process import Runner
-from conformance.runner.shrinking import Material, cuttable
+from conformance.runner.shrinking import Example, cuttable
 from conformance.subjects.targets import Target
 from specification import Causal, Dense
 
@@ -47,14 +47,14 @@ def norm_case(*shape: int, gradients: bool = False) -> Case:
 
 
 def smallest(
-    function: Function, material: Material, by: Check[Any, Any] = AGREEMENT, **given: Any
+    function: Function, example: Example, by: Check[Any, Any] = AGREEMENT, **given: Any
 ) -> tuple[Violation, Runner]:
     """The violation on its smallest case."""
-    case = by.case_of(material)
+    case = by.case_of(example)
     runner = Runner(Target(function, case.operation, given=given).make())
-    findings = runner(by, material, by.prepare(material))
+    findings = runner(by, example, by.prepare(example))
     assert breaks(findings)
-    return cut_down(violation("ATT-1", "a probe", by, runner, material, findings), runner, 60), runner
+    return cut_down(violation("ATT-1", "a probe", by, runner, example, findings), runner, 60), runner
 
 
 def doubled(where: Callable[..., bool]) -> Function:
@@ -406,11 +406,11 @@ def test_twins_stay_twins() -> None:
         return output * np.float32(np.nan) if np.isnan(key).any() and query.shape[2] > 1 else output
 
     found, _ = smallest(leaks, (dirty, clean), TWIN, conventions={"isolation": "strict"})
-    dirty, clean = found.material
+    dirty, clean = found.example
     assert np.isnan(dirty.inputs["key"]).any()
     assert sizes_of(dirty) == sizes_of(clean)
     assert sizes_of(dirty)["Q"] == 2
-    assert asking(found, Runner(Target(reference_numpy.attention, "attention").make()))(found.material) is None
+    assert asking(found, Runner(Target(reference_numpy.attention, "attention").make()))(found.example) is None
 
 
 def test_planted_cases_keep_what_is_planted() -> None:
@@ -423,9 +423,9 @@ def test_planted_cases_keep_what_is_planted() -> None:
     def swallows(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
         return reference_numpy.attention(query, key, np.nan_to_num(value), mask=mask)
 
-    material = Planted(clean, planted, allowed_pairs(clean), marks)
-    found, _ = smallest(swallows, material, PLANTED)
-    assert sum(mark.sum() for mark in found.material.marks.values()) == 1
+    example = Planted(clean, planted, allowed_pairs(clean), marks)
+    found, _ = smallest(swallows, example, PLANTED)
+    assert sum(mark.sum() for mark in found.example.marks.values()) == 1
     assert max(sizes_of(found.case).values()) <= 2
 
 
@@ -463,7 +463,7 @@ def test_what_never_fails_again_stays_as_it_was() -> None:
 
     case = attention_case(K=40)
     found, _ = smallest(once, case)
-    assert found.material is case
+    assert found.example is case
     assert not found.steady
 
 

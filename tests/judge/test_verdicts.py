@@ -221,9 +221,9 @@ def test_a_violation_is_asked_for_again_in_a_new_process(hidden: bool) -> None:
     marks["value"][..., 1, :] = True
     clean = Case("attention", "float32", {"query": query, "key": key, "value": value}, {"mask": mask})
     planted = replace(clean, inputs=clean.inputs | {"value": np.where(marks["value"], np.nan, value)}, special=True)
-    material = Planted(clean, planted, np.array([[[[True, False]]]]), marks)
+    example = Planted(clean, planted, np.array([[[[True, False]]]]), marks)
     finding = Finding("output", float("inf"), message="a NaN where none belongs")
-    seen = Violation("MASK-7", "reference_numpy", finding, "hidden NaN", PLANTED, material)
+    seen = Violation("MASK-7", "reference_numpy", finding, "hidden NaN", PLANTED, example)
     assert asked_again(seen).diagnosis == ((ONLY_THERE,) if hidden else ())
     assert ONLY_THERE not in violation_lines(seen).plain
     assert ONLY_THERE in violation_lines(replace(seen, diagnosis=(ONLY_THERE,))).plain

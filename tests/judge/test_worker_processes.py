@@ -8,14 +8,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from conformance import check
 from conformance.cases.declaration import declaration_of
 from conformance.judge import worker_processes
+from conformance.judge.judgement import Judgement
 from conformance.judge.report import Report
+from conformance.judge.run import silent
 from conformance.judge.worker_processes import Order, Start, WorkerProcesses, claimed, started
+from conformance.runner.in_process import Runner
 from conformance.subjects.targets import Target
+from reference_numpy import silu as reference_silu
 from tests.support.helpers import SMALL
 
 SUBJECT = """
@@ -237,3 +242,36 @@ def test_an_order_that_cannot_be_sent_leaves_all_to_this_process(subject: Path) 
         assert workers.outcome(0, lambda: None) is None
     finally:
         workers.close()
+
+
+class Idle:
+    """Workers that run nothing, and keep what is ordered."""
+
+    def __init__(self) -> None:
+        self.orders: list[Order] = []
+
+    def order(self, order: Order) -> None:
+        self.orders.append(order)
+
+    def outcome(self, index: int, waiting: Any) -> None:
+        """None of the probes."""
+
+    def news(self) -> tuple[()]:
+        return ()
+
+
+@pytest.mark.parametrize("refused", [(), ("float16",)])
+def test_workers_begin_before_it_is_known_what_the_function_takes(refused: tuple[str, ...]) -> None:
+    """They go on with that unless the function takes less than it claims."""
+
+    def silu(x: np.ndarray) -> np.ndarray:
+        if str(x.dtype) in refused:
+            raise TypeError("another dtype")
+        found: np.ndarray = reference_silu(x)
+        return found
+
+    workers: Any = Idle()
+    runner = Runner(Target(silu, "silu").make())
+    Judgement(runner, "silu", 1, 1, ["ATT-13"], silent, 0.0, workers=workers).run()
+    taken = [set(refused) <= {*order.declaration.dtypes} for order in workers.orders]
+    assert taken == ([True, False] if refused else [True])

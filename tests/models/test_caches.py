@@ -81,6 +81,7 @@ def tokens_of(*shape: int, dtype: Any = np.int64) -> np.ndarray:
     return np.ones(shape, dtype)
 
 
+WRONG = "the cache's blocks[0].{} must have batch size 3, {} positions and 16 columns in all heads, got shape {}"
 STEP_REFUSALS: dict[str, tuple[Any, str]] = {
     "no positions": (tokens_of(BATCH, 0), "tokens must have at least one position, got shape [3, 0]"),
     "one axis": (tokens_of(BATCH), "tokens must have shape [batch, positions], got [3]"),
@@ -106,6 +107,11 @@ def test_caches_that_are_refused(implementation: Implementation) -> None:
     alone = implementation.convert(EXAMPLES["gpt2"].parameters("float32"))
     bare = parameters._replace(decoder=parameters.decoder._replace(embedding=None))
 
+    first = cache.blocks[0]
+
+    def kept(**changed: Any) -> Cache:
+        return cache._replace(blocks=[first._replace(**changed), *cache.blocks[1:]])
+
     def made(of: Any, batch: Any = BATCH, capacity: Any = 9, source: Any = source) -> Callable[[], Any]:
         return lambda: module.empty_cache(of, batch, capacity, **keywords, source=source)
 
@@ -118,7 +124,11 @@ def test_caches_that_are_refused(implementation: Implementation) -> None:
             made(parameters, source=None), made(alone), made(parameters.encoder), made(bare),
             made(parameters._replace(output=None)), made(parameters, batch=2), made(parameters, capacity=-1),
             made(parameters, capacity=2.5), step(parameters, None), step(parameters.decoder, cache),
-            step(parameters, cache._replace(blocks=cache.blocks[:1])),
+            step(parameters, cache._replace(blocks=cache.blocks[:1])), step(parameters, cache._replace(length=-1)),
+            step(parameters, kept(keys=first.keys[:2])), step(parameters, kept(values=first.values[:, :, :4])),
+            step(parameters, kept(values=first.values[..., :3])), step(parameters, kept(keys=first.keys[0])),
+            step(parameters, kept(memory_keys=first.memory_keys[:1])), step(parameters, kept(memory_values=None)),
+            step(parameters, cache._replace(blocks=[None, *cache.blocks[1:]])),
         )
     ] == [
         (ValueError, "a Transformer takes a source, got none"),
@@ -132,6 +142,14 @@ def test_caches_that_are_refused(implementation: Implementation) -> None:
         (TypeError, "cache must be a Cache, got NoneType"),
         (TypeError, "parameters must be a LanguageModel or a Transformer, got Decoder"),
         (ValueError, "parameters and cache must have as many decoder blocks, got 2 and 1"),
+        (ValueError, "the length of a cache must not be negative, got -1"),
+        (ValueError, WRONG.format("keys", 9, "[2, 4, 9, 4]")),
+        (ValueError, WRONG.format("values", 9, "[3, 4, 4, 4]")),
+        (ValueError, WRONG.format("values", 9, "[3, 4, 9, 3]")),
+        (ValueError, "the cache's blocks[0].keys must have shape [batch, heads, positions, width], got [4, 9, 4]"),
+        (ValueError, WRONG.format("memory_keys", 5, "[1, 4, 5, 4]")),
+        (TypeError, "the cache's blocks[0].memory_values must be an array, got NoneType"),
+        (TypeError, "the cache's blocks[0] must be a BlockCache, got NoneType"),
     ]  # fmt: skip
 
 

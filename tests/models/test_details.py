@@ -26,6 +26,7 @@ from specification.dropout import Dropout, TransformerDropout
 from specification.parameters import mapped
 from tests.support.helpers import REFERENCE, Implementation
 from tests.support.small_models import BATCH, EXAMPLES, VOCABULARY, E, H, Maker, decoding, error_of, fitted, generated
+from tests.support.todays_models import TODAY
 
 TOKENS = np.array([[3, 7, 1, 7, 5], [7, 7, 2, 9, 4]])
 PADDING = 7
@@ -92,6 +93,55 @@ def test_positions_are_counted_after_padding(implementation: Implementation) -> 
     )
     assert told[0] is ValueError
     assert "positions after padding" in told[1]
+
+
+IMAGE_REFUSALS = {
+    "a side that is no multiple": (
+        (2, 3, 5, 6),
+        "images must have sides that are multiples of patch_size=2, got 5 and 6",
+    ),
+    "another side": ((2, 3, 4, 7), "images must have sides that are multiples of patch_size=2, got 4 and 7"),
+    "more patches": (
+        (2, 3, 6, 6),
+        "images of 6 by 6 in 3 by 3 patches need positions of shape [10, 16], got [7, 16]",
+    ),
+    "nothing": ((2, 3, 0, 6), "images of 0 by 6 in 0 by 3 patches need positions of shape [1, 16], got [7, 16]"),
+    "one channel": (
+        (2, 1, 4, 6),
+        "images of 1 channels have patches of 4 numbers, and patches.weight has 12 rows",
+    ),
+    "no batch": ((3, 4, 6), "images must have shape [batch, channels, height, width], got [3, 4, 6]"),
+}
+
+
+@pytest.mark.parametrize("mistake", IMAGE_REFUSALS)
+def test_images_that_are_refused(implementation: Implementation, mistake: str) -> None:
+    (shape, words), vit = IMAGE_REFUSALS[mistake], TODAY["vit"]()
+    model = implementation.Model(implementation.convert(vit.parameters("float32")), vit.configuration)
+    images = implementation.convert(np.zeros(shape, np.float32))
+    assert error_of(lambda: model(images)) == (ValueError, words)
+
+
+def test_memory_of_another_batch_is_refused(implementation: Implementation) -> None:
+    t5 = TODAY["t5"]()
+    model = implementation.Model(implementation.convert(t5.parameters("float32")), t5.configuration)
+    source, target = map(implementation.convert, t5.inputs)
+    told = (ValueError, "memory must have the batch size 2 of the target, got shape [1, 5, 16]")
+    assert error_of(lambda: model(source[:1], target)) == told
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llama", "DecoderBlock"), ("modernbert", "EncoderBlock")])
+def test_what_is_no_block_is_refused(implementation: Implementation, name: str, kind: str) -> None:
+    """Before rotations are made for all blocks."""
+    example = TODAY[name]()
+    parameters = implementation.convert(example.parameters("float32"))
+    stack = getattr(parameters, "decoder", parameters)
+    stack = stack._replace(blocks=[stack.blocks[0], stack.norm])
+    whole = parameters._replace(decoder=stack) if name == "llama" else stack
+    operation = implementation.language_model if name == "llama" else implementation.encoder
+    tokens = implementation.convert(example.target())
+    told = error_of(lambda: operation(whole, tokens, configuration=example.configuration))
+    assert told == (TypeError, f"blocks[1] must be a {kind}, got Norm")
 
 
 # --- masks ------------------------------------------------------------------------------------------------------------

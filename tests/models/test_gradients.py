@@ -815,7 +815,7 @@ WRONG = (
         "attention_layers",
         "today, llama",
         "blocks_vjp",
-        "rotated_vjp(cotangent, layer)",
+        "rotated_vjp(cotangent, layer, rotation)",
         "cotangent",
     ),
     Wrong("relative_furthest", "relative_furthest=3", "transformer_vjp", "configuration.relative_furthest", "128"),

@@ -73,11 +73,18 @@ class Fault(NamedTuple):
 
 
 FAULTS = (
-    Fault("keys are not turned", "llama", "blocks", "rotated(heads, layer, offset), split", "heads, split"),
-    Fault("the base is left as it is", "llama", "blocks", "base=rotary.base, ", ""),
-    Fault("the scaling is left out", "gpt_oss", "blocks", "scaling=rotary.scaling, ", ""),
-    Fault("all columns turn", "gpt_neox", "blocks", "rotary_width=rotary.width, ", ""),
-    Fault("pairs are halves", "gpt_j", "blocks", "pairing=rotary.pairing, ", ""),
+    Fault("keys are not turned", "llama", "blocks", "rotated(heads, layer, rotation), split", "heads, split"),
+    Fault("the base is left as it is", "llama", "blocks", "columns, rotary.base,", "columns, 10000.0,"),
+    Fault("the scaling is left out", "gpt_oss", "blocks", "rotary.base, rotary.scaling,", "rotary.base, None,"),
+    Fault("all columns turn", "gpt_neox", "blocks", "checks.rotary_fits(rotary, width)", "width"),
+    Fault("pairs are halves", "gpt_j", "blocks", "cosine, layer.rotary.pairing)", 'cosine, "halves")'),
+    Fault(
+        "the first layer's rotation for all",
+        "gemma3",
+        "blocks",
+        "first = next(i for i, other in enumerate(kinds) if other == kind)",
+        "first = 0",
+    ),
     Fault("no window", "mistral", "blocks", "mask if layer.window is None else", "mask if True else"),
     Fault("queries without their norm", "qwen3", "blocks", "heads(parameters.query_norm,", "heads(None,"),
     Fault("keys without their norm", "olmo2", "blocks", "heads(parameters.key_norm,", "heads(None,"),

@@ -358,7 +358,7 @@ def test_what_is_slow_gets_a_share_of_the_planned_sizes() -> None:
     assert all(judgement.within(probe).weight == probe.weight for probe in probes)
     runner.declaration = replace(declaration, compiled=True)
     fewer = [probe for probe in probes if judgement.within(probe).weight < probe.weight]
-    assert fewer == [probe for probe in probes if isinstance(probe.material, Rows)] != []
+    assert fewer == [probe for probe in probes if isinstance(probe.cases, Rows)] != []
     assert all(0 < run.cases_of(judgement.within(probe), 10) < run.cases_of(probe, 10) for probe in fewer)
 
 

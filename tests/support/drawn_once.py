@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from conformance.judge import judgement, run
-from conformance.sampling.draws import Material, drawn
+from conformance.sampling.draws import CaseStrategy, drawn
 
 LARGEST = 100_000
 """Bytes of the arrays of a series of cases that is kept."""
@@ -49,21 +49,21 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
     return kept
 
 
-KNOWN: dict[tuple[int, int, int], tuple[Material, list[tuple[int, Any]]]] = {}
+KNOWN: dict[tuple[int, int, int], tuple[CaseStrategy, list[tuple[int, Any]]]] = {}
 
 
-def drawn_once(material: Material, count: int, seed: int) -> Iterator[tuple[int, Any]]:
+def drawn_once(strategy: CaseStrategy, count: int, seed: int) -> Iterator[tuple[int, Any]]:
     """The cases of `drawn`, kept where they are small."""
-    key = id(material), count, seed
+    key = id(strategy), count, seed
     if key in KNOWN:
         yield from KNOWN[key][1]
         return
     series = []
-    for one in drawn(material, count, seed):
+    for one in drawn(strategy, count, seed):
         series.append(one)
         yield one
     if sum(size(case) for _, case in series) <= LARGEST:
-        KNOWN[key] = material, series
+        KNOWN[key] = strategy, series
 
 
 def size(value: Any) -> int:

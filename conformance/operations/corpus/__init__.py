@@ -20,11 +20,12 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.cases.features import within
-from conformance.checks.catalogue import AFTER_OTHER_CALLS, CHECKS, taken_as_array
+from conformance.cases.sizes import Sizes
+from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, CHECKS, taken_as_array
 from conformance.checks.check import Check
 from conformance.checks.encoding import decode
 from conformance.oracle.reference import balls_available
-from conformance.sampling.strategies import roundings
+from conformance.sampling.strategies import LONG, SHORT, Draw, roundings
 
 HERE = files("conformance.operations.corpus")
 
@@ -37,16 +38,16 @@ class Entry(NamedTuple):
     operations: tuple[str, ...]
     check: Check[Any, Any]
     shows: str
-    material: Any
+    example: Any
 
     @property
     def case(self) -> Case:
-        return self.check.case_of(self.material)
+        return self.check.case_of(self.example)
 
     @property
     def cases(self) -> tuple[Case, ...]:
         """All that the subject is asked, one after the other."""
-        return self.material if self.check == AFTER_OTHER_CALLS else (self.case,)
+        return self.example if self.check == AFTER_OTHER_CALLS else (self.case,)
 
 
 def manifest() -> dict[str, Any]:
@@ -71,7 +72,7 @@ def entry(line: dict[str, Any]) -> Entry:
 def entries_for(operations: set[str], declaration: Declaration) -> list[Entry]:
     """Those that a subject with these operations takes, and that can be judged here."""
     return [
-        entry._replace(material=as_declared(entry.material, declaration))
+        entry._replace(example=as_declared(with_gradients(entry, declaration), declaration))
         for entry in entries()
         if set(entry.operations) <= operations
         and taken_as_array(entry.check, declaration)
@@ -86,16 +87,30 @@ def taken(case: Case, declaration: Declaration) -> bool:
     return lies and judged and within(case, declaration) and promised(case, declaration)
 
 
-def as_declared(material: Any, declaration: Declaration) -> Any:
-    """The material with the subject's declared roundings in each of its cases."""
-    if isinstance(material, Case):
-        return replace(material, rounding=roundings(declaration, material.dtype))
-    if isinstance(material, Planted):
-        clean, planted = (as_declared(case, declaration) for case in (material.clean, material.planted))
-        return replace(material, clean=clean, planted=planted)
-    if isinstance(material, tuple):
-        return tuple(as_declared(part, declaration) for part in material)
-    return material
+def with_gradients(entry: Entry, declaration: Declaration) -> Any:
+    """The example, which asks for gradients too where shapes are compiled, and generated cases of the same sizes do.
+
+    Else all sizes of generated cases would be compiled once more, without gradients. Cases of other sizes stay without.
+    """
+    case, wanted = entry.example, declaration.compiled and "gradients" in declaration
+    if not wanted or entry.check != AGREEMENT or case.operation != "attention" or case.cotangents:
+        return case
+    (B, H, Q, D), (_, G, K, V) = case.inputs["query"].shape, case.inputs["value"].shape
+    if Sizes(B, H, G, Q, K, D, V) not in SHORT + LONG:
+        return case
+    return replace(case, cotangents={"output": Draw(Q * K, case.dtype).normal(B, H, Q, V)})
+
+
+def as_declared(example: Any, declaration: Declaration) -> Any:
+    """The example with the subject's declared roundings in each of its cases."""
+    if isinstance(example, Case):
+        return replace(example, rounding=roundings(declaration, example.dtype))
+    if isinstance(example, Planted):
+        clean, planted = (as_declared(case, declaration) for case in (example.clean, example.planted))
+        return replace(example, clean=clean, planted=planted)
+    if isinstance(example, tuple):
+        return tuple(as_declared(part, declaration) for part in example)
+    return example
 
 
 def promised(case: Case, declaration: Declaration) -> bool:

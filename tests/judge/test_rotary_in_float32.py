@@ -1,0 +1,332 @@
+"""Rotary embeddings whose angles, sines or products are narrower on purpose: allowed as declared, and no further."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from decimal import Decimal, localcontext
+from typing import Any
+
+import numpy as np
+import pytest
+
+import conformance
+from conformance.bounds import bound
+from conformance.bounds.rotary import pair_columns
+from conformance.cases.case import Case
+from conformance.cases.declaration import EVERYTHING, Declaration
+from conformance.checks.catalogue import AGREEMENT
+from conformance.checks.comparison import breaks
+from conformance.checks.results import Violation
+from conformance.diagnosis.naming import diagnosis
+from conformance.diagnosis.rotary import IN_SINGLE, NARROW, NARROW_PRODUCTS
+from conformance.judge.report import declaring
+from conformance.operations.probes import probes_of
+from conformance.oracle.reference import oracle
+from conformance.runner.in_process import Runner
+from conformance.sampling.draws import of_seed
+from conformance.sampling.rotary import FAR, FARTHEST, SCALED, rotary_cases
+from conformance.sampling.strategies import numpy_dtype
+from conformance.selftest.detection_probability import detections_of
+from conformance.selftest.faults import Fault, rotary
+from conformance.selftest.selftest import groups, judged
+from conformance.subjects.targets import Target
+from specification.frequencies import CONTEXT, attention_factor, yarn_ramp
+from specification.rotary import DynamicScaling, LinearScaling, Llama3Scaling, LongRopeScaling, YarnScaling
+
+Array = Any
+Function = Callable[..., Any]
+Single = np.float32
+ANGLES = {"angles": "float32"}
+SIXTEEN_BITS = {
+    "float32": ANGLES,
+    "rounded": ANGLES | {"rotation": "rounded"},
+    "inputs": ANGLES | {"rotation": "inputs"},
+}
+
+# --- honest functions, all in float32 ---------------------------------------------------------------------------------
+
+POWERS: dict[str, Function] = {
+    "1 / base^x": lambda base, x: Single(1) / base**x,
+    "base^-x": lambda base, x: base**-x,
+    "exp(-x ln(base))": lambda base, x: np.exp(-x * np.log(base)),
+    "rounded once": lambda base, x: (float(base) ** -x.astype(float)).astype(Single),
+}
+
+
+def frequencies(power: Function, width: int, base: float, scaling: Any, length: int | None) -> Array:
+    """Everything that is given is float32, and so is every step."""
+    b, x = Single(base), np.arange(0, width, 2, dtype=Single) / Single(width)
+    if isinstance(scaling, DynamicScaling):
+        s, L, n = map(Single, (scaling.factor, scaling.original_length, max(length or 0, scaling.original_length)))
+        b = b * (s * n / L - (s - Single(1))) ** (Single(width) / Single(width - 2))
+    found = power(b, x)
+    if isinstance(scaling, LinearScaling):
+        return found / Single(scaling.factor)
+    if isinstance(scaling, LongRopeScaling):
+        long = (length or 0) > scaling.original_length
+        return Single(1) / (np.array(scaling.long_factors if long else scaling.short_factors, Single) / found)
+    if isinstance(scaling, Llama3Scaling):
+        low, high = Single(scaling.low_frequency_factor), Single(scaling.high_frequency_factor)
+        wave = Single(2 * np.pi) / found
+        kept = np.clip((Single(scaling.original_length) / wave - low) / (high - low), 0, 1)
+        return (Single(1) - kept) * found / Single(scaling.factor) + kept * found
+    if isinstance(scaling, YarnScaling):
+        with localcontext(CONTEXT):
+            start, end = (Single(float(one)) for one in yarn_ramp(width, Decimal(base), scaling))
+        ramp = np.clip((np.arange(width // 2, dtype=Single) - start) / (end - start), 0, 1)
+        return (Single(1) - ramp) * found + ramp * (found / Single(scaling.factor))
+    return found
+
+
+def rotation(rounded: str, power: Function = POWERS["1 / base^x"]) -> Function:
+    """`rotary_embedding` in float32. rounded: as the convention `rotation` has it."""
+
+    @np.errstate(all="ignore")
+    def turned(source: Array, positions: Array, sign: int, base: float, rotary_width: int | None, pairing: str,
+               scaling: Any, length: int | None) -> Array:  # fmt: skip
+        width = source.shape[-1] if rotary_width is None else rotary_width
+        length = int(positions.max(initial=-1)) + 1 if length is None else length
+        places = positions[:, None, :, None] if positions.ndim == 2 else positions[:, None]
+        angles = places.astype(Single) * frequencies(power, width, base, scaling, length)
+        size, wide = Single(attention_factor(scaling)), np.promote_types(source.dtype, Single)
+        cosine, sine = np.cos(angles) * size, np.sin(angles) * size * Single(sign)
+        if rounded != "float32":
+            cosine, sine = cosine.astype(source.dtype), sine.astype(source.dtype)
+        product = source.dtype if rounded == "inputs" else wide
+        one, other = pair_columns(width, pairing)
+        first, second, result = source[..., one], source[..., other], source.copy()
+
+        def times(x: Array, factor: Array) -> Array:
+            return (x.astype(wide) * factor.astype(wide)).astype(product).astype(wide)
+
+        result[..., one] = (times(first, cosine) - times(second, sine)).astype(source.dtype)
+        result[..., other] = (times(second, cosine) + times(first, sine)).astype(source.dtype)
+        return result
+
+    def vjp(x: Array, positions: Array, cotangent: Array, *, base: float = 10000.0, rotary_width: Any = None,
+            pairing: str = "halves", scaling: Any = None, length: Any = None) -> Any:  # fmt: skip
+        return {"x": turned(cotangent, positions, -1, base, rotary_width, pairing, scaling, length)}
+
+    @conformance.declare(vjp=vjp)
+    def rotary_embedding(x: Array, positions: Array, *, base: float = 10000.0, rotary_width: Any = None,
+                         pairing: str = "halves", scaling: Any = None, length: Any = None) -> Any:  # fmt: skip
+        return turned(x, positions, 1, base, rotary_width, pairing, scaling, length)
+
+    return rotary_embedding
+
+
+def cases(declaration: Declaration, seeds: range, **given: Any) -> Iterator[Case]:
+    """Drawn as the probes draw them."""
+    for seed in seeds:
+        yield of_seed(rotary_cases(declaration=declaration, **given), seed, False)[-1]
+
+
+def runner_of(function: Function, operation: str, **conventions: str) -> Runner:
+    return Runner(Target(function, operation, "numpy", given={"conventions": conventions}).make())
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "near": {"scalings": ("none",)},
+    "far": {"scalings": ("none",), "far": FAR},
+    "farthest": {"scalings": ("none",), "far": FARTHEST},
+    **{kind: {"scalings": (kind,)} for kind in SCALED},
+    **{f"{kind}, far": {"scalings": (kind,), "far": FAR} for kind in SCALED},
+}
+
+
+@pytest.mark.rule("POS-3", "POS-4")
+@pytest.mark.parametrize("power", POWERS)
+@pytest.mark.parametrize("rounded", SIXTEEN_BITS)
+@pytest.mark.slow_where("base", unless="1 / base^x")
+@pytest.mark.slow_where("once")
+def test_every_order_conforms_as_declared(rounded: str, power: str) -> None:
+    declared = SIXTEEN_BITS[rounded]
+    runner = runner_of(rotation(rounded, POWERS[power]), "rotary_embedding", **declared)
+    for kind in KINDS.values():
+        for case in cases(
+            EVERYTHING.promising(**declared), range(3), dtypes=("float32", "bfloat16", "float16"), **kind
+        ):
+            assert not breaks(runner(AGREEMENT, case, AGREEMENT.prepare(case))), case
+
+
+@pytest.mark.slow
+@pytest.mark.rule("POS-3", "POS-4")
+@pytest.mark.parametrize("rounded", SIXTEEN_BITS)
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_the_judge_accepts_what_is_declared(rounded: str, seed: int) -> None:
+    given: dict[str, Any] = {"effort": "quick", "seed": seed, "shrink": False, "profile": "strict"}
+    report = conformance.check(
+        rotation(rounded), "rotary_embedding", arrays="numpy", conventions=SIXTEEN_BITS[rounded], **given
+    )
+    assert report.conforms, str(report)
+
+
+def one_case(dtype: str, position: int, rows: int = 1, **conventions: str) -> Case:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(2, 2, rows, 64)).astype(numpy_dtype(dtype))
+    rounding = {"angles": conventions["angles"]} if "angles" in conventions else {}
+    rounding |= {"sines": dtype} if "rotation" in conventions else {}
+    rounding |= {"rotation": dtype} if conventions.get("rotation") == "inputs" else {}
+    return Case("rotary_embedding", dtype, {"x": x, "positions": np.arange(rows) + position}, rounding=rounding)
+
+
+def wrong(function: Function, case: Case) -> bool:
+    return breaks(runner_of(function, case.operation)(AGREEMENT, case, (oracle(case), bound(case))))
+
+
+@pytest.mark.rule("POS-3")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_undeclared_it_is_wrong(dtype: str) -> None:
+    assert wrong(rotation("float32"), one_case(dtype, 9000))
+    assert not wrong(rotation("float32"), one_case(dtype, 9000, **ANGLES))
+
+
+@pytest.mark.rule("POS-3")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_more_than_is_declared_of_rotations(dtype: str) -> None:
+    near = [rotation(rounded) for rounded in SIXTEEN_BITS]
+    for number, declared in enumerate(SIXTEEN_BITS.values()):
+        found = [wrong(function, one_case(dtype, 5, 60, **declared)) for function in near]
+        assert found == [rounds > number for rounds in range(3)], declared
+
+
+@pytest.mark.rule("POS-3")
+def test_the_bound_grows_with_the_position_and_ends() -> None:
+    def largest(position: int, **conventions: str) -> float:
+        return float(bound(one_case("float32", position, **conventions))["output"].max())
+
+    assert largest(0, **ANGLES) < 1.01 * largest(0)
+    assert 50 < largest(100_000, **ANGLES) / largest(1000, **ANGLES) < 200
+    x = np.abs(one_case("float32", 0).inputs["x"])
+    assert largest(2**30, **ANGLES) < 2.01 * float((x[..., :32] + x[..., 32:]).max())
+
+
+# --- the report names the convention ----------------------------------------------------------------------------------
+
+NAMES = {
+    "float32": IN_SINGLE,
+    "rounded": f"{NARROW}; {IN_SINGLE}",
+    "inputs": f"{NARROW_PRODUCTS}; {IN_SINGLE}",
+}
+
+
+@pytest.mark.rule("POS-3")
+@pytest.mark.parametrize("rounded", NAMES)
+def test_a_known_mistake_names_the_convention_that_accepts_it(rounded: str) -> None:
+    case = one_case("float32" if rounded == "float32" else "bfloat16", 3000, 3)
+    runner = runner_of(rotation(rounded), "rotary_embedding")
+    finding = max(runner(AGREEMENT, case, AGREEMENT.prepare(case)), key=lambda found: found.ratio)
+    violation = Violation("POS-3", "a subject", finding, "a probe", AGREEMENT, case)
+    violation = replace(violation, diagnosis=diagnosis(violation, runner))
+    assert NAMES[rounded] in violation.diagnosis
+    assert declaring(violation, [], EVERYTHING) == "--convention " + ",".join(
+        f"{name}={value}" for name, value in SIXTEEN_BITS[rounded].items()
+    )
+
+
+@pytest.mark.rule("POS-3")
+def test_no_convention_is_named_for_another_mistake() -> None:
+    function = next(fault.function for fault in rotary.FAULTS if fault.name == "positions from 1 on")
+    case = one_case("float32", 3000, 3)
+    finding = runner_of(function, "rotary_embedding")(AGREEMENT, case, AGREEMENT.prepare(case))[0]
+    for names in ((), ("positions count from 1",), (IN_SINGLE,)):
+        violation = Violation("POS-3", "a subject", finding, "a probe", AGREEMENT, case, diagnosis=names)
+        assert declaring(violation, [], EVERYTHING) == ""
+
+
+# --- planted faults, under the convention -----------------------------------------------------------------------------
+
+DECLARED = {"angles in float32", "angles rounded to float32", "frequencies in float32"}
+"""What the convention allows."""
+IN_FLOAT64 = {"frequencies: frequencies in float32 inside"}
+
+
+def single(function: Function) -> Function:
+    """With frequencies in float32."""
+
+    def rotary_frequencies(width: int, base: float = 10000.0, scaling: Any = None, *, length: Any = None) -> Any:
+        found, size = function(width, base, scaling, length=length)
+        return found.astype(Single), size
+
+    return rotary_frequencies
+
+
+def declared(fault: Fault) -> Fault:
+    given = fault.given | {"conventions": SIXTEEN_BITS["inputs"]}
+    if fault.operation == "rotary_frequencies":
+        return replace(fault, given=given, function=single(fault.function), right=single(fault.right))
+    return replace(fault, given=given)
+
+
+FAULTS = [declared(fault) for fault in rotary.FAULTS if fault.name not in DECLARED | IN_FLOAT64]
+
+
+FEW = (
+    "the pairing swapped",
+    "positions from 1 on",
+    "by the head's width",
+    "another base",
+    "scalings ignored",
+    "forwards",
+)
+EACH = [
+    pytest.param(
+        fault, id=f"{fault.operation} {fault.name}", marks=() if fault.name.endswith(FEW) else pytest.mark.slow
+    )
+    for fault in FAULTS
+]
+
+
+@pytest.mark.rule("POS-3", "POS-4")
+@pytest.mark.parametrize("fault", EACH)
+def test_planted_faults_are_still_seen(fault: Fault) -> None:
+    """In one of the first cases of a probe of its rule, where positions are near as in most."""
+    runner = Runner(fault.target().make())
+    probes = [probe for probe in probes_of(fault.rule, fault.operation, runner.declaration) if probe.check == AGREEMENT]
+    assert any(shows(runner, case) for probe in probes for case in of_probe(probe))
+
+
+def shows(runner: Runner, case: Case) -> bool:
+    return case.dtype in runner.declaration.dtypes and breaks(runner(AGREEMENT, case, AGREEMENT.prepare(case)))
+
+
+def of_probe(probe: Any) -> Iterator[Case]:
+    strategies = probe.material.all_strategies[:0] if hasattr(probe.material, "all_strategies") else [probe.material]
+    for strategy in strategies:
+        for seed in range(12):
+            yield of_seed(strategy, seed)[-1]
+
+
+@pytest.mark.slow
+@pytest.mark.rule("POS-3", "POS-4")
+def test_every_planted_fault_is_caught() -> None:
+    """By its rule, in a default run; and what it was made from conforms."""
+    for group in groups(FAULTS):
+        outcome = judged([FAULTS[index] for index in group], "default", 5)
+        assert not outcome.missed
+        assert not outcome.false_alarms
+
+
+@pytest.mark.slow
+@pytest.mark.rule("POS-3", "POS-4")
+def test_planted_faults_are_caught_with_high_probability() -> None:
+    """Or as surely as without the convention."""
+    undeclared = {fault.title: fault for fault in rotary.FAULTS}
+    for group in groups(FAULTS):
+        for found in detections_of([FAULTS[index] for index in group], 20, 7):
+            if found.missed["default"] >= 0.01:
+                (before,) = detections_of([undeclared[found.title]], 20, 7)
+                assert found.missed["default"] <= before.missed["default"], found
+
+
+@pytest.mark.rule("POS-4")
+def test_frequencies_in_float32() -> None:
+    case = Case("rotary_frequencies", "float64", {}, {"width": 64, "base": 10000.0})
+    runner = runner_of(single(rotary.rotary_frequencies), "rotary_frequencies", **ANGLES)
+    assert breaks(runner(AGREEMENT, case, AGREEMENT.prepare(case)))
+    single_case = replace(case, rounding=ANGLES)
+    assert not breaks(runner(AGREEMENT, single_case, AGREEMENT.prepare(single_case)))
+    halved = runner_of(lambda width, base: tuple(a / 2 for a in single(rotary.rotary_frequencies)(width, base)),
+                       "rotary_frequencies", **ANGLES)  # fmt: skip
+    assert breaks(halved(AGREEMENT, single_case, AGREEMENT.prepare(single_case)))

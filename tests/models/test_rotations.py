@@ -1,0 +1,143 @@
+"""Sines and cosines of rotary positions are made once for a forward pass, and PyTorch waits for no device over them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import torch_impl
+from reference_numpy.transformer_vjp import language_model_vjp
+from specification.configuration import AttentionLayer, Configuration
+from specification.parameters import mapped
+from specification.rotary import Rotary
+from tests.support.helpers import REFERENCE, Implementation, by_reference
+from tests.support.small_models import decoding, plant
+from tests.support.todays_models import TODAY, E, Example, H, Parts
+
+ROTATIONS = {"llama": 1, "gemma3": 2}
+"""How many different ones a model has, in four layers."""
+
+
+def deeper(name: str) -> Example:
+    """The example with its two blocks twice."""
+    example = TODAY[name]()
+    decoder = example.arrays.decoder
+    layers = example.configuration.attention_layers
+    return example._replace(
+        arrays=example.arrays._replace(decoder=decoder._replace(blocks=[*decoder.blocks] * 2)),
+        configuration=replace(example.configuration, attention_layers=layers * (1 if len(layers) == 1 else 2)),
+    )
+
+
+def tables_made(package: str, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Is given the positions of every table that the package's blocks make."""
+    blocks, made = importlib.import_module(f"{package}.blocks"), []
+    right = blocks.rotary_table
+
+    def table(positions: Any, *others: Any) -> Any:
+        made.append(positions)
+        return right(positions, *others)
+
+    monkeypatch.setattr(blocks, "rotary_table", table)
+    return made
+
+
+@pytest.mark.rule("POS-3")
+@pytest.mark.parametrize("name", ROTATIONS)
+@pytest.mark.slow_where("jax_impl", unless="llama")
+def test_tables_are_made_once_for_a_pass(
+    implementation: Implementation, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    example, made = deeper(name), tables_made(implementation.package, monkeypatch)
+    parameters, tokens = map(implementation.convert, (example.parameters("float32"), example.target()))
+    implementation.language_model(parameters, tokens, configuration=example.configuration)
+    assert len(made) == ROTATIONS[name]
+    start, decode_step = decoding(implementation).start, decoding(implementation).decode_step
+    _, cache = start(parameters, tokens[:, :3], configuration=example.configuration, capacity=4)
+    decode_step(parameters, tokens[:, 3:4], cache, configuration=example.configuration)
+    assert sorted(map(len, made)) == sorted([example.target().shape[1], 3, 1] * ROTATIONS[name])
+
+
+@pytest.mark.rule("POS-3")
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_tables_are_made_once_for_a_pass_and_its_gradient(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    example, made = deeper(name), tables_made("reference_numpy", monkeypatch)
+    cotangent = np.ones((*example.target().shape, example.arrays.output.weight.shape[1]), np.float32)
+    arguments = (example.parameters("float32"), example.target(), cotangent)
+    language_model_vjp(*arguments, configuration=example.configuration)
+    forward_and_back = 2 * ROTATIONS[name]  # the output layer's gradient needs what the decoder gives
+    assert len(made) == forward_and_back
+
+
+@pytest.mark.rule("POS-3")
+def test_keys_may_be_more_than_queries(implementation: Implementation) -> None:
+    """In an attention alone: the first queries of all get what they get among all, and their gradients."""
+    parts = Parts()
+    parameters, x = implementation.convert(parts.attention()), parts.array(2, 5, E)
+    configuration = Configuration(H, attention_layers=(AttentionLayer(rotary=Rotary(base=10.0)),))
+    model = implementation.Model(parameters, configuration)
+    answers = [
+        implementation.subject.framework.numpy(model(*map(implementation.convert, given)))
+        for given in ((x,), (x[:, :3], x))
+    ]
+    np.testing.assert_allclose(answers[1], answers[0][:, :3], rtol=1e-5, atol=1e-6)
+
+
+def test_a_table_for_every_layer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(
+        "reference_numpy.blocks",
+        "first = next(i for i, other in enumerate(kinds) if other == kind)",
+        "first = len(made)",
+        monkeypatch,
+    )
+    with pytest.raises(AssertionError, match="assert 4 == 1"):
+        test_tables_are_made_once_for_a_pass(REFERENCE, "llama", monkeypatch)
+
+
+def values_read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Is given the name of every method of a tensor that is called and would wait for a device."""
+    read: list[str] = []
+
+    def watched(name: str) -> Callable[..., Any]:
+        right = getattr(torch.Tensor, name)
+
+        def reading(*arguments: Any) -> Any:
+            read.append(name)
+            return right(*arguments)
+
+        return reading
+
+    for name in ("cpu", "numpy", "item", "tolist", "nonzero", "__bool__", "__int__", "__float__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, name, watched(name))
+    return read
+
+
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_torch_reads_nothing_back_but_ids(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An array read is `cpu` and `numpy`: once for a pass, whose tokens must lie in the vocabulary."""
+    example = deeper(name)
+    parameters, tokens = mapped(torch.tensor, example.parameters("float32")), torch.tensor(example.target())
+    by_reference("torch_impl", monkeypatch)  # others read how large numbers are
+    read = values_read(monkeypatch)
+    torch_impl.language_model(parameters, tokens, configuration=example.configuration)
+    assert read == ["cpu", "numpy"]
+    _, cache = torch_impl.start(parameters, tokens[:, :3], configuration=example.configuration, capacity=4)
+    torch_impl.decode_step(parameters, tokens[:, 3:4], cache, configuration=example.configuration)
+    assert read == ["cpu", "numpy"] * 3
+
+
+def test_positions_that_are_read_back_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(
+        "torch_impl.blocks",
+        "    dtype = compute_dtype_name(",
+        "    _ = positions.cpu()\n    dtype = compute_dtype_name(",
+        monkeypatch,
+    )
+    with pytest.raises(AssertionError, match="Left contains one more item: 'cpu'"):
+        test_torch_reads_nothing_back_but_ids("llama", monkeypatch)
