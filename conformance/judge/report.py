@@ -147,7 +147,7 @@ def report_of(target: Target, judgement: Judgement, effort: str, seconds: float,
 
 
 def declaring(
-    violation: Violation, following: Sequence[Violation], declaration: Declaration, other_layout: bool
+    violation: Violation, following: Sequence[Violation], declaration: Declaration, other_layout: bool = False
 ) -> str:
     """The options under which the violation is none: a call that is not supported, or an intended departure."""
     conventions = ",".join(f"{name}={value}" for name, value in departures(violation, declaration).items())

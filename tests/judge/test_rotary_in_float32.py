@@ -17,6 +17,7 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import EVERYTHING, Declaration
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.comparison import breaks
+from conformance.checks.probe import Probe
 from conformance.checks.results import Violation
 from conformance.diagnosis.naming import diagnosis
 from conformance.diagnosis.rotary import IN_SINGLE, NARROW, NARROW_PRODUCTS
@@ -291,11 +292,9 @@ def shows(runner: Runner, case: Case) -> bool:
     return case.dtype in runner.declaration.dtypes and breaks(runner(AGREEMENT, case, AGREEMENT.prepare(case)))
 
 
-def of_probe(probe: Any) -> Iterator[Case]:
-    strategies = probe.material.all_strategies[:0] if hasattr(probe.material, "all_strategies") else [probe.material]
-    for strategy in strategies:
-        for seed in range(12):
-            yield of_seed(strategy, seed)[-1]
+def of_probe(probe: Probe) -> Iterator[Case]:
+    for seed in range(12):
+        yield of_seed(probe.cases, seed)[-1]
 
 
 @pytest.mark.slow
