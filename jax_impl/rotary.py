@@ -72,7 +72,7 @@ def constants(width: int, base: float, scaling: Scaling | None, length: int | No
 
 
 @partial(jax.jit, static_argnames="dtype")
-def sine_and_cosine(positions: Any, digits: Any, attention_factor: float, dtype: str) -> tuple[Any, Any]:
+def sine_and_cosine(positions: Any, digits: Any, attention_factor: Any, dtype: str) -> tuple[Any, Any]:
     """Sine and cosine of the angles position * frequency, times the attention factor."""
     positions = jnp.asarray(positions)[..., None, :, None]
     if positions.dtype.itemsize < 4:  # int8 and int16 do not hold 2**30

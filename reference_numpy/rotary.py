@@ -64,7 +64,7 @@ def constants(width: int, base: float, scaling: Scaling | None, length: int | No
     return np.array(turn_digits(width, base, scaling, length)), attention_factor(scaling)
 
 
-def sine_and_cosine(positions: Any, digits: Any, attention_factor: float, dtype: str) -> tuple[Any, Any]:
+def sine_and_cosine(positions: Any, digits: Any, attention_factor: Any, dtype: str) -> tuple[Any, Any]:
     """Sine and cosine of the angles position * frequency, times the attention factor."""
     positions = positions[..., None, :, None].astype(np.int64)
     quarter, angle = turned(positions, digits, np.dtype(dtype).type)

@@ -86,7 +86,7 @@ def constants(width: int, base: float, scaling: Scaling | None, length: int | No
     return torch.tensor(turn_digits(width, base, scaling, length)), attention_factor(scaling)
 
 
-def sine_and_cosine(positions: Any, digits: Any, attention_factor: float, dtype: str) -> tuple[Any, Any]:
+def sine_and_cosine(positions: Any, digits: Any, attention_factor: Any, dtype: str) -> tuple[Any, Any]:
     """Sine and cosine of the angles position * frequency, times the attention factor."""
     positions = positions[..., None, :, None].to(torch.int64)
     quarter, angle = turned(positions, digits, getattr(torch, dtype))

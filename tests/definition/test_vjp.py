@@ -588,12 +588,12 @@ def turned_forwards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @fault("rotary_embedding-scaled")
 def attention_factor_divided_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = rotary_vjp.sine_and_cosine
+    right = rotary_vjp.rotary_table
 
     def inverse(*arguments: Any) -> Any:
         return tuple(wave / rotary.attention_factor(ramp) ** 2 for wave in right(*arguments))
 
-    monkeypatch.setattr(rotary_vjp, "sine_and_cosine", inverse)
+    monkeypatch.setattr(rotary_vjp, "rotary_table", inverse)
 
 
 @fault("multi_head_attention-plain")

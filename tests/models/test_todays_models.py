@@ -145,8 +145,8 @@ FAULTS = (
         "the class token comes last",
         "vit",
         "transformer",
-        "[row.expand(len(x), 1, -1), x]",
-        "[x, row.expand(len(x), 1, -1)]",
+        "[first, x]",
+        "[x, first]",
     ),
 )
 

@@ -44,9 +44,10 @@ from specification import Causal, Dense, KeyLengths, KeyPadding, SlidingWindow
 pytestmark = pytest.mark.filterwarnings("ignore")  # what other libraries warn of is their own
 
 HERE = [peer for peer in PEERS if not peer.environment]
-KERAS = (
+ISOLATED = (
     "Keras on jax, layers.LayerNormalization",
     "Keras on torch, ops.dot_product_attention, flash_attention=False, mask",
+    "transformers flex_attention_forward, not compiled (CPU)",
 )
 
 
@@ -198,7 +199,7 @@ def test_plain_cases_are_answered_rightly(peer: Peer) -> None:
     assert {case: ratio for case, ratio in ratios.items() if ratio > 1} == {}
 
 
-@pytest.mark.parametrize("name", KERAS)
+@pytest.mark.parametrize("name", ISOLATED)
 @pytest.mark.slow
 def test_peers_with_an_environment_are_asked_in_a_process_of_their_own(name: str) -> None:
     before = dict(os.environ)

@@ -112,7 +112,7 @@ FAULTS = (
     Fault("POS-3", "gradient turned forwards", "rotary_vjp.py", "rotate(cotangent, -sine,", "rotate(cotangent, sine,"),
     Fault("POS-4", "scalings ignored", "rotary.py", "exact_frequencies(width, float(base), scaling, length)",
           "exact_frequencies(width, float(base), None, length)"),
-    Fault("POS-4", "no attention factor", "rotary.py", "* sine.dtype.type(attention_factor(scaling))", "* sine.dtype.type(1)"),
+    Fault("POS-4", "no attention factor", "rotary.py", "* sine.dtype.type(attention_factor)", "* sine.dtype.type(1)"),
     Fault("NORM-8", "1 left out", "layer_norm_steps.py", "return 1 + widen(weight) if plus_one", "return widen(weight) if plus_one"),
     Fault("NORM-8", "1 left out in the gradient", "layer_norm_vjp.py", "multiplier(weight, plus_one)", "widen(weight)"),
     Fault("POS-5", "the offset ignored", "positions.py", "    slopes = alibi_slopes(num_heads)\n", "    slopes, offset = alibi_slopes(num_heads), 0\n"),
