@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -71,6 +72,8 @@ def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
         from torch_impl.huggingface import call_options
 
         options = call_options(module, query, key, attention_mask, dropout, scaling, **more)
+        if "scale" in signature.lacking and is_default_scale(options["scale"], query):
+            options["scale"] = None
         if options["mask"] is not None:
             (B, H, Q, _), K = query.shape, key.shape[2]
             allowed = materialize(options["mask"], Q, K, batch=B, heads=H, device=query.device)
@@ -83,3 +86,15 @@ def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
         return output if length_first else output.transpose(1, 2), None
 
     return forward
+
+
+def is_default_scale(scale: float | None, query: Any) -> bool:
+    """Whether a scale is the one that a call without a scale means, 1 / sqrt(D).
+
+    Models compute it as D**-0.5, or in float32. In float64, the rounding to float32 would show.
+    """
+    import torch
+
+    default, width = 1 / math.sqrt(query.shape[-1]), query.shape[-1]
+    rounded = [] if query.dtype == torch.float64 else [torch.tensor(default, dtype=torch.float32).item()]
+    return scale in (None, default, width**-0.5, *rounded)

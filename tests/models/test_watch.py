@@ -20,6 +20,7 @@ from conformance.cases.case import Case
 from conformance.checks.comparison import Finding
 from conformance.checks.levels import CORE, ROBUST, STRICT
 from conformance.judge.watched import JudgedCall, judge_calls
+from conformance.models.named_attention import adapted
 from conformance.models.watching import read_tokens, refuse_unknown, watch
 from conformance.reports.narrow import fitting
 from conformance.reports.watched import blocks, call_cells, calls_table, mask_name
@@ -509,6 +510,22 @@ def test_a_function_of_ones_own_is_watched(source: str, windowed: Path, tmp_path
     assert code == 0, output
     assert "my_kernel.py:attention, float32: 2 calls" in output
     assert output.count("window 4") == 2
+
+
+def without_scale(query: Any, key: Any, value: Any, mask: Any = None) -> Any:
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+def test_the_default_scale_needs_no_parameter() -> None:
+    """Computed either way, and rounded to float32 where that does not show; any other scale is passed, and refused."""
+    given = [torch.linspace(-1, 1, 2 * 3 * 12).reshape(1, 2, 3, 12)] * 3
+    right = without_scale(*given).transpose(1, 2)
+    rounded = torch.tensor(12**-0.5).item()
+    for scale in (None, 12**-0.5, 1 / np.sqrt(12), rounded):
+        assert torch.equal(adapted(without_scale)(None, *given, is_causal=False, scaling=scale)[0], right)
+    for scale, inputs in ((0.25, given), (rounded, [x.double() for x in given])):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'scale'"):
+            adapted(without_scale)(None, *inputs, is_causal=False, scaling=scale)
 
 
 ONE_MORE = "{0} = {0} | {0}.roll(-1, -1).tril()\n    "
