@@ -28,7 +28,8 @@ def implementation(attention: str) -> str:
             function has the signature of `transformers`' attention interface, or that of `attention`.
 
     Raises:
-        ValueError: There is no such name or function.
+        ValueError: There is no such name or function, or the function names no parameters, so that nothing tells which
+            of the two signatures it has.
     """
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
@@ -46,14 +47,17 @@ def implementation(attention: str) -> str:
     for name, registered in functions.items():
         if registered is function and name in AttentionMaskInterface._global_mapping:
             return name
+    if not names_taken(function)[0]:
+        raise ValueError(
+            f"{attention} names no parameters: name those of attention, or those of transformers' attention interface"
+        )
     register(OWN, function=function if of_interface(function) else adapted(function))
     return OWN
 
 
 def of_interface(function: Callable[..., Any]) -> bool:
     """Whether a function has the signature of `transformers`' attention interface."""
-    names, _ = names_taken(function)
-    return not names or bool(names & INTERFACE)
+    return bool(names_taken(function)[0] & INTERFACE)
 
 
 def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -83,6 +87,9 @@ def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
             given = {name: tensor.transpose(1, 2) for name, tensor in given.items()}
         positional, keywords = signature.bound(*arguments("attention", given, options))
         output = function(*positional, **keywords)
+        if getattr(output, "ndim", None) != 4:
+            axes = "batch, queries, heads, width" if length_first else "batch, heads, queries, width"
+            raise TypeError(f"the function must return one tensor [{axes}], got {in_words(output)}")
         return output if length_first else output.transpose(1, 2), None
 
     return forward
@@ -98,3 +105,10 @@ def is_default_scale(scale: float | None, query: Any) -> bool:
     default, width = 1 / math.sqrt(query.shape[-1]), query.shape[-1]
     rounded = [] if query.dtype == torch.float64 else [torch.tensor(default, dtype=torch.float32).item()]
     return scale in (None, default, width**-0.5, *rounded)
+
+
+def in_words(output: Any) -> str:
+    """A tensor by its shape, a tuple or list by what it holds, anything else by its type."""
+    if isinstance(output, tuple | list):
+        return f"a {type(output).__name__} of ({', '.join(map(in_words, output))})"
+    return f"{list(output.shape)}" if hasattr(output, "shape") else type(output).__name__

@@ -20,7 +20,7 @@ from conformance.cases.case import Case
 from conformance.checks.comparison import Finding
 from conformance.checks.levels import CORE, ROBUST, STRICT
 from conformance.judge.watched import JudgedCall, judge_calls
-from conformance.models.named_attention import adapted
+from conformance.models.named_attention import adapted, implementation
 from conformance.models.watching import read_tokens, refuse_unknown, watch
 from conformance.reports.narrow import fitting
 from conformance.reports.watched import blocks, call_cells, calls_table, mask_name
@@ -526,6 +526,32 @@ def test_the_default_scale_needs_no_parameter() -> None:
     for scale, inputs in ((0.25, given), (rounded, [x.double() for x in given])):
         with pytest.raises(TypeError, match="unexpected keyword argument 'scale'"):
             adapted(without_scale)(None, *inputs, is_causal=False, scaling=scale)
+
+
+@pytest.mark.parametrize(
+    ("output", "told"),
+    [
+        ((torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3, 3)), r"a tuple of \(\[1, 2, 3, 4\], \[1, 2, 3, 3\]\)"),
+        ([torch.zeros(2, 3), None], r"a list of \(\[2, 3\], NoneType\)"),
+        (torch.zeros(3, 8), r"\[3, 8\]"),
+        (None, "NoneType"),
+    ],
+)
+def test_what_is_no_output_is_told(output: Any, told: str) -> None:
+    def function(query: Any, key: Any, value: Any) -> Any:
+        return output
+
+    given = [torch.zeros(1, 2, 3, 4)] * 3
+    with pytest.raises(TypeError, match=rf"must return one tensor \[batch, heads, queries, width\], got {told}$"):
+        adapted(function)(None, *given, is_causal=False)
+
+
+def test_a_function_without_names_is_refused(tmp_path: Path) -> None:
+    """Nothing tells which of two signatures it has; one name does."""
+    file = tmp_path / "my_kernel.py"
+    file.write_text("def attention(*tensors, **others):\n    return tensors[0]")
+    with pytest.raises(ValueError, match=r"my_kernel\.py:attention names no parameters: name those of attention, or"):
+        implementation(f"{file}:attention")
 
 
 ONE_MORE = "{0} = {0} | {0}.roll(-1, -1).tril()\n    "
