@@ -58,7 +58,7 @@ def call_cells(call: JudgedCall, profile: str) -> list[Text | str]:
 
 
 def mask_name(case: Case) -> str:
-    """The mask in a word or two; a bias counts as one, and keys that no query of a sequence sees are padding."""
+    """The mask in a word or two; a bias counts as one, and keys that no query of a sequence sees may be padding."""
     mask = case.options.get("mask")
     words = [band_name(mask)] if not isinstance(mask, Dense) else dense_names(mask.array)
     return ", ".join(words + ["bias"] * ("bias" in case.inputs))
@@ -74,7 +74,11 @@ def band_name(mask: Any) -> str:
 
 
 def dense_names(allowed: np.ndarray) -> list[str]:
-    """The name of a mask [.., Q, K] whose padding has a name of its own; how much it hides where that is not all."""
+    """The name of a mask [.., Q, K] whose padding has a name of its own; how much it hides where that is not all.
+
+    Padding is keys that are hidden from every query that the rest of the mask lets see them. One query alone does not
+    tell padding from a window.
+    """
     queries, keys = allowed.shape[-2:]
     kept = allowed.any(axis=-2, keepdims=True)
     for offset in dict.fromkeys((keys - queries, 0)):
@@ -82,7 +86,9 @@ def dense_names(allowed: np.ndarray) -> list[str]:
         seen = np.broadcast_to(distance, allowed.shape)[allowed]
         left, right = -int(seen.min(initial=0)), int(seen.max(initial=0))
         for mask in (None, Causal(offset), SlidingWindow(left, right, offset)):
-            if np.array_equal(allowed, kept & materialize(mask, queries, keys)):
+            rest = materialize(mask, queries, keys)
+            telling = (rest & ~kept).any(axis=-1).sum(axis=-1)
+            if kept.any() and (telling > 1).any() and np.array_equal(allowed, kept & rest):
                 return ["padding"] if mask is None else [band_name(mask), "padding"]
     return [f"{1 - float(allowed.mean()):.0%} hidden"]
 

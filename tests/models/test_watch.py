@@ -329,9 +329,10 @@ def test_a_mask_is_described_as_what_it_is(mask: Any, sizes: tuple[int, int]) ->
 
 
 PADDED = np.arange(6) < np.array([6, 3])[:, None, None, None]
+EVERY = np.ones((6, 6), bool)
 NAMES = [
-    (PADDED, "padding"),
-    (PADDED[..., ::-1], "padding"),
+    (PADDED & EVERY, "padding"),
+    (PADDED[..., ::-1] & EVERY, "padding"),
     (PADDED & materialize(Causal(), 6, 6), "causal, padding"),
     (PADDED[..., ::-1] & materialize(Causal(), 6, 6), "causal, padding"),
     (PADDED & materialize(SlidingWindow(1, 0), 6, 6), "window 2, padding"),
@@ -339,7 +340,9 @@ NAMES = [
     (PADDED & materialize(Causal(3), 3, 6), "causal, padding"),
     (materialize(Causal(), 6, 6)[..., ::-1], "42% hidden"),
     (PADDED & (materialize(Causal(), 6, 6) != materialize(Causal(-3), 6, 6)), "window 3, padding"),
-    (np.zeros((2, 1, 6, 6), bool), "padding"),
+    (PADDED, "25% hidden"),
+    (PADDED & materialize(SlidingWindow(2, 0, 5), 1, 6), "75% hidden"),
+    (np.zeros((2, 1, 6, 6), bool), "100% hidden"),
 ]
 
 
