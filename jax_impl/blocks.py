@@ -48,7 +48,7 @@ from specification.parameters import (
     MultiHeadAttention,
     Norm,
 )
-from specification.rotary import Rotary
+from specification.rotary import Rotary, Rotation
 
 __all__ = ["decoder_block", "encoder_block"]
 
@@ -141,7 +141,7 @@ def rotation_of(rotary: Rotary | None, width: Any, x: Float[jax.Array, "B T E"],
     positions, columns = positions_from(x, offset), checks.rotary_fits(rotary, width)
     length = checks.rotary_length(rotary.scaling, None, readable(positions))
     dtype = compute_dtype_name(dtype_name(x))
-    return rotary_table(positions, columns, rotary.base, rotary.scaling, length, dtype)
+    return Rotation(*rotary_table(positions, columns, rotary.base, rotary.scaling, length, dtype))
 
 
 def rotated(x: Float[jax.Array, "B H T D"], layer: AttentionLayer, rotation: Any) -> Float[jax.Array, "B H T D"]:
@@ -225,6 +225,7 @@ def attend(
 ) -> Float[jax.Array, "B T E"]:
     """Attention of x to memory, which in self-attention is x. bias: of the scores (ATT-3). rotation: as in a block."""
     width = check_attention(parameters, x, memory, configuration)
+    checks.rotation(rotation, layer.rotary, width, x)
     rotation = rotation_of(layer.rotary, width, x) if rotation is None else rotation
     of_keys = rotation if memory.shape[1] == x.shape[1] else rotation_of(layer.rotary, width, memory)
     query = project_queries(parameters, x, configuration, layer, rotation)
@@ -321,7 +322,7 @@ def encoder_block(
     mask: Any = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[jax.Array, "..."] | None = None,
-    rotation: tuple[Float[jax.Array, "1 T pairs"], Float[jax.Array, "1 T pairs"]] | None = None,
+    rotation: Rotation | None = None,
     dropout: EncoderBlockDropout = EncoderBlockDropout(),
 ) -> Float[jax.Array, "B T E"]:
     """Apply self-attention, then the feed-forward network, each with residual connection and norm (BLK-1).
@@ -333,8 +334,8 @@ def encoder_block(
         mask: Who attends to whom, a description or a boolean array.
         layer: The window and rotation of the block's attention, which is one of the configuration's attention_layers.
         bias: Of the attention's scores, as in `attention`.
-        rotation: Sine and cosine of the layer's rotation, as `rotations_of` makes them once for a model; None makes
-            them here.
+        rotation: Sine and cosine of the layer's rotation, [1, T, W / 2] each in the dtype of computation, as
+            `rotations_of` makes them once for a model; None makes them here.
         dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
 
     Returns:
@@ -373,7 +374,7 @@ def decoder_block(
     memory_mask: Any = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[jax.Array, "..."] | None = None,
-    rotation: tuple[Float[jax.Array, "1 T pairs"], Float[jax.Array, "1 T pairs"]] | None = None,
+    rotation: Rotation | None = None,
     dropout: DecoderBlockDropout = DecoderBlockDropout(),
 ) -> Float[jax.Array, "B T E"]:
     """Apply self-attention, attention to memory, then the feed-forward network, as in `encoder_block` (BLK-1).

@@ -57,6 +57,7 @@ from specification.parameters import (
     MultiHeadAttention,
     Norm,
 )
+from specification.rotary import Rotation
 
 __all__ = ["DecoderBlockGradients", "EncoderBlockGradients", "decoder_block_vjp", "encoder_block_vjp"]
 
@@ -161,6 +162,7 @@ def attend_vjp(
 ) -> tuple[MultiHeadAttention, Float[np.ndarray, "B T E"], Float[np.ndarray, "B S E"], Any]:
     """Gradients of the parameters, of x as the queries, of memory as the keys and values, and of the bias."""
     width = check_attention(parameters, x, memory, configuration)
+    checks.rotation(rotation, layer.rotary, width, x)
     rotation = rotation_of(layer.rotary, width, x) if rotation is None else rotation
     of_keys = rotation if memory.shape[1] == x.shape[1] else rotation_of(layer.rotary, width, memory)
     p, H = parameters, configuration.num_heads
@@ -336,7 +338,7 @@ def encoder_block_vjp(
     mask: Any = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[np.ndarray, "..."] | None = None,
-    rotation: tuple[Float[np.ndarray, "1 T pairs"], Float[np.ndarray, "1 T pairs"]] | None = None,
+    rotation: Rotation | None = None,
     dropout: EncoderBlockDropout = EncoderBlockDropout(),
 ) -> EncoderBlockGradients:
     """Compute the gradients of parameters, x and bias (ATT-12).
@@ -384,7 +386,7 @@ def decoder_block_vjp(
     memory_mask: Any = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[np.ndarray, "..."] | None = None,
-    rotation: tuple[Float[np.ndarray, "1 T pairs"], Float[np.ndarray, "1 T pairs"]] | None = None,
+    rotation: Rotation | None = None,
     dropout: DecoderBlockDropout = DecoderBlockDropout(),
 ) -> DecoderBlockGradients:
     """Compute the gradients of parameters, x, memory and bias (ATT-12).

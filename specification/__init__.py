@@ -27,6 +27,7 @@ from specification.rotary import (
     Llama3Scaling,
     LongRopeScaling,
     Rotary,
+    Rotation,
     YarnScaling,
 )
 from specification.rules import MODEL_RULES, RULES, Rule
@@ -59,6 +60,7 @@ __all__ = [
     "Norm",
     "Or",
     "Rotary",
+    "Rotation",
     "Rule",
     "Segments",
     "SlidingWindow",

@@ -1,8 +1,9 @@
-"""What a rotary embedding does, as plain values that are hashable and free of arrays (POS-3, POS-4)."""
+"""What a rotary embedding does, as plain values that are hashable and free of arrays (POS-3, POS-4); and its tables."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 PAIRINGS = ("halves", "interleaved")
 
@@ -84,3 +85,10 @@ class Rotary:
     width: int | None = None
     pairing: str = "halves"
     scaling: Scaling | None = None
+
+
+class Rotation(NamedTuple):
+    """Sine and cosine of the angles of T positions, times the attention factor, [1, T, W / 2] each."""
+
+    sine: Any
+    cosine: Any

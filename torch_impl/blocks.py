@@ -35,7 +35,7 @@ from specification.parameters import (
     MultiHeadAttention,
     Norm,
 )
-from specification.rotary import Rotary
+from specification.rotary import Rotary, Rotation
 from torch_impl.attention import attention
 from torch_impl.attention_steps import dropout_factor
 from torch_impl.dtypes import widen
@@ -136,7 +136,7 @@ def rotation_of(rotary: Rotary | None, width: Any, x: Float[torch.Tensor, "B T E
     # Known without reading positions: torch.compile cannot, and a device would be waited for.
     length = checks.rotary_length(rotary.scaling, x.shape[1] + offset, None)
     dtype = compute_dtype_name(dtype_name(x))
-    return rotary_table(positions, columns, rotary.base, rotary.scaling, length, dtype)
+    return Rotation(*rotary_table(positions, columns, rotary.base, rotary.scaling, length, dtype))
 
 
 def rotated(x: Float[torch.Tensor, "B H T D"], layer: AttentionLayer, rotation: Any) -> Float[torch.Tensor, "B H T D"]:
@@ -220,6 +220,7 @@ def attend(
 ) -> Float[torch.Tensor, "B T E"]:
     """Attention of x to memory, which in self-attention is x. bias: of the scores (ATT-3). rotation: as in a block."""
     width = check_attention(parameters, x, memory, configuration)
+    checks.rotation(rotation, layer.rotary, width, x)
     rotation = rotation_of(layer.rotary, width, x) if rotation is None else rotation
     of_keys = rotation if memory.shape[1] == x.shape[1] else rotation_of(layer.rotary, width, memory)
     query = project_queries(parameters, x, configuration, layer, rotation)
@@ -315,7 +316,7 @@ def encoder_block(
     mask: Any = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[torch.Tensor, "..."] | None = None,
-    rotation: tuple[Float[torch.Tensor, "1 T pairs"], Float[torch.Tensor, "1 T pairs"]] | None = None,
+    rotation: Rotation | None = None,
     dropout: EncoderBlockDropout = EncoderBlockDropout(),
 ) -> Float[torch.Tensor, "B T E"]:
     """Apply self-attention, then the feed-forward network, each with residual connection and norm (BLK-1).
@@ -327,8 +328,8 @@ def encoder_block(
         mask: Who attends to whom, a description or a boolean array.
         layer: The window and rotation of the block's attention, which is one of the configuration's attention_layers.
         bias: Of the attention's scores, as in `attention`.
-        rotation: Sine and cosine of the layer's rotation, as `rotations_of` makes them once for a model; None makes
-            them here.
+        rotation: Sine and cosine of the layer's rotation, [1, T, W / 2] each in the dtype of computation, as
+            `rotations_of` makes them once for a model; None makes them here.
         dropout: For every place with dropout, what is kept and the rate. The caller draws it (BLK-2).
 
     Returns:
@@ -366,7 +367,7 @@ def decoder_block(
     memory_mask: Any = None,
     layer: AttentionLayer = AttentionLayer(),
     bias: Float[torch.Tensor, "..."] | None = None,
-    rotation: tuple[Float[torch.Tensor, "1 T pairs"], Float[torch.Tensor, "1 T pairs"]] | None = None,
+    rotation: Rotation | None = None,
     dropout: DecoderBlockDropout = DecoderBlockDropout(),
 ) -> Float[torch.Tensor, "B T E"]:
     """Apply self-attention, attention to memory, then the feed-forward network, as in `encoder_block` (BLK-1).

@@ -18,8 +18,9 @@ from specification.checks.arguments import (
     ranked,
     real_number,
     shape_of,
+    structure,
 )
-from specification.dtypes import LARGEST
+from specification.dtypes import LARGEST, compute_dtype_name, dtype_name
 from specification.frequencies import needs_length
 from specification.rotary import (
     PAIRINGS,
@@ -28,10 +29,11 @@ from specification.rotary import (
     Llama3Scaling,
     LongRopeScaling,
     Rotary,
+    Rotation,
     YarnScaling,
 )
 
-__all__ = ["rotary_embedding", "rotary_fits", "rotary_frequencies", "rotary_length"]
+__all__ = ["rotary_embedding", "rotary_fits", "rotary_frequencies", "rotary_length", "rotation"]
 
 
 def rotary_embedding(
@@ -89,6 +91,33 @@ def rotary_fits(rotary: Rotary, width: int) -> int:
         raise ValueError(f"the rotary width must be at most the head width {width}, got {turning}")
     rotary_frequencies(turning, rotary.base, rotary.scaling, None, "rotary width")
     return turning
+
+
+def rotation(given: Any, rotary: Rotary | None, width: int, x: Any) -> None:
+    """Check the rotation that a block is given for its layer (POS-3).
+
+    Args:
+        given: a `Rotation`, or None for one that the block makes.
+        rotary: the layer's, or None for a layer that rotates nothing.
+        width: of a head.
+        x: [B, T, E].
+
+    Raises:
+        TypeError: for what is no `Rotation`, and for tables in another dtype than that of computation.
+        ValueError: for tables of another shape than [1, T, W / 2], and for a layer that rotates nothing.
+    """
+    if given is None:
+        return
+    structure("rotation", given, Rotation)
+    if rotary is None:
+        raise ValueError("rotation was given, but the layer has no rotary: it rotates nothing")
+    shape, dtype = (1, x.shape[1], rotary_fits(rotary, width) // 2), compute_dtype_name(dtype_name(x))
+    for name, table in zip(("rotation.sine", "rotation.cosine"), given, strict=True):
+        if shape_of(name, table) != shape:
+            wanted = f"{list(shape)}: 1, the positions of x, and pairs of columns that turn"
+            raise ValueError(f"{name} must have shape {wanted}; got {list(table.shape)}")
+        if dtype_name(table) != dtype:
+            raise TypeError(f"{name} must be {dtype} beside x of {dtype_name(x)}, got {dtype_name(table)}")
 
 
 def rotary_frequencies(width: Any, base: Any, scaling: Any, length: Any, name: str = "width") -> None:

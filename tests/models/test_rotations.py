@@ -15,10 +15,10 @@ import torch_impl
 from reference_numpy.transformer_vjp import language_model_vjp
 from specification.configuration import AttentionLayer, Configuration
 from specification.parameters import mapped
-from specification.rotary import Rotary
+from specification.rotary import Rotary, Rotation
 from tests.support.helpers import REFERENCE, Implementation, by_reference
 from tests.support.small_models import decoding, plant
-from tests.support.todays_models import TODAY, E, Example, H, Parts
+from tests.support.todays_models import TODAY, D, E, Example, H, Parts
 
 ROTATIONS = {"llama": 1, "gemma3": 2}
 """How many different ones a model has, in four layers."""
@@ -87,6 +87,52 @@ def test_keys_may_be_more_than_queries(implementation: Implementation) -> None:
         for given in ((x,), (x[:, :3], x))
     ]
     np.testing.assert_allclose(answers[1], answers[0][:, :3], rtol=1e-5, atol=1e-6)
+
+
+MISFITS: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
+    "swapped, without names": (lambda s, c: (c, s), TypeError, "rotation must be a Rotation, got tuple"),
+    "one position": (
+        lambda s, c: Rotation(s[:, :1], c[:, :1]),
+        ValueError,
+        r"sine must have shape \[1, 5, 3\]: 1, the",
+    ),
+    "fewer pairs": (lambda s, c: Rotation(s, c[..., :1]), ValueError, r"cosine must have .*got \[1, 5, 1\]"),
+    "another dtype": (
+        lambda s, c: Rotation(s, c > 0),
+        TypeError,
+        "cosine must be float32 beside x of float32, got bool",
+    ),
+}
+
+
+def attended(implementation: Implementation, rotary: Rotary | None, changed: Callable[[Any, Any], Any]) -> Any:
+    """Attention of x, with the rotation of `Rotary()` for five positions, changed."""
+    blocks, parts, layer = importlib.import_module(f"{implementation.package}.blocks"), Parts(), AttentionLayer
+    parameters, x = map(implementation.convert, (parts.attention(), parts.array(2, 5, E)))
+    rotation = changed(*blocks.rotation_of(Rotary(), D, x))
+    return blocks.attend(parameters, x, x, None, None, Configuration(H), layer(rotary=rotary), rotation=rotation)
+
+
+@pytest.mark.rule("POS-3")
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_rotation_that_does_not_fit_is_refused(implementation: Implementation, name: str) -> None:
+    changed, kind, told = MISFITS[name]
+    with pytest.raises(kind, match=told):
+        attended(implementation, Rotary(), changed)
+
+
+@pytest.mark.rule("POS-3")
+def test_a_layer_that_rotates_nothing_takes_no_rotation(implementation: Implementation) -> None:
+    with pytest.raises(ValueError, match="the layer has no rotary"):
+        attended(implementation, None, Rotation)
+    assert attended(implementation, Rotary(), Rotation).shape == (2, 5, E)
+
+
+def test_a_rotation_that_is_not_checked_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of one position broadcasts."""
+    monkeypatch.setattr("specification.checks.rotation", lambda *_: None)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_a_rotation_that_does_not_fit_is_refused(REFERENCE, "one position")
 
 
 def test_a_table_for_every_layer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,6 @@ FAULTS = (
     Fault("keys are not turned", "llama", "blocks", "rotated(heads, layer, rotation), split", "heads, split"),
     Fault("the base is left as it is", "llama", "blocks", "columns, rotary.base,", "columns, 10000.0,"),
     Fault("the scaling is left out", "gpt_oss", "blocks", "rotary.base, rotary.scaling,", "rotary.base, None,"),
-    Fault("all columns turn", "gpt_neox", "blocks", "checks.rotary_fits(rotary, width)", "width"),
     Fault("pairs are halves", "gpt_j", "blocks", "cosine, layer.rotary.pairing)", 'cosine, "halves")'),
     Fault(
         "the first layer's rotation for all",
@@ -158,6 +157,13 @@ def test_faults_are_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None
     example = TODAY[fault.model]()
     replaced(monkeypatch, fault.file, fault.old, fault.new)
     assert worst(steps("torch_impl", example, "float32")) > 1
+
+
+@pytest.mark.slow
+def test_a_table_in_which_all_columns_turn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    replaced(monkeypatch, "blocks", "checks.rotary_fits(rotary, width)", "width")
+    with pytest.raises(ValueError, match=r"rotation\.sine must have shape"):
+        steps("torch_impl", TODAY["gpt_neox"](), "float32")
 
 
 # --- every gradient ---------------------------------------------------------------------------------------------------
