@@ -147,6 +147,9 @@ def usable(asked: Sequence[Subject], device: str, quick: bool, named: bool) -> l
         say(f"left out ({reason}): {'; '.join(names)}")
     if not found:
         refuse("no subject is left to time")
+    for subject in found:
+        if subject.yours and subject.operation == "attention" and subject.scores is None:
+            say(f"{subject.name}: memory is not estimated: the subject sets no scores=")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
@@ -30,7 +31,7 @@ def subject_at(target: str) -> Subject:
         )
     if not isinstance(found, Subject):
         raise ValueError(f"{target!r} is a {type(found).__name__}, expected a benchmarks.subjects.subject.Subject")
-    return found
+    return replace(found, yours=True)
 
 
 def module_of_file(path: Path) -> ModuleType:

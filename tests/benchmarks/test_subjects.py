@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.__main__ import usable
 from benchmarks.cases import BOTH, Case
 from benchmarks.measure.rounds import Budget
 from benchmarks.measure.running import LEFT_OUT, MEASURED, Entry, Plan, Run
@@ -53,3 +54,14 @@ def test_what_is_not_installed_is_left_out() -> None:
     _, (entry,) = run.case(CASES[0])
     run.close()
     assert (entry.status, entry.reason) == (LEFT_OUT, "no_such_package is not installed")
+
+
+@pytest.mark.parametrize(("scores", "told"), [(None, True), ((0, 0), False)])
+def test_a_subject_of_ones_own_without_scores_is_told(
+    monkeypatch: pytest.MonkeyPatch, scores: tuple[int, int] | None, told: bool
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("benchmarks.__main__.say", lines.append)
+    mine = Subject("mine", "attention", "numpy", (), "", scores=scores, yours=True)
+    assert usable([mine, *KNOWN[:1]], "cpu", False, False)[0] is mine
+    assert lines == ["mine: memory is not estimated: the subject sets no scores="] * told
