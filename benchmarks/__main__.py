@@ -215,13 +215,16 @@ def execute(
 
 def finish(result: dict[str, Any], plots: Path | None) -> NoReturn:
     """Print the findings, the ceilings and the growth, draw the pictures, and exit."""
-    from benchmarks.results.findings import of_cases
+    from benchmarks.results.findings import failures, of_cases
     from benchmarks.results.result import device_memory
     from benchmarks.results.scaling import WHAT_THEN, in_words
     from benchmarks.results.tables import ceiling_lines
 
     if len(result["cases"]) > 1:
         console.print(Text("All cases", style="bold"), *map(Text, of_cases(result["cases"])), sep="\n")
+    failed = failures(result["cases"])
+    if failed:
+        console.print(Text(failed, style="bold red"))
     words = in_words(result["cases"], device_memory(result))
     for line in [
         *ceiling_lines(result["ceilings"]),
@@ -232,7 +235,6 @@ def finish(result: dict[str, Any], plots: Path | None) -> NoReturn:
     draw(result, plots)
     if not result["finished"]:
         raise typer.Exit(130)
-    failed = any(subject["status"] == "failed" for case in result["cases"] for subject in case["subjects"])
     raise typer.Exit(1 if failed else 0)
 
 

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from benchmarks.__main__ import app
+from benchmarks.__main__ import app, finish
 from benchmarks.cases import Case
 from benchmarks.measure import running
 from benchmarks.measure.environment import environment, has_gpu
@@ -30,6 +31,7 @@ from benchmarks.subjects.registry import subjects
 from benchmarks.subjects.subject import Subject, without
 from benchmarks.work import Work
 from tests.benchmarks.test_parts import CEILINGS, SIZES, entry
+from tests.support import made_results
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
@@ -215,6 +217,16 @@ def test_a_run(inside: None, tmp_path: Path) -> None:
     assert [one["name"] for one in read(path)["cases"][0]["subjects"]] == ["reference_numpy"]
     assert read(path)["settings"]["only"] == ["short", "reference_numpy"]
     assert command("compare", path, path)[0] == 0
+
+
+def test_the_end_of_a_run_names_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    case = made_results.benchmark()["cases"][0]
+    result = {"cases": [case], "ceilings": [], "finished": True, "settings": {"device": "cpu"},
+              "environment": {"memory": None}}  # fmt: skip
+    with pytest.raises(typer.Exit) as ended:
+        finish(result, None)
+    assert ended.value.exit_code == 1
+    assert "FAILED: Wrong library in 1 case." in capsys.readouterr().out
 
 
 def test_an_interrupt_keeps_what_there_is(inside: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
