@@ -218,10 +218,12 @@ def finish(result: dict[str, Any], plots: Path | None) -> NoReturn:
     from benchmarks.results.findings import failures, of_cases
     from benchmarks.results.result import device_memory
     from benchmarks.results.scaling import WHAT_THEN, in_words
-    from benchmarks.results.tables import ceiling_lines
+    from benchmarks.results.tables import busy_cases, ceiling_lines
 
     if len(result["cases"]) > 1:
         console.print(Text("All cases", style="bold"), *map(Text, of_cases(result["cases"])), sep="\n")
+    if busy := busy_cases(result["cases"]):
+        console.print(Text(f"{busy}: times are too long, and ratios may be wrong", style="yellow"))
     failed = failures(result["cases"])
     if failed:
         console.print(Text(failed, style="bold red"))

@@ -142,7 +142,7 @@ def test_where_memory_ends() -> None:
 def test_two_results_begin_with_what_changed() -> None:
     before = {"cases": [case(ours(*[1.0] * 6), of("library", [1.0] * 6), of("other", [1.0, 1.1] * 4))]}
     after = {"cases": [case(ours(*[1.5] * 6), of("library", [0.5] * 6), of("other", [1.1, 1.0] * 4))]}
-    common = {"environment": {"versions": {}}, "settings": {}}
+    common = {"finished": True, "environment": {"versions": {}}, "settings": {}}
     assert findings.of_comparison(compare(before | common, after | common)) == [
         "Of 3 times, 1 slower, 1 faster, and 1 the same within noise.",
         "Most slower: our engine at made takes 1.50 [1.50, 1.50] times as long as before.",

@@ -179,6 +179,14 @@ def test_what_else_differs_is_told(result: dict[str, Any]) -> None:
     assert not any("only in" in line for line in found.circumstances)
 
 
+def test_other_programs_and_an_interrupt_are_told(result: dict[str, Any]) -> None:
+    busy = copy.deepcopy(result) | {"finished": False}
+    busy["cases"][0]["busy"] = "load 7.9 on 2 processors"
+    line = "other programs used the machine in 1 of 2 cases, interrupted"
+    assert compare(result, busy).circumstances == [f"B: {line}"]
+    assert compare(busy, busy).circumstances == [f"A: {line}; B: {line}"]
+
+
 def test_what_only_one_has_is_told(result: dict[str, Any]) -> None:
     after = copy.deepcopy(result)
     gone, lost = after["cases"][0], after["cases"][1]["subjects"].pop()
@@ -220,13 +228,15 @@ def test_a_run(inside: None, tmp_path: Path) -> None:
 
 
 def test_the_end_of_a_run_names_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
-    case = made_results.benchmark()["cases"][0]
+    case = made_results.benchmark()["cases"][0] | {"busy": "load 7.9 on 2 processors"}
     result = {"cases": [case], "ceilings": [], "finished": True, "settings": {"device": "cpu"},
               "environment": {"memory": None}}  # fmt: skip
     with pytest.raises(typer.Exit) as ended:
         finish(result, None)
     assert ended.value.exit_code == 1
-    assert "FAILED: Wrong library in 1 case." in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "FAILED: Wrong library in 1 case." in printed
+    assert "other programs used the machine in 1 of 1 cases: times are too long" in printed
 
 
 def test_an_interrupt_keeps_what_there_is(inside: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
