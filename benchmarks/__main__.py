@@ -251,6 +251,9 @@ def draw(result: dict[str, Any], folder: Path | None) -> None:
         return say(f"no pictures: {error.name} is not installed; pip install 'transformer-conformance[bench]' has it")
     except OSError as error:
         return say(f"no pictures: {error.filename}: {error.strerror}")
+    if not written:
+        reason = "the result has no times to compare" if result["cases"] else "no case is finished"
+        say(f"no pictures: {reason}")
     for path in written:
         say(f"wrote {path}")
 
@@ -260,7 +263,7 @@ def compare(
     before: Annotated[Path, typer.Argument(help="an earlier result, written by --json", metavar="A.json")],
     after: Annotated[Path, typer.Argument(help="a later result", metavar="B.json")],
 ) -> None:
-    """Compare two results: faster, slower or noise. Exit code 1 if any of our subjects is slower."""
+    """Compare two results: faster, slower or noise. Exit code 1 if any of our subjects is slower, 2 without a time."""
     from benchmarks.results.compare import SLOWER
     from benchmarks.results.compare import compare as compared
     from benchmarks.results.findings import of_comparison
@@ -276,6 +279,8 @@ def compare(
         console.print(Text(sentence))
     for line in found.circumstances:
         say(line)
+    if not found.changes:
+        raise typer.Exit(2)
     table = Table(box=None)
     headings = (("case", "left"), ("subject", "left"), ("time B / A", "right"), ("interval", "right"),
                 *([("same libraries", "right")] if found.drift else []), ("", "left"))  # fmt: skip

@@ -256,6 +256,21 @@ def test_an_interrupt_keeps_what_there_is(inside: None, monkeypatch: pytest.Monk
     found = read(path)
     assert (code, "interrupted" in output, found["finished"]) == (130, True, False)
     assert [one["name"] for one in found["cases"]] == ["short, T=64"]
+    pytest.importorskip("matplotlib")
+    assert "no pictures: the result has no times to compare" in output  # of one subject alone
+    assert not pictures.exists()
+
+
+def test_results_without_times_are_told_in_a_line(result: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    save(result, tmp_path / "full.json")
+    save(result | {"cases": []}, tmp_path / "none.json")
+    told = command("plot", tmp_path / "none.json", "--to", tmp_path / "pictures")
+    assert told == (0, "no pictures: no case is finished")
+    assert not (tmp_path / "pictures").exists()
+    assert command("compare", tmp_path / "full.json", tmp_path / "none.json")[0] == 2
+    code, output = command("compare", tmp_path / "none.json", tmp_path / "none.json")
+    assert (code, output) == (2, "No subject has a time in both results.")
 
 
 @pytest.mark.slow
