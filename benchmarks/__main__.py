@@ -78,6 +78,7 @@ def run(
         int | None, typer.Option(help="generate the same inputs again; by default a fresh seed", min=0)
     ] = None,
     others: Annotated[list[str] | None, typer.Option("--with", help=WITH, metavar="TARGET")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="print cases, and what memory leaves out; time none")] = False,
 ) -> None:
     """Time all installed subjects. Exit code 1 if a subject failed, 2 for wrong usage."""
     from benchmarks import cases as every_case
@@ -100,11 +101,13 @@ def run(
         picked, asked = chosen(only or (), every_case.cases(device, quick), there_are)
     except ValueError as error:
         refuse(str(error))
+    named = any(not any(word in case.name for case in every_case.cases(device, quick)) for word in only or ())
+    if listed:
+        list_cases(picked, usable(asked, device, quick and not named, named), device)
     if device == "cuda" and not has_gpu():
         refuse("--device cuda: neither torch nor JAX sees a GPU here")
     if json is not None and (reason := refusal(json)):
         refuse(f"--json: {reason}")
-    named = any(not any(word in case.name for case in every_case.cases(device, quick)) for word in only or ())
     known = usable(asked, device, quick and not named, named)
     threads = threads or there
     seed = secrets.randbelow(2**32) if seed is None else seed
@@ -122,6 +125,21 @@ def run(
     if busy := crowded(result["environment"]["load"], there):
         say(f"other programs use this machine ({busy}): intervals will be wide")
     finish(execute(plan, picked, known, result, json), plots)
+
+
+def list_cases(cases: Sequence[Case], known: Sequence[Subject], device: str) -> NoReturn:
+    """Print the names of cases and subjects, and below a case what free memory leaves out of it; exit."""
+    from benchmarks.measure import memory
+
+    free = memory.available(device)
+    for case in cases:
+        console.print(Text(case.name))
+        for subject in known:
+            reason = "" if subject.hindrance(case, device) else memory.hindrance(subject, case, free)
+            if reason:
+                say(f"  left out {subject.name}: {reason}")
+    console.print(Text(f"subjects: {'; '.join(subject.name for subject in known)}"))
+    raise typer.Exit(0)
 
 
 def memory_wanted(quick: bool) -> Any:

@@ -227,6 +227,16 @@ def test_a_run(inside: None, tmp_path: Path) -> None:
     assert command("compare", path, path)[0] == 0
 
 
+def test_cases_are_listed_with_what_memory_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.measure.memory.available", lambda device: 10**9)
+    monkeypatch.setattr(Run, "case", None)  # nothing is timed
+    words = ("run", "--list", "--only", "causal, T=128", "--only", "causal, T=16384", "--only", "NumPy, naive")
+    assert command(*words) == (0, (
+        "causal, T=128 causal, T=16384 left out NumPy, naive: one call needs about 18.5 GB, and 1.0 GB are free "
+        "causal, T=16384, forward + backward subjects: NumPy, naive"
+    ))  # fmt: skip
+
+
 def test_the_end_of_a_run_names_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
     case = made_results.benchmark()["cases"][0] | {"busy": "load 7.9 on 2 processors"}
     result = {"cases": [case], "ceilings": [], "finished": True, "settings": {"device": "cpu"},
