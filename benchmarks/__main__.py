@@ -241,7 +241,7 @@ def finish(result: dict[str, Any], plots: Path | None) -> NoReturn:
     if len(result["cases"]) > 1:
         console.print(Text("All cases", style="bold"), *map(Text, of_cases(result["cases"])), sep="\n")
     if busy := busy_cases(result["cases"]):
-        console.print(Text(f"{busy}: times are too long, and ratios may be wrong", style="yellow"))
+        console.print(Text(f"{busy.capitalize()}: times are too long, and ratios may be wrong", style="yellow"))
     failed = failures(result["cases"])
     if failed:
         console.print(Text(failed, style="bold red"))

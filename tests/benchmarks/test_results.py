@@ -246,7 +246,7 @@ def test_the_end_of_a_run_names_what_failed(capsys: pytest.CaptureFixture[str]) 
     assert ended.value.exit_code == 1
     printed = capsys.readouterr().out
     assert "FAILED: Wrong library in 1 case." in printed
-    assert "other programs used the machine in 1 of 1 cases: times are too long" in printed
+    assert "Other programs used the machine in 1 of 1 cases: times are too long" in printed
 
 
 def test_an_interrupt_keeps_what_there_is(inside: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
