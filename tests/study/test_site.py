@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +29,9 @@ from study.divergences import made_of, matrix
 from study.drift import all_columns
 from study.examples import examples, worked
 from study.operations import OPERATIONS, find, known, nearest
+from study.pages import MARKDOWN
 from study.results import gather
-from study.rules import rule_texts
+from study.rules import RuleText, rule_texts
 from study.sources import ROOT
 from study.terminal import fitting, shown
 from tests.support.made_results import built as of_operations
@@ -139,6 +141,33 @@ def test_a_page_says_what_spec_says(built: Path) -> None:
     for part in ("ATT-5", "<math", "softmax_vjp", "planted faults", "<mark", "constant to the gradient"):
         assert part in text
     assert "allowed = np.broadcast_to" in re.sub(r"<[^>]+>", "", text)
+
+
+def blocks_of_spec() -> dict[str, list[str]]:
+    """The indented lines in each rule's section of SPEC.md."""
+    sections = re.findall(r"^### (\S+)(.*?)(?=^##)", (ROOT / "SPEC.md").read_text(), re.M | re.DOTALL)
+    return {name: re.findall(r"^    (.*)", section, re.M) for name, section in sections}
+
+
+def blocks_read(texts: Mapping[str, RuleText]) -> dict[str, list[str]]:
+    """The lines of the blocks of code in each rule, as Markdown reads it."""
+    wholes = {name: "\n\n".join((rule.text, rule.why, rule.elsewhere)) for name, rule in texts.items()}
+    return {
+        name: [line for token in MARKDOWN.parse(whole) if token.type == "code_block" for line in lines(token.content)]
+        for name, whole in wholes.items()
+    }
+
+
+def lines(text: str) -> list[str]:
+    return [line for line in text.split("\n") if line]
+
+
+def test_a_block_in_a_rule_stays_a_block() -> None:
+    expected = blocks_of_spec()
+    assert {"POS-3", "NORM-7", "OPT-3", "BLK-1", "BLK-3"} < {name for name, found in expected.items() if found}
+    assert blocks_read(rule_texts()) == expected
+    lost = {name: rule._replace(text=rule.text.strip()) for name, rule in rule_texts().items()}
+    assert blocks_read(lost)["POS-3"] != expected["POS-3"]
 
 
 # --- contrast ---------------------------------------------------------------------------------------------------------
