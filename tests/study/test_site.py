@@ -276,9 +276,23 @@ def test_names_are_found_whatever_their_case() -> None:
     assert find("multi-head attention") == known()["multi_head_attention"]
     assert find("causal").rules == ("MASK-3",)  # type: ignore[union-attr]
     assert find("att-5").functions == (("attention_steps.py", "softmax"),)  # type: ignore[union-attr]
+    assert find("layer_norm_vjp").functions == (("layer_norm_vjp.py", "layer_norm_vjp"),)  # type: ignore[union-attr]
     assert find("atention") is None
     assert nearest("atention")[0] == "attention"
     assert nearest("ATT-55")[0] == "ATT-5"
+
+
+def test_gradients_are_found_by_name_and_under_their_rule() -> None:
+    names = known()
+    for one in OPERATIONS:
+        for place in one.gradients:
+            assert place[1] in names, place
+            if place[1].endswith("_vjp"):
+                assert names[place[1]].functions == (place,)
+    gradients = {name for name, rule in rule_texts().items() if rule.title == "gradients"}
+    assert gradients == {"ATT-12", "NORM-6"}
+    for rule in gradients:
+        assert {file.endswith("_vjp.py") for file, _ in names[rule].functions} == {True}
 
 
 @pytest.mark.parametrize(("width", "count"), [(60, 1), (100, 2), (140, 3), (300, 3)])
@@ -303,7 +317,7 @@ def command(*arguments: str) -> tuple[int, str]:
     return result.exit_code, " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("name", ["attention", "Causal", "ATT-5", "layer_norm", "BLK-1"])
+@pytest.mark.parametrize("name", ["attention", "Causal", "ATT-5", "layer_norm", "BLK-1", "layer_norm_vjp"])
 def test_show(name: str) -> None:
     code, text = command(name)
     assert code == 0
