@@ -81,7 +81,7 @@ class Report:
 
     @property
     def worst(self) -> float:
-        """The largest error ratio; of rules that are violated only beyond the profile, that of the cases that keep them."""
+        """The largest error ratio; where a rule is violated only beyond the profile, that of the cases that keep it."""
         beyond = {violation.rule for violation in self.violations if not within(violation.level, self.profile)}
         ratios = (cell.kept[0] if rule in beyond else cell.worst for rule, cell in self.rules.items())
         return max(ratios, default=0.0)
