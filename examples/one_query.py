@@ -5,7 +5,8 @@
 # what should have come and how far off honest float32 arithmetic may be, for every number; that much is 1 *bound*. So
 # there is no tolerance anywhere below, and none of the errors printed may be more than 1.
 #
-# Names of axes: B sequences in a batch, H heads, Q queries, K keys, D the width of a head, E the width of the model.
+# Names of axes: B sequences in a batch, H heads, T positions of a sequence, Q queries, K keys, D the width of a head,
+# E the width of the model, F the inner width of its feed-forward network.
 
 # %%
 import numpy as np
