@@ -24,6 +24,7 @@ from conformance.peers.cells import ACCEPTS, CONFORMS, VIOLATED
 from conformance.peers.rows import Divergence, Row, Run
 from specification import MODEL_RULES, RULES
 from specification.dialects import DIALECTS
+from study import __main__ as study_command
 from study import site
 from study.divergences import made_of, matrix
 from study.drift import all_columns
@@ -120,6 +121,19 @@ def test_lines_are_linked_to_a_base_when_one_is_given(tmp_path: Path) -> None:
     text = (tmp_path / "softmax.html").read_text()
     assert 'href="https://example.org/tree/main/reference_numpy/attention_steps.py#L' in text
     assert str(ROOT) not in text
+
+
+@pytest.mark.parametrize("base", [None, "https://example.org/tree/main"])
+def test_a_build_says_where_its_links_lead(
+    base: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(study_command, "build", lambda *_: [])
+    given = [] if base is None else ["--base", base]
+    monkeypatch.setattr(sys, "argv", ["study", "--out", str(tmp_path), *given])
+    study_command.main()
+    told = capsys.readouterr().out
+    assert told.startswith(f"Building {tmp_path}")
+    assert ("To publish the pages, give --base" in told) is (base is None)
 
 
 def test_every_function_stands_on_one_page() -> None:
