@@ -32,8 +32,7 @@ def check(function, operation, arrays, rules, dtypes=("float32",), **claims):
     """What the judge finds: whether the function conforms, and for every violation the worst number."""
     claims = {"effort": "quick", "profile": "strict", "seed": SEED, "dtypes": dtypes, "rules": rules} | claims
     report = conformance.check(function, operation, arrays=arrays, **claims)
-    worst = max(cell.worst for cell in report.rules.values())
-    verdict = f"conforms, worst {worst:.2f} bounds" if report.conforms else "violates"
+    verdict = f"conforms, worst {report.worst:.2f} bounds" if report.conforms else "violates"
     print(f"  {report.subject}: {verdict}, {report.cases} cases")
     for violation in report.violations:
         print("    " + "; ".join([f"{violation.rule}: {violation.message}", *violation.diagnosis]))

@@ -30,6 +30,8 @@ def main() -> None:
     given = parser.parse_args()
     if not (ROOT / "SPEC.md").is_file():
         parser.error("the pages need the documents, examples and tests of the project: run it in a clone")
+    how = "" if given.no_examples else ", with worked examples: this takes minutes"
+    print(f"Building {given.out}{how}", flush=True)
     results = gather(given.conformance, given.benchmarks, given.divergences, given.training)
     written = build(given.out, given.base, not given.no_examples, results)
     for line in alignment_lines(drifts()):
@@ -37,6 +39,8 @@ def main() -> None:
     for one in results:
         if one.missing:
             print(f"{one.missing} {one.how} makes one.")
+    if given.base is None:
+        print("Links to sources lead to this clone. To publish the pages, give --base, the address of the files.")
     print(f"{len(written)} pages in {given.out}; start with index.html")
 
 

@@ -1,4 +1,4 @@
-"""What makes a lesson of an operation's page: its idea, and the symbols of its formulas."""
+"""What makes a lesson of an operation's page: its idea, the symbols of its formulas, and formulas of gradients."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import tomllib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 LABEL = re.compile(r"\\text\{[^}]*\}: ?\\quad")
 """The name of a formula, which stands before it."""
 TOKEN = re.compile(r"\\text\{([^}]*)\}|\\([a-zA-Z]+)|(e\^|[A-Za-z])")
 KNOWN = {
     "frac", "sqrt", "sum", "left", "right", "quad", "qquad", "cdot", "le", "dots", "leftarrow", "mid", "mathsf", "T",
-    "log", "tanh", "sin", "cos", "e^",
+    "log", "tanh", "sin", "cos", "e^", "bar",
 }  # fmt: skip
 """Layout, functions that everybody knows, the base of exponentials, and transposition."""
 
@@ -25,9 +25,18 @@ class Symbol(NamedTuple):
     meaning: str
 
 
+class Gradients(NamedTuple):
+    """What stands above the gradients' code. symbols: those that the page's formulas lack. note: Markdown."""
+
+    formulas: tuple[str, ...] = ()
+    symbols: tuple[Symbol, ...] = ()
+    note: str = ""
+
+
 class Lesson(NamedTuple):
     idea: str
     symbols: tuple[Symbol, ...]
+    gradients: Gradients = Gradients()
 
 
 @cache
@@ -35,9 +44,17 @@ def lessons() -> Mapping[str, Lesson]:
     """Return the lessons by the name of the operation."""
     found = tomllib.loads((Path(__file__).parent / "lessons.toml").read_text(encoding="utf-8"))
     return {
-        name: Lesson(" ".join(one["idea"].split()), tuple(Symbol(*symbol) for symbol in one["symbols"]))
+        name: Lesson(" ".join(one["idea"].split()), symbols_of(one), gradients_of(one.get("gradients", {})))
         for name, one in found.items()
     }
+
+
+def symbols_of(given: Mapping[str, Any]) -> tuple[Symbol, ...]:
+    return tuple(Symbol(*symbol) for symbol in given.get("symbols", ()))
+
+
+def gradients_of(given: Mapping[str, Any]) -> Gradients:
+    return Gradients(tuple(given.get("formulas", ())), symbols_of(given), " ".join(given.get("note", "").split()))
 
 
 def names(latex: str) -> set[str]:

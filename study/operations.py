@@ -257,25 +257,28 @@ def page_of(place: Place) -> Operation | None:
 
 
 def known() -> dict[str, Found]:
-    """Return everything that has a name: operations, functions, masks and rules."""
+    """Return everything that has a name: operations, functions, gradients, masks and rules."""
     found = {one.name: Found(one.title, one.rules, one.functions) for one in OPERATIONS}
     for one in OPERATIONS:
         found |= dict.fromkeys(one.also, found[one.name])
-        for file, name in one.functions:
-            stating = [rule for rule, text in rule_texts().items() if (file, name) in text.defined_by]
-            found.setdefault(name, Found(name, tuple(stating) or one.rules, ((file, name),)))
+    # All functions first: a helper of a gradient may have the name of a function.
+    pages = [(one, place) for one in OPERATIONS for place in one.functions]
+    pages += [(one, place) for one in OPERATIONS for place in one.gradients]
+    for one, (file, name) in pages:
+        stating = [rule for rule, text in rule_texts().items() if (file, name) in text.defined_by]
+        found.setdefault(name, Found(name, tuple(stating) or one.rules, ((file, name),)))
     for name, rule in MASK_RULES.items():
         if hasattr(descriptions, name):
             found[name] = Found(f"{name}: {rule_texts()[rule].title}", (rule,), places("masks", "allowed_pairs"))
     for name, text in rule_texts().items():
-        shared = [place for place in text.defined_by if any(place in one.functions for one in OPERATIONS)]
+        shared = [place for place in text.defined_by if page_of(place) is not None]
         functions = tuple(dict.fromkeys(shared)) or functions_of_pages(name)
         found[name] = Found(f"{name} {text.title}", (name,), functions)
     return found
 
 
 def functions_of_pages(rule: str) -> tuple[Place, ...]:
-    """Return all functions of the pages that show a rule; of its gradients only the definition has functions."""
+    """Return all functions of the pages that show a rule, without gradients."""
     return tuple(place for one in OPERATIONS if rule in one.rules for place in one.functions)
 
 

@@ -66,7 +66,7 @@ def rule_text(section: str, cells: Mapping[str, Sequence[str]]) -> RuleText:
     rule = (RULES | MODEL_RULES)[heading.split()[0]]
     found: dict[str, list[str]] = {part: [] for part in ("text", *PARTS)}
     part = "text"
-    for paragraph in re.split(r"\n\s*\n", body.strip()):
+    for paragraph in re.split(r"\n\s*\n", body.strip("\n")):  # a block keeps its indentation
         starts = [word for word in PARTS if paragraph.startswith(f"{word}:")]
         if starts:
             part, paragraph = starts[0], paragraph.partition(":")[2].strip()

@@ -111,13 +111,15 @@ def build(out: Path, base: str | None = None, examples: bool = True, results: Re
 
 def operation_content(operation: Operation, number: int, results: Results) -> dict[str, Any]:
     """Everything that stands on the page of one operation."""
-    found = results.matrix.content
+    found, lesson = results.matrix.content, lessons.lessons()[operation.name]
     definition = {place: functions_of(PACKAGES[0], place[0])[place[1]] for place in operation.gradients}
     return {
         "operation": operation,
-        "lesson": lessons.lessons()[operation.name],
-        "symbols": pages.symbols(lessons.lessons()[operation.name].symbols),
+        "lesson": lesson,
+        "symbols": pages.symbols(lesson.symbols),
         "formulas": [pages.formula(one) for one in operation.formulas],
+        "gradient_symbols": pages.symbols(lesson.gradients.symbols),
+        "gradient_formulas": [pages.formula(one) for one in lesson.gradients.formulas],
         "rules": pages.texts(operation.rules),
         "functions": [pages.block(*place) for place in operation.functions],
         "elsewhere": elsewhere.meanings(operation.functions),

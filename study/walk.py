@@ -6,7 +6,6 @@ import ast
 import contextlib
 import io
 import re
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,8 +76,7 @@ def run(found: list[Cell]) -> list[Cell]:
 
 def ran(cell: Cell, names: dict[str, Any]) -> Cell:
     printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of functions that are wrong on purpose
+    with contextlib.redirect_stdout(printed):
         exec(compile(cell.code, FILE.name, "exec"), names)
     given = {name: names[name] for name in assigned(cell.code)}
     small = {name: value for name, value in given.items() if isinstance(value, np.ndarray) and value.size <= LARGEST}

@@ -80,6 +80,13 @@ class Report:
         return sum(cell.cases for cell in self.rules.values())
 
     @property
+    def worst(self) -> float:
+        """The largest error ratio; where a rule is violated only beyond the profile, that of the cases that keep it."""
+        beyond = {violation.rule for violation in self.violations if not within(violation.level, self.profile)}
+        ratios = (cell.kept[0] if rule in beyond else cell.worst for rule, cell in self.rules.items())
+        return max(ratios, default=0.0)
+
+    @property
     def headline(self) -> str:
         """The known mistake that explains most violations; empty where none is known, or none explains most."""
         names = (name for violation in self.violations for name in violation.mistakes)

@@ -12,10 +12,11 @@ from specification import Causal
 
 
 class Example(NamedTuple):
-    """A call, and which of the arrays inside are worth seeing: (function, name)."""
+    """A call, and which of the arrays inside are worth seeing: (function, name). says: how to read them, in words."""
 
     case: Case
     inside: tuple[tuple[str, str], ...]
+    says: str = ""
 
 
 def numbers(seed: int, *shape: int) -> np.ndarray:
@@ -87,6 +88,9 @@ def examples() -> dict[str, Example]:
             Case("rotary_embedding", "float32", {"x": numbers(70, 1, 1, 3, 4), "positions": np.arange(3)},
                  {"base": 100.0}),
             (("sine_and_cosine", "quarter"), ("sine_and_cosine", "angle")),
+            "An angle is a whole number of quarter turns, `quarter`, and a rest between -pi/4 and pi/4, `angle`. The"
+            " first pair turns by 1 at position 1: 1 = 1 * pi/2 - 0.5708. Columns 0 and 2 are the first pair, 1 and 3"
+            " the second.",
         ),
         "feed_forward": Example(
             Case("feed_forward", "float32",

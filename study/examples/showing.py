@@ -55,7 +55,7 @@ def part_of(found: Worked) -> Part:
     table = Table("The largest difference of every array", heads, rows, folded=True)
     errors = {one.package: one.ratio for one in found.results}
     verdict = of_bound(found.disagreement, errors)
-    return Part("", "", call(found.example.case), given, steps, (table,), verdict)
+    return Part("", found.example.says, call(found.example.case), given, steps, (table,), verdict)
 
 
 def told(distance: float) -> str:

@@ -69,7 +69,7 @@ def worked(page: str) -> Worked | None:
     example = examples().get(page)
     if example is None:
         return None
-    case, inside = example
+    case, inside = example.case, example.inside
     wanted = list(dict.fromkeys((STANDS_FOR.get(function, function), name) for function, name in inside))
     runs = {package: captured(package, case, inside) for package in PACKAGES}
     truth, bounds = oracle(case), bound(case)

@@ -62,6 +62,10 @@ def test_empty_rows_are_no_matter_of_the_core() -> None:
     report = conformance.check(finite_fill, "attention", rules=["MASK-1", "MASK-3", "ATT-6"], **QUICK)
     assert report.kept == CORE
     assert [violation.rule for violation in report.violations] == ["ATT-6"]
+    assert report.worst == report.rules["ATT-6"].worst > 1
+    core = replace(report, profile=CORE)
+    assert core.conforms
+    assert 0 < core.worst <= 1
 
 
 def of_an_empty_row(rule: str, row: int) -> Violation:

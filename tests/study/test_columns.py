@@ -37,6 +37,13 @@ def test_a_build_tells_a_reader_only_of_columns_that_do_not_align() -> None:
     assert second == "  softmax: step `powers` stands alone"
 
 
+def test_every_function_in_a_reason_stands_on_the_page() -> None:
+    """A reason that stands beside a step of layer norm does not speak of attention."""
+    for key, reasons in drift.idioms().items():
+        named = {name for reason in reasons for name in re.findall(r"\breference_\w+", reason)}
+        assert named <= {f"reference_{key.partition(':')[0]}"}, key
+
+
 def test_most_steps_stand_in_all_three() -> None:
     found = re.match(r"(\d+) of (\d+) steps", drift.summary())
     assert found

@@ -94,6 +94,19 @@ def test_a_mask_that_one_reads_differently_shows(package: str, monkeypatch: pyte
     assert part.verdict.startswith("0 of 1 ")
 
 
+# --- one call ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_rotary_example_says_what_its_arrays_mean() -> None:
+    part = parts_of("rotary")[0]
+    angles = np.pi / 2 * shown(part, "quarter").array + shown(part, "angle").array
+    assert np.allclose(angles[0, 1], [1, 0.1])
+    assert "1 = 1 * pi/2 - 0.5708" in part.says
+    x, output = part.given[0].array[0, 0, 1], shown(part, "output").array[0, 0, 1]
+    turned = np.exp(1j * angles[0, 1]) * (x[:2] + 1j * x[2:])  # columns 0 and 2, 1 and 3
+    assert np.allclose(output, [*turned.real, *turned.imag])
+
+
 # --- blocks and models ------------------------------------------------------------------------------------------------
 
 

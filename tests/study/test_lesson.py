@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from study import site, walk
-from study.lessons import Symbol, lessons, unexplained
+from study.lessons import Symbol, lessons, names, unexplained
 from study.operations import OPERATIONS
 from study.pages import ENGINE
 from study.results import gather
@@ -45,6 +45,17 @@ def test_every_symbol_is_explained(operation: Any) -> None:
     assert len(symbols) == len({one.latex for one in symbols})
 
 
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
+def test_every_symbol_of_a_gradient_is_explained(operation: Any) -> None:
+    lesson = lessons()[operation.name]
+    formulas, own = lesson.gradients.formulas, lesson.gradients.symbols
+    assert bool(formulas) is (operation.name in ("layer_norm", "norm_variants", "attention"))
+    used = set().union(*map(names, formulas))
+    explained = [set().union(*(names(one.latex) for one in symbols)) for symbols in (lesson.symbols, own)]
+    assert used <= explained[0] | explained[1]
+    assert explained[1] <= used
+
+
 def test_what_is_not_explained_is_found() -> None:
     formula = (r"y = \frac{x_i}{\sqrt{\varepsilon}} \text{relu}(e^{z})",)
     known = tuple(Symbol(latex, "", "") for latex in ("y", "x_i", r"\varepsilon", r"\text{relu}", "z"))
@@ -62,7 +73,10 @@ def test_a_chapter_begins_with_the_idea(built: Path) -> None:
         text = (built / f"{operation.name}.html").read_text()
         assert re.findall(r'<section id="(\w+)">', text) == order
         assert re.findall(r'<li><a href="#(\w+)">', text) == order
-        assert text.count('<th scope="row"><math') == len(lessons()[operation.name].symbols)
+        lesson = lessons()[operation.name]
+        assert text.count('<th scope="row"><math') == len(lesson.symbols) + len(lesson.gradients.symbols)
+        assert text.count('<div class="formula">') == len(operation.formulas) + len(lesson.gradients.formulas)
+        assert '<a href="rules.html#ATT-12">' in text[text.index('id="gradients"') : text.index('id="rules"')]
 
 
 def test_the_choice_of_an_engine_is_folded(chromium: Any, built: Path) -> None:

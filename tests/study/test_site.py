@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +24,15 @@ from conformance.peers.cells import ACCEPTS, CONFORMS, VIOLATED
 from conformance.peers.rows import Divergence, Row, Run
 from specification import MODEL_RULES, RULES
 from specification.dialects import DIALECTS
+from study import __main__ as study_command
 from study import site
 from study.divergences import made_of, matrix
 from study.drift import all_columns
 from study.examples import examples, worked
 from study.operations import OPERATIONS, find, known, nearest
+from study.pages import MARKDOWN
 from study.results import gather
-from study.rules import rule_texts
+from study.rules import RuleText, rule_texts
 from study.sources import ROOT
 from study.terminal import fitting, shown
 from tests.support.made_results import built as of_operations
@@ -120,6 +123,19 @@ def test_lines_are_linked_to_a_base_when_one_is_given(tmp_path: Path) -> None:
     assert str(ROOT) not in text
 
 
+@pytest.mark.parametrize("base", [None, "https://example.org/tree/main"])
+def test_a_build_says_where_its_links_lead(
+    base: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(study_command, "build", lambda *_: [])
+    given = [] if base is None else ["--base", base]
+    monkeypatch.setattr(sys, "argv", ["study", "--out", str(tmp_path), *given])
+    study_command.main()
+    told = capsys.readouterr().out
+    assert told.startswith(f"Building {tmp_path}")
+    assert ("To publish the pages, give --base" in told) is (base is None)
+
+
 def test_every_function_stands_on_one_page() -> None:
     places = [place for one in OPERATIONS for place in one.functions]
     assert sorted(places) == sorted(set(places))
@@ -139,6 +155,33 @@ def test_a_page_says_what_spec_says(built: Path) -> None:
     for part in ("ATT-5", "<math", "softmax_vjp", "planted faults", "<mark", "constant to the gradient"):
         assert part in text
     assert "allowed = np.broadcast_to" in re.sub(r"<[^>]+>", "", text)
+
+
+def blocks_of_spec() -> dict[str, list[str]]:
+    """The indented lines in each rule's section of SPEC.md."""
+    sections = re.findall(r"^### (\S+)(.*?)(?=^##)", (ROOT / "SPEC.md").read_text(), re.M | re.DOTALL)
+    return {name: re.findall(r"^    (.*)", section, re.M) for name, section in sections}
+
+
+def blocks_read(texts: Mapping[str, RuleText]) -> dict[str, list[str]]:
+    """The lines of the blocks of code in each rule, as Markdown reads it."""
+    wholes = {name: "\n\n".join((rule.text, rule.why, rule.elsewhere)) for name, rule in texts.items()}
+    return {
+        name: [line for token in MARKDOWN.parse(whole) if token.type == "code_block" for line in lines(token.content)]
+        for name, whole in wholes.items()
+    }
+
+
+def lines(text: str) -> list[str]:
+    return [line for line in text.split("\n") if line]
+
+
+def test_a_block_in_a_rule_stays_a_block() -> None:
+    expected = blocks_of_spec()
+    assert {"POS-3", "NORM-7", "OPT-3", "BLK-1", "BLK-3"} < {name for name, found in expected.items() if found}
+    assert blocks_read(rule_texts()) == expected
+    lost = {name: rule._replace(text=rule.text.strip()) for name, rule in rule_texts().items()}
+    assert blocks_read(lost)["POS-3"] != expected["POS-3"]
 
 
 # --- contrast ---------------------------------------------------------------------------------------------------------
@@ -247,9 +290,23 @@ def test_names_are_found_whatever_their_case() -> None:
     assert find("multi-head attention") == known()["multi_head_attention"]
     assert find("causal").rules == ("MASK-3",)  # type: ignore[union-attr]
     assert find("att-5").functions == (("attention_steps.py", "softmax"),)  # type: ignore[union-attr]
+    assert find("layer_norm_vjp").functions == (("layer_norm_vjp.py", "layer_norm_vjp"),)  # type: ignore[union-attr]
     assert find("atention") is None
     assert nearest("atention")[0] == "attention"
     assert nearest("ATT-55")[0] == "ATT-5"
+
+
+def test_gradients_are_found_by_name_and_under_their_rule() -> None:
+    names = known()
+    for one in OPERATIONS:
+        for place in one.gradients:
+            assert place[1] in names, place
+            if place[1].endswith("_vjp"):
+                assert names[place[1]].functions == (place,)
+    gradients = {name for name, rule in rule_texts().items() if rule.title == "gradients"}
+    assert gradients == {"ATT-12", "NORM-6"}
+    for rule in gradients:
+        assert {file.endswith("_vjp.py") for file, _ in names[rule].functions} == {True}
 
 
 @pytest.mark.parametrize(("width", "count"), [(60, 1), (100, 2), (140, 3), (300, 3)])
@@ -274,7 +331,7 @@ def command(*arguments: str) -> tuple[int, str]:
     return result.exit_code, " ".join(result.output.split())
 
 
-@pytest.mark.parametrize("name", ["attention", "Causal", "ATT-5", "layer_norm", "BLK-1"])
+@pytest.mark.parametrize("name", ["attention", "Causal", "ATT-5", "layer_norm", "BLK-1", "layer_norm_vjp"])
 def test_show(name: str) -> None:
     code, text = command(name)
     assert code == 0

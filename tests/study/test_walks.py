@@ -67,7 +67,8 @@ VERDICTS = {
     ],
     "one_training_step": [
         "loss: 1.7512644604326708",
-        "cross_entropy_of_torch: conforms",
+        "cross_entropy_of_torch: conforms, worst 0.",
+        "LOSS-1 (robust, not asked by the profile core): ",
         "the mean is taken over all rows, not over the targets that count",
         "adam: conforms",
         "the square of eps stands inside the root",
@@ -112,14 +113,17 @@ FAULTS = {
 
 
 def run(file: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The script in a process of its own, warnings being errors, from another folder than its own."""
+    """The script in a process of its own, from another folder than its own. Warnings are printed, to stderr.
+
+    As errors they would pass unseen: the judge takes one that a function under test raises for a violation.
+    """
     cache = Path.home() / ".cache" / "transformer-conformance" / "jax"
     environment = {"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"}
     environment |= {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     environment |= {"JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1"}
     ignored = "ignore:Error reading persistent compilation cache entry:UserWarning"
     return subprocess.run(
-        [sys.executable, "-W", "error", "-W", ignored, str(file)],
+        [sys.executable, "-W", "default", "-W", ignored, str(file)],
         cwd=folder,
         env=os.environ | environment,
         capture_output=True,
