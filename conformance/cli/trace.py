@@ -34,6 +34,8 @@ SAVE = (
 AGAINST = (
     "compare the arrays in this file, by the name of step or piece, with the definition's; name the first to depart"
 )
+NEXT = 3
+"""So many departures are told after the first."""
 SENTENCE = "A masterpiece four years in the making."
 
 
@@ -189,6 +191,11 @@ def tell_departures(compared: Departures, found: Agreement, path: Path) -> None:
     else:
         departing = compared.findings[compared.first]
         console.print(Text(f"{path}: the first that departs is {departing}", style="bold red"))
+        more = compared.departing[1:]
+        for name in more[:NEXT]:
+            console.print(Text(f"then {compared.findings[name]}"))
+        if len(more) > NEXT:
+            console.print(Text(f"and {len(more) - NEXT} more"))
     count = counted(f"{steps} of {every}", len(compared.findings) - steps)
     console.print(Text(f"{count} are in {path}, in {compared.dtype}; their bounds are carried from the input"))
     if compared.unknown:

@@ -305,6 +305,34 @@ def test_pieces_are_saved_and_compared(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_lowest_number_forbids_a_pair(folder: Path, dtype: str) -> None:
+    """In masked scores alone, and where the mask forbids the pair; the departures after the first are told, too."""
+    arrays, step = computed_inside(dtype), "decoder.blocks.0.self_attention"
+    masked = arrays[f"{step}: scores, masked"]
+    lowest = np.finfo(dtype).min
+    filled = np.where(masked == -np.inf, masked.dtype.type(lowest), masked)
+    np.savez("own.npz", **arrays | {f"{step}: scores, masked": filled})  # type: ignore[arg-type]
+    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
+    assert code == 0, output
+    assert "own.npz: none departs" in output
+    filled[0, 0, 1, 0] = lowest
+    several = {name: 1.01 * arrays[f"{step}: {name}"] for name in ("weights", "weighted values", "heads merged")}
+    several = {f"{step}: {name}": array for name, array in several.items()} | {step: 1.01 * arrays[step]}
+    np.savez("own.npz", **arrays | several | {f"{step}: scores, masked": filled})  # type: ignore[arg-type]
+    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
+    assert code == 1
+    lines = output.splitlines()
+    first = next(i for i, line in enumerate(lines) if "own.npz: the first that departs is" in line)
+    assert f"{step}: scores, masked[0, 0, 1, 0]: got -inf" in lines[first]
+    for line, name in zip(lines[first + 1 : first + 4], ("weights", "weighted values", "heads merged"), strict=True):
+        assert line.startswith(f"then {step}: {name}[")
+    assert lines[first + 4] == "and 1 more"
+    np.savez("own.npz", **{f"{step}: scores": np.where(masked == -np.inf, lowest, arrays[f"{step}: scores"])})
+    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
+    assert code == 1, output
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_honest_pieces_keep_their_carried_bounds(folder: Path, dtype: str) -> None:
     arrays = computed_inside(dtype)
     np.savez("own.npz", **arrays)
