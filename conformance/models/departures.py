@@ -62,7 +62,9 @@ def departures(oracle: Oracle, configuration: Configuration, arrays: Mapping[str
     unknown = [name for name in arrays if name not in known]
     if not known:
         names = list(oracle.taken)
-        raise ValueError(f"no name is that of a step; the steps are {', '.join(names[:3])}, ..., {names[-1]}")
+        steps = f"{', '.join(names[:3])}, ..., {names[-1]}"
+        every_name = "run with --all --save FILE.npz for all names"
+        raise ValueError(f"no name is that of a step; the steps are {steps}; {every_name}")
     dtypes = sorted({str(array.dtype) for array in known.values()})
     if len(dtypes) > 1 or dtypes[0] not in FLOATING:
         raise ValueError(f"the arrays must be of one floating dtype, got {', '.join(dtypes)}")

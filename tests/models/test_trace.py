@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -347,19 +348,31 @@ def test_honest_pieces_keep_their_carried_bounds(folder: Path, dtype: str) -> No
     assert f"own.npz: the first that departs is {name}[" in output
 
 
+def save_array(path: Path, array: np.ndarray) -> None:
+    """As np.save does, which would add .npy to a name."""
+    with path.open("wb") as file:
+        np.save(file, array)
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
         ({"attention": np.ones(3)}, "no name is that of a step; the steps are "),
+        ({"attention": np.ones(3)}, "; run with --all --save FILE.npz for all names"),
         ({"encoder.blocks.0.attention": np.ones(3, int)}, "the arrays must be of one floating dtype, got int64"),
-        (None, "own.npz cannot be compared: "),
+        (lambda path: path.write_text("no arrays"), "own.npz cannot be compared: it is no .npz file"),
+        (lambda path: save_array(path, np.ones(3)), "own.npz cannot be compared: it is no .npz file"),
+        (lambda path: torch.save({"attention": torch.ones(3)}, path), "own.npz cannot be compared: it is no .npz file"),
+        (lambda path: None, "own.npz cannot be compared: "),
     ],
 )
-def test_values_that_cannot_be_compared(folder: Path, arrays: dict[str, np.ndarray] | None, message: str) -> None:
-    if arrays is None:
-        Path("own.npz").write_text("no arrays")
+def test_values_that_cannot_be_compared(folder: Path, arrays: Any, message: str) -> None:
+    """arrays: or a function that writes a file which is no .npz."""
+    if callable(arrays):
+        arrays(Path("own.npz"))
     else:
-        np.savez("own.npz", **arrays)  # type: ignore[arg-type]
+        np.savez("own.npz", **arrays)
     code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
     assert code == 2
     assert message in output
+    assert len([line for line in output.splitlines() if "own.npz" in line]) == 1
