@@ -88,7 +88,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"model_type": "mistral"},
         "a mistral has no biases, and attention_bias or mlp_bias",
     ),
-    "activation": ("llama", {"hidden_act": "gelu_fast"}, "hidden_act is 'gelu_fast', which is not supported"),
+    "activation": (
+        "llama",
+        {"hidden_act": "gelu_fast"},
+        "'gelu_fast', which is not supported; supported activations are gelu, gelu_python",
+    ),
     "rope type": ("llama", {"rope_scaling": {"rope_type": "mrope"}}, "rope_type is 'mrope', which is not known"),
     "rope parameter": (
         "llama",
@@ -123,7 +127,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "quantised": (
         "llama",
         {"quantization_config": {"bits": 4}},
-        "quantization_config is {'bits': 4}, which is not known",
+        "quantised weights are not supported: save the model without quantisation",
     ),
     "kinds of layers": (
         "qwen2",
