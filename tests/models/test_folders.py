@@ -240,6 +240,30 @@ def test_what_could_change_numbers_is_refused(name: str, tmp_path: Path) -> None
         read_folder(folder_of(tmp_path, dialect, **told))
 
 
+@pytest.mark.parametrize(
+    ("here", "due", "told"),
+    [
+        ("module.model.", "model.", "names begin with 'module.', which accounts for all"),
+        ("transformer.", "model.", "names begin with 'transformer.', which accounts for all"),
+        ("layers.0.mlp.up.", "layers.0.mlp.up_proj.", "layers.0.mlp.up_proj.weight is missing"),
+    ],
+)
+@pytest.mark.parametrize("fault", [False, True])
+def test_names_with_another_prefix(here: str, due: str, told: str, fault: bool, tmp_path: Path) -> None:
+    """The prefix is told where it accounts for all, and never another family where config.json names the dialect."""
+    path = folder_of(tmp_path, "llama") / "model.safetensors"
+    entries = {name.replace(due, here): array for name, array in load_file(path).items()}
+    save_file(entries | ({"another": np.ones(2, "float32")} if fault else {}), path)
+    with pytest.raises(ValueError, match="does not fit, ") as caught:
+        read_folder(tmp_path)
+    message = str(caught.value)
+    assert (told in message) == (not fault or "is missing" in told)
+    assert ("accounts for all" in message) == (not fault and "accounts" in told)
+    assert "is missing" in message
+    assert "is not known" in message
+    assert "no dialect covers" not in message
+
+
 def test_many_families_have_refusals() -> None:
     assert len(REFUSED) >= 40
     assert len({dialect for dialect, _, _ in REFUSED.values()}) >= 15
