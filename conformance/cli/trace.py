@@ -6,7 +6,7 @@ import importlib.util
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
-from zipfile import BadZipFile
+from zipfile import BadZipFile, is_zipfile
 
 import numpy as np
 import typer
@@ -34,6 +34,8 @@ SAVE = (
 AGAINST = (
     "compare the arrays in this file, by the name of step or piece, with the definition's; name the first to depart"
 )
+NEXT = 3
+"""So many departures are told after the first."""
 SENTENCE = "A masterpiece four years in the making."
 
 
@@ -168,12 +170,21 @@ def departures_from(found: Agreement, configuration: Any, path: Path) -> Departu
     from conformance.models.departures import departures
 
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            if not isinstance(arrays, np.lib.npyio.NpzFile):
-                raise ValueError("it is no .npz file")
-            return departures(found.oracle, configuration, dict(arrays))
+        return departures(found.oracle, configuration, arrays_in(path))
     except (OSError, ValueError, EOFError, BadZipFile) as error:
         refuse(f"{path} cannot be compared: {error}")
+
+
+def arrays_in(path: Path) -> dict[str, np.ndarray]:
+    """Read the arrays of an .npz file; ValueError for any other, also for the zip files that torch.save writes."""
+    with path.open("rb") as file:
+        if is_zipfile(file):
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as members:
+                arrays = dict(members)
+            if all(isinstance(array, np.ndarray) for array in arrays.values()):  # of other members it gives the bytes
+                return arrays
+    raise ValueError("it is no .npz file")
 
 
 def tell_departures(compared: Departures, found: Agreement, path: Path) -> None:
@@ -189,6 +200,11 @@ def tell_departures(compared: Departures, found: Agreement, path: Path) -> None:
     else:
         departing = compared.findings[compared.first]
         console.print(Text(f"{path}: the first that departs is {departing}", style="bold red"))
+        more = compared.departing[1:]
+        for name in more[:NEXT]:
+            console.print(Text(f"then {compared.findings[name]}"))
+        if len(more) > NEXT:
+            console.print(Text(f"and {len(more) - NEXT} more"))
     count = counted(f"{steps} of {every}", len(compared.findings) - steps)
     console.print(Text(f"{count} are in {path}, in {compared.dtype}; their bounds are carried from the input"))
     if compared.unknown:

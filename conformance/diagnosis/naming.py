@@ -25,6 +25,9 @@ EXTENT = re.compile(r"\bfirst (\d+)\b")
 """How many of something a mistake speaks of."""
 IN_A_GROUP = re.compile(r"query heads? .*\bgroup\b|\bgroup's$")
 """A mistake among the query heads of a group."""
+AMONG_ELEMENTS = re.compile(r"batch element")
+AMONG_HEADS = re.compile(r"\b(head 0|each head|query head)\b")
+"""Mistakes that mix up batch elements, or heads."""
 OUTPUT_CONFORMS = re.compile(rf"^{WRONG_IN}[^;]*; .*\boutput\b")
 
 
@@ -96,11 +99,14 @@ def may_hold(name: str, violation: Violation) -> bool:
     """Whether the case that is shown may be wrong in this way, too.
 
     Not by a gradient where its output is wrong, nor by an output that is right, nor past its last key, nor by roundings
-    of another dtype, nor by a choice among the query heads of a group that has one.
+    of another dtype, nor by a choice among the query heads of a group that has one, nor among batch elements or heads
+    where there is one.
     """
     if violation.finding.name == "output" and name.startswith("gradient of"):
         return False
     if violation.finding.name != "output" and name.startswith("output is"):
+        return False
+    if not several_there(name, violation.case):
         return False
     if IN_A_GROUP.search(name) and alone_in_its_group(violation.case):
         return False
@@ -109,6 +115,15 @@ def may_hold(name: str, violation: Violation) -> bool:
     extent = EXTENT.search(name)
     sizes = [size for array in violation.case.inputs.values() for size in array.shape]
     return extent is None or int(extent[1]) < max(sizes, default=0)
+
+
+def several_there(name: str, case: Case) -> bool:
+    """Whether the case has the several batch elements or heads that the name speaks of."""
+    query = case.inputs.get("query")
+    if query is None or query.ndim != 4:
+        return True
+    B, H = query.shape[:2]
+    return not (B == 1 and AMONG_ELEMENTS.search(name)) and not (H == 1 and AMONG_HEADS.search(name))
 
 
 def alone_in_its_group(case: Case) -> bool:

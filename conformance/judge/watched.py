@@ -24,7 +24,7 @@ from conformance.checks.comparison import Finding, breaks, judge, no_others, rat
 from conformance.checks.levels import CORE, ROBUST, STRICT, higher, rank
 from conformance.checks.results import Violation
 from conformance.diagnosis.attribution import rule_shown, without_each
-from conformance.diagnosis.naming import diagnosis
+from conformance.diagnosis.naming import diagnosis, several_there
 from conformance.judge.run import cut_down, violation
 from conformance.oracle.reference import AFFORDABLE, ball_work, balls_available, oracle
 from conformance.runner.in_process import Runner
@@ -229,8 +229,11 @@ def explained(found: Violation, runner: Runner, explanations: Explanations) -> V
         smaller = replace(smaller, diagnosis=diagnosis(smaller, runner))
         if not smaller.mistakes:
             plain = replace(found, example=plainest(runner, replace(case), found.level))
-            names = diagnosis(plain, runner)
-            smaller = replace(smaller, diagnosis=names or diagnosis(replace(found, example=replace(case)), runner))
+            for larger in (plain, replace(found, example=replace(case))):
+                names = tuple(name for name in diagnosis(larger, runner) if several_there(name, smaller.case))
+                if names:
+                    smaller = replace(smaller, diagnosis=names)
+                    break
         explanations[kind] = smaller
     known = explanations[kind]
     of_scale = found.rule == "ATT-8" and any(line.startswith(SCALE) for line in known.mistakes)

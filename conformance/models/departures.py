@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from conformance.checks.comparison import Finding, compare
 from conformance.models.error_propagation import carried_bound
-from conformance.models.inside import piece_names, walked_inside
+from conformance.models.inside import MASKED, piece_names, walked_inside
 from conformance.models.stepwise import Oracle, without_nan
 from conformance.oracle.reference import Exact
 from specification.configuration import Configuration
@@ -30,7 +31,12 @@ class Departures(NamedTuple):
     @property
     def first(self) -> str | None:
         """The first whose error is beyond its carried bound."""
-        return next((name for name, finding in self.findings.items() if not finding.ratio <= 1), None)
+        return next(iter(self.departing), None)
+
+    @property
+    def departing(self) -> list[str]:
+        """All whose error is beyond their carried bound, in order."""
+        return [name for name, finding in self.findings.items() if not finding.ratio <= 1]
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -56,7 +62,9 @@ def departures(oracle: Oracle, configuration: Configuration, arrays: Mapping[str
     unknown = [name for name in arrays if name not in known]
     if not known:
         names = list(oracle.taken)
-        raise ValueError(f"no name is that of a step; the steps are {', '.join(names[:3])}, ..., {names[-1]}")
+        steps = f"{', '.join(names[:3])}, ..., {names[-1]}"
+        every_name = "run with --all --save FILE.npz for all names"
+        raise ValueError(f"no name is that of a step; the steps are {steps}; {every_name}")
     dtypes = sorted({str(array.dtype) for array in known.values()})
     if len(dtypes) > 1 or dtypes[0] not in FLOATING:
         raise ValueError(f"the arrays must be of one floating dtype, got {', '.join(dtypes)}")
@@ -72,6 +80,16 @@ def departures(oracle: Oracle, configuration: Configuration, arrays: Mapping[str
 
     def finding(name: str) -> Finding:
         result, bound = judged[name]
-        return compare(name, known[name], Exact(result, np.zeros_like(result)), without_nan(bound), dtypes[0])
+        got = with_forbidden(known[name]) if name.endswith(f": {MASKED}") else known[name]
+        return compare(name, got, Exact(result, np.zeros_like(result)), without_nan(bound), dtypes[0])
 
     return Departures(dtypes[0], {name: finding(name) for name in known}, unknown, looked_into)
+
+
+def with_forbidden(scores: np.ndarray) -> np.ndarray:
+    """Masked scores with -inf for every number that forbids its pair.
+
+    `conformance watch` reads masks alike: what is at or below half the lowest number of its dtype forbids the pair.
+    """
+    lowest = ml_dtypes.finfo(scores.dtype).min
+    return np.where(scores <= lowest / 2, scores.dtype.type(-np.inf), scores)

@@ -37,6 +37,8 @@ from specification.parameters import GatedFeedForward, mapped
 
 INSIDE = ("attend", "transform")
 """Steps that are made of pieces."""
+MASKED = "scores, masked"
+"""The piece that is -inf where the mask forbids a pair."""
 
 
 class Piece(NamedTuple):
@@ -164,7 +166,7 @@ def attention_pieces(taken: Any) -> list[Piece]:
         *keys,
         Piece("values", ("memory",), *projected("value", "key_heads")),
         Piece("scores", (query, key), scores, scores_bound),
-        Piece("scores, masked", ("scores",), masked_scores, lambda dtype, settings, scores: np.zeros(scores.shape)),
+        Piece(MASKED, ("scores",), masked_scores, lambda dtype, settings, scores: np.zeros(scores.shape)),
         Piece("weights", (query, key), weights, operation_bound("attention_weights")),
         Piece("weighted values", (query, key, "values"), heads, operation_bound("attention")),
         Piece(

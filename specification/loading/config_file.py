@@ -25,6 +25,9 @@ ACTIVATIONS = {
 }
 """The activations of `Configuration` by the names that they have there."""
 
+QUANTISED = "quantization_config"
+"""The key that says how weights are quantised; it stands where they are."""
+
 WITH_OUTPUT = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 """Endings of the architectures that give logits; all others give hidden states."""
 
@@ -176,8 +179,10 @@ def meant_by(dialect: Dialect, told: Mapping[str, Any]) -> Meant:
             found.problems.append(f"{name} cannot be read from {', '.join(said)}")
             continue
         if name == "activation" and not (isinstance(value, str) and value in ACTIVATIONS):
-            key = config.read_by(name)[0]
-            found.problems.append(f"{key} is {told.get(key, value)!r}, which is not supported")
+            key, listed = config.read_by(name)[0], ", ".join(ACTIVATIONS)
+            found.problems.append(
+                f"{key} is {told.get(key, value)!r}, which is not supported; supported activations are {listed}"
+            )
         elif value is not None or isinstance(key, str):
             found.hyperparameters[name] = ACTIVATIONS[value] if name == "activation" else value
     return found
@@ -197,6 +202,9 @@ def unsupported(config: ConfigFile, told: Mapping[str, Any]) -> list[str]:
     found = []
     known = config.known(told["model_type"])
     for key, value in told.items():
+        if key == QUANTISED and not is_empty(value):
+            found.append("quantised weights are not supported: save the model without quantisation")
+            continue
         fixed = config.fixed.get(key, value)
         if value != fixed and (value is not None or fixed is True):
             found.append(f"{key} is {value!r}, of which only {fixed!r} is supported")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
+
 from specification.checkpoints import unflatten
 from specification.configuration import Configuration
 from specification.fitting import misfits
@@ -14,6 +16,9 @@ from specification.loading.hyperparameters import of_variant
 from specification.loading.reader import Reader, first_few
 from specification.loading.record import Dialect, Variant
 from specification.loading.table import multiplied
+
+MISSING = " is missing"
+"""How a problem ends that names a missing entry."""
 
 
 def mapped(
@@ -42,10 +47,7 @@ def mapped(
         TypeError: for hyperparameters that a checkpoint of this kind does not take, or needs.
         ValueError: for all at once that does not fit.
     """
-    prefix = next((one for one in dialect.prefixes if any(name.startswith(one) for name in state_dict)), "")
-    read = Reader(with_new_names(dialect, state_dict), prefix, dtype)
-    for pattern in dialect.ignored:
-        read.ignore(pattern)
+    read = reader_of(dialect, state_dict, dtype)
     variant = variant_of(dialect, read)
     hyperparameters = of_variant(dialect, variant, given)
     read.counts({name: hyperparameters[name] for name in multiplied(variant.table) & hyperparameters.keys()})
@@ -60,7 +62,7 @@ def mapped(
     if variant.check is not None:
         variant.check(read, hyperparameters)
     if read.problems or read.left:
-        recognise(read, dialect, known, state_dict)
+        recognise(read, dialect, known, state_dict, told is not None)
     read.finish()
     counted = {name: read.sizes[place] for name, place in variant.counted.items()}
     parameters, configuration = (
@@ -71,6 +73,21 @@ def mapped(
     if problems:
         raise ValueError(f"the checkpoint and its hyperparameters make no model: {'; '.join(first_few(problems))}")
     return parameters, configuration
+
+
+def reader_of(dialect: Dialect, state_dict: Mapping[str, Any], dtype: str | None = None) -> Reader:
+    """Return a checkpoint's entries without the prefix and without what the dialect ignores.
+
+    Args:
+        dialect: the record.
+        state_dict: arrays by their names in the checkpoint.
+        dtype: of the parameters; None for that of the checkpoint.
+    """
+    prefix = next((one for one in dialect.prefixes if any(name.startswith(one) for name in state_dict)), "")
+    read = Reader(with_new_names(dialect, state_dict), prefix, dtype)
+    for pattern in dialect.ignored:
+        read.ignore(pattern)
+    return read
 
 
 def with_new_names(dialect: Dialect, state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +128,9 @@ def variant_of(dialect: Dialect, read: Reader) -> Variant:
     return next(found, dialect.variants[-1])
 
 
-def recognise(read: Reader, dialect: Dialect, known: Collection[Dialect], state_dict: Mapping[str, Any]) -> None:
+def recognise(
+    read: Reader, dialect: Dialect, known: Collection[Dialect], state_dict: Mapping[str, Any], named: bool
+) -> None:
     """Say of a checkpoint that does not fit whose names it has, as the first of its problems.
 
     Args:
@@ -119,15 +138,73 @@ def recognise(read: Reader, dialect: Dialect, known: Collection[Dialect], state_
         dialect: the one that was given.
         known: all dialects.
         state_dict: arrays by the names of the file.
+        named: whether a config.json names this dialect's model.
 
     Raises:
-        ValueError: for a family that no dialect covers.
+        ValueError: for a family that no dialect covers, unless the config.json names this dialect's model.
     """
     names = state_dict.keys()
     other, family = covered(known, names), uncovered(names)
     if dialect.name in other:
         return
-    if other:
+    prefix = other_prefix(dialect, read)
+    if prefix is not None:
+        here, due = prefix
+        instead = f" in place of {due!r}" if here and due else ""
+        how = f"begin with {here!r}{instead}" if here else f"lack {due!r} at the beginning"
+        read.problems.insert(0, f"names {how}, which accounts for all that are missing or not known")
+    elif other:
         read.problems.insert(0, f"its names are those of dialect {' or '.join(map(repr, other))}")
-    elif family and not (UNCOVERED[family].related and read.knows_most()):
+    elif family and not named and not (UNCOVERED[family].related and read.knows_most()):
         raise ValueError(f"the checkpoint does not fit: its names are those of {judgeable(family)}")
+
+
+def other_prefix(dialect: Dialect, read: Reader) -> tuple[str, str] | None:
+    """Find the prefix that the names of a checkpoint have in place of another.
+
+    Args:
+        dialect: the record.
+        read: the checkpoint's entries.
+
+    Returns:
+        The prefix, and the one with which all names fit; the empty text stands for none. None where there are no two.
+    """
+    missing = [problem.removesuffix(MISSING) for problem in read.problems if problem.endswith(MISSING)]
+    if not missing or not read.left:
+        return None
+    pairs: dict[tuple[str, str], None] = {}
+    for name in sorted(read.left):
+        here, due = name.split("."), missing[0].split(".")
+        while here and due and here[-1] == due[-1]:
+            here, due = here[:-1], due[:-1]
+            pairs |= dict.fromkeys(
+                (one, other) for one in beginnings(here) for other in beginnings(due) if one != other
+            )
+    return next((pair for pair in pairs if names_fit(dialect, with_prefix(read, *pair))), None)
+
+
+def beginnings(words: list[str]) -> list[str]:
+    """Return the prefixes that words of a name make, up to the number of a layer, the longest last."""
+    whole = next((i for i, word in enumerate(words) if word.isdigit()), len(words))
+    return ["".join(f"{word}." for word in words[:count]) for count in range(whole + 1)]
+
+
+def with_prefix(read: Reader, here: str, due: str) -> list[str]:
+    """Return the names of a checkpoint with another prefix in those that are not known."""
+    every = read.entries
+    return [due + n.removeprefix(here) if n in read.left and n.startswith(here) else n for n in every]
+
+
+def names_fit(dialect: Dialect, names: Collection[str]) -> bool:
+    """Tell whether a checkpoint with these names, whatever its arrays, has all entries and no others.
+
+    Args:
+        dialect: the record.
+        names: of the entries.
+    """
+    read = reader_of(dialect, dict.fromkeys(names, np.zeros(())))
+    table = variant_of(dialect, read).table
+    read.counts(dict.fromkeys(multiplied(table), 1))
+    read.arrays(table)
+    gone = any(problem.endswith(MISSING) or problem.startswith("there is no layer") for problem in read.problems)
+    return not gone and not read.left

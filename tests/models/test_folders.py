@@ -88,7 +88,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"model_type": "mistral"},
         "a mistral has no biases, and attention_bias or mlp_bias",
     ),
-    "activation": ("llama", {"hidden_act": "gelu_fast"}, "hidden_act is 'gelu_fast', which is not supported"),
+    "activation": (
+        "llama",
+        {"hidden_act": "gelu_fast"},
+        "'gelu_fast', which is not supported; supported activations are gelu, gelu_python",
+    ),
     "rope type": ("llama", {"rope_scaling": {"rope_type": "mrope"}}, "rope_type is 'mrope', which is not known"),
     "rope parameter": (
         "llama",
@@ -123,7 +127,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "quantised": (
         "llama",
         {"quantization_config": {"bits": 4}},
-        "quantization_config is {'bits': 4}, which is not known",
+        "quantised weights are not supported: save the model without quantisation",
     ),
     "kinds of layers": (
         "qwen2",
@@ -234,6 +238,30 @@ def test_what_could_change_numbers_is_refused(name: str, tmp_path: Path) -> None
     dialect, told, message = REFUSED[name]
     with pytest.raises(ValueError, match=message):
         read_folder(folder_of(tmp_path, dialect, **told))
+
+
+@pytest.mark.parametrize(
+    ("here", "due", "told"),
+    [
+        ("module.model.", "model.", "names begin with 'module.', which accounts for all"),
+        ("transformer.", "model.", "names begin with 'transformer.', which accounts for all"),
+        ("layers.0.mlp.up.", "layers.0.mlp.up_proj.", "layers.0.mlp.up_proj.weight is missing"),
+    ],
+)
+@pytest.mark.parametrize("fault", [False, True])
+def test_names_with_another_prefix(here: str, due: str, told: str, fault: bool, tmp_path: Path) -> None:
+    """The prefix is told where it accounts for all, and never another family where config.json names the dialect."""
+    path = folder_of(tmp_path, "llama") / "model.safetensors"
+    entries = {name.replace(due, here): array for name, array in load_file(path).items()}
+    save_file(entries | ({"another": np.ones(2, "float32")} if fault else {}), path)
+    with pytest.raises(ValueError, match="does not fit, ") as caught:
+        read_folder(tmp_path)
+    message = str(caught.value)
+    assert (told in message) == (not fault or "is missing" in told)
+    assert ("accounts for all" in message) == (not fault and "accounts" in told)
+    assert "is missing" in message
+    assert "is not known" in message
+    assert "no dialect covers" not in message
 
 
 def test_many_families_have_refusals() -> None:

@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -305,6 +306,34 @@ def test_pieces_are_saved_and_compared(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_the_lowest_number_forbids_a_pair(folder: Path, dtype: str) -> None:
+    """In masked scores alone, and where the mask forbids the pair; the departures after the first are told, too."""
+    arrays, step = computed_inside(dtype), "decoder.blocks.0.self_attention"
+    masked = arrays[f"{step}: scores, masked"]
+    lowest = np.finfo(dtype).min
+    filled = np.where(masked == -np.inf, masked.dtype.type(lowest), masked)
+    np.savez("own.npz", **arrays | {f"{step}: scores, masked": filled})  # type: ignore[arg-type]
+    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
+    assert code == 0, output
+    assert "own.npz: none departs" in output
+    filled[0, 0, 1, 0] = lowest
+    several = {name: 1.01 * arrays[f"{step}: {name}"] for name in ("weights", "weighted values", "heads merged")}
+    several = {f"{step}: {name}": array for name, array in several.items()} | {step: 1.01 * arrays[step]}
+    np.savez("own.npz", **arrays | several | {f"{step}: scores, masked": filled})  # type: ignore[arg-type]
+    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
+    assert code == 1
+    lines = output.splitlines()
+    first = next(i for i, line in enumerate(lines) if "own.npz: the first that departs is" in line)
+    assert f"{step}: scores, masked[0, 0, 1, 0]: got -inf" in lines[first]
+    for line, name in zip(lines[first + 1 : first + 4], ("weights", "weighted values", "heads merged"), strict=True):
+        assert line.startswith(f"then {step}: {name}[")
+    assert lines[first + 4] == "and 1 more"
+    np.savez("own.npz", **{f"{step}: scores": np.where(masked == -np.inf, lowest, arrays[f"{step}: scores"])})
+    code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
+    assert code == 1, output
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_honest_pieces_keep_their_carried_bounds(folder: Path, dtype: str) -> None:
     arrays = computed_inside(dtype)
     np.savez("own.npz", **arrays)
@@ -319,19 +348,31 @@ def test_honest_pieces_keep_their_carried_bounds(folder: Path, dtype: str) -> No
     assert f"own.npz: the first that departs is {name}[" in output
 
 
+def save_array(path: Path, array: np.ndarray) -> None:
+    """As np.save does, which would add .npy to a name."""
+    with path.open("wb") as file:
+        np.save(file, array)
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
         ({"attention": np.ones(3)}, "no name is that of a step; the steps are "),
+        ({"attention": np.ones(3)}, "; run with --all --save FILE.npz for all names"),
         ({"encoder.blocks.0.attention": np.ones(3, int)}, "the arrays must be of one floating dtype, got int64"),
-        (None, "own.npz cannot be compared: "),
+        (lambda path: path.write_text("no arrays"), "own.npz cannot be compared: it is no .npz file"),
+        (lambda path: save_array(path, np.ones(3)), "own.npz cannot be compared: it is no .npz file"),
+        (lambda path: torch.save({"attention": torch.ones(3)}, path), "own.npz cannot be compared: it is no .npz file"),
+        (lambda path: None, "own.npz cannot be compared: "),
     ],
 )
-def test_values_that_cannot_be_compared(folder: Path, arrays: dict[str, np.ndarray] | None, message: str) -> None:
-    if arrays is None:
-        Path("own.npz").write_text("no arrays")
+def test_values_that_cannot_be_compared(folder: Path, arrays: Any, message: str) -> None:
+    """arrays: or a function that writes a file which is no .npz."""
+    if callable(arrays):
+        arrays(Path("own.npz"))
     else:
-        np.savez("own.npz", **arrays)  # type: ignore[arg-type]
+        np.savez("own.npz", **arrays)
     code, output = command("trace", INPUT, *dawn(), "--against", "own.npz")
     assert code == 2
     assert message in output
+    assert len([line for line in output.splitlines() if "own.npz" in line]) == 1

@@ -19,6 +19,7 @@ from rich.console import Console
 from conformance.cases.case import Case
 from conformance.checks.comparison import Finding
 from conformance.checks.levels import CORE, ROBUST, STRICT
+from conformance.diagnosis.naming import several_there
 from conformance.judge.watched import JudgedCall, judge_calls
 from conformance.models.named_attention import adapted, implementation
 from conformance.models.watching import read_tokens, refuse_unknown, watch
@@ -196,6 +197,15 @@ def test_a_mistake_is_caught_and_named(family: str, fault: Callable[..., Any], r
         assert violation.rule == rule
         assert name in violation.diagnosis
         assert ("mask" in violation.case.options) >= ("always_causal" in fault.__name__)
+
+
+def test_a_mistake_among_several_is_none_where_there_is_one() -> None:
+    names = {"the mask of batch element 0 is used for all": 0, "the mask of head 0 is used for all heads": 1}
+    for name, axis in names.items():
+        for sizes in ((1, 2), (2, 1), (2, 2)):
+            case = Case("attention", "float32", {"query": np.zeros((*sizes, 3, 4), "float32")})
+            assert several_there(name, case) == (sizes[axis] > 1)
+            assert several_there("the mask is ignored", case)
 
 
 @SLOW
