@@ -37,6 +37,7 @@ FEATURES = {
     "value_width": "values of another width than the keys",
     "empty": "lengths of 0",
     "axes": "norms over several axes, those of their weight",
+    "wide_weights": "weights and biases of norms in float32 beside 16-bit inputs",
     "interleaved": "rotary pairs of neighbouring columns",
     "rotary_width": "rotary embeddings of some columns of a head",
     "rotary_scaling": "scalings of rotary frequencies",

@@ -69,8 +69,8 @@ def features_of(case: Case) -> set[str]:
         features.add("logsumexp")
     if any(0 in array.shape for array in case.inputs.values()):
         features.add("empty")
-    if is_norm(case.operation) and case.inputs["weight"].ndim > 1:
-        features.add("axes")
+    if is_norm(case.operation):
+        features |= norm_features(case)
     features |= rotary_features(case)
     if has_masks(case.operation):
         (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
@@ -79,6 +79,12 @@ def features_of(case: Case) -> set[str]:
         features |= {"cross"} if Q != K else set()
         features |= {"value_width"} if len(set(widths)) > 1 else set()
     return features
+
+
+def norm_features(case: Case) -> set[str]:
+    """Those of a norm."""
+    wide = any(str(array.dtype) != case.dtype for name, array in case.inputs.items() if name != "x")
+    return ({"axes"} if case.inputs["weight"].ndim > 1 else set()) | ({"wide_weights"} if wide else set())
 
 
 def rotary_features(case: Case) -> set[str]:

@@ -15,7 +15,7 @@ from conformance.cases.expectations import empty_rows
 from conformance.cases.features import FEATURE_RULES, features_of, rule_of
 from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import NOTHING, PLANTED, REFUSAL, UNSUPPORTED
-from conformance.checks.comparison import OF_QUERIES, OF_ROWS, same_error
+from conformance.checks.comparison import OF_QUERIES, OF_ROWS, same_error, wrong_dtype
 from conformance.checks.levels import rank, within
 from conformance.checks.results import Violation
 from conformance.diagnosis.memory import STRIDES
@@ -94,8 +94,8 @@ def separated(violations: Sequence[Violation]) -> tuple[list[Violation], list[Vi
 
     One follows where another is found on a call with no feature that its own smallest case lacks, and either its case
     has nothing of what its rule is about, or both show the same mistake. If both is so, the other one's case may have
-    features that are only differences of sizes. One follows as well where one known mistake explains both, or another
-    call raised the same error in the same line.
+    features that are only differences of sizes. One follows as well where one known mistake explains both, another
+    call raised the same error in the same line, or another result has the same wrong dtype and nothing else.
     """
     ordered = simplest_first(violations)
     alone = [violation for violation in ordered if shows_its_rule(violation)]
@@ -115,6 +115,8 @@ def stands_for(other: Violation, violation: Violation) -> bool:
     if same_error(other.finding, violation.finding):
         return within(other.level, violation.level)
     if other.rule == OF_EMPTY_ROWS and in_empty_rows(other) and in_empty_rows(violation):
+        return within(other.level, violation.level)
+    if wrong_dtype(other.finding) is not None and wrong_dtype(other.finding) == wrong_dtype(violation.finding):
         return within(other.level, violation.level)
     if explains(other, violation):
         return same_mistake(other, violation) or same_threshold(other, violation)

@@ -708,7 +708,8 @@ def norm_cases(
     dtype = draw(st.sampled_from(("float64",) if wide else able))
     d, scale = Draw(draw(seeds), dtype), draw(st.sampled_from(spreads))
     names = shape[-axes:]
-    companion = draw(st.sampled_from((dtype, compute_dtype_name(dtype))))
+    wide_weights = compute_dtype_name(dtype) if "wide_weights" in declaration else dtype
+    companion = draw(st.sampled_from((dtype, wide_weights)))
     kinds = [kind for kind in NORM_NUMBERS if not (far and kind == "zeros")]  # zeros beside a far mean are a variance
     x, weight, kind = d.numbers(*shape) * scale, d.numbers(*names), draw(st.sampled_from(kinds))
     if shape[-1] > MANY_KEYS:

@@ -131,6 +131,19 @@ def test_more_than_is_declared_of_normalized_rows(normalized: Function) -> None:
     assert "NORM-7" in violated(rms_norm(normalized), "rms_norm", NORMS, "float16", normalized="inputs")
 
 
+def unrounded(x: Any, weight: Any, *, eps: float) -> Any:
+    """The product has the dtype of its wider side."""
+    return weight * as_llama(x, torch.ones_like(weight), eps=eps)
+
+
+def test_weights_wider_than_the_inputs_can_be_declined() -> None:
+    given: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "limits": SMALL, "arrays": "torch"}
+    given |= {"conventions": {"normalized": "inputs"}, "dtypes": ["bfloat16"], "rules": ["NORM-7"]}
+    found = check(unrounded, "rms_norm", **given)
+    assert [(one.rule, one.declare) for one in found.violations] == [("NORM-7", "--supports no-wide_weights")]
+    assert check(unrounded, "rms_norm", supports="no-wide_weights", **given).conforms
+
+
 def test_no_other_norm_may_round_its_rows() -> None:
     def layer_norm(x: Any, weight: Any, *, eps: float = 1e-5) -> Any:
         wide, axes = x.float(), tuple(range(-weight.ndim, 0))
