@@ -30,6 +30,7 @@ FEATURE_RULES = {
     "segments": "MASK-2",
     "dense": "MASK-1",
     "combined": "MASK-6",
+    "or": "MASK-6",
     "scale": "ATT-1",
     "softcap": "ATT-2",
     "bias": "ATT-3",
@@ -59,7 +60,7 @@ def features_of(case: Case) -> set[str]:
     """Names of `declaration.FEATURES`."""
     mask = case.options.get("mask")
     features = mask_kinds(mask) | ({"offset"} if shifted(mask, 0) else set())
-    features |= {"combined"} if isinstance(mask, And | Or) else set()
+    features |= ({"combined"} if isinstance(mask, And | Or) else set()) | ({"or"} if has_or(mask) else set())
     features |= {name for name in ("scale", "softcap", "empty_rows") if case.options.get(name) is not None}
     if case.options.get("dropout_keep") is not None or case.options.get("dropout_rate"):
         features.add("dropout")
@@ -149,6 +150,10 @@ def mask_kinds(mask: Any) -> set[str]:
     if isinstance(mask, And | Or):
         return mask_kinds(mask.left) | mask_kinds(mask.right)
     return {KINDS.get(type(mask), "dense")}
+
+
+def has_or(mask: Any) -> bool:
+    return isinstance(mask, Or) or (isinstance(mask, And) and (has_or(mask.left) or has_or(mask.right)))
 
 
 def shifted(mask: Any, aligned: int) -> bool:

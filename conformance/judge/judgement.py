@@ -366,10 +366,11 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
         given = dict[str, Any](declaration=at_any, plans=telling(feature, at_any) if declaration.compiled else None)
         causal = generation.attention_cases(operation, "causal", (), False, False, (dtype,), **given)
         return causal.filter(lambda case: feature in features_of(case))
-    if feature == "combined":  # arrays are combined before the subject sees them
+    combined = feature in ("combined", "or")
+    if combined:  # arrays are combined before the subject sees them
         if "structured" not in declaration or len(declaration.masks) < 2:
             return None
-        bare = replace(bare, features=bare.features | {*declaration.masks})
+        bare = replace(bare, features=bare.features | {*declaration.masks, "combined"})
     if feature == "gradients":
         return of_any_kind(operation, bare, dtype)
     if feature in ("axes", WIDE_WEIGHTS):
@@ -385,8 +386,8 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
         return None
     if feature in ("dropout", "empty_rows") and operation not in WITH_DROPOUT:
         return None
-    of_mask = feature == "combined" or feature in generation.MASKS
-    mask = feature if of_mask else "none"
+    of_mask = combined or feature in generation.MASKS
+    mask = "combined" if combined else feature if of_mask else "none"
     if operation == "multi_head_attention":
         if feature in ("empty", "empty_rows"):
             return None
@@ -396,7 +397,8 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
     plans = EMPTY if feature == "empty" else telling(feature, bare)
     cases = partial(generation.attention_cases, operation, dtypes=(dtype,), declaration=bare, plans=plans, others=False)
     if of_mask:
-        return cases(mask=feature).filter(narrow) if feature == "window" else cases(mask=feature)
+        shown = cases(mask=mask).filter(narrow) if feature == "window" else cases(mask=mask)
+        return shown.filter(lambda case: feature in features_of(case)) if feature == "or" else shown
     modes = ("mean",) if feature == "empty_rows" else ("zero",)
     shown = cases(mask="none", focus=(feature,), gradients=False, empty_rows=modes)
     return shown.filter(lambda case: feature in features_of(case))
