@@ -13,7 +13,7 @@ from conformance.cases.declaration import FEATURES, Declaration
 from conformance.checks.comparison import same_error
 from conformance.checks.levels import DEFAULT, LEVELS, kept, within
 from conformance.checks.results import Cell, Results, Violation
-from conformance.diagnosis.departures import departures
+from conformance.diagnosis.departures import LACKING, departures
 from conformance.diagnosis.following import separated
 from conformance.diagnosis.precision import AT_MOST
 from conformance.judge.judged_rules import JUDGED
@@ -167,11 +167,12 @@ def declared_without(
     """The options that declare what raises the error of the violation unsupported; empty where that is no dtype or
     feature alone.
 
-    other_layout: whether the arrays seem to have another layout. It is declared first: what a function does not support
+    Known mistakes may say that it takes no notice of a feature. other_layout: whether the arrays seem to have another layout. It is declared first: what a function does not support
     shows in its own layout only.
     """
     same = [violation, *(one for one in following if same_error(one.finding, violation.finding))]
-    lacks = {name for one in same for name in one.lacks}
+    ignored = {LACKING[name] for name in violation.mistakes if name in LACKING} & declaration.features
+    lacks = ignored.union(*(one.lacks for one in same))
     features = ",".join(f"no-{name}" for name in FEATURES if name in lacks)
     dtypes = ",".join(name for name in declaration.dtypes if name not in lacks)
     if other_layout and features:

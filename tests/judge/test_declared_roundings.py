@@ -144,6 +144,21 @@ def test_weights_wider_than_the_inputs_can_be_declined() -> None:
     assert check(unrounded, "rms_norm", supports="no-wide_weights", **given).conforms
 
 
+def test_a_norm_over_the_last_axis_is_told_to_decline_axes() -> None:
+    def last_axis(x: Any, weight: Any, *, eps: float) -> Any:
+        return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+    given: dict[str, Any] = {
+        "dtypes": ["float32"],
+        "rules": ["NORM-7"],
+        "effort": "quick",
+        "seed": 1,
+        "arrays": "torch",
+    }
+    (found,) = check(last_axis, "rms_norm", limits=SMALL, **given).violations
+    assert (found.mistakes, found.declare) == (("statistics run over the last axis only",), "--supports no-axes")
+
+
 def test_no_other_norm_may_round_its_rows() -> None:
     def layer_norm(x: Any, weight: Any, *, eps: float = 1e-5) -> Any:
         wide, axes = x.float(), tuple(range(-weight.ndim, 0))
