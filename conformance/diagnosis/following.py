@@ -19,6 +19,7 @@ from conformance.checks.comparison import OF_QUERIES, OF_ROWS, same_error, wrong
 from conformance.checks.levels import rank, within
 from conformance.checks.results import Violation
 from conformance.diagnosis.memory import STRIDES
+from conformance.diagnosis.naming import causes
 from conformance.diagnosis.precision import AT_MOST
 
 WIDER = ("ATT-1", "ATT-5", "ATT-6", "ATT-8", "ATT-9")
@@ -133,7 +134,7 @@ def in_empty_rows(violation: Violation) -> bool:
 
 def definite(violation: Violation) -> set[str]:
     """The known mistakes that explain it, without those that only may."""
-    return {name for name in violation.mistakes if not name.startswith(AT_MOST)}
+    return causes(name for name in violation.mistakes if not name.startswith(AT_MOST))
 
 
 def same_threshold(other: Violation, violation: Violation) -> bool:
@@ -144,7 +145,7 @@ def same_threshold(other: Violation, violation: Violation) -> bool:
 
 def shows_the_same(other: Violation, violation: Violation) -> bool:
     """Whether a known mistake explains both, on calls whose features differ in sizes alone."""
-    named = set(other.mistakes) & set(violation.mistakes)
+    named = causes(other.mistakes) & causes(violation.mistakes)
     return bool(named) and same_mistake(other, violation) and used(other) - OF_SIZES <= used(violation)
 
 
@@ -162,7 +163,7 @@ def explains(other: Violation, violation: Violation) -> bool:
 def same_mistake(one: Violation, other: Violation) -> bool:
     """Whether one known mistake explains both (a loss of digits: in one dtype), or the same gradient alone is wrong and
     no other mistake is known, or one call gave the same numbers."""
-    common = set(one.mistakes) & set(other.mistakes)
+    common = causes(one.mistakes) & causes(other.mistakes)
     if common:
         return one.case.dtype == other.case.dtype or not all(name.startswith(AT_MOST) for name in common)
     if one.only_wrong and one.only_wrong == other.only_wrong:
