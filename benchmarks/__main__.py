@@ -78,6 +78,7 @@ def run(
         int | None, typer.Option(help="generate the same inputs again; by default a fresh seed", min=0)
     ] = None,
     others: Annotated[list[str] | None, typer.Option("--with", help=WITH, metavar="TARGET")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="print cases, and what memory leaves out; time none")] = False,
 ) -> None:
     """Time all installed subjects. Exit code 1 if a subject failed, 2 for wrong usage."""
     from benchmarks import cases as every_case
@@ -100,11 +101,13 @@ def run(
         picked, asked = chosen(only or (), every_case.cases(device, quick), there_are)
     except ValueError as error:
         refuse(str(error))
+    named = any(not any(word in case.name for case in every_case.cases(device, quick)) for word in only or ())
+    if listed:
+        list_cases(picked, usable(asked, device, quick and not named, named), device)
     if device == "cuda" and not has_gpu():
         refuse("--device cuda: neither torch nor JAX sees a GPU here")
     if json is not None and (reason := refusal(json)):
         refuse(f"--json: {reason}")
-    named = any(not any(word in case.name for case in every_case.cases(device, quick)) for word in only or ())
     known = usable(asked, device, quick and not named, named)
     threads = threads or there
     seed = secrets.randbelow(2**32) if seed is None else seed
@@ -122,6 +125,21 @@ def run(
     if busy := crowded(result["environment"]["load"], there):
         say(f"other programs use this machine ({busy}): intervals will be wide")
     finish(execute(plan, picked, known, result, json), plots)
+
+
+def list_cases(cases: Sequence[Case], known: Sequence[Subject], device: str) -> NoReturn:
+    """Print the names of cases and subjects, and below a case what free memory leaves out of it; exit."""
+    from benchmarks.measure import memory
+
+    free = memory.available(device)
+    for case in cases:
+        console.print(Text(case.name))
+        for subject in known:
+            reason = "" if subject.hindrance(case, device) else memory.hindrance(subject, case, free)
+            if reason:
+                say(f"  left out {subject.name}: {reason}")
+    console.print(Text(f"subjects: {'; '.join(subject.name for subject in known)}"))
+    raise typer.Exit(0)
 
 
 def memory_wanted(quick: bool) -> Any:
@@ -147,6 +165,9 @@ def usable(asked: Sequence[Subject], device: str, quick: bool, named: bool) -> l
         say(f"left out ({reason}): {'; '.join(names)}")
     if not found:
         refuse("no subject is left to time")
+    for subject in found:
+        if subject.yours and subject.operation == "attention" and subject.scores is None:
+            say(f"{subject.name}: memory is not estimated: the subject sets no scores=")
     return found
 
 
@@ -212,13 +233,18 @@ def execute(
 
 def finish(result: dict[str, Any], plots: Path | None) -> NoReturn:
     """Print the findings, the ceilings and the growth, draw the pictures, and exit."""
-    from benchmarks.results.findings import of_cases
+    from benchmarks.results.findings import failures, of_cases
     from benchmarks.results.result import device_memory
     from benchmarks.results.scaling import WHAT_THEN, in_words
-    from benchmarks.results.tables import ceiling_lines
+    from benchmarks.results.tables import busy_cases, ceiling_lines
 
     if len(result["cases"]) > 1:
         console.print(Text("All cases", style="bold"), *map(Text, of_cases(result["cases"])), sep="\n")
+    if busy := busy_cases(result["cases"]):
+        console.print(Text(f"{busy.capitalize()}: times are too long, and ratios may be wrong", style="yellow"))
+    failed = failures(result["cases"])
+    if failed:
+        console.print(Text(failed, style="bold red"))
     words = in_words(result["cases"], device_memory(result))
     for line in [
         *ceiling_lines(result["ceilings"]),
@@ -229,7 +255,6 @@ def finish(result: dict[str, Any], plots: Path | None) -> NoReturn:
     draw(result, plots)
     if not result["finished"]:
         raise typer.Exit(130)
-    failed = any(subject["status"] == "failed" for case in result["cases"] for subject in case["subjects"])
     raise typer.Exit(1 if failed else 0)
 
 
@@ -244,6 +269,9 @@ def draw(result: dict[str, Any], folder: Path | None) -> None:
         return say(f"no pictures: {error.name} is not installed; pip install 'transformer-conformance[bench]' has it")
     except OSError as error:
         return say(f"no pictures: {error.filename}: {error.strerror}")
+    if not written:
+        reason = "the result has no times to compare" if result["cases"] else "no case is finished"
+        say(f"no pictures: {reason}")
     for path in written:
         say(f"wrote {path}")
 
@@ -253,7 +281,7 @@ def compare(
     before: Annotated[Path, typer.Argument(help="an earlier result, written by --json", metavar="A.json")],
     after: Annotated[Path, typer.Argument(help="a later result", metavar="B.json")],
 ) -> None:
-    """Compare two results: faster, slower or noise. Exit code 1 if any of our subjects is slower."""
+    """Compare two results: faster, slower or noise. Exit code 1 if any of our subjects is slower, 2 without a time."""
     from benchmarks.results.compare import SLOWER
     from benchmarks.results.compare import compare as compared
     from benchmarks.results.findings import of_comparison
@@ -269,6 +297,8 @@ def compare(
         console.print(Text(sentence))
     for line in found.circumstances:
         say(line)
+    if not found.changes:
+        raise typer.Exit(2)
     table = Table(box=None)
     headings = (("case", "left"), ("subject", "left"), ("time B / A", "right"), ("interval", "right"),
                 *([("same libraries", "right")] if found.drift else []), ("", "left"))  # fmt: skip

@@ -40,13 +40,15 @@ def bottom_right(queries, keys, Q, K):
 
 # %% [markdown]
 # **Taking in one more block.** When the maximum grows from `old` to `new`, everything summed so far was measured
-# against the old one, so the sum *and* the output have to be multiplied by `exp(old - new)`.
+# against the old one, so the sum *and* the output have to be multiplied by `exp(old - new)`. The result does not depend
+# on the maximum, so its gradient is 0, and it is cut off by `detach`: else the rounding errors of a whole row would
+# gather in the gradient of the key that holds the maximum.
 
 
 # %%
 def rescaled(state, scores, value, multiply):
     maximum, total, output = state
-    larger = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
+    larger = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True)).detach()
     exponentials, factor = torch.exp(scores - larger), torch.exp(maximum - larger)
     total = total * factor + exponentials.sum(dim=-1, keepdim=True)
     return larger, total, output * factor + multiply(exponentials, value)
@@ -139,7 +141,7 @@ for rule, cell in right.rules.items():
 # %%
 def forgotten(state, scores, value, multiply):
     maximum, total, output = state
-    larger = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
+    larger = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True)).detach()
     exponentials, factor = torch.exp(scores - larger), torch.exp(maximum - larger)
     total = total * factor + exponentials.sum(dim=-1, keepdim=True)
     return larger, total, output + multiply(exponentials, value)

@@ -30,7 +30,7 @@ def attention(query, key, value, *, mask=None, scale=None):
         block = slice(start, min(start + BLOCK, K))
         scores = query @ key[:, :, block].transpose(-1, -2)
         scores = scores.masked_fill(~allowed[..., block], -torch.inf)
-        larger = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
+        larger = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True)).detach()
         exponentials = torch.exp(scores - larger)
         rescale = torch.exp(maximum - larger)
         total = total * rescale + exponentials.sum(dim=-1, keepdim=True)

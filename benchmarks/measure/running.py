@@ -159,7 +159,9 @@ class Run:
             return entry.end(LEFT_OUT, str(failed)) if failed.unfit else self.fail(entry, str(failed))
         assert entry.start is not None
         if entry.start.typical > plan.budget.slowest:
-            reason = f"one call takes {entry.start.typical:.2f} s, more than the {plan.budget.slowest:g} s given to it"
+            spent, given = entry.start.typical, plan.budget.slowest
+            reason = f"one call takes {spent:.2f} s, more than the {given:g} s given to it; not judged"
+            reason += f"; without --quick it has {Budget.slowest:g} s" if given < Budget.slowest else ""
             self.worker(subject).end()  # with all the memory that it has, which the others need
             return entry.end(LEFT_OUT, reason)
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.measure.statistics import LEAST_LEVEL
+from benchmarks.results.tables import busy_cases
 
 Result = dict[str, Any]
 Pair = tuple[str, Result, Result]
@@ -46,7 +47,20 @@ def compare(before: Result, after: Result) -> Comparison:
     pairs = list(both(before, after))
     drift = drifts(before, after, pairs)
     changes = [change(case, old, new, drift.get(case)) for case, old, new in pairs if timed(old) and timed(new)]
-    return Comparison(changes, [*circumstances(before, after), *lost(pairs), *missing(before, after)], drift)
+    return Comparison(
+        changes,
+        [*reservations(before, after), *circumstances(before, after), *lost(pairs), *missing(before, after)],
+        drift,
+    )
+
+
+def reservations(before: Result, after: Result) -> list[str]:
+    """Return, in a line, what speaks against the times of a result: other programs, an interrupt."""
+    told = []
+    for name, result in (("A", before), ("B", after)):
+        found = [busy_cases(result["cases"]), "" if result["finished"] else "interrupted"]
+        told += [f"{name}: {', '.join(filter(None, found))}"] if any(found) else []
+    return ["; ".join(told)] if told else []
 
 
 def drifts(before: Result, after: Result, pairs: Sequence[Pair]) -> dict[str, tuple[float, float]]:

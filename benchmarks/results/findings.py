@@ -1,4 +1,4 @@
-"""What a result says, in at most three short sentences: of a case, of all cases, of two results side by side.
+"""What a result says, in a few short sentences: of a case, of all cases, of two results side by side.
 
 A difference is named only where the interval of the ratio lies on one side of 1; otherwise it is within noise. Ratios
 to our default engines are those of the rounds. For two other subjects the ratio lies between the ratios of the ends of
@@ -59,9 +59,10 @@ def leaders(case: Result) -> list[Result]:
 
 
 def names(subjects: Sequence[Result]) -> str:
-    """Names have commas in them."""
-    found = "; ".join(subject["name"] for subject in subjects[:NAMED])
-    return f"{found}; and {len(subjects) - NAMED} more" if len(subjects) > NAMED else found
+    """The first, and the user's own. Names have commas in them."""
+    told = [subject["name"] for number, subject in enumerate(subjects) if number < NAMED or subject.get("yours")]
+    others = len(subjects) - len(told)
+    return "; ".join([*told, *([f"and {others} more"] if others else [])])
 
 
 def counted(number: int, name: str) -> str:
@@ -81,12 +82,13 @@ def of_case(case: Result) -> list[str]:
     if len(order) == 1:
         return [f"Only {fastest['name']} has a time, {spent}.", *lines]
     if len(first) > 1:
-        start = f"Fastest, within noise of each other: {names(first)} ({spent})."
+        start, told = f"Fastest, within noise of each other: {names(first)} ({spent}).", first
     else:
         start = f"Fastest is {fastest['name']}, {spent}; {order[1]['name']} takes {ratio(order[1], fastest)} as long."
-    behind = [one for one in order if one["name"] in case["bases"] and one not in (*first, order[1])]
-    told = [f"{one['name']} takes {ratio(one, fastest)} as long as {fastest['name']}" for one in behind]
-    return [start, *([f"{'; '.join(told)}."] if told else []), *lines]
+        told = order[:2]
+    behind = [one for one in order if (one["name"] in case["bases"] or one.get("yours")) and one not in told]
+    more = [f"{one['name']} takes {ratio(one, fastest)} as long as {fastest['name']}" for one in behind]
+    return [start, *([f"{'; '.join(more)}."] if more else []), *lines]
 
 
 # --- all cases --------------------------------------------------------------------------------------------------------
@@ -105,8 +107,10 @@ def fastest(cases: Sequence[Result]) -> str:
         return ""
     if not alone:
         return f"In {counted(len(cases), 'case')} the fastest differ by no more than noise."
-    told = [f"{name} in {count}" for name, count in alone.most_common(NAMED)]
-    others = sum(alone.values()) - sum(count for _, count in alone.most_common(NAMED))
+    yours = {subject["name"] for case in cases for subject in case["subjects"] if subject.get("yours")}
+    named = [one for number, one in enumerate(alone.most_common()) if number < NAMED or one[0] in yours]
+    told = [f"{name} in {count}" for name, count in named]
+    others = sum(alone.values()) - sum(count for _, count in named)
     told += [f"others in {others}"] if others else []
     level = len(cases) - sum(alone.values())
     told += [f"several within noise in {level}"] if level else []
@@ -144,6 +148,13 @@ def growth(cases: Sequence[Result]) -> str:
     same = [one for one in fits if all(one[name] == best[name] for name in ("series", "from", "to"))]
     told = "; ".join(f"{power(one)} ({one['subject']})" for one in same)
     return f"Time of {best['series']} attention from T={best['from']:,} to {best['to']:,} grows as {told}."
+
+
+def failures(cases: Sequence[Result]) -> str:
+    """Return what failed, and in how many cases; empty if nothing did."""
+    failed = [one["name"] for case in cases for one in case["subjects"] if one["status"] == "failed"]
+    told = [f"{name} in {counted(number, 'case')}" for name, number in Counter(failed).most_common()]
+    return f"FAILED: {'; '.join(told)}." if told else ""
 
 
 # --- two results ------------------------------------------------------------------------------------------------------

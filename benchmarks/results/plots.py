@@ -48,8 +48,10 @@ NO_METADATA: dict[str, Any] = dict.fromkeys(("Creator", "Date", "Format", "Type"
 
 
 def plot(result: Result, folder: Path) -> list[Path]:
-    """The files that were written."""
+    """Return the files that were written. Without any there is no folder either."""
     pictures = drawn(result)
+    if not pictures:
+        return []
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, text in pictures:

@@ -70,6 +70,7 @@ def subject_result(
     found: Result = {
         "name": subject.name,
         "ours": subject.ours,
+        "yours": subject.yours,
         "status": entry.status,
         "reason": entry.reason,
         "form": start.form if start else "",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
@@ -116,6 +117,12 @@ def line_of_others(case: Result) -> str:
     if not busy:
         return ""
     return f"other programs used this machine ({busy}): times are too long, and ratios may be wrong; repeat the run"
+
+
+def busy_cases(cases: Sequence[Result]) -> str:
+    """Return in how many cases other programs used the machine; empty if they did not."""
+    busy = sum(bool(case.get("busy")) for case in cases)
+    return f"other programs used the machine in {busy} of {len(cases)} cases" if busy else ""
 
 
 def line_of_the_host(case: Result) -> str:

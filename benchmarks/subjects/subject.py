@@ -134,9 +134,10 @@ class Subject:
     """make: `module:function`, which takes the case, the device and `arguments`, and raises Unfit.
 
     takes: why a case cannot be given to it; empty if it can. scores: how many float32 arrays [B, H, Q, K] a call has in
-    memory at once, forward, and with the backward pass; the dense masks of those that are given one come on top.
+    memory at once, forward, and with the backward pass; the dense masks of those that are given one come on top. None
+    if nobody says: the estimate of memory has no scores then.
     conventions: what it declares for 16-bit inputs (see `conformance.declare`). ours: an engine of this project.
-    base: one that the others' times are divided by. slow: why --quick leaves it out.
+    yours: from --with. base: one that the others' times are divided by. slow: why --quick leaves it out.
     """
 
     name: str
@@ -147,10 +148,11 @@ class Subject:
     arguments: tuple[Any, ...] = ()
     device: str = "cpu or cuda"
     takes: Callable[[Case], str] = anything
-    scores: tuple[float, float] = (0.0, 0.0)
+    scores: tuple[float, float] | None = None
     conventions: dict[str, str] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     ours: bool = False
+    yours: bool = False
     base: bool = False
     slow: str = ""
     notes: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from conformance.cases.case import Case
 from conformance.checks.results import NO_DIAGNOSIS, WRONG_IN, Results, Violation
 from conformance.diagnosis.matches import DIAGNOSIS
 from conformance.diagnosis.matching import BACKWARD_ONLY, MOST, PROJECTIONS, kind
@@ -22,6 +23,8 @@ FACTOR = re.compile(r"^(.*) is (\S+) times what it must be \((.*)\)$")
 """Of what, the factor, and its reasons."""
 EXTENT = re.compile(r"\bfirst (\d+)\b")
 """How many of something a mistake speaks of."""
+IN_A_GROUP = re.compile(r"query heads? .*\bgroup\b|\bgroup's$")
+"""A mistake among the query heads of a group."""
 OUTPUT_CONFORMS = re.compile(rf"^{WRONG_IN}[^;]*; .*\boutput\b")
 
 
@@ -93,17 +96,25 @@ def may_hold(name: str, violation: Violation) -> bool:
     """Whether the case that is shown may be wrong in this way, too.
 
     Not by a gradient where its output is wrong, nor by an output that is right, nor past its last key, nor by roundings
-    of another dtype.
+    of another dtype, nor by a choice among the query heads of a group that has one.
     """
     if violation.finding.name == "output" and name.startswith("gradient of"):
         return False
     if violation.finding.name != "output" and name.startswith("output is"):
+        return False
+    if IN_A_GROUP.search(name) and alone_in_its_group(violation.case):
         return False
     if name.startswith(AT_MOST) and call(violation.uncut).dtype != violation.case.dtype:
         return False
     extent = EXTENT.search(name)
     sizes = [size for array in violation.case.inputs.values() for size in array.shape]
     return extent is None or int(extent[1]) < max(sizes, default=0)
+
+
+def alone_in_its_group(case: Case) -> bool:
+    """Whether every query head has a key head of its own."""
+    query, key = case.inputs.get("query"), case.inputs.get("key")
+    return query is not None and key is not None and query.ndim == key.ndim == 4 and query.shape[1] == key.shape[1]
 
 
 def explaining(names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...]:

@@ -37,7 +37,7 @@ from conformance.oracle.reference import attention_work
 from conformance.sampling import special
 from conformance.sampling import strategies as generation
 from conformance.sampling.draws import CaseStrategy
-from conformance.sampling.strategies import ALIKE, EMPTY, LONG, MASKS, ONE_KEY, SHORT, THOUSANDS, TILED
+from conformance.sampling.strategies import ALIKE, EMPTY, FEATURED, LONG, MASKS, ONE_KEY, SHORT, THOUSANDS, TILED
 from specification import Causal, Dense, KeyLengths, KeyPadding, Segments, SlidingWindow
 from specification.dtypes import HALF
 
@@ -264,8 +264,12 @@ def probes_of_arrays(declaration: Declaration) -> list[Probe]:
     far = partial(special.far_cases, "attention", declaration=declaration)
     empty = partial(special.empty_row_cases, declaration=declaration)
     featured = featured_in(declaration)
+    # Where no gradient is asked for, many libraries call another function: that of inference, of `jax.custom_vjp`.
+    without_gradients = partial(cases, gradients=False, plans=FEATURED[:1])
     return [
         agree("ATT-8", "every feature", cases(focus=featured, mask="any")),
+        agree("ATT-8", "without gradients", without_gradients(), weight=0.8),
+        agree("ATT-8", "without gradients, every feature", without_gradients(focus=featured), weight=0.8),
         *(agree("ATT-8", f"{adapted(s, declaration).K} keys", cases(plans=(s,)), weight=0.5) for s in LONG),
         agree("ATT-8", "one query", cases(plans=SHORT[-1:]), weight=0.5),
         agree("ATT-8", "one query, every feature", cases(focus=featured, mask="any", plans=SHORT[-1:]), weight=0.8),

@@ -65,6 +65,7 @@ def document(
         "error": None if error is None else clean(error),
         "subjects": subjects,
         "models": list(models),
+        "joined": [],
     }
 
 

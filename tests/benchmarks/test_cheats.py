@@ -362,6 +362,7 @@ def test_one_slow_call_is_enough(tmp_path: Path) -> None:
     finally:
         run.close()
     assert told(entry).startswith(f"{LEFT_OUT}: one call takes ")
+    assert told(entry).endswith(" s, more than the 0.2 s given to it; not judged; without --quick it has 10 s")
     assert len(marks.read_text()) == 2
 
 

@@ -69,6 +69,26 @@ def test_what_has_no_time_is_told() -> None:
     assert findings.of_case(case(wrong, absent)) == ["No subject has a time.", "Failed, and without a time: wrong."]
     assert findings.of_case(case(wrong, ours(*[1.0] * 6)))[0] == "Only our engine has a time, 1e+03 [1e+03, 1e+03] ms."
     assert findings.of_cases([case(wrong)]) == []
+    right = case(ours(*[1.0] * 6))
+    assert findings.failures([right] + [case(wrong)] * 3) == "FAILED: wrong in 3 cases."
+    assert not findings.failures([right])
+
+
+def test_the_users_own_subject_is_always_named() -> None:
+    """However many are in front of it, and among those that failed or are fastest."""
+    mine = of("mine", [4.0] * 6, yours=True)
+    others = [of(f"other {number}", [1.0 + number / 4] * 6) for number in range(5)]
+    assert findings.of_case(case(*others, mine))[1] == "mine takes 4.00 [4.00, 4.00] times as long as other 0."
+    level = [of(f"other {number}", [1.0, 1.1] * 4) for number in range(5)]
+    mine = of("mine", [1.1, 1.05] * 4, yours=True)
+    assert findings.of_case(case(*level, mine))[0].startswith(
+        "Fastest, within noise of each other: other 0; other 1; other 2; mine; and 2 more ("
+    )
+    alone = [case(one, of("slow", [9.0] * 6)) for one in others for _ in range(2)]
+    assert "; mine in 1; others in 4" in findings.of_cases([*alone, case(of("mine", [1.0] * 6, yours=True))])[0]
+    for one in (*others, mine):
+        one.end(FAILED, "it is wrong")
+    assert findings.of_case(case(*others, mine))[-1].endswith("other 2; mine; and 2 more.")
 
 
 def test_all_cases_have_three_sentences() -> None:
@@ -122,7 +142,7 @@ def test_where_memory_ends() -> None:
 def test_two_results_begin_with_what_changed() -> None:
     before = {"cases": [case(ours(*[1.0] * 6), of("library", [1.0] * 6), of("other", [1.0, 1.1] * 4))]}
     after = {"cases": [case(ours(*[1.5] * 6), of("library", [0.5] * 6), of("other", [1.1, 1.0] * 4))]}
-    common = {"environment": {"versions": {}}, "settings": {}}
+    common = {"finished": True, "environment": {"versions": {}}, "settings": {}}
     assert findings.of_comparison(compare(before | common, after | common)) == [
         "Of 3 times, 1 slower, 1 faster, and 1 the same within noise.",
         "Most slower: our engine at made takes 1.50 [1.50, 1.50] times as long as before.",

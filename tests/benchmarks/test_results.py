@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
-from benchmarks.__main__ import app
+from benchmarks.__main__ import app, finish
 from benchmarks.cases import Case
 from benchmarks.measure import running
 from benchmarks.measure.environment import environment, has_gpu
@@ -30,6 +31,7 @@ from benchmarks.subjects.registry import subjects
 from benchmarks.subjects.subject import Subject, without
 from benchmarks.work import Work
 from tests.benchmarks.test_parts import CEILINGS, SIZES, entry
+from tests.support import made_results
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "benchmarks.md"
 
@@ -177,6 +179,14 @@ def test_what_else_differs_is_told(result: dict[str, Any]) -> None:
     assert not any("only in" in line for line in found.circumstances)
 
 
+def test_other_programs_and_an_interrupt_are_told(result: dict[str, Any]) -> None:
+    busy = copy.deepcopy(result) | {"finished": False}
+    busy["cases"][0]["busy"] = "load 7.9 on 2 processors"
+    line = "other programs used the machine in 1 of 2 cases, interrupted"
+    assert compare(result, busy).circumstances == [f"B: {line}"]
+    assert compare(busy, busy).circumstances == [f"A: {line}; B: {line}"]
+
+
 def test_what_only_one_has_is_told(result: dict[str, Any]) -> None:
     after = copy.deepcopy(result)
     gone, lost = after["cases"][0], after["cases"][1]["subjects"].pop()
@@ -217,6 +227,28 @@ def test_a_run(inside: None, tmp_path: Path) -> None:
     assert command("compare", path, path)[0] == 0
 
 
+def test_cases_are_listed_with_what_memory_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.measure.memory.available", lambda device: 10**9)
+    monkeypatch.setattr(Run, "case", None)  # nothing is timed
+    words = ("run", "--list", "--only", "causal, T=128", "--only", "causal, T=16384", "--only", "NumPy, naive")
+    assert command(*words) == (0, (
+        "causal, T=128 causal, T=16384 left out NumPy, naive: one call needs about 18.5 GB, and 1.0 GB are free "
+        "causal, T=16384, forward + backward subjects: NumPy, naive"
+    ))  # fmt: skip
+
+
+def test_the_end_of_a_run_names_what_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    case = made_results.benchmark()["cases"][0] | {"busy": "load 7.9 on 2 processors"}
+    result = {"cases": [case], "ceilings": [], "finished": True, "settings": {"device": "cpu"},
+              "environment": {"memory": None}}  # fmt: skip
+    with pytest.raises(typer.Exit) as ended:
+        finish(result, None)
+    assert ended.value.exit_code == 1
+    printed = capsys.readouterr().out
+    assert "FAILED: Wrong library in 1 case." in printed
+    assert "Other programs used the machine in 1 of 1 cases: times are too long" in printed
+
+
 def test_an_interrupt_keeps_what_there_is(inside: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     case, path, pictures = Run.case, tmp_path / "b.json", tmp_path / "pictures"
 
@@ -234,6 +266,21 @@ def test_an_interrupt_keeps_what_there_is(inside: None, monkeypatch: pytest.Monk
     found = read(path)
     assert (code, "interrupted" in output, found["finished"]) == (130, True, False)
     assert [one["name"] for one in found["cases"]] == ["short, T=64"]
+    pytest.importorskip("matplotlib")
+    assert "no pictures: the result has no times to compare" in output  # of one subject alone
+    assert not pictures.exists()
+
+
+def test_results_without_times_are_told_in_a_line(result: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    save(result, tmp_path / "full.json")
+    save(result | {"cases": []}, tmp_path / "none.json")
+    told = command("plot", tmp_path / "none.json", "--to", tmp_path / "pictures")
+    assert told == (0, "no pictures: no case is finished")
+    assert not (tmp_path / "pictures").exists()
+    assert command("compare", tmp_path / "full.json", tmp_path / "none.json")[0] == 2
+    code, output = command("compare", tmp_path / "none.json", tmp_path / "none.json")
+    assert (code, output) == (2, "No subject has a time in both results.")
 
 
 @pytest.mark.slow

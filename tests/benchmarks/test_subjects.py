@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.__main__ import usable
 from benchmarks.cases import BOTH, Case
 from benchmarks.measure.rounds import Budget
 from benchmarks.measure.running import LEFT_OUT, MEASURED, Entry, Plan, Run
-from benchmarks.subjects.registry import subjects
+from benchmarks.subjects.registry import subject_at, subjects
 from benchmarks.subjects.subject import Subject
 
 SIZES: dict[str, Any] = {"B": 2, "H": 2, "G": 2, "Q": 32, "K": 32, "D": 16, "V": 16}
@@ -53,3 +56,50 @@ def test_what_is_not_installed_is_left_out() -> None:
     _, (entry,) = run.case(CASES[0])
     run.close()
     assert (entry.status, entry.reason) == (LEFT_OUT, "no_such_package is not installed")
+
+
+@pytest.mark.parametrize(("scores", "told"), [(None, True), ((0, 0), False)])
+def test_a_subject_of_ones_own_without_scores_is_told(
+    monkeypatch: pytest.MonkeyPatch, scores: tuple[int, int] | None, told: bool
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr("benchmarks.__main__.say", lines.append)
+    mine = Subject("mine", "attention", "numpy", (), "", scores=scores, yours=True)
+    assert usable([mine, *KNOWN[:1]], "cpu", False, False)[0] is mine
+    assert lines == ["mine: memory is not estimated: the subject sets no scores="] * told
+
+
+HEAD = "from benchmarks.subjects.subject import Subject\n"
+MINE = 'MINE = Subject("mine", {}, "numpy", (), {})\n'
+REFUSED = {
+    "def f(:\n": r"'FILE:MINE' cannot be loaded: FILE:1: SyntaxError: invalid syntax",
+    "\nMINE = nothing\n": r"'FILE:MINE' cannot be loaded: FILE:2: NameError: name 'nothing' is not defined",
+    f"{HEAD}MINE = Subject('mine')\n": r"'FILE:MINE' cannot be loaded: FILE:2: TypeError: .*missing 4 required",
+    "import sys\nsys.exit(3)\n": r"'FILE:MINE' cannot be loaded: FILE:2: SystemExit: 3",
+    HEAD: r"'FILE:MINE' cannot be loaded: FILE has no MINE; it has no Subject",
+    HEAD + MINE.format("'atention'", "''"): r"its operation must be one of attention, layer_norm, got 'atention'",
+    HEAD + MINE.format("'attention'", "print"): r"its make must be a text 'module:function', got <built-in",
+    HEAD + MINE.format("'attention'", "'no_module:make'"): r"'make=no_module:make' cannot be loaded.*No module named",
+    HEAD + MINE.format("'attention'", "'json:make'"): r"its make is 'json:make', and json has no function 'make'",
+}
+
+
+@pytest.mark.parametrize("text", list(REFUSED), ids=str)
+def test_a_file_that_has_no_usable_subject_is_refused_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    path = tmp_path / f"subject_{list(REFUSED).index(text)}.py"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=REFUSED[text].replace("FILE", str(path))) as refused:
+        subject_at(f"{path}:MINE")
+    assert "\n" not in str(refused.value)
+
+
+def test_without_a_name_the_subjects_of_the_file_are_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    path = tmp_path / "subject_unnamed.py"
+    path.write_text(HEAD + MINE.format("'attention'", "'json:dumps'"))
+    with pytest.raises(ValueError, match=rf"name the subject after a colon; its subjects: {path}:MINE$"):
+        subject_at(str(path))
+    assert subject_at(f"{path}:MINE").yours

@@ -20,12 +20,13 @@ from conformance.checks.check import Check
 from conformance.checks.comparison import judge
 from conformance.checks.results import WRONG_IN, Results, Violation
 from conformance.diagnosis import blocks, matches, naming
+from conformance.diagnosis.backward import wrongly_added
 from conformance.diagnosis.blocks import online, padded_tail
 from conformance.diagnosis.following import about, separated
 from conformance.diagnosis.matches import known, wrong_in
 from conformance.diagnosis.matching import Failing
 from conformance.diagnosis.naming import diagnosed, diagnosis, explaining, in_families
-from conformance.diagnosis.precision import scale_off, variance_off
+from conformance.diagnosis.precision import AT_MOST, scale_off, variance_off
 from conformance.diagnosis.steps import forward
 from conformance.oracle.reference import oracle
 from conformance.reports.blocks import follow
@@ -655,6 +656,31 @@ def test_a_case_cut_from_gradients_to_an_output(
     monkeypatch.setattr(naming, "asked", lambda one, case, runner: larger if case is one.uncut else smaller)
     monkeypatch.setattr(naming, "because_of_memory", lambda *given: False)
     assert naming.names_of(found, cast(Any, None)) == names
+
+
+def test_a_case_with_a_key_head_for_every_query_head_has_no_mistake_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = replace(violated("ATT-12", case(1, 1, 1, 1)), uncut=case(1, 2, 7, 1))
+    found = replace(found, finding=replace(found.finding, name="gradient of key"))
+    name = "gradient of key adds up other query heads than each group's"
+    vague = f"{AT_MOST} weights rounded to float16 would make them"
+    monkeypatch.setattr(naming, "asked", lambda one, case, runner: (name,) if case is one.uncut else (vague,))
+    monkeypatch.setattr(naming, "because_of_memory", lambda *given: False)
+    assert naming.names_of(found, cast(Any, None)) == ()
+    inputs = found.case.inputs | {"query": np.ones((1, 2, 1, 1), "float32")}
+    grouped = replace(found, example=replace(found.case, inputs=inputs))
+    assert naming.names_of(grouped, cast(Any, None)) == (name,)
+
+
+def test_a_gradient_that_is_wrong_by_digits_has_no_mistake_of_groups() -> None:
+    asked = drawn(H=4, G=2, graded=True)
+    found = answers_of(asked, asked)
+    name = "gradient of key"
+    got = found.got | {name: (found.right(name) + 1.5 * found.bounds[name]).astype("float32")}
+    assert name in replace(found, got=got).wrong
+    assert list(wrongly_added(replace(found, got=got), name)) == []
+    first = found.parts.key[:, ::2].astype("float32")
+    (only,) = wrongly_added(replace(found, got=found.got | {name: first}), name)
+    assert only == f"{name} comes from the first query head of each group only"
 
 
 def test_a_diagnosis_that_failed_is_no_headline(broken: conformance.Report) -> None:

@@ -205,14 +205,12 @@ def test_claims_share_their_shapes(compiled: bool) -> None:
     assert (len(shapes) <= 5) == compiled
 
 
-def test_frozen_cases_have_gradients_where_generated_ones_of_their_sizes_have() -> None:
-    def without(declaration: Declaration) -> list[Any]:
-        entries = [entry for entry in entries_for({"attention"}, declaration) if entry.check.name == "agreement"]
-        return [entry.case for entry in entries if not entry.case.cotangents and sizes_of(entry.case) in SHORT + LONG]
-
-    assert not without(COMPILED)
-    assert without(replace(COMPILED, compiled=False))
-    assert without(COMPILED.without("gradients"))
+@pytest.mark.parametrize("part", ["scale", "softcap", "bias", "sinks", "mask", "dropout_keep"])
+def test_some_frozen_cases_ask_for_no_gradients(part: str) -> None:
+    """With them, the forward function of a `jax.custom_vjp` is all that is called of what it computes."""
+    entries = [entry for entry in entries_for({"attention"}, COMPILED) if entry.check.name == "agreement"]
+    alone = [entry.case for entry in entries if not entry.case.cotangents]
+    assert sum(part in case.inputs or case.options.get(part) is not None for case in alone) >= 2
 
 
 def test_layouts_are_asked_where_arrays_have_strides() -> None:

@@ -169,8 +169,8 @@ FAULTS = {
     "the target is not causal": ("transformer", "return Causal() & padding_mask(tokens", "return padding_mask(tokens"),
     "only the first block": (
         "transformer",
-        "zip(parameters.blocks, layers, sites, strict=True):\n        x = encoder_block",
-        "zip(parameters.blocks[:1], layers[:1], sites[:1], strict=True):\n        x = encoder_block",
+        "zip(parameters.blocks, layers, rotations, sites, strict=True):\n        x = encoder_block",
+        "zip(parameters.blocks[:1], layers, rotations, sites, strict=False):\n        x = encoder_block",
     ),
 }  # fmt: skip
 

@@ -83,7 +83,7 @@ def test_rotary_embedding_by_given_sines() -> None:
         sine, cosine = (node.inputs[f"{name}_cache"][rows][:, None] for name in ("sin", "cos"))
         pairing = "interleaved" if node.attributes.get("interleaved") else "halves"
         for rotate, array in steps.items():
-            output = np.asarray(rotate(array(np.array(x)), array(sine), array(cosine), 2 * sine.shape[-1], pairing))
+            output = np.asarray(rotate(array(np.array(x)), array(sine), array(cosine), pairing))
             if node.inputs["X"].ndim == 3:
                 output = output.swapaxes(1, 2).reshape(node.inputs["X"].shape)
             assert objection(node, {"Y": output}) == ""

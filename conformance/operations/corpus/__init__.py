@@ -20,12 +20,11 @@ from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration
 from conformance.cases.expectations import Planted, allowed_pairs
 from conformance.cases.features import within
-from conformance.cases.sizes import Sizes
-from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, CHECKS, taken_as_array
+from conformance.checks.catalogue import AFTER_OTHER_CALLS, CHECKS, taken_as_array
 from conformance.checks.check import Check
 from conformance.checks.encoding import decode
 from conformance.oracle.reference import balls_available
-from conformance.sampling.strategies import LONG, SHORT, Draw, roundings
+from conformance.sampling.strategies import roundings
 
 HERE = files("conformance.operations.corpus")
 
@@ -72,7 +71,7 @@ def entry(line: dict[str, Any]) -> Entry:
 def entries_for(operations: set[str], declaration: Declaration) -> list[Entry]:
     """Those that a subject with these operations takes, and that can be judged here."""
     return [
-        entry._replace(example=as_declared(with_gradients(entry, declaration), declaration))
+        entry._replace(example=as_declared(entry.example, declaration))
         for entry in entries()
         if set(entry.operations) <= operations
         and taken_as_array(entry.check, declaration)
@@ -85,20 +84,6 @@ def taken(case: Case, declaration: Declaration) -> bool:
     lies = declaration.strides or not case.memory
     judged = case.dtype != "float64" or balls_available()
     return lies and judged and within(case, declaration) and promised(case, declaration)
-
-
-def with_gradients(entry: Entry, declaration: Declaration) -> Any:
-    """The example, which asks for gradients too where shapes are compiled, and generated cases of the same sizes do.
-
-    Else all sizes of generated cases would be compiled once more, without gradients. Cases of other sizes stay without.
-    """
-    case, wanted = entry.example, declaration.compiled and "gradients" in declaration
-    if not wanted or entry.check != AGREEMENT or case.operation != "attention" or case.cotangents:
-        return case
-    (B, H, Q, D), (_, G, K, V) = case.inputs["query"].shape, case.inputs["value"].shape
-    if Sizes(B, H, G, Q, K, D, V) not in SHORT + LONG:
-        return case
-    return replace(case, cotangents={"output": Draw(Q * K, case.dtype).normal(B, H, Q, V)})
 
 
 def as_declared(example: Any, declaration: Declaration) -> Any:

@@ -45,7 +45,41 @@ def float32_throughout(query: Any, key: Any, value: Any, *, mask: Any = None) ->
     return attention(*narrow, mask=mask).astype(query.dtype)
 
 
+def masked(query: Any, key: Any, value: Any, mask: Any) -> Any:
+    return attention(query, key, value, mask=mask)
+
+
+def derived(query: Any, key: Any, value: Any, mask: Any) -> Any:
+    return jax.vjp(lambda *arrays: masked(*arrays, mask), query, key, value)
+
+
+def pulled_back(pull: Any, cotangent: Any) -> Any:
+    return *pull(cotangent), None
+
+
+def without_derivatives(function: Any) -> Any:
+    """Another function where no gradient is asked for: `jax.custom_vjp` calls it in no other case."""
+    chosen = jax.custom_vjp(function)
+    chosen.defvjp(derived, pulled_back)
+
+    def forward(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+        return chosen(query, key, value, mask)
+
+    return forward
+
+
+def unmasked(query: Any, key: Any, value: Any, mask: Any) -> Any:
+    return attention(query, key, value)
+
+
+def first_key_heads(query: Any, key: Any, value: Any, mask: Any) -> Any:
+    """Every query head reads the first key head."""
+    return attention(query, *(array[:, : min(array.shape[1], 1)] for array in (key, value)), mask=mask)
+
+
 FAULTS = (
+    planted("ATT-8", "no mask without gradients", without_derivatives(unmasked)),
+    planted("ATT-8", "the first key head alone without gradients", without_derivatives(first_key_heads)),
     planted("ATT-12", "gradient stopped at the weights", stopped),
     planted("ATT-6", "one where for empty rows", one_where),
     planted("ATT-9", "float64 narrowed to float32", float32_throughout),
