@@ -23,7 +23,8 @@ FEATURES = {
     "padding": "masks by a boolean for every key of each batch element",
     "segments": "masks of packed sequences",
     "dense": "any boolean mask",
-    "combined": "several masks at once, joined by & or |",
+    "combined": "several masks at once, joined by &",
+    "or": "several masks at once, joined by |",
     "scale": "a scale other than 1 / sqrt(D)",
     "softcap": "softcap",
     "bias": "an additive bias",
@@ -37,6 +38,7 @@ FEATURES = {
     "value_width": "values of another width than the keys",
     "empty": "lengths of 0",
     "axes": "norms over several axes, those of their weight",
+    "wide_weights": "weights and biases of norms in float32 beside 16-bit inputs",
     "interleaved": "rotary pairs of neighbouring columns",
     "rotary_width": "rotary embeddings of some columns of a head",
     "rotary_scaling": "scalings of rotary frequencies",
@@ -57,7 +59,7 @@ OPTIONS = ("scale", "softcap", "bias", "sinks", "empty_rows")
 PARAMETERS: dict[str, tuple[str, ...]] = {name: (name,) for name in (*OPTIONS, *KERNEL_ARGUMENTS)}
 PARAMETERS |= {"dropout": ("dropout_keep", "dropout_rate")}
 PARAMETERS |= {"interleaved": ("pairing",), "rotary_width": ("rotary_width",), "rotary_scaling": ("scaling",)}
-PARAMETERS |= dict.fromkeys((*MASK_KINDS, "offset", "combined"), ("mask",))
+PARAMETERS |= dict.fromkeys((*MASK_KINDS, "offset", "combined", "or"), ("mask",))
 """Features that need parameters of their own."""
 NAMED_ONLY = ("dropout", "empty_rows", *KERNEL_ARGUMENTS)
 """Features that a signature which takes any keyword is not taken to have."""
@@ -254,8 +256,8 @@ def listed(names: str | Iterable[str]) -> list[str]:
 def claimed(supports: Collection[str], function: Any) -> frozenset[str]:
     """Names as they are; if every one starts with "no-", all that the signature has room for, without those.
 
-    Who has causal masks or windows has them at any offset, and who has several kinds of masks has them combined, unless
-    "no-offset" or "no-combined" is said beside them.
+    Who has causal masks or windows has them at any offset, and who has several kinds of masks has them combined, by &
+    and by |, unless "no-offset", "no-combined" or "no-or" is said beside them.
     """
     known("supports", [name.removeprefix("no-") for name in supports], FEATURES)
     removed = {name.removeprefix("no-") for name in supports if name.startswith("no-")}
@@ -266,6 +268,10 @@ def claimed(supports: Collection[str], function: Any) -> frozenset[str]:
         added |= {"offset"}
     if len(added & set(MASK_KINDS)) > 1:
         added |= {"combined"}
+    if "combined" in added:
+        added |= {"or"}
+    if "combined" in removed:
+        removed |= {"or"}
     return frozenset(added - removed)
 
 

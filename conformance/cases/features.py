@@ -30,6 +30,7 @@ FEATURE_RULES = {
     "segments": "MASK-2",
     "dense": "MASK-1",
     "combined": "MASK-6",
+    "or": "MASK-6",
     "scale": "ATT-1",
     "softcap": "ATT-2",
     "bias": "ATT-3",
@@ -59,7 +60,7 @@ def features_of(case: Case) -> set[str]:
     """Names of `declaration.FEATURES`."""
     mask = case.options.get("mask")
     features = mask_kinds(mask) | ({"offset"} if shifted(mask, 0) else set())
-    features |= {"combined"} if isinstance(mask, And | Or) else set()
+    features |= ({"combined"} if isinstance(mask, And | Or) else set()) | ({"or"} if has_or(mask) else set())
     features |= {name for name in ("scale", "softcap", "empty_rows") if case.options.get(name) is not None}
     if case.options.get("dropout_keep") is not None or case.options.get("dropout_rate"):
         features.add("dropout")
@@ -69,8 +70,8 @@ def features_of(case: Case) -> set[str]:
         features.add("logsumexp")
     if any(0 in array.shape for array in case.inputs.values()):
         features.add("empty")
-    if is_norm(case.operation) and case.inputs["weight"].ndim > 1:
-        features.add("axes")
+    if is_norm(case.operation):
+        features |= norm_features(case)
     features |= rotary_features(case)
     if has_masks(case.operation):
         (H, G, Q, K), widths = heads_and_keys(case), widths_of(case)
@@ -79,6 +80,12 @@ def features_of(case: Case) -> set[str]:
         features |= {"cross"} if Q != K else set()
         features |= {"value_width"} if len(set(widths)) > 1 else set()
     return features
+
+
+def norm_features(case: Case) -> set[str]:
+    """Those of a norm."""
+    wide = any(str(array.dtype) != case.dtype for name, array in case.inputs.items() if name != "x")
+    return ({"axes"} if case.inputs["weight"].ndim > 1 else set()) | ({"wide_weights"} if wide else set())
 
 
 def rotary_features(case: Case) -> set[str]:
@@ -143,6 +150,10 @@ def mask_kinds(mask: Any) -> set[str]:
     if isinstance(mask, And | Or):
         return mask_kinds(mask.left) | mask_kinds(mask.right)
     return {KINDS.get(type(mask), "dense")}
+
+
+def has_or(mask: Any) -> bool:
+    return isinstance(mask, Or) or (isinstance(mask, And) and (has_or(mask.left) or has_or(mask.right)))
 
 
 def shifted(mask: Any, aligned: int) -> bool:

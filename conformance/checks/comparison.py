@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ PRECISION = {"float16": (11, -13), "bfloat16": (8, -125), "float32": (24, -125),
 """Binary digits of every dtype, and the exponent (as `frexp` gives it) of its smallest normal number."""
 RAISED = "raised "
 """How the message begins about an error that the subject raised."""
+DTYPE_AND_SHAPE = re.compile(r"has dtype and shape (\S+) (\[[^]]*\]), expected (\S+) (\[[^]]*\])")
 LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 
 
@@ -62,6 +64,12 @@ def same_error(one: Finding, other: Finding) -> bool:
         return one.message == other.message
     kinds = {finding.message.partition(":")[0] for finding in (one, other)}
     return one.raised_at == other.raised_at and len(kinds) == 1
+
+
+def wrong_dtype(finding: Finding) -> str | None:
+    """The dtype of a result that has the right shape and another dtype; None where that is not its fault."""
+    found = DTYPE_AND_SHAPE.search(finding.message)
+    return found[1] if found and found[1] != found[3] and found[2] == found[4] else None
 
 
 def breaks(findings: Iterable[Finding], profile: str = STRICT) -> bool:

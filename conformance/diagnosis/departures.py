@@ -28,6 +28,9 @@ CONVENTIONS: dict[str, tuple[dict[str, str], ...]] = {
 }
 """How names of mistakes begin, and the conventions that may accept each, the narrower first."""
 
+LACKING = {"statistics run over the last axis only": "axes"}
+"""Names of mistakes by which a feature is not supported, and no error raised."""
+
 
 def departures(violation: Violation, declaration: Declaration) -> dict[str, str]:
     """Return the conventions under which the worst element conforms, in the smallest case and in those of other dtypes.

@@ -15,10 +15,11 @@ from conformance.cases.expectations import empty_rows
 from conformance.cases.features import FEATURE_RULES, features_of, rule_of
 from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import NOTHING, PLANTED, REFUSAL, UNSUPPORTED
-from conformance.checks.comparison import OF_QUERIES, OF_ROWS, same_error
+from conformance.checks.comparison import OF_QUERIES, OF_ROWS, same_error, wrong_dtype
 from conformance.checks.levels import rank, within
 from conformance.checks.results import Violation
 from conformance.diagnosis.memory import STRIDES
+from conformance.diagnosis.naming import causes
 from conformance.diagnosis.precision import AT_MOST
 
 WIDER = ("ATT-1", "ATT-5", "ATT-6", "ATT-8", "ATT-9")
@@ -94,8 +95,8 @@ def separated(violations: Sequence[Violation]) -> tuple[list[Violation], list[Vi
 
     One follows where another is found on a call with no feature that its own smallest case lacks, and either its case
     has nothing of what its rule is about, or both show the same mistake. If both is so, the other one's case may have
-    features that are only differences of sizes. One follows as well where one known mistake explains both, or another
-    call raised the same error in the same line.
+    features that are only differences of sizes. One follows as well where one known mistake explains both, another
+    call raised the same error in the same line, or another result has the same wrong dtype and nothing else.
     """
     ordered = simplest_first(violations)
     alone = [violation for violation in ordered if shows_its_rule(violation)]
@@ -116,6 +117,8 @@ def stands_for(other: Violation, violation: Violation) -> bool:
         return within(other.level, violation.level)
     if other.rule == OF_EMPTY_ROWS and in_empty_rows(other) and in_empty_rows(violation):
         return within(other.level, violation.level)
+    if wrong_dtype(other.finding) is not None and wrong_dtype(other.finding) == wrong_dtype(violation.finding):
+        return within(other.level, violation.level)
     if explains(other, violation):
         return same_mistake(other, violation) or same_threshold(other, violation)
     return within(other.level, violation.level) and bool(definite(other) & definite(violation))
@@ -131,7 +134,7 @@ def in_empty_rows(violation: Violation) -> bool:
 
 def definite(violation: Violation) -> set[str]:
     """The known mistakes that explain it, without those that only may."""
-    return {name for name in violation.mistakes if not name.startswith(AT_MOST)}
+    return causes(name for name in violation.mistakes if not name.startswith(AT_MOST))
 
 
 def same_threshold(other: Violation, violation: Violation) -> bool:
@@ -142,7 +145,7 @@ def same_threshold(other: Violation, violation: Violation) -> bool:
 
 def shows_the_same(other: Violation, violation: Violation) -> bool:
     """Whether a known mistake explains both, on calls whose features differ in sizes alone."""
-    named = set(other.mistakes) & set(violation.mistakes)
+    named = causes(other.mistakes) & causes(violation.mistakes)
     return bool(named) and same_mistake(other, violation) and used(other) - OF_SIZES <= used(violation)
 
 
@@ -160,7 +163,7 @@ def explains(other: Violation, violation: Violation) -> bool:
 def same_mistake(one: Violation, other: Violation) -> bool:
     """Whether one known mistake explains both (a loss of digits: in one dtype), or the same gradient alone is wrong and
     no other mistake is known, or one call gave the same numbers."""
-    common = set(one.mistakes) & set(other.mistakes)
+    common = causes(one.mistakes) & causes(other.mistakes)
     if common:
         return one.case.dtype == other.case.dtype or not all(name.startswith(AT_MOST) for name in common)
     if one.only_wrong and one.only_wrong == other.only_wrong:

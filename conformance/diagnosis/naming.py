@@ -154,6 +154,15 @@ def factors_explained(names: tuple[str, ...], before: tuple[str, ...]) -> Iterat
             yield f"{found[1]} is {found[2]} times what it must be ({', or '.join(common)})"
 
 
+def causes(names: Iterable[str]) -> set[str]:
+    """The names, to be compared between cases; a factor by what it is of and each of its reasons, not by its digits."""
+    found: set[str] = set()
+    for name in names:
+        factor = FACTOR.match(name)
+        found |= {f"{factor[1]}: {reason}" for reason in factor[3].split(", or ")} if factor else {name}
+    return found
+
+
 def anywhere(name: str) -> str:
     """The name without what is measured, and without where the mistake is."""
     return kind(name.removeprefix(BACKWARD_ONLY))

@@ -19,7 +19,7 @@ from conformance.cases.features import features_of, has_masks, is_norm, rule_of,
 from conformance.cases.operation import operation_named
 from conformance.cases.sizes import Sizes, adapted
 from conformance.checks.catalogue import AFTER_OTHER_CALLS, AGREEMENT, ANSWERS, CALLS_IN_ORDER, NOTHING, UNSUPPORTED
-from conformance.checks.comparison import RAISED, Finding
+from conformance.checks.comparison import RAISED, Finding, wrong_dtype
 from conformance.checks.levels import ROBUST, within
 from conformance.checks.probe import Probe
 from conformance.checks.refusals import Refusal
@@ -39,9 +39,11 @@ from conformance.sampling import strategies as generation
 from conformance.sampling.special import narrow
 from conformance.sampling.strategies import EMPTY, SHORT
 from conformance.subjects.targets import Target
+from specification.dtypes import HALF
 
 PLAIN_CALL, FROZEN, PRINTS = "a plain call", "frozen cases", "prints nothing"
 EMPTY_ROWS = "ATT-6"
+WIDE_WEIGHTS = "wide_weights"
 NOTHING_ELSE = "the plainest call fails, and nothing else was tried"
 MANY = 4
 """Violations from which on less and less time is spent on making their cases smaller."""
@@ -255,9 +257,10 @@ class Judgement:
 
     def what_it_takes(self, declaration: Declaration) -> Declaration:
         """The declaration without the dtypes and features for which the plainest call fails."""
-        asked = claims(self.operation, declaration)
-        refused = {claim.name for claim in asked if not self.takes(claim)}
-        return narrowed(declaration, refused)
+        for asked in (dtype_claims, feature_claims):
+            refused = {claim.name for claim in asked(self.operation, declaration) if not self.takes(claim)}
+            declaration = narrowed(declaration, refused)
+        return declaration
 
     def say_dtypes(self, declaration: Declaration) -> None:
         """Where the plainest call raises an error in some dtypes alone, its violation has them as what is lacking."""
@@ -299,6 +302,11 @@ def plain_claim(operation: str, declaration: Declaration) -> Claim:
 def claims(operation: str, declaration: Declaration) -> Iterator[Claim]:
     """Everything that the subject claims and that can be asked for alone, with a dtype that a plain call has shown."""
     yield from dtype_claims(operation, declaration)
+    yield from feature_claims(operation, declaration)
+
+
+def feature_claims(operation: str, declaration: Declaration) -> Iterator[Claim]:
+    """Each feature that the subject claims and that can be asked for alone."""
     for feature in sorted(declaration.features - set(UNCLAIMED)):
         cases = showing(feature, operation, declaration, declaration.dtypes[0])
         if cases is not None:
@@ -312,8 +320,12 @@ def dtype_claims(operation: str, declaration: Declaration) -> Iterator[Claim]:
 
 
 def lacking(found: Violation, claim: Claim) -> Violation:
-    """The violation with what the subject lacks, if it raises an error for it, as for what it does not support."""
-    return replace(found, lacks=(claim.name,)) if claim.name and raises(found) else found
+    """The violation with what the subject lacks, if it raises an error for it, as for what it does not support.
+
+    A weight in float32 beside 16-bit numbers raises none: the framework may make the result float32.
+    """
+    lacks = raises(found) or (claim.name == WIDE_WEIGHTS and wrong_dtype(found.finding) is not None)
+    return replace(found, lacks=(claim.name,)) if claim.name and lacks else found
 
 
 def raises(found: Violation) -> bool:
@@ -354,16 +366,18 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
         given = dict[str, Any](declaration=at_any, plans=telling(feature, at_any) if declaration.compiled else None)
         causal = generation.attention_cases(operation, "causal", (), False, False, (dtype,), **given)
         return causal.filter(lambda case: feature in features_of(case))
-    if feature == "combined":  # arrays are combined before the subject sees them
+    combined = feature in ("combined", "or")
+    if combined:  # arrays are combined before the subject sees them
         if "structured" not in declaration or len(declaration.masks) < 2:
             return None
-        bare = replace(bare, features=bare.features | {*declaration.masks})
+        bare = replace(bare, features=bare.features | {*declaration.masks, "combined"})
     if feature == "gradients":
         return of_any_kind(operation, bare, dtype)
-    if feature == "axes":
-        if not is_norm(operation):
+    if feature in ("axes", WIDE_WEIGHTS):
+        dtypes = (dtype,) if feature == "axes" else tuple(name for name in declaration.dtypes if name in HALF)
+        if not is_norm(operation) or not dtypes:
             return None
-        norms = generation.norm_cases(operation, gradients=False, dtypes=(dtype,), declaration=bare)
+        norms = generation.norm_cases(operation, gradients=False, dtypes=dtypes[:1], declaration=bare)
         return norms.filter(lambda case: feature in features_of(case))
     if feature in operation_named(operation).rules and not has_masks(operation):
         every = generation.operation_cases(operation, (dtype,), bare)
@@ -372,8 +386,8 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
         return None
     if feature in ("dropout", "empty_rows") and operation not in WITH_DROPOUT:
         return None
-    of_mask = feature == "combined" or feature in generation.MASKS
-    mask = feature if of_mask else "none"
+    of_mask = combined or feature in generation.MASKS
+    mask = "combined" if combined else feature if of_mask else "none"
     if operation == "multi_head_attention":
         if feature in ("empty", "empty_rows"):
             return None
@@ -383,7 +397,8 @@ def showing(feature: str, operation: str, declaration: Declaration, dtype: str) 
     plans = EMPTY if feature == "empty" else telling(feature, bare)
     cases = partial(generation.attention_cases, operation, dtypes=(dtype,), declaration=bare, plans=plans, others=False)
     if of_mask:
-        return cases(mask=feature).filter(narrow) if feature == "window" else cases(mask=feature)
+        shown = cases(mask=mask).filter(narrow) if feature == "window" else cases(mask=mask)
+        return shown.filter(lambda case: feature in features_of(case)) if feature == "or" else shown
     modes = ("mean",) if feature == "empty_rows" else ("zero",)
     shown = cases(mask="none", focus=(feature,), gradients=False, empty_rows=modes)
     return shown.filter(lambda case: feature in features_of(case))
@@ -406,7 +421,11 @@ def unsupported(operation: str, runner: Runner, declaration: Declaration) -> Ite
     said = runner.declaration
     for feature in sorted((said.room - said.features) & set(FEATURES)):
         wider = replace(declaration, features=declaration.features | {feature})
-        cases = None if feature == "gradients" else showing(feature, operation, wider, declaration.dtypes[0])
+        cases = (
+            None
+            if feature in ("gradients", WIDE_WEIGHTS)
+            else showing(feature, operation, wider, declaration.dtypes[0])
+        )
         if cases is not None:
             title = f"{feature} is not supported"
             yield Probe(rule_of(feature, operation), title, (operation,), cases, UNSUPPORTED, weight=0.5)

@@ -13,9 +13,9 @@ from conformance.cases.declaration import FEATURES, Declaration
 from conformance.checks.comparison import same_error
 from conformance.checks.levels import DEFAULT, LEVELS, kept, within
 from conformance.checks.results import Cell, Results, Violation
-from conformance.diagnosis.departures import departures
-from conformance.diagnosis.following import separated
-from conformance.diagnosis.precision import AT_MOST
+from conformance.diagnosis.departures import LACKING, departures
+from conformance.diagnosis.following import definite, separated
+from conformance.diagnosis.naming import causes
 from conformance.judge.judged_rules import JUDGED
 from conformance.oracle.reference import balls_available
 from conformance.subjects.subject import OTHER_LAYOUT
@@ -89,17 +89,17 @@ class Report:
     @property
     def headline(self) -> str:
         """The known mistake that explains most violations; empty where none is known, or none explains most."""
-        names = (name for violation in self.violations for name in violation.mistakes)
-        known = Counter(name for name in names if not name.startswith(AT_MOST))
+        known = Counter(cause for violation in self.violations for cause in definite(violation))
         if not known:
             return ""
-        (name, count), total = known.most_common(1)[0], len(self.violations)
+        (cause, count), total = known.most_common(1)[0], len(self.violations)
+        name = next(name for violation in self.violations for name in violation.mistakes if cause in causes([name]))
         of_numbers = sum(not violation.finding.message for violation in self.violations)
         if 2 * count <= of_numbers:
             return ""
         if total == 1:
             return name
-        others = [violation.rule for violation in self.violations if name not in violation.mistakes]
+        others = [violation.rule for violation in self.violations if cause not in causes(violation.mistakes)]
         left = f", and not {'those' if len(others) > 1 else 'that'} of {', '.join(others)}" if others else ""
         return f"{name}: this explains {count} of {total} violations{left}"
 
@@ -174,11 +174,12 @@ def declared_without(
     """The options that declare what raises the error of the violation unsupported; empty where that is no dtype or
     feature alone.
 
-    other_layout: whether the arrays seem to have another layout. It is declared first: what a function does not support
-    shows in its own layout only.
+    Known mistakes may say that it takes no notice of a feature. other_layout: whether the arrays seem to have another
+    layout. It is declared first: what a function does not support shows in its own layout only.
     """
     same = [violation, *(one for one in following if same_error(one.finding, violation.finding))]
-    lacks = {name for one in same for name in one.lacks}
+    ignored = {LACKING[name] for name in violation.mistakes if name in LACKING} & declaration.features
+    lacks = ignored.union(*(one.lacks for one in same))
     features = ",".join(f"no-{name}" for name in FEATURES if name in lacks)
     dtypes = ",".join(name for name in declaration.dtypes if name not in lacks)
     if other_layout and features:

@@ -35,7 +35,7 @@ def missing(cases_of: Callable[[Declaration], list[Case]], declaration: Declarat
     lacks = [lacked(case, declaration) for case in cases_of(wide)]
     common = set.intersection(*lacks) if lacks else set()
     common = {name for name in common if name not in FEATURES or not cases_of(wide.without(name))}
-    if common <= {"combined"} and lacks and all(one & set(MASK_KINDS) for one in lacks):
+    if common <= {"combined", "or"} and lacks and all(one & set(MASK_KINDS) for one in lacks):
         return "masks" if not declaration.masks else "these masks"
     dtypes = {name for one in lacks for name in one} - set(FEATURES)
     return listed(common) or (" or ".join(sorted(dtypes)) if all(one & dtypes for one in lacks) else "")

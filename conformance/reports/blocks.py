@@ -11,11 +11,13 @@ import numpy as np
 from conformance.cases.signatures import parameters_never_given
 from conformance.checks.levels import within
 from conformance.checks.results import title_of_another
+from conformance.diagnosis.departures import LACKING
 from conformance.judge.judged_rules import CONTRACT
 from conformance.judge.report import CONVENTION, LAYOUT_FIRST, levels_line
 from conformance.reports.content import Content, real
 
 DECLARE = "if it is not meant to support this, say so:"
+REFUSE = "if it is not meant to support this, let it raise an error, and say so:"
 INTENDED = "if this is meant to be so, say so:"
 OTHER_LAYOUT = "its arrays seem to be [batch, length, heads, width]; if so, judge it again with:"
 
@@ -57,7 +59,9 @@ def advice(violation: Content) -> str:
     options = violation["declare"]
     if options == LAYOUT_FIRST:
         return OTHER_LAYOUT
-    return INTENDED if options.startswith(CONVENTION) else DECLARE
+    if options.startswith(CONVENTION):
+        return INTENDED
+    return REFUSE if any(name in LACKING for name in violation["diagnosis"]) else DECLARE
 
 
 def under(label: str, lines: list[str]) -> list[tuple[str, str]]:

@@ -290,13 +290,14 @@ MASKS: dict[str, Callable[[st.DrawFn, Sizes, Draw], Any]] = {
 }
 
 
-def combined(draw: st.DrawFn, s: Sizes, d: Draw, available: list[str]) -> Any:
+def combined(draw: st.DrawFn, s: Sizes, d: Draw, available: list[str], either: bool) -> Any:
+    """either: some are joined by |."""
     kinds = draw(st.lists(st.sampled_from(available), min_size=2, max_size=min(3, len(available)), unique=True))
     parts = [MASKS[kind](draw, s, d) for kind in kinds]
     parts = [Dense(part) if isinstance(part, np.ndarray) else part for part in parts]
     mask = parts[0]
     for part in parts[1:]:
-        mask = mask | part if draw(st.booleans()) else mask & part
+        mask = mask | part if draw(st.booleans()) and either else mask & part
     return mask
 
 
@@ -312,7 +313,7 @@ def draw_mask(draw: st.DrawFn, kind: str, s: Sizes, d: Draw, declaration: Declar
     aligned = alignment(s.Q, s.K, declaration)
     if kind == "causal" and declaration.convention("causal") != "explicit" and draw(st.booleans()):
         return Causal(aligned)
-    mask = combined(draw, s, d, kinds) if kind == "combined" else MASKS[kind](draw, s, d)
+    mask = combined(draw, s, d, kinds, "or" in declaration) if kind == "combined" else MASKS[kind](draw, s, d)
     return mask if "offset" in declaration else at(mask, aligned)
 
 
@@ -708,7 +709,8 @@ def norm_cases(
     dtype = draw(st.sampled_from(("float64",) if wide else able))
     d, scale = Draw(draw(seeds), dtype), draw(st.sampled_from(spreads))
     names = shape[-axes:]
-    companion = draw(st.sampled_from((dtype, compute_dtype_name(dtype))))
+    wide_weights = compute_dtype_name(dtype) if "wide_weights" in declaration else dtype
+    companion = draw(st.sampled_from((dtype, wide_weights)))
     kinds = [kind for kind in NORM_NUMBERS if not (far and kind == "zeros")]  # zeros beside a far mean are a variance
     x, weight, kind = d.numbers(*shape) * scale, d.numbers(*names), draw(st.sampled_from(kinds))
     if shape[-1] > MANY_KEYS:

@@ -21,7 +21,7 @@ import reference_numpy
 from conformance import check
 from conformance.cases.case import Case
 from conformance.cases.declaration import Declaration, declaration_of, declare
-from conformance.cases.features import features_of, within
+from conformance.cases.features import features_of, has_or, within
 from conformance.cases.signatures import needed, signature_of
 from conformance.checks.catalogue import DESCRIPTION
 from conformance.judge.judgement import Question
@@ -637,6 +637,23 @@ def test_masks_that_are_not_combined() -> None:
     assert violated(one_mask, supports="structured", **given) == ["MASK-6"]
     assert violated(one_mask, supports="structured,no-combined", **given) == []
     assert violated(first_mask, supports="structured,no-combined", **given) == ["MASK-6"]
+
+
+def no_either(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
+    if has_or(mask):
+        raise NotImplementedError("masks joined by |")
+    return reference_numpy.attention(query, key, value, mask=mask)
+
+
+def test_masks_that_are_joined_by_and_alone() -> None:
+    given: dict[str, Any] = {"dtypes": ["float32"], "rules": ["MASK-6"]}
+    once: dict[str, Any] = {"supports": "structured", "effort": "quick", "seed": 1, "shrink": False, "limits": SMALL}
+    found = check(no_either, "attention", **once, **given).violations
+    assert [(one.rule, one.declare) for one in found] == [("MASK-6", "--supports no-or")]
+    assert violated(no_either, supports="structured,no-or", **given) == []
+    assert violated(first_mask, supports="structured,no-or", **given) == ["MASK-6"]
+    (all_refused,) = check(one_mask, "attention", **once, **given).violations
+    assert all_refused.declare == "--supports no-combined,no-or"
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,34 @@ def test_more_than_is_declared_of_normalized_rows(normalized: Function) -> None:
     assert "NORM-7" in violated(rms_norm(normalized), "rms_norm", NORMS, "float16", normalized="inputs")
 
 
+def unrounded(x: Any, weight: Any, *, eps: float) -> Any:
+    """The product has the dtype of its wider side."""
+    return weight * as_llama(x, torch.ones_like(weight), eps=eps)
+
+
+def test_weights_wider_than_the_inputs_can_be_declined() -> None:
+    given: dict[str, Any] = {"effort": "quick", "seed": 1, "shrink": False, "limits": SMALL, "arrays": "torch"}
+    given |= {"conventions": {"normalized": "inputs"}, "dtypes": ["bfloat16"], "rules": ["NORM-7"]}
+    found = check(unrounded, "rms_norm", **given)
+    assert [(one.rule, one.declare) for one in found.violations] == [("NORM-7", "--supports no-wide_weights")]
+    assert check(unrounded, "rms_norm", supports="no-wide_weights", **given).conforms
+
+
+def test_a_norm_over_the_last_axis_is_told_to_decline_axes() -> None:
+    def last_axis(x: Any, weight: Any, *, eps: float) -> Any:
+        return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+    given: dict[str, Any] = {
+        "dtypes": ["float32"],
+        "rules": ["NORM-7"],
+        "effort": "quick",
+        "seed": 1,
+        "arrays": "torch",
+    }
+    (found,) = check(last_axis, "rms_norm", limits=SMALL, **given).violations
+    assert (found.mistakes, found.declare) == (("statistics run over the last axis only",), "--supports no-axes")
+
+
 def test_no_other_norm_may_round_its_rows() -> None:
     def layer_norm(x: Any, weight: Any, *, eps: float = 1e-5) -> Any:
         wide, axes = x.float(), tuple(range(-weight.ndim, 0))

@@ -126,6 +126,31 @@ def test_a_rule_of_which_a_case_has_nothing_follows_from_one_with_other_sizes() 
     assert [rules_of(part) for part in separated(known)] == [["ATT-7"], ["MASK-1"]]
 
 
+def test_results_of_one_wrong_dtype_are_one_violation() -> None:
+    def narrower(rule: str, example: Case, dtype: str, *shape: int) -> Violation:
+        (finding,) = judge(example, {"output": np.ones(shape, dtype)}, oracle(example), bound(example))
+        return Violation(rule, "a subject", finding, "a probe", AGREEMENT, example)
+
+    first = narrower("ATT-5", case(1, 1, 1, 1), "float16", 1, 1, 1, 1)
+    capped, masked = case(1, 1, 1, 1, softcap=2.0), case(1, 1, 2, 1, mask=Causal(0))
+    also, wider = (narrower("ATT-2", capped, dtype, 1, 1, 1, 1) for dtype in ("float16", "float64"))
+    shaped = narrower("MASK-3", masked, "float16", 1, 1, 1, 1)
+    assert [rules_of(part) for part in separated([first, also, shaped])] == [["ATT-5", "MASK-3"], ["ATT-2"]]
+    assert [rules_of(part) for part in separated([first, wider])] == [["ATT-5", "ATT-2"], []]
+
+
+def test_a_factor_is_compared_by_its_reason() -> None:
+    found = violated("ATT-5", case(1, 1, 1, 1)), violated("ATT-2", case(1, 1, 1, 1, softcap=2.0))
+
+    def following(*diagnoses: str) -> list[str]:
+        told = [replace(one, diagnosis=(name,)) for one, name in zip(found, diagnoses, strict=True)]
+        return rules_of(separated(told)[1])
+
+    name = "the scale is {} times what it must be ({})"
+    assert following(name.format(1.41317, "it is left out"), name.format(1.41421, "it is left out")) == ["ATT-2"]
+    assert following(name.format(1.41317, "it is left out"), name.format(1.41421, "D is taken for 2")) == []
+
+
 def heads_written_out_first(query: Any, key: Any, value: Any) -> Any:
     """In bfloat16, so that autograd adds up the heads' gradients in bfloat16."""
     heads = query.shape[1] // key.shape[1]
