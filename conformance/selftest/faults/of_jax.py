@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -45,12 +46,8 @@ def float32_throughout(query: Any, key: Any, value: Any, *, mask: Any = None) ->
     return attention(*narrow, mask=mask).astype(query.dtype)
 
 
-def masked(query: Any, key: Any, value: Any, mask: Any) -> Any:
-    return attention(query, key, value, mask=mask)
-
-
 def derived(query: Any, key: Any, value: Any, mask: Any) -> Any:
-    return jax.vjp(lambda *arrays: masked(*arrays, mask), query, key, value)
+    return jax.vjp(partial(attention, mask=mask), query, key, value)
 
 
 def pulled_back(pull: Any, cotangent: Any) -> Any:
