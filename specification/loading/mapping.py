@@ -147,7 +147,8 @@ def recognise(
     other, family = covered(known, names), uncovered(names)
     if dialect.name in other:
         return
-    prefix = other_prefix(dialect, read)
+    foreign, related = family and not named, family and UNCOVERED[family].related
+    prefix = None if foreign and not related else other_prefix(dialect, read)
     if prefix is not None:
         here, due = prefix
         instead = f" in place of {due!r}" if here and due else ""
@@ -155,7 +156,7 @@ def recognise(
         read.problems.insert(0, f"names {how}, which accounts for all that are missing or not known")
     elif other:
         read.problems.insert(0, f"its names are those of dialect {' or '.join(map(repr, other))}")
-    elif family and not named and not (UNCOVERED[family].related and read.knows_most()):
+    elif family and foreign and not (related and read.knows_most()):
         raise ValueError(f"the checkpoint does not fit: its names are those of {judgeable(family)}")
 
 
