@@ -23,11 +23,10 @@ FACTOR = re.compile(r"^(.*) is (\S+) times what it must be \((.*)\)$")
 """Of what, the factor, and its reasons."""
 EXTENT = re.compile(r"\bfirst (\d+)\b")
 """How many of something a mistake speaks of."""
-IN_A_GROUP = re.compile(r"query heads? .*\bgroup\b|\bgroup's$")
-"""A mistake among the query heads of a group."""
 AMONG_ELEMENTS = re.compile(r"batch element")
 AMONG_HEADS = re.compile(r"\b(head 0|each head|query head)\b")
-"""Mistakes that mix up batch elements, or heads."""
+IN_A_GROUP = re.compile(r"query heads? .*\bgroup\b|\bgroup's$")
+"""Mistakes that mix up batch elements, heads, or the query heads of a group."""
 OUTPUT_CONFORMS = re.compile(rf"^{WRONG_IN}[^;]*; .*\boutput\b")
 
 
@@ -99,16 +98,13 @@ def may_hold(name: str, violation: Violation) -> bool:
     """Whether the case that is shown may be wrong in this way, too.
 
     Not by a gradient where its output is wrong, nor by an output that is right, nor past its last key, nor by roundings
-    of another dtype, nor by a choice among the query heads of a group that has one, nor among batch elements or heads
-    where there is one.
+    of another dtype, nor among batch elements, heads or query heads of a group where there is one.
     """
     if violation.finding.name == "output" and name.startswith("gradient of"):
         return False
     if violation.finding.name != "output" and name.startswith("output is"):
         return False
     if not several_there(name, violation.case):
-        return False
-    if IN_A_GROUP.search(name) and alone_in_its_group(violation.case):
         return False
     if name.startswith(AT_MOST) and call(violation.uncut).dtype != violation.case.dtype:
         return False
@@ -118,18 +114,13 @@ def may_hold(name: str, violation: Violation) -> bool:
 
 
 def several_there(name: str, case: Case) -> bool:
-    """Whether the case has the several batch elements or heads that the name speaks of."""
-    query = case.inputs.get("query")
-    if query is None or query.ndim != 4:
-        return True
-    B, H = query.shape[:2]
-    return not (B == 1 and AMONG_ELEMENTS.search(name)) and not (H == 1 and AMONG_HEADS.search(name))
-
-
-def alone_in_its_group(case: Case) -> bool:
-    """Whether every query head has a key head of its own."""
+    """Whether the case has the several batch elements, heads or query heads of a group that the name speaks of."""
     query, key = case.inputs.get("query"), case.inputs.get("key")
-    return query is not None and key is not None and query.ndim == key.ndim == 4 and query.shape[1] == key.shape[1]
+    if query is None or key is None or query.ndim != 4:
+        return True
+    (B, H), G = query.shape[:2], key.shape[1]
+    several = ((AMONG_ELEMENTS, B > 1), (AMONG_HEADS, H > 1), (IN_A_GROUP, H > G))
+    return all(there for mixed_up, there in several if mixed_up.search(name))
 
 
 def explaining(names: tuple[str, ...], before: tuple[str, ...]) -> tuple[str, ...]:

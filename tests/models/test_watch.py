@@ -201,10 +201,13 @@ def test_a_mistake_is_caught_and_named(family: str, fault: Callable[..., Any], r
 
 def test_a_mistake_among_several_is_none_where_there_is_one() -> None:
     names = {"the mask of batch element 0 is used for all": 0, "the mask of head 0 is used for all heads": 1}
+    grouped = "gradient of key adds up other query heads than each group's"
     for name, axis in names.items():
         for sizes in ((1, 2), (2, 1), (2, 2)):
-            case = Case("attention", "float32", {"query": np.zeros((*sizes, 3, 4), "float32")})
+            heads = np.zeros((*sizes, 3, 4), "float32")
+            case = Case("attention", "float32", {"query": heads, "key": heads[:, :1]})
             assert several_there(name, case) == (sizes[axis] > 1)
+            assert several_there(grouped, case) == (sizes[1] > 1)
             assert several_there("the mask is ignored", case)
 
 
