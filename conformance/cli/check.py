@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from conformance.cases.declaration import DIMENSIONS
 from conformance.checks.levels import DEFAULT, LEVELS
 from conformance.cli.console import bar, console, errors, explained, save_report
 from conformance.cli.options import (
+    REPORTS,
     Device,
     Effort,
     HeadWidths,
@@ -20,15 +20,17 @@ from conformance.cli.options import (
     Isolate,
     Json,
     Junit,
+    Limits,
     Profile,
     Seed,
     Tile,
     among,
     array_names,
-    at_most,
     convention_names,
     conventions_of,
+    declared,
     head_widths_of,
+    limits_of,
     operation_names,
     rule_names,
     support_names,
@@ -47,6 +49,7 @@ DTYPES = "dtypes to judge, such as float32,float16; all by default"
 LAYOUT = "BTHD if its arrays are [batch, length, heads, width]"
 RULE = "judge only this rule; may be repeated"
 VJP = "the function of its gradients, as package.module:function or path/to/file.py:function"
+REPLAYS = "folder for replay files"
 WORKERS = "worker processes; by default one, or one for each core where a check takes long"
 CONVENTION = "intended departures, such as empty_rows=mean,polarity=masked, or angles=float32 of rotary embeddings"
 
@@ -56,30 +59,15 @@ def check(
     operation: Annotated[str, typer.Option(help=OPERATION, autocompletion=among(operation_names))],
     arrays: Annotated[str | None, typer.Option(help=ARRAYS, autocompletion=among(array_names))] = None,
     device: Device = "cpu",
-    dtypes: Annotated[str | None, typer.Option(help=DTYPES, autocompletion=among(lambda: FLOATING))] = None,
-    supports: Annotated[str | None, typer.Option(help=SUPPORTS, autocompletion=among(support_names))] = None,
-    layout: Annotated[str | None, typer.Option(help=LAYOUT, autocompletion=among(lambda: ("BHTD", "BTHD")))] = None,
-    width_multiple: Annotated[int | None, typer.Option(help="every width must be a multiple of this", min=1)] = None,
+    dtypes: Annotated[str | None, declared(DTYPES, lambda: FLOATING)] = None,
+    supports: Annotated[str | None, declared(SUPPORTS, support_names)] = None,
+    layout: Annotated[str | None, declared(LAYOUT, lambda: ("BHTD", "BTHD"))] = None,
+    width_multiple: Annotated[int | None, declared("every width must be a multiple of this", min=1)] = None,
     tile: Tile = None,
     head_widths: HeadWidths = None,
-    max_batch: Annotated[int | None, at_most(DIMENSIONS["batch"])] = None,
-    max_heads: Annotated[int | None, at_most(DIMENSIONS["heads"])] = None,
-    max_group_ratio: Annotated[int | None, at_most(DIMENSIONS["group_ratio"])] = None,
-    max_queries: Annotated[int | None, at_most(DIMENSIONS["queries"])] = None,
-    max_keys: Annotated[int | None, at_most(DIMENSIONS["keys"])] = None,
-    max_key_width: Annotated[int | None, at_most(DIMENSIONS["key_width"])] = None,
-    max_value_width: Annotated[int | None, at_most(DIMENSIONS["value_width"])] = None,
-    max_rows: Annotated[int | None, at_most(DIMENSIONS["rows"])] = None,
-    max_norm_width: Annotated[int | None, at_most(DIMENSIONS["norm_width"])] = None,
-    max_vocabulary: Annotated[int | None, at_most(DIMENSIONS["vocabulary"])] = None,
-    max_classes: Annotated[int | None, at_most(DIMENSIONS["classes"])] = None,
-    max_length: Annotated[int | None, at_most(DIMENSIONS["length"])] = None,
-    max_model_width: Annotated[int | None, at_most(DIMENSIONS["model_width"])] = None,
-    max_inner_width: Annotated[int | None, at_most(DIMENSIONS["inner_width"])] = None,
+    limits: Limits = None,
+    convention: Annotated[list[str] | None, declared(CONVENTION, convention_names)] = None,
     vjp: Annotated[str | None, typer.Option(help=VJP)] = None,
-    convention: Annotated[
-        list[str] | None, typer.Option(help=CONVENTION, autocompletion=among(convention_names))
-    ] = None,
     profile: Profile = DEFAULT,
     effort: Effort = "default",
     seed: Seed = None,
@@ -91,7 +79,9 @@ def check(
     json: Json = None,
     junit: Junit = None,
     html: Html = None,
-    replays: Annotated[Path, typer.Option(help="folder for replay files")] = Path("conformance-replays"),
+    replays: Annotated[Path, typer.Option(help="folder for replay files", rich_help_panel=REPORTS)] = Path(
+        "conformance-replays"
+    ),
 ) -> None:
     """Judge a function by the rules of an operation.
 
@@ -103,12 +93,7 @@ def check(
     given: dict[str, Any] = {"arrays": arrays, "device": device, "dtypes": dtypes, "supports": supports}
     given |= {"layout": layout, "width_multiple": width_multiple, "effort": effort, "seed": seed}
     given |= {"rules": rule, "isolate": isolate, "shrink": not no_shrink, "profile": profile}
-    limits = {"batch": max_batch, "heads": max_heads, "group_ratio": max_group_ratio, "queries": max_queries}
-    limits |= {"keys": max_keys, "key_width": max_key_width, "value_width": max_value_width, "rows": max_rows}
-    limits |= {"norm_width": max_norm_width, "vocabulary": max_vocabulary, "classes": max_classes}
-    limits |= {"length": max_length, "model_width": max_model_width, "inner_width": max_inner_width}
-    given |= {"limits": {name: size for name, size in limits.items() if size is not None} or None, "tile": tile}
-    given |= {"head_widths": head_widths, "vjp": vjp, "workers": workers}
+    given |= {"tile": tile, "head_widths": head_widths, "limits": limits, "vjp": vjp, "workers": workers}
     if workers != 1:  # threads that have nothing to do must not take the cores of other processes
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     given |= {} if time_limit is None else {"time_limit": time_limit}
@@ -134,7 +119,7 @@ def judged(target: str, operation: str, convention: list[str], given: dict[str, 
     try:
         known_usage(operation, given)
         given = given | {"conventions": conventions_of(convention) or None, "tile": tile_of(given["tile"])}
-        given |= {"head_widths": head_widths_of(given["head_widths"])}
+        given |= {"head_widths": head_widths_of(given["head_widths"]), "limits": limits_of(given["limits"])}
         examples = checking.EFFORTS.get(given["effort"], 0)
         with bar("loading", steps(operation, given["rules"], examples), errors) as advance:
             found.append(checking.check(target, operation, progress=advance, unfinished=found.append, **given))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from conformance.cases.declaration import CONVENTIONS, FEATURES
+from conformance.cases.declaration import CONVENTIONS, DIMENSIONS, FEATURES
 from conformance.checks.levels import LEVELS
 
 CORES = min(os.cpu_count() or 1, 4)
@@ -59,9 +59,24 @@ def convention_names() -> Iterable[str]:
     return [f"{name}={value}" for name, values in CONVENTIONS.items() for value in values]
 
 
-Json = Annotated[Path | None, typer.Option("--json", help="write the report to this file", metavar="FILE")]
-Junit = Annotated[Path | None, typer.Option("--junit", help="write a JUnit XML file too", metavar="FILE")]
-Html = Annotated[Path | None, typer.Option("--html", help="write an HTML page too", metavar="FILE")]
+REPORTS = "Reports"
+DECLARATIONS = "What the function supports, and departs from on purpose"
+"""Panels of the help."""
+
+
+def declared(what: str, names: Callable[[], Iterable[str]] = tuple, **options: Any) -> Any:
+    """Return an option that declares something of the implementation under test."""
+    return typer.Option(help=what, autocompletion=among(names), rich_help_panel=DECLARATIONS, **options)
+
+
+def report(option: str, what: str) -> Any:
+    """Return an option that names the file of a report."""
+    return typer.Option(option, help=what, metavar="FILE", rich_help_panel=REPORTS)
+
+
+Json = Annotated[Path | None, report("--json", "write the report to this file")]
+Junit = Annotated[Path | None, report("--junit", "write a JUnit XML file too")]
+Html = Annotated[Path | None, report("--html", "write an HTML page too")]
 EFFORT = "how many cases each probe gets: quick, default or thorough"
 Effort = Annotated[str, typer.Option(help=EFFORT, autocompletion=among(effort_names))]
 DEVICE = "cpu or cuda; NumPy stays on the CPU"
@@ -85,17 +100,11 @@ def conventions_of(given: Iterable[str]) -> dict[str, str]:
     return found
 
 
-Tile = Annotated[str | None, typer.Option(help="its tiles of queries and keys, such as 128x64; adds sizes around them")]
-
-
-HeadWidths = Annotated[
-    str | None, typer.Option(help="it supports only heads of these widths, such as 64,128,576/512 (keys/values)")
-]
-
-
-def at_most(what: str) -> Any:
-    """Return the option that declares a limit."""
-    return typer.Option(help=f"it supports at most this many {what}", min=1)
+Tile = Annotated[str | None, declared("its tiles of queries and keys, such as 128x64; adds sizes around them")]
+HEAD_WIDTHS = "it supports only heads of these widths, such as 64,128,576/512 (keys/values)"
+HeadWidths = Annotated[str | None, declared(HEAD_WIDTHS)]
+LIMITS = "largest sizes that it supports, such as keys=4096,key_width=128"
+Limits = Annotated[str | None, declared(LIMITS, lambda: [f"{name}=" for name in DIMENSIONS])]
 
 
 def tile_of(given: str | None) -> tuple[int, int] | None:

@@ -358,7 +358,7 @@ def test_function_that_dies(check: Command) -> None:
 @pytest.mark.parametrize("how", ["--isolate", "--in-process"])
 @pytest.mark.slow_where("--in-process")
 def test_gradients_by_a_function_of_the_command_line(check: Command, how: str) -> None:
-    words = ("--rule", "ATT-12", "--dtypes", "float32", "--max-keys", "16", "--max-queries", "16", how, "--vjp")
+    words = ("--rule", "ATT-12", "--dtypes", "float32", "--limits", "keys=16,queries=16", how, "--vjp")
     assert check("good", *words, "targets.py:gradients").report["subjects"][0]["rules"][1]["cases"] > 3
     found = check("good", *words, "targets.py:doubled")
     assert list(found.violations) == ["ATT-12"]

@@ -20,7 +20,7 @@ PACKAGES = tuple(SUBJECTS)
 
 SMALL = {"batch": 4, "heads": 8, "queries": 16, "keys": 16, "key_width": 16, "value_width": 16}
 """Declared limits, for tests of what does not depend on sizes: without the large ones a check takes half the time."""
-FEW_SIZES = tuple(word for name, size in SMALL.items() for word in (f"--max-{name.replace('_', '-')}", size))
+FEW_SIZES = ("--limits", ",".join(f"{name}={size}" for name, size in SMALL.items()))
 """On the command line."""
 
 
