@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from conformance.bounds import bound
-from conformance.cases.arguments import expected_dtype
+from conformance.cases.arguments import dtype_beside, expected_dtype
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact
 from conformance.checks.comparison import PRECISION, Finding, compare, judge, no_others
@@ -267,7 +267,8 @@ def same(failing: Failing, name: str, arrays: Arrays, bounds: Bounds) -> bool:
 def agrees(failing: Failing, name: str, array: np.ndarray, bounds: np.ndarray) -> bool:
     exact = Exact(array, np.zeros_like(array))
     bounds = np.broadcast_to(bounds, array.shape)
-    return compare(name, failing.got.get(name), exact, bounds, expected_dtype(name, failing.case)).ratio <= 1
+    got = failing.got.get(name)
+    return compare(name, got, exact, bounds, dtype_beside(got, name, failing.case)).ratio <= 1
 
 
 def bit_for_bit(failing: Failing, name: str, wrong: np.ndarray) -> bool:
