@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from conformance.bounds import relaxed_bound
-from conformance.cases.arguments import expected_dtype, gradient_name
+from conformance.cases.arguments import dtype_beside, expected_dtype, gradient_name
 from conformance.cases.case import Case
 from conformance.cases.expectations import Exact, empty_rows
 from conformance.cases.kernel_arguments import padded_queries
@@ -116,7 +116,8 @@ def judge(
         answers = without_empty_rows(case, answers, truth)
 
     def compared(name: str, looser: np.ndarray | None = None) -> Finding:
-        return compare(name, answers.get(name), truth[name], bounds[name], expected_dtype(name, case), looser)
+        got = answers.get(name)
+        return compare(name, got, truth[name], bounds[name], dtype_beside(got, name, case), looser)
 
     findings = {name: compared(name) for name in truth}
     broken = [name for name, finding in findings.items() if finding.ratio > 1 and not finding.message]

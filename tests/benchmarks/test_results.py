@@ -232,7 +232,8 @@ def test_cases_are_listed_with_what_memory_leaves_out(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Run, "case", None)  # nothing is timed
     words = ("run", "--list", "--only", "causal, T=128", "--only", "causal, T=16384", "--only", "NumPy, naive")
     assert command(*words) == (0, (
-        "causal, T=128 causal, T=16384 left out NumPy, naive: one call needs about 18.5 GB, and 1.0 GB are free "
+        "causal, T=128 causal, T=16384 left out NumPy, naive: one call needs about 18.5 GB; 0.8 GB are allowed, 80% of "
+        "the 1.0 GB that are free (SPARE in benchmarks/measure/memory.py) "
         "causal, T=16384, forward + backward subjects: NumPy, naive"
     ))  # fmt: skip
 
