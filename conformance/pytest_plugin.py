@@ -171,8 +171,8 @@ def session_of(subject: str | Callable[..., Any], operation: str, options: dict[
 
     kept = ("effort", "seed", "rules", "profile", "time_limit", "isolate", "shrink")
     own = {name: options[name] for name in kept if options.get(name) is not None}
-    declared = ("supports", "dtypes", "layout", "width_multiple", "conventions", "vjp", "limits", "tile")
-    declared += ("head_widths", "windows")
+    of_sizes = ("width_multiple", "limits", "tile", "head_widths", "windows")
+    declared = ("supports", "dtypes", "layout", "conventions", "vjp", *of_sizes)
     given = {name: options[name] for name in declared if options.get(name) is not None}
     unknown = set(options) - {*kept, *declared, "arrays", "device", "name"}
     if unknown:

@@ -137,7 +137,11 @@ def windows_of(given: str | None) -> list[tuple[int | None, int | None]] | None:
     pairs = [part.strip().partition("/") for part in given.split(",")]
     if not all(side.isdecimal() or side == "all" for before, _, after in pairs for side in (before, after)):
         raise ValueError(f"windows must be BEFORE/AFTER, numbers of keys or all, such as 31/0, got {given!r}")
-    return [tuple(None if side == "all" else int(side) for side in (before, after)) for before, _, after in pairs]
+    return [(keys_beside(before), keys_beside(after)) for before, _, after in pairs]
+
+
+def keys_beside(side: str) -> int | None:
+    return None if side == "all" else int(side)
 
 
 def limits_of(given: str | None) -> dict[str, int] | None:

@@ -343,7 +343,7 @@ def draw_mask(draw: st.DrawFn, kind: str, s: Sizes, d: Draw, declaration: Declar
     aligned = alignment(s.Q, s.K, declaration)
     if kind == "causal" and declaration.convention("causal") != "explicit" and draw(st.booleans()):
         return Causal(aligned)
-    masks = {**MASKS, "window": partial(window, only=declaration.windows)}
+    masks: Masks = {**MASKS, "window": partial(window, only=declaration.windows)}
     if kind == "combined":
         mask = combined(draw, s, d, {name: masks[name] for name in kinds}, "or" in declaration)
     else:
