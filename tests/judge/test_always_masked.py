@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from functools import partial
@@ -250,7 +251,7 @@ def test_windows_on_the_command_line() -> None:
 @pytest.mark.slow
 def test_a_replay_remembers_the_windows(tmp_path: Path) -> None:
     from conformance import replay
-    from conformance.judge.replaying import save
+    from conformance.judge.replaying import save, target_of
 
     wrong = example(FIXED_WINDOW, windowed_kernel=partial(kernels.windowed_kernel, before=30))
     wrong.conformance.pop("windows")
@@ -259,4 +260,6 @@ def test_a_replay_remembers_the_windows(tmp_path: Path) -> None:
     save(found, tmp_path / "replay.json")
     again = replay(tmp_path / "replay.json", wrong)
     assert max(finding.ratio for finding in again) > 1
-    assert Target(**fields_of(tmp_path / "replay.json")).given["windows"] == [(31, 0)]
+    content = json.loads((tmp_path / "replay.json").read_text())
+    told = target_of(content, "", wrong, None).given["windows"]
+    assert declaration_of(wrong, True, windows=told).windows == ((31, 0),)
