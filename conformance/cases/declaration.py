@@ -10,9 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from conformance.cases.kernel_arguments import KERNEL_ARGUMENTS
-from conformance.cases.signatures import names_taken
+from conformance.cases.signatures import names_taken, requires_mask
 from specification.dtypes import FLOATING
 
+Window = tuple[int | None, int | None]
 MASK_KINDS = ("causal", "window", "lengths", "padding", "segments", "dense")
 
 FEATURES = {
@@ -25,6 +26,7 @@ FEATURES = {
     "dense": "any boolean mask",
     "combined": "several masks at once, joined by &",
     "or": "several masks at once, joined by |",
+    "unmasked": "calls without a mask",
     "scale": "a scale other than 1 / sqrt(D)",
     "softcap": "softcap",
     "bias": "an additive bias",
@@ -120,7 +122,9 @@ class Declaration:
     its signature has parameters, supported or not. unsure: features that nobody has named, of a signature that takes
     any keyword. lacking: optional arguments of the operation for which its signature has no parameter.
     limits: the largest size that it takes of dimensions named in `DIMENSIONS`. tile: queries and keys of its tiles.
-    head_widths: (D, V) of the only heads that it takes; empty where it takes any.
+    head_widths: (D, V) of the only heads that it takes; empty where it takes any. windows: the same of windows, keys
+    before and after the query's own, None for all of them. mask_required: its signature says that a mask is always
+    there.
     compiled: its framework compiles for every shape. strides: arrays of its framework can lie in memory in several
     ways.
     """
@@ -138,6 +142,8 @@ class Declaration:
     limits: Mapping[str, int] = field(default_factory=dict)
     tile: tuple[int, int] | None = None
     head_widths: tuple[tuple[int, int], ...] = ()
+    windows: tuple[Window, ...] = ()
+    mask_required: bool = False
     compiled: bool = False
     strides: bool = True
 
@@ -178,11 +184,12 @@ def declare(
     limits: Mapping[str, int] | None = None,
     tile: tuple[int, int] | None = None,
     head_widths: Iterable[int | tuple[int, int]] | None = None,
+    windows: Iterable[Window] | None = None,
 ) -> Callable[[Any], Any]:
     """Say of a function what it supports, where it is defined. The arguments are those of `check`."""
     given: dict[str, Any] = {"supports": supports, "dtypes": dtypes, "layout": layout, "vjp": vjp}
     given |= {"width_multiple": width_multiple, "conventions": conventions, "limits": limits, "tile": tile}
-    given |= {"head_widths": head_widths}
+    given |= {"head_widths": head_widths, "windows": windows}
 
     def decorate(function: Any) -> Any:
         function.conformance = {name: value for name, value in given.items() if value is not None}
@@ -202,6 +209,10 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
     said = own | {n: v for n, v in given.items() if v is not None}
     supports = listed(said.pop("supports", None) or ())
     features, room = claimed(supports, function), room_for(function)
+    required = requires_mask(function) and bool(features & {*MASK_KINDS}) and "unmasked" not in supports
+    features -= {"unmasked"} if required else set()
+    if "unmasked" not in features and not features & {*MASK_KINDS}:
+        raise ValueError("supports: without unmasked calls there must be a kind of mask, and there is none")
     if not differentiated and "vjp" not in said and "gradients" not in supports:
         features -= {"gradients"}
     unsure = (features & room) - named_in_signature(function) - set(supports)
@@ -237,7 +248,11 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
             raise ValueError(f"limit of {name} is below width_multiple {said['width_multiple']}")
         if any(pair[name == "value_width"] > said["limits"].get(name, max(pair)) for pair in said["head_widths"]):
             raise ValueError(f"head_widths has a width beyond the limit of {name}, {said['limits'][name]}")
-    return Declaration(features=features, room=frozenset(room), unsure=frozenset(unsure), **said)
+    said["windows"] = tuple(known_window(window) for window in said.get("windows", ()))
+    if said["windows"] and "window" not in features:
+        raise ValueError("windows are declared of a function that does not support window")
+    said |= {"room": frozenset(room), "unsure": frozenset(unsure), "mask_required": required}
+    return Declaration(features=features, **said)
 
 
 def pair_of_widths(given: int | tuple[int, int]) -> tuple[int, int]:
@@ -245,6 +260,15 @@ def pair_of_widths(given: int | tuple[int, int]) -> tuple[int, int]:
     pair = (given, given) if isinstance(given, int) else tuple(given)
     if len(pair) != 2 or any(not isinstance(width, int) or width < 1 for width in pair):
         raise ValueError(f"head_widths must be positive integers or pairs of them, got {given!r}")
+    return pair
+
+
+def known_window(given: Window) -> Window:
+    """The keys before and after the query's own, as a pair."""
+    pair = tuple(given) if isinstance(given, tuple | list) else ()
+    sizes = [size for size in pair if size is not None]
+    if len(pair) != 2 or not sizes or any(not isinstance(size, int) or size < 0 for size in sizes):
+        raise ValueError(f"windows must be pairs (before, after) of numbers of keys or None, got {given!r}")
     return pair
 
 
@@ -259,13 +283,15 @@ def claimed(supports: Collection[str], function: Any) -> frozenset[str]:
     """Names as they are; if every one starts with "no-", all that the signature has room for, without those.
 
     Who has causal masks or windows has them at any offset, and who has several kinds of masks has them combined, by &
-    and by |, unless "no-offset", "no-combined" or "no-or" is said beside them.
+    and by |, unless "no-offset", "no-combined" or "no-or" is said beside them. Calls without a mask are among them too,
+    unless "no-unmasked" is said.
     """
     known("supports", [name.removeprefix("no-") for name in supports], FEATURES)
     removed = {name.removeprefix("no-") for name in supports if name.startswith("no-")}
     added = {name for name in supports if not name.startswith("no-")}
-    if not added - set(UNCLAIMED):
+    if not added - {*UNCLAIMED, "unmasked"}:
         added |= room_for(function)
+    added |= {"unmasked"}
     if added & {"causal", "window"}:
         added |= {"offset"}
     if len(added & set(MASK_KINDS)) > 1:

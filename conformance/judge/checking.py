@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from conformance.cases.declaration import EVERYTHING, known
+from conformance.cases.declaration import EVERYTHING, Window, known
 from conformance.cases.operation import operations
 from conformance.checks.levels import DEFAULT, LEVELS
 from conformance.judge.judged_rules import CONTRACT, JUDGED
@@ -50,6 +50,7 @@ def check(
     limits: Mapping[str, int] | None = None,
     tile: tuple[int, int] | None = None,
     head_widths: Collection[int | tuple[int, int]] | None = None,
+    windows: Collection[Window] | None = None,
     name: str | None = None,
     rules: Collection[str] | None = None,
     profile: str = DEFAULT,
@@ -78,6 +79,8 @@ def check(
         beyond is tried. tile: queries and keys of its tiles, so that sizes around their multiples are tried too.
     head_widths: the only widths of heads that it takes, such as [64, 128, (576, 512)]; a pair is that of keys and that
         of values.
+    windows: the only sliding windows that it takes, such as [(31, 0)]: keys before and after the query's own, None for
+        all of them.
     rules: only these. profile: "core", "robust" or "strict", which decides whether the function conforms; the report
         names the violations of every level.
     time_limit: seconds for one case.
@@ -103,7 +106,7 @@ def check(
         raise ValueError(f"nothing was tried: there is no case of {', '.join(rules)} for {operation}, but of {named}")
     given: dict[str, Any] = {"supports": supports, "dtypes": dtypes, "layout": layout, "vjp": vjp}
     given |= {"width_multiple": width_multiple, "conventions": conventions, "limits": limits, "tile": tile}
-    given |= {"head_widths": head_widths}
+    given |= {"head_widths": head_widths, "windows": windows}
     given = {key: value for key, value in given.items() if value is not None}
     target = Target(subject, operation, arrays, device, name, given)
     seed = secrets.randbelow(2**32) if seed is None else seed

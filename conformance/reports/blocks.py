@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from conformance.cases.signatures import parameters_never_given
+from conformance.cases.signatures import MASK_REQUIRED, parameters_never_given
 from conformance.checks.levels import within
 from conformance.checks.results import title_of_another
 from conformance.diagnosis.departures import LACKING
@@ -149,6 +149,7 @@ def notes(subject: Content) -> list[Note]:
         "headline": headline and f"It looks as if {headline}",
         "guess": guessed(subject),
         "skipped": never_given(subject),
+        "masked": MASK_REQUIRED if (subject["declaration"] or {}).get("mask_required") else "",
         "left-out": subject["left_out"],
         "message": untried and f"The judge could not try everything: {untried}",
         "levels": levels(subject),

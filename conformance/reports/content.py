@@ -136,6 +136,8 @@ def declaration_content(declaration: Declaration) -> Content:
         "width_multiple": declaration.width_multiple,
         "limits": dict(declaration.limits),
         "head_widths": [list(pair) for pair in declaration.head_widths],
+        "windows": [list(pair) for pair in declaration.windows],
+        "mask_required": declaration.mask_required,
         "tile": None if declaration.tile is None else list(declaration.tile),
         "conventions": {name: declaration.convention(name) for name in CONVENTIONS},
         "own_gradients": declaration.vjp is not None,
