@@ -108,14 +108,12 @@ def judge(
 ) -> list[Finding]:
     """One finding for each result and gradient of the truth.
 
-    A result that is wrong in rows that allow nothing and in others has two: these rows are of another level.
+    A result that is wrong in rows that allow nothing and in others has two where these are of different levels.
 
     relaxed: those of the case unless given. They are computed only where a result is beyond `bounds`. A result within
     them breaks nothing that is asked below `strict`.
     """
-    answers = with_truth_in_padding(case, answers, truth)
-    if case.options.get("empty_rows") == "any":
-        answers = without_empty_rows(case, answers, truth)
+    answers = promised(case, answers, truth)
 
     def compared(name: str, looser: np.ndarray | None = None, where: np.ndarray | None = None) -> Finding:
         return compare(name, answers.get(name), truth[name], bounds[name], expected_dtype(name, case), looser, where)
@@ -136,12 +134,19 @@ def judge(
             found += of_level([finding], ROBUST)
         else:
             parts = [compared(name, None if looser is None else looser[name], where) for where in (empty, ~empty)]
-            found += [part for part in (*of_level(parts[:1], ROBUST), parts[1]) if part.ratio > 1]
+            wrong = [part for part in (*of_level(parts[:1], ROBUST), parts[1]) if part.ratio > 1]
+            found += wrong if len({part.level for part in wrong}) > 1 else [worst(wrong)]
     return found
 
 
 OF_QUERIES, OF_ROWS = ("attention", "attention_logsumexp"), ("output", "logsumexp")
 """Operations that allow nothing in some rows, and their results that have a row for each query."""
+
+
+def promised(case: Case, answers: Answers, truth: dict[str, Exact]) -> Answers:
+    """The answers with what is true where nothing is promised."""
+    answers = with_truth_in_padding(case, answers, truth)
+    return without_empty_rows(case, answers, truth) if case.options.get("empty_rows") == "any" else answers
 
 
 def wrong_in_empty_rows(case: Case, answers: Answers, truth: dict[str, Exact], bounds: dict[str, np.ndarray]) -> bool:

@@ -694,6 +694,8 @@ def test_folders_that_are_not_whole(broken: Callable[[Path, dict[str, str]], Non
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere is not there"):
         read_folder(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="nowhere is not there"):
+        read("bert", tmp_path / "nowhere")  # before its hyperparameters are
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"")
     with pytest.raises(ValueError, match="is a file, and a folder is needed"):
@@ -786,7 +788,12 @@ def test_trace_without_what_it_needs(tmp_path: Path, without_jax: None) -> None:
     for words, message in (
         ((folder, "a b"), "tokenizer.json is not there: give token ids, such as 5,7,2, in place of a sentence"),
         ((folder, "a b", "--dialect", "qwen3"), "is a folder, whose config.json says"),
-        (("a b", "c"), "a folder must stand before the sentence where there are two words, got a b"),
+        (
+            ("a b", "c"),
+            "a folder must stand before the sentence where there are two words, got a b, which is not there",
+        ),
+        (("1,2", "--checkpoint", tmp_path / "nowhere"), "nowhere is not there"),
+        ((folder, "1,2", "--against", tmp_path / "nowhere.npz"), "nowhere.npz is not there"),
         ((folder, "1,2", "--checkpoint", folder), "a folder must stand before the sentence"),
         ((folder_of(tmp_path / "images", "vit"), "1,2"), "this model takes embeddings or images"),
     ):
