@@ -211,8 +211,7 @@ def tell_departures(compared: Departures, found: Agreement, path: Path) -> None:
     count = counted(f"{steps} of {every}", len(compared.findings) - steps)
     console.print(Text(f"{count} are in {path}, in {compared.dtype}; their bounds are carried from the input"))
     if compared.rounded:
-        told = f"its bounds are those of weights in {compared.dtype}: the checkpoint's were rounded to it"
-        console.print(Text(told))
+        console.print(Text(f"the checkpoint's weights were rounded to {compared.dtype} first"))
     if compared.unknown:
         console.print(Text(f"names of no step or piece: {', '.join(first_few(compared.unknown))}"))
 

@@ -752,6 +752,30 @@ def test_port_lists_entries_of_a_folder_that_are_not_used(tmp_path: Path, withou
     assert "entries that dialect vit does not use: pooler.dense.bias, pooler.dense.weight" in output
 
 
+def test_port_lists_an_output_layer_that_architectures_leaves_out(tmp_path: Path, without_jax: None) -> None:
+    folder = folder_of(tmp_path, "qwen3", architectures=["Qwen3ForSequenceClassification"])
+    assert "does not use" not in command("port", folder)[1]
+    save_file(entries_of("qwen3") | {"lm_head.weight": np.ones((6, 8), "float32")}, folder / "model.safetensors")
+    assert "entries that dialect qwen3 does not use: lm_head.weight" in command("port", folder)[1]
+    parameters, configuration = read_folder(folder)
+    with pytest.raises(TypeError, match="got Decoder, which has no output layer; load_pretrained leaves it out where"):
+        reference_numpy.greedy(parameters, np.array([[1, 2]]), 2, configuration=configuration)
+
+
+def test_names_of_another_dialect_are_told_beside_a_config_that_cannot_be_read(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "qwen3", model_type="llama", layer_types=["full_attention"])
+    with pytest.raises(
+        ValueError, match="its names are those of dialect 'qwen3', and model_type is 'llama'; .*layer_t"
+    ):
+        read_folder(folder)
+    folder = folder_of(tmp_path, "qwen3", model_type="qwen2")
+    with pytest.raises(ValueError, match="its names are those of dialect 'qwen3'"):
+        read_folder(folder)
+    folder = folder_of(tmp_path, "qwen3", nothing=1)
+    with pytest.raises(ValueError, match=r"config.json cannot be read: nothing is 1"):
+        read_folder(folder)
+
+
 def with_tokenizer(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
