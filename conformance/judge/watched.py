@@ -20,7 +20,7 @@ from conformance.cases.expectations import empty_rows
 from conformance.cases.features import features_of, heads_and_keys, widths_of
 from conformance.checks.catalogue import AGREEMENT
 from conformance.checks.check import Check, beyond_numbers
-from conformance.checks.comparison import Finding, breaks, judge, no_others, ratio, worst
+from conformance.checks.comparison import Finding, breaks, judge, no_others, promised, ratio, worst
 from conformance.checks.levels import CORE, ROBUST, STRICT, higher, rank
 from conformance.checks.results import Violation
 from conformance.diagnosis.attribution import rule_shown, without_each
@@ -58,6 +58,8 @@ class JudgedCall:
     smallest case like it that still fails. wrong_rows: those of the output with a number beyond its bound, as (batch
     element, head, query), and `rows` of all. nans: NaN in the output where a number is due.
     remark: under which conventions the call conforms. reason: why it is not judged, or not in full.
+    beside: what else is wrong: where both rows that allow nothing and others are, each has a violation of its own.
+    That of the lower level comes first; all but `findings` speaks of its rows alone.
     """
 
     layer: str
@@ -70,6 +72,12 @@ class JudgedCall:
     nans: int = 0
     remark: str = ""
     reason: str = ""
+    beside: JudgedCall | None = None
+
+    @property
+    def parts(self) -> tuple[JudgedCall, ...]:
+        """Itself, and what else is wrong in it."""
+        return (self,) if self.beside is None else (self, self.beside)
 
     @property
     def judged(self) -> bool:
@@ -119,8 +127,11 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     findings = [*of_empty_rows(runner, case, runner(AGREEMENT, case, shared)), *beside_numbers(call)]
     if not breaks(findings):
         return JudgedCall(call.layer, case, findings, worst(findings), rows=rows_of(case), reason=reason)
-    shown = output_first(findings)
-    rows, nans = wrong_in_output(subject, *shared)
+    shown, beside, where = output_first(findings), None, None
+    if [finding.name for finding in shown] == ["output", "output"]:  # of rows that allow nothing, and of the others
+        beside = judge_call(call, {**conventions, "empty_rows": "any"}, explanations)
+        shown, where = shown[:1], empty_rows(case)
+    rows, nans = wrong_in_output(subject, *shared, where)
     remarks = remark(subject, findings)
     alike = AlikeRunner(subject, case, shown)
     rule = rule_told(runner, case, shown)
@@ -132,13 +143,17 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     elif not remarks and found.finding.message not in (CHANGED, LOST):
         found = explained(found, alike, explanations)
     found = replace(found, before=())
-    return JudgedCall(call.layer, case, findings, worst(shown), found, rows, rows_of(case), nans, remarks, reason)
+    counts = rows, rows_of(case), nans
+    judged = JudgedCall(call.layer, case, findings, worst(shown), found, *counts, remarks, reason, beside)
+    if beside is not None and beside.violation is not None and rank(beside.violation.level) < rank(found.level):
+        return replace(beside, case=case, findings=findings, beside=replace(judged, beside=None))
+    return judged
 
 
 def output_first(findings: list[Finding]) -> list[Finding]:
-    """The output's finding alone where it is wrong, and no gradient is at a lower level: they follow from it."""
-    output = next((finding for finding in findings if finding.name == "output" and finding.ratio > 1), None)
-    return findings if output is None or rank(worst(findings).level) < rank(output.level) else [output]
+    """What the output gets wrong, alone, where no gradient is at a lower level: gradients follow from it."""
+    output = [finding for finding in findings if finding.name == "output" and finding.ratio > 1]
+    return findings if not output or rank(worst(findings).level) < rank(worst(output).level) else output
 
 
 class AlikeRunner(Runner):
@@ -319,17 +334,17 @@ def rows_of(case: Case) -> int:
 
 
 def wrong_in_output(
-    subject: CallSubject, truth: dict[str, Any], bounds: dict[str, np.ndarray]
+    subject: CallSubject, truth: dict[str, Any], bounds: dict[str, np.ndarray], where: np.ndarray | None
 ) -> tuple[tuple[tuple[int, ...], ...], int]:
-    """The rows of the output beyond their bounds, and how many NaN stand for numbers."""
+    """The rows of the output beyond their bounds, and how many NaN stand for numbers. where: the rows to look at."""
     try:
-        got = subject(subject.case)["output"].astype(float)
+        got = promised(subject.case, {"output": subject(subject.case)["output"]}, truth)["output"].astype(float)
     except Exception:  # no answer: the finding says so
         return (), 0
-    exact = truth["output"]
-    beyond = ratio(got, exact, bounds["output"], subject.case.dtype) > 1
+    exact, looked_at = truth["output"], True if where is None else where[..., None]
+    beyond = (ratio(got, exact, bounds["output"], subject.case.dtype) > 1) & looked_at
     rows = tuple(tuple(int(i) for i in row) for row in np.argwhere(beyond.any(axis=-1)))
-    return rows, int(np.count_nonzero(np.isnan(got) & ~np.isnan(exact.high)))
+    return rows, int(np.count_nonzero(np.isnan(got) & ~np.isnan(exact.high) & looked_at))
 
 
 def rule_told(runner: Runner, case: Case, findings: list[Finding]) -> str:
@@ -338,7 +353,7 @@ def rule_told(runner: Runner, case: Case, findings: list[Finding]) -> str:
     if found.message:
         return {CHANGED: "ATT-13", LOST: "ATT-12"}.get(found.message, "ATT-8")
     rows = empty_rows(case)
-    if found.name == "output" and rows[found.index[:3]]:
+    if found.name == "output" and found.level != STRICT and rows[found.index[:3]]:
         return "ATT-6"
     if is_gradient(found) and found.level == ROBUST and rows.any():
         return "ATT-6"

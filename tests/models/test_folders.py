@@ -694,6 +694,8 @@ def test_folders_that_are_not_whole(broken: Callable[[Path, dict[str, str]], Non
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="nowhere is not there"):
         read_folder(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="nowhere is not there"):
+        read("bert", tmp_path / "nowhere")  # before its hyperparameters are
     file = tmp_path / "model.safetensors"
     file.write_bytes(b"")
     with pytest.raises(ValueError, match="is a file, and a folder is needed"):
@@ -750,6 +752,30 @@ def test_port_lists_entries_of_a_folder_that_are_not_used(tmp_path: Path, withou
     assert "entries that dialect vit does not use: pooler.dense.bias, pooler.dense.weight" in output
 
 
+def test_port_lists_an_output_layer_that_architectures_leaves_out(tmp_path: Path, without_jax: None) -> None:
+    folder = folder_of(tmp_path, "qwen3", architectures=["Qwen3ForSequenceClassification"])
+    assert "does not use" not in command("port", folder)[1]
+    save_file(entries_of("qwen3") | {"lm_head.weight": np.ones((6, 8), "float32")}, folder / "model.safetensors")
+    assert "entries that dialect qwen3 does not use: lm_head.weight" in command("port", folder)[1]
+    parameters, configuration = read_folder(folder)
+    with pytest.raises(TypeError, match="got Decoder, which has no output layer; load_pretrained leaves it out where"):
+        reference_numpy.greedy(parameters, np.array([[1, 2]]), 2, configuration=configuration)
+
+
+def test_names_of_another_dialect_are_told_beside_a_config_that_cannot_be_read(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "qwen3", model_type="llama", layer_types=["full_attention"])
+    with pytest.raises(
+        ValueError, match="its names are those of dialect 'qwen3', and model_type is 'llama'; .*layer_t"
+    ):
+        read_folder(folder)
+    folder = folder_of(tmp_path, "qwen3", model_type="qwen2")
+    with pytest.raises(ValueError, match="its names are those of dialect 'qwen3'"):
+        read_folder(folder)
+    folder = folder_of(tmp_path, "qwen3", nothing=1)
+    with pytest.raises(ValueError, match=r"config.json cannot be read: nothing is 1"):
+        read_folder(folder)
+
+
 def with_tokenizer(folder: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -786,7 +812,12 @@ def test_trace_without_what_it_needs(tmp_path: Path, without_jax: None) -> None:
     for words, message in (
         ((folder, "a b"), "tokenizer.json is not there: give token ids, such as 5,7,2, in place of a sentence"),
         ((folder, "a b", "--dialect", "qwen3"), "is a folder, whose config.json says"),
-        (("a b", "c"), "a folder must stand before the sentence where there are two words, got a b"),
+        (
+            ("a b", "c"),
+            "a folder must stand before the sentence where there are two words, got a b, which is not there",
+        ),
+        (("1,2", "--checkpoint", tmp_path / "nowhere"), "nowhere is not there"),
+        ((folder, "1,2", "--against", tmp_path / "nowhere.npz"), "nowhere.npz is not there"),
         ((folder, "1,2", "--checkpoint", folder), "a folder must stand before the sentence"),
         ((folder_of(tmp_path / "images", "vit"), "1,2"), "this model takes embeddings or images"),
     ):

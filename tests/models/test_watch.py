@@ -25,7 +25,7 @@ from conformance.models import watching
 from conformance.models.named_attention import adapted, implementation
 from conformance.models.watching import read_tokens, refuse_absent, refuse_unknown, watch
 from conformance.reports.narrow import fitting
-from conformance.reports.watched import blocks, call_cells, calls_table, mask_name
+from conformance.reports.watched import blocks, call_cells, calls_table, mask_name, watch_content
 from conformance.subjects.attention_calls import case_of, described
 from reference_numpy import materialize
 from specification import Causal, Dense, SlidingWindow
@@ -143,6 +143,33 @@ def test_rows_of_padding_follow_the_levels() -> None:
     for attention in ("sdpa", "reference"):
         calls = judge_calls(watch(hf.small_model("llama", attention), hf.inputs(padded="left"), backward=True))
         assert all(call.conforms(STRICT) for call in calls)
+
+
+@SLOW
+def test_empty_rows_and_sixteen_bits_are_told_apart() -> None:
+    """Eager models round the weights to 16 bits, and give rows that allow nothing the mean: no one hides the other."""
+    (call, *_) = judge_calls(watch(hf.small_model("llama", "eager", "bfloat16"), hf.inputs(padded="left")))
+    told = [(part.violation.rule, part.violation.level, part.remark) for part in call.parts if part.violation]
+    assert told == [("ATT-6", ROBUST, ""), ("ATT-9", STRICT, "conforms under weights=inputs")]
+    assert not call.conforms(ROBUST)
+    empty, others = ({*part.wrong_rows} for part in call.parts)
+    assert (len(empty), empty & others) == (4 * 8, set())
+    assert [text.partition(" ")[0] for text in blocks([call])] == ["ATT-6", "ATT-9"]
+    content = watch_content([call], ROBUST)
+    assert (content["conforms"], content["calls"][0]["beside"]["rule"]) == (False, "ATT-9")
+    for conventions, rule in (({"weights": "inputs"}, "ATT-6"), ({"empty_rows": "mean"}, "ATT-9")):
+        calls = watch(hf.small_model("llama", "eager", "bfloat16"), hf.inputs(padded="left"))
+        (call, *_) = judge_calls(calls, conventions)
+        assert [part.violation.rule for part in call.parts if part.violation] == [rule]
+
+
+@SLOW
+def test_of_empty_rows_and_others_the_lower_level_comes_first() -> None:
+    with hf.registered(hf.wrong_scale_and_mean_in_empty_rows) as name:
+        (call, *_) = judge_calls(watch(hf.small_model("llama", name), hf.inputs(padded="left")))
+    told = [(part.violation.rule, part.violation.level) for part in call.parts if part.violation]
+    assert told == [("ATT-1", CORE), ("ATT-6", ROBUST)]
+    assert not call.conforms(CORE)
 
 
 @SLOW
@@ -811,6 +838,7 @@ def cut(folder: Path) -> None:
 
 
 BROKEN = [
+    (shutil.rmtree, "copy is not there"),
     (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
     (written("config.json", '{"a": '), "config.json cannot be read as JSON: Expecting value"),
     (written("config.json", "[]"), "config.json must hold an object"),
@@ -825,6 +853,8 @@ BROKEN = [
     (written("tokenizer.json", "{}"), "copy has no tokenizer that can be loaded: "),
     (written("tokenizer_config.json", "{"), "tokenizer_config.json cannot be read as JSON: Expecting property name"),
     (lambda folder: None, "tokenizer.json is not there; give token ids by --tokens"),
+    (written("tokenizer_config.json", '{"tokenizer_class": "Qwen2Tokenizer"}'), "tokenizer.json is not there; give"),
+    (written("tokenizer_config.json", '{"tokenizer_class": "GemmaTokenizer"}'), "tokenizer.json is not there; give"),
 ]
 
 

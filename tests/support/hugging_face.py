@@ -73,6 +73,12 @@ def wrong_scale(module: Any, *tensors: Any, scaling: float, **more: Any) -> Any:
     return attention_forward(module, *tensors, scaling=1.1 * scaling, **more)
 
 
+def wrong_scale_and_mean_in_empty_rows(module: Any, query: Any, key: Any, value: Any, *mask: Any, **more: Any) -> Any:
+    output, weights = wrong_scale(module, query, key, value, *mask, **more)
+    mean = value.mean(2).repeat_interleave(query.shape[1] // value.shape[1], 1)[:, None]
+    return torch.where((output == 0).all(-1, keepdim=True), mean, output), weights
+
+
 def scale_left_out(module: Any, *tensors: Any, scaling: float, **more: Any) -> Any:
     return attention_forward(module, *tensors, scaling=1.0, **more)
 
