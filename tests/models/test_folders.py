@@ -40,11 +40,9 @@ def entries_of(dialect: str) -> dict[str, np.ndarray]:
 
 
 def folder_of(path: Path, dialect: str, without: tuple[str, ...] = (), **told: Any) -> Path:
-    """The example of a dialect's record, with other entries of config.json or without some. A Mistral has no biases."""
+    """The example of a dialect's record, with other entries of config.json or without some."""
     path.mkdir(exist_ok=True)
-    biased = told.get("model_type") != "mistral"
-    entries = {name: array for name, array in entries_of(dialect).items() if biased or not name.endswith("bias")}
-    save_file(entries, path / "model.safetensors")
+    save_file(entries_of(dialect), path / "model.safetensors")
     content = {"model_type": TYPES[dialect]} | CONTENT[dialect] | told
     content = {name: value for name, value in content.items() if name not in without}
     (path / "config.json").write_text(json.dumps(content))
@@ -85,7 +83,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "window of another family": ("llama", {"sliding_window": 4}, "sliding_window is 4, which is not known"),
     "biases of Mistral": (
         "llama",
-        {"model_type": "mistral"},
+        {"model_type": "mistral", "attention_bias": True},
         "a mistral has no biases, and attention_bias or mlp_bias",
     ),
     "activation": (
@@ -112,8 +110,8 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "biases that are not there": (
         "qwen3",
-        {"attention_bias": False},
-        "attention_bias is False, and there are such entries",
+        {"attention_bias": True},
+        "attention_bias is True, and there are no such entries",
     ),
     "number of layers": (
         "llama",
@@ -314,10 +312,11 @@ def test_a_softcap_of_none_is_another_than_that_of_the_file(tmp_path: Path) -> N
         read("gemma2", path, **options, softcap=None)
 
 
-@pytest.mark.parametrize("told", [{"tie_word_embeddings": False}, {"attention_bias": False}])
+@pytest.mark.parametrize("told", [{"tie_word_embeddings": False}, {"attention_bias": True}])
 def test_entries_that_contradict_the_file_are_refused_by_load_too(told: dict[str, Any], tmp_path: Path) -> None:
     path = folder_of(tmp_path, "llama", **told) / "model.safetensors"
-    with pytest.raises(ValueError, match=rf"by config.json {next(iter(told))} is False, and"):
+    ((key, value),) = told.items()
+    with pytest.raises(ValueError, match=rf"by config.json {key} is {value}, and"):
         read("llama", path, num_heads=4, key_heads=2)
 
 
@@ -352,12 +351,17 @@ def test_biases_come_together(dialect: str, one: str, there: bool) -> None:
     """One alone, and all but one."""
     record = DIALECTS[dialect]
     entries = entries_of(dialect)
-    names = [name.removesuffix("weight") + "bias" for name in entries if name.endswith(f"{one}.weight")]
-    assert names
-    alone = {name: array for name, array in entries.items() if not name.endswith("bias") or "norm" in name}
-    bias = {names[0]: entries[names[0].removesuffix("bias") + "weight"][:, 0]}
-    others = {name: array for name, array in entries.items() if name != names[0]}
-    given = others if not there and names[0] in entries else alone | bias
+    known = {row.theirs for row in record.described.table}
+    beside = {name.removesuffix("weight") + "bias": array for name, array in entries.items() if array.ndim == 2}
+    prefix = (*record.prefixes, "")[0]
+    biases = {
+        name: array[:, 0]
+        for name, array in beside.items()
+        if re.sub(r"\.\d+\.", ".{i}.", name.removeprefix(prefix)) in known
+    }
+    chosen = next(name for name in biases if name.endswith(f"{one}.bias"))
+    unbiased = {name: array for name, array in entries.items() if name not in biases}
+    given = unbiased | {name: bias for name, bias in biases.items() if (name == chosen) == there}
     with pytest.raises(ValueError, match=r"bias is missing"):
         read(dialect, given, **record.example.hyperparameters)
 
@@ -365,7 +369,7 @@ def test_biases_come_together(dialect: str, one: str, there: bool) -> None:
 # --- what the entries mean --------------------------------------------------------------------------------------------
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
-MISTRAL = {"model_type": "mistral", "attention_bias": False, "mlp_bias": False}
+MISTRAL = {"model_type": "mistral"}
 SMOL = {"model_type": "smollm3", "num_hidden_layers": 1}
 
 MEANT: dict[str, tuple[str, dict[str, Any], tuple[AttentionLayer, ...]]] = {
