@@ -281,7 +281,10 @@ def compare(
     before: Annotated[Path, typer.Argument(help="an earlier result, written by --json", metavar="A.json")],
     after: Annotated[Path, typer.Argument(help="a later result", metavar="B.json")],
 ) -> None:
-    """Compare two results: faster, slower or noise. Exit code 1 if any of our subjects is slower, 2 without a time."""
+    """Compare two results: faster, slower or noise.
+
+    Exit code 1 if one of our subjects or of yours is slower, 2 without a time.
+    """
     from benchmarks.results.compare import SLOWER
     from benchmarks.results.compare import compare as compared
     from benchmarks.results.findings import of_comparison
@@ -312,7 +315,7 @@ def compare(
         cells: list[Any] = [one.case, one.subject, f"{one.ratio:.2f}", Text(span), *drift, one.verdict]
         table.add_row(*cells, style=styles[one.verdict])
     console.print(table)
-    raise typer.Exit(1 if any(one.ours and one.verdict == SLOWER for one in found.changes) else 0)
+    raise typer.Exit(1 if any(one.own and one.verdict == SLOWER for one in found.changes) else 0)
 
 
 @app.command()

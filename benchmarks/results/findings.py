@@ -53,9 +53,18 @@ def measured(case: Result) -> list[Result]:
 
 
 def leaders(case: Result) -> list[Result]:
-    """The fastest, and those behind it by no more than noise."""
+    """Return the fastest: no other is faster than one of them by more than noise.
+
+    A fastest subject with a wide interval is not enough to compare with: everything is within its noise.
+    """
     order = measured(case)
-    return [subject for subject in order if subject is order[0] or not ratio(subject, order[0]).clear]
+    return [one for one in order if not any(slower(one, other) for other in order)] or order[:1]
+
+
+def slower(one: Result, other: Result) -> bool:
+    """Whether one takes longer than the other, by more than noise."""
+    found = ratio(one, other)
+    return found.clear and found.low > 1
 
 
 def names(subjects: Sequence[Result]) -> str:
@@ -78,14 +87,15 @@ def of_case(case: Result) -> list[str]:
     lines = [f"Failed, and without a time: {names(failed)}."] if failed else []
     if not order:
         return ["No subject has a time.", *lines]
-    fastest, spent = order[0], f"{milliseconds(order[0]['seconds'])} ms"
+    fastest, spent = first[0], f"{milliseconds(first[0]['seconds'])} ms"
     if len(order) == 1:
         return [f"Only {fastest['name']} has a time, {spent}.", *lines]
     if len(first) > 1:
         start, told = f"Fastest, within noise of each other: {names(first)} ({spent}).", first
     else:
-        start = f"Fastest is {fastest['name']}, {spent}; {order[1]['name']} takes {ratio(order[1], fastest)} as long."
-        told = order[:2]
+        second = next(one for one in order if one is not fastest)
+        start = f"Fastest is {fastest['name']}, {spent}; {second['name']} takes {ratio(second, fastest)} as long."
+        told = [fastest, second]
     behind = [one for one in order if (one["name"] in case["bases"] or one.get("yours")) and one not in told]
     more = [f"{one['name']} takes {ratio(one, fastest)} as long as {fastest['name']}" for one in behind]
     return [start, *([f"{'; '.join(more)}."] if more else []), *lines]
