@@ -208,7 +208,7 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
     said["refused_dtypes"] = tuple(dtype for dtype in FLOATING if dtype not in listed(own.get("dtypes", FLOATING)))
     several = (own.get("conventions"), given.get("conventions"))
     said["conventions"] = {name: value for some in several if some for name, value in known_conventions(some).items()}
-    said["dtypes"] = known("dtypes", listed(said.get("dtypes", FLOATING)), FLOATING)
+    said["dtypes"] = known("dtypes", said.get("dtypes", FLOATING), FLOATING)
     said["dtypes"] = tuple(dtype for dtype in SIMPLEST_FIRST if dtype in said["dtypes"])
     if not said["dtypes"]:
         raise ValueError("dtypes: got none")
@@ -228,7 +228,8 @@ def declaration_of(function: Any, differentiated: bool, **given: Any) -> Declara
         if len(tile) != 2 or any(not isinstance(size, int) or size < 1 for size in tile):
             raise ValueError(f"tile must be two positive integers, got {said['tile']!r}")
         said["tile"] = tile
-    said["head_widths"] = tuple(pair_of_widths(given) for given in said.get("head_widths", ()))
+    widths = said.get("head_widths", ())
+    said["head_widths"] = tuple(map(pair_of_widths, [widths] if isinstance(widths, str | int) else widths))
     if said["head_widths"] and all(D == V for D, V in said["head_widths"]):
         features -= {"value_width"}
     for name in ("key_width", "value_width"):
@@ -247,10 +248,11 @@ def pair_of_widths(given: int | tuple[int, int]) -> tuple[int, int]:
     return pair
 
 
-def listed(names: str | Iterable[str]) -> list[str]:
-    """Also for "one,two"."""
-    several = [names] if isinstance(names, str) else names
-    return [part.strip() for name in several for part in name.split(",") if part.strip()]
+def listed(names: str | Iterable[str]) -> tuple[str, ...]:
+    """Names one by one; a string holds one, or several with commas between them."""
+    if not isinstance(names, str):
+        return tuple(names)
+    return tuple(name.strip() for name in names.split(",") if name.strip())
 
 
 def claimed(supports: Collection[str], function: Any) -> frozenset[str]:
@@ -295,8 +297,9 @@ def known_conventions(given: Mapping[str, str]) -> dict[str, str]:
     return dict(given)
 
 
-def known(what: str, given: Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
-    given = tuple(given)
+def known(what: str, given: str | Iterable[str], names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names, as `listed` reads them; ValueError for one that is not among those expected."""
+    given = listed(given)
     wrong = [name for name in given if name not in names]
     if wrong:
         raise ValueError(f"{what}: got {wrong[0]!r}, expected one of {', '.join(names)}")

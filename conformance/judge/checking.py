@@ -67,7 +67,7 @@ def check(
         mask a boolean array [Q, K] or [B or 1, H or 1, Q, K] (True: may attend) or None.
     arrays: "numpy", "torch" or "jax"; unless given, a guess by annotations, by the code, by the module's imports or by
         a trial call, which the report names. device: "cpu" or "cuda".
-    dtypes: those that it takes; all four unless given.
+    dtypes: those that it takes; all four unless given. Like other names, they are a list, or a string with commas.
     supports: names from `declaration.FEATURES`; unless given, all for which its signature has room. "no-softcap" and
         the like: all but these. What is not supported must be refused by an error, and that is checked too.
     layout: "BTHD" for arrays [batch, length, heads, width]. width_multiple: what widths must be multiples of.
@@ -95,7 +95,7 @@ def check(
     if effort not in EFFORTS:
         raise ValueError(f"effort must be one of {', '.join(EFFORTS)}, got {effort!r}")
     known("profile", [profile], LEVELS)
-    rules = None if rules is None else known("rules", [rules] if isinstance(rules, str) else rules, JUDGED)
+    rules = None if rules is None else known("rules", rules, JUDGED)
     known("operation", [operation], operations())
     own = rules_of(operation)
     if rules and not own.intersection(rules):

@@ -24,6 +24,7 @@ from conformance.checks.comparison import Finding, breaks, judge, no_others, rat
 from conformance.checks.levels import CORE, ROBUST, STRICT, higher, rank
 from conformance.checks.results import Violation
 from conformance.diagnosis.attribution import rule_shown, without_each
+from conformance.diagnosis.memory import STRIDES
 from conformance.diagnosis.naming import diagnosis, several_there
 from conformance.judge.run import cut_down, violation
 from conformance.oracle.reference import AFFORDABLE, ball_work, balls_available, oracle
@@ -41,6 +42,8 @@ PATIENCE = 100
 """By how much more work than a generated case a call may be, where its oracle is ball arithmetic: about a minute."""
 CHANGED, LOST = "was changed by the call", "is missing: the output has no gradient"
 SCALE = "the scale is"
+FIRST = "the same call, made again, is right"
+UNSTEADY = "the same call, made again, gives another number, as by dropout or random numbers"
 SECONDS = 5.0
 """Spent at most on making a failing call smaller."""
 Explanations = dict[tuple[Any, ...], Violation]
@@ -120,8 +123,13 @@ def judge_call(call: AttentionCall, conventions: Mapping[str, str], explanations
     rows, nans = wrong_in_output(subject, *shared)
     remarks = remark(subject, findings)
     alike = AlikeRunner(subject, case, shown)
-    found = violation(rule_broken(runner, alike, case, shown), TITLE, AGREEMENT, runner, case, shown)
-    if not remarks and found.finding.message not in (CHANGED, LOST):
+    rule = rule_told(runner, case, shown)
+    unsteady = "" if rule else unlike_itself(runner, case, shown)
+    rule = rule or ("ATT-13" if unsteady else rule_shown(runner, replace(case), shown, alike, alike.look_for_needs()))
+    found = violation(rule, TITLE, AGREEMENT, runner, case, shown)
+    if unsteady:
+        found = replace(found, diagnosis=(unsteady,))
+    elif not remarks and found.finding.message not in (CHANGED, LOST):
         found = explained(found, alike, explanations)
     found = replace(found, before=())
     return JudgedCall(call.layer, case, findings, worst(shown), found, rows, rows_of(case), nans, remarks, reason)
@@ -159,7 +167,7 @@ class AlikeRunner(Runner):
         """
         again, own = replace(self.case), Runner(self.subject)
         output = output_of(self.subject, again)
-        if output is None or has_message(self.findings):
+        if output is None or has_message(self.findings) or np.isnan(output).all():
             return frozenset()
         names: tuple[str, ...] | None = None
         found: set[str] = set()
@@ -324,8 +332,8 @@ def wrong_in_output(
     return rows, int(np.count_nonzero(np.isnan(got) & ~np.isnan(exact.high)))
 
 
-def rule_broken(runner: Runner, alike: AlikeRunner, case: Case, findings: list[Finding]) -> str:
-    """The rule that the worst finding speaks of."""
+def rule_told(runner: Runner, case: Case, findings: list[Finding]) -> str:
+    """The rule that the worst finding alone tells, by its message, its row or its digits; empty if it does not."""
     found = worst(findings)
     if found.message:
         return {CHANGED: "ATT-13", LOST: "ATT-12"}.get(found.message, "ATT-8")
@@ -338,12 +346,26 @@ def rule_broken(runner: Runner, alike: AlikeRunner, case: Case, findings: list[F
     if beyond and np.isnan(found.got) != np.isnan(found.expected):
         return "MASK-7" if np.isnan(found.got) else "ATT-10"
     in_float32 = in_dtype("float32", runner.declaration)(case)
-    if in_float32 is not None and not breaks(agreement(runner, in_float32)):
-        return "ATT-9"
-    again = replace(case)
-    if not breaks(agreement(runner, again), found.level):
-        return "ATT-13"
-    return rule_shown(runner, again, findings, alike, alike.look_for_needs())
+    return "ATT-9" if in_float32 is not None and not breaks(agreement(runner, in_float32)) else ""
+
+
+def unlike_itself(runner: Runner, case: Case, findings: list[Finding]) -> str:
+    """How the call, made again, gives another result than the first or than each other time; empty if it does not.
+
+    Sums in another order differ too. The same mistake gives numbers that are nearer to each other than to the right
+    one, and chance does not.
+    """
+    level = worst(findings).level
+    again = agreement(runner, replace(case))
+    if not breaks(again, level):
+        lying = replace(case, memory=dict.fromkeys(GIVEN, "transposed"))
+        return STRIDES if breaks(agreement(runner, lying), level) else FIRST
+    found = worst(again)
+    if found.message:
+        return ""
+    numbers = [float(runner.subject(replace(case))[found.name][found.index]) for _ in range(2)]
+    apart = any(abs(number - found.got) > abs(number - found.expected) for number in numbers)
+    return UNSTEADY if apart else ""
 
 
 def agreement(runner: Runner, case: Case) -> list[Finding]:

@@ -110,7 +110,7 @@ def refuse_other_shapes(folder: Path, mismatched: Any) -> None:
         raise ValueError(f"{folder}: {name} has shape {got}, and {NAME} says {expected}{others}")
 
 
-def read_texts(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
+def read_texts(folder: Path, texts: str | Sequence[str]) -> dict[str, Any]:
     """Return the model's inputs by the folder's tokenizer; several texts are padded to one length.
 
     Raises:
@@ -123,9 +123,10 @@ def read_texts(folder: Path, texts: Sequence[str]) -> dict[str, Any]:
     except Exception as error:  # the library's own, whatever they are
         why = broken_tokenizer(folder) or f"{folder} has no tokenizer that can be loaded: {in_one_line(error)}"
         raise ValueError(f"{why}; give token ids by --tokens, such as --tokens 5,7,2") from error
+    several = [texts] if isinstance(texts, str) else list(texts)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return dict(tokenizer(list(texts), padding=len(texts) > 1, return_tensors="pt"))
+    return dict(tokenizer(several, padding=len(several) > 1, return_tensors="pt"))
 
 
 def broken_tokenizer(folder: Path) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from conformance.cases.declaration import listed
 from conformance.models.agreement import Agreement, StepAgreement
 from conformance.models.departures import Departures
 from conformance.reports.content import Content, number
@@ -31,7 +32,7 @@ def steps_content(
         "schema": SCHEMA,
         **more,
         "dtype": found.oracle.dtype,
-        "packages": list(packages),
+        "packages": list(listed(packages)),
         "conforms": all(ratio <= 1 for step in every for ratio in step.ratios.values()),
         "judged": all(step.judged for step in every),
         "first_beyond": None if beyond is None else {"step": beyond[0], "package": beyond[1]},

@@ -167,6 +167,32 @@ def heads_and_queries_swapped(module: Any, *tensors: Any, **more: Any) -> Any:
     return output.transpose(1, 2), weights
 
 
+def mask_changed(module: Any, query: Any, key: Any, value: Any, mask: Any, **more: Any) -> Any:
+    returned = attention_forward(module, query, key, value, mask, **more)
+    mask.logical_not_()
+    return returned
+
+
+def strides_ignored(module: Any, query: Any, *others: Any, **more: Any) -> Any:
+    contiguous = torch.empty(query.shape).stride()
+    return attention_forward(module, query.as_strided(query.shape, contiguous), *others, **more)
+
+
+def dropped_at_random(module: Any, *tensors: Any, **more: Any) -> Any:
+    output, weights = attention_forward(module, *tensors, **more)
+    return torch.nn.functional.dropout(output, 0.1), weights
+
+
+def in_half_precision(module: Any, *tensors: Any, **more: Any) -> Any:
+    output, weights = attention_forward(module, *tensors, **more)
+    return output.half(), weights
+
+
+def without_the_last_query(module: Any, *tensors: Any, **more: Any) -> Any:
+    output, weights = attention_forward(module, *tensors, **more)
+    return output[:, :-1], weights
+
+
 @contextmanager
 def registered(function: Callable[..., Any]) -> Iterator[str]:
     """The name under which models find the function in here; they make boolean masks for it."""
