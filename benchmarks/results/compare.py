@@ -68,7 +68,7 @@ def drifts(before: Result, after: Result, pairs: Sequence[Pair]) -> dict[str, tu
         return {}
     found: dict[str, list[float]] = {}
     for case, old, new in pairs:
-        if timed(old) and timed(new) and not own(old):
+        if timed(old) and timed(new) and not own(old) and not own(new):
             found.setdefault(case, []).append(new["seconds"]["median"] / old["seconds"]["median"])
     return {case: (min(ratios), max(ratios)) for case, ratios in found.items() if len(ratios) >= ENOUGH}
 

@@ -1,8 +1,8 @@
 """What a result says, in a few short sentences: of a case, of all cases, of two results side by side.
 
 A difference is named only where the interval of the ratio lies on one side of 1; otherwise it is within noise. Ratios
-to our default engines are those of the rounds. For two other subjects the ratio lies between the ratios of the ends of
-their intervals, which is wider.
+are taken round by round. A stored result has those to our default engines only. For two other subjects the ratio then
+lies between the ratios of the ends of their intervals, which is wider.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.measure.statistics import LEAST_LEVEL
-from benchmarks.results.compare import FASTER, NOISE, SLOWER, Comparison
+from benchmarks.measure.statistics import LEAST_LEVEL, paired
+from benchmarks.results.compare import FASTER, NOISE, SLOWER, Comparison, own
 from benchmarks.results.scaling import power, scaling
 from benchmarks.results.tables import milliseconds
 
@@ -36,7 +36,7 @@ class Ratio(NamedTuple):
 def ratio(one: Result, other: Result) -> Ratio:
     """The time of one subject of a case over that of another."""
     a, b = one["seconds"], other["seconds"]
-    forth, back = one["ratios"].get(other["name"]), other["ratios"].get(one["name"])
+    forth, back = one["ratios"].get(other["name"]) or by_rounds(one, other), other["ratios"].get(one["name"])
     if forth:
         median, low, high = forth["median"], forth["low"], forth["high"]
     elif back:
@@ -44,6 +44,15 @@ def ratio(one: Result, other: Result) -> Ratio:
     else:
         median, low, high = a["median"] / b["median"], a["low"] / b["high"], a["high"] / b["low"]
     return Ratio(median, low, high, not low <= 1 <= high and min(a["level"], b["level"]) >= LEAST_LEVEL)
+
+
+def by_rounds(one: Result, other: Result) -> Result | None:
+    """The interval of the ratio round by round; None if the result has no single trials, or no round has both."""
+    if not one["trials"] or not other["trials"]:
+        return None
+    length = min(len(one["trials"]), len(other["trials"]))
+    found = paired(one["trials"][:length], other["trials"][:length])
+    return None if found is None else found.as_dict()
 
 
 def measured(case: Result) -> list[Result]:
@@ -91,7 +100,8 @@ def of_case(case: Result) -> list[str]:
     if len(order) == 1:
         return [f"Only {fastest['name']} has a time, {spent}.", *lines]
     if len(first) > 1:
-        start, told = f"Fastest, within noise of each other: {names(first)} ({spent}).", first
+        start, told = f"Fastest, within noise of each other: {names(first)} ({spent}).", first[:1]
+        told += [one for one in first if not one.get("yours")]
     else:
         second = next(one for one in order if one is not fastest)
         start = f"Fastest is {fastest['name']}, {spent}; {second['name']} takes {ratio(second, fastest)} as long."
@@ -133,7 +143,7 @@ def against_libraries(cases: Sequence[Result]) -> str:
     for case in cases:
         order = measured(case)
         ours = next((one for one in order if one["ours"] and one["name"] in case["bases"]), None)
-        library = next((one for one in order if not one["ours"]), None)
+        library = next((one for one in order if not own(one)), None)
         if ours is not None and library is not None:
             found.append((ratio(library, ours), ratio(ours, library), case["name"], ours["name"], library["name"]))
     if not found:
@@ -141,7 +151,8 @@ def against_libraries(cases: Sequence[Result]) -> str:
     lead, lag = max(found, key=lambda one: one[0].low), max(found, key=lambda one: one[1].low)
     told = []
     if lead[0].clear and lead[0].low > 1:
-        told.append(f"largest lead of {lead[3]}: {lead[4]} takes {lead[0]} as long ({lead[2]})")
+        start = f"largest lead of {lead[3]} over the fastest library"
+        told.append(f"{start}: {lead[4]} takes {lead[0]} as long ({lead[2]})")
     if lag[1].clear and lag[1].low > 1:
         told.append(f"largest lag: {lag[3]} takes {lag[1]} as long as {lag[4]} ({lag[2]})")
     text = "; ".join(told) or "between our engines and the fastest library every difference is within noise"

@@ -78,6 +78,11 @@ class Rows(Layout):
 BHTD, BTHD, TOKENS, ROWS = Layout(), Swapped(), Tokens(), Rows()
 
 
+def usual_layout(case: Case) -> Layout:
+    """That of the inputs as they are drawn."""
+    return BHTD if case.operation == "attention" else ROWS
+
+
 def heads_of(case: Case, result: str) -> int:
     return case.G if result in ("gradient of key", "gradient of value") else case.H
 
