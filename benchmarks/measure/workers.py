@@ -112,8 +112,7 @@ def settle(threads: int, variables: Mapping[str, str]) -> None:
 
 def serve(pipe: Any, threads: int, variables: Mapping[str, str], make: Callable[..., Any], arguments: Any) -> None:
     """Make an object, and answer with what its methods return until the pipe is closed."""
-    from benchmarks.measure.timing_worker import Wrong
-    from benchmarks.subjects.subject import Unfit
+    from benchmarks.subjects.subject import Unfit, Wrong
 
     end_with_parent()
     settle(threads, variables)

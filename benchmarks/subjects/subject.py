@@ -27,6 +27,10 @@ class Unfit(Exception):
     """The subject cannot be given the case; says why."""
 
 
+class Wrong(Exception):
+    """A result that is none: of the wrong number, class, shape or dtype."""
+
+
 # --- layouts ----------------------------------------------------------------------------------------------------------
 
 
