@@ -41,8 +41,9 @@ def ratio(worst: float) -> Text:
 
 
 def both(cell: Cell) -> Text:
-    """Format the largest ratio in float32 and float64, then that of all dtypes."""
-    return ratio(cell.worst) if cell.worst > 1 or cell.worst == 0 else ratio(cell.wide) + "  " + ratio(cell.worst)
+    """Format the largest ratio in float32 and float64, then that of all dtypes; one word that is true of both once."""
+    same = cell.worst == 0 or cell.wide == cell.worst == np.inf
+    return ratio(cell.worst) if same else ratio(cell.wide) + "  " + ratio(cell.worst)
 
 
 def rules_table(results: Results, subjects: Sequence[str]) -> Table:
