@@ -30,7 +30,8 @@ in P, in the mean of P_bar and in the sink's weight, and from there in every gra
 may also be rounded otherwise than those behind the log-sum-exp. With e and e' for the two, the weights add up to
 1 + sum_j P_j (e'_j - e_j) beside what the log-sum-exp's rounding does, so a mean under these weights is off by up to
     2 |mean| sum_j P_j |e_j| / (1 - sum_j P_j |e_j|)
-more. The output comes from a maximum and a sum as before.
+more. A weight is still off by 1 at most: scores that are rounded alike in both passes, and a log-sum-exp rounded once,
+make no weight above 1. The output comes from a maximum and a sum as before.
 
 This covers the literal form, two passes, online softmax in blocks of at least 16 keys, the scale wherever it is put,
 exp2, and exp of log-softmax. Products in TF32 or a 16-bit dtype, and weights rounded to one, are covered for subjects

@@ -123,8 +123,7 @@ def prepare_twin(twins: tuple[Any, ...]) -> tuple[Any, Any]:
 
 
 def twin_bound(twins: tuple[Any, ...], bound_of: Callable[[Case], Bounds | None]) -> Any:
-    """The harmless case's bounds; at least those of the case itself where declared log-sum-exps lose digits in scores.
-    """
+    """The harmless case's bounds; at least those of the case itself where declared log-sum-exps lose digits."""
     asked, harmless = twins[:2]
     found = bound_of(harmless)
     if asked.special or found is None:

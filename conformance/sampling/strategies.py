@@ -459,7 +459,7 @@ def empty_row_convention(operation: str, declaration: Declaration) -> str:
 
 
 def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
-    """What the subject declares of parts of the arithmetic, in a case of this dtype: precisions, log-sum-exps, angles."""
+    """What the subject declares of its arithmetic, in a case of this dtype: precisions, log-sum-exps, angles."""
     declared = {name: declaration.convention(name) for name in ("weights", "products", "shared_heads", "normalized")}
     if declared["shared_heads"] == "inputs":
         declared["shared_sums"] = "inputs"

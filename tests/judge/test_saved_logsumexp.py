@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -12,6 +13,9 @@ pytest.importorskip("torch")
 import torch
 
 from conformance import Report, check
+from conformance.bounds import bound
+from conformance.bounds.arithmetic import Precision
+from conformance.cases.case import Case
 from tests.support.helpers import SMALL
 
 Function = Callable[..., Any]
@@ -46,7 +50,9 @@ class Flash(torch.autograd.Function):
         share = query.shape[1] // max(key.shape[1], 1)
         k, v = key.repeat_interleave(share, 1), value.repeat_interleave(share, 1)
         scores = scores_of(query, k, bias, allowed, scale)
-        maximum = query.new_full((*query.shape[:3], 1), -torch.inf) if sinks is None else sinks.expand_as(query[..., :1])
+        maximum = (
+            query.new_full((*query.shape[:3], 1), -torch.inf) if sinks is None else sinks.expand_as(query[..., :1])
+        )
         total = torch.zeros_like(maximum) if sinks is None else torch.ones_like(maximum)
         output = query.new_zeros(*query.shape[:3], v.shape[-1])
         for part, values in zip(scores.split(BLOCK, -1), v.split(BLOCK, -2), strict=True):
@@ -111,3 +117,120 @@ def judged(function: Function, rules: list[str], seed: int = 1, dtype: str = "fl
     given: dict[str, Any] = {"arrays": "torch", "effort": "quick", "profile": "strict", "rules": rules, "seed": seed}
     given |= {"limits": SMALL | {"keys": 40, "queries": 40}, "conventions": {"isolation": "finite"} | conventions}
     return check(function, "attention", dtypes=[dtype], **given)
+
+
+ONE_NUMBER = (
+    "the backward pass takes the weights from one log-sum-exp for each row, which loses digits beside such scores"
+)
+RULES = ["ATT-1", "ATT-3", "ATT-4", "ATT-5", "ATT-6", "ATT-7", "ATT-10", "ATT-12"]
+LOG2E = float(np.log2(np.e))
+
+
+# --- what is declared -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_kernel_of_this_design_keeps_every_rule(dtype: str, seed: int) -> None:
+    report = judged(kernel(), RULES, seed, dtype, saved="logsumexp")
+    assert (report.kept, report.violations) == ("strict", [])
+
+
+@pytest.mark.slow
+def test_undeclared_it_breaks_one_rule_about_scores_of_any_size() -> None:
+    report = judged(kernel(), RULES)
+    (found,) = report.violations
+    assert (report.kept, found.rule, found.diagnosis[0]) == ("core", "ATT-4", ONE_NUMBER)
+    assert found.declare == "--convention saved=logsumexp"
+
+
+def test_the_diagnosis_names_it() -> None:
+    given: dict[str, Any] = {"arrays": "torch", "effort": "quick", "seed": 1, "shrink": False, "rules": ["ATT-4"]}
+    given |= {"limits": SMALL, "conventions": {"isolation": "finite"}, "dtypes": ["float32"]}
+    (found,) = check(kernel(), "attention", **given).violations
+    assert (found.diagnosis[0], found.declare) == (ONE_NUMBER, "--convention saved=logsumexp")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "weight",
+    [
+        lambda scores, log: torch.exp2(scores * LOG2E - log * LOG2E),
+        lambda scores, log: torch.exp2((scores - log) * LOG2E),
+    ],
+    ids=["both in base 2", "their difference in base 2"],
+)
+def test_the_diagnosis_names_it_in_base_2(weight: Function) -> None:
+    (found,) = judged(kernel(HONEST._replace(weight=weight)), ["ATT-4"]).violations
+    assert found.diagnosis[0] == ONE_NUMBER
+
+
+def test_weights_that_do_not_add_up_to_1() -> None:
+    """Scores that are all off alike leave the forward pass's weights as they are, but not the backward pass's.
+
+    Values are equal, so that only the weights' sum tells what the gradient of the scores, and so of the bias, is.
+    """
+    rng = np.random.default_rng(1)
+    inputs = {
+        "query": rng.uniform(1, 2, (1, 1, 1, 64)),
+        "key": rng.uniform(1, 2, (1, 1, 3, 64)),
+        "value": np.ones((1, 1, 3, 1)),
+    }
+    inputs |= {"bias": np.zeros((1, 3))}
+    inputs = {name: array.astype(np.float32) for name, array in inputs.items()}
+    cotangent = {"output": np.ones((1, 1, 1, 1), np.float32)}
+    scores = (inputs["key"].astype(float) @ inputs["query"].astype(float).swapaxes(-1, -2))[0, 0, :, 0]
+    off = Precision.of("float32").gamma(64) * scores.min()
+    weights = np.exp(scores - np.log(np.sum(np.exp(scores))) + off)
+    gradient = weights * (1 - np.sum(weights))  # exactly 0 with weights that add up to 1
+
+    def allowed(**rounding: str) -> Any:
+        case = Case("attention", "float32", inputs, {"scale": 1.0}, cotangent, rounding=rounding)
+        return bound(case)["gradient of bias"][0]
+
+    assert np.all(np.abs(gradient) <= allowed(saved="logsumexp"))
+    assert np.any(np.abs(gradient) > allowed())
+
+
+# --- and no more ------------------------------------------------------------------------------------------------------
+
+
+def kept_in(dtype: Any) -> Function:
+    return lambda maximum, total, sinks: HONEST.kept(maximum, total, sinks).to(dtype).float()
+
+
+def without_sinks(maximum: Any, total: Any, sinks: Any) -> Any:
+    return HONEST.kept(maximum, total if sinks is None else total - torch.exp(sinks - maximum), sinks)
+
+
+FAULTS = {
+    "in bfloat16": HONEST._replace(kept=kept_in(torch.bfloat16)),
+    "in float16": HONEST._replace(kept=kept_in(torch.float16)),
+    "in base 2, used as natural": HONEST._replace(kept=lambda *kept: HONEST.kept(*kept) * LOG2E),
+    "natural, used in base 2": HONEST._replace(weight=lambda scores, log: torch.exp2(scores - log)),
+    "of the neighbouring row": HONEST._replace(kept=lambda *kept: HONEST.kept(*kept).roll(1, -2)),
+    "without the sink": HONEST._replace(kept=without_sinks),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_wrong_logsumexp_is_caught(fault: str, dtype: str) -> None:
+    report = judged(kernel(FAULTS[fault]), ["ATT-12"], dtype=dtype, saved="logsumexp")
+    assert [(found.rule, found.finding.level) for found in report.violations] == [("ATT-12", "core")]
+    assert all(ONE_NUMBER not in found.diagnosis for found in report.violations)
+
+
+@pytest.mark.slow
+def test_an_output_from_the_logsumexp_is_caught() -> None:
+    def attention(query: Any, key: Any, value: Any, *, mask: Any = None, bias: Any = None, scale: Any = None) -> Any:
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        scores = scores if bias is None else scores + bias
+        scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+        log = torch.logsumexp(scores, -1, keepdim=True)
+        return torch.exp(scores - log.masked_fill(log == -torch.inf, 0)) @ value
+
+    report = judged(attention, ["ATT-4"], saved="logsumexp")
+    assert [(found.rule, found.finding.name) for found in report.violations] == [("ATT-4", "output")]
