@@ -94,6 +94,7 @@ CONVENTIONS = {
     "products": ("float32", "inputs", "tf32", "bfloat16", "float16"),
     "shared_heads": ("float32", "rounded", "inputs"),
     "normalized": ("float32", "inputs"),
+    "saved": ("maximum", "logsumexp"),
     "merging": ("maximum", "logsumexp"),
     "angles": ("exact", "float32"),
     "rotation": ("float32", "rounded", "inputs"),
@@ -107,7 +108,8 @@ mask. weights: the precision to which attention weights (and the gradients of sc
 multiplied, "inputs" being the dtype of the inputs. products: that to which both sides of matrix products are rounded.
 shared_heads: how the gradients of query heads that share a key head are added up. "rounded": each is rounded to the
 dtype of the inputs first; "inputs": every sum is, too. normalized: the precision to which the normalised row of
-`rms_norm` is rounded before the weight multiplies it. merging: what parts of the keys are weighed by, their maxima and
+`rms_norm` is rounded before the weight multiplies it. saved: what attention's backward pass takes the weights from once
+more, each row's maximum and sum or its log-sum-exp. merging: what parts of the keys are weighed by, their maxima and
 sums or one log-sum-exp each. angles: "float32" if rotary frequencies and angles, their sines and cosines are computed
 in float32, whatever the dtype of the inputs. rotation: in what x is turned. "rounded": sines and cosines are rounded to
 the dtype of the inputs; "inputs": their products with x are, too.

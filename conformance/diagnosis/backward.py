@@ -40,6 +40,7 @@ from conformance.diagnosis.steps import (
     scores_of,
 )
 from conformance.oracle.reference import oracle
+from specification.dtypes import compute_dtype_name
 
 Variants = Callable[[Failing], Iterator[Parts]]
 """Ways in which a mistake may be made; each gives other gradients."""
@@ -171,6 +172,38 @@ def from_rounded_output(failing: Failing) -> tuple[Arrays, Bounds] | None:
 BACKWARD_MISTAKES.append(
     Mistake("the backward pass takes rowsum(O_bar * O) from the rounded output", from_rounded_output)
 )
+
+
+# --- a saved log-sum-exp ----------------------------------------------------------------------------------------------
+
+SAVED = "the backward pass takes the weights from one log-sum-exp for each row"
+"""How the name begins."""
+
+
+def from_logsumexp(failing: Failing) -> Iterator[Parts]:
+    """The log-sum-exp has the dtype of the arithmetic; it is natural, or in base 2 as the scores are.
+
+    The mean is that of these weights, or from the output.
+    """
+    s, form = failing.steps, compute_dtype_name(failing.case.dtype)
+    by_output = output_mean(failing, failing.forward.output)
+    if by_output is None:
+        return
+
+    def kept(array: np.ndarray) -> np.ndarray:
+        return array.astype(form).astype(float)
+
+    for base in (1, np.log(2)):
+        log = kept(failing.forward.logsumexp / base)
+        weights = np.where(s.allowed, np.exp((kept(scores_of(s) / base) - log) * base), 0)
+        by_weights = np.sum(weights * s.factor * (failing.bar @ s.value.swapaxes(-1, -2)), axis=-1, keepdims=True)
+        for mean in (by_output, by_weights):
+            parts = pulled_back(s, failing.bar, weights, mean=mean)
+            share = None if s.sinks is None else np.exp((kept(s.sinks / base) - log) * base)
+            yield parts if share is None else parts._replace(sinks=-share * mean)
+
+
+OF_LARGE_SCORES = [backwards(f"{SAVED}, which loses digits beside such scores", from_logsumexp)]
 
 
 # --- which terms are added up -----------------------------------------------------------------------------------------

@@ -147,6 +147,8 @@ def known(failing: Failing, name: str, until: float) -> Iterator[str]:
         yield from extents.regions(failing, name)
         mistakes: Iterator[Mistake]
         alone = name != "output" and len(failing.wrong) < 2
+        if of_attention and case.cotangents and name != "output":
+            yield from matching(failing, name, backward.OF_LARGE_SCORES, until)
         if alone:
             yield from backward.multiples(failing, name)
         if not of_attention:

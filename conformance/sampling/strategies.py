@@ -497,7 +497,7 @@ def empty_row_convention(operation: str, declaration: Declaration) -> str:
 
 
 def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
-    """What the subject declares of parts of the arithmetic, in a case of this dtype: precisions, merging, angles."""
+    """What the subject declares of its arithmetic, in a case of this dtype: precisions, log-sum-exps, angles."""
     declared = {name: declaration.convention(name) for name in ("weights", "products", "shared_heads", "normalized")}
     if declared["shared_heads"] == "inputs":
         declared["shared_sums"] = "inputs"
@@ -505,7 +505,7 @@ def roundings(declaration: Declaration, dtype: str) -> dict[str, str]:
         declared |= {"sines": "inputs"} | ({"rotation": "inputs"} if rotation == "inputs" else {})
     declared = {name: dtype if value in ("inputs", "rounded") else value for name, value in declared.items()}
     found = {name: value for name, value in declared.items() if value not in ("float32", "float64")}
-    found |= {} if declaration.convention("merging") == "maximum" else {"merging": "logsumexp"}
+    found |= {name: "logsumexp" for name in ("saved", "merging") if declaration.convention(name) != "maximum"}
     return found | ({} if declaration.convention("angles") == "exact" else {"angles": "float32"})
 
 
