@@ -1,0 +1,171 @@
+"""Violations that a gradient alone shows: which rule tells of them, what follows, and what they are called."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conformance import declare
+from conformance.bounds import bound
+from conformance.cases.case import Case
+from conformance.checks.catalogue import AGREEMENT, UNSUPPORTED, check_unsupported
+from conformance.checks.comparison import judge, no_others
+from conformance.checks.results import Violation
+from conformance.diagnosis.following import separated
+from conformance.diagnosis.matches import known
+from conformance.diagnosis.matching import Failing
+from conformance.judge.run import cut_down
+from conformance.oracle.reference import oracle
+from conformance.reports.blocks import MEND, block
+from conformance.reports.content import violation_content
+from conformance.runner.in_process import Runner
+from conformance.subjects.targets import Target
+from reference_numpy import rms_norm, rms_norm_vjp
+from specification import Causal
+
+
+def asked(keys: int, queries: int = 1, dtype: str = "float32", **options: Any) -> Case:
+    """A call of attention with gradients."""
+    generator = np.random.default_rng(0)
+    shapes = {"query": (1, 1, queries, 2), "key": (1, 1, keys, 2), "value": (1, 1, keys, 2)}
+    inputs = {name: generator.normal(size=shape).astype(dtype) for name, shape in shapes.items()}
+    return Case("attention", dtype, inputs, options, {"output": generator.normal(size=shapes["query"]).astype(dtype)})
+
+
+def rows(operation: str, width: int) -> Case:
+    generator = np.random.default_rng(0)
+    names = ("x", "weight", "bias") if operation == "layer_norm" else ("x", "weight")
+    inputs = {n: generator.normal(size=(3, width) if n == "x" else width).astype("float32") for n in names}
+    return Case(operation, "float32", inputs, {"eps": 1e-5}, {"output": np.flip(inputs["x"]).copy()})
+
+
+def exact(case: Case) -> dict[str, np.ndarray]:
+    """The right results, rounded."""
+    return {name: result.high.astype(case.dtype) for name, result in oracle(case).items()}
+
+
+def violated(rule: str, case: Case, of: str = "key") -> Violation:
+    """By a gradient that is off by 1, where all else is right."""
+    got = exact(case)
+    got[f"gradient of {of}"] = got[f"gradient of {of}"] + 1
+    finding = max(judge(case, got, oracle(case), bound(case), no_others), key=lambda one: one.ratio)
+    assert finding.name == f"gradient of {of}"
+    return Violation(rule, "a subject", finding, "a probe", AGREEMENT, case, diagnosis=("gradient of key is off",))
+
+
+def separate(*violations: Violation) -> list[list[str]]:
+    return [[violation.rule for violation in part] for part in separated(list(violations))]
+
+
+# --- which rule -------------------------------------------------------------------------------------------------------
+
+
+def test_a_gradient_of_a_plain_call_is_told_by_the_rule_of_gradients() -> None:
+    """However small the other case is. A rule of results alone stands for itself where nothing else is violated."""
+    of_scale, of_gradients = violated("ATT-1", asked(2)), violated("ATT-12", asked(3))
+    assert separate(of_scale) == [["ATT-1"], []]
+    assert separate(of_scale, of_gradients) == [["ATT-12"], ["ATT-1"]]
+    assert separate(violated("ATT-1", asked(2, softcap=2.0)), of_gradients) == [["ATT-12"], ["ATT-1"]]
+    unnamed = [replace(violated(rule, asked(3)), diagnosis=()) for rule in ("ATT-8", "ATT-9", "ATT-12")]
+    assert separate(*unnamed)[0][0] in ("ATT-8", "ATT-9", "ATT-12")
+    of_result, own = (violated(rule, rows("layer_norm", 3), "x") for rule in ("NORM-1", "NORM-6"))
+    assert separate(of_result, own) == [["NORM-6"], ["NORM-1"]]
+
+
+@pytest.mark.parametrize(
+    ("rule", "bias", "mask", "shown"),
+    [
+        ("MASK-6", 1.0, None, False),
+        ("MASK-6", -np.inf, None, False),
+        ("MASK-6", -np.inf, Causal(0), True),
+        ("MASK-1", 1.0, None, False),
+        ("MASK-1", -np.inf, None, True),
+    ],
+)
+def test_a_bias_that_forbids_nothing_shows_no_rule_of_masks(rule: str, bias: float, mask: Any, shown: bool) -> None:
+    """Nor does one thing that forbids show how several are combined."""
+    plain = asked(3)
+    biased = replace(plain, inputs=plain.inputs | {"bias": np.array([[1, 2, 1]], "float32")})
+    other = replace(plain, inputs=plain.inputs | {"bias": np.array([[1, bias, 1]], "float32")}, options={"mask": mask})
+    of_masks, of_bias = replace(violated(rule, other), diagnosis=()), violated("ATT-3", biased)
+    assert separate(of_masks, of_bias)[1] == ([] if shown else [rule])
+
+
+def test_a_missing_refusal_follows_from_nothing_else() -> None:
+    """Whatever the numbers are: a right result would not refuse it. Its block says what to do."""
+    case = asked(3, softcap=2.0)
+    wrong: Any = lambda case: {name: array + 1 for name, array in exact(case).items()}  # noqa: E731
+    (found,) = check_unsupported(wrong, case, (oracle(case), bound(case)))
+    of_gradients = violated("ATT-12", asked(3))
+    lacking = replace(of_gradients, rule="ATT-2", finding=found, title="softcap is not supported", example=case)
+    lacking = replace(lacking, check=UNSUPPORTED)
+    assert separate(of_gradients, lacking) == [["ATT-12", "ATT-2"], []]
+    text = block(violation_content(lacking))
+    assert text.startswith("ATT-2 softcap is not supported: A call beyond what is supported must raise an error")
+    assert MEND in text
+    assert MEND not in block(violation_content(of_gradients))
+
+
+# --- norms ------------------------------------------------------------------------------------------------------------
+
+
+def without_weight(case: Case, names: str) -> np.ndarray:
+    """The gradient of x where the weight is forgotten inside some means: "mean", "projection" or both."""
+    x, bar = case.inputs["x"].astype(float), case.cotangents["output"].astype(float)
+    centred = case.operation == "layer_norm"
+    x = x - x.mean(-1, keepdims=True) * centred
+    inverse = 1 / np.sqrt((x**2).mean(-1, keepdims=True) + case.options["eps"])
+    normal, g = x * inverse, bar * case.inputs["weight"].astype(float)
+    first, second = (bar if name in names else g for name in ("mean", "projection"))
+    return (g - first.mean(-1, keepdims=True) * centred - normal * (second * normal).mean(-1, keepdims=True)) * inverse
+
+
+@pytest.mark.parametrize(
+    ("operation", "where", "words"),
+    [
+        ("rms_norm", "projection", "of gradient times normalised row"),
+        ("layer_norm", "projection", "of gradient times normalised row"),
+        ("layer_norm", "mean", "of the gradient"),
+        ("layer_norm", "mean, projection", "s over a row"),
+    ],
+)
+def test_a_weight_forgotten_inside_a_mean_has_a_name(operation: str, where: str, words: str) -> None:
+    case = rows(operation, 5)
+    got = exact(case)
+    np.testing.assert_allclose(without_weight(case, ""), got["gradient of x"], rtol=1e-5)
+    got["gradient of x"] = without_weight(case, where).astype("float32")
+    failing = Failing(case, got, oracle(case), bound(case))
+    name = next(known(failing, "gradient of x", np.inf))
+    assert name.startswith("the weight is forgotten inside the mean" + (words if words[0] == "s" else f" {words}"))
+
+
+def wrong_vjp(x: Any, weight: Any, output_bar: Any, *, eps: float = 1e-6) -> Any:
+    case = Case("rms_norm", str(x.dtype), {"x": x, "weight": weight}, {"eps": eps}, {"output": output_bar})
+    found = without_weight(case, "projection").astype(x.dtype)
+    return rms_norm_vjp(x, weight, output_bar, eps=eps)._replace(x=found)
+
+
+@declare(vjp=wrong_vjp)
+def with_wrong_vjp(x: Any, weight: Any, *, eps: float = 1e-6) -> Any:
+    return rms_norm(x, weight, eps=eps)
+
+
+def test_a_row_of_one_number_is_no_smallest_case_of_a_norm() -> None:
+    """Its gradient is nearly 0, and says nothing of what is wrong: it is found only where no other row fails."""
+    runner = Runner(Target(with_wrong_vjp, "rms_norm").make())
+
+    def violation_of(case: Case) -> Violation:
+        worst = max(runner(AGREEMENT, case, AGREEMENT.prepare(case)), key=lambda one: one.ratio)
+        return Violation("NORM-6", "a subject", worst, "a probe", AGREEMENT, case)
+
+    narrow, wide = violation_of(rows("rms_norm", 1)), violation_of(rows("rms_norm", 5))
+    assert narrow.ratio > 1
+    assert wide.stands_before(narrow)
+    assert not narrow.stands_before(wide)
+    smallest = cut_down(wide, runner, 10.0)
+    assert smallest.case.inputs["x"].shape == (1, 2)
+    assert abs(smallest.finding.expected) > 1e-3
+    assert cut_down(narrow, runner, 10.0).case.inputs["x"].shape == (1, 1)
