@@ -102,9 +102,8 @@ def simplest_first(violations: Sequence[Violation]) -> list[Violation]:
     """The lowest level; then the plain call; what depends on earlier calls; wrong results before rounded ones.
 
     What is wrong in rows that allow nothing comes after the rule of such rows. Then by the smallest case: of that count
-    the features, and then the sizes; a rule of gradients comes before rules of results alone that a gradient shows. What
-    must be refused comes last of its level. Of the rules that one case shows, the first is one that speaks of its
-    features.
+    the features, and then the sizes; a rule of gradients comes before rules of results alone. What must be refused
+    comes last of its level. Of the rules that one case shows, the first is one that speaks of its features.
     """
 
     def complexity(violation: Violation) -> tuple[int, bool, bool, bool, bool, bool, int, bool, int, bool]:
