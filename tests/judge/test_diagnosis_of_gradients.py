@@ -22,6 +22,7 @@ from conformance.diagnosis.matching import Failing
 from conformance.diagnosis.naming import diagnosis
 from conformance.diagnosis.precision import AT_MOST, excused
 from conformance.diagnosis.steps import pulled_back
+from conformance.judge.judgement import Judgement
 from conformance.judge.run import cut_down
 from conformance.oracle.reference import oracle
 from conformance.reports.blocks import MEND, block
@@ -337,3 +338,13 @@ def test_a_sum_over_one_batch_element_is_recognised_by_its_nan() -> None:
     assert failing.wrong == ["gradient of bias"]
     name = "gradient of bias comes from the first batch element only"
     assert name in list(known(failing, "gradient of bias", np.inf))
+
+
+def test_a_mistake_with_many_violations_leaves_time_for_each_to_become_small() -> None:
+    """Cutting a case of attention takes up to about a second, a fourth of the least time that an effort has."""
+
+    def seconds(violations: int) -> float:
+        judgement: Any = SimpleNamespace(shrinking=4.0, results=SimpleNamespace(violations=range(violations)))
+        return Judgement.time_to_shrink(judgement)
+
+    assert [seconds(count) for count in (0, 4, 6, 8, 12, 20)] == [4, 4, 2, 1, 1, 1]
