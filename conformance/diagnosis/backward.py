@@ -41,6 +41,7 @@ from conformance.diagnosis.steps import (
     filled,
     forward,
     highest,
+    of_row,
     over_broadcast,
     over_group,
     pulled_back,
@@ -147,6 +148,41 @@ def queries_beyond_lengths(failing: Failing) -> tuple[Arrays, Bounds] | None:
     return with_truth_in_padding(case, arrays, failing.truth), bound(other)
 
 
+BLOCKS = (*(2**k for k in range(1, 6)), *range(48, 257, 16), 512)
+"""Keys or queries that a step of a kernel goes through."""
+
+
+def stale_maximum(n: int) -> Mistake:
+    """The exponentials' sum is that of the last maximum, and the maximum the one before the last block of n keys."""
+
+    def likely(failing: Failing) -> bool:
+        """Whether it gives one row of the query's gradient."""
+        wrong = next((one for one in failing.findings if one.ratio > 1 and one.name == "gradient of query"), None)
+        if wrong is None or wrong.message:
+            return True
+        b, h, q = row = wrong.index[:3]
+        got, bar = failing.answer(wrong.name)[row], failing.bar[b : b + 1, h : h + 1, q : q + 1]
+        limits = loose(failing, wrong.name, failing.answer(wrong.name))[row]
+        scores, output = (a[b : b + 1, h : h + 1, q : q + 1] for a in (failing.forward.scores, failing.forward.output))
+        found = stale_parts(of_row(failing.steps, row), scores, output, bar, n)
+        return any(np.all(~(np.abs(parts.query[0, 0, 0] - got) > limits)) for parts in found)
+
+    def variants(failing: Failing) -> Iterator[Parts]:
+        return stale_parts(failing.steps, failing.forward.scores, failing.forward.output, failing.bar, n)
+
+    name = f"the backward pass rescales with the maximum before the last block (blocks of {n} keys)"
+    return backwards(name, variants)._replace(likely=likely)
+
+
+def stale_parts(s: Steps, scores: np.ndarray, output: np.ndarray, bar: np.ndarray, n: int) -> Iterator[Parts]:
+    before = (scores.shape[-1] - 1) // n * n
+    if before > 0 and s.operation == "attention":
+        exponentials, total, maximum = exponentials_of(scores, s.sinks)
+        grown = np.exp(maximum - highest(scores[..., :before]))
+        for mean in (np.sum(bar * output, axis=-1, keepdims=True), None):
+            yield pulled_back(s, bar, divided(exponentials, total) * grown, mean=mean)
+
+
 BACKWARD_MISTAKES = [
     Mistake("query_lengths are ignored", queries_beyond_lengths),
     backwards("the backward pass knows nothing of the mask", by_other_steps(mask_missing)),
@@ -155,6 +191,7 @@ BACKWARD_MISTAKES = [
     backwards("the dropout mask is missing in the backward pass", undropped),
     backwards("the backward pass takes the weights' mean before dropout", masked_mean),
     backwards("the mean rowsum(P * P_bar) is not subtracted in the backward pass", without_mean),
+    *map(stale_maximum, BLOCKS),
     *(
         backwards(f"{BACKWARD_ONLY}{name}", by_other_steps(change))
         for name, change in CHANGES.items()
@@ -163,32 +200,7 @@ BACKWARD_MISTAKES = [
 ]
 
 
-# --- blocks of keys ---------------------------------------------------------------------------------------------------
-
-BLOCKS = (*(2**k for k in range(1, 6)), *range(48, 257, 16), 512)
-"""Keys or queries that a step of a kernel goes through."""
-
-
-def stale_maximum(n: int) -> Variants:
-    """The exponentials' sum is that of the last maximum, and the maximum the one before the last block of n keys."""
-
-    def variants(failing: Failing) -> Iterator[Parts]:
-        s, f = failing.steps, failing.forward
-        before = (f.scores.shape[-1] - 1) // n * n
-        if before > 0:
-            grown = np.exp(highest(f.scores, s.sinks) - highest(f.scores[..., :before]))
-            for mean in (output_mean(failing, f.output), None):
-                yield pulled_back(s, failing.bar, f.weights * grown, mean=mean)
-
-    return variants
-
-
-BACKWARD_MISTAKES += [
-    backwards(
-        f"the backward pass rescales with the maximum before the last block (blocks of {n} keys)", stale_maximum(n)
-    )
-    for n in BLOCKS
-]
+# --- sums in 16 bits --------------------------------------------------------------------------------------------------
 
 
 def added_narrowly(failing: Failing, name: str) -> Iterator[Mistake]:
