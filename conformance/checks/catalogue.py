@@ -244,6 +244,9 @@ def check_refusal(subject: Subject, refusal: Refusal, shared: None) -> Findings:
     return [Finding(refusal.title, np.inf if message else 0.0, message=message)]
 
 
+UNREFUSED = "neither supported nor refused, and wrong: "
+
+
 def check_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -> Findings:
     """A case beyond what the subject declares: refused, or answered rightly all the same, but not wrongly."""
     try:
@@ -254,8 +257,7 @@ def check_unsupported(subject: Subject, case: Case, shared: tuple[Any, Any]) -> 
         if error is not subject.answering.raised:
             raise
         return []
-    message = f"neither supported nor refused, and wrong: {found}"
-    return [replace(found, message=message) if found.ratio > 1 else found]
+    return [replace(found, message=f"{UNREFUSED}{found}") if found.ratio > 1 else found]
 
 
 # --- calls in order ---------------------------------------------------------------------------------------------------

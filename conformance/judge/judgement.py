@@ -47,7 +47,7 @@ WIDE_WEIGHTS = "wide_weights"
 UNMASKED = "unmasked"
 NOTHING_ELSE = "the plainest call fails, and nothing else was tried"
 MANY = 4
-"""Violations from which on less and less time is spent on making their cases smaller."""
+"""Violations from which on less and less time is spent on making their cases smaller, and the least part of it."""
 WITH_DROPOUT = ("attention", "multi_head_attention")
 
 
@@ -176,8 +176,8 @@ class Judgement:
         return [refusal for refusal in found if self.rules is None or refusal.rule in self.rules]
 
     def time_to_shrink(self) -> float:
-        """Less for each violation once there are many: the first ones say what is wrong."""
-        return self.shrinking / max(1, len(self.results.violations) - MANY)
+        """Less for each violation once there are many: the first ones say what is wrong. A part is left for each."""
+        return self.shrinking / min(max(1, len(self.results.violations) - MANY), MANY)
 
     def order(self, declaration: Declaration) -> None:
         """Have workers run the probes for what it takes; what they found with others is dropped."""
