@@ -203,7 +203,7 @@ def empty_rows(failing: Failing) -> Iterator[Mistake]:
         return
     mean = np.where(empty, np.mean(s.value, axis=2, keepdims=True), 0)
     factor = float(np.sum(failing.answer("output") * mean) / np.sum(mean**2)) if mean.any() else 0.0
-    if np.isclose(factor, 1, rtol=1e-3):
+    if not np.isfinite(factor) or np.isclose(factor, 1, rtol=1e-3):
         return
     words = "the sum" if np.isclose(factor, s.key.shape[2], rtol=1e-3) else f"{factor:.4g} times the mean"
     output = np.where(empty, factor * mean, failing.forward.output)

@@ -22,7 +22,7 @@ from conformance.checks.check import Check, nothing
 from conformance.checks.comparison import Finding, with_truth_in_padding
 from conformance.checks.results import WRONG_IN
 from conformance.diagnosis import alibi, attention, backward, blocks, extents, multi_head
-from conformance.diagnosis.larger import alike, larger_cases, ordinary
+from conformance.diagnosis.larger import alike, larger_cases, masked_otherwise, ordinary
 from conformance.diagnosis.matching import Failing, Mistake, backwards, kind, matching, told_from
 from conformance.diagnosis.precision import AT_MOST, excused, scale_off, variance_off
 from conformance.diagnosis.precision import MISTAKES as ROUNDED
@@ -71,8 +71,9 @@ def check_diagnosis(subject: Subject, example: tuple[Check[Any, Any], Any, Findi
     names += [other for other in names_of(subject, given, name, until) if other not in names]
     if operation_named(asked.operation).measured is not None:
         names = confirmed(subject, asked, name, names)
-    if len(names) > 1:
-        names = told_apart(subject, asked, name, names)
+    doubted = set(names) & attention.MASK_CHANGES.keys() if no_number_is_wrong(given, name) else set()
+    if len(names) > 1 or doubted:
+        names = told_apart(subject, asked, name, names, doubted)
     names = names or of_larger(subject, asked, name) or list(islice(moved(subject, given, name), 1))
     if not names:
         names = list(islice(chain(vague(given, name), hints(subject, given, name)), 1))
@@ -235,20 +236,36 @@ def confirmed(subject: Subject, case: Case, name: str, names: list[str]) -> list
     return names
 
 
-def told_apart(subject: Subject, case: Case, name: str, names: list[str]) -> list[str]:
+def no_number_is_wrong(failing: Failing, name: str) -> bool:
+    """Whether the output is wrong in NaN and infinity alone, which many a mistake makes of a row."""
+    return name == "output" and not np.isfinite(failing.answer(name)[failing.off(name)]).any()
+
+
+def told_apart(subject: Subject, case: Case, name: str, names: list[str], doubted: set[str]) -> list[str]:
     """Those of the names that explain other cases like it, too.
 
     Where the subject fails there, a mistake must explain that; where the answers to ordinary numbers in the same sizes
-    are right, it must not show there.
+    are right, it must not show there. Without a mask, or with one, a mistake of every call shows, too. doubted: names
+    that are not kept where no other is.
     """
+
+    def kept(fewer: list[str]) -> list[str]:
+        return fewer or [one for one in names if one not in doubted]
+
     failing = answered(subject, ordinary(case))
     if failing is not None and name == "output" and name not in failing.wrong:
-        names = [one for one in names if one not in shown(failing, names)] or names
-    for larger in larger_cases(case):
-        failing = answered(subject, larger) if len(names) > 1 else None
-        if failing is not None and name in failing.wrong:
+        names = kept([one for one in names if one not in shown(failing, names)])
+    other = masked_otherwise(case) if any(one.startswith(attention.EVERY_CALL) for one in names) else None
+    others = [] if other is None else list(islice(larger_cases(other), 3))
+    for larger in chain(others, larger_cases(case)):
+        failing = answered(subject, larger) if len(names) > 1 or doubted & set(names) else None
+        if failing is None:
+            continue
+        if name in failing.wrong:
             there = set(map(kind, names_of(subject, failing, name, time.monotonic() + SECONDS / 2)))
-            names = [one for one in names if kind(one) in there] or names
+            names = kept([one for one in names if kind(one) in there])
+        elif any(larger is one for one in others):
+            names = kept([one for one in names if one not in shown(failing, names)])
     return names
 
 

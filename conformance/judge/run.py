@@ -245,7 +245,7 @@ def violation_of(failure: Failure, title: str, runner: Runner, before: tuple[Any
 
 def frozen_violation(failure: Failure, entry: Entry, runner: Runner, before: tuple[Any, ...]) -> Violation:
     """A violation that a frozen case shows, with the level of the probe that drew it."""
-    found = violation_of(failure, f"frozen: {entry.shows}", runner, before)
+    found = violation_of(failure, f'a frozen case; its own name, and no diagnosis: "{entry.shows}"', runner, before)
     return replace(found, least=least_level(found.rule, entry.title))
 
 
