@@ -72,7 +72,8 @@ def as_emptied(failing: Failing, steps: Steps) -> Steps:
 
 def rows_emptied(right: Steps, wrong: Steps) -> np.ndarray:
     """Which rows [B, H, Q] have a key, and none by other steps, where it is said nowhere else what they hold then."""
-    if right.operation == "attention_logsumexp" or wrong.sinks is not None or wrong.empty_rows != "zero":
+    said = wrong.sinks is not None or wrong.empty_rows not in ("zero", "any")
+    if said or right.operation == "attention_logsumexp":
         return np.zeros(right.allowed.shape[:3], bool)
     return np.asarray(right.allowed.any(axis=-1) & ~wrong.allowed.any(axis=-1))
 

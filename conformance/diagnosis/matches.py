@@ -332,6 +332,10 @@ def listed(names: list[str], every: set[str]) -> str:
 def of_planted(planted: Planted, finding: Finding) -> list[str]:
     """What NaN and infinity show by themselves; nothing where numbers are compared."""
     if np.isfinite(finding.expected) and not np.isfinite(finding.got):
+        if planted.allowed.all():
+            return ["NaN reaches what does not attend to it"]
+        if np.isinf(finding.got):
+            return ["an infinity that stands behind a mask gets a weight other than 0"]
         return ["what stands behind a mask is multiplied by a weight of 0, and 0 * NaN and 0 * inf are NaN"]
     return ["NaN is swallowed"] if np.isnan(finding.expected) else []
 
