@@ -43,17 +43,39 @@ Change = Callable[[Failing], Steps | None]
 def stepped(name: str, change: Change) -> Mistake:
     """Attention by other steps."""
 
-    def results(failing: Failing) -> dict[str, Any] | None:
+    def changed(failing: Failing) -> Steps | None:
         steps = change(failing)
+        return None if steps is None else as_emptied(failing, steps)
+
+    def results(failing: Failing) -> dict[str, Any] | None:
+        steps = changed(failing)
         return None if steps is None else {"output": forward(steps).output}
 
     def likely(failing: Failing) -> bool:
         if failing.case.operation != "attention" or failing.steps.visible.size < LARGE or "output" not in failing.wrong:
             return True
-        steps = change(failing)
+        steps = changed(failing)
         return steps is not None and in_worst_row(failing, steps)
 
     return resulting(name, results)._replace(likely=likely)
+
+
+def as_emptied(failing: Failing, steps: Steps) -> Steps:
+    """With rows that the mistake leaves no key as this implementation fills them: with NaN, the mean or zeros."""
+    emptied = rows_emptied(failing.steps, steps)
+    if "output" not in failing.got or not emptied.any():
+        return steps
+    rows = failing.answer("output")[np.broadcast_to(~steps.allowed.any(axis=-1), emptied.shape)]
+    filled = "nan" if np.isnan(rows).all() else "mean" if rows.any() else "zero"
+    return steps.changed(empty_rows=filled)
+
+
+def rows_emptied(right: Steps, wrong: Steps) -> np.ndarray:
+    """Which rows [B, H, Q] have a key, and none by other steps, where it is said nowhere else what they hold then."""
+    said = wrong.sinks is not None or wrong.empty_rows not in ("zero", "any")
+    if said or right.operation == "attention_logsumexp":
+        return np.zeros(right.allowed.shape[:3], bool)
+    return np.asarray(right.allowed.any(axis=-1) & ~wrong.allowed.any(axis=-1))
 
 
 def with_options(case: Case, **options: Any) -> Case:
@@ -71,6 +93,20 @@ def seen_otherwise(change: Callable[[np.ndarray], np.ndarray]) -> Change:
         if failing.case.options.get("mask") is None:
             return None
         return failing.steps.changed(visible=np.broadcast_to(change(visible), visible.shape))
+
+    return changed
+
+
+def causal_always(last: bool, beside: bool) -> Change:
+    """Causal whether a mask says so or not. last: aligned to the last query and key. beside: what a mask forbids is
+    forbidden, too.
+    """
+
+    def changed(failing: Failing) -> Steps:
+        visible = failing.steps.visible
+        Q, K = visible.shape[2:]
+        triangle = np.tri(Q, K, K - Q if last else 0, dtype=bool)
+        return failing.steps.changed(visible=visible & triangle if beside else np.broadcast_to(triangle, visible.shape))
 
     return changed
 
@@ -234,6 +270,9 @@ def rounded_up(n: int, number: Any) -> Any:
     return -(-number // n) * n
 
 
+EVERY_CALL = "every call is causal"
+"""How the names of mistakes begin that show in calls without a mask, too."""
+
 MASK_CHANGES: dict[str, Change] = {
     "the mask is inverted: True is taken for forbidden": seen_otherwise(np.logical_not),
     "the mask is ignored": seen_otherwise(np.ones_like),
@@ -265,7 +304,6 @@ MASK_CHANGES: dict[str, Change] = {
     "every row is taken for a length: as many of the first keys are seen as it allows": seen_otherwise(
         lambda m: np.arange(m.shape[3]) < m.sum(axis=3, keepdims=True)
     ),
-    "the mask is causal, too": seen_otherwise(lambda m: m & (np.tri(*m.shape[2:]) > 0)),
     "the causal mask's offset has the other sign": offset_changed(lambda o, Q, K: -o),
     "the window's offset has the other sign": offset_changed(lambda o, Q, K: -o, SlidingWindow),
     "the window is as wide on the right as on the left": described(
@@ -274,6 +312,11 @@ MASK_CHANGES: dict[str, Change] = {
     "an end that a window lacks is taken for 0": described(
         SlidingWindow, lambda mask, case: replace(mask, left=mask.left or 0, right=mask.right or 0)
     ),
+    **{
+        f"{EVERY_CALL} from the {place}, {words}": causal_always(last, beside)
+        for place, last in (("first query and key (top left)", False), ("last query and key (bottom right)", True))
+        for words, beside in (("whatever its mask", False), ("beside its mask", True))
+    },
     "each head has the mask of the next one": seen_otherwise(lambda m: np.roll(m, -1, axis=1)),
     "a query sees the segments before its own, too": described(Segments, by_order),
     "key lengths count one key too few": lengths_changed(lambda n: n - 1),

@@ -26,6 +26,8 @@ from conformance.cases.with_logsumexp import output_alone
 from conformance.checks.catalogue import AGREEMENT, MEMORY, TWIN
 from conformance.checks.check import Check
 from conformance.checks.comparison import Finding, breaks, worst
+from conformance.diagnosis.dtypes import ELEMENT
+from conformance.diagnosis.following import OF_EMPTY_ROWS, in_empty_row
 from conformance.diagnosis.memory import because_of_memory, contiguous
 from conformance.runner.in_process import Runner
 
@@ -50,11 +52,27 @@ def attributed(runner: Runner, failure: Failure) -> Failure:
         if breaks(findings, level):
             return Failure(rule_shown(runner, plain, findings), AGREEMENT, plain, findings)
     clean = beside(failure)
-    if clean is not None and of_numbers(failure.findings):
+    if clean is not None:
         findings = asked(runner, clean)
-        if breaks(findings, level):
-            return Failure(rule_shown(runner, clean, findings), AGREEMENT, clean, findings)
+        if breaks(findings, level) and (of_numbers(failure.findings) or as_wrong(runner, clean, failure.findings)):
+            empty = in_empty_row(clean, worst(findings))
+            rule = OF_EMPTY_ROWS if empty else rule_shown(runner, clean, findings)
+            return Failure(rule, AGREEMENT, clean, findings)
     return failure
+
+
+def as_wrong(runner: Runner, clean: Case, findings: list[Finding]) -> bool:
+    """Whether the element of the worst finding is as wrong without NaN and infinity.
+
+    It is no number, or stands in a row that allows nothing.
+    """
+    found = worst(findings)
+    if found.message:
+        return False
+    (there,) = runner(ELEMENT, (clean, found), None)
+    if there.message or not np.isfinite(there.expected) or there.got == there.expected:
+        return False
+    return not np.isfinite(there.got) or in_empty_row(clean, found)
 
 
 def beside(failure: Failure) -> Case | None:

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from conformance.cases.operation import operation_named
+from conformance.checks.comparison import LARGEST
 from conformance.diagnosis.attention import power_of_two, stepped
 from conformance.diagnosis.matching import SEVERAL, Failing, Mistake, giving, loose, worst_row
-from conformance.diagnosis.steps import Steps, divided, exponentials_of, result
+from conformance.diagnosis.steps import Steps, divided, exponentials_of, products_of, result
+from specification.dtypes import HALF
 
 MOST_COMPARED = 2**22
 """Numbers, of every head with every other."""
@@ -27,6 +29,7 @@ def extents(failing: Failing) -> Iterator[Mistake]:
     yield from other_scales(failing)
     yield from sinks_counted(failing)
     yield from empty_rows(failing)
+    yield from too_large_scores(failing)
     yield from hidden_rows(failing)
     yield from heads_in_order(failing)
 
@@ -203,11 +206,28 @@ def empty_rows(failing: Failing) -> Iterator[Mistake]:
         return
     mean = np.where(empty, np.mean(s.value, axis=2, keepdims=True), 0)
     factor = float(np.sum(failing.answer("output") * mean) / np.sum(mean**2)) if mean.any() else 0.0
-    if np.isclose(factor, 1, rtol=1e-3):
+    if not np.isfinite(factor) or np.isclose(factor, 1, rtol=1e-3):
         return
     words = "the sum" if np.isclose(factor, s.key.shape[2], rtol=1e-3) else f"{factor:.4g} times the mean"
     output = np.where(empty, factor * mean, failing.forward.output)
     yield giving(f"rows that allow nothing get {words} of all values", "output", output)
+
+
+def too_large_scores(failing: Failing) -> Iterator[Mistake]:
+    """Rows are NaN whose largest score is infinite in the 16 bits of the inputs, before it is scaled or after it."""
+    s, dtype = failing.steps, failing.case.dtype
+    if dtype not in HALF or s.softcap is not None or not s.scale:
+        return
+    got, right, scaled = failing.answer("output"), failing.right("output"), products_of(s)
+    numbers, tried = np.isfinite(got), np.zeros(0)
+    for products in (scaled / s.scale, scaled):
+        held = np.where(np.abs(products) > LARGEST[dtype], np.copysign(np.inf, scaled), scaled)
+        highest = np.where(s.allowed, held, -np.inf).max(axis=-1, keepdims=True)
+        lost = s.allowed.any(axis=-1, keepdims=True) & np.isinf(highest)
+        if not np.array_equal(lost, tried):
+            output = np.where(lost, np.where(numbers, np.nan, got), np.where(numbers, got, right))
+            yield giving(f"scores overflow in {dtype}, the dtype of the inputs", "output", output)
+        tried = lost
 
 
 def hidden_rows(failing: Failing) -> Iterator[Mistake]:

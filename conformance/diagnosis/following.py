@@ -12,12 +12,13 @@ from dataclasses import replace
 import numpy as np
 
 from conformance.cases.arguments import gradient_name, results_of
+from conformance.cases.case import Case
 from conformance.cases.declaration import FEATURES, MASK_KINDS
 from conformance.cases.expectations import empty_rows
 from conformance.cases.features import FEATURE_RULES, features_of, rule_of
 from conformance.cases.operation import operation_named
 from conformance.checks.catalogue import NOTHING, PLANTED, REFUSAL, UNSUPPORTED
-from conformance.checks.comparison import OF_QUERIES, OF_ROWS, same_error, wrong_dtype
+from conformance.checks.comparison import OF_QUERIES, OF_ROWS, Finding, same_error, wrong_dtype
 from conformance.checks.levels import rank, within
 from conformance.checks.results import Violation
 from conformance.diagnosis.memory import STRIDES
@@ -159,10 +160,15 @@ def stands_for(other: Violation, violation: Violation) -> bool:
 
 def in_empty_rows(violation: Violation) -> bool:
     """Whether the wrong number stands in a row that allows nothing."""
-    case, finding = violation.case, violation.finding
-    if case is None or case.special or finding.name not in OF_ROWS or finding.message:
+    case = violation.case
+    return case is not None and not case.special and in_empty_row(case, violation.finding)
+
+
+def in_empty_row(case: Case, finding: Finding) -> bool:
+    """Whether the element that is farthest off stands in a row of attention that allows nothing."""
+    if case.operation not in OF_QUERIES or finding.name not in OF_ROWS or finding.message:
         return False
-    return case.operation in OF_QUERIES and bool(empty_rows(case)[finding.index[:3]])
+    return bool(empty_rows(case)[finding.index[:3]])
 
 
 def definite(violation: Violation) -> set[str]:

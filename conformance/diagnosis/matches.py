@@ -23,7 +23,7 @@ from conformance.checks.check import Check, nothing
 from conformance.checks.comparison import Finding, with_truth_in_padding
 from conformance.checks.results import WRONG_IN
 from conformance.diagnosis import alibi, attention, backward, blocks, extents, multi_head
-from conformance.diagnosis.larger import alike, larger_cases, ordinary
+from conformance.diagnosis.larger import alike, larger_cases, masked_otherwise, ordinary
 from conformance.diagnosis.matching import Failing, Mistake, backwards, kind, matching, told_from
 from conformance.diagnosis.precision import AT_MOST, excused, scale_off, variance_off
 from conformance.diagnosis.precision import MISTAKES as ROUNDED
@@ -78,8 +78,9 @@ def check_diagnosis(subject: Subject, example: tuple[Check[Any, Any], Any, Findi
     if operation_named(asked.operation).measured is not None:
         names = confirmed(subject, asked, name, names)
     few = asked.operation == "attention" and name != "output" and given.right(name).size <= FEW
-    if len(names) > 1 or (names and few):
-        names = told_apart(subject, asked, name, names, few)
+    doubted = set(names) & attention.MASK_CHANGES.keys() if no_number_is_wrong(given, name) else set()
+    if len(names) > 1 or doubted or (names and few):
+        names = told_apart(subject, asked, name, names, doubted, few)
     names = names or of_larger(subject, asked, name) or list(islice(moved(subject, given, name), 1))
     if not names:
         names = list(islice(chain(vague(given, name), hints(subject, given, name)), 1))
@@ -257,23 +258,38 @@ def confirmed(subject: Subject, case: Case, name: str, names: list[str]) -> list
     return names
 
 
-def told_apart(subject: Subject, case: Case, name: str, names: list[str], few: bool) -> list[str]:
+def no_number_is_wrong(failing: Failing, name: str) -> bool:
+    """Whether the output is wrong in NaN and infinity alone, which many a mistake makes of a row."""
+    return name == "output" and not np.isfinite(failing.answer(name)[failing.off(name)]).any()
+
+
+def told_apart(subject: Subject, case: Case, name: str, names: list[str], doubted: set[str], few: bool) -> list[str]:
     """Those of the names that explain other cases like it, too.
 
     Where the subject fails there, a mistake must explain that; where the answers to ordinary numbers in the same sizes
-    are right, it must not show there. few: it explains a gradient of few numbers, as many mistakes do; it must not show
-    in larger cases either that are answered rightly.
+    are right, it must not show there. Without a mask, or with one, a mistake of every call shows, too. doubted: names
+    that are not kept where no other is. few: it explains a gradient of few numbers, as many mistakes do; it must not
+    show in larger cases either that are answered rightly.
     """
+
+    def kept(fewer: list[str]) -> list[str]:
+        return fewer or [one for one in names if one not in doubted]
+
     failing = answered(subject, ordinary(case))
     if failing is not None and name == "output" and name not in failing.wrong:
-        names = [one for one in names if one not in shown(failing, name, names)] or names
-    for larger in larger_cases(case):
-        failing = answered(subject, larger) if len(names) > (not few) else None
-        if failing is not None and name in failing.wrong:
+        names = kept([one for one in names if one not in shown(failing, name, names)])
+    other = masked_otherwise(case) if any(one.startswith(attention.EVERY_CALL) for one in names) else None
+    others = [] if other is None else list(islice(larger_cases(other), 3))
+    for larger in chain(others, larger_cases(case)):
+        failing = answered(subject, larger) if len(names) > (not few) or doubted & set(names) else None
+        if failing is None:
+            continue
+        if name in failing.wrong:
             there = set(map(kind, names_of(subject, failing, name, time.monotonic() + SECONDS / 2)))
-            names = [one for one in names if kind(one) in there] or names
-        elif failing is not None and few:
-            names = [one for one in names if one not in shown(failing, name, names)]
+            names = kept([one for one in names if kind(one) in there])
+        elif few or any(larger is one for one in others):
+            left = [one for one in names if one not in shown(failing, name, names)]
+            names = left if few else kept(left)
     return names
 
 
@@ -346,6 +362,10 @@ def listed(names: list[str], every: set[str]) -> str:
 def of_planted(planted: Planted, finding: Finding) -> list[str]:
     """What NaN and infinity show by themselves; nothing where numbers are compared."""
     if np.isfinite(finding.expected) and not np.isfinite(finding.got):
+        if planted.allowed.all():
+            return ["NaN reaches what does not attend to it"]
+        if np.isinf(finding.got):
+            return ["an infinity that stands behind a mask gets a weight other than 0"]
         return ["what stands behind a mask is multiplied by a weight of 0, and 0 * NaN and 0 * inf are NaN"]
     return ["NaN is swallowed"] if np.isnan(finding.expected) else []
 

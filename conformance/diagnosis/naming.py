@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from conformance.cases.case import Case
+from conformance.cases.expectations import allowed_pairs
 from conformance.checks.results import NO_DIAGNOSIS, WRONG_IN, Results, Violation
 from conformance.diagnosis.matches import DIAGNOSIS
 from conformance.diagnosis.matching import BACKWARD_ONLY, MOST, PROJECTIONS, kind
@@ -27,6 +28,10 @@ AMONG_ELEMENTS = re.compile(r"batch element")
 AMONG_HEADS = re.compile(r"\b(head 0|each head|query head)\b")
 IN_A_GROUP = re.compile(r"query heads? .*\bgroup\b|\bgroup's$")
 """Mistakes that mix up batch elements, heads, or the query heads of a group."""
+HIDDEN = re.compile(r"\bwhose (?:first|last) (?:(\d+) keys are|key is) hidden\b")
+"""In how many keys of a row that are hidden."""
+OF_NAN = re.compile(r"\bNaN\b|\boverflow")
+"""Mistakes that make no wrong number."""
 OUTPUT_CONFORMS = re.compile(rf"^{WRONG_IN}[^;]*; .*\boutput\b")
 
 
@@ -99,8 +104,9 @@ def shows_more(violation: Violation, names: tuple[str, ...], larger: tuple[str, 
 def may_hold(name: str, violation: Violation) -> bool:
     """Whether the case that is shown may be wrong in this way, too.
 
-    Not by a gradient where its output is wrong, nor by an output that is right, nor past its last key, nor by roundings
-    of another dtype, nor among batch elements, heads or query heads of a group where there is one.
+    Not by a gradient where its output is wrong, nor by an output that is right, nor by NaN where it is a number, nor
+    past its last key, nor by hidden keys where fewer are hidden, nor by roundings of another dtype, nor among batch
+    elements, heads or query heads of a group where there is one.
     """
     if violation.finding.name == "output" and name.startswith("gradient of"):
         return False
@@ -108,6 +114,12 @@ def may_hold(name: str, violation: Violation) -> bool:
         return False
     if not several_there(name, violation.case):
         return False
+    if violation.of_numbers and OF_NAN.search(name):
+        return False
+    hidden = HIDDEN.search(name)
+    if hidden and violation.case.operation == "attention":
+        if (~allowed_pairs(violation.case)).sum(axis=-1).max(initial=0) < int(hidden[1] or 1):
+            return False
     if name.startswith(AT_MOST) and call(violation.uncut).dtype != violation.case.dtype:
         return False
     extent = EXTENT.search(name)

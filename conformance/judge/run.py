@@ -22,6 +22,7 @@ from conformance.checks.probe import Probe
 from conformance.checks.refusals import Refusal
 from conformance.checks.results import Results, Violation
 from conformance.diagnosis.attribution import Failure, attributed
+from conformance.diagnosis.following import in_empty_row
 from conformance.operations.corpus import Entry
 from conformance.operations.refusals import refusals_of
 from conformance.runner.in_process import Runner
@@ -245,7 +246,7 @@ def violation_of(failure: Failure, title: str, runner: Runner, before: tuple[Any
 
 def frozen_violation(failure: Failure, entry: Entry, runner: Runner, before: tuple[Any, ...]) -> Violation:
     """A violation that a frozen case shows, with the level of the probe that drew it."""
-    found = violation_of(failure, f"frozen: {entry.shows}", runner, before)
+    found = violation_of(failure, f'a frozen case; its own name, and no diagnosis: "{entry.shows}"', runner, before)
     return replace(found, least=least_level(found.rule, entry.title))
 
 
@@ -301,13 +302,15 @@ def smallest(
 def cut_down(least: Violation, runner: Runner, seconds: float, keeps_dtype: bool = False) -> Violation:
     """The violation on an even smaller case, where the example is a case, or several that can be cut alike.
 
-    What failed altogether does not shrink to what loses digits, nor to what fewer profiles ask for. `steady` is False
-    if the smallest case then passed. keeps_dtype: the case stays in its dtype, as those of rules of dtypes do.
+    What failed altogether does not shrink to what loses digits, nor to what fewer profiles ask for, nor to a row that
+    allows nothing, which is of another rule. `steady` is False if the smallest case then passed. keeps_dtype: the case
+    stays in its dtype, as those of rules of dtypes do.
     """
     if not cuttable(least.example):
         return least
     wrong = asking(least, runner)
     failures = {id(least.example): least}
+    empty = least.case is not None and in_empty_row(least.case, least.finding)
 
     def fails(example: Example) -> bool:
         findings = wrong(example)
@@ -315,6 +318,8 @@ def cut_down(least: Violation, runner: Runner, seconds: float, keeps_dtype: bool
             return False
         new = violation(least.rule, least.title, least.check, runner, example, findings)
         new = replace(new, least=least.least)
+        if new.case is not None and in_empty_row(new.case, new.finding) and not empty:
+            return False
         failures.setdefault(id(example), new)
         return not least.stands_before(new)
 

@@ -93,7 +93,10 @@ def call(example: Example) -> Case:
 
 
 def mapped(example: Example, change: Change) -> Example | None:
-    """The example with all its cases changed alike; None where that cannot be, or nothing planted is left."""
+    """The example with all its cases changed alike; None where that cannot be, or nothing planted is left.
+
+    What is planted stays attended to, or hidden: with that the rule changes which the example is of.
+    """
     match example:
         case Case():
             return change(example)
@@ -102,8 +105,9 @@ def mapped(example: Example, change: Change) -> Example | None:
             if clean is None or planted is None:
                 return None
             marks = {name: planted.inputs[name] != clean.inputs[name] for name in example.marks}
-            left = any(mark.any() for mark in marks.values())
-            return Planted(clean, planted, allowed_pairs(clean), marks, example.infinite) if left else None
+            smaller = Planted(clean, planted, allowed_pairs(clean), marks, example.infinite)
+            left = any(mark.any() for mark in marks.values()) and smaller.attended == example.attended
+            return smaller if left else None
         case (Case(), Case()):
             both = tuple(map(change, example))
             return None if any(case is None for case in both) else both
