@@ -108,11 +108,11 @@ def test_nan_alone_is_no_inverted_mask() -> None:
 
     def large(query: Any, key: Any, value: Any, *, mask: Any = None) -> Any:
         found = reference_numpy.attention(query, key, value, mask=mask)
-        return found * np.float32(np.nan) if np.abs(query).max() > 100 else found
+        return found * np.float32(np.nan) if np.abs(query).max() > 10 else found
 
     asked = masked(1, 1, np.array([[True]]))
     assert named(always, asked) == ()
-    asked.inputs["query"][:] = 200
+    asked.inputs["query"][:] = 20
     assert named(large, asked) == ()
 
 
